@@ -1,0 +1,49 @@
+"""The exception tree: every error ampwatch raises on purpose is a sentence with its remedy.
+
+AmpwatchError
+├── AttachError       attach() was given something it cannot watch
+├── RunError          a run cannot be opened, created or written
+│   ├── NotARunError      the path holds no run
+│   ├── FutureRunError    the run was written by a newer ampwatch
+│   └── RunInUseError     another process writes or compacts it
+├── CodecError        bytes that are no batch of ours
+└── FeedError         the endpoint or the keys cannot be used
+"""
+
+from __future__ import annotations
+
+
+class AmpwatchError(Exception):
+    """The root of every error that ampwatch raises on purpose."""
+
+
+class AttachError(AmpwatchError, TypeError):
+    """`attach` was called with something it cannot watch; the message names the fix."""
+
+
+class RunError(AmpwatchError):
+    """A run cannot be opened, created or written."""
+
+    def __init__(self, message: str, *, path: object = None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class NotARunError(RunError):
+    """The path holds no run."""
+
+
+class FutureRunError(RunError):
+    """The run was written by a newer format than this ampwatch reads."""
+
+
+class RunInUseError(RunError):
+    """Another process holds the run's lock."""
+
+
+class CodecError(AmpwatchError, ValueError):
+    """Bytes that are no valid batch: damaged, foreign, too large or of another schema."""
+
+
+class FeedError(AmpwatchError):
+    """The feed's endpoint or keys cannot be used."""
