@@ -1,0 +1,47 @@
+"""ampwatch: see why mixed-precision training goes wrong, and what to do.
+
+`ampwatch.attach(scaler, model)` in a training loop; `ampwatch.open_run(path)` afterwards. Importing
+this module loads neither torch nor pyarrow, zmq, streamlit or plotly: each name loads its room when
+it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis import diagnose as diagnose
+    from ampwatch.errors import AmpwatchError as AmpwatchError
+    from ampwatch.probe import Watch as Watch
+    from ampwatch.probe import attach as attach
+    from ampwatch.store import Run as Run
+    from ampwatch.store import list_runs as list_runs
+    from ampwatch.store import open_run as open_run
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "attach": "ampwatch.probe",
+    "Watch": "ampwatch.probe",
+    "open_run": "ampwatch.store",
+    "list_runs": "ampwatch.store",
+    "Run": "ampwatch.store",
+    "diagnose": "ampwatch.diagnosis",
+    "AmpwatchError": "ampwatch.errors",
+}
+
+__all__ = ["AmpwatchError", "Run", "Watch", "attach", "diagnose", "list_runs", "open_run"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'ampwatch' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,86 @@
+"""Small tensors of one step, read without making the device wait.
+
+A tensor on the CPU is read at once. Tensors on a device are joined by one kernel, copied to pinned
+memory behind the work already queued, and read when the copy's event has passed: a step or more
+late, and never by waiting.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Pack:
+    """The values of one step. `put` them in, `seal` it, and read `values` once it is `ready`."""
+
+    __slots__ = ("_copies", "_pending", "values")
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self._pending: list[tuple[int, Tensor]] = []
+        self._copies: list[tuple[list[tuple[int, int]], Tensor, Any]] = []
+
+    def put(self, tensor: Tensor) -> int:
+        """Take a tensor's values (few of them); return the position of the first in `values`.
+
+        What stands in a device tensor is read in stream order at `seal`, so one that is about to be
+        changed in place asks for a seal before that.
+        """
+        position = len(self.values)
+        if tensor.device.type == "cpu":
+            if tensor.ndim == 0:
+                self.values.append(tensor.item())
+            else:
+                self.values.extend(tensor.reshape(-1).tolist())
+        else:
+            self._pending.append((position, tensor.detach()))
+            self.values.extend([math.nan] * tensor.numel())
+        return position
+
+    def put_number(self, value: float) -> int:
+        """Take a number that is known already."""
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def seal(self) -> None:
+        """Start the copy of what is pending; may be called several times."""
+        if not self._pending:
+            return
+        by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        for position, tensor in self._pending:
+            by_device.setdefault(tensor.device, []).append((position, tensor))
+        self._pending = []
+        for device, items in by_device.items():
+            joined = torch.cat([tensor.reshape(-1) for _, tensor in items])
+            places = [(position, tensor.numel()) for position, tensor in items]
+            self._copies.append((places, *_copy_out(joined, device)))
+
+    def ready(self) -> bool:
+        """Whether every value has arrived; never waits."""
+        while self._copies:
+            places, host, event = self._copies[-1]
+            if event is not None and not event.query():
+                return False
+            arrived = host.tolist()
+            start = 0
+            for position, count in places:
+                self.values[position : position + count] = arrived[start : start + count]
+                start += count
+            self._copies.pop()
+        return True
+
+
+def _copy_out(joined: Tensor, device: torch.device) -> tuple[Tensor, Any]:
+    """The copy on the host, and the event after which it may be read."""
+    if device.type != "cuda":
+        # Other accelerators (MPS, XPU, ...) have no common event interface in torch 2.4.
+        return joined.to("cpu"), None
+    host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
+    host.copy_(joined, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return host, event
