@@ -1,0 +1,220 @@
+"""Who this run is, settled before any step: its id, rank, name, folder and endpoint.
+
+Every function takes the environment (and the clock, and the arguments) it is to read, so what it
+answers depends on nothing else. The exceptions are said: `rank` and `world_size` ask an initialised
+`torch.distributed` first, and `identify` may ask its store, where all ranks of a launch meet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from ampwatch.probe import launcher
+
+LOG_DIR = "ampwatch-runs"
+
+# Each launcher's names for rank and world size. A batch script under Slurm has SLURM_NTASKS but
+# runs once, so only the size of the step that `srun` started counts.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+# What ranks of one launch share, and another launch has otherwise.
+_LAUNCH_KEYS = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_RESTART_COUNT",
+    "PBS_JOBID",
+    "LSB_JOBID",
+    "JOB_ID",
+    "TORCHX_JOB_ID",
+    "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid",
+    "TORCHELASTIC_RESTART_COUNT",
+)
+_STORE_KEY = "ampwatch/run"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which run this process writes, and as which of its ranks."""
+
+    run_id: str
+    name: str
+    rank: int
+    world_size: int
+
+
+def identify(
+    environment: Mapping[str, str], argv: Sequence[str], now: datetime, number: int = 0
+) -> Identity:
+    """Who this process is: the same run id and name on all ranks of one launch.
+
+    `number` counts the watches this process attached before, so that each has its own run.
+    """
+    own_rank, size = rank(environment), world_size(environment)
+    if not _launched(environment) and size == 1:
+        return Identity(run_id(environment), default_name(argv, now), own_rank, size)
+    unique = launcher.rendezvous_id(environment) or launcher.mark(environment)
+    if not unique and _gathered():
+        name = f"{default_name(argv, now)}{f'-{number + 1}' if number else ''}"
+        agreed_id, _, agreed_name = _agree(f"{uuid.uuid4().hex} {name}", number).partition(" ")
+        if agreed_name:
+            return Identity(agreed_id, agreed_name, own_rank, size)
+    shared_id = run_id(environment, number)
+    # The ranks' clocks differ, so the time would give each a folder of its own.
+    return Identity(shared_id, f"{_script(argv)}-{shared_id[:8]}", own_rank, size)
+
+
+def run_id(environment: Mapping[str, str], number: int = 0) -> str:
+    """Thirty-two hex digits: equal on all ranks of a launch, different for another launch.
+
+    The launcher's rendezvous id decides; where there is none, the master's address and port, the
+    job and the restart count do. A single process draws a random one.
+    """
+    rendezvous = launcher.rendezvous_id(environment)
+    if rendezvous is None and not _launched(environment):
+        return uuid.uuid4().hex
+    if rendezvous and number == 0 and (as_uuid := _uuid_hex(rendezvous)):
+        return as_uuid
+    keys = () if rendezvous else _LAUNCH_KEYS
+    parts = [f"{key}={environment.get(key, '')}" for key in keys]
+    # A rendezvous id typed by hand, and a port, serve one launch after the other.
+    parts += [rendezvous or "", launcher.mark(environment) or "", str(number)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def rank(environment: Mapping[str, str]) -> int:
+    """This process's rank: torch.distributed's if initialised, else the launcher's, else 0."""
+    if _gathered():
+        return int(distributed.get_rank())
+    return _launch(environment)[0]
+
+
+def world_size(environment: Mapping[str, str]) -> int:
+    """How many ranks there are: torch.distributed's word if initialised, else the launcher's."""
+    if _gathered():
+        return int(distributed.get_world_size())
+    return _launch(environment)[1]
+
+
+def default_name(argv: Sequence[str], now: datetime) -> str:
+    """The script's name and the time, as in `train-20260314-150926`."""
+    return f"{_script(argv)}-{now:%Y%m%d-%H%M%S}"
+
+
+def endpoint(environment: Mapping[str, str], given: str | None) -> str | None:
+    """Where the feed goes: as given, else $AMPWATCH_ENDPOINT, else the default; None is off."""
+    chosen = given if given is not None else environment.get("AMPWATCH_ENDPOINT")
+    if chosen is None:
+        from ampwatch.feed import DEFAULT_ENDPOINT  # loads zmq, which "off" must not need
+
+        return str(DEFAULT_ENDPOINT)
+    chosen = chosen.strip()
+    return None if chosen.lower() in ("", "off") else chosen
+
+
+def log_dir(environment: Mapping[str, str], given: str | Path | None) -> Path:
+    """The folder of runs: what was given, else $AMPWATCH_DIR, else ./ampwatch-runs; absolute.
+
+    Absolute, because a training script may change its working directory later.
+    """
+    chosen = given if given is not None else environment.get("AMPWATCH_DIR") or LOG_DIR
+    return Path(chosen).expanduser().absolute()
+
+
+def disabled(environment: Mapping[str, str]) -> bool:
+    """Whether AMPWATCH=0 turns `attach` into nothing."""
+    return environment.get("AMPWATCH", "").strip().lower() in ("0", "off", "false", "no")
+
+
+def host() -> str:
+    """This machine's name."""
+    return platform.node() or "unknown"
+
+
+def versions() -> dict[str, str]:
+    """What a reader of the run needs to reproduce it: only what is known stands in it."""
+    from ampwatch import __version__
+
+    known = {
+        "ampwatch": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "platform": platform.platform(),
+    }
+    return {name: version for name, version in known.items() if version}
+
+
+def _gathered() -> bool:
+    """Whether torch.distributed knows the ranks; some builds of torch come without it."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def _launch(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Rank and world size as the first launcher that left a rank says."""
+    for rank_key, size_key in _LAUNCHERS:
+        own_rank = _number(environment, rank_key)
+        if own_rank is not None:
+            return own_rank, max(_number(environment, size_key) or 1, own_rank + 1)
+    return 0, 1
+
+
+def _launched(environment: Mapping[str, str]) -> bool:
+    """Whether there may be other ranks, so that the run id may not be random."""
+    if "RANK" in environment and _number(environment, "WORLD_SIZE") is None:
+        return True
+    return _launch(environment)[1] > 1
+
+
+def _number(environment: Mapping[str, str], key: str) -> int | None:
+    text = environment.get(key, "").strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _uuid_hex(text: str) -> str | None:
+    """The digits of a UUID as launchers draw them; None for any other text."""
+    return text.replace("-", "").lower() if re.fullmatch(r"[\da-fA-F-]{32,36}", text) else None
+
+
+def _script(argv: Sequence[str]) -> str:
+    """What the user would call the program: `train.py` is train, `-m pkg` is pkg."""
+    path = Path(argv[0] if argv else "")
+    if path.stem == "__main__":
+        return path.parent.name or "python"
+    if path.stem in ("ipykernel_launcher", "colab_kernel_launcher"):
+        return "notebook"
+    return path.stem if path.stem.strip("-") and path.stem != "-c" else "python"
+
+
+def _agree(proposal: str, number: int) -> str:
+    """The proposal of the rank that came first, by the store that torch.distributed keeps.
+
+    One round trip, not a collective: a rank that never attaches is not waited for. Empty where the
+    backend has no such store.
+    """
+    from torch.distributed import distributed_c10d
+
+    try:
+        store = distributed_c10d._get_default_store()
+        agreed: bytes = store.compare_set(f"{_STORE_KEY}/{number}", "", proposal)
+    except (AttributeError, RuntimeError, ValueError, NotImplementedError):
+        return ""
+    return agreed.decode(errors="replace")
