@@ -8,6 +8,7 @@ AmpwatchError
 │   └── RunInUseError     another process writes or compacts it
 ├── CodecError        bytes that are no batch of ours
 └── FeedError         the endpoint or the keys cannot be used
+    └── FrameError        a message that is no valid frame
 """
 
 from __future__ import annotations
@@ -47,3 +48,11 @@ class CodecError(AmpwatchError, ValueError):
 
 class FeedError(AmpwatchError):
     """The feed's endpoint or keys cannot be used."""
+
+
+class FrameError(FeedError, ValueError):
+    """A message from the wire that is no valid frame: damaged, foreign or of another version."""
+
+    def __init__(self, message: str, *, other_version: bool = False) -> None:
+        super().__init__(message)
+        self.other_version = other_version

@@ -1,0 +1,61 @@
+"""The feed: batches go live from trainers to a recorder over ZeroMQ. The only room that knows zmq.
+
+A trainer's `Sender` connects, a recorder's `Receiver` binds. They share the frames of `frames.py`
+and the user's keys, and meet the store only through `codec.Batch` and `BatchSource`.
+"""
+
+from ampwatch.feed.endpoint import (
+    DEFAULT_ENDPOINT,
+    announce,
+    check_endpoint,
+    is_local,
+    resolve_endpoint,
+    withdraw,
+)
+from ampwatch.feed.frames import Hello
+from ampwatch.feed.keys import allow_key, allowed_keys, forget_key, key_folder, own_keys
+from ampwatch.feed.peers import Counts, Limits, Peer, PeerKey
+from ampwatch.feed.receiver import (
+    Arrival,
+    BadArrived,
+    EndArrived,
+    GapArrived,
+    HelloArrived,
+    KeyDenied,
+    Receiver,
+    RowsArrived,
+)
+from ampwatch.feed.security import Security, find_security
+from ampwatch.feed.sender import BatchSource, Sender, SenderStats
+
+__all__ = [
+    "DEFAULT_ENDPOINT",
+    "Arrival",
+    "BadArrived",
+    "BatchSource",
+    "Counts",
+    "EndArrived",
+    "GapArrived",
+    "Hello",
+    "HelloArrived",
+    "KeyDenied",
+    "Limits",
+    "Peer",
+    "PeerKey",
+    "Receiver",
+    "RowsArrived",
+    "Security",
+    "Sender",
+    "SenderStats",
+    "allow_key",
+    "allowed_keys",
+    "announce",
+    "check_endpoint",
+    "find_security",
+    "forget_key",
+    "is_local",
+    "key_folder",
+    "own_keys",
+    "resolve_endpoint",
+    "withdraw",
+]

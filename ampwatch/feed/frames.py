@@ -1,0 +1,171 @@
+"""What travels over the wire: a fixed header and, for some kinds, one payload.
+
+Up from a trainer: beats, hellos, rows, losses and the end mark. Down from the recorder:
+acknowledgements, requests and refusals. A frame bears the run and the rank it speaks for, and the
+token of the request that it answers, so that what was still under way before a request is told
+from what came after it. Reading a frame never trusts it: sizes, kinds and numbers are checked here,
+rows by `codec.check`.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from ampwatch.codec import MAX_PAYLOAD_BYTES
+from ampwatch.errors import FrameError
+from ampwatch.rows import TABLES, Table
+
+VERSION = 1
+MAX_HELLO_BYTES = 1 << 20
+MAX_SENTENCE_BYTES = 2000
+MAX_RANK = (1 << 20) - 1
+
+_MAGIC = b"aw"
+_NO_TABLE = 255
+# magic, version, kind, table, flags, padding, rank, token, run id, sequence, value, time
+_HEADER = struct.Struct("<2sBBBB2xII16sQQQ")
+
+
+class Kind(enum.IntEnum):
+    """The closed list of frames, with what `sequence` and `value` mean in each."""
+
+    # Up.
+    BEAT = 1  # the next number to be sent, the next number to be written
+    HELLO = 2  # payload: a Hello
+    ROWS = 3  # the batch's number; payload: the batch
+    LOST = 4  # from this number up to, and without, `value`: nobody can serve them any more
+    END = 5  # the number after the last
+    # Down.
+    ACK = 16  # everything below this number is on the recorder's disk; bytes that may be under way
+    WANT = 17  # send from this number on; bytes that may be under way
+    WHO = 18  # say hello
+    NO = 19  # payload: a sentence that says why you are not served
+
+
+UP = frozenset({Kind.BEAT, Kind.HELLO, Kind.ROWS, Kind.LOST, Kind.END})
+ENDED = 1  # flag of an ACK: the end mark is filed too
+REPLAYED = 2  # flag of ROWS: served from the log
+_MAX_PAYLOAD = {
+    Kind.HELLO: MAX_HELLO_BYTES,
+    Kind.ROWS: MAX_PAYLOAD_BYTES,
+    Kind.NO: MAX_SENTENCE_BYTES,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message between a trainer and a recorder."""
+
+    kind: Kind
+    run_id: str
+    rank: int
+    token: int = 0
+    sequence: int = 0
+    value: int = 0
+    time_ns: int = 0
+    flags: int = 0
+    table: Table | None = None
+    payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who a trainer's rank is; `info_json` is the text of its run.json."""
+
+    run_id: str
+    rank: int
+    info_json: str
+    format: int
+    version: str
+
+    def to_bytes(self) -> bytes:
+        """The payload of a hello frame."""
+        payload = json.dumps(asdict(self)).encode()
+        if len(payload) > MAX_HELLO_BYTES:
+            raise FrameError(
+                f"The run's description is {len(payload)} bytes long and a hello may have "
+                f"{MAX_HELLO_BYTES}: give attach() a smaller config."
+            )
+        return payload
+
+    @classmethod
+    def from_bytes(cls, payload: bytes) -> Hello:
+        """The hello in a payload from outside."""
+        try:
+            fields = json.loads(payload)
+            hello = cls(**fields)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise FrameError(f"A hello that cannot be read ({type(error).__name__}).") from None
+        texts = (hello.run_id, hello.info_json, hello.version)
+        numbers = (hello.rank, hello.format)
+        if not all(type(text) is str for text in texts) or not all(type(n) is int for n in numbers):
+            raise FrameError("A hello whose fields are of the wrong type.")
+        return hello
+
+
+def pack(frame: Frame) -> list[bytes]:
+    """The parts of a frame, ready to send."""
+    header = _HEADER.pack(
+        _MAGIC,
+        VERSION,
+        frame.kind,
+        _NO_TABLE if frame.table is None else frame.table.number,
+        frame.flags,
+        frame.rank,
+        frame.token,
+        bytes.fromhex(frame.run_id),
+        frame.sequence,
+        frame.value,
+        frame.time_ns,
+    )
+    return [header, frame.payload] if frame.payload else [header]
+
+
+def unpack(parts: Sequence[bytes]) -> Frame:
+    """The frame in parts that came from outside; FrameError says why there is none."""
+    if not 1 <= len(parts) <= 2:
+        raise FrameError(f"A message of {len(parts)} parts; a frame has one or two.")
+    header = parts[0]
+    if header[:2] != _MAGIC or len(header) < 3:
+        raise FrameError("A message that is no frame of ampwatch.")
+    if header[2] != VERSION:
+        raise FrameError(
+            f"A frame of wire version {header[2]}; this ampwatch speaks version {VERSION}: "
+            "install the same ampwatch on both sides.",
+            other_version=True,
+        )
+    if len(header) != _HEADER.size:
+        raise FrameError(f"A header of {len(header)} bytes instead of {_HEADER.size}.")
+    return _read(header, parts[1] if len(parts) == 2 else b"")
+
+
+def _read(header: bytes, payload: bytes) -> Frame:
+    _, _, number, table, flags, rank, token, run_id, sequence, value, time_ns = _HEADER.unpack(
+        header
+    )
+    try:
+        kind = Kind(number)
+    except ValueError:
+        raise FrameError(f"A frame of the unknown kind {number}.") from None
+    if len(payload) > _MAX_PAYLOAD.get(kind, 0):
+        raise FrameError(f"A {kind.name.lower()} frame with {len(payload)} bytes is too large.")
+    if rank > MAX_RANK or max(sequence, value) >= 1 << 62:
+        raise FrameError(f"A {kind.name.lower()} frame with a number beyond all bounds.")
+    if (kind is Kind.ROWS) != (table < len(TABLES)):
+        raise FrameError(f"A {kind.name.lower()} frame with the table number {table}.")
+    return Frame(
+        kind=kind,
+        run_id=run_id.hex(),
+        rank=rank,
+        token=token,
+        sequence=sequence,
+        value=value,
+        time_ns=time_ns,
+        flags=flags,
+        table=TABLES[table] if kind is Kind.ROWS else None,
+        payload=payload,
+    )

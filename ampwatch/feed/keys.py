@@ -1,0 +1,183 @@
+"""The user's key pair and the list of others who may connect, as files of theirs alone.
+
+The folder is $AMPWATCH_CONFIG_DIR, else the platform's configuration folder. Keys are written as 64
+hexadecimal digits, which need no quoting in a shell. A key pair is made on first use, and many
+ranks may ask for it at once: one of them makes it and all get the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from ampwatch.errors import FeedError
+
+_PAIR_FILE = "key-pair"
+_ALLOWED_FILE = "allowed-keys"
+_PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """Both halves as 32 raw bytes; the secret one stays out of every text."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+def key_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where this user's keys lie."""
+    if chosen := environ.get("AMPWATCH_CONFIG_DIR"):
+        return Path(chosen).expanduser()
+    if os.name == "nt" and (roaming := environ.get("APPDATA")):
+        return Path(roaming) / "ampwatch"
+    if base := environ.get("XDG_CONFIG_HOME"):
+        return Path(base) / "ampwatch"
+    return Path("~/.config/ampwatch").expanduser()
+
+
+def own_keys(folder: Path | None = None) -> KeyPair:
+    """This user's key pair, made now if there is none."""
+    path = (folder or key_folder()) / _PAIR_FILE
+    try:
+        if not path.exists():
+            _make_pair(path)
+        _refuse_if_shared(path.parent, stat.S_IWGRP | stat.S_IWOTH, "chmod 700")
+        _refuse_if_shared(path, stat.S_IRWXG | stat.S_IRWXO, "chmod 600")
+        return _read_pair(path)
+    except OSError as error:
+        raise FeedError(
+            f"The key pair {path} cannot be used ({error.strerror or error}): set "
+            "AMPWATCH_CONFIG_DIR to a folder of yours, or AMPWATCH_ENDPOINT=off to go without."
+        ) from error
+
+
+def allowed_keys(folder: Path | None = None) -> dict[str, str]:
+    """The public keys of others who may connect, with the comment beside each."""
+    path = (folder or key_folder()) / _ALLOWED_FILE
+    if not path.exists():
+        return {}
+    _refuse_if_shared(path, stat.S_IWGRP | stat.S_IWOTH, "chmod 600")
+    keys = {}
+    for line in path.read_text("utf-8").splitlines():
+        key, _, comment = line.strip().partition(" ")
+        if key and not key.startswith("#"):
+            keys[key_to_hex(key_from_hex(key, where=str(path)))] = comment.strip()
+    return keys
+
+
+def allow_key(public: str, comment: str = "", folder: Path | None = None) -> Path:
+    """Let the holder of this public key connect; returns the file that lists it."""
+    keys = allowed_keys(folder)
+    keys[key_to_hex(key_from_hex(public))] = " ".join(comment.split())
+    return _write_allowed(keys, folder or key_folder())
+
+
+def forget_key(public: str, folder: Path | None = None) -> bool:
+    """Take a public key off the list; whether it was there."""
+    keys = allowed_keys(folder)
+    found = keys.pop(key_to_hex(key_from_hex(public)), None) is not None
+    _write_allowed(keys, folder or key_folder())
+    return found
+
+
+def key_to_hex(key: bytes) -> str:
+    """A key as people pass it on."""
+    return key.hex()
+
+
+def key_from_hex(text: str, where: str = "") -> bytes:
+    """The key that a text stands for."""
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != 32:
+        place = f" in {where}" if where else ""
+        raise FeedError(
+            f"{text[:80]!r}{place} is no key: a key has 64 hexadecimal digits, as "
+            "`ampwatch keys` prints them."
+        )
+    return key
+
+
+def _make_pair(path: Path) -> None:
+    """Write a new pair, complete or not at all; another process's pair that came first stays."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    public, secret = (z85.decode(key) for key in zmq.curve_keypair())
+    text = (
+        "# ampwatch: this user's key pair. Keep this file to yourself.\n"
+        f"public {public.hex()}\nsecret {secret.hex()}\n"
+    )
+    draft = path.with_name(f".{_PAIR_FILE}-{uuid.uuid4().hex}")
+    _write_new(draft, text)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return
+    except OSError:
+        # No hard links on this file system: the reader's patience covers the moment of writing.
+        with contextlib.suppress(FileExistsError):
+            _write_new(path, text)
+    finally:
+        draft.unlink()
+
+
+def _write_new(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def _read_pair(path: Path) -> KeyPair:
+    deadline = time.monotonic() + _PATIENCE_S
+    while (pair := _parse_pair(path.read_text("utf-8", errors="replace"))) is None:
+        if time.monotonic() > deadline:
+            raise FeedError(
+                f"{path} holds no key pair: delete it to have a new one made, and pass the new "
+                "public key on to the machines that knew the old one."
+            )
+        time.sleep(0.02)
+    return pair
+
+
+def _parse_pair(text: str) -> KeyPair | None:
+    halves = dict(line.split(" ", 1) for line in text.splitlines() if line.count(" ") == 1)
+    try:
+        pair = KeyPair(bytes.fromhex(halves["public"]), bytes.fromhex(halves["secret"]))
+        matches = zmq.curve_public(z85.encode(pair.secret)) == z85.encode(pair.public)
+    except (KeyError, ValueError, zmq.ZMQError):
+        return None
+    return pair if matches else None
+
+
+def _write_allowed(keys: Mapping[str, str], folder: Path) -> Path:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / _ALLOWED_FILE
+    draft = path.with_name(f".{_ALLOWED_FILE}-{uuid.uuid4().hex}")
+    lines = ["# ampwatch: the public keys of others who may connect, one a line, then a comment."]
+    lines += [f"{key} {comment}".strip() for key, comment in keys.items()]
+    _write_new(draft, "\n".join(lines) + "\n")
+    draft.replace(path)
+    return path
+
+
+def _refuse_if_shared(path: Path, forbidden: int, remedy: str) -> None:
+    """Refuse a file or folder whose mode lets others in; Windows' profile folder needs no check."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if os.name != "nt" and mode & forbidden:
+        raise FeedError(
+            f"{path} is open to other users (mode {mode:04o}), so its keys may be known or "
+            f"changed: `{remedy} {path}`, and delete the key pair if somebody else was there."
+        )

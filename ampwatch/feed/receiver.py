@@ -1,0 +1,369 @@
+"""The recorder's end: binds, checks every frame, keeps each rank's numbers in order, and asks.
+
+What `receive` yields has passed every check and comes once and in order for each rank. Rows ahead
+of the next number mean a gap: they are dropped and asked for again, because the trainer's log has
+them. The recorder says when something is filed (`acknowledge`) and from where a rank shall go on
+(`resume`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from ampwatch.codec import MAX_PAYLOAD_BYTES, Batch, check
+from ampwatch.errors import CodecError, FeedError, FrameError
+from ampwatch.feed.endpoint import check_endpoint
+from ampwatch.feed.frames import (
+    ENDED,
+    MAX_SENTENCE_BYTES,
+    UP,
+    Frame,
+    Hello,
+    Kind,
+    pack,
+    unpack,
+)
+from ampwatch.feed.peers import Counts, Limits, Peer, PeerKey
+from ampwatch.feed.security import Doorkeeper, Security, find_security
+
+_FRAMES_A_CALL = 512
+_QUEUED_FRAMES = 32
+_DENIED_KEPT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class HelloArrived:
+    """A rank has introduced itself; it sends nothing until `resume` says from where."""
+
+    peer: PeerKey
+    hello: Hello
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowsArrived:
+    """The next batch of a rank."""
+
+    peer: PeerKey
+    sequence: int
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class GapArrived:
+    """Numbers of a rank that will never come, `first` up to and without `after`."""
+
+    peer: PeerKey
+    first: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndArrived:
+    """A rank has ended and everything below this number has come."""
+
+    peer: PeerKey
+    final: int
+
+
+@dataclass(frozen=True, slots=True)
+class BadArrived:
+    """A frame that was dropped; `peer` as far as the frame itself told."""
+
+    peer: PeerKey | None
+    address: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDenied:
+    """The holder of a key that is not on the list has tried to connect, for the first time."""
+
+    public: str
+
+
+Arrival = HelloArrived | RowsArrived | GapArrived | EndArrived | BadArrived | KeyDenied
+
+
+class Receiver:
+    """The bound socket and the ranks behind it. Made anywhere, then used by one thread."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        keys: Security | None = None,
+        limits: Limits | None = None,
+        fallback: bool = False,
+    ) -> None:
+        self._limits = limits or Limits()
+        self._security = keys or find_security(endpoint)
+        self._peers: dict[PeerKey, Peer] = {}
+        self._new_denied: list[str] = []
+        self.counts = Counts()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._router = self._open(endpoint)
+        self._doorkeeper = Doorkeeper(self._context, self._security, self._deny)
+        try:
+            self._bind(check_endpoint(endpoint), fallback=fallback)
+        except FeedError:
+            self.close()
+            raise
+        self.endpoint: str = bytes(self._router.get(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._doorkeeper.socket, zmq.POLLIN)
+
+    @property
+    def peers(self) -> Mapping[PeerKey, Peer]:
+        """The ranks that have introduced themselves."""
+        return self._peers
+
+    def receive(self, timeout_s: float) -> Iterator[Arrival]:
+        """What has arrived, after waiting at most this long for something to arrive."""
+        self._poller.poll(round(timeout_s * 1000))
+        self._doorkeeper.answer()
+        while self._new_denied:
+            yield KeyDenied(self._new_denied.pop())
+        for _ in range(_FRAMES_A_CALL):
+            try:
+                parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            yield from self._take(parts)
+
+    def resume(self, key: PeerKey, sequence: int, *, paused: bool = False) -> None:
+        """Ask a rank to send from this number on, or to pause there."""
+        peer = self._peers[key]
+        peer.expected = peer.acknowledged = sequence
+        peer.is_paused, peer.is_ended = paused, False
+        self._ask(peer)
+
+    def acknowledge(self, key: PeerKey, sequence: int, *, ended: bool = False) -> None:
+        """Tell a rank that everything below this number is filed."""
+        peer = self._peers[key]
+        peer.acknowledged, peer.is_ended = sequence, ended
+        self._answer(peer)
+
+    def refuse(self, key: PeerKey, sentence: str) -> None:
+        """Tell a rank why it is not served, and take nothing more from it."""
+        peer = self._peers[key]
+        peer.is_refused = True
+        self._send_no(peer.identity, key, sentence)
+
+    def forget(self, key: PeerKey) -> None:
+        """Forget a rank; should it speak again it is asked who it is."""
+        self._peers.pop(key, None)
+
+    def close(self) -> None:
+        """Let go of the port; what was not acknowledged will be served again."""
+        self._doorkeeper.close()
+        self._router.close(0)
+        self._context.term()
+
+    # -- the socket
+
+    def _open(self, endpoint: str) -> zmq.Socket[bytes]:
+        router = self._context.socket(zmq.ROUTER)
+        router.linger = 0
+        router.sndhwm = router.rcvhwm = _QUEUED_FRAMES
+        router.maxmsgsize = MAX_PAYLOAD_BYTES
+        router.heartbeat_ivl, router.heartbeat_timeout = 5000, 30000
+        router.ipv6 = "[" in endpoint
+        self._security.dress_receiver(router)
+        return router
+
+    def _bind(self, endpoint: str, *, fallback: bool) -> None:
+        try:
+            self._router.bind(endpoint)
+        except zmq.ZMQError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise FeedError(f"{endpoint} cannot be listened on: {error.strerror}.") from None
+            if not fallback or not endpoint.startswith("tcp://"):
+                raise FeedError(
+                    f"{endpoint} is taken by another program, perhaps another recorder or "
+                    "dashboard: stop that one, or choose another port here and in the trainers' "
+                    "AMPWATCH_ENDPOINT."
+                ) from None
+            self._router.bind(endpoint.rpartition(":")[0] + ":*")
+
+    def _deny(self, public: str) -> None:
+        denied = self.counts.denied
+        if public in denied or len(denied) < _DENIED_KEPT:
+            if public not in denied:
+                self._new_denied.append(public)
+            denied[public] = denied.get(public, 0) + 1
+
+    # -- up
+
+    def _take(self, parts: list[zmq.Frame]) -> Iterator[Arrival]:
+        """One message, from its first check to what it means."""
+        self.counts.frames += 1
+        identity, *body = parts
+        user, address = _metadata(identity, "User-Id"), _metadata(identity, "Peer-Address")
+        key = None
+        try:
+            frame = unpack([part.bytes for part in body])
+            key = PeerKey(frame.run_id, frame.rank)
+            peer = self._find(frame, key, identity.bytes, user)
+            if peer is not None:
+                yield from self._follow(peer, frame)
+        except FrameError as error:
+            self._note_bad(key)
+            if error.other_version:
+                self._send_no(identity.bytes, PeerKey("0" * 32, 0), str(error))
+            yield BadArrived(key, address, str(error))
+
+    def _find(self, frame: Frame, key: PeerKey, identity: bytes, user: str) -> Peer | None:
+        """The rank that speaks; None when it must introduce itself first."""
+        if frame.kind not in UP:
+            raise FrameError(f"A {frame.kind.name.lower()} frame, which only a recorder sends.")
+        peer = self._peers.get(key)
+        if peer is not None and peer.user != user:
+            raise FrameError(f"Another user's key speaks for {key}.")
+        if peer is None and frame.kind is Kind.HELLO and len(self._peers) < self._limits.peers:
+            peer = self._peers[key] = Peer(key, identity, user, token=1 + secrets.randbits(30))
+        if peer is None or (frame.token == 0 and frame.kind is not Kind.HELLO):
+            self._send(identity, Frame(Kind.WHO, key.run_id, key.rank))
+            return None
+        peer.identity, peer.heard_ns = identity, time.time_ns()
+        return peer
+
+    def _follow(self, peer: Peer, frame: Frame) -> Iterator[Arrival]:
+        """What a frame of a known rank means."""
+        if frame.kind is Kind.HELLO:
+            hello = Hello.from_bytes(frame.payload)
+            if (hello.run_id, hello.rank) != (peer.key.run_id, peer.key.rank):
+                raise FrameError("A hello that names another run or rank than its frame.")
+            peer.head, peer.is_refused = frame.value, False
+            yield HelloArrived(peer.key, hello, frame.value)
+        elif peer.is_refused:
+            self._ignore(peer)
+        elif frame.token != peer.token:
+            self._meet_stale(peer, frame)
+        elif frame.kind is Kind.BEAT:
+            self._hear_beat(peer, frame)
+        elif frame.sequence != peer.expected:
+            self._meet_wrong_number(peer, frame)
+        else:
+            yield from self._take_next(peer, frame)
+
+    def _meet_stale(self, peer: Peer, frame: Frame) -> None:
+        """A frame sent before the rank heard our last request, which may have been lost."""
+        self._ignore(peer)
+        if frame.kind is Kind.BEAT:
+            self._send_want(peer)
+
+    def _hear_beat(self, peer: Peer, frame: Frame) -> None:
+        peer.head, peer.beat_time_ns = frame.value, frame.time_ns
+        if frame.sequence > peer.expected:
+            self._ask(peer)
+        else:
+            self._answer(peer)
+
+    def _meet_wrong_number(self, peer: Peer, frame: Frame) -> None:
+        """A repetition is nothing; a number ahead of its turn means that others were lost."""
+        self._ignore(peer)
+        if frame.sequence > peer.expected:
+            self._ask(peer)
+
+    def _take_next(self, peer: Peer, frame: Frame) -> Iterator[Arrival]:
+        if frame.kind is Kind.END:
+            yield EndArrived(peer.key, frame.sequence)
+        elif frame.kind is Kind.LOST and frame.value > frame.sequence:
+            peer.expected = frame.value
+            yield GapArrived(peer.key, frame.sequence, frame.value)
+        elif frame.kind is Kind.ROWS:
+            yield from self._take_rows(peer, frame)
+        else:
+            raise FrameError("A loss of no number at all.")
+
+    def _take_rows(self, peer: Peer, frame: Frame) -> Iterator[Arrival]:
+        """A batch in its turn. A bad one would come back the same, so it counts as lost."""
+        peer.expected = frame.sequence + 1
+        try:
+            batch = self._check(frame)
+        except FrameError:
+            yield GapArrived(peer.key, frame.sequence, peer.expected)
+            raise
+        self._weigh(peer, batch)
+        if not peer.is_refused:
+            yield RowsArrived(peer.key, frame.sequence, batch)
+
+    def _check(self, frame: Frame) -> Batch:
+        assert frame.table is not None
+        try:
+            rows: Any = check(frame.table, frame.payload)
+        except CodecError as error:
+            raise FrameError(f"Batch {frame.sequence} ({frame.table.value}): {error}") from None
+        return Batch(frame.table, rows.num_rows, frame.payload)
+
+    def _weigh(self, peer: Peer, batch: Batch) -> None:
+        """Count a batch, and stop a rank that sends more than any training does."""
+        peer.rows += batch.row_count
+        peer.bytes += len(batch.payload)
+        self.counts.rows += batch.row_count
+        self.counts.bytes += len(batch.payload)
+        if peer.rows > self._limits.rank_rows or peer.bytes > self._limits.rank_bytes:
+            self.refuse(
+                peer.key,
+                f"This recorder takes {self._limits.rank_rows} rows and "
+                f"{self._limits.rank_bytes} bytes from one rank, and both are not left.",
+            )
+
+    def _ignore(self, peer: Peer) -> None:
+        peer.ignored += 1
+        self.counts.ignored += 1
+
+    def _note_bad(self, key: PeerKey | None) -> None:
+        self.counts.bad += 1
+        if key is not None and key in self._peers:
+            self._peers[key].bad += 1
+
+    # -- down
+
+    def _ask(self, peer: Peer) -> None:
+        """Ask for everything from the expected number on; older frames count no more."""
+        peer.token = 1 + peer.token % 0x7FFFFFFF
+        self.counts.requests += 1
+        self._send_want(peer)
+
+    def _send_want(self, peer: Peer) -> None:
+        self._send(peer.identity, self._down(Kind.WANT, peer, peer.expected))
+
+    def _answer(self, peer: Peer) -> None:
+        frame = self._down(Kind.ACK, peer, peer.acknowledged)
+        if peer.is_ended:
+            frame = dataclasses.replace(frame, flags=ENDED)
+        self._send(peer.identity, frame)
+
+    def _down(self, kind: Kind, peer: Peer, sequence: int) -> Frame:
+        credit = 0 if peer.is_paused else self._limits.credit_each(len(self._peers))
+        return Frame(kind, peer.key.run_id, peer.key.rank, peer.token, sequence, value=credit)
+
+    def _send_no(self, identity: bytes, key: PeerKey, sentence: str) -> None:
+        payload = sentence.encode()[:MAX_SENTENCE_BYTES]
+        self._send(identity, Frame(Kind.NO, key.run_id, key.rank, payload=payload))
+
+    def _send(self, identity: bytes, frame: Frame) -> None:
+        """Send if it can leave now; a trainer that misses an answer asks again by its beat."""
+        try:
+            self._router.send_multipart([identity, *pack(frame)], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            self.counts.ignored += 1
+
+
+def _metadata(part: zmq.Frame, name: str) -> str:
+    """A property that libzmq knows of a message's sender, or nothing."""
+    try:
+        return str(part.get(name))
+    except zmq.ZMQError:
+        return ""

@@ -1,0 +1,134 @@
+"""Who may speak to whom: CURVE on every socket, and a list of who may connect.
+
+Loopback is not private: whoever bound the port first would receive another user's frames. So a
+trainer speaks only to a recorder that holds the key it expects (its own user's, else
+$AMPWATCH_RECORDER_KEY), and a recorder listens only to keys that are its own or on its list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.auth.base import Authenticator
+from zmq.utils import z85
+
+from ampwatch.errors import FeedError
+from ampwatch.feed.endpoint import is_local
+from ampwatch.feed.keys import KeyPair, allowed_keys, key_from_hex, key_to_hex, own_keys
+
+_DOMAIN = "ampwatch"
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """What a socket proves and demands; `own` is None where encryption was switched off."""
+
+    own: KeyPair | None
+    recorder: bytes | None = None
+    folder: Path | None = None
+
+    def dress_sender(self, sender: zmq.Socket[bytes]) -> None:
+        """Make a trainer's socket speak only to the recorder it trusts."""
+        if self.own is not None:
+            sender.curve_publickey = self.own.public
+            sender.curve_secretkey = self.own.secret
+            sender.curve_serverkey = self.recorder or self.own.public
+
+    def dress_receiver(self, receiver: zmq.Socket[bytes]) -> None:
+        """Make a recorder's socket demand a key of everybody, and ask the doorkeeper about it."""
+        if self.own is not None:
+            receiver.curve_server = True
+            receiver.curve_publickey = self.own.public
+            receiver.curve_secretkey = self.own.secret
+            receiver.zap_domain = _DOMAIN.encode()
+
+
+def find_security(
+    endpoint: str, *, insecure: bool = False, environ: Mapping[str, str] = os.environ
+) -> Security:
+    """The security for this endpoint: the user's keys, unless they have switched it off."""
+    if insecure or environ.get("AMPWATCH_INSECURE") == "1":
+        _say_what_is_given_up(endpoint)
+        return Security(own=None)
+    if not zmq.has("curve"):
+        raise FeedError(
+            "This libzmq was built without CURVE, so the feed cannot be kept private, not even on "
+            "this machine: install pyzmq from its own wheels, or set AMPWATCH_INSECURE=1 where "
+            "nobody else can log in."
+        )
+    text = environ.get("AMPWATCH_RECORDER_KEY")
+    recorder = key_from_hex(text, where="AMPWATCH_RECORDER_KEY") if text else None
+    return Security(own=own_keys(), recorder=recorder)
+
+
+def _say_what_is_given_up(endpoint: str) -> None:
+    reach = "every user of this machine" if is_local(endpoint) else "everybody on the network"
+    warnings.warn(
+        f"ampwatch's feed at {endpoint} is neither encrypted nor authenticated: {reach} can read "
+        "what a run sends, send rows of their own, or pose as the recorder.",
+        stacklevel=4,
+    )
+
+
+class Doorkeeper:
+    """Answers libzmq's question whether a key may connect, by pyzmq's own authenticator.
+
+    It has no thread: whoever polls the receiver's socket polls `socket` too and calls `answer`.
+    """
+
+    def __init__(
+        self, context: zmq.Context[Any], security: Security, on_denied: Callable[[str], None]
+    ) -> None:
+        self._security = security
+        self._on_denied = on_denied
+        self._authenticator = Authenticator(context)
+        self._authenticator.configure_curve_callback(_DOMAIN, self)
+        self._authenticator.start()
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """What to poll."""
+        return self._authenticator.zap_socket
+
+    def answer(self) -> None:
+        """Answer every question that waits."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                question = self.socket.recv_multipart(zmq.NOBLOCK)
+                _finish(self._authenticator.handle_zap_message(question))
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        """Whether the holder of this key may connect; the list is read anew for each."""
+        own = self._security.own
+        public = z85.decode(key)
+        if own is not None and (public == own.public or self._is_listed(public)):
+            return True
+        self._on_denied(key_to_hex(public))
+        return False
+
+    def close(self) -> None:
+        """Stop answering: nobody new gets in."""
+        self._authenticator.stop()
+
+    def _is_listed(self, public: bytes) -> bool:
+        try:
+            return key_to_hex(public) in allowed_keys(self._security.folder)
+        except (FeedError, OSError):
+            return False
+
+
+def _finish(step: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that never waits: the authenticator's, as our callback is a plain one."""
+    try:
+        step.send(None)
+    except StopIteration:
+        return
+    step.close()
+    raise RuntimeError("pyzmq's authenticator waited for something")
