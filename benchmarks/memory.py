@@ -26,7 +26,7 @@ LIMIT_MB = 100
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Resident memory of one training, in MB: after the first tenth of its steps, and at its end."""
+    """Resident memory of one training after a tenth of its steps and at its end; its log."""
 
     early_mb: float
     end_mb: float
