@@ -1,0 +1,98 @@
+"""Which finding explains which, the verdict they add up to, and what that says of the rate."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Action, Advice, Finding, Severity, Verdict
+
+# Consequence: its possible causes, the surest first.
+CAUSES: dict[str, tuple[str, ...]] = {
+    "AMP103": ("AMP209", "AMP207", "AMP404", "AMP203", "AMP204", "AMP202"),
+    "AMP104": ("AMP103", "AMP209", "AMP207", "AMP203", "AMP204"),
+    "AMP105": ("AMP209", "AMP207", "AMP404", "AMP203", "AMP204", "AMP202", "AMP108"),
+    "AMP201": ("AMP408", "AMP401"),
+    "AMP203": ("AMP209", "AMP207"),
+    "AMP204": ("AMP209", "AMP207"),
+    "AMP207": ("AMP404", "AMP104", "AMP209"),
+    "AMP902": ("AMP415", "AMP506", "AMP402"),
+}
+
+# A cause is seen at the same step, or a little later: layers are sampled, the scale is not.
+SAMPLING_DELAY_STEPS = 20
+
+# Causes that no learning rate could have brought about.
+_NEVER_THE_RATE = frozenset(
+    {"AMP108", "AMP209", "AMP401", "AMP402", "AMP404", "AMP408", "AMP409", "AMP415", "AMP506"}
+)
+# These are not the rate's doing only when nothing had been learnt yet.
+_STATIC_BEFORE_ANY_STEP = frozenset({"AMP203", "AMP204", "AMP207"})
+
+
+def link(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Give each consequence its cause, and put the headline first."""
+    linked = [dataclasses.replace(f, because_of=_cause_of(f, findings)) for f in findings]
+    return tuple(sorted(linked, key=_rank))
+
+
+def _cause_of(finding: Finding, findings: Sequence[Finding]) -> str | None:
+    for code in CAUSES.get(finding.code, ()):
+        for other in findings:
+            if other.code == code and _explains(other, finding):
+                return code
+    return None
+
+
+def _explains(cause: Finding, effect: Finding) -> bool:
+    if effect.severity is not Severity.INFO and cause.severity is Severity.INFO:
+        return False
+    if cause.first_step is None or effect.first_step is None:
+        return True
+    if effect.code == "AMP207" or cause.code == "AMP207":
+        # Each may follow from the other's course: here the order in time decides, without slack.
+        return cause.first_step <= effect.first_step
+    return cause.first_step <= effect.first_step + SAMPLING_DELAY_STEPS
+
+
+def _rank(finding: Finding) -> tuple[bool, int, float, str]:
+    began = float("inf") if finding.first_step is None else finding.first_step
+    explained = finding.because_of is not None
+    return (explained, -finding.severity.weight, began, finding.code)
+
+
+def judge(case: Case, findings: Sequence[Finding]) -> Verdict:
+    """The run in one word."""
+    severities = {finding.severity for finding in findings}
+    if Severity.ERROR in severities:
+        return Verdict.FAILING
+    if case.first_accepted is None:
+        return Verdict.INCOMPLETE
+    return Verdict.WARNING if Severity.WARNING in severities else Verdict.HEALTHY
+
+
+def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
+    """What the findings alone say of the learning rate."""
+    if verdict is Verdict.HEALTHY:
+        return Advice(Action.KEEP, "Nothing in the record speaks against this learning rate.")
+    if verdict is Verdict.INCOMPLETE:
+        return Advice(Action.UNKNOWN, "The record ends before any step was accepted.")
+    causes = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]
+    named = next((f for f in causes if _is_not_the_rate(case, f)), None)
+    if named is not None and len(causes) == 1:
+        because = f"{named.code} {named.name} explains what happened: {named.summary}"
+        return Advice(Action.NOT_THE_CAUSE, because)
+    return Advice(
+        Action.UNKNOWN,
+        "Whether the learning rate is the cause is not judged by this version of ampwatch.",
+    )
+
+
+def _is_not_the_rate(case: Case, finding: Finding) -> bool:
+    if finding.code in _NEVER_THE_RATE:
+        return True
+    if finding.code not in _STATIC_BEFORE_ANY_STEP or finding.first_step is None:
+        return False
+    first = case.first_accepted
+    return first is None or finding.first_step <= int(case.signals.step[first])

@@ -1,0 +1,148 @@
+"""What a diagnosis is made of: evidence, findings, advice, a verdict. Frozen, and JSON by one rule.
+
+`Diagnosis.to_json()` is the object that `ampwatch report --json` prints; its keys are a public
+contract. A number that JSON lacks (inf, nan) is given as a string.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from typing import Any
+
+SCHEMA = 1
+
+
+class Severity(str, enum.Enum):
+    """How bad a finding is, as it stands at the end of the record."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+    @property
+    def weight(self) -> int:
+        """0 for info, 1 for a warning, 2 for an error: findings sort and compare by it."""
+        return list(Severity).index(self)
+
+
+class Verdict(str, enum.Enum):
+    """The run in one word."""
+
+    HEALTHY = "healthy"
+    WARNING = "warning"
+    FAILING = "failing"
+    INCOMPLETE = "incomplete"
+
+
+class Action(str, enum.Enum):
+    """What to do with the learning rate."""
+
+    LOWER = "lower"
+    KEEP = "keep"
+    RAISE = "raise"
+    NOT_THE_CAUSE = "not-the-cause"
+    UNKNOWN = "unknown"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Evidence:
+    """One number that a finding stands on, and what it is held against."""
+
+    signal: str
+    step: int | None
+    value: float | str | None
+    against: float | str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule saw. `because_of` is the code of the finding that caused this one."""
+
+    code: str
+    name: str
+    severity: Severity
+    first_step: int | None
+    last_step: int | None
+    ranks: tuple[int, ...]
+    layer: str | None
+    summary: str
+    cause: str
+    action: str
+    because_of: str | None = None
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Advice:
+    """What to do with the learning rate, and why; unknown parts are null."""
+
+    action: Action
+    because: str
+    current: float | None = None
+    recommended: float | None = None
+    low: float | None = None
+    high: float | None = None
+    factor: float | None = None
+    group: int | None = None
+    confidence: float | None = None
+    restart_from_step: int | None = None
+    restart_checkpoint_step: int | None = None
+    warmup_steps: int | None = None
+    clip: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunFacts:
+    """The run's plain facts, as the letter and the JSON print them."""
+
+    id: str
+    source: str
+    ranks: tuple[int, ...]
+    steps: int
+    started: str | None
+    ended: str | None
+    clean_end: bool
+    first_scale: float | None
+    final_scale: float | None
+    overflows: int
+    skipped: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """A run's facts, its verdict, its findings (the headline first) and the advice."""
+
+    run: RunFacts
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    learning_rate: Advice
+
+    @property
+    def headline(self) -> Finding | None:
+        """The gravest finding that no other finding explains."""
+        return self.findings[0] if self.findings else None
+
+    def worst(self) -> Severity | None:
+        """The gravest severity among the findings."""
+        return max((f.severity for f in self.findings), key=lambda s: s.weight, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `report --json`, made of what JSON knows."""
+        body = _plain(dataclasses.asdict(self))
+        assert isinstance(body, dict)
+        return {"schema": SCHEMA, **body}
+
+
+def _plain(value: Any) -> Any:
+    """The same value, in JSON's own types."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,42 @@
+"""Numbers and lists as the findings write them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def scale_text(scale: float | None) -> str:
+    """A loss scale: a power of two as 2^16, else four digits."""
+    if scale is None or math.isnan(scale):
+        return "unknown"
+    if scale > 0 and math.isfinite(scale):
+        mantissa, exponent = math.frexp(scale)
+        if mantissa == 0.5:
+            return f"2^{exponent - 1}"
+    return f"{scale:.4g}"
+
+
+def count_text(count: int, one: str, many: str | None = None) -> str:
+    """`1 step`, `2 steps`, `1,000 steps`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def share_text(part: int, whole: int) -> str:
+    """A share in per cent, with one digit where it is small."""
+    share = 100 * part / whole if whole else 0.0
+    return f"{share:.1f} %" if share < 10 else f"{share:.0f} %"
+
+
+def steps_text(first: int | None, last: int | None) -> str:
+    """`at step 3`, `in steps 3 to 9`, or nothing."""
+    if first is None:
+        return ""
+    return f"at step {first}" if last in {None, first} else f"in steps {first} to {last}"
+
+
+def list_text(names: Sequence[str], limit: int = 3) -> str:
+    """A few names, and how many more there are."""
+    shown = ", ".join(names[:limit])
+    more = len(names) - limit
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,0 +1,230 @@
+"""Findings about numbers, the loop and the record, each beside its look-alike."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hand_built import HandBuiltRun, event_table, layer_table, scaled_run, step_table
+
+from ampwatch.diagnosis import RULES, diagnose
+
+NAN = math.nan
+
+
+def found(run):
+    """{code: severity} of a run."""
+    return {f.code: f.severity.value for f in diagnose(run).findings}
+
+
+def finding(run, code):
+    """The one finding of this code."""
+    (one,) = [f for f in diagnose(run).findings if f.code == code]
+    return one
+
+
+def overflow(step, layer, direction, **rest):
+    return (step, "overflow", {"layer": layer, "direction": direction, **rest})
+
+
+def test_a_forward_overflow_from_the_first_step_names_the_layer_and_clears_the_rate():
+    run = scaled_run(
+        [True] * 30,
+        loss=[NAN] * 30,
+        events=event_table([overflow(s, "blocks.1.act", "forward") for s in range(30)]),
+    )
+    diagnosis = diagnose(run)
+    assert diagnosis.headline.code == "AMP203"
+    assert diagnosis.headline.layer == "blocks.1.act"
+    assert finding(run, "AMP103").because_of == "AMP203"
+    assert diagnosis.learning_rate.action.value == "not-the-cause"
+
+
+def test_a_forward_overflow_after_learning_leaves_the_rate_open():
+    run = scaled_run(
+        [False] * 100 + [True] * 30,
+        events=event_table([overflow(s, "up", "forward") for s in range(100, 130)]),
+    )
+    assert diagnose(run).headline.code == "AMP203"
+    assert diagnose(run).learning_rate.action.value == "unknown"
+
+
+def test_a_forward_overflow_that_healed_is_only_told():
+    run = scaled_run(
+        [False] * 100 + [True] + [False] * 100,
+        events=event_table([overflow(100, "up", "forward")]),
+    )
+    assert found(run)["AMP203"] == "info"
+    assert diagnose(run).verdict.value == "healthy"
+
+
+def test_three_backward_overflows_with_one_culprit_name_it_and_two_do_not():
+    at = [50, 150, 250]
+    skipped = [s in at for s in range(260)]
+    events = [overflow(s, "head", "backward") for s in at]
+    assert finding(scaled_run(skipped, events=event_table(events)), "AMP202").layer == "head"
+    assert "AMP202" not in found(scaled_run(skipped, events=event_table(events[:2])))
+
+
+def test_backward_overflows_that_growth_explains_name_nobody():
+    tooth = [False] * 50 + [True]
+    at = [s for s in range(51 * 8) if s % 51 == 50]
+    events = event_table([overflow(s, "head", "backward") for s in at])
+    assert found(scaled_run(tooth * 8, growth_interval=50, events=events)) == {"AMP102": "info"}
+
+
+def test_a_bound_is_called_a_bound():
+    events = event_table([overflow(s, "up", "forward", bound=True) for s in range(20)])
+    run = scaled_run([True] * 20, events=events)
+    assert "as far as the record can tell" in finding(run, "AMP203").summary
+    assert "bound" in finding(run, "AMP901").cause
+
+
+def test_a_loss_that_is_not_finite_above_finite_layers_is_the_losss_own():
+    layers = layer_table([{"step": s, "layer": "up", "act_finite": True} for s in range(60)])
+    run = scaled_run([False] * 60, loss=[1.0] * 50 + [NAN] * 10, layers=layers)
+    assert found(run)["AMP204"] == "error"
+
+
+def test_a_loss_that_is_not_finite_where_a_layer_is_not_is_no_fault_of_the_loss():
+    layers = layer_table([{"step": s, "layer": "up", "act_finite": s < 50} for s in range(60)])
+    run = scaled_run([False] * 60, loss=[1.0] * 50 + [NAN] * 10, layers=layers)
+    assert "AMP204" not in found(run)
+
+
+def test_a_loss_that_nobody_recorded_is_absent_not_wrong():
+    assert found(scaled_run([False] * 60, loss=[None] * 60)) == {}
+
+
+def test_a_loss_that_is_finite_again_is_only_told():
+    run = scaled_run([False] * 200, loss=[1.0] * 50 + [math.inf] + [1.0] * 149)
+    assert found(run)["AMP204"] == "info"
+
+
+def test_weights_that_are_not_finite_explain_the_collapse_after_them():
+    rows = [{"step": s, "layer": "up", "weight_finite": s < 100} for s in range(0, 130, 10)]
+    run = scaled_run([False] * 100 + [True] * 30, layers=layer_table(rows))
+    assert diagnose(run).headline.code == "AMP207"
+    assert diagnose(run).headline.layer == "up"
+    assert finding(run, "AMP103").because_of == "AMP207"
+
+
+def test_a_non_finite_input_takes_the_blame_from_layer_and_loss():
+    count = 30
+    scaled = scaled_run([True] * count, loss=[NAN] * count)
+    steps = scaled.steps.set_column(
+        scaled.steps.schema.get_field_index("input_finite"), "input_finite", [[False] * count]
+    )
+    events = event_table([overflow(s, "up", "forward") for s in range(count)])
+    run = HandBuiltRun(steps, events=events, info=scaled.info)
+    codes = found(run)
+    assert codes["AMP209"] == "error"
+    assert "AMP203" not in codes
+    assert "AMP204" not in codes
+    assert finding(run, "AMP103").because_of == "AMP209"
+
+
+def test_a_layer_that_loses_most_of_its_gradients_is_named():
+    rows = [
+        {"step": s, "layer": layer, "underflow_share": share}
+        for s in range(0, 60, 10)
+        for layer, share in (("down", 0.9), ("head", 0.1))
+    ]
+    run = scaled_run([False] * 60, layers=layer_table(rows))
+    assert finding(run, "AMP201").layer == "down"
+    assert "1 of 2 layers" in finding(run, "AMP201").summary
+
+
+def test_zeros_after_a_collapse_are_no_underflow():
+    rows = [{"step": s, "layer": "up", "underflow_share": 0.9} for s in range(100, 130)]
+    assert "AMP201" not in found(scaled_run([False] * 100 + [True] * 30, layers=layer_table(rows)))
+
+
+def test_half_precision_without_a_scaler_is_said_and_bf16_is_not():
+    fp16 = step_table(loss=[1.0] * 30, autocast_dtype=["float16"] * 30)
+    bf16 = step_table(loss=[1.0] * 30, autocast_dtype=["bfloat16"] * 30)
+    assert found(HandBuiltRun(fp16)) == {"AMP408": "warning"}
+    assert found(HandBuiltRun(bf16)) == {}
+
+
+@pytest.mark.parametrize("code", ["AMP401", "AMP402", "AMP404", "AMP409"])
+def test_a_mistake_in_the_loop_is_reported_once_however_often_it_was_seen(code):
+    events = event_table([(s, "misuse", {"code": code}) for s in range(3)])
+    run = scaled_run([False] * 30, events=events)
+    assert finding(run, code).first_step == 0
+    assert diagnose(run).learning_rate.action.value == "not-the-cause"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "code"),
+    [
+        (
+            "RuntimeError",
+            "mat1 and mat2 must have the same dtype, but got Half and Float",
+            "AMP415",
+        ),
+        ("RuntimeError", "expected scalar type Half but found Float", "AMP415"),
+        (
+            "RuntimeError",
+            "torch.nn.functional.binary_cross_entropy is unsafe to autocast.",
+            "AMP415",
+        ),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB", "AMP506"),
+    ],
+)
+def test_the_error_that_ended_training_is_told_with_its_layer(kind, message, code):
+    events = event_table([(29, "exception", {"type": kind, "message": message, "layer": "head"})])
+    run = scaled_run([False] * 30, events=events, clean_end=False)
+    assert finding(run, code).layer == "head"
+    assert finding(run, "AMP902").because_of == code
+    assert diagnose(run).verdict.value == "failing"
+
+
+def test_an_error_that_the_loop_survived_did_not_end_it():
+    detail = {"type": "RuntimeError", "message": "expected scalar type Half", "fatal": False}
+    assert found(scaled_run([False] * 30, events=event_table([(3, "exception", detail)]))) == {}
+
+
+def test_a_record_without_an_end_mark_says_so_and_stays_healthy():
+    run = scaled_run([False] * 30, clean_end=False)
+    assert found(run) == {"AMP902": "info"}
+    assert diagnose(run).verdict.value == "healthy"
+
+
+def test_what_was_cut_off_and_what_was_lost_is_said():
+    run = scaled_run(
+        [False] * 30, notes=("3 kB cut off.",), events=event_table([(9, "gap", {"reason": "full"})])
+    )
+    assert "3 kB cut off." in finding(run, "AMP901").cause
+    assert "full" in finding(run, "AMP903").cause
+
+
+def test_the_json_holds_the_contracts_keys_and_nothing_that_json_lacks():
+    run = scaled_run([True] * 30, loss=[NAN] * 30)
+    body = diagnose(run).to_json()
+    text = json.dumps(body, allow_nan=False)
+    assert json.loads(text) == body
+    assert list(body) == ["schema", "run", "verdict", "findings", "learning_rate"]
+    assert set(body["run"]) == {
+        "id", "source", "ranks", "steps", "started", "ended", "clean_end",
+        "first_scale", "final_scale", "overflows", "skipped",
+    }  # fmt: skip
+    assert set(body["findings"][0]) == {
+        "code", "name", "severity", "first_step", "last_step", "ranks", "layer",
+        "summary", "cause", "action", "because_of", "evidence",
+    }  # fmt: skip
+    assert set(body["findings"][0]["evidence"][0]) == {"signal", "step", "value", "against"}
+    assert set(body["learning_rate"]) == {
+        "action", "current", "recommended", "low", "high", "factor", "group", "confidence",
+        "restart_from_step", "restart_checkpoint_step", "warmup_steps", "clip", "because",
+    }  # fmt: skip
+
+
+def test_every_rule_has_a_code_a_name_and_a_full_page():
+    codes = [rule.code for rule in RULES]
+    assert codes == sorted(set(codes))
+    for rule in RULES:
+        page = rule.page
+        assert all((page.meaning, page.looks, page.not_to_confuse, page.do, page.example))
+        assert rule.name == rule.name.lower().replace(" ", "-")
