@@ -1,0 +1,229 @@
+"""What this process and its cards use: rows of the `devices` table, about one a second.
+
+Allocated, reserved and peak are torch's own for this process; used and total, utilisation, power
+and temperature are the whole card's. Nothing here initialises a device, waits for one or raises;
+what cannot be had is None.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ampwatch.probe.nvml import Card, NvmlReader, Reading
+
+_STATM = Path("/proc/self/statm")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """One row of the `devices` table: one device at one moment."""
+
+    time_ns: int
+    device: str
+    name: str | None = None
+    capability: str | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    peak_bytes: int | None = None
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    utilisation: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    host_rss_bytes: int | None = None
+
+
+class DeviceSampler:
+    """Samples the given devices, and whatever other card this process has put tensors on.
+
+    A process without any card has one row, of the device "cpu".
+    """
+
+    def __init__(
+        self, devices: Iterable[torch.device] = (), nvml: NvmlReader | None = None
+    ) -> None:
+        self._given = {_named(device): device for device in devices if device.type != "cpu"}
+        self._nvml = nvml or NvmlReader()
+
+    def sample(self, time_ns: int) -> dict[str, list[Any]]:
+        """The columns of the `devices` table, a row for each device."""
+        rows = self.rows(time_ns)
+        return {field.name: [getattr(row, field.name) for row in rows] for field in fields(rows[0])}
+
+    def rows(self, time_ns: int) -> list[DeviceRow]:
+        """A row for each device, at least one."""
+        devices = {**self._given, **_cuda_in_use()}
+        rss_bytes = host_rss_bytes()
+        if not devices:
+            return [DeviceRow(time_ns, "cpu", host_rss_bytes=rss_bytes)]
+        cards = {name: card for name, device in devices.items() if (card := _card(device))}
+        readings = self._nvml.read(cards)
+        return [
+            replace(
+                _with_reading(_counters(DeviceRow(time_ns, name), device), readings.get(name)),
+                host_rss_bytes=rss_bytes,
+            )
+            for name, device in devices.items()
+        ]
+
+    def close(self) -> None:
+        """Give NVML back."""
+        self._nvml.close()
+
+
+def host_rss_bytes() -> int | None:
+    """This process's resident memory; on systems without /proc its peak, which they do tell."""
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError, AttributeError):
+        pass
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def pressure(device: torch.device) -> dict[str, int]:
+    """The figures of torch's memory summary that tell why an allocation failed; empty if unknown.
+
+    What was asked for against what is allocated, the cached blocks too split to be used, and how
+    often the allocator flushed its cache and tried again, or gave up.
+    """
+    stats = _cuda_stats(device) if device.type == "cuda" else {}
+    if not stats:
+        return {}
+    return {
+        "requested_bytes": _current(stats, "requested_bytes") or 0,
+        "inactive_split_bytes": _current(stats, "inactive_split_bytes") or 0,
+        "alloc_retries": int(stats.get("num_alloc_retries", 0)),
+        "ooms": int(stats.get("num_ooms", 0)),
+    }
+
+
+def _named(device: torch.device) -> str:
+    """The device with its number: "cuda" alone is the first."""
+    return device.type if device.type == "mps" else f"{device.type}:{device.index or 0}"
+
+
+def _cuda_in_use() -> dict[str, torch.device]:
+    """The CUDA devices on which torch's allocator of this process holds memory."""
+    if not _cuda_is_initialized():
+        return {}
+    devices = (torch.device("cuda", number) for number in range(torch.cuda.device_count()))
+    return {_named(d): d for d in devices if _current(_cuda_stats(d), "reserved_bytes")}
+
+
+def _cuda_is_initialized() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _card(device: torch.device) -> Card | None:
+    """What NVML can find the device by; None for what is no initialised CUDA device."""
+    if device.type != "cuda" or not _cuda_is_initialized():
+        return None
+    try:
+        facts = torch.cuda.get_device_properties(device.index or 0)
+    except (RuntimeError, AssertionError):
+        return None
+    uuid = getattr(facts, "uuid", None)
+    return Card(None if uuid is None else str(uuid), _pci_bus_id(facts), facts.total_memory)
+
+
+def _pci_bus_id(facts: Any) -> str | None:
+    try:
+        domain, bus, slot = facts.pci_domain_id, facts.pci_bus_id, facts.pci_device_id
+    except AttributeError:  # torch before 2.8
+        return None
+    return f"{domain:08X}:{bus:02X}:{slot:02X}.0"
+
+
+def _counters(row: DeviceRow, device: torch.device) -> DeviceRow:
+    """The row with torch's counters for this process."""
+    count = _COUNTERS.get(device.type, _count_other)
+    try:
+        return replace(row, **count(device))
+    except (RuntimeError, AssertionError):  # a device that failed; its row says that it was there
+        return row
+
+
+def _count_cuda(device: torch.device) -> dict[str, Any]:
+    stats = _cuda_stats(device)
+    if not stats:
+        return {}
+    facts = torch.cuda.get_device_properties(device.index or 0)
+    return {
+        "name": facts.name,
+        "capability": f"{facts.major}.{facts.minor}",
+        "allocated_bytes": _current(stats, "allocated_bytes"),
+        "reserved_bytes": _current(stats, "reserved_bytes"),
+        "peak_bytes": _current(stats, "allocated_bytes", "peak"),
+        "total_bytes": facts.total_memory,
+    }
+
+
+def _count_mps(_device: torch.device) -> dict[str, Any]:
+    return {
+        "allocated_bytes": torch.mps.current_allocated_memory(),
+        "reserved_bytes": torch.mps.driver_allocated_memory(),
+        "total_bytes": torch.mps.recommended_max_memory(),
+    }
+
+
+def _count_other(device: torch.device) -> dict[str, Any]:
+    """XPU and out-of-tree devices: the counters that their torch module has."""
+    module = getattr(torch, device.type, None)
+    if module is None or not getattr(module, "is_initialized", lambda: False)():
+        return {}
+    functions = {
+        "name": "get_device_name",
+        "allocated_bytes": "memory_allocated",
+        "reserved_bytes": "memory_reserved",
+        "peak_bytes": "max_memory_allocated",
+    }
+    return {
+        column: getattr(module, function)(device.index or 0)
+        for column, function in functions.items()
+        if hasattr(module, function)
+    }
+
+
+_COUNTERS: Mapping[str, Callable[[torch.device], dict[str, Any]]] = {
+    "cuda": _count_cuda,
+    "mps": _count_mps,
+}
+
+
+def _cuda_stats(device: torch.device) -> dict[str, Any]:
+    """The allocator's figures, empty before CUDA is initialised; no device call behind it."""
+    try:
+        return dict(torch.cuda.memory_stats_as_nested_dict(device.index or 0))
+    except RuntimeError:  # an allocator of the user's own may keep no figures
+        return {}
+
+
+def _current(stats: Mapping[str, Any], what: str, which: str = "current") -> int | None:
+    count: int | None = stats.get(what, {}).get("all", {}).get(which)
+    return count
+
+
+def _with_reading(row: DeviceRow, reading: Reading | None) -> DeviceRow:
+    """The row with what NVML says; the total is torch's own word where NVML has none."""
+    if reading is None:
+        return row
+    return replace(
+        row,
+        used_bytes=reading.used_bytes,
+        total_bytes=row.total_bytes if reading.total_bytes is None else reading.total_bytes,
+        utilisation=reading.utilisation,
+        power_w=reading.power_w,
+        temperature_c=reading.temperature_c,
+    )
