@@ -1,0 +1,169 @@
+"""What a histogram of half-precision gradients tells: what was lost, and which scales fit.
+
+Pure. A bin is an octave, as `rows` defines them. Values that the format flushed to zero cannot be
+seen; they are estimated by continuing the lowest visible octaves as a power law, never beyond the
+zeros that were seen. Zeros that have another cause (a dead ReLU) are therefore not counted.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampwatch.rows import EXPONENT_BINS, EXPONENT_LOWEST
+
+FLOAT16_MAX = 65504.0
+FLOAT16_SMALLEST_NORMAL = 2.0**-14
+FLOAT16_SMALLEST = 2.0**-24
+
+# The share of a layer's non-zero gradients that may fall below the smallest value before a scale is
+# called too low for it. Of a normal distribution the smallest twentieth holds less than a
+# ten-thousandth of the squared norm, so losing it is no loss; a quantile much lower would be read
+# off a handful of the sampled values.
+LOST_SHARE_ALLOWED = 0.05
+LEAST_VALUES_FOR_SCALES = 64
+
+Bins = NDArray[np.int64]
+
+
+def _bin(exponent: int) -> int:
+    return exponent - EXPONENT_LOWEST + 1
+
+
+_ZEROS = 0
+_NOT_FINITE = EXPONENT_BINS - 1
+_SUBNORMALS = slice(_bin(-24), _bin(-14))
+_FINITE = slice(1, _NOT_FINITE)
+
+# The tail is judged by two blocks of octaves. float16's values there are k * 2^-24, k = 1, 2, ...;
+# rounding made them of the true values from k - 1/2 to k + 1/2, hence the edges (unit: 2^-24).
+_LOW_BLOCK = slice(_bin(-24), _bin(-21))
+_HIGH_BLOCK = slice(_bin(-21), _bin(-18))
+_EDGES = (0.5, 7.5, 63.5)
+# A handful of values must not pass for a tail: each block starts with what values spread evenly
+# around zero (power 1) would leave there for half a value in the low block.
+_PRIOR = (0.5, 4.0)
+_POWERS = np.linspace(0.02, 6.0, 300)
+
+
+def histogram(bits: Iterable[NDArray[np.int16]], dtype: str) -> Bins:
+    """Count the bit patterns of sampled float16 or bfloat16 values into bins."""
+    bins = np.zeros(EXPONENT_BINS, np.int64)
+    table = _bin_of_pattern(dtype)
+    for sample in bits:
+        bins += np.bincount(table[sample.view(np.uint16)], minlength=EXPONENT_BINS)
+    return bins
+
+
+def histogram_of_counts(reached: NDArray[np.float64]) -> Bins:
+    """Bins from how many values reach into each bin or a higher one."""
+    bins: Bins = np.rint(reached - np.append(reached[1:], 0.0)).astype(np.int64)
+    return bins
+
+
+@functools.cache
+def _bin_of_pattern(dtype: str) -> NDArray[np.uint8]:
+    patterns = np.arange(1 << 16, dtype=np.uint32)
+    if dtype == "float16":
+        values = patterns.astype(np.uint16).view(np.float16).astype(np.float64)
+    else:
+        with np.errstate(invalid="ignore"):  # signalling NaNs are patterns too
+            values = (patterns << 16).view(np.float32).astype(np.float64)
+    _, exponents = np.frexp(values)
+    bins = np.clip(exponents - 1 - EXPONENT_LOWEST + 1, 1, _NOT_FINITE - 1)
+    bins[values == 0] = _ZEROS
+    bins[~np.isfinite(values)] = _NOT_FINITE
+    small: NDArray[np.uint8] = bins.astype(np.uint8)
+    return small
+
+
+def underflow_share(bins: Bins) -> float | None:
+    """Of the non-zero float16 values, the share flushed to zero or left subnormal.
+
+    None where no non-zero value is seen: all may be lost, or there may have been nothing.
+    """
+    seen = int(bins[_FINITE].sum())
+    if seen == 0:
+        return None
+    flushed, _ = _flushed(bins)
+    return (int(bins[_SUBNORMALS].sum()) + flushed) / (seen + flushed)
+
+
+def lowest_scale(bins: Bins, scale: float) -> float | None:
+    """The lowest loss scale that loses at most `LOST_SHARE_ALLOWED` of these values to zero."""
+    seen = int(bins[_FINITE].sum())
+    if seen < LEAST_VALUES_FOR_SCALES:
+        return None
+    flushed, power = _flushed(bins)
+    if power is None and flushed > 0:
+        return None  # more is lost than the tail can tell
+    quantile = _quantile(bins, flushed, power, LOST_SHARE_ALLOWED * (seen + flushed))
+    return scale * FLOAT16_SMALLEST / quantile
+
+
+def highest_scale(amax: float | None, scale: float) -> float | None:
+    """The highest loss scale that keeps this maximum, seen at `scale`, within float16."""
+    if amax is None or not math.isfinite(amax) or amax == 0.0:
+        return None
+    return scale * FLOAT16_MAX / amax
+
+
+def _flushed(bins: Bins) -> tuple[float, float | None]:
+    """How many values the format flushed to zero, and the power law that says so.
+
+    The law is N(|x| < t) ~ t^power. No power means that the octaves do not thin out downwards: then
+    every zero seen may be a lost value.
+    """
+    zeros = float(bins[_ZEROS])
+    low, high = int(bins[_LOW_BLOCK].sum()), int(bins[_HIGH_BLOCK].sum())
+    if low == 0:
+        return 0.0, 1.0
+    ratio = (high + _PRIOR[1]) / (low + _PRIOR[0])
+    ratios, lost_shares = _power_law()
+    if ratio <= ratios[0]:
+        return zeros, None
+    power = float(np.interp(ratio, ratios, _POWERS))
+    lost = low * float(np.interp(power, _POWERS, lost_shares))
+    return (lost, power) if lost <= zeros else (zeros, power)
+
+
+@functools.cache
+def _power_law() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """For each power: high block over low block, and flushed over low block."""
+    smallest, middle, upper = (np.power(edge, _POWERS) for edge in _EDGES)
+    return (upper - middle) / (middle - smallest), smallest / (middle - smallest)
+
+
+def _quantile(bins: Bins, flushed: float, power: float | None, target: float) -> float:
+    """The magnitude below which `target` of the values lie, in scaled units."""
+    smallest_seen = FLOAT16_SMALLEST / 2
+    if flushed >= target and power is not None:
+        return smallest_seen * float((target / flushed) ** (1.0 / power))
+    below = flushed + np.concatenate([[0], np.cumsum(bins[_FINITE])])
+    place = int(np.searchsorted(below, target, side="right")) - 1
+    inside = (target - below[place]) / (below[place + 1] - below[place])
+    low, high = _edge(place), _edge(place + 1)
+    return float(low * (high / low) ** inside)
+
+
+def _edge(place: int) -> float:
+    """The least true value that rounds into this octave of the finite bins."""
+    octave = 2.0 ** (EXPONENT_LOWEST + place)
+    return float(max(octave - FLOAT16_SMALLEST / 2, octave / 2))
+
+
+def shown(bins: Bins) -> list[int] | None:
+    """The histogram as a row holds it; None where nothing was sampled."""
+    return None if not bins.any() else [int(count) for count in bins]
+
+
+def combined(histograms: Iterable[Bins]) -> Bins:
+    """The histogram of all values together."""
+    total: Bins = np.zeros(EXPONENT_BINS, np.int64)
+    for bins in histograms:
+        total += bins
+    return total

@@ -1,0 +1,356 @@
+"""From a `LayerCapture` to the cells of the layers' rows, on the courier's thread. Pure numpy.
+
+What seldom changes about a layer is told once and again when it changes; the rest, each sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ampwatch.probe import exponents
+from ampwatch.probe.capture import LayerCapture, TensorCapture, VisitCapture, dtype_name
+from ampwatch.probe.models import Layer, Survey
+from ampwatch.probe.products import product_of
+from ampwatch.probe.tensors import is_mask, largest, magnitude
+from ampwatch.rows import DTYPE_NUMBERS, EXPONENT_BINS, SCHEMAS, Table
+
+Columns = dict[str, list[Any]]
+
+_LARGEST_VALUE = {"float16": exponents.FLOAT16_MAX, "bfloat16": float.fromhex("0x1.fep127")}
+_INFO_COLUMNS = [name for name in SCHEMAS[Table.LAYER_INFO].names if name != "step"]
+_NEVER_RAN = "never ran"
+_NO_TENSORS = "no tensors in or out"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCells:
+    """One layer's figures in one sampled step; named as the columns are."""
+
+    layer: int
+    input_amax: float | None = None
+    input_finite: bool | None = None
+    act_amax: float | None = None
+    act_finite: bool | None = None
+    out_grad_amax: float | None = None
+    out_grad_finite: bool | None = None
+    in_grad_amax: float | None = None
+    in_grad_finite: bool | None = None
+    weight_finite: bool | None = None
+    weight_norm: float | None = None
+    underflow_share: float | None = None
+    exponents: list[int] | None = None
+    log2_headroom: float | None = None
+    scale_low: float | None = None
+    scale_high: float | None = None
+
+
+CELL_COLUMNS = tuple(LayerCells.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInfo:
+    """What seldom changes; named as the columns are, data types by their number."""
+
+    layer: int
+    name: str
+    order: int | None = None
+    kind: str = ""
+    trainable: bool | None = None
+    param_group: int | None = None
+    weight_shape: list[int] | None = None
+    rows: int | None = None
+    flops: float | None = None
+    observed: str | None = None
+    input_dtype: int | None = None
+    param_dtype: int | None = None
+    output_dtype: int | None = None
+    param_grad_dtype: int | None = None
+    out_grad_dtype: int | None = None
+    autocast: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDigest:
+    """A sampled step's layers: each one's figures, and what is new to tell of them."""
+
+    step: int
+    cells: Mapping[int, LayerCells]
+    orders: Mapping[int, int]
+    changed: tuple[LayerInfo, ...]
+
+    def rows(self) -> Columns:
+        """The columns of `Table.LAYERS` that this room knows."""
+        columns: Columns = {"step": [self.step] * len(self.cells)}
+        for name in CELL_COLUMNS:
+            columns[name] = [getattr(cells, name) for cells in self.cells.values()]
+        return columns
+
+    def info_rows(self) -> Columns:
+        """The columns of `Table.LAYER_INFO` for what has changed."""
+        columns: Columns = {"step": [self.step] * len(self.changed)}
+        for name in _INFO_COLUMNS:
+            columns[name] = [getattr(info, name) for info in self.changed]
+        return columns
+
+
+@dataclass(slots=True)
+class _Figures:
+    """A tensor's values, read out of the pack."""
+
+    capture: TensorCapture
+    low: float
+    high: float
+    gradient_amax: float | None
+    bins: exponents.Bins | None
+
+    @property
+    def amax(self) -> float:
+        return magnitude(self.low, self.high)
+
+    @property
+    def is_mask(self) -> bool:
+        return is_mask(self.low, self.high, requires_grad=self.capture.requires_grad)
+
+
+@dataclass(slots=True)
+class LayerDigester:
+    """Digests one sampled step after another; remembers what was told of each layer."""
+
+    survey: Survey
+    param_groups: Callable[[int], int | None] = lambda _position: None
+    _told: dict[int, LayerInfo] = field(default_factory=dict)
+    _ever_ran: set[int] = field(default_factory=set)
+
+    def digest(
+        self, capture: LayerCapture, values: Sequence[float], scale: float | None, step: int
+    ) -> LayerDigest:
+        """The step's figures; `scale` is the loss scale of its gradients, None if unknown."""
+        tensors = [_figures(tensor, values) for tensor in capture.tensors]
+        visits = {visit.layer: visit for visit in capture.visits}
+        self._ever_ran.update(visits)
+        cells = {}
+        for layer in self.survey.layers:
+            visit = visits.get(layer.number)
+            weights = _weight_cells(layer, capture, values)
+            seen = {} if visit is None else _visit_cells(visit, tensors, scale)
+            if weights or seen:
+                cells[layer.number] = LayerCells(layer=layer.number, **weights, **seen)
+        return LayerDigest(
+            step=step,
+            cells=cells,
+            orders={visit.layer: visit.order for visit in capture.visits},
+            changed=self._changed(capture, visits, tensors),
+        )
+
+    def _changed(
+        self,
+        capture: LayerCapture,
+        visits: Mapping[int, VisitCapture],
+        tensors: Sequence[_Figures],
+    ) -> tuple[LayerInfo, ...]:
+        changed = []
+        for layer in self.survey.layers:
+            info = self._info(layer, capture, visits.get(layer.number), tensors)
+            before = self._told.get(layer.number)
+            if before is None or not _says_the_same(before, info):
+                self._told[layer.number] = info
+                changed.append(info)
+        return tuple(changed)
+
+    def _info(
+        self,
+        layer: Layer,
+        capture: LayerCapture,
+        visit: VisitCapture | None,
+        tensors: Sequence[_Figures],
+    ) -> LayerInfo:
+        known: dict[str, Any] = _parameter_info(layer, self.survey, capture)
+        before = self._told.get(layer.number)
+        if visit is not None:
+            known |= _visit_info(layer, visit, tensors)
+        elif before is not None and layer.number in self._ever_ran:
+            known = {**_without_none(asdict(before)), **_without_none(known)}
+        known |= {
+            "layer": layer.number,
+            "name": layer.name,
+            "kind": layer.kind,
+            "param_group": self.param_groups(layer.weights[0]) if layer.weights else None,
+            "observed": self._observed(layer, capture, visit),
+        }
+        return LayerInfo(**known)
+
+    def _observed(
+        self, layer: Layer, capture: LayerCapture, visit: VisitCapture | None
+    ) -> str | None:
+        reason = capture.sealed.get(layer.number)
+        if reason is not None or layer.hooked is None:
+            return reason
+        if layer.number not in self._ever_ran:
+            return _NEVER_RAN
+        if visit is not None and visit.input_dtype is None and visit.output_dtype is None:
+            return _NO_TENSORS
+        return None
+
+
+def _figures(tensor: TensorCapture, values: Sequence[float]) -> _Figures:
+    gradients = [magnitude(values[at], values[at + 1]) for at in tensor.gradients_at]
+    parts: list[exponents.Bins] = []
+    if tensor.bits and tensor.grad_dtype is not None:
+        parts.append(exponents.histogram((b.numpy() for b in tensor.bits), tensor.grad_dtype))
+    parts += [
+        exponents.histogram_of_counts(np.asarray(values[at : at + EXPONENT_BINS]))
+        for at in tensor.counts_at
+    ]
+    return _Figures(
+        capture=tensor,
+        low=values[tensor.at],
+        high=values[tensor.at + 1],
+        gradient_amax=largest(gradients),
+        bins=sum(parts[1:], parts[0]) if parts else None,
+    )
+
+
+# -- the figures of one sample ---------------------------------------------------------------------
+
+
+def _weight_cells(layer: Layer, capture: LayerCapture, values: Sequence[float]) -> dict[str, Any]:
+    known = [capture.weights[at] for at in layer.weights if at in capture.weights]
+    if not known:
+        return {}
+    norms = [values[weight.norm_at] for weight in known]
+    return {
+        "weight_norm": math.hypot(*norms),
+        "weight_finite": all(
+            math.isfinite(norm if weight.amax_at is None else values[weight.amax_at])
+            for weight, norm in zip(known, norms, strict=True)
+        ),
+    }
+
+
+def _visit_cells(
+    visit: VisitCapture, tensors: Sequence[_Figures], scale: float | None
+) -> dict[str, Any]:
+    inputs = [tensors[at] for at in visit.inputs if not tensors[at].is_mask]
+    outputs = [tensors[at] for at in visit.outputs if not tensors[at].is_mask]
+    cells = {
+        **_amax_and_finite("input", (tensor.amax for tensor in inputs)),
+        **_amax_and_finite("act", (tensor.amax for tensor in outputs)),
+        **_amax_and_finite("out_grad", _gradient_maxima(outputs)),
+        **_amax_and_finite("in_grad", _gradient_maxima(inputs)),
+        "log2_headroom": _headroom(outputs),
+    }
+    bins = [t.bins for t in _once(outputs) if t.bins is not None]
+    if bins:
+        total = exponents.combined(bins)
+        cells["exponents"] = exponents.shown(total)
+        if all(t.capture.grad_dtype == "float16" for t in outputs if t.bins is not None):
+            cells |= _half_gradients(total, inputs + outputs, scale)
+    return cells
+
+
+def _half_gradients(
+    bins: exponents.Bins, around: Sequence[_Figures], scale: float | None
+) -> dict[str, Any]:
+    """What float16 did to the gradients at this layer, and the scales it could live with."""
+    share = exponents.underflow_share(bins)
+    if scale is None:
+        return {"underflow_share": share}
+    amax = largest([
+        tensor.gradient_amax
+        for tensor in around
+        if tensor.gradient_amax is not None and tensor.capture.grad_dtype == "float16"
+    ])  # fmt: skip
+    return {
+        "underflow_share": share,
+        "scale_low": exponents.lowest_scale(bins, scale),
+        "scale_high": exponents.highest_scale(amax, scale),
+    }
+
+
+def _amax_and_finite(name: str, maxima: Iterable[float | None]) -> dict[str, Any]:
+    amax = largest([value for value in maxima if value is not None])
+    if amax is None:
+        return {}
+    return {f"{name}_amax": amax, f"{name}_finite": math.isfinite(amax)}
+
+
+def _gradient_maxima(tensors: Iterable[_Figures]) -> list[float | None]:
+    return [tensor.gradient_amax for tensor in tensors]
+
+
+def _headroom(outputs: Iterable[_Figures]) -> float | None:
+    """Octaves between the largest activation and the end of its format; the least of several."""
+    room = [
+        math.log2(_LARGEST_VALUE[tensor.capture.dtype] / tensor.amax)
+        for tensor in outputs
+        if tensor.capture.dtype in _LARGEST_VALUE and 0.0 < tensor.amax < math.inf
+    ]
+    return min(room, default=None)
+
+
+def _once(tensors: Iterable[_Figures]) -> list[_Figures]:
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+# -- what seldom changes ---------------------------------------------------------------------------
+
+
+def _parameter_info(layer: Layer, survey: Survey, capture: LayerCapture) -> dict[str, Any]:
+    held = [survey.parameters[position] for position in layer.weights]
+    if not held:
+        return {}
+    # A lazy parameter has no shape before the first forward.
+    shaped = [parameter for parameter in held if not hasattr(parameter, "materialize")]
+    matrix = next((parameter for parameter in shaped if parameter.ndim >= 2), None)
+    weight = matrix if matrix is not None else next(iter(shaped), None)
+    grad_dtypes = [capture.param_grad_dtypes.get(position) for position in layer.weights]
+    return {
+        "trainable": any(parameter.requires_grad for parameter in held),
+        "weight_shape": None if weight is None else list(weight.shape),
+        "param_dtype": _number(dtype_name(held[0].dtype)),
+        "param_grad_dtype": _number(next((d for d in grad_dtypes if d is not None), None)),
+    }
+
+
+def _visit_info(layer: Layer, visit: VisitCapture, tensors: Sequence[_Figures]) -> dict[str, Any]:
+    product = None
+    if visit.output_shape is not None:
+        product = product_of(layer.module, visit.input_shapes, visit.output_shape)
+    grad_dtypes = (tensors[at].capture.grad_dtype for at in visit.outputs)
+    return {
+        "order": visit.order,
+        "rows": None if product is None else product.rows,
+        "flops": None if product is None else product.flops,
+        "input_dtype": _number(visit.input_dtype),
+        "output_dtype": _number(visit.output_dtype),
+        "out_grad_dtype": _number(next((d for d in grad_dtypes if d is not None), None)),
+        "autocast": visit.autocast,
+    }
+
+
+def _number(dtype: str | None) -> int | None:
+    return None if dtype is None else DTYPE_NUMBERS.get(dtype, DTYPE_NUMBERS["other"])
+
+
+def _without_none(known: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _says_the_same(before: LayerInfo, now: LayerInfo) -> bool:
+    """Whether nothing worth a row has changed.
+
+    Sequences of varying length would tell every layer anew at every sample: rows and operations
+    count as changed when they have doubled or halved.
+    """
+    for name in _INFO_COLUMNS:
+        old, new = getattr(before, name), getattr(now, name)
+        if name in {"rows", "flops"} and old and new and 0.5 < new / old < 2.0:
+            continue
+        if old != new:
+            return False
+    return True

@@ -1,0 +1,197 @@
+"""Watches what passes between the layers: closely on the steps it is armed for, hardly otherwise.
+
+Forward hooks only, and no full backward hooks, which would change the graph. Forward passes in eval
+mode or without gradients are not training and are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ampwatch.probe.capture import LayerCapture
+from ampwatch.probe.hooks import Guard, Hook
+from ampwatch.probe.models import Layer, Survey
+from ampwatch.probe.notes import StepNotes
+from ampwatch.probe.readback import Pack
+from ampwatch.probe.tensors import extremes, measurable, tensors_in
+
+
+class ForwardListener(Protocol):
+    """Hears of every training forward, on the thread that runs it."""
+
+    def forward_began(self, inputs: Iterable[Tensor], device_type: str) -> None:
+        """These tensors, floating and safe to reduce, enter the model."""
+
+    def forward_ended(self, outputs: Iterable[Tensor]) -> None:
+        """These tensors left it."""
+
+
+class LayerObserver:
+    """Hooks on every eager module while armed; two on each root, one on the first layer always."""
+
+    def __init__(self, survey: Survey, guard: Guard) -> None:
+        self.armed = False
+        self.first_layer: Layer | None = None
+        self._survey = survey
+        self._guard = guard
+        self._listener: ForwardListener | None = None
+        self._notes = StepNotes(survey, guard)
+        self._while_armed: list[RemovableHandle] = []
+        self._permanent: list[RemovableHandle] = []
+        self._sealed: dict[int, str] = {}
+        self._first: list[Tensor] = []
+        self._blind = False  # whether no hook fired in the last armed step
+        for layer in survey.layers:
+            if layer.parent is None:
+                self._watch_entry(layer)
+
+    # -- lifetime --------------------------------------------------------------------------------
+
+    def follow(self, listener: ForwardListener) -> None:
+        """Tell this listener of every training forward."""
+        self._listener = listener
+
+    def arm(self) -> None:
+        """Look closely at the coming step."""
+        if self._blind:
+            self._notes.measure_weights()  # no hook will come to say that a forward begins
+        if self.armed:
+            return
+        self.armed = True
+        self._sealed = {}
+        for layer in self._survey.layers:
+            if layer.hooked is not None and not self._is_inside_a_graph(layer):
+                enter = Hook(self._guard, self._enter, layer)
+                leave = Hook(self._guard, self._leave, layer)
+                self._while_armed += (
+                    layer.hooked.register_forward_pre_hook(enter, with_kwargs=True),
+                    layer.hooked.register_forward_hook(leave),
+                )
+
+    def disarm(self) -> None:
+        """Take the hooks off again; what was noted and not collected is forgotten."""
+        self.armed = False
+        _remove(self._while_armed)
+        self._begin_notes()
+
+    def release(self) -> None:
+        """Leave nothing of ours on the model."""
+        self.disarm()
+        _remove(self._permanent)
+        self._listener = None
+
+    def _begin_notes(self) -> None:
+        self._notes.release()
+        self._notes = StepNotes(self._survey, self._guard)
+
+    def _is_inside_a_graph(self, layer: Layer) -> bool:
+        """Whether hooks here would be compiled in; notes why a layer cannot be seen inside."""
+        around = None if layer.parent is None else self._sealed.get(layer.parent)
+        compiled = _compiles_its_call(layer.module)
+        reason = around or layer.sealed or ("compiled" if compiled else None)
+        if reason is not None:
+            self._sealed[layer.number] = reason
+        return around is not None or compiled
+
+    # -- what is taken over at the end of a step -------------------------------------------------
+
+    def collect(self, pack: Pack) -> LayerCapture | None:
+        """The armed step's values, put into its pack; None if it was not armed."""
+        if not self.armed:
+            return None
+        captured = self._notes.capture(pack, dict(self._sealed))
+        self._blind = not self._notes.visits
+        if self.first_layer is None and self._notes.visits:
+            self._find_first_layer()
+        self._begin_notes()
+        return captured
+
+    def collect_first(self, pack: Pack) -> list[int]:
+        """Where the first layer's activation maxima of this step stand, one for each call."""
+        first, self._first = self._first, []
+        return [pack.put(amax) for amax in first]
+
+    # -- hooks while armed -----------------------------------------------------------------------
+
+    def _enter(
+        self, layer: Layer, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        if _trains(layer):
+            self._notes.enter(layer.number, args, kwargs)
+
+    def _leave(self, layer: Layer, _module: nn.Module, _args: Any, output: Any) -> None:
+        if _trains(layer):
+            self._notes.leave(layer.number, output)
+
+    # -- permanent hooks -------------------------------------------------------------------------
+
+    def _watch_entry(self, layer: Layer) -> None:
+        """Say when a training forward begins and ends here."""
+        if layer.hooked is None or _compiles_its_call(layer.module):
+            return
+        begin = Hook(self._guard, self._begin, layer)
+        end = Hook(self._guard, self._end, layer)
+        self._permanent += (
+            layer.hooked.register_forward_pre_hook(begin, with_kwargs=True),
+            layer.hooked.register_forward_hook(end),
+        )
+
+    def _begin(
+        self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        if self._listener is None or not _trains(layer):
+            return
+        tensors = tensors_in(args, kwargs)
+        device = tensors[0].device if tensors else _device_of(module)
+        self._listener.forward_began(filter(measurable, tensors), device.type)
+
+    def _end(self, layer: Layer, _module: nn.Module, _args: Any, output: Any) -> None:
+        if self._listener is not None and _trains(layer):
+            self._listener.forward_ended(tensors_in(output))
+
+    def _find_first_layer(self) -> None:
+        """Where the forward starts is known once one has been watched."""
+        visits = self._notes.visits
+        in_order = sorted(visits, key=lambda number: visits[number].order)
+        layers = [self._survey.layers[number] for number in in_order]
+        if layers[0].parent is not None:  # parts are called one by one, their root never is
+            self._watch_entry(layers[0])
+        for layer in layers:
+            if layer.leaf and layer.sealed is None and visits[layer.number].outputs:
+                assert layer.hooked is not None, "it was visited"
+                hook = Hook(self._guard, self._note_first, layer)
+                self._permanent.append(layer.hooked.register_forward_hook(hook))
+                self.first_layer = layer
+                return
+
+    def _note_first(self, layer: Layer, _module: nn.Module, _args: Any, output: Any) -> None:
+        if not _trains(layer):
+            return
+        for tensor in tensors_in(output):
+            if measurable(tensor):
+                low, high = self._notes.extremes_of(tensor) if self.armed else extremes(tensor)
+                self._first.append(torch.maximum(-low, high))
+
+
+def _trains(layer: Layer) -> bool:
+    return layer.root.training and torch.is_grad_enabled()
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    return next((p.device for p in module.parameters()), torch.device("cpu"))
+
+
+def _compiles_its_call(module: nn.Module) -> bool:
+    """Whether `module.compile()` was used, which leaves the module's class alone."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()

@@ -1,0 +1,208 @@
+"""What a model consists of: its layers and parameters, seen through every wrapper.
+
+A survey is made once. It changes nothing in the model and runs nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from ampwatch.errors import AttachError
+
+ROOT_NAME = "(root)"
+BARE_PARAMETER = "Parameter"
+
+# By name, so that neither FSDP nor the compiler has to be imported to look for them.
+_WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "OptimizedModule": "_orig_mod",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One module, or one bare parameter of a module that has children.
+
+    `hooked` is where hooks go: the module itself, the compiled wrapper around it, or None for a
+    bare parameter. `sealed` says why nothing inside can be seen ("compiled", "scripted").
+    `parameters` are positions in `Survey.parameters` that this layer is the first to hold;
+    `weights` also count those it shares with an earlier layer.
+    """
+
+    number: int
+    name: str
+    module: nn.Module
+    hooked: nn.Module | None
+    root: nn.Module
+    parent: int | None
+    leaf: bool
+    sealed: str | None = None
+    parameters: tuple[int, ...] = ()
+    weights: tuple[int, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The class's name; read late because a lazy module changes its class."""
+        if self.hooked is None:
+            return BARE_PARAMETER
+        # TorchScript hides the class behind its own.
+        return str(getattr(self.module, "original_name", type(self.module).__name__))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survey:
+    """Every layer and parameter of the watched models, each once, in `named_modules` order."""
+
+    layers: tuple[Layer, ...]
+    parameters: tuple[nn.Parameter, ...]
+    parameter_layers: np.ndarray[Any, np.dtype[np.int32]] = field(repr=False)
+    roots: tuple[nn.Module, ...]
+
+    def contains(self, outer: int, inner: int) -> bool:
+        """Whether layer `inner` lies inside layer `outer`."""
+        parent = self.layers[inner].parent
+        while parent is not None and parent != outer:
+            parent = self.layers[parent].parent
+        return parent is not None
+
+
+def survey(model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None) -> Survey:
+    """Number the layers of a model, of several (prefixed by index or key), or of none."""
+    surveyor = _Surveyor()
+    for prefix, module in _models(model):
+        surveyor.add_root(prefix, module)
+    return Survey(
+        layers=tuple(surveyor.layers),
+        parameters=tuple(surveyor.parameters),
+        parameter_layers=np.asarray(surveyor.parameter_layers, dtype=np.int32),
+        roots=tuple(surveyor.roots),
+    )
+
+
+def unwrap(module: nn.Module) -> tuple[nn.Module, nn.Module | None]:
+    """The module inside its wrappers, and the outermost compiled wrapper if there is one."""
+    compiled = None
+    while (wrapper := _wrapper_of(module)) is not None:
+        if wrapper == "OptimizedModule" and compiled is None:
+            compiled = module
+        inner = getattr(module, _WRAPPERS[wrapper], None)
+        if not isinstance(inner, nn.Module):
+            break
+        module = inner
+    return module, compiled
+
+
+def _wrapper_of(module: nn.Module) -> str | None:
+    return next((c.__name__ for c in type(module).__mro__ if c.__name__ in _WRAPPERS), None)
+
+
+def _models(model: Any) -> Iterator[tuple[str, nn.Module]]:
+    if model is None:
+        return
+    if isinstance(model, nn.Module):
+        yield "", model
+        return
+    if isinstance(model, Mapping):
+        pairs: list[tuple[str, Any]] = [(str(key), value) for key, value in model.items()]
+    elif isinstance(model, (list, tuple, set, frozenset)):
+        pairs = [(str(index), value) for index, value in enumerate(model)]
+    else:
+        pairs = [("", model)]
+    for key, value in pairs:
+        if not isinstance(value, nn.Module):
+            raise AttachError(
+                f"model{f'[{key!r}]' if key else ''} is a {type(value).__name__}, not a "
+                "torch.nn.Module; pass attach(scaler, model), where model is a module, a list or "
+                "a dict of modules, or None to watch the scaler alone."
+            )
+        yield key, value
+
+
+class _Surveyor:
+    """Collects while it walks; the walk is what gives numbers and first holders."""
+
+    def __init__(self) -> None:
+        self.layers: list[Layer] = []
+        self.parameters: list[nn.Parameter] = []
+        self.parameter_layers: list[int] = []
+        self.roots: list[nn.Module] = []
+        self._seen: set[int] = set()
+        self._positions: dict[int, int] = {}
+
+    def add_root(self, prefix: str, module: nn.Module) -> None:
+        root, _ = unwrap(module)
+        if id(root) in self._seen:
+            return
+        self.roots.append(root)
+        self._walk(module, prefix, root, parent=None)
+
+    def _walk(self, wrapped: nn.Module, path: str, root: nn.Module, parent: int | None) -> None:
+        module, compiled = unwrap(wrapped)
+        if id(module) in self._seen:
+            return
+        self._seen.add(id(module))
+        children = [(name, child) for name, child in module.named_children() if child is not None]
+        number = len(self.layers)
+        own = {} if children else dict(module.named_parameters(recurse=False))
+        self._add(
+            name=path or ROOT_NAME,
+            module=module,
+            hooked=compiled if compiled is not None else module,
+            root=root,
+            parent=parent,
+            leaf=not children,
+            sealed=_seal(module, compiled),
+            held=tuple(own.values()),
+        )
+        if children:
+            self._add_bare_parameters(module, path, root, number)
+        for name, child in children:
+            self._walk(child, _join(path, name), root, number)
+
+    def _add_bare_parameters(
+        self, module: nn.Module, path: str, root: nn.Module, parent: int
+    ) -> None:
+        for name, parameter in module.named_parameters(recurse=False):
+            self._add(
+                name=_join(path, name),
+                module=module,
+                hooked=None,
+                root=root,
+                parent=parent,
+                leaf=False,
+                sealed=None,
+                held=(parameter,),
+            )
+
+    def _add(self, *, held: tuple[nn.Parameter, ...], **fields: Any) -> None:
+        number = len(self.layers)
+        before = len(self.parameters)
+        weights = tuple(self._position(parameter, number) for parameter in held)
+        owned = tuple(position for position in weights if position >= before)
+        self.layers.append(Layer(number=number, weights=weights, parameters=owned, **fields))
+
+    def _position(self, parameter: nn.Parameter, number: int) -> int:
+        position = self._positions.setdefault(id(parameter), len(self.parameters))
+        if position == len(self.parameters):
+            self.parameters.append(parameter)
+            self.parameter_layers.append(number)
+        return position
+
+
+def _seal(module: nn.Module, compiled: nn.Module | None) -> str | None:
+    if compiled is not None:
+        return "compiled"
+    # TorchScript modules of every kind carry the compiled module behind this name.
+    return "scripted" if hasattr(module, "original_name") and hasattr(module, "_c") else None
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,129 @@
+"""What is noted of the layers in one step, while its forward and backward run.
+
+Notes only: tensors are reduced where they live, and nothing is computed with the results. A
+gradient is seen by a hook on the tensor it belongs to; a tensor that one layer gives and the next
+takes is measured once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from ampwatch.probe.capture import LayerCapture, Seen, Visit, capture_of, dtype_name
+from ampwatch.probe.hooks import Guard, Hook
+from ampwatch.probe.models import Survey
+from ampwatch.probe.readback import Pack
+from ampwatch.probe.samples import copied_bits, counted
+from ampwatch.probe.tensors import FLOATING, HALF, extremes, measurable, tensors_in
+from ampwatch.probe.weights import WeightMeasure
+
+
+class StepNotes:
+    """One step's notes; let go of with `release`, after which the tensors are unwatched."""
+
+    def __init__(self, survey: Survey, guard: Guard) -> None:
+        self.visits: dict[int, Visit] = {}
+        self._survey = survey
+        self._guard = guard
+        self._seen: dict[int, Seen] = {}
+        self._order = itertools.count()
+        self._weights: WeightMeasure | None = None
+        self._hooks: list[RemovableHandle] = []
+
+    def enter(self, number: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A layer is about to run; noted now because an in-place layer overwrites its input."""
+        self.measure_weights()
+        tensors = tensors_in(args, kwargs) if kwargs else tensors_in(args)
+        visit = self.visits.get(number)
+        if visit is None:
+            visit = self.visits[number] = Visit(next(self._order))
+            _describe_call(visit, tensors)
+        visit.inputs += self._note(tensors)
+
+    def leave(self, number: int, output: Any) -> None:
+        """A layer has run."""
+        visit = self.visits.get(number)
+        if visit is None:
+            return
+        tensors = tensors_in(output)
+        if visit.output_shape is None and tensors:
+            chosen = _representative(tensors)
+            visit.output_dtype, visit.output_shape = chosen.dtype, tuple(chosen.shape)
+        for seen in self._note(tensors):
+            seen.sampled = seen.dtype in HALF
+            visit.outputs.append(seen)
+
+    def extremes_of(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """The extremes of a measurable tensor, measured now unless they are noted already."""
+        return self._find(tensor).extremes
+
+    def measure_weights(self) -> None:
+        """Measure the weights as they are now, once a step: the optimizer will move them."""
+        if self._weights is None:
+            self._weights = WeightMeasure(self._survey.parameters)
+
+    def capture(self, pack: Pack, sealed: Mapping[int, str]) -> LayerCapture:
+        """Everything noted, its values put into the step's pack."""
+        weights = {} if self._weights is None else self._weights.put(pack)
+        return capture_of(self.visits, weights, self._param_grad_dtypes(), sealed, pack)
+
+    def release(self) -> None:
+        """Unhook every tensor; one that the user keeps must not keep us."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _param_grad_dtypes(self) -> dict[int, str]:
+        return {
+            position: dtype_name(parameter.grad.dtype)
+            for position, parameter in enumerate(self._survey.parameters)
+            if parameter.grad is not None
+        }
+
+    def _note(self, tensors: Iterable[Tensor]) -> list[Seen]:
+        return [self._find(tensor) for tensor in tensors if measurable(tensor)]
+
+    def _find(self, tensor: Tensor) -> Seen:
+        """What is known of this tensor; measures and hooks one that is new or was changed."""
+        version = 0 if tensor.is_inference() else tensor._version
+        known = self._seen.get(id(tensor))
+        if known is not None and known.is_now(tensor, version):
+            return known
+        seen = self._seen[id(tensor)] = Seen(tensor, version, extremes(tensor))
+        if seen.requires_grad:
+            hook = Hook(self._guard, _note_gradient, seen)
+            self._hooks.append(tensor.register_hook(hook))  # type: ignore[no-untyped-call]
+        return seen
+
+
+def _note_gradient(seen: Seen, gradient: Tensor | None) -> None:
+    if gradient is None or not measurable(gradient):
+        return
+    gradient = gradient.detach()
+    seen.grad_dtype = gradient.dtype
+    seen.gradients.append(extremes(gradient))
+    if seen.sampled and gradient.dtype in HALF:
+        if gradient.is_cpu:
+            seen.bits.append(copied_bits(gradient))
+        else:
+            seen.counts.append(counted(gradient))
+
+
+def _describe_call(visit: Visit, tensors: list[Tensor]) -> None:
+    if not tensors:
+        return
+    chosen = _representative(tensors)
+    visit.input_dtype = chosen.dtype
+    visit.input_shapes = tuple(tuple(tensor.shape) for tensor in tensors[:3])
+    visit.autocast = torch.is_autocast_enabled(chosen.device.type)
+
+
+def _representative(tensors: list[Tensor]) -> Tensor:
+    """The first floating tensor: a layer is known by what it computes with."""
+    return next((tensor for tensor in tensors if tensor.dtype in FLOATING), tensors[0])

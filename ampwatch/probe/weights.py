@@ -1,0 +1,70 @@
+"""Norms and largest magnitudes of the weights, as they are before a forward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ampwatch.probe.capture import WeightCapture
+from ampwatch.probe.readback import Pack
+from ampwatch.probe.tensors import extremes, measurable
+
+
+class WeightMeasure:
+    """The weights of a step, measured once; put into the pack at its end."""
+
+    __slots__ = ("_largest", "_norms", "_positions")
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        chosen = {
+            position: parameter.detach()
+            for position, parameter in enumerate(parameters)
+            if type(parameter) is nn.Parameter and measurable(parameter)
+        }
+        self._positions = list(chosen)
+        tensors = list(chosen.values())
+        self._norms = _norms(tensors, 2.0)
+        self._largest = _largest_magnitudes(tensors, self._norms)
+
+    def put(self, pack: Pack) -> dict[int, WeightCapture]:
+        """Where each parameter's figures stand in the pack, by the parameter's position."""
+        captured = {}
+        for position, norm, amax in zip(self._positions, self._norms, self._largest, strict=True):
+            amax_at = None if amax is None else pack.put(amax)
+            captured[position] = WeightCapture(pack.put(norm), amax_at)
+        return captured
+
+
+def _norms(tensors: list[Tensor], order: float) -> list[Tensor]:
+    """Norms in float32, or wider where the weights are."""
+    wide = [tensor.dtype is torch.float64 for tensor in tensors]
+    if not any(wide):
+        return _foreach_norms(tensors, order, torch.float32)
+    narrow = iter(_foreach_norms(
+        [t for t, is_wide in zip(tensors, wide, strict=True) if not is_wide], order, torch.float32
+    ))  # fmt: skip
+    doubles = iter(_foreach_norms(
+        [t for t, is_wide in zip(tensors, wide, strict=True) if is_wide], order, torch.float64
+    ))  # fmt: skip
+    return [next(doubles) if is_wide else next(narrow) for is_wide in wide]
+
+
+def _foreach_norms(tensors: list[Tensor], order: float, dtype: torch.dtype) -> list[Tensor]:
+    return list(torch._foreach_norm(tensors, order, dtype=dtype)) if tensors else []
+
+
+def _largest_magnitudes(tensors: list[Tensor], norms: list[Tensor]) -> list[Tensor | None]:
+    """Where the norm is no proof of finiteness: on a device, which cannot be asked, always."""
+    found: list[Tensor | None] = [None] * len(tensors)
+    on_device = [index for index, tensor in enumerate(tensors) if not tensor.is_cpu]
+    asked = _norms([tensors[index] for index in on_device], math.inf)
+    for index, amax in zip(on_device, asked, strict=True):
+        found[index] = amax
+    for index, tensor in enumerate(tensors):
+        if tensor.is_cpu and not math.isfinite(norms[index].item()):
+            low, high = extremes(tensor)
+            found[index] = torch.maximum(-low, high)
+    return found
