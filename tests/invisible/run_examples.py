@@ -1,0 +1,104 @@
+"""A child of test_invisible_examples: run every example in one process and print a digest of each.
+
+run_examples.py bare|watched FOLDER STEPS. What an example makes is kept by wrapping the
+constructors of optimizers and scalers, in both modes alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import importlib.util
+import io
+import json
+import random
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from invisible_trainings import flatten
+
+import ampwatch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+_TIMES = re.compile(r"[\d.]+ s\b")
+
+
+class NoWatch:
+    """Stands in for a watch in the bare mode."""
+
+    def __enter__(self) -> NoWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def log(self, **_: object) -> None: ...
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def keep_what_is_made(kind: type, made: list[Any]) -> None:
+    original = kind.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        made.append(self)
+
+    kind.__init__ = __init__
+
+
+def digest(path: Path, folder: Path, steps: int, made: list[Any]) -> dict[str, str]:
+    """What the example leaves behind, as one hash for each place."""
+    made.clear()
+    np.random.seed(1)
+    random.seed(1)
+    arguments = [f"--steps={steps}", f"--log-dir={folder}", "--seed=5"]
+    if path.stem == "save_and_resume":
+        arguments.append(f"--checkpoint={folder / 'checkpoint.pt'}")
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        load(path).main(arguments)
+    gc.collect()
+    groups = [group for one in made for group in getattr(one, "param_groups", ())]
+    left = {
+        "made": [one.state_dict() for one in made],
+        "weights": [
+            g["params"] for o in made if hasattr(o, "param_groups") for g in o.param_groups
+        ],
+        "random": [torch.get_rng_state(), np.random.get_state(), random.getstate()],
+        "printed": _TIMES.sub("", output.getvalue()).splitlines(),
+    }
+    return {
+        place: hashlib.sha256(repr(value).encode()).hexdigest()
+        for place, value in flatten(left).items()
+    }
+
+
+def main() -> None:
+    mode, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    if mode == "bare":
+        ampwatch.attach = lambda *args, **kwargs: NoWatch()
+    made: list[Any] = []
+    keep_what_is_made(torch.optim.Optimizer, made)
+    keep_what_is_made(torch.amp.GradScaler, made)
+    digests = {
+        path.stem: digest(path, folder, steps, made) for path in sorted(EXAMPLES.glob("*.py"))
+    }
+    print(json.dumps(digests))
+
+
+if __name__ == "__main__":
+    main()
