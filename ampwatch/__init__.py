@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis import diagnose as diagnose
     from ampwatch.errors import AmpwatchError as AmpwatchError
     from ampwatch.probe import Watch as Watch
-    from ampwatch.probe import attach as attach
+    from ampwatch.probe.attach import attach as attach
     from ampwatch.store import Run as Run
     from ampwatch.store import list_runs as list_runs
     from ampwatch.store import open_run as open_run

@@ -31,7 +31,7 @@ class Pack:
         changed in place asks for a seal before that.
         """
         position = len(self.values)
-        if tensor.device.type == "cpu":
+        if tensor.is_cpu:
             if tensor.ndim == 0:
                 self.values.append(tensor.item())
             else:
@@ -45,6 +45,12 @@ class Pack:
         """Take a number that is known already."""
         self.values.append(value)
         return len(self.values) - 1
+
+    def put_numbers(self, values: list[float]) -> int:
+        """Take numbers that are known already; the position of the first."""
+        position = len(self.values)
+        self.values += values
+        return position
 
     def seal(self) -> None:
         """Start the copy of what is pending; may be called several times."""
@@ -73,6 +79,12 @@ class Pack:
             self._copies.pop()
         return True
 
+    def wait(self) -> None:
+        """Let the copies arrive; only for the end of a watch, never between steps."""
+        for _, _, event in self._copies:
+            if event is not None:
+                event.synchronize()
+
 
 def _copy_out(joined: Tensor, device: torch.device) -> tuple[Tensor, Any]:
     """The copy on the host, and the event after which it may be read."""
@@ -81,6 +93,6 @@ def _copy_out(joined: Tensor, device: torch.device) -> tuple[Tensor, Any]:
         return joined.to("cpu"), None
     host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
     host.copy_(joined, non_blocking=True)
-    event = torch.cuda.Event()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return host, event

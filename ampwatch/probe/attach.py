@@ -1,0 +1,243 @@
+"""`attach`: look at what was given, refuse it with the remedy, or watch it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ampwatch.errors import AmpwatchError, AttachError
+from ampwatch.probe import identity
+from ampwatch.probe.command import masked
+from ampwatch.probe.courier import Courier, Log, Post
+from ampwatch.probe.devices import DeviceSampler
+from ampwatch.probe.digest import Digest
+from ampwatch.probe.guard import Guard, warn
+from ampwatch.probe.layers import LayerObserver
+from ampwatch.probe.loop import Loop
+from ampwatch.probe.memory_log import MemoryLog
+from ampwatch.probe.models import Survey, survey
+from ampwatch.probe.sampling import Sampling
+from ampwatch.probe.watch import NoWatch, Watch
+from ampwatch.rows import EventKind
+from ampwatch.store import RankWriter, RunInfo, create_run, read_info, register_run
+
+_WATCHES: weakref.WeakValueDictionary[int, Watch] = weakref.WeakValueDictionary()
+_attached = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user asked for beside scaler and model."""
+
+    run: str | None
+    log_dir: str | Path | None
+    endpoint: str | None
+    layer_every: int
+    config: Mapping[str, Any]
+    start_step: int
+    resume: bool
+
+
+def attach(
+    scaler: Any,
+    model: Any,
+    *,
+    optimizer: Any = None,
+    run: str | None = None,
+    log_dir: str | Path | None = None,
+    endpoint: str | None = None,
+    layer_every: int = 50,
+    config: Mapping[str, Any] | None = None,
+    start_step: int = 0,
+    resume: bool = False,
+) -> Watch | NoWatch:
+    """Watch a mixed-precision training loop; the one line to add to it.
+
+    `scaler` is a torch.amp.GradScaler or a subclass; a disabled one or None is fine (bf16, fp32), and
+    with None the `optimizer` must be given. `model` is a module, a list or dict of them, or None for
+    the scalars alone. The run is written to `log_dir`/`run` and sent to `endpoint` ("off" for none).
+    Wrong arguments raise AttachError here; nothing of ours raises later.
+    """
+    if identity.disabled(os.environ):
+        return NoWatch()
+    optimizers = _optimizers(optimizer)
+    _check(scaler, model, optimizers, config, layer_every)
+    known = _watch_of(scaler, model)
+    if known is not None:
+        warn("this scaler is watched already; the watch that is there goes on. close() it first.")
+        return known
+    settings = Settings(run, log_dir, endpoint, layer_every, dict(config or {}), start_step, resume)
+    watch = _begin(scaler, survey(model), optimizers, settings)
+    _WATCHES[_key(scaler, model)] = watch
+    return watch
+
+
+# -- what was given ------------------------------------------------------------------------------
+
+
+def _check(
+    scaler: Any, model: Any, optimizers: Sequence[Any], config: Any, layer_every: int
+) -> None:
+    if isinstance(scaler, nn.Module) or isinstance(model, torch.amp.GradScaler):
+        raise AttachError(
+            "the arguments are swapped: call ampwatch.attach(scaler, model), the scaler first."
+        )
+    if isinstance(scaler, torch.optim.Optimizer):
+        raise AttachError(
+            "the first argument is an optimizer; call ampwatch.attach(scaler, model), or without a "
+            "scaler ampwatch.attach(None, model, optimizer=optimizer)."
+        )
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+        raise AttachError(
+            f"the scaler is a {type(scaler).__name__}, not a torch.amp.GradScaler; pass the "
+            "GradScaler that your loop steps with, or None for bf16 and fp32."
+        )
+    if scaler is None and not optimizers:
+        raise AttachError(
+            "without a scaler nothing shows ampwatch the optimizer; call "
+            "ampwatch.attach(None, model, optimizer=optimizer)."
+        )
+    if config is not None and not isinstance(config, Mapping):
+        raise AttachError(f"config is a {type(config).__name__}; pass a dict, such as vars(args).")
+    if not isinstance(layer_every, int) or layer_every < 1:
+        raise AttachError(
+            f"layer_every is {layer_every!r}; pass a whole number of steps from 1 on."
+        )
+
+
+def _optimizers(optimizer: Any) -> tuple[Any, ...]:
+    given = () if optimizer is None else optimizer
+    several = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    for one in several:
+        if not hasattr(one, "param_groups"):
+            raise AttachError(
+                f"optimizer is a {type(one).__name__} without param_groups; pass the "
+                "torch.optim.Optimizer of your loop, or a list of them."
+            )
+    return several
+
+
+def _key(scaler: Any, model: Any) -> int:
+    return id(scaler) if scaler is not None else id(model)
+
+
+def _watch_of(scaler: Any, model: Any) -> Watch | None:
+    known = _WATCHES.get(_key(scaler, model))
+    return None if known is None or known.closed else known
+
+
+# -- beginning -----------------------------------------------------------------------------------
+
+
+def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: Settings) -> Watch:
+    guard = Guard()
+    own_info, rank = _run_info(scaler, settings)
+    log, info, run_folder = _open_log(own_info, rank, settings)
+    courier = Courier(
+        Digest(surveyed),
+        log,
+        lambda: _open_post(info, rank, log, settings),
+        DeviceSampler(_devices(surveyed)).sample,
+        guard,
+    )
+    observer = LayerObserver(surveyed, guard) if surveyed.layers else None
+    sampling = Sampling(observer, settings.layer_every, settings.start_step)
+    loop = Loop(scaler, surveyed.parameters, courier.deliver, sampling, guard, settings.start_step)
+    if observer is not None:
+        observer.follow(loop)
+    loop.event(EventKind.STARTED, _started(own_info, settings, rank))
+    for one in optimizers:
+        loop.view(one)
+    return Watch(scaler, surveyed, loop, observer, courier, guard, run_folder)
+
+
+def _run_info(scaler: Any, settings: Settings) -> tuple[RunInfo, int]:
+    """What run.json says, and this process's rank."""
+    global _attached  # noqa: PLW0603 - each watch of a process has its own run
+    who = identity.identify(os.environ, sys.argv, datetime.now(), _attached)
+    _attached += 1
+    info = RunInfo(
+        id=who.run_id,
+        name=settings.run or who.name,
+        started_ns=time.time_ns(),
+        host=identity.host(),
+        command=masked(sys.argv),
+        versions=identity.versions(),
+        config=settings.config,
+        scaler=_scaler_facts(scaler),
+        world_size=who.world_size,
+        layer_every=settings.layer_every,
+    )
+    return info, who.rank
+
+
+def _scaler_facts(scaler: Any) -> dict[str, Any]:
+    """The scaler's settings, by its public getters; nothing here waits for a device."""
+    if scaler is None:
+        return {}
+    return {
+        "class": type(scaler).__name__,
+        "enabled": scaler.is_enabled(),
+        "init_scale": getattr(scaler, "_init_scale", None),
+        "growth_factor": scaler.get_growth_factor() if scaler.is_enabled() else None,
+        "backoff_factor": scaler.get_backoff_factor() if scaler.is_enabled() else None,
+        "growth_interval": scaler.get_growth_interval() if scaler.is_enabled() else None,
+    }
+
+
+def _open_log(info: RunInfo, rank: int, settings: Settings) -> tuple[Log, RunInfo, Path | None]:
+    """The log on disk; if there can be none, one that only numbers what goes over the wire."""
+    folder = identity.log_dir(os.environ, settings.log_dir)
+    try:
+        run_folder = create_run(folder, info, resume=settings.resume)
+        log = RankWriter(run_folder, rank)
+    except (AmpwatchError, OSError) as error:
+        warn(f"there will be no log ({error}); training goes on, and is only seen live.")
+        return MemoryLog(), info, None
+    with contextlib.suppress(AmpwatchError, OSError):
+        register_run(run_folder)
+    return log, read_info(run_folder), run_folder
+
+
+def _open_post(info: RunInfo, rank: int, log: Log, settings: Settings) -> Post | None:
+    endpoint = identity.endpoint(os.environ, settings.endpoint)
+    if endpoint is None:
+        return None
+    from ampwatch.feed import Hello, Sender  # "off" loads no zmq
+
+    version = info.versions.get("ampwatch", "")
+    hello = Hello(info.id, rank, info.to_json(), info.format, version)
+    try:
+        return Sender(endpoint, hello, log)
+    except (AmpwatchError, OSError) as error:
+        warn(f"nothing is sent live ({error}); the log on disk is complete.")
+        return None
+
+
+def _devices(surveyed: Survey) -> list[torch.device]:
+    """The devices the model lives on, each once."""
+    return list(dict.fromkeys(p.device for p in surveyed.parameters))
+
+
+def _started(info: RunInfo, settings: Settings, rank: int) -> dict[str, Any]:
+    """What the event says that begins an attempt."""
+    return {
+        "rank": rank,
+        "pid": os.getpid(),
+        "host": identity.host(),
+        "start_step": settings.start_step,
+        "resume": settings.resume,
+        "scaler": dict(info.scaler),
+        "config": {str(key): str(value)[:200] for key, value in settings.config.items()},
+    }

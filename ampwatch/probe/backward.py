@@ -1,0 +1,110 @@
+"""Where a backward pass begins and ends, and whether it left gradients behind.
+
+A hook on the tensor that starts it marks the begin; a callback of the autograd engine the end. The
+callback queues itself once more, because DDP and FSDP write the reduced gradients in callbacks of
+their own, which were queued during the pass. `autograd.grad` (a gradient penalty) accumulates
+nothing, and so does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from ampwatch.probe.gradients import Fingerprint, fingerprint
+from ampwatch.probe.guard import Guard
+from ampwatch.probe.hooks import Hook
+from ampwatch.probe.records import Loss
+
+
+class BackwardWatch:
+    """Follows the backward passes of one loop."""
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        ended: Callable[[], None],
+        misuse: Callable[[str, Mapping[str, Any]], None],
+        guard: Guard,
+    ) -> None:
+        self._parameters: list[Tensor] = []
+        self._known: dict[int, int] = {}
+        self._ended = ended
+        self._misuse = misuse
+        self._guard = guard
+        self._task: int | None = None  # the pass in progress, by the engine's number
+        self._before: Fingerprint | None = None
+        self._left: Fingerprint | None = None  # the gradients as the last pass left them
+        self._losses: list[Loss] = []
+        self._released = False
+        self._again = Hook(guard, self._queue_last)
+        self._last = Hook(guard, self._finish)
+        self.add(parameters)
+
+    def add(self, parameters: Sequence[Tensor]) -> None:
+        """Follow these parameters too."""
+        for parameter in parameters:
+            if id(parameter) not in self._known and parameter.requires_grad:
+                self._known[id(parameter)] = len(self._parameters)
+                self._parameters.append(parameter)
+                self._left = None
+
+    def follow(self, start: Tensor, loss: Loss | None) -> None:
+        """Mark the pass that will start at this tensor."""
+        start.register_hook(Hook(self._guard, self._began, loss))  # type: ignore[no-untyped-call]
+
+    def _began(self, loss: Loss | None, gradient: Tensor) -> None:
+        if self._released:
+            return
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task = task
+            self._losses = []
+            self._before = fingerprint(self._parameters)
+            device_type = gradient.device.type
+            if torch.is_autocast_enabled(device_type):
+                self._misuse("AMP409", {"device": device_type})
+            Variable._execution_engine.queue_callback(self._again)
+        if loss is not None:
+            self._losses.append(loss)
+
+    def _queue_last(self) -> None:
+        Variable._execution_engine.queue_callback(self._last)
+
+    def _finish(self) -> None:
+        self._task = None
+        if self._released:
+            return
+        now = fingerprint(self._parameters)
+        if now == self._before:
+            return
+        self._left = now
+        for loss in self._losses:
+            loss.counted = True
+        self._ended()
+
+    def edited(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether someone wrote to these parameters' gradients since the last pass left them."""
+        left = self._left
+        if left is None:
+            return False
+        now = fingerprint(parameters)
+        if now.versions == left.versions and now.identities == left.identities:
+            return False  # the common case: one optimizer, and it holds just these parameters
+        known = [self._known.get(id(parameter)) for parameter in parameters]
+        return any(
+            position is not None
+            and identity != id(None)
+            and (left.identities[position], left.versions[position]) != (identity, version)
+            for position, identity, version in zip(known, now.identities, now.versions, strict=True)
+        )
+
+    def release(self) -> None:
+        """Forget everything; hooks still on tensors do nothing from now on."""
+        self._released = True
+        self._parameters = []
+        self._losses = []

@@ -1,0 +1,176 @@
+"""The courier: one thread that takes records, makes rows of them, files them and sends them.
+
+The training thread only appends to a deque. What would grow beyond `QUEUE_BYTES` is dropped and
+counted; a log that cannot be written costs rows, which are counted too and said in a `gap` event as
+soon as writing works again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ampwatch import codec
+from ampwatch.errors import AmpwatchError
+from ampwatch.probe.digest import Digest
+from ampwatch.probe.guard import Guard, warn
+from ampwatch.probe.records import EventRecord, StepRecord
+from ampwatch.probe.updates import HostUpdate
+from ampwatch.rows import EventKind, Table
+
+FLUSH_SECONDS = 0.15
+DEVICE_SECONDS = 1.0
+QUEUE_BYTES = 64 * 2**20
+JOIN_SECONDS = 10.0
+
+
+class Log(Protocol):
+    """Where batches are filed; `store.RankWriter` is one."""
+
+    next_sequence: int
+
+    def append(self, batch: codec.Batch, sequence: int | None = None) -> int:
+        """File a batch; what is returned is acknowledged."""
+
+    def read_from(self, sequence: int, max_bytes: int) -> list[tuple[int, codec.Batch]]:
+        """Filed batches, for replay."""
+
+    def close(self) -> None:
+        """Let go of the files."""
+
+
+class Post(Protocol):
+    """Where batches are sent live; `feed.Sender` is one."""
+
+    def send(self, sequence: int, batch: codec.Batch) -> None:
+        """Send without blocking, or leave it to the replay."""
+
+    def poll(self) -> None:
+        """Heartbeats, acknowledgements, replay."""
+
+    def close(self, timeout_s: float = 2.0) -> bool:
+        """Say the end."""
+
+
+class Courier:
+    """Carries the records of one watch; `deliver` may be called from any thread."""
+
+    def __init__(
+        self,
+        digest: Digest,
+        log: Log,
+        open_post: Callable[[], Post | None],
+        sample_devices: Callable[[int], dict[str, list[Any]]],
+        guard: Guard,
+    ) -> None:
+        self.lost_rows = 0
+        self._digest = digest
+        self._log = log
+        self._open_post = open_post
+        self._post: Post | None = None
+        self._sample_devices = sample_devices
+        self._guard = guard
+        self._queue: deque[StepRecord | EventRecord] = deque()
+        self._queued_bytes = 0
+        self._wake = threading.Event()
+        self._stop = False
+        self._sampled_at = -DEVICE_SECONDS
+        self._unsaid_rows = 0
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="ampwatch-courier", daemon=True)
+        self._thread.start()
+
+    def deliver(self, record: StepRecord | EventRecord) -> None:
+        """Take a record; never blocks and never grows without bound."""
+        if isinstance(record, StepRecord):
+            size = _size_bytes(record)
+            if self._queued_bytes + size > QUEUE_BYTES:
+                for turn in record.turns:
+                    turn.update = None  # the dearest first: the update's figures become absent
+                size = 0
+            self._queued_bytes += size
+        self._queue.append(record)
+
+    def close(self, last: EventRecord) -> None:
+        """Carry what is left, say the end, and let go; waits a few seconds at most."""
+        if os.getpid() != self._pid:
+            return
+        self._queue.append(last)
+        self._stop = True
+        self._wake.set()
+        self._thread.join(JOIN_SECONDS)
+        if self._thread.is_alive():
+            warn("could not finish writing within 10 s; the end of the log may be missing.")
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._post = self._guard.run(self._open_post)
+        while not self._stop:
+            self._wake.wait(FLUSH_SECONDS)
+            self._guard.run(self._flush)
+        self._guard.run(self._finish)
+
+    def _finish(self) -> None:
+        self._flush()
+        if self._post is not None:
+            self._post.close()
+        self._log.close()
+
+    def _flush(self) -> None:
+        records = [self._queue.popleft() for _ in range(len(self._queue))]
+        self._queued_bytes = 0
+        sets = self._digest.rows(records) if records else []
+        now = time.monotonic()
+        if now - self._sampled_at >= DEVICE_SECONDS:
+            self._sampled_at = now
+            sets.append((Table.DEVICES, self._sample_devices(time.time_ns())))
+        for table, columns in sets:
+            self._file(codec.encode(table, columns))
+        if self._post is not None:
+            self._post.poll()
+
+    def _file(self, batch: codec.Batch) -> None:
+        if self._unsaid_rows and not self._say_gap():
+            self._lose(batch.row_count)
+            return
+        try:
+            sequence = self._log.append(batch)
+        except (AmpwatchError, OSError) as error:
+            if not self.lost_rows:
+                warn(f"rows are being lost ({error}); training goes on.")
+            self._lose(batch.row_count)
+            return
+        if self._post is not None:
+            self._post.send(sequence, batch)
+
+    def _lose(self, row_count: int) -> None:
+        self.lost_rows += row_count
+        self._unsaid_rows += row_count
+
+    def _say_gap(self) -> bool:
+        """Once writing works again, the log says what is missing."""
+        columns: dict[str, list[Any]] = {
+            "step": [None],
+            "time_ns": [time.time_ns()],
+            "kind": [EventKind.GAP.value],
+            "detail": [
+                f'{{"lost_rows": {self._unsaid_rows}, "why": "the log could not be written"}}'
+            ],
+        }
+        try:
+            self._log.append(codec.encode(Table.EVENTS, columns))
+        except (AmpwatchError, OSError):
+            return False
+        self._unsaid_rows = 0
+        return True
+
+
+def _size_bytes(record: StepRecord) -> int:
+    """What a queued record holds, roughly."""
+    slices = [t.update for t in record.turns if isinstance(t.update, HostUpdate)]
+    return 8 * len(record.pack.values) + sum(s.before.nbytes + s.after.nbytes for s in slices)

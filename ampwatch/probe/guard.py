@@ -1,0 +1,64 @@
+"""The one guard at the probe's edge: what fails in us never reaches the training.
+
+It warns once, counts, carries on, and after too many failures switches the watch off. Under our own
+tests (`AMPWATCH_STRICT=1`) it re-raises, so that nothing hides there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+FAILURES_BEFORE_OFF = 100
+
+
+class AmpwatchWarning(UserWarning):
+    """Something of ampwatch's own is lost; the training is not touched."""
+
+
+def warn(message: str) -> None:
+    """Say it once in the user's own way; a filter that makes warnings errors may not end training."""
+    try:
+        warnings.warn(f"ampwatch: {message}", AmpwatchWarning, stacklevel=3)
+    except AmpwatchWarning:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(f"ampwatch: {message}\n")
+
+
+class Guard:
+    """Runs our code for its effect; its failures are counted, not raised."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.off = False
+        self._strict = os.environ.get("AMPWATCH_STRICT") == "1"
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The function's result, or None if it failed or the watch is off."""
+        if self.off:
+            return None
+        try:
+            return function(*arguments)
+        except Exception as error:  # noqa: BLE001 - the one place where everything is caught
+            self.failed(error)
+            return None
+
+    def failed(self, error: Exception) -> None:
+        """Count a failure; the first is said with its place."""
+        if self._strict:
+            raise error
+        self.failures += 1
+        if self.failures == 1:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            warn(
+                f"could not observe this step ({type(error).__name__}: {error}; "
+                f"{place.name}, line {place.lineno}). Training goes on; some figures will be absent."
+            )
+        if self.failures >= FAILURES_BEFORE_OFF:
+            self.off = True
+            warn(f"switched off after {self.failures} failures of its own; training goes on.")

@@ -1,0 +1,178 @@
+"""Which layers' rows are written, and when: at each sampled step, and around each overflow.
+
+Gradient norms, their finiteness and the update ratios are known for every step; they wait here for
+64 steps, and are written for a sampled step, or for all that wait when one of them overflowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampwatch.probe.models import Survey
+from ampwatch.probe.records import StepRecord, Turn
+from ampwatch.probe.updates import UpdateFigures
+
+RING_STEPS = 64
+Columns = dict[str, list[Any]]
+
+
+@dataclass(slots=True)
+class LayerStep:
+    """What one step knows of every layer without looking inside it."""
+
+    step: int
+    seen: NDArray[np.bool_]  # has gradients at all
+    grad_norm: NDArray[np.float64]
+    finite_known: NDArray[np.bool_]
+    grad_finite: NDArray[np.bool_]
+    update_ratio: NDArray[np.float64]  # nan: absent
+    parameter_finite: dict[int, bool]  # of the parameters whose gradients were judged
+    first_layer: int | None = None
+    first_amax: float | None = None
+    written: bool = False
+
+
+class LayerLog:
+    """Keeps the waiting steps and says which are to be written."""
+
+    def __init__(self, survey: Survey) -> None:
+        self._count = len(survey.layers)
+        self._layer_of = np.asarray(survey.parameter_layers, np.int64)
+        self._matrix = np.array([p.ndim >= 2 for p in survey.parameters], np.bool_)
+        self._ring: deque[LayerStep] = deque(maxlen=RING_STEPS)
+
+    def take(self, record: StepRecord, moved: Mapping[int, UpdateFigures]) -> LayerStep:
+        """Remember what this step knows of each layer."""
+        known = LayerStep(
+            record.step,
+            np.zeros(self._count, np.bool_),
+            np.zeros(self._count),
+            np.zeros(self._count, np.bool_),
+            np.ones(self._count, np.bool_),
+            np.full(self._count, np.nan),
+            {},
+        )
+        for turn in record.turns:
+            self._add_norms(record, turn, known)
+            figures = moved.get(id(turn.update))
+            if figures is not None:
+                ratios = self.update_ratios(turn, figures)
+                known.update_ratio = np.where(np.isnan(ratios), known.update_ratio, ratios)
+        known.grad_norm = np.sqrt(known.grad_norm)
+        known.first_layer, known.first_amax = first_activation(record)
+        self._ring.append(known)
+        return known
+
+    def around_overflow(self) -> list[LayerStep]:
+        """The waiting steps that no row shows yet."""
+        return [step for step in self._ring if not step.written]
+
+    def _add_norms(self, record: StepRecord, turn: Turn, known: LayerStep) -> None:
+        norms = turn.norms or turn.applied
+        if norms is None or not self._count:
+            return
+        values = record.pack.values
+        positions = np.asarray(turn.positions, np.int64)
+        if norms.present is not None:
+            positions = positions[list(norms.present)]
+        parts = np.array(values[norms.at : norms.at + norms.count])
+        if norms.scaled and record.scale_at is not None:
+            parts = parts / values[record.scale_at]
+        finite = np.isfinite(parts)
+        judged = finite.copy()
+        if norms.amax_at is not None:
+            amax = np.array(values[norms.amax_at : norms.amax_at + norms.count])
+            finite, judged = np.isfinite(amax), np.ones(len(amax), np.bool_)
+        elif turn.found_inf_at and not any(values[at] for at in turn.found_inf_at):
+            finite, judged = np.ones(len(parts), np.bool_), np.ones(len(parts), np.bool_)
+        ours = positions >= 0
+        layers = self._layer_of[positions[ours]]
+        known.seen[layers] = True
+        np.add.at(known.grad_norm, layers, parts[ours] ** 2)
+        np.logical_and.at(known.grad_finite, layers, finite[ours])
+        known.finite_known[layers] = True
+        known.finite_known[layers[~judged[ours]]] = False
+        at = positions[ours & judged].tolist()
+        known.parameter_finite.update(zip(at, finite[ours & judged].tolist(), strict=True))
+
+    def update_ratios(self, turn: Turn, figures: UpdateFigures) -> NDArray[np.float64]:
+        """Update over weight norm of each layer; nan where it has no weights or they are zero."""
+        assert turn.update is not None
+        layout = turn.update.layout
+        positions = np.asarray(turn.positions, np.int64)[layout.positions]
+        ours = positions >= 0
+        layers = self._layer_of[positions[ours]]
+        # A bias that starts at zero has no ratio: weights speak where a layer has them.
+        matrix = layout.matrix[ours]
+        has_matrix = np.zeros(self._count, np.bool_)
+        has_matrix[layers[matrix]] = True
+        used = matrix | ~has_matrix[layers]
+        moved = self._sum(layers[used], figures.update_squares[ours][used])
+        weights = self._sum(layers[used], figures.weight_squares[ours][used])
+        with np.errstate(all="ignore"):
+            return np.where(weights > 0, np.sqrt(moved / weights), np.nan)
+
+    def _sum(self, layers: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+        total = np.zeros(self._count)
+        np.add.at(total, layers, values)
+        return total
+
+
+def first_activation(record: StepRecord) -> tuple[int | None, float | None]:
+    """The first layer's number and its activation maximum in this step."""
+    if not record.first_layer_at:
+        return None, None
+    amax = [record.pack.values[at] for at in record.first_layer_at]
+    if all(map(math.isfinite, amax)):
+        return record.first_layer, max(amax)
+    return record.first_layer, math.nan if any(map(math.isnan, amax)) else math.inf
+
+
+def rows_of(steps: list[LayerStep]) -> Columns:
+    """The narrow rows of steps that were not looked into."""
+    columns: Columns = {
+        name: []
+        for name in ("step", "layer", "grad_norm", "grad_finite", "update_ratio", "act_amax")
+    }
+    for known in steps:
+        known.written = True
+        wanted = known.seen | ~np.isnan(known.update_ratio)
+        if known.first_layer is not None:
+            wanted[known.first_layer] = True
+        layers = np.flatnonzero(wanted)
+        columns["step"] += [known.step] * len(layers)
+        columns["layer"] += layers.tolist()
+        for name, values in cells_of(known, layers.tolist()).items():
+            columns[name] += values
+        columns["act_amax"] += [
+            known.first_amax if layer == known.first_layer else None for layer in layers.tolist()
+        ]
+    return columns
+
+
+def merged(columns: Columns, known: LayerStep) -> Columns:
+    """A sampled step's own columns, with what every step measures added; layers of both."""
+    known.written = True
+    layers = list(columns["layer"])
+    more = [n for n in np.flatnonzero(known.seen).tolist() if n not in set(layers)]
+    padded = {name: [*values, *[None] * len(more)] for name, values in columns.items()}
+    padded["layer"] = layers + more
+    padded["step"] = [known.step] * len(padded["layer"])
+    return {**padded, **cells_of(known, padded["layer"])}
+
+
+def cells_of(known: LayerStep, layers: list[int]) -> Columns:
+    """What the every-step measurement says of these layers, absent as None."""
+    norm, finite, ratio = known.grad_norm, known.grad_finite, known.update_ratio
+    return {
+        "grad_norm": [float(norm[n]) if known.seen[n] else None for n in layers],
+        "grad_finite": [bool(finite[n]) if known.finite_known[n] else None for n in layers],
+        "update_ratio": [None if np.isnan(ratio[n]) else float(ratio[n]) for n in layers],
+    }

@@ -1,0 +1,153 @@
+"""What the probe knows of one optimizer: its parameters, its rates, and when it steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampwatch.probe.gradients import Fingerprint, GradientMeter
+from ampwatch.probe.updates import Slices
+
+
+def _number(value: Any) -> float | None:
+    """A hyper-parameter as a number; None where only a synchronisation would tell."""
+    if isinstance(value, Tensor):
+        return float(value.item()) if value.device.type == "cpu" and value.numel() == 1 else None
+    if isinstance(value, (int, float)):
+        return float(value)
+    return None
+
+
+class OptimizerView:
+    """One optimizer as the probe sees it; holds hooks that `release` takes away."""
+
+    def __init__(
+        self,
+        number: int,
+        optimizer: Any,
+        positions: Mapping[int, int],
+        on_step: tuple[Callable[..., None], Callable[..., None]],
+        *,
+        detailed: bool,
+    ) -> None:
+        self.number = number
+        self.optimizer = optimizer
+        self.parameters: list[Tensor] = []
+        self.observed: list[Tensor] = []  # those whose norms and updates are taken
+        self.positions: list[int] = []  # in the survey; -1 for a parameter of no watched model
+        self.slices = Slices((), ())
+        self.meter = GradientMeter(())
+        self.measured: Fingerprint | None = None  # the gradients as `unscale_` left them
+        self._highest: list[float] = []
+        self._known = positions
+        self._detailed = detailed
+        self._counts: list[int] = []
+        self._handles = self._hook(*on_step)
+        self.follow()
+
+    def _hook(self, before: Callable[..., None], after: Callable[..., None]) -> list[Any]:
+        if not hasattr(self.optimizer, "register_step_post_hook"):
+            return []
+        return [
+            self.optimizer.register_step_pre_hook(before),
+            self.optimizer.register_step_post_hook(after),
+        ]
+
+    @property
+    def hooked(self) -> bool:
+        """Whether its steps are seen by themselves."""
+        return bool(self._handles)
+
+    @property
+    def fused(self) -> bool:
+        """Whether it unscales and skips inside its own step."""
+        return bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
+
+    def follow(self) -> bool:
+        """Take up parameters that groups have gained or lost; whether anything changed."""
+        groups = self.optimizer.param_groups
+        counts = [len(group["params"]) for group in groups]
+        if counts == self._counts:
+            return False
+        self._counts = counts
+        self.parameters = [p for group in groups for p in group["params"]]
+        self.positions = [self._known.get(id(p), -1) for p in self.parameters]
+        self.observed = self.parameters if self._detailed else []
+        self.slices = Slices(self.observed, range(len(self.observed)))
+        self.meter = GradientMeter(self.observed)
+        return True
+
+    def group_of_parameter(self) -> list[int]:
+        """The group's number for each parameter."""
+        return [number for number, count in enumerate(self._counts) for _ in range(count)]
+
+    def rates(self) -> tuple[list[float], list[float]]:
+        """Each group's rate now, and its base rate.
+
+        The base is the group's `max_lr`; else its `initial_lr` when the rate never exceeded it;
+        else the highest rate seen.
+        """
+        lrs: list[float] = []
+        bases: list[float] = []
+        highest = self._highest
+        for number, group in enumerate(self.optimizer.param_groups):
+            rate = _number(group.get("lr"))
+            rate = float("nan") if rate is None else rate
+            if number == len(highest):
+                highest.append(rate)
+            elif rate > highest[number]:
+                highest[number] = rate
+            lrs.append(rate)
+            bases.append(self._base(group, highest[number]))
+        return lrs, bases
+
+    @staticmethod
+    def _base(group: Mapping[str, Any], highest: float) -> float:
+        peak = _number(group.get("max_lr"))
+        if peak is not None:
+            return peak
+        initial = _number(group.get("initial_lr"))
+        return initial if initial is not None and highest <= initial else highest
+
+    def describe(self) -> dict[str, Any]:
+        """What an `optimizer` event says."""
+        return {
+            "optimizer": self.number,
+            "class": type(self.optimizer).__name__,
+            "parameters": len(self.parameters),
+            "elements": sum(p.numel() for p in self.parameters),
+            "groups": [_group(group) for group in self.optimizer.param_groups],
+        }
+
+    def release(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+def _group(group: Mapping[str, Any]) -> dict[str, Any]:
+    """One group's settings as numbers and words."""
+    shown: dict[str, Any] = {"parameters": len(group["params"])}
+    for name in ("lr", "initial_lr", "max_lr", "weight_decay", "momentum", "eps"):
+        if name in group:
+            shown[name] = _number(group[name])
+    betas = group.get("betas")
+    if isinstance(betas, Sequence):
+        shown["betas"] = [_number(beta) for beta in betas]
+    for name in ("fused", "foreach", "capturable", "amsgrad", "nesterov"):
+        if name in group:
+            shown[name] = bool(group[name])
+    return shown
+
+
+def matrix_parameters(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The weights whose norm the learning-rate advice reads: two dimensions or more, trainable."""
+    return [
+        p.detach()
+        for p in parameters
+        if p.ndim >= 2 and p.requires_grad and p.is_floating_point() and p.layout == torch.strided
+    ]

@@ -1,0 +1,122 @@
+"""The scaler's class is swapped for a subclass made from its own class, and swapped back.
+
+Nothing is stored in the scaler: what the subclass knows hangs on the subclass, which is made for
+one scaler. Pickles and copies are of the original class, and unwatched. Every override calls the
+original exactly as the user did, and what it raises leaves untouched.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from typing import Any
+
+from ampwatch.probe.guard import Guard
+from ampwatch.probe.loop import Loop
+
+
+def swap(scaler: Any, loop: Loop, guard: Guard) -> type:
+    """Watch this scaler; returns the class to hand to `restore`."""
+    watched = _watched_class(type(scaler), loop, guard)
+    scaler.__class__ = watched
+    return watched
+
+
+def restore(scaler: Any, watched: type) -> bool:
+    """Give the scaler its own class back, if nobody else has changed it since."""
+    if type(scaler) is not watched:
+        return False
+    scaler.__class__ = watched.__bases__[0]
+    return True
+
+
+def _watched_class(original: Any, loop: Loop, guard: Guard) -> type:
+    namespace = {
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+        **_calls(original, loop, guard),
+        **_states(original, loop, guard),
+    }
+    watched = type(original.__name__, (original,), namespace)
+
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        return _as_original(original.__reduce_ex__(self, protocol), watched, original)
+
+    watched.__reduce_ex__ = __reduce_ex__  # type: ignore[assignment,method-assign]
+    return watched
+
+
+def _as_original(reduced: Any, watched: type, original: type) -> Any:
+    """What pickle and copy are told, with the original class in place of ours."""
+    if not isinstance(reduced, tuple):
+        return reduced
+    function, arguments, *rest = reduced
+    if function is copyreg.__newobj__:  # type: ignore[attr-defined]
+        # Pickle refuses this one for another class than the object's own.
+        return (copyreg._reconstructor, (original, object, None), *rest)  # type: ignore[attr-defined]
+    plain = tuple(original if argument is watched else argument for argument in arguments)
+    return (original if function is watched else function, plain, *rest)
+
+
+def _calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
+    """The four calls of a training loop."""
+    run = guard.run
+
+    def scale(self: Any, outputs: Any) -> Any:
+        results = original.scale(self, outputs)
+        run(loop.scaled, outputs, results)
+        return results
+
+    def unscale_(self: Any, optimizer: Any) -> None:
+        if not self._enabled:
+            original.unscale_(self, optimizer)
+            return
+        run(loop.before_unscale, optimizer)
+        try:
+            original.unscale_(self, optimizer)
+        except BaseException as error:
+            run(loop.failed, "unscale_", error, optimizer)
+            raise
+        run(loop.after_unscale, optimizer)
+
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._enabled:
+            run(loop.view, optimizer)
+            return original.step(self, optimizer, *args, **kwargs)
+        run(loop.before_step, optimizer)
+        try:
+            result = original.step(self, optimizer, *args, **kwargs)
+        except BaseException as error:
+            run(loop.failed, "step", error, optimizer)
+            raise
+        run(loop.after_step, optimizer)
+        return result
+
+    def update(self: Any, new_scale: Any = None) -> None:
+        if not self._enabled:
+            original.update(self, new_scale)
+            return
+        run(loop.before_update)
+        try:
+            original.update(self, new_scale)
+        except BaseException as error:
+            run(loop.failed, "update", error)
+            raise
+        run(loop.after_update, new_scale)
+
+    return {"scale": scale, "unscale_": unscale_, "step": step, "update": update}
+
+
+def _states(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
+    """Saving and loading, which the diagnosis reads as checkpoints and resumes."""
+
+    def state_dict(self: Any) -> Any:
+        state = original.state_dict(self)
+        guard.run(loop.state_saved)
+        return state
+
+    def load_state_dict(self: Any, state: Any) -> None:
+        original.load_state_dict(self, state)
+        guard.run(loop.state_loaded, state)
+
+    return {"state_dict": state_dict, "load_state_dict": load_state_dict}

@@ -1,0 +1,210 @@
+"""How far one optimizer step moved the weights, from a small strided slice of every parameter.
+
+A copy of all parameters each step would double a large model's memory. A slice of at most 1 %
+(and at least 256 elements a tensor), taken before and after the step and scaled up, estimates the
+norm of the whole update; its standard error comes with it. The slice is strided, by a step that
+shares no factor with the tensor's rows: a leading slice of an embedding was up to 8.5 times off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ampwatch.probe.gradients import norms_of
+from ampwatch.probe.readback import Pack
+
+LEAST_ELEMENTS = 256
+LARGEST_SHARE = 100  # one element in a hundred
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceLayout:
+    """Which elements stand for which parameter in a joined slice."""
+
+    starts: NDArray[np.int64]  # where each sliced parameter begins
+    weights: NDArray[np.float64]  # elements of the parameter for one of the slice
+    counts: NDArray[np.int64]
+    positions: NDArray[np.int64]  # the parameters' positions in the survey or the optimizer
+    matrix: NDArray[np.bool_]  # two dimensions or more
+
+
+@dataclass(frozen=True, slots=True)
+class HostUpdate:
+    """One optimizer step seen through the slices of parameters on the CPU: before and after."""
+
+    layout: SliceLayout
+    before: Floats
+    after: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUpdate:
+    """The same, reduced on the device: where each parameter's norms stand in the pack."""
+
+    layout: SliceLayout
+    moved_at: int  # norms of the slices' movement
+    squared_at: int  # norms of the squared movement, for the error
+    weight_at: int  # norms of the slices before
+
+
+UpdateCapture = HostUpdate | DeviceUpdate
+
+
+def stride_of(shape: Sequence[int]) -> int:
+    """The stride that keeps at most 1 % but at least 256 elements, coprime to the rows' length."""
+    numel = math.prod(shape)
+    wanted = numel // LEAST_ELEMENTS
+    if wanted <= 1:
+        return 1
+    rows = numel // max(1, shape[0])
+    upward = wanted > LARGEST_SHARE
+    stride = LARGEST_SHARE if upward else wanted
+    while stride > 1 and math.gcd(stride, rows) != 1:
+        stride += 1 if upward else -1
+    return stride
+
+
+def _flat(parameter: Tensor) -> Tensor | None:
+    """The parameter's own memory as one dimension, whatever its memory format."""
+    local = getattr(parameter, "_local_tensor", parameter).detach()
+    if local.numel() == 0 or local.layout != torch.strided:
+        return None
+    if local.is_contiguous():
+        return local.view(-1)
+    order = sorted(range(local.ndim), key=lambda axis: local.stride(axis), reverse=True)
+    dense = local.permute(order)
+    return (
+        dense.view(-1) if dense.is_contiguous() else None
+    )  # overlapping memory: not ours to guess
+
+
+class Slices:
+    """The slices of one optimizer's parameters; follows parameters whose memory is replaced."""
+
+    def __init__(self, parameters: Sequence[Tensor], positions: Sequence[int]) -> None:
+        self._parameters = [p for p in parameters if p.is_floating_point() and _flat(p) is not None]
+        at = {id(p): position for p, position in zip(parameters, positions, strict=True)}
+        strides = [stride_of(p.shape) for p in self._parameters]
+        self._strides = strides
+        counts = [-(-p.numel() // s) for p, s in zip(self._parameters, strides, strict=True)]
+        self.layout = SliceLayout(
+            np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
+            if counts
+            else np.zeros(0, np.int64),
+            np.array(
+                [p.numel() / c for p, c in zip(self._parameters, counts, strict=True)], np.float64
+            ),
+            np.array(counts, np.int64),
+            np.array([at[id(p)] for p in self._parameters], np.int64),
+            np.array([p.ndim >= 2 for p in self._parameters], np.bool_),
+        )
+        self._pointers: list[int] = []
+        self._versions: list[int] = []
+        self._views: list[Any] = []
+        self._last: Any = None
+        self._on_host = all(p.device.type == "cpu" for p in self._parameters)
+
+    def before(self, *, fresh: bool) -> Any:
+        """The slices before a step; the values after the last one where nobody wrote since.
+
+        Version counters tell, except of writes through `.data`: `fresh` reads again in any case.
+        """
+        if self._last is not None and not fresh:
+            pointers = [p.data_ptr() for p in self._parameters]
+            versions = [p._version for p in self._parameters]
+            if pointers == self._pointers and versions == self._versions:
+                return self._last
+        return self._read()
+
+    def after(self) -> Any:
+        """The slices after a step, remembered for the next."""
+        self._last = self._read()
+        self._versions = [p._version for p in self._parameters]
+        return self._last
+
+    def _read(self) -> Any:
+        """The present values: on the CPU a new numpy array, else one device tensor."""
+        if not self._parameters:
+            return None
+        pointers = [p.data_ptr() for p in self._parameters]
+        if pointers != self._pointers:
+            self._views = self._look(self._parameters)
+            self._pointers = pointers
+        if self._on_host and isinstance(self._views[0], np.ndarray):
+            return np.concatenate(self._views)
+        return torch.cat([view.float() for view in self._views])
+
+    def _look(self, parameters: Sequence[Tensor]) -> list[Any]:
+        views: list[Any] = []
+        for parameter, stride in zip(parameters, self._strides, strict=True):
+            flat = _flat(parameter)
+            assert flat is not None, "chosen for its dense memory"
+            views.append(flat[::stride])
+        if self._on_host and all(view.dtype == torch.float32 for view in views):
+            return [view.numpy() for view in views]
+        return views
+
+
+def compare(layout: SliceLayout, before: Any, after: Any, pack: Pack) -> UpdateCapture:
+    """What the step between two snapshots moved; reduced on the device if they live there."""
+    if isinstance(before, np.ndarray):
+        return HostUpdate(layout, before, after)
+    counts = layout.counts.tolist()
+    moved = after - before
+    places = [
+        pack.put(torch.stack(norms_of(list(values.split(counts)), half=False)))
+        for values in (moved, moved * moved, before)
+    ]
+    return DeviceUpdate(layout, *places)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateFigures:
+    """Per step (rows) and sliced parameter (columns): estimated sums of squares."""
+
+    update_squares: NDArray[np.float64]
+    weight_squares: NDArray[np.float64]
+    update_norm: NDArray[np.float64]
+    relative_error: NDArray[np.float64]
+
+
+def figures(layout: SliceLayout, before: Floats, after: Floats) -> UpdateFigures:
+    """Many steps at once: arrays of steps x slice elements. Pure."""
+    moved = (after - before).astype(np.float64)
+    moved *= moved
+    starts = layout.starts
+    squares = np.add.reduceat(moved, starts, axis=1)
+    moved *= moved
+    fourth = np.add.reduceat(moved, starts, axis=1)
+    old = before.astype(np.float64)
+    old *= old
+    return estimate(layout, squares, fourth, np.add.reduceat(old, starts, axis=1))
+
+
+def estimate(
+    layout: SliceLayout,
+    squares: NDArray[np.float64],
+    fourth: NDArray[np.float64],
+    weight_squares: NDArray[np.float64],
+) -> UpdateFigures:
+    """Scale the slices' sums up to whole parameters, with the standard error of the result."""
+    update_squares = squares * layout.weights
+    total = update_squares.sum(axis=1)
+    counts = layout.counts
+    # The variance of a scaled-up sum under sampling without replacement.
+    spread = np.maximum(fourth / counts - (squares / counts) ** 2, 0.0)
+    left_out = 1.0 - 1.0 / layout.weights
+    variance = (counts * layout.weights**2 * spread * left_out).sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = np.where(total > 0, np.sqrt(variance) / (2 * total), 0.0)
+    return UpdateFigures(update_squares, weight_squares * layout.weights, np.sqrt(total), error)

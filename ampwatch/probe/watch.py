@@ -1,0 +1,169 @@
+"""`Watch`: what `attach` returns. It lives as long as the training is watched."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from ampwatch.probe import ending
+from ampwatch.probe import scaler as scaler_class
+from ampwatch.probe.courier import Courier
+from ampwatch.probe.guard import Guard, warn
+from ampwatch.probe.last_words import describe
+from ampwatch.probe.layers import LayerObserver
+from ampwatch.probe.loop import Loop
+from ampwatch.probe.models import Survey
+from ampwatch.probe.records import EventRecord
+from ampwatch.rows import EventKind
+
+_LIVE: weakref.WeakSet[Watch] = weakref.WeakSet()
+
+
+class Watch:
+    """One watched training loop; ends by `close`, by leaving its `with`, or with the interpreter."""
+
+    def __init__(
+        self,
+        scaler: Any,
+        survey: Survey,
+        loop: Loop,
+        observer: LayerObserver | None,
+        courier: Courier,
+        guard: Guard,
+        run_folder: Path | None,
+    ) -> None:
+        self.run_folder = run_folder
+        self._scaler = scaler
+        self._survey = survey
+        self._loop = loop
+        self._observer = observer
+        self._courier = courier
+        self._guard = guard
+        self._pid = os.getpid()
+        self._closed = False
+        self._names = {id(layer.module): layer.name for layer in survey.layers}
+        self._stood = ending.standing()
+        self._swapped = None if scaler is None else scaler_class.swap(scaler, loop, guard)
+        _LIVE.add(self)
+        self._cancel = ending.at_end(partial(_close_at_exit, weakref.ref(self)))
+
+    @property
+    def closed(self) -> bool:
+        """Whether the watch has ended."""
+        return self._closed
+
+    @property
+    def lost_rows(self) -> int:
+        """How many rows could not be written."""
+        return self._courier.lost_rows
+
+    def log(self, **scalars: float | Tensor) -> None:
+        """Add scalars to the step in progress; `loss=` fills the loss column. Tensors are read late.
+
+        A step ends at `scaler.update()`, or without an enabled scaler at `optimizer.step()`, so what
+        is logged after that belongs to the next one.
+        """
+        if self._closed:
+            warn("log() after close() is ignored; attach again for a new run.")
+            return
+        self._guard.run(self._loop.log, scalars)
+
+    def close(self) -> None:
+        """End the watch: the scaler is as it was, the log complete. Again does nothing."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        if self._swapped is not None:
+            scaler_class.restore(self._scaler, self._swapped)
+        self._guard.run(self._loop.close)
+        if self._observer is not None:
+            self._guard.run(self._observer.release)
+        self._guard.off = False  # what was seen before a failure is still to be carried
+        self._courier.close(self._end_event())
+        self._cancel()
+        _LIVE.discard(self)
+
+    def record_exception(self, error: BaseException) -> None:
+        """Note an exception that ends the training, with the layer it came from."""
+        self._guard.run(self._note_exception, error)
+
+    def _note_exception(self, error: BaseException) -> None:
+        words = describe(error, self._names)
+        self._loop.event(EventKind.EXCEPTION, {"fatal": True, **words.to_json()})
+
+    def _end_event(self) -> EventRecord:
+        detail = {"steps": self._loop.step, "own_failures": self._guard.failures}
+        return EventRecord(self._loop.step, time.time_ns(), EventKind.ENDED, detail)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        ending_error = ending.reason(error)
+        if ending_error is not None:
+            self.record_exception(ending_error)
+        self.close()
+
+    def close_at_exit(self) -> None:
+        """The interpreter ends; an exception that ended it is the last thing recorded."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        error = ending.ended_by(self._stood, self._names)
+        if error is not None:
+            self.record_exception(error)
+        self.close()
+
+    def forsake(self) -> None:
+        """We are a forked child: nothing is sent, written or closed from here on."""
+        self._guard.off = True
+        self._closed = True
+
+
+class NoWatch:
+    """What `attach` returns where AMPWATCH=0: does nothing, at no cost."""
+
+    run_folder: Path | None = None
+    closed = True
+    lost_rows = 0
+
+    def log(self, **scalars: float | Tensor) -> None:
+        """Ignored."""
+
+    def close(self) -> None:
+        """Ignored."""
+
+    def record_exception(self, error: BaseException) -> None:
+        """Ignored."""
+
+    def __enter__(self) -> NoWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _close_at_exit(reference: weakref.ref[Watch]) -> None:
+    watch = reference()
+    if watch is not None:
+        watch.close_at_exit()
+
+
+def _forsake_all() -> None:
+    for watch in list(_LIVE):
+        watch.forsake()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forsake_all)
