@@ -74,9 +74,7 @@ def digest(path: Path, folder: Path, steps: int, made: list[Any]) -> dict[str, s
     groups = [group for one in made for group in getattr(one, "param_groups", ())]
     left = {
         "made": [one.state_dict() for one in made],
-        "weights": [
-            g["params"] for o in made if hasattr(o, "param_groups") for g in o.param_groups
-        ],
+        "weights": [group["params"] for group in groups],
         "random": [torch.get_rng_state(), np.random.get_state(), random.getstate()],
         "printed": _TIMES.sub("", output.getvalue()).splitlines(),
     }
