@@ -21,7 +21,8 @@ from ampwatch.rows import DTYPE_NUMBERS, EXPONENT_BINS, SCHEMAS, Table
 
 Columns = dict[str, list[Any]]
 
-_LARGEST_VALUE = {"float16": exponents.FLOAT16_MAX, "bfloat16": float.fromhex("0x1.fep127")}
+# The half formats only: the others have room to spare.
+LARGEST_VALUES = {"float16": exponents.FLOAT16_MAX, "bfloat16": float.fromhex("0x1.fep127")}
 _INFO_COLUMNS = [name for name in SCHEMAS[Table.LAYER_INFO].names if name != "step"]
 _NEVER_RAN = "never ran"
 _NO_TENSORS = "no tensors in or out"
@@ -81,6 +82,7 @@ class LayerDigest:
     step: int
     cells: Mapping[int, LayerCells]
     orders: Mapping[int, int]
+    bad_in_grads: Mapping[int, frozenset[int]]  # tensors by identity: layers may share one
     changed: tuple[LayerInfo, ...]
 
     def rows(self) -> Columns:
@@ -144,6 +146,7 @@ class LayerDigester:
             step=step,
             cells=cells,
             orders={visit.layer: visit.order for visit in capture.visits},
+            bad_in_grads={visit.layer: _bad_gradients(visit, tensors) for visit in capture.visits},
             changed=self._changed(capture, visits, tensors),
         )
 
@@ -279,6 +282,11 @@ def _amax_and_finite(name: str, maxima: Iterable[float | None]) -> dict[str, Any
     return {f"{name}_amax": amax, f"{name}_finite": math.isfinite(amax)}
 
 
+def _bad_gradients(visit: VisitCapture, tensors: Sequence[_Figures]) -> frozenset[int]:
+    maxima = ((at, tensors[at].gradient_amax) for at in visit.inputs)
+    return frozenset(at for at, amax in maxima if amax is not None and not math.isfinite(amax))
+
+
 def _gradient_maxima(tensors: Iterable[_Figures]) -> list[float | None]:
     return [tensor.gradient_amax for tensor in tensors]
 
@@ -286,9 +294,9 @@ def _gradient_maxima(tensors: Iterable[_Figures]) -> list[float | None]:
 def _headroom(outputs: Iterable[_Figures]) -> float | None:
     """Octaves between the largest activation and the end of its format; the least of several."""
     room = [
-        math.log2(_LARGEST_VALUE[tensor.capture.dtype] / tensor.amax)
+        math.log2(LARGEST_VALUES[tensor.capture.dtype] / tensor.amax)
         for tensor in outputs
-        if tensor.capture.dtype in _LARGEST_VALUE and 0.0 < tensor.amax < math.inf
+        if tensor.capture.dtype in LARGEST_VALUES and 0.0 < tensor.amax < math.inf
     ]
     return min(room, default=None)
 

@@ -1,0 +1,245 @@
+"""Where an overflow was born: pure, from one step's finiteness of values between the layers.
+
+A non-finite value poisons everything after it, and in the backward everything before it, so *which*
+values are bad names nobody; the place where good turns bad does. It is looked for in this order:
+weights (all else is their consequence), the model's input, the forward, the loss, the backward.
+With a finite loss the backward comes before the forward: an activation may be infinite by intention
+(a masked score). Where a step was not looked into, the order of the parameters bounds the place;
+with a loss that is not finite even that says nothing, because every gradient is bad then.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+LOSS = "(loss)"
+
+
+class Direction(str, enum.Enum):
+    """Where values stopped being finite."""
+
+    WEIGHTS = "weights"
+    INPUT = "input"
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """What one step knows of one layer; None is unknown."""
+
+    number: int
+    name: str
+    parent: int | None = None
+    order: int | None = None  # in forward; None: never ran as a module
+    weight_finite: bool | None = None
+    input_finite: bool | None = None
+    act_finite: bool | None = None
+    out_grad_finite: bool | None = None
+    in_grad_finite: bool | None = None
+    grad_finite: bool | None = None  # of its own parameters
+    bad_in_grads: frozenset[int] = frozenset()  # which input tensors' gradients are not finite
+    act_amax: float | None = None
+    in_grad_amax: float | None = None
+    act_limit: float | None = None  # the largest value of its output's format
+    grad_limit: float | None = None
+    act_headroom: float | None = None  # octaves, when last seen finite
+    grad_headroom: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepState:
+    """What one step knows of its values."""
+
+    layers: Sequence[LayerState]
+    loss_finite: bool | None = None
+    input_finite: bool | None = None
+    usually_not_finite: frozenset[int] = field(default_factory=frozenset)  # outputs, by intention
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The answer: exactly one layer, or a bound, `between` the layers where good turned bad."""
+
+    direction: Direction
+    layer: str | None
+    exact: bool
+    between: tuple[str | None, str | None] = (None, None)  # in forward order
+    value: float | None = None
+    limit: float | None = None
+    headroom_before: float | None = None  # octaves
+
+    def detail(self) -> dict[str, Any]:
+        """For the overflow event's JSON: what JSON cannot say as a number is text."""
+        shown = {
+            "direction": self.direction.value,
+            "layer": self.layer,
+            "exact": self.exact,
+            "from": self.between[0],
+            "to": self.between[1],
+            "value": _number(self.value),
+            "limit": self.limit,
+            "headroom_before": _number(self.headroom_before),
+        }
+        return {name: value for name, value in shown.items() if value is not None}
+
+
+def find_culprit(step: StepState) -> Culprit | None:
+    """Who is to blame for a step's overflow; None where nothing can be known."""
+    chain = _Chain(step)
+    for look in _LOOKS[step.loss_finite]:
+        culprit = look(chain)
+        if culprit is not None:
+            return culprit
+    return None
+
+
+class _Chain:
+    """A step's layers in forward order, with their containment."""
+
+    def __init__(self, step: StepState) -> None:
+        self.step = step
+        self._by_number = {layer.number: layer for layer in step.layers}
+        self.layers = sorted(step.layers, key=self.place)
+        self.ran = [layer for layer in self.layers if layer.order is not None]
+
+    def place(self, layer: LayerState) -> tuple[int, int]:
+        """A layer that never ran as a module (a bare parameter) stands where its owner does."""
+        owner: LayerState | None = layer
+        while owner is not None and owner.order is None:
+            owner = None if owner.parent is None else self._by_number.get(owner.parent)
+        return (-1 if owner is None or owner.order is None else owner.order, layer.number)
+
+    def innermost(self, layers: Iterable[LayerState]) -> list[LayerState]:
+        """Those that contain no other of them."""
+        chosen = list(layers)
+        around: set[int] = set()
+        for layer in chosen:
+            around.update(self._containers(layer))
+        return [layer for layer in chosen if layer.number not in around]
+
+    def _containers(self, layer: LayerState) -> Iterable[int]:
+        parent = layer.parent
+        while parent is not None:
+            yield parent
+            container = self._by_number.get(parent)
+            parent = None if container is None else container.parent
+
+
+def _weights(chain: _Chain) -> Culprit | None:
+    bad = _first(chain.layers, lambda layer: layer.weight_finite is False)
+    return None if bad is None else Culprit(Direction.WEIGHTS, bad.name, exact=True)
+
+
+def _input(chain: _Chain) -> Culprit | None:
+    return Culprit(Direction.INPUT, None, exact=True) if chain.step.input_finite is False else None
+
+
+def _forward(chain: _Chain) -> Culprit | None:
+    """The first innermost module that made bad values from good ones."""
+    judged = [layer for layer in chain.ran if layer.number not in chain.step.usually_not_finite]
+    makers = chain.innermost(
+        layer for layer in judged if layer.act_finite is False and layer.input_finite is not False
+    )
+    if makers:
+        return _forward_at(makers[0], exact=True)
+    bad = _first(judged, lambda layer: False in (layer.act_finite, layer.input_finite))
+    if bad is None:
+        return None
+    # Something between the modules did it, and nothing that we watch lies around it.
+    before = itertools.takewhile(lambda layer: layer is not bad, chain.ran)
+    good = [layer.name for layer in before if layer.act_finite]
+    return _forward_at(bad, exact=False, after=good[-1] if good else None)
+
+
+def _forward_at(layer: LayerState, *, exact: bool, after: str | None = None) -> Culprit:
+    return Culprit(
+        Direction.FORWARD,
+        layer.name,
+        exact=exact,
+        between=(None, None) if exact else (after, layer.name),
+        value=layer.act_amax,
+        limit=layer.act_limit,
+        headroom_before=layer.act_headroom,
+    )
+
+
+def _loss(chain: _Chain) -> Culprit | None:
+    """A loss that is not finite while everything the model gave is."""
+    known = [layer for layer in chain.ran if layer.act_finite is not None]
+    if not known:
+        return None
+    whole = any(layer.parent is None for layer in known)
+    return Culprit(Direction.LOSS, None, exact=whole, between=(known[-1].name, LOSS))
+
+
+def _backward(chain: _Chain) -> Culprit | None:
+    """The innermost module nearest the loss that made bad gradients from good ones."""
+    makers = chain.innermost(
+        layer
+        for layer in chain.ran
+        if layer.out_grad_finite is True
+        and False in (layer.in_grad_finite, _own_gradient(chain, layer))
+    )
+    if not makers:
+        return None
+    nearest = makers[-1]
+    # The gradient of a tensor that several modules took is one sum: any of them may have spoilt it.
+    sharing = [layer for layer in makers if layer.bad_in_grads & nearest.bad_in_grads]
+    exact = len(sharing) <= 1 or _own_gradient(chain, nearest) is False
+    return Culprit(
+        Direction.BACKWARD,
+        nearest.name,
+        exact=exact,
+        between=(None, None) if exact else (sharing[0].name, nearest.name),
+        value=nearest.in_grad_amax if nearest.in_grad_finite is False else math.inf,
+        limit=nearest.grad_limit,
+        headroom_before=nearest.grad_headroom,
+    )
+
+
+def _own_gradient(chain: _Chain, layer: LayerState) -> bool | None:
+    """Finiteness of its parameters' gradients, bare ones among them."""
+    bare = (p.grad_finite for p in chain.layers if p.parent == layer.number and p.order is None)
+    known = [finite for finite in (layer.grad_finite, *bare) if finite is not None]
+    return all(known) if known else None
+
+
+def _parameter_bound(chain: _Chain) -> Culprit | None:
+    """Between the last layer in forward order with a bad gradient and the next with a good one."""
+    known = [layer for layer in chain.layers if layer.grad_finite is not None]
+    bad = [at for at, layer in enumerate(known) if not layer.grad_finite]
+    if not bad:
+        return None
+    last = known[bad[-1]]
+    after = known[bad[-1] + 1].name if bad[-1] + 1 < len(known) else LOSS
+    return Culprit(
+        Direction.BACKWARD,
+        last.name,
+        exact=False,
+        between=(last.name, after),
+        limit=last.grad_limit,
+        headroom_before=last.grad_headroom,
+    )
+
+
+def _first(layers: Iterable[LayerState], test: Callable[[LayerState], bool]) -> LayerState | None:
+    return next((layer for layer in layers if test(layer)), None)
+
+
+# By what is known of the loss. One that is not finite makes every gradient bad: then none is asked.
+_LOOKS: dict[bool | None, tuple[Callable[[_Chain], Culprit | None], ...]] = {
+    False: (_weights, _input, _forward, _loss),
+    True: (_weights, _input, _backward, _parameter_bound, _forward),
+    None: (_weights, _input, _forward, _backward),
+}
+
+
+def _number(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)
