@@ -4,27 +4,28 @@ A trainer's `Sender` connects, a recorder's `Receiver` binds. They share the fra
 and the user's keys, and meet the store only through `codec.Batch` and `BatchSource`.
 """
 
-from ampwatch.feed.endpoint import (
-    DEFAULT_ENDPOINT,
-    announce,
-    check_endpoint,
-    is_local,
-    resolve_endpoint,
-    withdraw,
-)
-from ampwatch.feed.frames import Hello
-from ampwatch.feed.keys import allow_key, allowed_keys, forget_key, key_folder, own_keys
-from ampwatch.feed.peers import Counts, Limits, Peer, PeerKey
-from ampwatch.feed.receiver import (
+from ampwatch.feed.arrivals import (
     Arrival,
     BadArrived,
     EndArrived,
     GapArrived,
     HelloArrived,
     KeyDenied,
-    Receiver,
     RowsArrived,
 )
+from ampwatch.feed.endpoint import (
+    DEFAULT_ENDPOINT,
+    announce,
+    check_endpoint,
+    is_local,
+    reachable_form,
+    resolve_endpoint,
+    withdraw,
+)
+from ampwatch.feed.frames import Hello
+from ampwatch.feed.keys import allow_key, allowed_keys, forget_key, key_folder, own_keys
+from ampwatch.feed.peers import Counts, Limits, Peer, PeerKey
+from ampwatch.feed.receiver import Receiver
 from ampwatch.feed.security import Security, find_security
 from ampwatch.feed.sender import BatchSource, Sender, SenderStats
 
@@ -56,6 +57,7 @@ __all__ = [
     "is_local",
     "key_folder",
     "own_keys",
+    "reachable_form",
     "resolve_endpoint",
     "withdraw",
 ]

@@ -45,6 +45,11 @@ def is_local(endpoint: str) -> bool:
     return endpoint.startswith("ipc://") or host in {"localhost", "::1"} or host.startswith("127.")
 
 
+def reachable_form(endpoint: str) -> str:
+    """What a trainer on this machine connects to, for an endpoint that listens on every address."""
+    return endpoint.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """The user's folder for what programs note for themselves."""
     if base := environ.get("XDG_STATE_HOME"):

@@ -26,21 +26,21 @@ MAX_RANK = (1 << 20) - 1
 
 _MAGIC = b"aw"
 _NO_TABLE = 255
-# magic, version, kind, table, flags, padding, rank, token, run id, sequence, value, time
-_HEADER = struct.Struct("<2sBBBB2xII16sQQQ")
+# magic, version, kind, table, flags, padding, rank, token, run id, sequence, value, count, time
+_HEADER = struct.Struct("<2sBBBB2xII16sQQQQ")
 
 
 class Kind(enum.IntEnum):
-    """The closed list of frames, with what `sequence` and `value` mean in each."""
+    """The closed list of frames, with what `sequence`, `value` and `count` mean in each."""
 
     # Up.
-    BEAT = 1  # the next number to be sent, the next number to be written
-    HELLO = 2  # payload: a Hello
+    BEAT = 1  # everything below this number has been sent; the next number to be written
+    HELLO = 2  # the next number to be written; payload: a Hello
     ROWS = 3  # the batch's number; payload: the batch
     LOST = 4  # from this number up to, and without, `value`: nobody can serve them any more
     END = 5  # the number after the last
     # Down.
-    ACK = 16  # everything below this number is on the recorder's disk; bytes that may be under way
+    ACK = 16  # everything below this number is filed; bytes that may be under way; frames of rows
     WANT = 17  # send from this number on; bytes that may be under way
     WHO = 18  # say hello
     NO = 19  # payload: a sentence that says why you are not served
@@ -66,6 +66,7 @@ class Frame:
     token: int = 0
     sequence: int = 0
     value: int = 0
+    count: int = 0
     time_ns: int = 0
     flags: int = 0
     table: Table | None = None
@@ -120,6 +121,7 @@ def pack(frame: Frame) -> list[bytes]:
         bytes.fromhex(frame.run_id),
         frame.sequence,
         frame.value,
+        frame.count,
         frame.time_ns,
     )
     return [header, frame.payload] if frame.payload else [header]
@@ -144,16 +146,15 @@ def unpack(parts: Sequence[bytes]) -> Frame:
 
 
 def _read(header: bytes, payload: bytes) -> Frame:
-    _, _, number, table, flags, rank, token, run_id, sequence, value, time_ns = _HEADER.unpack(
-        header
-    )
+    _, _, number, table, flags, rank, token, *rest = _HEADER.unpack(header)
+    run_id, sequence, value, count, time_ns = rest
     try:
         kind = Kind(number)
     except ValueError:
         raise FrameError(f"A frame of the unknown kind {number}.") from None
     if len(payload) > _MAX_PAYLOAD.get(kind, 0):
         raise FrameError(f"A {kind.name.lower()} frame with {len(payload)} bytes is too large.")
-    if rank > MAX_RANK or max(sequence, value) >= 1 << 62:
+    if rank > MAX_RANK or max(sequence, value, count, time_ns) >> 62:
         raise FrameError(f"A {kind.name.lower()} frame with a number beyond all bounds.")
     if (kind is Kind.ROWS) != (table < len(TABLES)):
         raise FrameError(f"A {kind.name.lower()} frame with the table number {table}.")
@@ -164,6 +165,7 @@ def _read(header: bytes, payload: bytes) -> Frame:
         token=token,
         sequence=sequence,
         value=value,
+        count=count,
         time_ns=time_ns,
         flags=flags,
         table=TABLES[table] if kind is Kind.ROWS else None,

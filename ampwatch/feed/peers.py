@@ -41,8 +41,8 @@ class Peer:
     identity: bytes
     user: str  # the public key that spoke first for this rank; no other may
     token: int
-    expected: int = 0  # the next number we take
-    acknowledged: int = 0  # everything below it is filed
+    filed: int = 0  # everything below it is filed
+    row_frames: int = 0  # that came since the last request
     head: int = 0  # the next number the trainer will write
     is_paused: bool = True
     is_ended: bool = False

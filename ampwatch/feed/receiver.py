@@ -1,25 +1,31 @@
-"""The recorder's end: binds, checks every frame, keeps each rank's numbers in order, and asks.
+"""The recorder's end: binds, checks every frame, acknowledges, and asks.
 
-What `receive` yields has passed every check and comes once and in order for each rank. Rows ahead
-of the next number mean a gap: they are dropped and asked for again, because the trainer's log has
-them. The recorder says when something is filed (`acknowledge`) and from where a rank shall go on
-(`resume`).
+What `receive` yields has passed every check. The recorder says up to where it has filed a rank's
+rows (`filed`), and the receiver acknowledges that. When a rank says that it has sent more, rows
+were lost under way: they are asked for again, because the trainer's log has them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import zmq
 
 from ampwatch.codec import MAX_PAYLOAD_BYTES, Batch, check
 from ampwatch.errors import CodecError, FeedError, FrameError
+from ampwatch.feed.arrivals import (
+    Arrival,
+    BadArrived,
+    EndArrived,
+    GapArrived,
+    HelloArrived,
+    KeyDenied,
+    RowsArrived,
+)
 from ampwatch.feed.endpoint import check_endpoint
 from ampwatch.feed.frames import (
     ENDED,
@@ -39,60 +45,6 @@ _QUEUED_FRAMES = 32
 _DENIED_KEPT = 100
 
 
-@dataclass(frozen=True, slots=True)
-class HelloArrived:
-    """A rank has introduced itself; it sends nothing until `resume` says from where."""
-
-    peer: PeerKey
-    hello: Hello
-    head: int
-
-
-@dataclass(frozen=True, slots=True)
-class RowsArrived:
-    """The next batch of a rank."""
-
-    peer: PeerKey
-    sequence: int
-    batch: Batch
-
-
-@dataclass(frozen=True, slots=True)
-class GapArrived:
-    """Numbers of a rank that will never come, `first` up to and without `after`."""
-
-    peer: PeerKey
-    first: int
-    after: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndArrived:
-    """A rank has ended and everything below this number has come."""
-
-    peer: PeerKey
-    final: int
-
-
-@dataclass(frozen=True, slots=True)
-class BadArrived:
-    """A frame that was dropped; `peer` as far as the frame itself told."""
-
-    peer: PeerKey | None
-    address: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class KeyDenied:
-    """The holder of a key that is not on the list has tried to connect, for the first time."""
-
-    public: str
-
-
-Arrival = HelloArrived | RowsArrived | GapArrived | EndArrived | BadArrived | KeyDenied
-
-
 class Receiver:
     """The bound socket and the ranks behind it. Made anywhere, then used by one thread."""
 
@@ -107,8 +59,10 @@ class Receiver:
         self._limits = limits or Limits()
         self._security = keys or find_security(endpoint)
         self._peers: dict[PeerKey, Peer] = {}
+        self._unanswered: set[PeerKey] = set()
         self._new_denied: list[str] = []
         self.counts = Counts()
+        self.fell_back = False  # to a free port, because the one asked for was taken
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._open(endpoint)
         self._doorkeeper = Doorkeeper(self._context, self._security, self._deny)
@@ -137,21 +91,27 @@ class Receiver:
             try:
                 parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return
+                break
             yield from self._take(parts)
+        self._answer_all()
 
     def resume(self, key: PeerKey, sequence: int, *, paused: bool = False) -> None:
         """Ask a rank to send from this number on, or to pause there."""
         peer = self._peers[key]
-        peer.expected = peer.acknowledged = sequence
+        peer.filed = sequence
         peer.is_paused, peer.is_ended = paused, False
         self._ask(peer)
 
-    def acknowledge(self, key: PeerKey, sequence: int, *, ended: bool = False) -> None:
-        """Tell a rank that everything below this number is filed."""
+    def filed(self, key: PeerKey, sequence: int) -> None:
+        """Everything of this rank below this number is filed; it hears so after this round."""
         peer = self._peers[key]
-        peer.acknowledged, peer.is_ended = sequence, ended
-        self._answer(peer)
+        peer.filed = sequence
+        self._unanswered.add(peer.key)
+
+    def confirm_end(self, key: PeerKey) -> None:
+        """The rank's end mark is filed too."""
+        self._peers[key].is_ended = True
+        self._unanswered.add(key)
 
     def refuse(self, key: PeerKey, sentence: str) -> None:
         """Tell a rank why it is not served, and take nothing more from it."""
@@ -194,6 +154,7 @@ class Receiver:
                     "AMPWATCH_ENDPOINT."
                 ) from None
             self._router.bind(endpoint.rpartition(":")[0] + ":*")
+            self.fell_back = True
 
     def _deny(self, public: str) -> None:
         denied = self.counts.denied
@@ -245,54 +206,41 @@ class Receiver:
                 raise FrameError("A hello that names another run or rank than its frame.")
             peer.head, peer.is_refused = frame.value, False
             yield HelloArrived(peer.key, hello, frame.value)
-        elif peer.is_refused:
-            self._ignore(peer)
-        elif frame.token != peer.token:
+        elif peer.is_refused or frame.token != peer.token:
             self._meet_stale(peer, frame)
-        elif frame.kind is Kind.BEAT:
-            self._hear_beat(peer, frame)
-        elif frame.sequence != peer.expected:
-            self._meet_wrong_number(peer, frame)
         else:
-            yield from self._take_next(peer, frame)
+            yield from self._take_current(peer, frame)
 
     def _meet_stale(self, peer: Peer, frame: Frame) -> None:
         """A frame sent before the rank heard our last request, which may have been lost."""
-        self._ignore(peer)
+        peer.ignored += 1
+        self.counts.ignored += 1
         if frame.kind is Kind.BEAT:
             self._send_want(peer)
 
-    def _hear_beat(self, peer: Peer, frame: Frame) -> None:
-        peer.head, peer.beat_time_ns = frame.value, frame.time_ns
-        if frame.sequence > peer.expected:
-            self._ask(peer)
-        else:
-            self._answer(peer)
-
-    def _meet_wrong_number(self, peer: Peer, frame: Frame) -> None:
-        """A repetition is nothing; a number ahead of its turn means that others were lost."""
-        self._ignore(peer)
-        if frame.sequence > peer.expected:
-            self._ask(peer)
-
-    def _take_next(self, peer: Peer, frame: Frame) -> Iterator[Arrival]:
-        if frame.kind is Kind.END:
-            yield EndArrived(peer.key, frame.sequence)
-        elif frame.kind is Kind.LOST and frame.value > frame.sequence:
-            peer.expected = frame.value
-            yield GapArrived(peer.key, frame.sequence, frame.value)
-        elif frame.kind is Kind.ROWS:
+    def _take_current(self, peer: Peer, frame: Frame) -> Iterator[Arrival]:
+        """A frame that answers our last request."""
+        if frame.kind is Kind.ROWS:
             yield from self._take_rows(peer, frame)
+        elif frame.kind is Kind.LOST:
+            if frame.value <= frame.sequence:
+                raise FrameError("A loss of no number at all.")
+            yield GapArrived(peer.key, frame.sequence, frame.value)
+        elif frame.sequence > peer.filed:
+            self._ask(peer)  # all below that number was sent, and did not come
+        elif frame.kind is Kind.END:
+            yield EndArrived(peer.key, frame.sequence)
         else:
-            raise FrameError("A loss of no number at all.")
+            peer.head, peer.beat_time_ns = frame.value, frame.time_ns
+            self._unanswered.add(peer.key)
 
     def _take_rows(self, peer: Peer, frame: Frame) -> Iterator[Arrival]:
-        """A batch in its turn. A bad one would come back the same, so it counts as lost."""
-        peer.expected = frame.sequence + 1
+        """A batch. A bad one would come back the same, so it counts as lost."""
+        peer.row_frames += 1
         try:
             batch = self._check(frame)
         except FrameError:
-            yield GapArrived(peer.key, frame.sequence, peer.expected)
+            yield GapArrived(peer.key, frame.sequence, frame.sequence + 1)
             raise
         self._weigh(peer, batch)
         if not peer.is_refused:
@@ -319,10 +267,6 @@ class Receiver:
                 f"{self._limits.rank_bytes} bytes from one rank, and both are not left.",
             )
 
-    def _ignore(self, peer: Peer) -> None:
-        peer.ignored += 1
-        self.counts.ignored += 1
-
     def _note_bad(self, key: PeerKey | None) -> None:
         self.counts.bad += 1
         if key is not None and key in self._peers:
@@ -331,23 +275,33 @@ class Receiver:
     # -- down
 
     def _ask(self, peer: Peer) -> None:
-        """Ask for everything from the expected number on; older frames count no more."""
+        """Ask for everything from where the files end; older frames count no more."""
         peer.token = 1 + peer.token % 0x7FFFFFFF
+        peer.row_frames = 0
         self.counts.requests += 1
         self._send_want(peer)
 
     def _send_want(self, peer: Peer) -> None:
-        self._send(peer.identity, self._down(Kind.WANT, peer, peer.expected))
+        if not peer.is_refused:
+            self._send(peer.identity, self._down(Kind.WANT, peer))
 
-    def _answer(self, peer: Peer) -> None:
-        frame = self._down(Kind.ACK, peer, peer.acknowledged)
-        if peer.is_ended:
-            frame = dataclasses.replace(frame, flags=ENDED)
-        self._send(peer.identity, frame)
+    def _answer_all(self) -> None:
+        for key in self._unanswered:
+            if (peer := self._peers.get(key)) is not None:
+                self._send(peer.identity, self._down(Kind.ACK, peer))
+        self._unanswered.clear()
 
-    def _down(self, kind: Kind, peer: Peer, sequence: int) -> Frame:
-        credit = 0 if peer.is_paused else self._limits.credit_each(len(self._peers))
-        return Frame(kind, peer.key.run_id, peer.key.rank, peer.token, sequence, value=credit)
+    def _down(self, kind: Kind, peer: Peer) -> Frame:
+        return Frame(
+            kind,
+            peer.key.run_id,
+            peer.key.rank,
+            peer.token,
+            peer.filed,
+            value=0 if peer.is_paused else self._limits.credit_each(len(self._peers)),
+            count=peer.row_frames,
+            flags=ENDED if peer.is_ended and kind is Kind.ACK else 0,
+        )
 
     def _send_no(self, identity: bytes, key: PeerKey, sentence: str) -> None:
         payload = sentence.encode()[:MAX_SENTENCE_BYTES]

@@ -1,8 +1,8 @@
 """The trainer's end: sends what the log has taken, and never makes training wait.
 
-The recorder asks (`want`) and the sender goes on from there, each number once and in order: from
-memory while it keeps up, else from the log, in chunks within the recorder's credit. What cannot be
-sent at once is not queued; the log has it. So a recorder that is dead, stopped or slow costs
+The recorder asks (`want`) from a number on. From then on new batches go out as they are made, and
+what lies behind is served from the log in chunks within the recorder's credit. What cannot be sent
+at once is not queued but owed; the log has it. So a recorder that is dead, stopped or slow costs
 bounded memory and bounded time, and one that comes late gets everything.
 """
 
@@ -28,10 +28,11 @@ from ampwatch.feed.frames import (
     unpack,
 )
 from ampwatch.feed.security import Security, find_security
-from ampwatch.feed.window import Window
+from ampwatch.feed.window import Owed, Window
 
 BEAT_S = 1.0
 RECENTLY_S = 5.0  # a peer that has answered within it is connected
+_REFUSED_S = 30.0  # between two hellos to a recorder that will not listen
 _CHUNK_BYTES = 1 << 20  # served from the log in one call
 _CHUNK_FRAMES = 256
 _QUEUED_FRAMES = 1000
@@ -86,7 +87,8 @@ class Sender:
         self._clock = clock
         self._window = Window()
         self._token = 0
-        self._cursor: int | None = None  # the next number to send, once the recorder has asked
+        self._owed = Owed()
+        self._live: int | None = None  # the next number to send live, once the recorder has asked
         self._acknowledged = 0
         self._beat_at = self._hello_at = -BEAT_S
         self._first_beat_at: float | None = None
@@ -114,11 +116,17 @@ class Sender:
         )
 
     def send(self, sequence: int, batch: Batch) -> None:
-        """Send a batch that the log has just taken, if the recorder has all before it."""
-        if self._context is None or (self._cursor is not None and sequence < self._cursor):
+        """Send a batch that the log has just taken; if it cannot leave now it is owed."""
+        if self._context is None or self._live is None:
+            self._skipped += 1  # nobody has asked yet
             return
-        if sequence != self._cursor or not self._send_rows(sequence, batch, flags=0):
+        if sequence < self._live:
+            return  # owed, and perhaps served, already
+        self._owed.add(self._live, sequence)
+        self._live = sequence + 1
+        if not self._send_rows(sequence, batch, flags=0):
             self._skipped += 1
+            self._owed.add(sequence, sequence + 1)
 
     def poll(self) -> None:
         """Hear the recorder, serve what it misses, and give a sign of life."""
@@ -185,7 +193,7 @@ class Sender:
     # -- up
 
     def _send_rows(self, sequence: int, batch: Batch, flags: int) -> bool:
-        """Send one batch, the cursor's; False when there is no room or nobody."""
+        """Send one batch; False when there is no room or nobody."""
         size_bytes = len(batch.payload)
         if size_bytes > MAX_PAYLOAD_BYTES:
             return self._give_up(sequence, sequence + 1)
@@ -193,8 +201,7 @@ class Sender:
             Kind.ROWS, sequence=sequence, table=batch.table, payload=batch.payload, flags=flags
         ):
             return False
-        self._window.add(sequence, size_bytes)
-        self._cursor = sequence + 1
+        self._window.add(size_bytes)
         self._sent += 1
         return True
 
@@ -203,49 +210,68 @@ class Sender:
         if not self._transmit(Kind.LOST, sequence=first, value=after):
             return False
         self._lost += after - first
-        self._cursor = after
         return True
 
     def _serve(self) -> None:
-        """Send from the log what is behind the cursor, one chunk a call."""
-        cursor = self._cursor
-        if cursor is None or cursor >= self._source.next_sequence or not self._window.fits(1):
+        """Send one chunk of what is owed, from the log."""
+        if self._live is None:
             return
-        for sequence, batch in self._read(cursor, min(_CHUNK_BYTES, self._window.room_bytes)):
-            if sequence > cursor and not self._give_up(cursor, sequence):
+        head = self._source.next_sequence
+        self._owed.add(self._live, head)  # what went into the log without `send`
+        self._live = max(self._live, head)
+        if not self._owed or not self._window.room_bytes:
+            return
+        first, after = self._owed.next_range
+        batches = self._read(first, min(_CHUNK_BYTES, self._window.room_bytes))
+        if batches is not None:
+            self._serve_range(after, batches)
+
+    def _serve_range(self, after: int, batches: list[tuple[int, Batch]]) -> None:
+        """Send these batches as far as they are owed; what the log lacks is given up."""
+        for sequence, batch in batches:
+            if not self._skip_to(min(sequence, after)):
                 return
-            if not self._send_rows(sequence, batch, REPLAYED):
+            if sequence >= after or not self._send_rows(sequence, batch, REPLAYED):
                 return
             self._replayed += 1
-            cursor = sequence + 1
+            self._owed.settle(sequence + 1)
+        if not batches:
+            self._skip_to(after)
 
-    def _read(self, cursor: int, max_bytes: int) -> list[tuple[int, Batch]]:
-        """A chunk of the log; what the log does not hold any more is given up."""
+    def _skip_to(self, number: int) -> bool:
+        """Give up what is owed below this number; False when that cannot be said now."""
+        if self._owed and self._owed.next_range[0] < number:
+            if not self._give_up(self._owed.next_range[0], number):
+                return False
+            self._owed.settle(number)
+        return True
+
+    def _read(self, first: int, max_bytes: int) -> list[tuple[int, Batch]] | None:
+        """A chunk of the log, empty if it holds nothing more; None to try again later."""
         try:
-            batches = self._source.read_from(cursor, max_bytes)
+            batches = self._source.read_from(first, max_bytes)
         except (OSError, AmpwatchError):
             self._errors += 1
             self._failed_reads += 1
             if self._failed_reads < _READ_TRIES:
-                return []
+                return None
             batches = []
         self._failed_reads = 0
-        if not batches:
-            self._give_up(cursor, self._source.next_sequence)
         return batches[:_CHUNK_FRAMES]
 
     def _beat(self) -> None:
         now = self._clock()
         if now - self._beat_at < BEAT_S:
             return
-        sequence, head = self._cursor or 0, self._source.next_sequence
-        if self._transmit(Kind.BEAT, sequence=sequence, value=head, time_ns=time.time_ns()):
+        sent = self._owed.next_range[0] if self._owed else self._live or 0
+        head = self._source.next_sequence
+        if self._transmit(Kind.BEAT, sequence=sent, value=head, time_ns=time.time_ns()):
             self._beat_at = now
             self._first_beat_at = self._first_beat_at or now
 
     def _send_end(self) -> None:
         final = self._source.next_sequence
-        if not self._end_sent and self._cursor == final:
+        if not self._end_sent and not self._owed and self._live == final:
             self._end_sent = self._transmit(Kind.END, sequence=final, time_ns=time.time_ns())
 
     # -- down
@@ -270,16 +296,19 @@ class Sender:
         elif frame.kind is Kind.WANT:
             self._restart(frame)
         elif frame.kind is Kind.ACK and frame.token == self._token:
-            self._acknowledged = max(self._acknowledged, min(frame.sequence, self._cursor or 0))
-            self._window.acknowledge(frame.sequence)
+            self._acknowledged = max(self._acknowledged, frame.sequence)
+            everything = self._live is not None and frame.sequence >= self._live
+            self._window.acknowledge(None if everything else frame.count)
             self._window.allow(frame.value)
             self._end_filed = bool(frame.flags & ENDED)
         elif frame.kind is Kind.NO:
-            self._refused, self._cursor = frame.payload.decode("utf-8", "replace"), None
+            self._refused = frame.payload.decode("utf-8", "replace")
+            self._live, self._token = None, 0
 
     def _introduce(self) -> None:
         now = self._clock()
-        if now - self._hello_at >= BEAT_S and self._transmit(
+        pause_s = BEAT_S if self._refused is None else _REFUSED_S
+        if now - self._hello_at >= pause_s and self._transmit(
             Kind.HELLO, value=self._source.next_sequence, payload=self._hello_bytes
         ):
             self._hello_at = now
@@ -293,9 +322,12 @@ class Sender:
             # What still waits in the old pipe would be counted by nobody: it goes with its socket.
             self._socket.close(0)
             self._socket = self._connect()
-            self._window.clear()
+        self._window.clear()
+        self._owed.clear()
         self._token = want.token
-        self._cursor = self._acknowledged = want.sequence
+        self._acknowledged = want.sequence
+        self._live = self._source.next_sequence
+        self._owed.add(want.sequence, self._live)
         self._end_sent, self._refused = False, None
 
     # -- is somebody there

@@ -1,0 +1,169 @@
+"""One rank's copy: its files, what it lacks, and recorder.json, which says that it is a copy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ampwatch import store
+from ampwatch.codec import Batch
+from ampwatch.errors import AmpwatchError, RunError
+from ampwatch.store.index import INDEX_FILE
+from ampwatch.store.layout import rank_folder
+
+COPY_FILE = "recorder.json"
+_MOST_GAPS = 1000
+_PATIENCE_S = 90.0  # a network share may show another host's writes a minute late
+
+Range = tuple[int, int]  # from the first number up to and without the last
+
+
+@dataclass(frozen=True, slots=True)
+class CopyNote:
+    """What recorder.json says of a rank: what will never come, and where its end mark stood."""
+
+    gaps: tuple[Range, ...] = ()
+    ended_at: int | None = None
+
+
+@dataclass(slots=True)
+class RankCopy:
+    """A rank's place in the recorder's folder, while the recorder hears of it.
+
+    Where the trainer itself writes the rank there (`is_copy` false), nothing is ever written.
+    """
+
+    rank: int
+    folder: Path
+    info: store.RunInfo
+    is_copy: bool
+    head_at_hello: int
+    filed: int = 0
+    gaps: list[Range] = field(default_factory=list)
+    has_ended: bool = False
+    blocked_until_s: float | None = None
+    _writer: store.RankWriter | None = None
+    _end: int = 0  # no number from here on is in the files
+    _suspect: tuple[float, int] | None = None
+
+    def open(self) -> None:
+        """Continue the copy from what it holds; RunError if that cannot be now."""
+        self.gaps = list(read_copies(self.folder).get(self.rank, CopyNote()).gaps)
+        self.save()
+        self._writer = store.RankWriter(self.folder, self.rank)
+        holes = self._writer.gaps
+        self._end = holes[-1][1] if holes else self._writer.next_sequence
+        self.filed = self._lowest_wanted()
+        self.blocked_until_s = None
+
+    def file(self, sequence: int, batch: Batch) -> None:
+        """Keep a batch; RunError if it cannot be kept now."""
+        if not self.is_copy:
+            self.filed = max(self.filed, sequence + 1)
+            return
+        if self._writer is None:
+            self.open()
+        assert self._writer is not None
+        self._writer.append(batch, sequence)
+        self._end = max(self._end, sequence + 1)
+        self.filed = self._lowest_wanted()
+
+    def lose(self, first: int, after: int) -> bool:
+        """Note numbers that will never come; whether that is news."""
+        if not self.is_copy:
+            self.filed = max(self.filed, after)
+            return False
+        if any(start <= first and after <= end for start, end in self.gaps):
+            return False
+        if len(self.gaps) >= _MOST_GAPS:
+            raise RunError("it has lost more stretches of its log than can be noted.")
+        self.gaps = sorted([*self.gaps, (first, after)])
+        self.filed = self._lowest_wanted()
+        self.save()
+        return True
+
+    def end(self) -> None:
+        """Note that the rank has ended and everything is here."""
+        self.has_ended = True
+        self.close()
+        if self.is_copy:
+            self.save()
+
+    def close(self) -> None:
+        """Let go of the files; what they hold stays acknowledged."""
+        if self._writer is not None:
+            with contextlib.suppress(OSError, AmpwatchError):
+                self._writer.close()
+            self._writer = None
+
+    def save(self) -> None:
+        """Write down what the copy's own rows cannot say."""
+        notes = read_copies(self.folder)
+        notes[self.rank] = CopyNote(tuple(self.gaps), self.filed if self.has_ended else None)
+        try:
+            _write_copies(self.folder, notes)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise RunError(f"{self.folder / COPY_FILE} cannot be written ({reason}).") from error
+
+    def is_stale(self, head: int) -> bool:
+        """Whether these files, not a copy of ours, do not grow though the trainer goes on."""
+        index_bytes = _size(rank_folder(self.folder, self.rank) / INDEX_FILE)
+        if self._suspect is None or self._suspect[1] != index_bytes:
+            self._suspect = (time.monotonic(), index_bytes)
+        waited_s = time.monotonic() - self._suspect[0]
+        return waited_s > _PATIENCE_S and head > self.head_at_hello
+
+    def _lowest_wanted(self) -> int:
+        """The lowest number that is neither in the files nor known to be lost."""
+        assert self._writer is not None
+        for first, after in self._writer.gaps:
+            if (wanted := self._past_lost(first)) < after:
+                return wanted
+        return self._past_lost(self._end)
+
+    def _past_lost(self, number: int) -> int:
+        for first, after in self.gaps:
+            if first <= number < after:
+                number = after
+        return number
+
+
+def place(directory: Path, info: store.RunInfo, rank: int, head: int) -> RankCopy:
+    """Where a rank belongs in the recorder's directory; its run's folder is made if need be."""
+    folder = store.create_run(directory, info)
+    is_copy = rank in read_copies(folder) or not rank_folder(folder, rank).exists()
+    return RankCopy(rank, folder, info, is_copy, head)
+
+
+def read_copies(run_folder: Path) -> dict[int, CopyNote]:
+    """The ranks of a run that a recorder has filed there; none for a trainer's own run."""
+    try:
+        ranks = json.loads((run_folder / COPY_FILE).read_text("utf-8"))["ranks"]
+        return {int(rank): _note(facts) for rank, facts in ranks.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _note(facts: dict[str, list[list[int]] | int | None]) -> CopyNote:
+    gaps, ended_at = facts["gaps"], facts["ended_at"]
+    if not isinstance(gaps, list) or isinstance(ended_at, list):
+        raise TypeError("no note of ours")
+    return CopyNote(tuple((int(first), int(after)) for first, after in gaps), ended_at)
+
+
+def _write_copies(run_folder: Path, notes: dict[int, CopyNote]) -> None:
+    text = json.dumps({"ranks": {rank: asdict(note) for rank, note in notes.items()}})
+    draft = run_folder / f".{COPY_FILE}.new"
+    draft.write_text(text, "utf-8")
+    draft.replace(run_folder / COPY_FILE)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
