@@ -64,10 +64,10 @@ def attach(
 ) -> Watch | NoWatch:
     """Watch a mixed-precision training loop; the one line to add to it.
 
-    `scaler` is a torch.amp.GradScaler or a subclass; a disabled one or None is fine (bf16, fp32), and
-    with None the `optimizer` must be given. `model` is a module, a list or dict of them, or None for
-    the scalars alone. The run is written to `log_dir`/`run` and sent to `endpoint` ("off" for none).
-    Wrong arguments raise AttachError here; nothing of ours raises later.
+    `scaler` is a torch.amp.GradScaler or a subclass; a disabled one or None is fine (bf16, fp32),
+    and with None the `optimizer` must be given. `model` is a module, a list or dict of them, or
+    None for the scalars alone. The run is written to `log_dir`/`run` and sent to `endpoint` ("off"
+    for none). Wrong arguments raise AttachError here; nothing of ours raises later.
     """
     if identity.disabled(os.environ):
         return NoWatch()

@@ -31,7 +31,9 @@ JOIN_SECONDS = 10.0
 class Log(Protocol):
     """Where batches are filed; `store.RankWriter` is one."""
 
-    next_sequence: int
+    @property
+    def next_sequence(self) -> int:
+        """The number that the next batch will have."""
 
     def append(self, batch: codec.Batch, sequence: int | None = None) -> int:
         """File a batch; what is returned is acknowledged."""

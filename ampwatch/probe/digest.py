@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from ampwatch.probe import updates
 from ampwatch.probe.capture import LayerCapture
-from ampwatch.probe.layer_digest import LayerDigester
-from ampwatch.probe.layer_rows import LayerLog, merged, rows_of
+from ampwatch.probe.layer_digest import LayerDigest, LayerDigester
+from ampwatch.probe.layer_rows import LayerLog, LayerStep, merged, rows_of
 from ampwatch.probe.loop import overflowed
 from ampwatch.probe.models import Survey
-from ampwatch.probe.overflow import OverflowNamer
+from ampwatch.probe.overflow import CulpritFinder
 from ampwatch.probe.records import EventRecord, StepRecord, Turn
 from ampwatch.probe.updates import DeviceUpdate, HostUpdate, UpdateFigures
 from ampwatch.rows import DTYPE_NUMBERS, SCHEMAS, EventKind, Table
@@ -36,7 +36,7 @@ class Digest:
         self, survey: Survey, param_groups: Callable[[int], int | None] = lambda _position: None
     ) -> None:
         self._layers = LayerLog(survey)
-        self._overflows = OverflowNamer(survey)
+        self._culprits = CulpritFinder(survey)
         self._details = LayerDigester(survey, param_groups)
         self._correction: dict[int, float] = {}  # exact over estimated weight norm, by optimizer
         self._inner_autocast: str | None = None  # where autocast is entered inside the model
@@ -76,10 +76,32 @@ class Digest:
             sets.append((Table.LAYERS, merged(details.rows(), known)))
         elif record.sampled:
             sets.append((Table.LAYERS, rows_of([known])))
-        if overflowed(record):
+        bad = overflowed(record)
+        if bad:
             sets.append((Table.LAYERS, rows_of(self._layers.around_overflow())))
-            events.append(self._overflows.event(record, known, details))
+            events.append(self._overflow(record, known, details))
+        if details is not None:
+            self._culprits.learn(details, scale_of(record), overflowed=bad)
         return sets
+
+    def _overflow(
+        self, record: StepRecord, known: LayerStep, details: LayerDigest | None
+    ) -> EventRecord:
+        """The event of a step in which an optimizer found an inf."""
+        values = record.pack.values
+        losses = [loss for turn in record.turns for loss in turn.losses if loss.counted]
+        inputs = [values[at] for at in record.input_at]
+        culprit = self._culprits.find(
+            known.parameter_finite,
+            loss_finite=_all_finite([loss.pack.values[loss.at] for loss in losses]),
+            input_finite=_all_finite(inputs),
+            digest=details,
+        )
+        optimizers = [t.optimizer for t in record.turns if any(values[at] for at in t.found_inf_at)]
+        detail: dict[str, Any] = {"optimizers": optimizers, "scale": scale_of(record)}
+        if culprit is not None:
+            detail |= culprit.detail()
+        return EventRecord(record.step, record.time_ns, EventKind.OVERFLOW, detail)
 
     def _step_rows(
         self, record: StepRecord, moved: dict[int, UpdateFigures], columns: Columns
@@ -147,6 +169,11 @@ def _shared_cells(record: StepRecord) -> dict[str, Any]:
         cells["input_finite"] = finite
         cells["input_amax"] = max(amax) if finite else _worst(amax)
     return cells
+
+
+def _all_finite(values: Sequence[float]) -> bool | None:
+    """None where there are none."""
+    return all(map(math.isfinite, values)) if values else None
 
 
 def scale_of(record: StepRecord) -> float | None:
@@ -234,7 +261,7 @@ def _event_columns(events: Sequence[EventRecord]) -> Columns:
 
 
 def _update_figures(steps: Sequence[StepRecord]) -> dict[int, UpdateFigures]:
-    """Each turn's figures, by the identity of its capture; steps of one layout are done together."""
+    """Each turn's figures, by its capture's identity; steps of one layout are done together."""
     found: dict[int, UpdateFigures] = {}
     groups: defaultdict[int, list[HostUpdate]] = defaultdict(list)
     for record in steps:

@@ -95,8 +95,8 @@ class GradientMeter:
         self, gradients: list[Tensor], norms: list[Tensor], pack: Pack
     ) -> tuple[int, int | None, int | None]:
         if not self._one_device:
-            at = [pack.put(norm) for norm in norms][0]
-            return at, None, None
+            places = [pack.put(norm) for norm in norms]
+            return places[0], None, None
         if self._on_host:
             # Reading 24 numbers and writing them back costs half of stacking 24 tensors.
             numbers = [norm.item() for norm in norms]

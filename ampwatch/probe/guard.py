@@ -22,7 +22,7 @@ class AmpwatchWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Say it once in the user's own way; a filter that makes warnings errors may not end training."""
+    """Say it in the user's own way; a filter that makes warnings errors does not end training."""
     try:
         warnings.warn(f"ampwatch: {message}", AmpwatchWarning, stacklevel=3)
     except AmpwatchWarning:
@@ -57,7 +57,7 @@ class Guard:
             place = traceback.extract_tb(error.__traceback__)[-1]
             warn(
                 f"could not observe this step ({type(error).__name__}: {error}; "
-                f"{place.name}, line {place.lineno}). Training goes on; some figures will be absent."
+                f"{place.name}, line {place.lineno}). Training goes on; some figures are absent."
             )
         if self.failures >= FAILURES_BEFORE_OFF:
             self.off = True

@@ -24,8 +24,8 @@ from ampwatch.probe.records import EventRecord, Loss, StepRecord, Turn
 from ampwatch.probe.updates import compare
 from ampwatch.rows import EventKind
 
-# Without a scaler nothing but the backward's end comes before the user's clipping, so norms are taken
-# there; after this many steps in which nobody edited a gradient, once a step is enough.
+# Without a scaler nothing but the backward's end comes before the user's clipping, so norms are
+# taken there; after this many steps in which nobody edited a gradient, once a step is enough.
 STEPS_TO_LEARN_CLIPPING = 5
 
 
@@ -241,7 +241,7 @@ class Loop:
         self.close_step(update_seen=True)
 
     def failed(self, where: str, error: BaseException, optimizer: Any = None) -> None:
-        """An exception leaves one of the scaler's calls: what there is of the step becomes a row."""
+        """An exception leaves one of the scaler's calls: what there is of the step is a row."""
         if self._last_error is error:
             return  # it has left unscale_ already and now leaves step
         self._last_error = error
@@ -343,7 +343,7 @@ class Loop:
                 if not turn.done or self._stepping is view.optimizer:
                     return turn
                 if self._losses:
-                    # The loop came round without an update: what was scaled since is the next step's.
+                    # The loop came round without an update: what was scaled since is the next's.
                     self._split()
                     return self._turn(view)
                 return turn

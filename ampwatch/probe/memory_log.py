@@ -11,12 +11,12 @@ class MemoryLog:
     def __init__(self) -> None:
         self.next_sequence = 0
 
-    def append(self, batch: Batch, sequence: int | None = None) -> int:
+    def append(self, _batch: Batch, _sequence: int | None = None) -> int:
         """The batch's number."""
         self.next_sequence += 1
         return self.next_sequence - 1
 
-    def read_from(self, sequence: int, max_bytes: int) -> list[tuple[int, Batch]]:
+    def read_from(self, _sequence: int, _max_bytes: int) -> list[tuple[int, Batch]]:
         """Nothing: it was not kept."""
         return []
 

@@ -81,7 +81,7 @@ def _flat(parameter: Tensor) -> Tensor | None:
         return None
     if local.is_contiguous():
         return local.view(-1)
-    order = sorted(range(local.ndim), key=lambda axis: local.stride(axis), reverse=True)
+    order = sorted(range(local.ndim), key=local.stride, reverse=True)
     dense = local.permute(order)
     return (
         dense.view(-1) if dense.is_contiguous() else None

@@ -27,7 +27,7 @@ _LIVE: weakref.WeakSet[Watch] = weakref.WeakSet()
 
 
 class Watch:
-    """One watched training loop; ends by `close`, by leaving its `with`, or with the interpreter."""
+    """One watched training loop; ends by `close`, the end of a `with`, or the interpreter's."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class Watch:
         return self._courier.lost_rows
 
     def log(self, **scalars: float | Tensor) -> None:
-        """Add scalars to the step in progress; `loss=` fills the loss column. Tensors are read late.
+        """Add scalars to the step in progress; `loss=` fills the loss column, tensors are late.
 
-        A step ends at `scaler.update()`, or without an enabled scaler at `optimizer.step()`, so what
-        is logged after that belongs to the next one.
+        A step ends at `scaler.update()`, or without an enabled scaler at `optimizer.step()`:
+        what is logged after that belongs to the next one.
         """
         if self._closed:
             warn("log() after close() is ignored; attach again for a new run.")
