@@ -1,0 +1,144 @@
+"""Find runs: those in a folder, and those registered in the user's state folder.
+
+A registered run is one small file that holds its path, so that a dashboard started elsewhere finds
+it. Runs that have vanished are dropped quietly; those that cannot be read are listed and say why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampwatch.errors import AmpwatchError
+from ampwatch.rows import Table
+from ampwatch.store.info import RUN_FILE, RunInfo, read_info
+from ampwatch.store.layout import rank_folder, ranks_in
+from ampwatch.store.ranklog import RankLog
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One line of a list of runs."""
+
+    path: Path
+    name: str
+    id: str = ""
+    source: str = ""
+    started_ns: int = 0
+    last_time_ns: int = 0
+    ranks: tuple[int, ...] = ()
+    steps: int = 0  # from the first to the last logged, of the first rank
+    ended: bool = False
+    final_scale: float | None = None
+    problem: str | None = None  # why it cannot be read
+
+
+def default_log_dir() -> Path:
+    """$AMPWATCH_DIR, else ./ampwatch-runs."""
+    return Path(os.environ.get("AMPWATCH_DIR") or "ampwatch-runs")
+
+
+def state_folder() -> Path:
+    """Where ampwatch keeps what belongs to the user and not to a run."""
+    if os.name == "nt":
+        home = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    else:
+        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "ampwatch"
+
+
+def register_run(run_folder: str | Path) -> bool:
+    """List a run in the user's state folder; False if that cannot be written, which is no harm."""
+    path = Path(run_folder).absolute()
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
+    try:
+        folder = state_folder() / "runs"
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = folder / f".{name}.{os.getpid()}"
+        fresh.write_bytes(os.fsencode(path))
+        fresh.replace(folder / name)
+    except (OSError, RuntimeError):  # RuntimeError: no home folder
+        return False
+    return True
+
+
+def list_runs(log_dir: str | Path | None = None) -> list[RunSummary]:
+    """The runs in a folder, newest first; without one, the default folder's and the registered."""
+    folders = _runs_in(default_log_dir() if log_dir is None else Path(log_dir))
+    if log_dir is None:
+        folders += _registered()
+    distinct = {os.path.realpath(folder): folder for folder in reversed(folders)}
+    found = [summarize(folder) for folder in distinct.values()]
+    return sorted(found, key=lambda run: (run.started_ns, run.name), reverse=True)
+
+
+def summarize(run_folder: Path) -> RunSummary:
+    """A run's line; if it cannot be read, the line says why."""
+    try:
+        info = read_info(run_folder)
+        return _summary(run_folder, info)
+    except (AmpwatchError, OSError) as problem:
+        return RunSummary(run_folder, run_folder.name, problem=str(problem))
+
+
+def _summary(run_folder: Path, info: RunInfo) -> RunSummary:
+    ranks = ranks_in(run_folder)
+    logs = [RankLog(rank_folder(run_folder, rank), rank) for rank in ranks]
+    steps, final_scale = _progress(logs[0]) if logs else (0, None)
+    return RunSummary(
+        path=run_folder,
+        name=info.name,
+        id=info.id,
+        source=info.source,
+        started_ns=info.started_ns,
+        last_time_ns=max([info.started_ns, *(log.last_time_ns for log in logs)]),
+        ranks=ranks,
+        steps=steps,
+        ended=bool(logs) and all(log.ended for log in logs),
+        final_scale=final_scale,
+    )
+
+
+def _progress(log: RankLog) -> tuple[int, float | None]:
+    rows = log.rows(Table.STEPS)
+    if not rows:
+        return 0, None
+    first = log.read(Table.STEPS, ["step"], 0, 1).to_pylist()[0]
+    columns = ["step", "scale", "scale_after"]
+    last = log.read(Table.STEPS, columns, rows - 1).to_pylist()[-1]
+    scale = last["scale"] if last["scale_after"] is None else last["scale_after"]
+    return last["step"] - first["step"] + 1, scale
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    if (folder / RUN_FILE).is_file():
+        return [folder]
+    try:
+        children = sorted(child for child in folder.iterdir() if not child.name.startswith("."))
+    except OSError:
+        return []
+    return [child for child in children if (child / RUN_FILE).is_file()]
+
+
+def _registered() -> list[Path]:
+    try:
+        notes = sorted((state_folder() / "runs").iterdir())
+    except (OSError, RuntimeError):
+        return []
+    return [path for note in notes for path in _still_there(note)]
+
+
+def _still_there(note: Path) -> Iterator[Path]:
+    try:
+        path = Path(os.fsdecode(note.read_bytes()))
+        if note.name.startswith(".") or not path.is_absolute():
+            return
+        if (path / RUN_FILE).is_file():
+            yield path
+        elif path.parent.is_dir():  # deleted, not merely on a disk that is not mounted
+            note.unlink()
+    except (OSError, ValueError):
+        return

@@ -1,0 +1,59 @@
+"""Arrow columns as numpy arrays and back, without `to_numpy`: that would load pandas."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from ampwatch.codec import column, numpy_type
+
+Column: TypeAlias = "pa.Array | pa.ChunkedArray"
+
+
+def joined(column: Column) -> pa.Array:
+    """One contiguous array of a column."""
+    if isinstance(column, pa.Array):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.nulls(0, column.type) if not len(column) else column.combine_chunks()
+
+
+def integers(column: Column, null: int = -1) -> np.ndarray:
+    """A column of whole numbers as int64, nulls as `null`."""
+    array = joined(column)
+    numbers: np.ndarray = raw(array).astype(np.int64)
+    if array.null_count:
+        numbers[~valid(array)] = null
+    return numbers
+
+
+def raw(array: pa.Array) -> np.ndarray:
+    """A fixed-width array's values; what stands where it is null is undefined."""
+    kind: np.dtype[Any] = numpy_type(array.type)
+    data = array.buffers()[1]
+    if data is None or not len(array):
+        return np.zeros(len(array), kind)
+    whole = np.frombuffer(data, kind, count=array.offset + len(array))
+    return whole[array.offset :]
+
+
+def valid(array: pa.Array) -> np.ndarray:
+    """Whether each value is there."""
+    bits = array.buffers()[0]
+    if bits is None:
+        return np.ones(len(array), dtype=bool)
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+    return flags[array.offset : array.offset + len(array)].astype(bool)
+
+
+def masked(values: np.ndarray, there: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """A fixed-width array, null where `there` is False."""
+    array = column(values, kind)
+    missing = int(len(there) - np.count_nonzero(there))
+    if not missing:
+        return array
+    bits = pa.py_buffer(np.packbits(there, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(there), [bits, array.buffers()[1]], missing)

@@ -1,0 +1,282 @@
+"""Rewrite a finished run's logs as Parquet: small to keep, quick to open, killed at any point safe.
+
+The files of the next generation are written beside the log without any lock. Only the swap takes
+each rank's lock: base.json is renamed into place (from then on it counts), the index begins anew,
+and what it replaces is deleted. A run that is being written is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ampwatch.errors import RunError, RunInUseError
+from ampwatch.rows import FORMAT, SCHEMAS, TABLES, Table
+from ampwatch.store import locks
+from ampwatch.store.base import BASE_FILE, Base, TableFile, footer_of, seal
+from ampwatch.store.index import INDEX_FILE, RECORD, Header, pack_header
+from ampwatch.store.info import read_info
+from ampwatch.store.layout import rank_folder, ranks_in, table_file
+from ampwatch.store.ranklog import RankLog
+
+# Large enough that 10 million steps are 77 groups, small enough that one group of the widest table
+# takes 25 MB while it is written.
+ROW_GROUP_ROWS = 1 << 17
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CompactResult:
+    """What a compaction did."""
+
+    path: Path
+    ranks: tuple[int, ...]  # those rewritten; one that holds nothing new is left alone
+    rows: int
+    bytes_before: int
+    bytes_after: int
+
+
+def compact(run_folder: str | Path, progress: Progress | None = None) -> CompactResult:
+    """Compact every rank of a run that nobody writes.
+
+    `progress` is called with rows done and rows in all. Raises RunInUseError if a rank is being
+    written or compacted, RunError if a log is damaged (compacting would hide what is lost).
+    """
+    run_folder = Path(run_folder)
+    read_info(run_folder)
+    try:
+        with _held(run_folder):
+            return _compact_ranks(run_folder, progress or (lambda *_: None))
+    except OSError as problem:
+        reason = problem.strerror or str(problem)
+        raise RunError(
+            f"{run_folder} cannot be compacted ({reason}); the run is as it was.", path=run_folder
+        ) from problem
+
+
+def _compact_ranks(run_folder: Path, progress: Progress) -> CompactResult:
+    before = _bytes_in(run_folder)
+    folders = {rank: rank_folder(run_folder, rank) for rank in ranks_in(run_folder)}
+    for folder in folders.values():
+        with _held(folder):
+            _remove_leftovers(folder)
+    logs = [RankLog(folder, rank) for rank, folder in folders.items()]
+    logs = [log for log in logs if len(log.records)]
+    for log in logs:
+        _refuse_damaged(log)
+    counted = _Counted(progress, sum(log.rows(table) for log in logs for table in TABLES))
+    for log in logs:
+        _compact_rank(folders[log.rank], log, counted)
+    ranks = tuple(log.rank for log in logs)
+    return CompactResult(run_folder, ranks, counted.total, before, _bytes_in(run_folder))
+
+
+def _refuse_damaged(log: RankLog) -> None:
+    log.verify()
+    damage = [note for note in log.notes if "damaged" in note or "missing" in note]
+    if damage:
+        raise RunError(f"Not compacted, because that would hide what is lost. {damage[0]}")
+
+
+def _compact_rank(folder: Path, log: RankLog, counted: _Counted) -> None:
+    generation = log.generation + 1
+    tables = {
+        table.value: asdict(_write_table(folder, log, table, generation, counted))
+        for table in TABLES
+        if log.rows(table)
+    }
+    records = _merged_records(folder, log)
+    index_name = f"base-{generation}.index"
+    _write_synced(folder / index_name, records.tobytes())
+    facts = {
+        "format": FORMAT,
+        "generation": generation,
+        "index": {"file": index_name, "crc": zlib.crc32(records.tobytes())},
+        "tables": tables,
+    }
+    header = Header(generation, int(records["sequence"].max()) + 1)
+    with _held(folder):
+        _refuse_grown(folder, log)
+        _swap(folder, seal(facts), header)
+
+
+def _write_table(
+    folder: Path, log: RankLog, table: Table, generation: int, counted: _Counted
+) -> TableFile:
+    from pyarrow import parquet
+
+    schema = SCHEMAS[table]
+    path = folder / f"{table.value}-{generation}.parquet"
+    with (
+        path.open("wb") as file,
+        parquet.ParquetWriter(file, schema, **_parquet_options(schema)) as writer,
+    ):
+        for start in range(0, log.rows(table), ROW_GROUP_ROWS):
+            rows = log.read(table, schema.names, start, start + ROW_GROUP_ROWS)
+            writer.write_table(rows.cast(schema), row_group_size=ROW_GROUP_ROWS)
+            counted.add(rows.num_rows)
+    _sync(path)
+    return _vouch(path)
+
+
+def _parquet_options(schema: pa.Schema) -> dict[str, object]:
+    """Encodings by type, measured: a third smaller than the default and read 1.5 times faster."""
+    texts = [field.name for field in schema if pa.types.is_string(field.type)]
+    encodings = {}
+    for field in schema:
+        is_list = pa.types.is_list(field.type)
+        path = f"{field.name}.list.element" if is_list else field.name
+        kind = field.type.value_type if is_list else field.type
+        if pa.types.is_floating(kind):
+            encodings[path] = "BYTE_STREAM_SPLIT"
+        elif pa.types.is_integer(kind):
+            encodings[path] = "DELTA_BINARY_PACKED"
+    return {
+        "compression": "zstd",
+        "use_dictionary": texts,
+        "column_encoding": encodings,
+        "write_statistics": False,
+        "write_page_checksum": True,
+    }
+
+
+def _vouch(path: Path) -> TableFile:
+    """Read a file back for the checksums of its footer and column chunks."""
+    from pyarrow import parquet
+
+    data = path.read_bytes()
+    footer = parquet.read_metadata(pa.BufferReader(data))
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    chunks = []
+    for group in groups:
+        columns = [group.column(number) for number in range(group.num_columns)]
+        chunks.append({c.path_in_schema.split(".")[0]: _chunk(data, c) for c in columns})
+    return TableFile(
+        file=path.name,
+        size=len(data),
+        rows=footer.num_rows,
+        footer_crc=zlib.crc32(footer_of(data)),
+        row_group_rows=tuple(group.num_rows for group in groups),
+        chunks=tuple(chunks),
+    )
+
+
+def _chunk(data: bytes, column: object) -> tuple[int, int, int]:
+    start = column.data_page_offset  # type: ignore[attr-defined]
+    if column.dictionary_page_offset is not None:  # type: ignore[attr-defined]
+        start = min(start, column.dictionary_page_offset)  # type: ignore[attr-defined]
+    length = column.total_compressed_size  # type: ignore[attr-defined]
+    return start, length, zlib.crc32(memoryview(data)[start : start + length])
+
+
+def _merged_records(folder: Path, log: RankLog) -> np.ndarray:
+    """All batches' records, each with its first row in its table in place of a file's offset."""
+    base = Base.load(folder)
+    old = base.records if base else np.empty(0, RECORD)
+    records: np.ndarray = np.concatenate([old, log.records])
+    for table in TABLES:
+        mine = records["table"] == table.number
+        rows = records["rows"][mine].astype(np.uint64)
+        records["offset"][mine] = np.cumsum(rows) - rows
+    return records
+
+
+def _refuse_grown(folder: Path, log: RankLog) -> None:
+    """An attempt that began while we wrote has appended: our files are no longer all of it."""
+    known = len(log.records)
+    log.refresh()
+    if len(log.records) != known or log.generation != _generation(folder):
+        raise RunInUseError(
+            f"{folder} was written while it was being compacted; it is as it was.", path=folder
+        )
+
+
+def _generation(folder: Path) -> int:
+    base = Base.load(folder)
+    return base.generation if base else 0
+
+
+def _swap(folder: Path, sealed: bytes, header: Header) -> None:
+    """From the first rename on the new base counts; all after it only tidies up."""
+    _replace(folder / BASE_FILE, sealed)
+    _replace(folder / INDEX_FILE, pack_header(header))
+    _remove_leftovers(folder)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Delete what no base.json names and, where the index is older than the base, the streams."""
+    base = Base.load(folder)
+    generation = base.generation if base else 0
+    kept = {f"base-{generation}.index"}
+    kept |= {entry.file for entry in base.tables.values()} if base else set()
+    for path in folder.iterdir():
+        is_ours = path.suffix in {".parquet", ".new"} or path.match("base-*.index")
+        if is_ours and path.name not in kept:
+            _remove(path)
+    if base is not None and not len(RankLog(folder, 0).records):
+        for table in TABLES:
+            _remove(table_file(folder, table))
+
+
+def _remove(path: Path) -> None:
+    # Windows does not delete what a reader has open; the next compaction will.
+    try:
+        path.unlink(missing_ok=True)
+    except PermissionError:
+        return
+
+
+def _replace(path: Path, data: bytes) -> None:
+    fresh = path.with_name(path.name + ".new")
+    _write_synced(fresh, data)
+    fresh.replace(path)
+    _sync(path.parent)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":
+        return  # Windows opens no folders
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    descriptor = locks.hold(folder, required=True)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+class _Counted:
+    """Rows done of rows in all, told to whoever shows progress."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self.total = total
+        self._done = 0
+        self._progress = progress
+
+    def add(self, rows: int) -> None:
+        self._done += rows
+        self._progress(self._done, self.total)

@@ -1,0 +1,144 @@
+"""RUN/rank-N/index: one fixed-size record a batch, so a batch is found by its sequence number.
+
+A header (magic, format, generation, first sequence) and records (sequence, offset, length, rows,
+table, CRC32 of the payload, CRC32 of the record itself). In a trainer's own log a record's position
+gives its sequence; a recorder's copy may file batches as they arrive, so the number stands in the
+record too.
+The generation is that of the compacted base which the index continues: an older index, left by a
+compaction that was killed, holds nothing that the base does not.
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ampwatch.codec import Batch
+from ampwatch.errors import FutureRunError
+from ampwatch.rows import FORMAT, TABLES
+
+INDEX_FILE = "index"
+MAGIC = b"ampwIDX\n"
+_HEADER = struct.Struct("<8sIIQI")  # magic, format, generation, first sequence, CRC
+_RECORD = struct.Struct("<QQIIIII")
+HEADER_BYTES = _HEADER.size
+RECORD_BYTES = _RECORD.size
+
+RECORD = np.dtype(
+    [
+        ("sequence", "<u8"),
+        ("offset", "<u8"),
+        ("length", "<u4"),
+        ("rows", "<u4"),
+        ("table", "<u4"),
+        ("crc", "<u4"),
+        ("own_crc", "<u4"),
+    ]
+)
+assert RECORD.itemsize == RECORD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the index continues: which base, from which sequence on."""
+
+    generation: int
+    first_sequence: int
+
+
+def pack_header(header: Header) -> bytes:
+    """The index's first bytes."""
+    bare = _HEADER.pack(MAGIC, FORMAT, header.generation, header.first_sequence, 0)[:-4]
+    return bare + struct.pack("<I", zlib.crc32(bare))
+
+
+def read_header(data: bytes, path: Path) -> Header | None:
+    """The header, or None if the bytes are no whole header of ours."""
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, number, generation, first_sequence, crc = _HEADER.unpack_from(data)
+    if magic != MAGIC or crc != zlib.crc32(data[: HEADER_BYTES - 4]):
+        return None
+    if number > FORMAT:
+        raise FutureRunError(
+            f"{path} has format {number} and this ampwatch reads up to {FORMAT}: update ampwatch.",
+            path=path,
+        )
+    return Header(generation, first_sequence)
+
+
+def pack_record(sequence: int, offset: int, batch: Batch) -> bytes:
+    """The record of a batch whose payload stands at `offset` of its table's file."""
+    crc = zlib.crc32(batch.payload)
+    length = len(batch.payload)
+    packed = _RECORD.pack(sequence, offset, length, batch.row_count, batch.table.number, crc, 0)
+    return packed[:-4] + struct.pack("<I", zlib.crc32(packed[:-4]))
+
+
+def read_records(data: bytes) -> np.ndarray:
+    """The whole and undamaged records that `data` begins with."""
+    whole = len(data) // RECORD_BYTES
+    records = np.frombuffer(data, RECORD, count=whole)
+    good = whole
+    view = memoryview(data)
+    own_crcs = records["own_crc"].tolist()
+    for position, own_crc in enumerate(own_crcs):
+        start = position * RECORD_BYTES
+        if zlib.crc32(view[start : start + RECORD_BYTES - 4]) != own_crc:
+            good = position
+            break
+    records = records[:good]
+    strange = np.flatnonzero(records["table"] >= len(TABLES))
+    return records[: strange[0]] if len(strange) else records
+
+
+class Held:
+    """Which sequence numbers a log holds, as ranges: few, however long the log."""
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self, sequences: Iterable[int] = ()) -> None:
+        self._ranges: list[list[int]] = []
+        for sequence in sequences:
+            self.add(sequence)
+
+    @property
+    def first_missing(self) -> int:
+        """The lowest number that is not held: all before it are."""
+        if not self._ranges or self._ranges[0][0] > 0:
+            return 0
+        return self._ranges[0][1]
+
+    @property
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        """What is missing below the highest held, as (first, one past the last)."""
+        ends = [0, *(end for _, end in self._ranges)]
+        starts = [start for start, _ in self._ranges]
+        return tuple((a, b) for a, b in zip(ends, starts, strict=False) if a < b)
+
+    def __contains__(self, sequence: int) -> bool:
+        return any(start <= sequence < end for start, end in self._ranges)
+
+    def add(self, sequence: int) -> None:
+        """Note that a number is held; one that was held already changes nothing."""
+        if self._ranges and self._ranges[-1][1] == sequence:
+            self._ranges[-1][1] += 1
+            return
+        if sequence in self:
+            return
+        place = bisect.bisect([start for start, _ in self._ranges], sequence)
+        self._ranges.insert(place, [sequence, sequence + 1])
+        self._join(place)
+        self._join(place - 1)
+
+    def _join(self, place: int) -> None:
+        if 0 <= place < len(self._ranges) - 1:
+            left, right = self._ranges[place : place + 2]
+            if left[1] == right[0]:
+                self._ranges[place : place + 2] = [[left[0], right[1]]]

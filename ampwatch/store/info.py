@@ -1,0 +1,139 @@
+"""What a run says about itself: RUN/run.json."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ampwatch.errors import FutureRunError, NotARunError
+from ampwatch.rows import FORMAT
+
+RUN_FILE = "run.json"
+MAX_INFO_BYTES = 16 << 20
+_MAX_DEPTH = 12
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """Who ran what, when and with which settings; written once, when the run is created."""
+
+    id: str  # 32 hex digits
+    name: str
+    source: str = "ampwatch"
+    started_ns: int = 0
+    host: str = ""
+    command: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    scaler: Mapping[str, Any] = field(default_factory=dict)
+    world_size: int = 1
+    layer_every: int = 50
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        """The text of run.json; what JSON lacks (inf, nan, objects) becomes a string."""
+        facts = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps(_plain(facts, _MAX_DEPTH), indent=1, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> RunInfo:
+        """Read run.json's text; raises NotARunError or FutureRunError."""
+        facts = _parse(text)
+        _refuse_future(facts.get("format"))
+        values = {name: facts[name] for name in cls.__slots__ if name in facts}
+        for name, kind in _KINDS.items():
+            if name in values and not _is_a(values[name], kind):
+                raise NotARunError(f"{RUN_FILE} is damaged: {name!r} is {values[name]!r:.80}.")
+        if not _ID.fullmatch(str(values.get("id"))) or "name" not in values:
+            raise NotARunError(
+                f"{RUN_FILE} names no run: it lacks an id of 32 hex digits or a name."
+            )
+        values["command"] = tuple(str(word) for word in values.get("command", ()))
+        return cls(**values)
+
+
+_KINDS: dict[str, type] = {
+    "id": str,
+    "name": str,
+    "source": str,
+    "started_ns": int,
+    "host": str,
+    "command": list,
+    "versions": dict,
+    "config": dict,
+    "scaler": dict,
+    "world_size": int,
+    "layer_every": int,
+}
+
+
+def read_info(run_folder: Path) -> RunInfo:
+    """Read a run's run.json; raises NotARunError or FutureRunError with a sentence."""
+    path = run_folder / RUN_FILE
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_INFO_BYTES + 1)
+    except OSError as problem:
+        reason = problem.strerror or str(problem)
+        raise NotARunError(
+            f"{run_folder} holds no run: its {RUN_FILE} cannot be read ({reason}).", path=run_folder
+        ) from None
+    if len(text) > MAX_INFO_BYTES:
+        raise NotARunError(f"{path} is larger than a {RUN_FILE} can be.", path=run_folder)
+    try:
+        return RunInfo.from_json(text)
+    except (NotARunError, FutureRunError) as problem:
+        raise type(problem)(f"{run_folder} cannot be opened: {problem}", path=run_folder) from None
+
+
+def _parse(text: str | bytes) -> dict[str, Any]:
+    try:
+        facts = json.loads(text)
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError too
+        raise NotARunError(f"{RUN_FILE} is no JSON; the file is damaged or not ours.") from None
+    if not isinstance(facts, dict):
+        raise NotARunError(f"{RUN_FILE} describes no run.")
+    return facts
+
+
+def _refuse_future(number: object) -> None:
+    if not _is_a(number, int):
+        raise NotARunError(f"{RUN_FILE} names no format; the file is damaged or not ours.")
+    assert isinstance(number, int)
+    if number > FORMAT:
+        raise FutureRunError(
+            f"The run has format {number} and this ampwatch reads up to {FORMAT}: update ampwatch."
+        )
+
+
+def _is_a(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """The value in JSON's types; depth ends what refers to itself."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if depth > 0 and isinstance(value, Mapping):
+        return {_plain(str(key), 0): _plain(item, depth - 1) for key, item in value.items()}
+    if depth > 0 and isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item, depth - 1) for item in value]
+    return _plain(_described(value), 0)
+
+
+def _described(value: Any) -> str:
+    # The user's own __repr__ may do anything; a config that cannot be shown is no reason to stop.
+    try:
+        return str(value)[:1000]
+    except Exception:  # noqa: BLE001
+        return f"<{type(value).__name__}>"

@@ -1,0 +1,133 @@
+"""Where a run's files are, and how its folder comes to be.
+
+RUN/run.json, RUN/rank-N/<table>.arrows, RUN/rank-N/index, and once compacted RUN/rank-N/base.json
+with the Parquet files it names. A folder's name is the run's name made safe; no path ever comes
+from outside.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import unicodedata
+from pathlib import Path
+
+from ampwatch.errors import NotARunError, RunError
+from ampwatch.rows import Table
+from ampwatch.store.info import RUN_FILE, RunInfo, read_info
+
+MAX_NAME_BYTES = 120  # file systems allow 255; "-12" and temporary names need room
+_MAX_SAME_NAME = 10_000
+_UNSAFE = re.compile(r'[<>:"/\\|?*]')
+_WINDOWS_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+_RANK = re.compile(r"rank-(0|[1-9]\d{0,8})")
+
+
+def rank_folder(run_folder: Path, rank: int) -> Path:
+    """Where one rank's files are."""
+    return run_folder / f"rank-{rank}"
+
+
+def table_file(folder: Path, table: Table) -> Path:
+    """A table's stream of batches within a rank's folder."""
+    return folder / f"{table.value}.arrows"
+
+
+def ranks_in(run_folder: Path) -> tuple[int, ...]:
+    """The ranks that have a folder, in order."""
+    try:
+        names = [entry.name for entry in os.scandir(run_folder) if entry.is_dir()]
+    except OSError:
+        return ()
+    return tuple(sorted(int(match[1]) for match in map(_RANK.fullmatch, names) if match))
+
+
+def safe_name(name: str) -> str:
+    """A folder's name for a run's: no separators, leading dots or reserved names; unicode kept."""
+    text = unicodedata.normalize("NFC", name)
+    text = "".join("-" if unicodedata.category(char)[0] == "C" else char for char in text)
+    text = _UNSAFE.sub("-", text).strip().lstrip(".")
+    text = text.encode("utf-8")[:MAX_NAME_BYTES].decode("utf-8", "ignore").rstrip(". ")
+    if _WINDOWS_RESERVED.fullmatch(text):
+        text = f"{text[:3]}-{text[3:]}".rstrip("-") + "-run"
+    return text or "run"
+
+
+def create_run(log_dir: Path, info: RunInfo, *, resume: bool = False) -> Path:
+    """The folder for the run, created or, for another rank of the same run, found.
+
+    A folder of that name with another run in it gives "-2", "-3" and so on. With `resume`, the
+    newest run of that name is taken as it is: its run.json, and so its id, stay.
+    """
+    log_dir = Path(log_dir)
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        if resume and (found := _newest_named(log_dir, info)):
+            return found
+        return _claim(log_dir, info)
+    except OSError as problem:
+        reason = problem.strerror or str(problem)
+        raise RunError(
+            f"No run can be created in {log_dir} ({reason}): give log_dir, or set AMPWATCH_DIR, "
+            f"to a folder that can be written.",
+            path=log_dir,
+        ) from problem
+
+
+def _candidates(log_dir: Path, name: str) -> list[Path]:
+    stem = safe_name(name)
+    numbered = [f"{stem}-{number}" for number in range(2, _MAX_SAME_NAME)]
+    return [log_dir / candidate for candidate in (stem, *numbered)]
+
+
+def _newest_named(log_dir: Path, info: RunInfo) -> Path | None:
+    newest = None
+    for folder in _candidates(log_dir, info.name):
+        if not folder.exists():
+            break
+        held = _id_in(folder)
+        if held == info.id:
+            return folder
+        newest = folder if held else newest
+    return newest
+
+
+def _claim(log_dir: Path, info: RunInfo) -> Path:
+    """Rename a finished folder into place: a run's folder never stands without its run.json."""
+    fresh = log_dir / f".{secrets.token_hex(8)}.new"
+    fresh.mkdir()
+    try:
+        (fresh / RUN_FILE).write_text(info.to_json(), encoding="utf-8")
+        for folder in _candidates(log_dir, info.name):
+            if not folder.exists() and _moved(fresh, folder):
+                return folder
+            if _id_in(folder) == info.id:
+                return folder
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    raise RunError(
+        f"{log_dir} holds {_MAX_SAME_NAME} runs named {info.name!r}: choose another name.",
+        path=log_dir,
+    )
+
+
+def _moved(fresh: Path, folder: Path) -> bool:
+    """Whether the rename won; it fails where another process' folder, never empty, stands."""
+    try:
+        fresh.rename(folder)
+    except OSError:
+        if not folder.exists():
+            raise
+        return False
+    return True
+
+
+def _id_in(folder: Path) -> str | None:
+    try:
+        return read_info(folder).id
+    except NotARunError:
+        return None
+    except RunError:  # a newer format: a run all the same, only not ours to join
+        return ""

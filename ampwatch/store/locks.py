@@ -1,0 +1,87 @@
+"""One lock a rank: who writes it holds it, and compaction must hold it to replace its files.
+
+The lock is the operating system's, on RUN/rank-N/lock, so it dies with its holder. Where a file
+system has no locks (some network shares), writing goes on without, and compaction refuses.
+A lock taken before a fork is held until the last of the processes has ended.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+from ampwatch.errors import RunInUseError
+
+LOCK_FILE = "lock"
+_HELD = {errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK}
+_POLL_S = 0.02
+
+
+def hold(folder: Path, *, wait_s: float = 0.0, required: bool = False) -> int:
+    """Take the lock of a rank's folder and return its descriptor; closing it lets go.
+
+    Raises RunInUseError when another process holds it for longer than `wait_s`, and, if the lock
+    is `required`, where the file system has none.
+    """
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _wait_for(descriptor, folder, wait_s=wait_s, required=required)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a writer on this machine holds the lock; False where that cannot be known."""
+    try:
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not _try(descriptor, folder, required=False, shared=True)
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for(descriptor: int, folder: Path, *, wait_s: float, required: bool) -> None:
+    deadline = time.monotonic() + wait_s
+    while not _try(descriptor, folder, required=required):
+        if time.monotonic() >= deadline:
+            raise RunInUseError(
+                f"{folder} is being written by another process: wait for its end, or give this "
+                f"run another name.",
+                path=folder,
+            )
+        time.sleep(_POLL_S)
+
+
+def _try(descriptor: int, folder: Path, *, required: bool, shared: bool = False) -> bool:
+    try:
+        _lock(descriptor, shared=shared)
+    except OSError as problem:
+        if problem.errno in _HELD:
+            return False
+        if required:
+            raise RunInUseError(
+                f"{folder} is on a file system without locks, so whether it is still written "
+                f"cannot be known: copy the run to a local disk first.",
+                path=folder,
+            ) from problem
+    return True
+
+
+try:
+    import fcntl
+
+    def _lock(descriptor: int, *, shared: bool) -> None:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+
+except ImportError:  # Windows
+    import msvcrt
+
+    def _lock(descriptor: int, *, shared: bool) -> None:  # noqa: ARG001
+        # A byte's lock, and there is no shared kind; a reader's trial lasts microseconds.
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]

@@ -1,0 +1,152 @@
+"""Stored rows as the public ones: numbers become names, layers learn what they are, extras join.
+
+A layer's name and facts hold from the step they were logged at until they change; a layer seen
+before its first row of facts takes that row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ampwatch.codec import column
+from ampwatch.rows import DTYPES, SCHEMAS, Table
+from ampwatch.store.columns import integers, joined, masked
+from ampwatch.store.views import ATTEMPT, RANK
+
+_FACTS = (
+    "order", "kind", "trainable", "param_group", "weight_shape", "rows", "flops", "observed",
+    "input_dtype", "param_dtype", "output_dtype", "param_grad_dtype", "out_grad_dtype", "autocast",
+)  # fmt: skip
+_DTYPE_COLUMNS = {name for name in _FACTS if name.endswith("_dtype")} | {"autocast_dtype"}
+
+
+def _names_of(table: Table) -> tuple[str, ...]:
+    """The public columns in their order: `rank` after what places the row."""
+    names = list(SCHEMAS[table].names)
+    places = [name for name in ("step", "time_ns") if name in names]
+    rest = [name for name in names if name not in places]
+    if table is Table.LAYERS:
+        rest = ["layer", *_FACTS, *(name for name in rest if name != "layer")]
+    return (*places, RANK, *rest)
+
+
+PUBLIC_NAMES: Mapping[Table, tuple[str, ...]] = {table: _names_of(table) for table in Table}
+LAYER_FACTS = frozenset(_FACTS)
+
+
+def stored_for(table: Table, names: Sequence[str]) -> list[str]:
+    """The stored columns that these public ones are made from."""
+    needed = [name for name in names if SCHEMAS[table].get_field_index(name) >= 0]
+    if table is Table.LAYERS and LAYER_FACTS.intersection(names):
+        needed.append("layer")
+    return [name for name in SCHEMAS[table].names if name in needed]
+
+
+def needs_layers(table: Table, names: Sequence[str]) -> bool:
+    """Whether the table of layer facts is needed for these columns."""
+    if table is Table.LAYERS:
+        return "layer" in names or bool(LAYER_FACTS.intersection(names))
+    return table is Table.STEPS and "max_update_layer" in names
+
+
+def publish(table: Table, rows: pa.Table, names: Sequence[str], layers: LayerFacts) -> pa.Table:
+    """The public columns `names` made from stored rows."""
+    places: np.ndarray | None = None
+    columns = []
+    for name in names:
+        if table is Table.LAYERS and name in LAYER_FACTS:
+            places = layers.places(rows, "layer") if places is None else places
+            columns.append(_dtype_or_same(name, layers.fact(name, places)))
+        elif name == "layer" and table is Table.LAYERS:
+            columns.append(layers.names(rows, "layer"))
+        elif name == "max_update_layer":
+            columns.append(layers.names(rows, name))
+        else:
+            columns.append(_dtype_or_same(name, rows.column(name)))
+    return pa.Table.from_arrays(columns, names=list(names))
+
+
+def _dtype_or_same(name: str, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    if name not in _DTYPE_COLUMNS:
+        return values
+    return named(integers(values), DTYPES)
+
+
+def named(numbers: np.ndarray, names: Sequence[str]) -> pa.Array:
+    """Positions as the names they stand for; a position without a name is null."""
+    known = (numbers >= 0) & (numbers < len(names))
+    indices = masked(np.where(known, numbers, 0), known, pa.int32())
+    return pa.DictionaryArray.from_arrays(indices, column(list(names), pa.string()))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """The layer_info rows of all ranks, ready to be looked up by attempt, rank, layer and step."""
+
+    rows: pa.Table
+    keys: np.ndarray  # sorted: layer's code << 40 | step
+    order: np.ndarray  # the row of each key
+    width: int  # layers per rank and attempt
+
+    @classmethod
+    def of(cls, rows: pa.Table) -> LayerFacts:
+        """From the layer_info view."""
+        layers = integers(rows.column("layer"))
+        width = int(layers.max(initial=0)) + 1
+        keys = _keys(rows, layers, width)
+        order = np.argsort(keys, kind="stable")
+        return cls(rows, keys[order], order, width)
+
+    def places(self, rows: pa.Table, layer_column: str) -> np.ndarray:
+        """For each row, the row of facts that held for its layer at its step; -1 for none."""
+        layers = integers(rows.column(layer_column))
+        if not len(self.keys):
+            return np.full(len(layers), -1)
+        wanted = _keys(rows, layers, self.width)
+        found = np.searchsorted(self.keys, wanted, side="right") - 1
+        before = self._is(found, wanted)
+        found = np.where(before, found, found + 1)  # not known yet: what it was first known as
+        good = before | self._is(found, wanted)
+        good &= (layers >= 0) & (layers < self.width)
+        facts: np.ndarray = np.where(good, self.order[np.clip(found, 0, len(self.order) - 1)], -1)
+        return facts
+
+    def _is(self, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """Whether the key found is of the layer wanted."""
+        inside = (found >= 0) & (found < len(self.keys))
+        keys = self.keys[np.clip(found, 0, len(self.keys) - 1)]
+        same: np.ndarray = inside & (keys >> _STEP_BITS == wanted >> _STEP_BITS)
+        return same
+
+    def fact(self, name: str, places: np.ndarray) -> pa.Array:
+        """A column of facts, one value a place."""
+        return joined(self.rows.column(name)).take(masked(places, places >= 0, pa.int64()))
+
+    def names(self, rows: pa.Table, layer_column: str) -> pa.Array:
+        """A column of layer numbers as names."""
+        places = self.places(rows, layer_column)
+        texts = self.rows.column("name").to_pylist()
+        return named(*_distinct(places, texts))
+
+
+def _distinct(places: np.ndarray, texts: list[str]) -> tuple[np.ndarray, list[str]]:
+    """Places among texts as places among the distinct ones."""
+    firsts: dict[str, int] = {}
+    positions = np.array([firsts.setdefault(text, len(firsts)) for text in texts] or [0])
+    return np.where(places < 0, -1, positions[places]), list(firsts)
+
+
+_STEP_BITS = 40
+
+
+def _keys(rows: pa.Table, layers: np.ndarray, width: int) -> np.ndarray:
+    attempts, ranks = integers(rows.column(ATTEMPT)), integers(rows.column(RANK))
+    steps = np.clip(integers(rows.column("step")), 0, (1 << _STEP_BITS) - 1)
+    part = (attempts << 14) + np.minimum(ranks, (1 << 14) - 1)
+    codes = part * width + np.clip(layers, 0, width - 1)
+    keys: np.ndarray = (codes << _STEP_BITS) + steps
+    return keys

@@ -1,0 +1,203 @@
+"""A run, live or finished alike: its rows as the public tables, in canonical order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from ampwatch.errors import RunError
+from ampwatch.rows import SCHEMAS, Table
+from ampwatch.store import extras, public
+from ampwatch.store.info import RunInfo, read_info
+from ampwatch.store.layout import rank_folder, ranks_in
+from ampwatch.store.ranklog import RankLog
+from ampwatch.store.views import View
+
+# Each view holds its columns in memory; panels ask for a few sets, over and over.
+_MAX_VIEWS = 24
+
+
+def open_run(path: str | Path) -> Run:
+    """Open a run's folder; raises NotARunError or FutureRunError with a sentence."""
+    return Run(Path(path))
+
+
+class Run:
+    """What a training left behind, or is leaving now; `refresh()` takes in what came since."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.info: RunInfo = read_info(path)
+        self._logs: dict[int, RankLog] = {}
+        self._views: dict[tuple[Table, tuple[str, ...], int | None], View] = {}
+        self._published: dict[tuple[Table, tuple[str, ...] | None, int | None], pa.Table] = {}
+        self._cuts = 0
+        self._find_ranks()
+
+    def __repr__(self) -> str:
+        return f"<Run {self.info.name!r} at {self.path}>"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have written so far."""
+        return tuple(self._logs)
+
+    @property
+    def steps(self) -> pa.Table:
+        """A row a step and optimizer; the user's scalars joined as columns."""
+        return self.read(Table.STEPS)
+
+    @property
+    def layers(self) -> pa.Table:
+        """A row a layer and sampled step, with what the layer is."""
+        return self.read(Table.LAYERS)
+
+    @property
+    def devices(self) -> pa.Table:
+        """A row a device and sample."""
+        return self.read(Table.DEVICES)
+
+    @property
+    def events(self) -> pa.Table:
+        """A row an event; `detail` is JSON."""
+        return self.read(Table.EVENTS)
+
+    @property
+    def ended(self) -> Mapping[int, bool]:
+        """For each rank whether its newest attempt wrote its end mark."""
+        return {rank: log.ended for rank, log in self._logs.items()}
+
+    @property
+    def clean_end(self) -> bool:
+        """Whether every rank there is wrote its end mark."""
+        return bool(self._logs) and all(log.ended for log in self._logs.values())
+
+    @property
+    def last_time_ns(self) -> int:
+        """The latest time any row tells, else when the run started."""
+        newest = [log.last_time_ns for log in self._logs.values()]
+        return max([self.info.started_ns, *newest])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences: what was cut off, what is missing. The first call verifies every byte."""
+        for log in self._logs.values():
+            log.verify()
+        self._forget_after_cut()
+        return tuple(note for log in self._logs.values() for note in log.notes)
+
+    def read(
+        self,
+        table: Table | str,
+        columns: Sequence[str] | None = None,
+        rank: int | None = None,
+    ) -> pa.Table:
+        """Rows of a table in canonical order; only `columns`, in that order, are decoded.
+
+        Raises RunError on an unknown table or column. `rank` keeps that rank's rows.
+        """
+        table = _known_table(table)
+        wanted = None if columns is None else tuple(columns)
+        key = (table, wanted, rank)
+        if key not in self._published:
+            rows = self._build(table, wanted, rank)
+            if self._forget_after_cut():  # damage found on the way shortens what was read before
+                rows = self._build(table, wanted, rank)
+            self._published[key] = rows
+        return self._published[key]
+
+    def column_names(self, table: Table | str) -> tuple[str, ...]:
+        """The public columns of a table; for steps with the user's scalars."""
+        table = _known_table(table)
+        names = public.PUBLIC_NAMES[table]
+        return (*names, *self._extra_names()) if table is Table.STEPS else names
+
+    def refresh(self) -> bool:
+        """Take in what was logged since; True if there is more. Costs what is new."""
+        changed = self._find_ranks()
+        for log in self._logs.values():
+            changed = log.refresh() or changed
+        if changed:
+            self._published.clear()
+        self._forget_after_cut()
+        return changed
+
+    # --- within ----------------------------------------------------------------------------------
+
+    def _find_ranks(self) -> bool:
+        known = len(self._logs)
+        for rank in ranks_in(self.path):
+            if rank not in self._logs:
+                self._logs[rank] = RankLog(rank_folder(self.path, rank), rank)
+        self._logs = dict(sorted(self._logs.items()))
+        return len(self._logs) > known
+
+    def _forget_after_cut(self) -> bool:
+        """Damage shortens a log: what was read from it before no longer lines up."""
+        cuts = sum(log.cuts for log in self._logs.values())
+        if cuts == self._cuts:
+            return False
+        self._cuts = cuts
+        self._views.clear()
+        self._published.clear()
+        return True
+
+    def _build(self, table: Table, wanted: tuple[str, ...] | None, rank: int | None) -> pa.Table:
+        names = self.column_names(table) if wanted is None else wanted
+        self._refuse_unknown(table, names)
+        own = [name for name in names if name in public.PUBLIC_NAMES[table]]
+        rows = self._stored(table, public.stored_for(table, own), rank)
+        found = public.publish(table, rows, own, self._layer_facts(table, own))
+        if len(own) == len(names):
+            return found
+        return self._with_extras(found, rows, names)
+
+    def _refuse_unknown(self, table: Table, names: Sequence[str]) -> None:
+        unknown = set(names).difference(public.PUBLIC_NAMES[table])
+        if unknown and table is Table.STEPS:
+            unknown.difference_update(self._extra_names())
+        if unknown:
+            raise RunError(
+                f"The table {table.value} has no column {min(unknown)!r}; it has "
+                f"{', '.join(self.column_names(table))}.",
+                path=self.path,
+            )
+
+    def _stored(self, table: Table, names: Sequence[str], rank: int | None = None) -> pa.Table:
+        key = (table, tuple(names), rank)
+        view = self._views.pop(key, None) or View(table, names)
+        self._views[key] = view  # the newest last
+        while len(self._views) > _MAX_VIEWS:
+            self._views.pop(next(iter(self._views)))
+        return view.update([log for log in self._logs.values() if rank in (None, log.rank)])
+
+    def _layer_facts(self, table: Table, names: Sequence[str]) -> public.LayerFacts:
+        if public.needs_layers(table, names):
+            return public.LayerFacts.of(self._stored(Table.LAYER_INFO, _ALL_INFO))
+        return public.LayerFacts.of(View(Table.LAYER_INFO, _ALL_INFO).update([]))
+
+    def _extra_names(self) -> dict[str, str]:
+        return extras.column_names(self._stored(Table.EXTRAS, _ALL_EXTRAS))
+
+    def _with_extras(self, found: pa.Table, rows: pa.Table, names: Sequence[str]) -> pa.Table:
+        users = self._extra_names()
+        joined = [name for name in names if name in users]
+        long_rows = self._stored(Table.EXTRAS, _ALL_EXTRAS)
+        added = extras.join(rows, long_rows, [users[name] for name in joined])
+        for name, values in zip(joined, added, strict=True):
+            found = found.append_column(name, values)
+        return found.select(list(names))
+
+
+_ALL_INFO = tuple(SCHEMAS[Table.LAYER_INFO].names)
+_ALL_EXTRAS = tuple(SCHEMAS[Table.EXTRAS].names)
+
+
+def _known_table(table: Table | str) -> Table:
+    try:
+        return Table(table)
+    except ValueError:
+        known = ", ".join(known.value for known in Table)
+        raise RunError(f"A run has no table {table!r}; it has {known}.") from None

@@ -1,0 +1,129 @@
+"""The rows of all ranks in canonical order, kept up to date by what is new.
+
+Order: attempt, step, rank; within that as logged (devices: time, rank). New rows seldom belong far
+back, so only the end of what is there is sorted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ampwatch.codec import column
+from ampwatch.rows import SCHEMAS, Table
+from ampwatch.store.columns import integers
+from ampwatch.store.ranklog import RankLog
+
+RANK = "rank"
+ATTEMPT = "attempt"  # not public; what layer numbers mean may change between attempts
+
+# A key packs attempt, step and rank: 2**42 steps and 16,384 ranks are told apart.
+_STEP_BITS, _RANK_BITS = 42, 14
+_MAX_STEP = (1 << _STEP_BITS) - 2
+
+
+class View:
+    """Some stored columns of one table, over all ranks, in canonical order."""
+
+    def __init__(self, table: Table, names: Sequence[str]) -> None:
+        key = "step" if SCHEMAS[table].get_field_index("step") >= 0 else "time_ns"
+        self._table = table
+        self._key_name = key
+        self._names = list(dict.fromkeys((*names, key)))
+        self._taken: dict[int, int] = {}
+        self._last_step: dict[int, int] = {}
+        self._pieces: list[_Piece] = []
+
+    def update(self, logs: Sequence[RankLog]) -> pa.Table:
+        """Take in what is new and return all rows."""
+        fresh = [piece for log in logs if (piece := self._fresh(log)) is not None]
+        if fresh:
+            self._merge(_sorted(fresh))
+        return self._all()
+
+    def _fresh(self, log: RankLog) -> _Piece | None:
+        start = self._taken.get(log.rank, 0)
+        rows = log.read(self._table, self._names, start)
+        if not rows.num_rows:
+            return None
+        self._taken[log.rank] = start + rows.num_rows
+        attempts = log.attempts(self._table, start)[: rows.num_rows]
+        keys = self._keys(log.rank, rows.column(self._key_name), attempts)
+        ranks = column(np.full(rows.num_rows, log.rank), pa.int32())
+        rows = rows.append_column(RANK, ranks)
+        rows = rows.append_column(ATTEMPT, column(attempts, pa.int32()))
+        return _Piece(keys, rows)
+
+    def _keys(self, rank: int, values: pa.ChunkedArray, attempts: np.ndarray) -> np.ndarray:
+        numbers = integers(values)
+        if self._key_name != "step":
+            return numbers
+        if values.null_count:
+            # An event without a step stands where it was logged.
+            numbers = np.maximum.accumulate(np.maximum(numbers, self._last_step.get(rank, 0)))
+        self._last_step[rank] = int(numbers[-1])
+        steps = np.clip(numbers, -1, _MAX_STEP) + 1
+        low = min(rank, (1 << _RANK_BITS) - 1)
+        keys: np.ndarray = (((attempts << _STEP_BITS) + steps) << _RANK_BITS) + low
+        return keys
+
+    def _merge(self, fresh: _Piece) -> None:
+        """Put new rows in place: whatever comes after the first of them is sorted again."""
+        first = fresh.keys[0]
+        late: list[_Piece] = []
+        while self._pieces and self._pieces[-1].keys[-1] > first:
+            piece = self._pieces.pop()
+            split = int(np.searchsorted(piece.keys, first, side="right"))
+            late.insert(0, piece.slice(split))
+            if split:
+                self._pieces.append(piece.slice(0, split))
+                break
+        self._pieces.append(_sorted([*late, fresh]))
+        self._join_small()
+
+    def _join_small(self) -> None:
+        """Keep pieces few: each is more than twice the next, so a row is copied log(n) times."""
+        while len(self._pieces) > 1 and len(self._pieces[-2].keys) <= 2 * len(
+            self._pieces[-1].keys
+        ):
+            right = self._pieces.pop()
+            self._pieces[-1] = _concatenate([self._pieces[-1], right])
+
+    def _all(self) -> pa.Table:
+        if not self._pieces:
+            fields = [SCHEMAS[self._table].field(name) for name in self._names]
+            extra = [pa.field(RANK, pa.int32()), pa.field(ATTEMPT, pa.int32())]
+            return pa.schema([*fields, *extra]).empty_table()
+        return pa.concat_tables([piece.rows for piece in self._pieces])
+
+
+class _Piece:
+    """Rows in canonical order beside their keys."""
+
+    __slots__ = ("keys", "rows")
+
+    def __init__(self, keys: np.ndarray, rows: pa.Table) -> None:
+        self.keys = keys
+        self.rows = rows
+
+    def slice(self, start: int, length: int | None = None) -> _Piece:
+        stop = None if length is None else start + length
+        return _Piece(self.keys[start:stop], self.rows.slice(start, length))
+
+
+def _concatenate(pieces: list[_Piece]) -> _Piece:
+    if len(pieces) == 1:
+        return pieces[0]
+    keys = np.concatenate([piece.keys for piece in pieces])
+    return _Piece(keys, pa.concat_tables([piece.rows for piece in pieces]).combine_chunks())
+
+
+def _sorted(pieces: list[_Piece]) -> _Piece:
+    whole = _concatenate(pieces)
+    if np.all(whole.keys[1:] >= whole.keys[:-1]):
+        return whole
+    order = np.argsort(whole.keys, kind="stable")
+    rows = whole.rows.take(column(order, pa.int64())).combine_chunks()
+    return _Piece(whole.keys[order], rows)

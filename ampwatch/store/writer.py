@@ -1,0 +1,279 @@
+"""Append one rank's batches: data first, then the index record that vouches for them.
+
+Acknowledged means that both write() calls have returned: it survives `kill -9`, not a power cut.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from ampwatch.codec import Batch, stream_head
+from ampwatch.errors import RunError
+from ampwatch.rows import TABLES, Table
+from ampwatch.store import locks
+from ampwatch.store.base import Base
+from ampwatch.store.index import (
+    HEADER_BYTES,
+    INDEX_FILE,
+    RECORD_BYTES,
+    Header,
+    Held,
+    pack_header,
+    pack_record,
+    read_header,
+    read_records,
+)
+from ampwatch.store.layout import rank_folder, table_file
+from ampwatch.store.payloads import good_count, read_payload
+
+# A compaction holds the lock for the moment in which it swaps files.
+_LOCK_WAIT_S = 5.0
+
+
+class RankWriter:
+    """Appends one rank's rows; used by one thread at a time.
+
+    Opening cuts a torn tail back to the last good batch, and takes the rank's lock: RunInUseError
+    if another process writes this rank. Every failure to write is a RunError with a sentence.
+    """
+
+    def __init__(self, run_folder: Path, rank: int) -> None:
+        self._folder = rank_folder(Path(run_folder), rank)
+        self._files: dict[Table, _File] = {}
+        self._first = self._count = 0  # the live index: its first sequence, its records
+        self._in_order = True  # whether a record's position gives its sequence
+        self._held = Held()
+        try:
+            self._folder.mkdir(exist_ok=True)
+            self._lock = locks.hold(self._folder, wait_s=_LOCK_WAIT_S)
+        except OSError as problem:
+            _fail(self._folder, problem)
+        try:
+            self._open()
+        except OSError as problem:
+            self.close()
+            _fail(self._folder, problem)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def next_sequence(self) -> int:
+        """The lowest sequence number this log does not hold."""
+        return self._held.first_missing
+
+    @property
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        """What a copy lacks below its highest number, as (first, one past the last)."""
+        return self._held.gaps
+
+    def append(self, batch: Batch, sequence: int | None = None) -> int:
+        """Write a batch and return its sequence number; once returned it is acknowledged.
+
+        A recorder gives the sequence the sender gave; it may come out of order, and one that is
+        held already is not written again. After a RunError the log is as it was before.
+        """
+        number = self.next_sequence if sequence is None else sequence
+        if number in self._held:
+            return number
+        try:
+            file = self._file(batch.table)
+            offset = file.end
+            file.append(batch.payload)
+            try:
+                self._index.append(pack_record(number, offset, batch))
+            except OSError:
+                file.cut(offset)
+                raise
+        except OSError as problem:
+            _fail(self._folder, problem)
+        self._in_order = self._in_order and number == self._first + self._count
+        self._count += 1
+        self._held.add(number)
+        return number
+
+    def read_from(self, sequence: int, max_bytes: int) -> list[tuple[int, Batch]]:
+        """Batches from `sequence` on, for replay: at least one if there is one."""
+        try:
+            if sequence < self._first and self._base is not None:
+                return self._base.batches_from(sequence, max_bytes)
+            return self._live_from(sequence, max_bytes)
+        except OSError as problem:
+            raise RunError(f"{self._folder} cannot be read: {problem}", path=self._folder) from None
+
+    def close(self) -> None:
+        """Close the files and let the lock go; idempotent."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        if (index := getattr(self, "_index", None)) is not None:
+            index.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    # --- opening ---------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._base = Base.load(self._folder)
+        self._index = _File(self._folder / INDEX_FILE)
+        data = self._index.read(0, self._index.size)
+        header = read_header(data, self._folder / INDEX_FILE)
+        generation = self._base.generation if self._base else 0
+        if header is None or header.generation < generation:
+            # No index, a foreign one, or one that a killed compaction left: nothing in it counts.
+            header = self._restart(keep_aside=header is None and self._has_data())
+            data = b""
+        records = read_records(data[HEADER_BYTES:])
+        self._recover(records, data)
+        self._first = header.first_sequence
+
+    def _restart(self, *, keep_aside: bool) -> Header:
+        if keep_aside:
+            self._set_aside()
+        for table in TABLES:
+            table_file(self._folder, table).unlink(missing_ok=True)
+        generation, first = (0, 0) if self._base is None else self._base.next_header
+        header = Header(generation, first)
+        self._index.cut(0)
+        self._index.append(pack_header(header))
+        return header
+
+    def _recover(self, records: np.ndarray, data: bytes) -> None:
+        """Cut the index and every table back to the last batch that all agree on."""
+        good = good_count(self._folder, records)
+        if good < len(records) - 1:  # not merely a torn tail
+            self._set_aside()
+        kept = records[:good]
+        if data:
+            self._index.cut(HEADER_BYTES + good * RECORD_BYTES)
+        for table in TABLES:
+            mine = kept[kept["table"] == table.number]
+            if table_file(self._folder, table).exists():
+                end = int((mine["offset"] + mine["length"]).max()) if len(mine) else 0
+                self._file(table).cut(end or len(stream_head(table)))
+        held = [] if self._base is None else self._base.records["sequence"].tolist()
+        sequences = kept["sequence"].tolist()
+        self._held = Held(held + sequences)
+        self._count = good
+        start = sequences[0] if sequences else 0
+        self._in_order = sequences == list(range(start, start + good))
+
+    def _has_data(self) -> bool:
+        sizes = (_size(table_file(self._folder, table)) for table in TABLES)
+        return self._index.size > 0 or any(sizes)
+
+    def _set_aside(self) -> None:
+        """Keep a copy of damaged files before they are cut: they may hold good batches beyond."""
+        number = 1
+        while (aside := self._folder / f"damaged-{number}").exists():
+            number += 1
+        aside.mkdir()
+        for path in self._folder.iterdir():
+            if path.name == INDEX_FILE or path.suffix == ".arrows":
+                shutil.copy2(path, aside)
+
+    def _file(self, table: Table) -> _File:
+        """The table's file, beginning with its schema."""
+        if table not in self._files:
+            file = _File(table_file(self._folder, table))
+            self._files[table] = file
+            file.end = file.size
+        file = self._files[table]
+        if file.end < len(stream_head(table)):
+            file.cut(0)
+            file.append(stream_head(table))
+        return file
+
+    # --- replay ----------------------------------------------------------------------------------
+
+    def _live_from(self, sequence: int, max_bytes: int) -> list[tuple[int, Batch]]:
+        found: list[tuple[int, Batch]] = []
+        taken = 0
+        for record in self._records_from(sequence):
+            if found and taken + int(record["length"]) > max_bytes:
+                break
+            table = TABLES[int(record["table"])]
+            payload = read_payload(self._file(table), record)
+            found.append((int(record["sequence"]), Batch(table, int(record["rows"]), payload)))
+            taken += len(payload)
+        return found
+
+    def _records_from(self, sequence: int) -> np.ndarray:
+        """A stretch of records, in order of sequence, beginning with the one asked for."""
+        if self._in_order:
+            position = max(0, sequence - self._first)
+            stretch = min(_REPLAY_RECORDS, self._count - position)
+            start = HEADER_BYTES + position * RECORD_BYTES
+            return read_records(self._index.read(start, max(0, stretch) * RECORD_BYTES))
+        records = read_records(self._index.read(HEADER_BYTES, self._count * RECORD_BYTES))
+        records = records[records["sequence"] >= sequence]
+        return records[np.argsort(records["sequence"])][:_REPLAY_RECORDS]
+
+
+_REPLAY_RECORDS = 1024
+
+
+class _File:
+    """A file written at its known end, so that a failed write leaves nothing that counts."""
+
+    __slots__ = ("_descriptor", "end")
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        self._descriptor = os.open(path, flags, 0o644)
+        self.end = 0
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def append(self, data: bytes) -> None:
+        """Write all of it; on failure the file ends where it did."""
+        start = self.end
+        os.lseek(self._descriptor, start, os.SEEK_SET)
+        try:
+            rest = memoryview(data)
+            while rest:  # write() may take a part, on a full disk above all
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError:
+            self.cut(start)
+            raise
+        self.end = start + len(data)
+
+    def cut(self, end: int) -> None:
+        self.end = end
+        if self.size > end:
+            os.ftruncate(self._descriptor, end)
+
+    def read(self, offset: int, length: int) -> bytes:
+        os.lseek(self._descriptor, offset, os.SEEK_SET)
+        parts = []
+        while length > 0 and (part := os.read(self._descriptor, length)):
+            parts.append(part)
+            length -= len(part)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _fail(folder: Path, problem: OSError) -> NoReturn:
+    reason = problem.strerror or str(problem)
+    raise RunError(
+        f"{folder} cannot be written ({reason}): rows are not kept until it can be; "
+        f"free some space, or choose another log_dir.",
+        path=folder,
+    ) from problem
