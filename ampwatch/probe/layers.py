@@ -146,7 +146,8 @@ class LayerObserver:
     ) -> None:
         if self._listener is None or not _trains(layer):
             return
-        tensors = tensors_in(args, kwargs)
+        # An additive mask holds -inf by intention, and says nothing about the data.
+        tensors = tensors_in(args, {k: v for k, v in kwargs.items() if "mask" not in k})
         device = tensors[0].device if tensors else _device_of(module)
         self._listener.forward_began(filter(measurable, tensors), device.type)
 

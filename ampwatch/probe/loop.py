@@ -59,6 +59,7 @@ class Loop:
         self.step = start_step
         self.sampling = sampling
         self.views: dict[int, OptimizerView] = {}
+        self.enabled = scaler is not None and bool(scaler.is_enabled())
         self._scaler = scaler
         self._deliver = deliver
         self._guarded = guard.run
@@ -67,21 +68,16 @@ class Loop:
         self._detailed = bool(parameters)  # without a model: the scalars and the skips alone
         self._open_step: StepRecord | None = None
         self._losses: list[Loss] = []  # scaled since the last optimizer's turn
-        self._stepping: Any = None  # the optimizer inside scaler.step
+        self._stepping: tuple[Any, OptimizerView, Turn] | None = None  # inside scaler.step
         self._before: Any = None  # its slices
         self._early: dict[int, Any] = {}  # norms taken at the end of a backward, by optimizer
         self._unedited_steps = 0
         self._closed_at: float | None = None
         self._settling: deque[StepRecord] = deque()
         self._said: set[str] = set()
-        self._last_error: BaseException | None = None
+        self._last_error: int | None = None  # its id: holding it would hold its frames
 
     # -- what is in progress ---------------------------------------------------------------------
-
-    @property
-    def enabled(self) -> bool:
-        """Whether a scaler scales."""
-        return self._scaler is not None and bool(self._scaler.is_enabled())
 
     def current(self) -> StepRecord:
         """The step in progress; begins one if there is none."""
@@ -149,13 +145,13 @@ class Loop:
                 self.scaled(output, result)
 
     def _take_loss(self, output: Tensor, result: Tensor) -> None:
-        value = output.detach()
-        if value.ndim:
-            value = value.sum()
-        elif value.device.type != "cpu":
-            value = value.clone()  # the user may go on to change it in place
         pack = self.current().pack
-        loss = Loss(pack, pack.put(value))
+        if output.is_cpu and output.ndim == 0:
+            at = pack.put_number(output.item())
+        else:  # the user may go on to change it in place
+            value = output.detach()
+            at = pack.put(value.sum() if value.ndim else value.clone())
+        loss = Loss(pack, at)
         self._losses.append(loss)
         if result.requires_grad:
             self._backward.follow(result, loss)
@@ -176,45 +172,43 @@ class Loop:
     # -- the scaler's calls ----------------------------------------------------------------------
 
     def before_unscale(self, optimizer: Any) -> None:
-        """`unscale_` is about to run."""
-        turn = self._turn(self.view(optimizer))
-        turn.edited_before_unscale = self._edited_since_backward(optimizer)
+        """`unscale_` is about to run; inside `step` all has been seen to already."""
+        if self._stepping is None:
+            view = self.view(optimizer)
+            self._turn(view).edited_before_unscale = self._edited_since_backward(view)
 
     def after_unscale(self, optimizer: Any) -> None:
         """The gradients are unscaled now and nobody has touched them since."""
-        view = self.view(optimizer)
-        turn = self._turn(view)
-        norms = view.meter.measure(self.current().pack)
-        if turn.edited_before_unscale:
-            turn.applied = norms
+        if not self._detailed:
+            return
+        if self._stepping is not None:
+            _, view, turn = self._stepping
         else:
-            turn.norms = norms
-        if self._stepping is None:
+            view = self.view(optimizer)
+            turn = self._turn(view)
             view.measured = fingerprint(view.observed)
+        turn.take_norms(view.meter.measure(self.current().pack))
 
     def before_step(self, optimizer: Any) -> None:
         """`scaler.step(optimizer)` is about to run (with an enabled scaler)."""
         view = self.view(optimizer)
         turn = self._turn(view)
-        self._stepping = optimizer
+        self._stepping = (optimizer, view, turn)
         self._take_before(view, turn)
         if view.measured is not None:
             if fingerprint(view.observed) != view.measured:
                 turn.applied = view.meter.measure(self.current().pack)
             view.measured = None
-        elif view.fused:
-            turn.edited_before_unscale = self._edited_since_backward(optimizer)
-            norms = view.meter.measure(self.current().pack, scaled=True)
-            if turn.edited_before_unscale:
-                turn.applied = norms
-            else:
-                turn.norms = norms
+        elif self._detailed:
+            turn.edited_before_unscale = self._edited_since_backward(view)
+            if view.fused:
+                turn.take_norms(view.meter.measure(self.current().pack, scaled=True))
 
     def after_step(self, optimizer: Any) -> None:
         """`scaler.step(optimizer)` has returned; its `found_inf` is still there."""
+        assert self._stepping is not None, "before_step has run"
+        _, view, turn = self._stepping
         self._stepping = None
-        view = self.view(optimizer)
-        turn = self._turn(view)
         record = self.current()
         state = self._scaler._per_optimizer_states.get(id(optimizer), {})
         for found in state.get("found_inf_per_device", {}).values():
@@ -242,9 +236,9 @@ class Loop:
 
     def failed(self, where: str, error: BaseException, optimizer: Any = None) -> None:
         """An exception leaves one of the scaler's calls: what there is of the step is a row."""
-        if self._last_error is error:
+        if self._last_error == id(error):
             return  # it has left unscale_ already and now leaves step
-        self._last_error = error
+        self._last_error = id(error)
         self._stepping = None
         detail = {"where": where, "type": type(error).__name__, "message": str(error)[:500]}
         if isinstance(error, Exception):
@@ -269,15 +263,17 @@ class Loop:
 
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
         """`optimizer.step()` starts, through the scaler or past it."""
-        self._guarded(self._begin_own_step, optimizer)
+        if self._stepping is None or self._stepping[0] is not optimizer:
+            self._guarded(self._begin_own_step, optimizer)
 
     def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:
         """`optimizer.step()` has run."""
-        self._guarded(self._end_own_step, optimizer)
+        if self._stepping is None or self._stepping[0] is not optimizer:
+            self._guarded(self._end_own_step, optimizer)
+        else:
+            self._stepping[2].stepped = True
 
     def _begin_own_step(self, optimizer: Any) -> None:
-        if self._stepping is optimizer:
-            return
         view = self.view(optimizer)
         turn = self._turn(view)
         turn.bypassed = self.enabled
@@ -288,8 +284,6 @@ class Loop:
         view = self.view(optimizer)
         turn = self._turn(view)
         turn.stepped = True
-        if self._stepping is optimizer:
-            return
         self._take_update(view, turn)
         turn.done = True
         if turn.bypassed:
@@ -311,7 +305,7 @@ class Loop:
         elif early is not None:
             turn.norms, turn.applied = early, view.meter.measure(pack)
             self._unedited_steps = 0
-        elif self._edited_since_backward(view.optimizer):
+        elif self._edited_since_backward(view):
             turn.applied = view.meter.measure(pack)
             self._unedited_steps = 0
         else:
@@ -340,9 +334,7 @@ class Loop:
         record = self.current()
         for turn in record.turns:
             if turn.optimizer == view.number:
-                if not turn.done or self._stepping is view.optimizer:
-                    return turn
-                if self._losses:
+                if turn.done and self._losses:
                     # The loop came round without an update: what was scaled since is the next's.
                     self._split()
                     return self._turn(view)
@@ -363,10 +355,10 @@ class Loop:
         self.close_step(update_seen=False)
         self._losses = losses
 
-    def _edited_since_backward(self, optimizer: Any) -> bool:
-        edited = self._backward.edited(self.view(optimizer).observed)
+    def _edited_since_backward(self, view: OptimizerView) -> bool:
+        edited = self._backward.edited(view.observed)
         if edited and self.enabled:
-            self._say_misuse("AMP401", {"optimizer": self.view(optimizer).number})
+            self._say_misuse("AMP401", {"optimizer": view.number})
         return edited
 
     def _take_before(self, view: OptimizerView, turn: Turn) -> None:

@@ -44,6 +44,13 @@ class Turn:
     update: UpdateCapture | None = None
     param_norm_at: int | None = None  # the exact norm of the matrix weights, on sampled steps
 
+    def take_norms(self, norms: NormCapture | None) -> None:
+        """Norms of gradients as the backward left them, unless someone has been at them."""
+        if self.edited_before_unscale:
+            self.applied = norms
+        else:
+            self.norms = norms
+
 
 @dataclass(slots=True)
 class StepRecord:

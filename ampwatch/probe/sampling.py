@@ -26,7 +26,7 @@ class Sampling:
             return
         if self.sampled:
             self._observer.arm()
-        else:
+        elif self._observer.armed:
             self._observer.disarm()
 
     def arm_after(self, step: int) -> None:
