@@ -1,0 +1,287 @@
+"""How processes end and what is known of it then: each test is a real child process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampwatch.probe import ending
+from ampwatch.probe.ending import reason
+
+CHECKOUT = Path(ending.__file__).parents[2]
+PATIENT_S = 120
+
+# `watch()` is what a watch does at its beginning; `said` is a line for each end that was noticed.
+PREAMBLE = """
+import os, sys, threading
+from pathlib import Path
+import torch
+from torch import nn
+from ampwatch.probe import ending
+from ampwatch.probe.last_words import describe
+
+OUT = Path(sys.argv[1])
+model = nn.Sequential(nn.Linear(4, 4), nn.Linear(8, 2))
+names = {id(module): name or "(root)" for name, module in model.named_modules()}
+
+def train():
+    model(torch.zeros(2, 4))
+
+def watch():
+    stood = ending.standing()
+    def say():
+        error = ending.ended_by(stood, names)
+        words = error and describe(error, names)
+        with OUT.open("a") as out:
+            out.write(f"{words.exception}: {words.layer}\\n" if words else "well\\n")
+    return ending.at_end(say)
+"""
+
+
+def run(tmp_path: Path, body: str, *interpreter: str) -> tuple[list[str], int, str]:
+    """What the watches of the child said at their end, its exit code, and its stderr."""
+    script, out = tmp_path / "train.py", tmp_path / "said"
+    script.write_text(PREAMBLE + body)
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+    environment["IPYTHONDIR"] = str(tmp_path)
+    done = subprocess.run(
+        [sys.executable, *interpreter, str(script), str(out)],
+        capture_output=True, text=True, timeout=PATIENT_S, env=environment, cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    said = out.read_text().splitlines() if out.exists() else []
+    return said, done.returncode, done.stderr
+
+
+def test_an_uncaught_exception_is_known_at_exit_whatever_hook_prints_it(tmp_path):
+    said, code, stderr = run(
+        tmp_path, "watch()\nsys.excepthook = lambda *_: print('mine', file=sys.stderr)\ntrain()"
+    )
+    assert said == ["RuntimeError: 1"]
+    assert (code, stderr.strip()) == (1, "mine")
+
+
+def test_an_uncaught_exception_from_no_layer_is_known_too(tmp_path):
+    said, code, stderr = run(tmp_path, "watch()\nopen('/nonexistent/data')")
+    assert (said, code) == (["FileNotFoundError: None"], 1)
+    assert stderr.count("Traceback") == 1
+
+
+def test_a_module_run_by_its_name_is_a_program_as_well(tmp_path):
+    package = tmp_path / "trainer"
+    package.mkdir()
+    (package / "__main__.py").write_text(PREAMBLE + "watch()\nopen('/nonexistent/data')")
+    environment = {**os.environ, "PYTHONPATH": f"{CHECKOUT}{os.pathsep}{tmp_path}"}
+    out = tmp_path / "said"
+    subprocess.run(
+        [sys.executable, "-m", "trainer", str(out)], capture_output=True, env=environment
+    )
+    assert out.read_text() == "FileNotFoundError: None\n"
+
+
+def test_an_exit_with_a_code_leaves_no_exception_behind(tmp_path):
+    said, code, _ = run(tmp_path, "watch()\nsys.exit(3)")
+    assert (said, code) == (["well"], 3)
+
+
+def test_a_handled_exception_is_no_end(tmp_path):
+    said, code, _ = run(tmp_path, "watch()\ntry:\n    train()\nexcept RuntimeError:\n    pass")
+    assert (said, code) == (["well"], 0)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent differently there")
+def test_ctrl_c_is_known_and_the_process_ends_by_it_as_without_us(tmp_path):
+    body = "import signal\nwatch()\nos.kill(os.getpid(), signal.SIGINT)\nthreading.Event().wait()"
+    said, code, _ = run(tmp_path, body)
+    assert (said, code) == (["KeyboardInterrupt: None"], -signal.SIGINT)
+
+
+def test_an_exception_in_a_thread_is_the_threads_affair(tmp_path):
+    body = "watch()\nt = threading.Thread(target=train)\nt.start()\nt.join()"
+    said, code, stderr = run(tmp_path, body)
+    assert (said, code) == (["well"], 0)
+    assert "Exception in thread" in stderr
+
+
+def test_a_watch_that_was_called_off_says_nothing(tmp_path):
+    said, _, _ = run(tmp_path, "cancel = watch()\ncancel()\ncancel()\ntrain()")
+    assert said == []
+
+
+def test_ours_runs_while_threads_and_the_machinery_of_processes_still_live(tmp_path):
+    body = """
+from multiprocessing import util
+stop = threading.Event()
+courier = threading.Thread(target=stop.wait, daemon=True)
+courier.start()
+def last():
+    OUT.write_text(f"{courier.is_alive()} {util._exiting}")
+ending.at_end(last)
+"""
+    said, _, _ = run(tmp_path, body)
+    assert said == ["True False"]
+
+
+# --- sessions: what was reported last need not be the end -----------------------------------
+
+SESSION = """
+import code
+session = code.InteractiveInterpreter(globals())
+def type_in(line):
+    session.runsource(line)
+"""
+
+
+def test_an_exception_shown_before_the_watch_began_is_not_its_end(tmp_path):
+    body = SESSION + "type_in('train()')\nassert sys.last_value\nwatch()\n"
+    said, _, _ = run(tmp_path, body)
+    assert said == ["well"]
+
+
+def test_in_a_session_only_what_came_out_of_the_training_ended_it(tmp_path):
+    body = SESSION + "sys.ps1 = '>>> '\nwatch()\ntype_in(LINE)\n"
+    for line, expected in (("train()", "RuntimeError: 1"), ("1 / 0", "well")):
+        folder = tmp_path / line.replace("/", "-")
+        folder.mkdir()
+        said, _, _ = run(folder, f"LINE = {line!r}\n" + body)
+        assert said == [expected]
+
+
+def test_what_a_host_showed_and_survived_is_not_the_end_of_a_script(tmp_path):
+    """A test runner, for one, leaves there the last failure that it went on from."""
+    body = SESSION + "watch()\ntype_in('raise KeyError(1)')\n"
+    said, code, _ = run(tmp_path, body)
+    assert (said, code) == (["well"], 0)
+
+
+def test_a_script_kept_open_at_a_prompt_is_a_session(tmp_path):
+    said, _, _ = run(tmp_path, "watch()\ntrain()", "-i")
+    assert said == ["RuntimeError: 1"]
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("IPython"), reason="IPython is not installed")
+def test_in_a_notebooks_interpreter_a_typo_in_a_later_cell_is_not_the_trainings_end(tmp_path):
+    body = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance(user_ns=globals())
+shell.run_cell("train()")      # stale: it failed before the watch began
+watch()
+shell.run_cell(CELL)
+assert sys.last_value is not None
+"""
+    for number, (cell, expected) in enumerate(
+        [("train()", "RuntimeError: 1"), ("misspelt_name", "well")]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        said, _, stderr = run(folder, f"CELL = {cell!r}\n" + body)
+        assert said == [expected], stderr
+
+
+# --- children -------------------------------------------------------------------------------
+
+has_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+
+
+@has_fork
+def test_a_forked_childs_end_is_not_ours(tmp_path):
+    body = """
+watch()
+pid = os.fork()
+if pid == 0:
+    sys.exit(0)
+os.waitpid(pid, 0)
+"""
+    said, _, _ = run(tmp_path, body)
+    assert said == ["well"]
+
+
+def test_a_training_in_a_process_of_multiprocessing_is_known_to_fail(tmp_path):
+    body = """
+import multiprocessing
+def work():
+    watch()
+    train()
+if __name__ == "__main__":
+    for method in {"spawn", multiprocessing.get_all_start_methods()[0]}:
+        process = multiprocessing.get_context(method).Process(target=work)
+        process.start()
+        process.join()
+        assert process.exitcode == 1
+"""
+    said, code, stderr = run(tmp_path, body)
+    assert code == 0, stderr
+    assert set(said) == {"RuntimeError: 1"}
+
+
+def test_a_training_in_a_process_of_multiprocessing_is_known_to_end_well(tmp_path):
+    body = """
+import multiprocessing
+if __name__ == "__main__":
+    process = multiprocessing.Process(target=watch)
+    process.start()
+    process.join()
+"""
+    said, code, stderr = run(tmp_path, body)
+    assert (said, code) == (["well"], 0), stderr
+
+
+def test_a_process_spawned_by_torch_tells_what_its_exit_hides(tmp_path):
+    body = """
+import torch.multiprocessing as mp
+def work(rank):
+    watch()
+    train()
+if __name__ == "__main__":
+    try:
+        mp.spawn(work, nprocs=1)
+    except mp.ProcessRaisedException:
+        sys.exit(7)
+"""
+    said, code, stderr = run(tmp_path, body)
+    assert (said, code) == (["RuntimeError: 1"], 7), stderr
+
+
+# --- leaving a `with` block -----------------------------------------------------------------
+
+
+def left_by(leave) -> BaseException:
+    try:
+        leave()
+    except BaseException as error:
+        return error
+    pytest.fail("this was to raise")
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_an_exit_that_reports_success_is_an_end_like_any_other(code):
+    assert reason(left_by(lambda: sys.exit(code))) is None
+
+
+def test_an_exit_that_reports_failure_is_recorded_with_what_stands_behind_it():
+    plain = left_by(lambda: sys.exit("no data"))
+    assert reason(plain) is plain
+
+    def handled(suppress):
+        try:
+            raise KeyError("deep")
+        except KeyError:
+            if suppress:
+                raise SystemExit(1) from None
+            sys.exit(1)
+
+    assert isinstance(reason(left_by(lambda: handled(False))), KeyError)
+    assert isinstance(reason(left_by(lambda: handled(True))), SystemExit)
+
+
+def test_a_closed_generator_is_fine_and_anything_else_is_not():
+    assert reason(None) is None
+    assert reason(GeneratorExit()) is None
+    for error in (ValueError("x"), KeyboardInterrupt()):
+        assert reason(error) is error
