@@ -2,39 +2,58 @@
 
 A rank's batches are appended to one Arrow stream a table, and an index record with a checksum
 vouches for each. What is torn or damaged is left out and said; what was acknowledged is read.
+Who only writes loads no reader: each name loads its part when it is first used.
 """
 
 from __future__ import annotations
 
-from ampwatch.store.catalogue import (
-    RunSummary,
-    default_log_dir,
-    list_runs,
-    register_run,
-    state_folder,
-    summarize,
-)
-from ampwatch.store.compaction import CompactResult, compact
-from ampwatch.store.info import RUN_FILE, RunInfo, read_info
-from ampwatch.store.layout import create_run, safe_name
-from ampwatch.store.run import Run, open_run
-from ampwatch.store.writer import RankWriter
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "RUN_FILE",
-    "CompactResult",
-    "RankWriter",
-    "Run",
-    "RunInfo",
-    "RunSummary",
-    "compact",
-    "create_run",
-    "default_log_dir",
-    "list_runs",
-    "open_run",
-    "read_info",
-    "register_run",
-    "safe_name",
-    "state_folder",
-    "summarize",
-]
+if TYPE_CHECKING:
+    from ampwatch.store.catalogue import RunSummary as RunSummary
+    from ampwatch.store.catalogue import default_log_dir as default_log_dir
+    from ampwatch.store.catalogue import list_runs as list_runs
+    from ampwatch.store.catalogue import register_run as register_run
+    from ampwatch.store.catalogue import state_folder as state_folder
+    from ampwatch.store.catalogue import summarize as summarize
+    from ampwatch.store.compaction import CompactResult as CompactResult
+    from ampwatch.store.compaction import compact as compact
+    from ampwatch.store.info import RUN_FILE as RUN_FILE
+    from ampwatch.store.info import RunInfo as RunInfo
+    from ampwatch.store.info import read_info as read_info
+    from ampwatch.store.layout import create_run as create_run
+    from ampwatch.store.layout import safe_name as safe_name
+    from ampwatch.store.run import Run as Run
+    from ampwatch.store.run import open_run as open_run
+    from ampwatch.store.writer import RankWriter as RankWriter
+
+_HOMES = {
+    "RUN_FILE": "info",
+    "CompactResult": "compaction",
+    "RankWriter": "writer",
+    "Run": "run",
+    "RunInfo": "info",
+    "RunSummary": "catalogue",
+    "compact": "compaction",
+    "create_run": "layout",
+    "default_log_dir": "catalogue",
+    "list_runs": "catalogue",
+    "open_run": "run",
+    "read_info": "info",
+    "register_run": "catalogue",
+    "safe_name": "layout",
+    "state_folder": "catalogue",
+    "summarize": "catalogue",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'ampwatch.store' has no attribute {name!r}")
+    value = getattr(import_module(f"ampwatch.store.{home}"), name)
+    globals()[name] = value
+    return value

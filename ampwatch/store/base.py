@@ -48,6 +48,7 @@ class Base:
     generation: int
     records: np.ndarray  # `offset` is a batch's first row in its table
     tables: dict[Table, TableFile]
+    marks: tuple[tuple[int, str], ...]  # (sequence, kind) of the events that start and end attempts
     _verified: set[tuple[Table, str]] = field(default_factory=set)
     _good_groups: dict[Table, int] = field(default_factory=dict)
 
@@ -62,7 +63,8 @@ class Base:
         try:
             records = np.frombuffer(_records_bytes(folder, facts), RECORD)
             tables = {Table(name): _table_file(entry) for name, entry in facts["tables"].items()}
-            return cls(folder, int(facts["generation"]), records, tables)
+            marks = tuple((int(number), str(kind)) for number, kind in facts["marks"])
+            return cls(folder, int(facts["generation"]), records, tables, marks)
         except (KeyError, TypeError, ValueError, OSError) as problem:
             raise _damaged(folder / BASE_FILE) from problem
 
@@ -101,7 +103,7 @@ class Base:
         stop = min(stop, self.rows(table))
         schema = pa.schema([SCHEMAS[table].field(name) for name in names])
         if start >= stop:
-            return schema.empty_table()
+            return pa.Table.from_batches([], schema)
         from pyarrow import parquet  # a finished run's reader only: training never gets here
 
         entry = self.tables[table]
@@ -174,9 +176,10 @@ def footer_of(data: mmap.mmap | bytes) -> bytes:
 
 
 def _records_bytes(folder: Path, facts: dict[str, Any]) -> bytes:
-    data = (folder / facts["index"]["file"]).read_bytes()
+    path = folder / Path(facts["index"]["file"]).name
+    data = path.read_bytes()
     if zlib.crc32(data) != facts["index"]["crc"]:
-        raise _damaged(folder / facts["index"]["file"])
+        raise _damaged(path)
     return data
 
 

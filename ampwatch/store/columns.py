@@ -22,12 +22,10 @@ def joined(column: Column) -> pa.Array:
 
 
 def integers(column: Column, null: int = -1) -> np.ndarray:
-    """A column of whole numbers as int64, nulls as `null`."""
+    """A column of whole numbers as int64, nulls as `null`; not to be written to."""
     array = joined(column)
-    numbers: np.ndarray = raw(array).astype(np.int64)
-    if array.null_count:
-        numbers[~valid(array)] = null
-    return numbers
+    numbers: np.ndarray = raw(array).astype(np.int64, copy=False)
+    return np.where(valid(array), numbers, null) if array.null_count else numbers
 
 
 def raw(array: pa.Array) -> np.ndarray:

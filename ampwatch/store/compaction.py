@@ -101,6 +101,7 @@ def _compact_rank(folder: Path, log: RankLog, counted: _Counted) -> None:
         "generation": generation,
         "index": {"file": index_name, "crc": zlib.crc32(records.tobytes())},
         "tables": tables,
+        "marks": log.marks,
     }
     header = Header(generation, int(records["sequence"].max()) + 1)
     with _held(folder):

@@ -10,7 +10,7 @@ import pyarrow as pa
 from ampwatch.rows import Table
 from ampwatch.store.columns import integers, joined, masked, raw, valid
 from ampwatch.store.public import PUBLIC_NAMES
-from ampwatch.store.views import ATTEMPT, RANK
+from ampwatch.store.views import ATTEMPT, RANK, step_keys
 
 CLASH_SUFFIX = "_logged"
 
@@ -52,7 +52,5 @@ def _placed(step_keys: np.ndarray, keys: np.ndarray, numbers: np.ndarray) -> pa.
 
 
 def _keys(rows: pa.Table) -> np.ndarray:
-    attempts, ranks = integers(rows.column(ATTEMPT)), integers(rows.column(RANK))
-    steps = np.clip(integers(rows.column("step")), -1, (1 << 42) - 2) + 1
-    keys: np.ndarray = (((attempts << 42) + steps) << 14) + np.minimum(ranks, (1 << 14) - 1)
-    return keys
+    names = (ATTEMPT, "step", RANK)
+    return step_keys(*(integers(rows.column(name)) for name in names))

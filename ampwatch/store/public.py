@@ -85,10 +85,10 @@ def named(numbers: np.ndarray, names: Sequence[str]) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """The layer_info rows of all ranks, ready to be looked up by attempt, rank, layer and step."""
+    """The layer_info rows of all ranks, looked up by attempt, rank, layer and step."""
 
     rows: pa.Table
-    keys: np.ndarray  # sorted: layer's code << 40 | step
+    keys: np.ndarray  # sorted: the layer's code << 40 | step
     order: np.ndarray  # the row of each key
     width: int  # layers per rank and attempt
 
@@ -97,7 +97,7 @@ class LayerFacts:
         """From the layer_info view."""
         layers = integers(rows.column("layer"))
         width = int(layers.max(initial=0)) + 1
-        keys = _keys(rows, layers, width)
+        keys = _with_step(_codes(rows, layers, width), rows)
         order = np.argsort(keys, kind="stable")
         return cls(rows, keys[order], order, width)
 
@@ -106,21 +106,28 @@ class LayerFacts:
         layers = integers(rows.column(layer_column))
         if not len(self.keys):
             return np.full(len(layers), -1)
-        wanted = _keys(rows, layers, self.width)
-        found = np.searchsorted(self.keys, wanted, side="right") - 1
-        before = self._is(found, wanted)
-        found = np.where(before, found, found + 1)  # not known yet: what it was first known as
-        good = before | self._is(found, wanted)
-        good &= (layers >= 0) & (layers < self.width)
-        facts: np.ndarray = np.where(good, self.order[np.clip(found, 0, len(self.order) - 1)], -1)
-        return facts
+        codes = _codes(rows, layers, self.width)
+        known = self.keys >> _STEP_BITS
+        if np.all(known[1:] > known[:-1]):  # no layer ever changed: the step does not matter
+            found = self._found(codes, known)
+        else:
+            found = self._found_at(_with_step(codes, rows), known)
+        outside = (layers < 0) | (layers >= self.width)
+        found[outside] = -1
+        return found
 
-    def _is(self, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        """Whether the key found is of the layer wanted."""
-        inside = (found >= 0) & (found < len(self.keys))
-        keys = self.keys[np.clip(found, 0, len(self.keys) - 1)]
-        same: np.ndarray = inside & (keys >> _STEP_BITS == wanted >> _STEP_BITS)
-        return same
+    def _found(self, codes: np.ndarray, known: np.ndarray) -> np.ndarray:
+        by_code = np.full(max(int(codes.max(initial=0)), int(known[-1])) + 1, -1)
+        by_code[known] = self.order
+        found: np.ndarray = by_code[codes]
+        return found
+
+    def _found_at(self, wanted: np.ndarray, known: np.ndarray) -> np.ndarray:
+        codes, last = wanted >> _STEP_BITS, len(known) - 1
+        found = np.searchsorted(self.keys, wanted, side="right") - 1
+        before = (found >= 0) & (known[found] == codes)
+        found = np.minimum(np.where(before, found, found + 1), last)  # else its first facts
+        return np.where(known[found] == codes, self.order[found], -1)
 
     def fact(self, name: str, places: np.ndarray) -> pa.Array:
         """A column of facts, one value a place."""
@@ -136,17 +143,24 @@ class LayerFacts:
 def _distinct(places: np.ndarray, texts: list[str]) -> tuple[np.ndarray, list[str]]:
     """Places among texts as places among the distinct ones."""
     firsts: dict[str, int] = {}
-    positions = np.array([firsts.setdefault(text, len(firsts)) for text in texts] or [0])
+    positions = np.array([firsts.setdefault(text, len(firsts)) for text in texts])
+    if len(firsts) == len(texts):
+        return places, texts
     return np.where(places < 0, -1, positions[places]), list(firsts)
 
 
 _STEP_BITS = 40
 
 
-def _keys(rows: pa.Table, layers: np.ndarray, width: int) -> np.ndarray:
+def _codes(rows: pa.Table, layers: np.ndarray, width: int) -> np.ndarray:
+    """One number for a layer of a rank in an attempt: numbers may mean others in another."""
     attempts, ranks = integers(rows.column(ATTEMPT)), integers(rows.column(RANK))
+    parts = (attempts << 14) + np.minimum(ranks, (1 << 14) - 1)
+    codes: np.ndarray = np.clip(layers, 0, width - 1)
+    return codes + parts * width if parts.any() else codes
+
+
+def _with_step(codes: np.ndarray, rows: pa.Table) -> np.ndarray:
     steps = np.clip(integers(rows.column("step")), 0, (1 << _STEP_BITS) - 1)
-    part = (attempts << 14) + np.minimum(ranks, (1 << 14) - 1)
-    codes = part * width + np.clip(layers, 0, width - 1)
     keys: np.ndarray = (codes << _STEP_BITS) + steps
     return keys

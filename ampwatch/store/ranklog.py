@@ -6,7 +6,6 @@ only the index records that are new.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -78,7 +77,13 @@ class RankLog:
     @property
     def ended(self) -> bool:
         """Whether the newest attempt wrote its end mark."""
-        return self._ended
+        in_order = sorted(self._marks, key=lambda mark: mark[0])  # stable within a batch
+        return bool(in_order) and in_order[-1][1] == EventKind.ENDED.value
+
+    @property
+    def marks(self) -> tuple[tuple[int, str], ...]:
+        """The events that start and end attempts, as (sequence, kind)."""
+        return tuple(self._marks)
 
     def read(
         self, table: Table, names: Sequence[str], start: int = 0, stop: int | None = None
@@ -102,15 +107,10 @@ class RankLog:
 
     def attempts(self, table: Table, start: int = 0) -> np.ndarray:
         """The attempt, from 0, that each row from `start` on belongs to."""
-        if len(self._attempt_starts) < 2:
+        starts = sorted(number for number, kind in self._marks if kind == EventKind.STARTED.value)
+        if len(starts) < 2:
             return np.zeros(self.rows(table) - start, dtype=np.int64)
-        starts = np.array(self._attempt_starts[1:], dtype=np.int64)
-        return np.searchsorted(starts, self.sequences(table, start), side="right")
-
-    @property
-    def attempt_count(self) -> int:
-        """How many attempts (a start, and each resume) the log tells of."""
-        return max(1, len(self._attempt_starts))
+        return np.searchsorted(starts[1:], self.sequences(table, start), side="right")
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -169,9 +169,8 @@ class RankLog:
         self._records = _NO_RECORDS
         self._live = dict.fromkeys(TABLES, _NO_RECORDS)
         self._verified = dict.fromkeys(TABLES, 0)
-        self._attempt_starts: list[int] = []
-        self._ended = False
-        self._events_seen = 0
+        self._marks = list(self._base.marks) if self._base else []
+        self._events_seen = self._base_rows(Table.EVENTS)
         sequences = self._base.records["sequence"].tolist() if self._base else []
         self._held = Held(sequences)
         self._header = self._read_header()
@@ -252,12 +251,11 @@ class RankLog:
         kinds = self.read(Table.EVENTS, ["kind"], self._events_seen).column("kind").to_pylist()
         numbers = self.sequences(Table.EVENTS, self._events_seen).tolist()
         self._events_seen += len(kinds)
-        for kind, sequence in zip(kinds, numbers, strict=False):
-            if kind == EventKind.STARTED.value:
-                bisect.insort(self._attempt_starts, sequence)
-                self._ended = False
-            elif kind == EventKind.ENDED.value:
-                self._ended = True
+        self._marks += [
+            (number, kind)
+            for number, kind in zip(numbers, kinds, strict=False)
+            if kind in (EventKind.STARTED.value, EventKind.ENDED.value)
+        ]
 
     # --- live batches ----------------------------------------------------------------------------
 
@@ -265,7 +263,7 @@ class RankLog:
         base_rows = self._base_rows(table)
         stop = self.rows(table) if stop is None else stop
         schema = pa.schema([SCHEMAS[table].field(name) for name in names])
-        parts = [schema.empty_table()]
+        parts = [pa.Table.from_batches([], schema)]
         if self._base is not None and start < base_rows:
             parts.append(self._base.read(table, names, start, min(stop, base_rows)))
         if stop > base_rows:
@@ -293,7 +291,11 @@ class RankLog:
         if first + good < last:
             self._cut(table, first + good)
         batches = [batch for piece in pieces for batch in decode_stream(table, piece, names)]
-        found = pa.Table.from_batches(batches).select(names) if batches else schema.empty_table()
+        found = (
+            pa.Table.from_batches(batches).select(names)
+            if batches
+            else pa.Table.from_batches([], schema)
+        )
         # A sound checksum says that the bytes are as written, not by whom.
         found.validate(full=True)
         if first <= self._verified[table]:

@@ -24,6 +24,17 @@ _STEP_BITS, _RANK_BITS = 42, 14
 _MAX_STEP = (1 << _STEP_BITS) - 2
 
 
+def step_keys(attempts: np.ndarray, steps: np.ndarray, ranks: np.ndarray | np.int64) -> np.ndarray:
+    """One number a row by which rows stand in canonical order."""
+    keys: np.ndarray = np.clip(steps, -1, _MAX_STEP)
+    keys += 1
+    if attempts.any():
+        keys += attempts << _STEP_BITS
+    keys <<= _RANK_BITS
+    keys += np.minimum(ranks, (1 << _RANK_BITS) - 1)
+    return keys
+
+
 class View:
     """Some stored columns of one table, over all ranks, in canonical order."""
 
@@ -64,10 +75,7 @@ class View:
             # An event without a step stands where it was logged.
             numbers = np.maximum.accumulate(np.maximum(numbers, self._last_step.get(rank, 0)))
         self._last_step[rank] = int(numbers[-1])
-        steps = np.clip(numbers, -1, _MAX_STEP) + 1
-        low = min(rank, (1 << _RANK_BITS) - 1)
-        keys: np.ndarray = (((attempts << _STEP_BITS) + steps) << _RANK_BITS) + low
-        return keys
+        return step_keys(attempts, numbers, np.int64(rank))
 
     def _merge(self, fresh: _Piece) -> None:
         """Put new rows in place: whatever comes after the first of them is sorted again."""
@@ -95,7 +103,7 @@ class View:
         if not self._pieces:
             fields = [SCHEMAS[self._table].field(name) for name in self._names]
             extra = [pa.field(RANK, pa.int32()), pa.field(ATTEMPT, pa.int32())]
-            return pa.schema([*fields, *extra]).empty_table()
+            return pa.Table.from_batches([], pa.schema([*fields, *extra]))
         return pa.concat_tables([piece.rows for piece in self._pieces])
 
 
