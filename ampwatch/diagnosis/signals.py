@@ -69,6 +69,11 @@ class Event:
     kind: str
     detail: Mapping[str, Any]
 
+    @property
+    def exception(self) -> str:
+        """The type of the exception that an `exception` event tells of."""
+        return str(self.detail.get("exception") or self.detail.get("type") or "an exception")
+
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:

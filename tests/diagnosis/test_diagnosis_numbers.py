@@ -174,7 +174,7 @@ def test_a_mistake_in_the_loop_is_reported_once_however_often_it_was_seen(code):
     ],
 )
 def test_the_error_that_ended_training_is_told_with_its_layer(kind, message, code):
-    events = event_table([(29, "exception", {"type": kind, "message": message, "layer": "head"})])
+    events = event_table([(29, "exception", {"exception": kind, "message": message, "layer": "head"})])
     run = scaled_run([False] * 30, events=events, clean_end=False)
     assert finding(run, code).layer == "head"
     assert finding(run, "AMP902").because_of == code

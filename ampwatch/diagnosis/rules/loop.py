@@ -206,7 +206,7 @@ _DTYPE_MARKS = (
 def out_of_memory(case: Case) -> Iterator[Seen]:
     """The device's memory ended training."""
     for event in case.fatal_exceptions:
-        if "OutOfMemory" in str(event.detail.get("type")) or "out of memory" in _message(event):
+        if event.detail.get("out_of_memory") or "out of memory" in _message(event):
             yield _ended_by(
                 event,
                 "Training ran out of memory",
@@ -234,8 +234,8 @@ def _ended_by(event: Event, what: str, action: str) -> Seen:
         last_step=event.step,
         layer=str(layer) if layer else None,
         summary=f"{what}{where}.",
-        cause=f"{event.detail.get('type')}: {text[:200]}",
+        cause=f"{event.exception}: {text[:200]}",
         action=action,
         ranks=(event.rank,),
-        evidence=(Evidence("exception", event.step, str(event.detail.get("type"))),),
+        evidence=(Evidence("exception", event.step, event.exception),),
     )

@@ -150,7 +150,7 @@ def forward_overflow(case: Case) -> Iterator[Seen]:
         f"forward pass{'' if standing else '; the run recovered'}.",
         cause=f"Its inputs and weights are finite, its output is not: fp16 ends at {FP16_MAX:.0f}, "
         "and the loss scale cannot help in the forward pass.",
-        action=f"Run {layer} in float32, scale its activations down, or use bf16."
+        action=_forward_action(case, first, layer)
         if standing
         else "Nothing to do unless it returns.",
         evidence=(
@@ -266,6 +266,18 @@ def non_finite_input(case: Case) -> Iterator[Seen]:
         cause="inf or nan stood in a tensor that enters the model.",
         action=f"Look at the batch of step {at[0]}: missing values, or a division by zero.",
         evidence=(Evidence("input_finite", int(at[0]), "false"),),
+    )
+
+
+def _forward_action(case: Case, first: Event, layer: str) -> str:
+    """What to do depends on whether the run had worked before."""
+    start = case.first_accepted
+    worked = start is not None and (first.step or 0) > int(case.signals.step[start])
+    if not worked:
+        return f"Run {layer} in float32, scale its activations down, or use bf16."
+    return (
+        f"The run had worked until then: look at what made the activations grow (a rate too high, "
+        f"a batch, a resume). If nothing did, run {layer} in float32 or use bf16."
     )
 
 

@@ -78,7 +78,7 @@ def run_ended_uncleanly(case: Case) -> Iterator[Seen]:
             last_step=event.step,
             ranks=(event.rank,),
             layer=str(event.detail["layer"]) if event.detail.get("layer") else None,
-            summary=f"The run ended by {event.detail.get('type', 'an exception')}.",
+            summary=f"The run ended by {event.exception}.",
             cause=text or "The exception had no message.",
             action="Put the error right; the record up to there is complete.",
         )

@@ -1,0 +1,120 @@
+"""The command line: `ampwatch COMMAND`, one file a command.
+
+Exit 0: done. 1: `--fail-on` met. 2: wrong use or unreadable input, with one clear line on stderr
+and never a traceback. Heavy libraries are imported by the command that needs them, so `--help` is
+quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from ampwatch.cli import (
+    compact,
+    dashboard,
+    demo,
+    explain,
+    export,
+    keys,
+    record,
+    report,
+    runs,
+    watch,
+)
+from ampwatch.cli.terminal import complain, prepare_streams
+from ampwatch.errors import AmpwatchError
+
+INTERRUPTED = 130
+
+# typer carries its own copy of click or uses the installed one; either way this is its root error.
+_UsageError: type[Exception]
+_CommandLineError: type[Exception]
+_UsageError, _CommandLineError = typer.BadParameter.__mro__[1:3]
+
+HELP = """See why mixed-precision training goes wrong: loss scale, skipped steps, dtypes, gradient
+norms, and what to do.
+
+One line in a training loop makes a run:
+
+    ampwatch.attach(scaler, model)
+
+Then:
+
+    ampwatch runs                        the runs in ./ampwatch-runs
+    ampwatch watch RUN                   a live view in the terminal
+    ampwatch report RUN                  what is wrong, why, and what to do
+    ampwatch dashboard                   the same in the browser
+
+Nothing to watch yet? `ampwatch demo` trains something small and shows its loss scale collapse.
+"""
+
+_COMMANDS = (demo, dashboard, runs, watch, report, record, export, compact, keys, explain)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The `ampwatch` program."""
+    prepare_streams()
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; the exit code, with any trouble told in one line on stderr."""
+    try:
+        code = build()(args=list(arguments), prog_name="ampwatch", standalone_mode=False)
+    except _CommandLineError as error:
+        return complain(_with_hint(error))
+    except AmpwatchError as error:
+        return complain(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left (`ampwatch runs | head`): nothing more to say, to anyone.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return complain(f"{error.filename or 'ampwatch'}: {error.strerror or error}.")
+    return code if isinstance(code, int) else 0
+
+
+def build() -> typer.Typer:
+    """The program with all its commands."""
+    app = typer.Typer(
+        help=HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    app.callback()(_program)
+    for module in _COMMANDS:
+        app.command(module.NAME, help=module.HELP)(module.command)
+    return app
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from ampwatch import __version__
+
+        typer.echo(f"ampwatch {__version__}")
+        raise typer.Exit
+
+
+def _program(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version.", is_eager=True, callback=_version
+    ),
+) -> None:
+    del version  # its callback has answered
+
+
+def _with_hint(error: Exception) -> str:
+    """What was wrong with the command line, and where its help is."""
+    text = getattr(error, "format_message", lambda: str(error))().strip()
+    context = getattr(error, "ctx", None)
+    if isinstance(error, _UsageError) and context is not None:
+        text = f"{text.rstrip('.')}. See `{context.command_path} --help`."
+    return text

@@ -1,0 +1,33 @@
+"""`ampwatch compact RUN`: rewrite a finished run so that it opens fast."""
+
+from __future__ import annotations
+
+from ampwatch.cli.find import RUN_ARGUMENT, find_run
+from ampwatch.cli.terminal import answers, asides
+
+NAME = "compact"
+HELP = """Rewrite a finished run into large compressed files, so that ten million steps open fast.
+
+Nothing is lost, and readers never need it: a run that is not compacted reads the same. It is done
+beside the old files and then renamed; a run that is still written is refused.
+
+Example: ampwatch compact ampwatch-runs/train-1204
+"""
+
+
+def command(run: str = RUN_ARGUMENT) -> None:
+    """Compact a run."""
+    from rich.progress import Progress
+
+    from ampwatch.store import compact
+
+    folder = find_run(run)
+    with Progress(console=asides(), transient=True) as bar:
+        task = bar.add_task("compacting")
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        result = compact(folder, progress=show)
+    before, after = result.bytes_before / 1e6, result.bytes_after / 1e6
+    answers().print(f"{folder}: {result.rows:,} rows, {before:.1f} MB before, {after:.1f} MB after")

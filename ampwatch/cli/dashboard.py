@@ -1,0 +1,160 @@
+"""`ampwatch dashboard [DIR...]`: the runs in the browser, live and finished.
+
+The dashboard is a folder of Streamlit scripts (inside the package in a wheel, beside it in a
+checkout), run by a child process that listens on this machine only.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import typer
+
+from ampwatch.cli.find import usual_folder
+from ampwatch.cli.terminal import asides
+from ampwatch.errors import AmpwatchError
+
+NAME = "dashboard"
+HELP = """The runs in the browser, live and finished, until Ctrl-C. Listens on this machine only.
+
+\b
+Examples:
+  ampwatch dashboard                   the runs in ./ampwatch-runs
+  ampwatch dashboard /data/runs more/
+  ampwatch dashboard --no-browser      only say the address
+
+From a checkout `streamlit run dashboard` does the same.
+"""
+
+DEFAULT_PORT = 8501
+_PATIENCE_S = 60.0
+
+
+def command(
+    folders: list[Path] = typer.Argument(
+        None, metavar="[DIR]...", help="Where to look for runs.", show_default=False
+    ),
+    port: int = typer.Option(
+        0, help="Where to listen.  [default: 8501, or a free one]", show_default=False
+    ),
+    browser: bool = typer.Option(True, " /--no-browser", help="Do not open a browser."),
+) -> None:
+    """Serve until interrupted."""
+    absent = missing_parts()
+    if absent:
+        raise AmpwatchError(absent)
+    with Server(folders or [usual_folder()], port) as server:
+        asides().print(f"The dashboard is at {server.url}; Ctrl-C ends it.")
+        if browser:
+            server.open_browser()
+        server.wait()
+
+
+def missing_parts() -> str | None:
+    """What the dashboard lacks, as a sentence with the remedy."""
+    absent = [part for part in ("streamlit", "plotly") if importlib.util.find_spec(part) is None]
+    if not absent:
+        return None
+    return f"The dashboard needs {' and '.join(absent)}: pip install 'ampwatch[dashboard]'."
+
+
+class Server:
+    """Streamlit as a child process; leaving the block ends it."""
+
+    def __init__(self, folders: Sequence[Path], port: int = 0) -> None:
+        self.port = port or free_port(DEFAULT_PORT)
+        self.url = f"http://localhost:{self.port}"
+        self._folders = [str(folder.resolve()) for folder in folders]
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Server:
+        self._child = subprocess.Popen(
+            command_line(self.port),
+            env={**os.environ, "AMPWATCH_DASHBOARD_DIRS": os.pathsep.join(self._folders)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        self._wait_until_ready()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._child is not None:
+            self._child.terminate()
+            self._child.wait()
+
+    def open_browser(self) -> None:
+        """Open the page, where there is a browser to open it."""
+        webbrowser.open(self.url)
+
+    def wait(self) -> None:
+        """Until Ctrl-C, or until the server ends by itself."""
+        assert self._child is not None
+        try:
+            self._child.wait()
+        except KeyboardInterrupt:
+            return
+
+    def _wait_until_ready(self) -> None:
+        assert self._child is not None
+        until = time.monotonic() + _PATIENCE_S
+        while not _answers(self.port):
+            if self._child.poll() is not None or time.monotonic() > until:
+                self.__exit__(None, None, None)
+                raise AmpwatchError(f"the dashboard did not start on port {self.port}.")
+            time.sleep(0.1)
+
+
+def command_line(port: int) -> list[str]:
+    """The command that serves the dashboard.
+
+    What its config.toml says is said again here, for a Streamlit that does not look beside the
+    script: without these it listens on every interface and reports its use.
+    """
+    return [
+        sys.executable, "-m", "streamlit", "run", str(entry_script()),
+        "--server.address=localhost", f"--server.port={port}", "--server.headless=true",
+        "--browser.gatherUsageStats=false",
+    ]  # fmt: skip
+
+
+def entry_script() -> Path:
+    """The dashboard's first script: inside the package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "_dashboard", package.parent / "dashboard"):
+        if (folder / "streamlit_app.py").is_file():
+            return folder / "streamlit_app.py"
+    raise AmpwatchError("the dashboard is missing from this installation: install it again.")
+
+
+def free_port(wanted: int) -> int:
+    """The wanted port, or a free one where it is taken."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise AmpwatchError("no port is free on this machine.")
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("localhost", port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,216 @@
+"""`ampwatch demo`: train something real in half precision, here and now, and see it go wrong.
+
+The scenarios are ordinary scripts (examples/demo in a checkout, ampwatch/_demo in a wheel), run as
+child processes; what the demo shows of them it reads from their run, as any view would.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from ampwatch.cli.dashboard import Server, missing_parts
+from ampwatch.cli.find import usual_folder
+from ampwatch.cli.terminal import answers, asides
+from ampwatch.errors import AmpwatchError, NotARunError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ampwatch.store import Run
+
+NAME = "demo"
+HELP = """See a loss scale collapse, here and now.
+
+Trains something real in fp16 on this machine, in under a minute, with its learning rate too high on
+purpose.
+
+\b
+Examples:
+  ampwatch demo                       shows it in the browser while it trains
+  ampwatch demo --no-dashboard        prints the report instead
+  ampwatch demo --list                the other scenarios
+  ampwatch demo --scenario healthy
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A training that shows one thing."""
+
+    name: str
+    script: str
+    steps: int
+    shows: str
+
+
+SCENARIOS = (
+    Scenario("lr-too-high", "lr_too_high.py", 320, "the rate is too high: the scale collapses"),
+    Scenario("healthy", "healthy.py", 360, "all is well: the scale grows, overflows, comes back"),
+    Scenario("forward-overflow", "forward_overflow.py", 80, "an activation leaves fp16"),
+    Scenario("underflow", "underflow.py", 200, "no scaler: gradients are lost in fp16"),
+)
+_LOOK_EVERY_S = 0.3
+
+
+def command(
+    scenario: str = typer.Option("lr-too-high", help="Which training to run."),
+    listing: bool = typer.Option(False, "--list", help="List the scenarios."),
+    dashboard: bool = typer.Option(
+        True, " /--no-dashboard", help="Print the report instead of opening the dashboard."
+    ),
+    seed: int = typer.Option(0, help="Another seed, another training."),
+    folder: Path = typer.Option(
+        None, "--dir", help="Where the run goes.  [default: ./ampwatch-runs]", show_default=False
+    ),
+) -> None:
+    """Run a scenario and show it."""
+    if listing:
+        for one in SCENARIOS:
+            answers().print(f"{one.name:18}{one.shows}")
+        return
+    chosen, where = _find(scenario), folder or usual_folder()
+    absent = missing_parts() if dashboard else None
+    if absent:
+        asides().print(f"{absent} Here is the report instead.")
+    if dashboard and not absent:
+        with Server([where]) as server:
+            asides().print(f"The dashboard is at {server.url}")
+            server.open_browser()
+            _report(train(chosen, where, seed))
+            asides().print(f"The dashboard stays at {server.url} until Ctrl-C.")
+            server.wait()
+    else:
+        _report(train(chosen, where, seed))
+
+
+def train(scenario: Scenario, folder: Path, seed: int) -> Path:
+    """Run the scenario's script with a progress bar; the run that it left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = _free_folder(folder, f"demo-{scenario.name}")
+    script = scripts_folder() / scenario.script
+    options = ["--seed", str(seed), "--steps", str(scenario.steps), "--run", path.name]
+    child = subprocess.Popen(
+        [sys.executable, str(script), *options],
+        env=_environment(folder),
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+    )
+    try:
+        _follow(child, path, scenario)
+    except KeyboardInterrupt:
+        child.wait()  # it has had the same Ctrl-C, and closes its run
+        raise
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            child.wait()
+    if child.returncode:
+        raise AmpwatchError(
+            f"the demo's training ended with exit code {child.returncode}; its message is above."
+        )
+    return path
+
+
+def scripts_folder() -> Path:
+    """Where the scenarios' scripts are: inside the package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "_demo", package.parent / "examples" / "demo"):
+        if folder.is_dir():
+            return folder
+    raise AmpwatchError("the demo's scripts are missing from this installation: install it again.")
+
+
+def _find(name: str) -> Scenario:
+    for one in SCENARIOS:
+        if one.name == name:
+            return one
+    known = ", ".join(one.name for one in SCENARIOS)
+    raise AmpwatchError(f"there is no scenario {name!r}; there are {known}.")
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """The child's environment: its run's folder, this very ampwatch, and one thread.
+
+    The model is small: on a busy machine several threads wait for each other and take ten times
+    longer than one.
+    """
+    return {
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "AMPWATCH_DIR": str(folder.resolve()),
+        "PYTHONPATH": _search_path(),
+    }
+
+
+def _search_path() -> str:
+    """The child's PYTHONPATH: it must find this very ampwatch, installed or not."""
+    here = str(Path(__file__).resolve().parent.parent.parent)
+    before = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([here, before]) if before else here
+
+
+def _free_folder(folder: Path, name: str) -> Path:
+    numbers = (name if n == 1 else f"{name}-{n}" for n in range(1, 10_000))
+    return next(folder / free for free in numbers if not (folder / free).exists())
+
+
+def _follow(child: subprocess.Popen[bytes], path: Path, scenario: Scenario) -> None:
+    """Show the progress as the run itself tells it, until the child ends."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.completed:.0f} of {task.total:.0f} steps"),
+        TextColumn("{task.fields[scale]}", markup=False),
+        console=asides(),
+        transient=True,
+    ) as bar:
+        task = bar.add_task(f"training: {scenario.name}", total=scenario.steps, scale="")
+        run: Run | None = None
+        while child.poll() is None:
+            time.sleep(_LOOK_EVERY_S)
+            run = run or _opened(path)
+            if run is not None and run.refresh():
+                done, scale = _progress_of(run)
+                bar.update(task, completed=done, scale=scale)
+
+
+def _opened(path: Path) -> Run | None:
+    from ampwatch.store import open_run
+
+    try:
+        return open_run(path)
+    except NotARunError:
+        return None
+
+
+def _progress_of(run: Run) -> tuple[int, str]:
+    from ampwatch.diagnosis.words import scale_text
+    from ampwatch.report import powers
+
+    rows = run.read("steps", columns=("step", "scale_after"))
+    known = rows.column("scale_after").drop_null()
+    if not len(known):
+        return rows.num_rows, ""
+    text = f"scale {scale_text(known[-1].as_py())}"
+    return rows.num_rows, powers(text) if "utf" in asides().encoding.lower() else text
+
+
+def _report(path: Path) -> None:
+    from ampwatch.diagnosis import diagnose
+    from ampwatch.report import print_letter
+    from ampwatch.store import open_run
+
+    run = open_run(path)
+    console: Console = answers()
+    print_letter(console, run.info.name, run, diagnose(run))
+    asides().print(f"\nThe run is in {path}. Again: ampwatch report {path}")

@@ -1,0 +1,64 @@
+"""`ampwatch explain [CODE]`: the page of a finding, made from its rule."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+import typer
+
+from ampwatch.cli.terminal import answers
+from ampwatch.errors import AmpwatchError
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis import Rule
+
+NAME = "explain"
+HELP = """What a finding means, how it looks, what it is confused with, and what to do.
+
+Without a code, lists all findings that this version knows.
+
+Example: ampwatch explain AMP103
+"""
+
+_PARTS = (
+    ("What it means", "meaning"),
+    ("How it looks", "looks"),
+    ("What it is confused with", "not_to_confuse"),
+    ("What to do", "do"),
+    ("Example", "example"),
+)
+
+
+def command(
+    code: str = typer.Argument(
+        None, metavar="[CODE]", help="Such as AMP103, or scale-collapse.", show_default=False
+    ),
+) -> None:
+    """Print a page, or the list."""
+    from ampwatch.diagnosis import RULES
+
+    if code is None:
+        text = "\n".join(f"{rule.code}  {rule.name:24}{rule.usual.value}" for rule in RULES)
+    else:
+        text = page_text(_find(RULES, code))
+    answers().print(text)
+
+
+def page_text(rule: Rule) -> str:
+    """A rule's page as plain text."""
+    lines = [f"{rule.code} {rule.name} (usually {rule.usual.value})"]
+    for title, name in _PARTS:
+        body = textwrap.fill(
+            getattr(rule.page, name), 76, initial_indent="  ", subsequent_indent="  "
+        )
+        lines += ["", title, body]
+    return "\n".join(lines)
+
+
+def _find(rules: tuple[Rule, ...], code: str) -> Rule:
+    wanted = code.strip().casefold()
+    for rule in rules:
+        if wanted in {rule.code.casefold(), rule.name}:
+            return rule
+    raise AmpwatchError(f"{code!r} is no finding of this version: `ampwatch explain` lists them.")

@@ -1,0 +1,84 @@
+"""`ampwatch export RUN --to FORMAT OUT`: a run's tables for other tools."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from ampwatch.cli.find import RUN_ARGUMENT, open_named
+from ampwatch.cli.terminal import answers
+from ampwatch.errors import AmpwatchError
+from ampwatch.rows import Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NAME = "export"
+HELP = """Write a run's tables as files that other tools read, one a table, into the folder OUT.
+
+Lists (learning rates by group, exponent histograms) are JSON text in CSV.
+
+\b
+Examples:
+  ampwatch export train-1204 --to parquet tables/
+  ampwatch export train-1204 --to csv tables/
+"""
+
+TABLES = (Table.STEPS, Table.LAYERS, Table.DEVICES, Table.EVENTS)
+
+
+class Format(str, enum.Enum):
+    """What can be written."""
+
+    PARQUET = "parquet"
+    CSV = "csv"
+
+
+def command(
+    run: str = RUN_ARGUMENT,
+    out: Path = typer.Argument(metavar="OUT", show_default=False, help="A folder; made if needed."),
+    to: Format = typer.Option(..., "--to", help="The format."),
+) -> None:
+    """Write the tables."""
+    opened = open_named(run)
+    if out.exists() and not out.is_dir():
+        raise AmpwatchError(f"{out} is a file: name a folder for the tables.")
+    out.mkdir(parents=True, exist_ok=True)
+    for table in TABLES:
+        rows = opened.read(table)
+        path = out / f"{table.value}.{to.value}"
+        write(rows, path, to)
+        answers().print(f"{path}: {rows.num_rows:,} rows")
+
+
+def write(rows: pa.Table, path: Path, to: Format) -> None:
+    """One table as one file; it appears whole or not at all."""
+    draft = path.with_name(f".{path.name}.new")
+    if to is Format.PARQUET:
+        import pyarrow.parquet as pq
+
+        pq.write_table(rows, draft, compression="zstd")
+    else:
+        from pyarrow import csv
+
+        csv.write_csv(_flat(rows), draft)
+    draft.replace(path)
+
+
+def _flat(rows: pa.Table) -> pa.Table:
+    """The table with what CSV cannot hold (lists, dictionaries) as text."""
+    import json
+
+    import pyarrow as pa
+
+    for position, field in enumerate(rows.schema):
+        column = rows.column(position)
+        if pa.types.is_nested(field.type):
+            texts = [None if v is None else json.dumps(v) for v in column.to_pylist()]
+            rows = rows.set_column(position, field.name, pa.array(texts, pa.string()))
+        elif pa.types.is_dictionary(field.type):
+            rows = rows.set_column(position, field.name, column.cast(field.type.value_type))
+    return rows

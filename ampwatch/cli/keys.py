@@ -1,0 +1,39 @@
+"""`ampwatch keys`: this user's public key, and who else may connect."""
+
+from __future__ import annotations
+
+import typer
+
+from ampwatch.cli.terminal import answers
+
+NAME = "keys"
+HELP = """Your public key, and whose trainers may send to you.
+
+On one machine, or with a shared home, there is nothing to do: the pair is made on first use and
+both ends find it. Between machines, pass public keys on:
+
+\b
+  ampwatch keys                                 on the trainer: print its key
+  ampwatch keys --allow KEY --comment node7     on the recorder: let it connect
+  AMPWATCH_RECORDER_KEY=KEY python train.py     on the trainer: the recorder's key
+"""
+
+
+def command(
+    allow: str = typer.Option(
+        None, metavar="KEY", help="Let this key connect.", show_default=False
+    ),
+    comment: str = typer.Option("", help="Whose it is; kept beside an allowed key."),
+    forget: str = typer.Option(None, metavar="KEY", help="Let it no more.", show_default=False),
+) -> None:
+    """Print or change the keys."""
+    from ampwatch import feed
+
+    if allow:
+        feed.allow_key(allow, comment)
+    if forget and not feed.forget_key(forget):
+        answers().print("That key was not on the list.")
+    answers().print(f"your key  {feed.own_keys().public.hex()}")
+    for key, note in feed.allowed_keys().items():
+        answers().print(f"may send  {key}  {note}".rstrip())
+    answers().print(f"kept in   {feed.key_folder()}")

@@ -1,0 +1,86 @@
+"""`ampwatch record`: receive runs over the network and file them here."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from ampwatch.cli.find import usual_folder
+from ampwatch.cli.terminal import asides, printable
+
+NAME = "record"
+HELP = """Receive what trainers send and file it here, until Ctrl-C. No browser, no dashboard.
+
+What is missed while it is down comes later, as long as the trainer lives: trainers keep their own
+log and send from it. `ampwatch keys` lets other machines in.
+
+\b
+Examples:
+  ampwatch record
+  ampwatch record --bind tcp://0.0.0.0:5797 --dir /data/runs
+"""
+
+
+def command(
+    bind: str = typer.Option(
+        None,
+        metavar="ENDPOINT",
+        help="Where to listen.  [default: tcp://127.0.0.1:5797]",
+        show_default=False,
+    ),
+    folder: Path = typer.Option(
+        None, "--dir", help="Where runs go.  [default: ./ampwatch-runs]", show_default=False
+    ),
+    insecure: bool = typer.Option(
+        False, "--insecure", help="No encryption and no keys: anyone who reaches the port may send."
+    ),
+) -> None:
+    """Record until interrupted."""
+    from ampwatch import feed
+    from ampwatch.recorder import Recorder
+
+    console = asides()
+
+    def say(text: str) -> None:
+        console.print(printable(text))
+
+    with _warnings_as_sentences(say):
+        recorder = Recorder(
+            bind or feed.DEFAULT_ENDPOINT, folder or usual_folder(), insecure=insecure, on_note=say
+        )
+        with recorder:
+            say(f"Recording from {recorder.endpoint} into {folder or usual_folder()}; Ctrl-C ends.")
+            _wait_for_the_end()
+    stats = recorder.stats
+    say(f"{stats.rows:,} rows of {len(recorder.runs)} runs received; all of them are on disk.")
+
+
+def _wait_for_the_end() -> None:
+    """Until Ctrl-C, or a polite request to end."""
+    ended = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: ended.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        while not ended.wait(0.5):  # a wait without end would keep Windows from seeing Ctrl-C
+            pass
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _warnings_as_sentences(say: object) -> Iterator[None]:
+    """Show a warning as a line of ours, without the source line that raised it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert callable(say)
+        warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
+        yield
