@@ -20,6 +20,8 @@ from ampwatch.probe.notes import StepNotes
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.tensors import extremes, measurable, tensors_in
 
+_STEPS_UNTIL_BLIND = 2
+
 
 class ForwardListener(Protocol):
     """Hears of every training forward, on the thread that runs it."""
@@ -45,7 +47,7 @@ class LayerObserver:
         self._permanent: list[RemovableHandle] = []
         self._sealed: dict[int, str] = {}
         self._first: list[Tensor] = []
-        self._blind = False  # whether no hook fired in the last armed step
+        self._steps_unseen = 0  # armed steps in a row in which no hook fired
         for layer in survey.layers:
             if layer.parent is None:
                 self._watch_entry(layer)
@@ -58,11 +60,13 @@ class LayerObserver:
 
     def arm(self) -> None:
         """Look closely at the coming step."""
-        if self._blind:
-            self._notes.measure_weights()  # no hook will come to say that a forward begins
-        if self.armed:
-            return
         self.armed = True
+        if self._is_blind():
+            self._notes.measure_weights()  # no hook will come to say that a forward begins
+        elif not self._while_armed:
+            self._hook_modules()
+
+    def _hook_modules(self) -> None:
         self._sealed = {}
         for layer in self._survey.layers:
             if layer.hooked is not None and not self._is_inside_a_graph(layer):
@@ -72,6 +76,10 @@ class LayerObserver:
                     layer.hooked.register_forward_pre_hook(enter, with_kwargs=True),
                     layer.hooked.register_forward_hook(leave),
                 )
+
+    def _is_blind(self) -> bool:
+        """Whether hooks are of no use: all is compiled, perhaps behind our back."""
+        return self._steps_unseen >= _STEPS_UNTIL_BLIND
 
     def disarm(self) -> None:
         """Take the hooks off again; what was noted and not collected is forgotten."""
@@ -105,7 +113,9 @@ class LayerObserver:
         if not self.armed:
             return None
         captured = self._notes.capture(pack, dict(self._sealed))
-        self._blind = not self._notes.visits
+        self._steps_unseen = 0 if self._notes.visits else self._steps_unseen + 1
+        if self._is_blind():
+            _remove(self._while_armed)
         if self.first_layer is None and self._notes.visits:
             self._find_first_layer()
         self._begin_notes()
@@ -144,7 +154,10 @@ class LayerObserver:
     def _begin(
         self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        if self._listener is None or not _trains(layer):
+        if not _trains(layer):
+            return
+        self._steps_unseen = 0
+        if self._listener is None:
             return
         # An additive mask holds -inf by intention, and says nothing about the data.
         tensors = tensors_in(args, {k: v for k, v in kwargs.items() if "mask" not in k})
