@@ -77,7 +77,7 @@ class Courier:
         self._sample_devices = sample_devices
         self._guard = guard
         self._queue: deque[StepRecord | EventRecord] = deque()
-        self._queued_bytes = 0
+        self._record_bytes = 0  # of the largest record carried last
         self._wake = threading.Event()
         self._stop = False
         self._sampled_at = -DEVICE_SECONDS
@@ -88,13 +88,9 @@ class Courier:
 
     def deliver(self, record: StepRecord | EventRecord) -> None:
         """Take a record; never blocks and never grows without bound."""
-        if isinstance(record, StepRecord):
-            size = _size_bytes(record)
-            if self._queued_bytes + size > QUEUE_BYTES:
-                for turn in record.turns:
-                    turn.update = None  # the dearest first: the update's figures become absent
-                size = 0
-            self._queued_bytes += size
+        if len(self._queue) * self._record_bytes > QUEUE_BYTES and isinstance(record, StepRecord):
+            for turn in record.turns:
+                turn.update = None  # the dearest part: the update's figures become absent
         self._queue.append(record)
 
     def close(self, last: EventRecord) -> None:
@@ -125,7 +121,8 @@ class Courier:
 
     def _flush(self) -> None:
         records = [self._queue.popleft() for _ in range(len(self._queue))]
-        self._queued_bytes = 0
+        steps = [record for record in records if isinstance(record, StepRecord)]
+        self._record_bytes = max(map(_size_bytes, steps), default=self._record_bytes)
         sets = self._digest.rows(records) if records else []
         now = time.monotonic()
         if now - self._sampled_at >= DEVICE_SECONDS:

@@ -49,6 +49,11 @@ def fingerprint(parameters: Sequence[Tensor]) -> Fingerprint:
     )
 
 
+def versions_of(parameters: Sequence[Tensor]) -> list[int]:
+    """How often each gradient has been written to; absent ones count as never."""
+    return [0 if (g := p.grad) is None else g._version for p in parameters]
+
+
 class GradientMeter:
     """Measures the gradients of one optimizer's parameters.
 

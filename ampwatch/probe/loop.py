@@ -7,6 +7,7 @@ and computed on elsewhere. A step ends at `scaler.update()`; without an enabled 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,11 +17,12 @@ import torch
 from torch import Tensor
 
 from ampwatch.probe.backward import BackwardWatch
-from ampwatch.probe.gradients import any_half, fingerprint, norms_of
+from ampwatch.probe.gradients import any_half, fingerprint, norms_of, versions_of
 from ampwatch.probe.guard import Guard
+from ampwatch.probe.losses import Losses
 from ampwatch.probe.optimizers import OptimizerView, matrix_parameters
 from ampwatch.probe.readback import Pack
-from ampwatch.probe.records import EventRecord, Loss, StepRecord, Turn
+from ampwatch.probe.records import EventRecord, StepRecord, Turn
 from ampwatch.probe.updates import compare
 from ampwatch.rows import EventKind
 
@@ -67,7 +69,7 @@ class Loop:
         self._backward = BackwardWatch(parameters, self._backward_ended, self._say_misuse, guard)
         self._detailed = bool(parameters)  # without a model: the scalars and the skips alone
         self._open_step: StepRecord | None = None
-        self._losses: list[Loss] = []  # scaled since the last optimizer's turn
+        self._losses = Losses(self._backward)
         self._stepping: tuple[Any, OptimizerView, Turn] | None = None  # inside scaler.step
         self._before: Any = None  # its slices
         self._early: dict[int, Any] = {}  # norms taken at the end of a backward, by optimizer
@@ -120,8 +122,7 @@ class Loop:
         """A training forward of a root module starts with these floating inputs."""
         record = self.current()
         for value in inputs:
-            low, high = torch.aminmax(value.detach())
-            record.input_at.append(record.pack.put(torch.maximum(-low, high)))
+            record.input_at = (*record.input_at, _put_amax(value, record.pack))
         if torch.is_autocast_enabled(device_type):
             record.autocast_dtype = str(torch.get_autocast_dtype(device_type)).removeprefix(
                 "torch."
@@ -139,22 +140,10 @@ class Loop:
     def scaled(self, outputs: Any, results: Any) -> None:
         """`scaler.scale(outputs)` gave these results."""
         if isinstance(outputs, Tensor):
-            self._take_loss(outputs, results)
+            self._losses.take(outputs, results, self.current().pack)
         elif isinstance(outputs, (list, tuple)):
             for output, result in zip(outputs, results, strict=False):
                 self.scaled(output, result)
-
-    def _take_loss(self, output: Tensor, result: Tensor) -> None:
-        pack = self.current().pack
-        if output.is_cpu and output.ndim == 0:
-            at = pack.put_number(output.item())
-        else:  # the user may go on to change it in place
-            value = output.detach()
-            at = pack.put(value.sum() if value.ndim else value.clone())
-        loss = Loss(pack, at)
-        self._losses.append(loss)
-        if result.requires_grad:
-            self._backward.follow(result, loss)
 
     def _backward_ended(self) -> None:
         """A backward has accumulated gradients."""
@@ -186,7 +175,7 @@ class Loop:
         else:
             view = self.view(optimizer)
             turn = self._turn(view)
-            view.measured = fingerprint(view.observed)
+            view.measured = versions_of(view.observed)
         turn.take_norms(view.meter.measure(self.current().pack))
 
     def before_step(self, optimizer: Any) -> None:
@@ -196,7 +185,7 @@ class Loop:
         self._stepping = (optimizer, view, turn)
         self._take_before(view, turn)
         if view.measured is not None:
-            if fingerprint(view.observed) != view.measured:
+            if versions_of(view.observed) != view.measured:
                 turn.applied = view.meter.measure(self.current().pack)
             view.measured = None
         elif self._detailed:
@@ -211,8 +200,8 @@ class Loop:
         self._stepping = None
         record = self.current()
         state = self._scaler._per_optimizer_states.get(id(optimizer), {})
-        for found in state.get("found_inf_per_device", {}).values():
-            turn.found_inf_at.append(record.pack.put(found))
+        found = state.get("found_inf_per_device", {}).values()
+        turn.found_inf_at = [record.pack.put(one) for one in found]
         if not view.hooked:
             turn.stepped = None
         self._take_update(view, turn)
@@ -325,7 +314,7 @@ class Loop:
             if name == "loss":
                 record.logged_loss_at = at
             else:
-                record.scalars.append((name, at))
+                record.scalars = (*record.scalars, (name, at))
 
     # -- parts -----------------------------------------------------------------------------------
 
@@ -334,7 +323,7 @@ class Loop:
         record = self.current()
         for turn in record.turns:
             if turn.optimizer == view.number:
-                if turn.done and self._losses:
+                if turn.done and self._losses.pending:
                     # The loop came round without an update: what was scaled since is the next's.
                     self._split()
                     return self._turn(view)
@@ -342,20 +331,25 @@ class Loop:
         if self.sampling.sampled:
             view.meter.look_again()
         stepped = False if view.hooked else None
-        turn = Turn(view.number, view.positions, self._losses, stepped=stepped)
-        self._losses = []
+        losses = self._losses.hand_over(view.sentinels)
+        turn = Turn(view.number, view.positions, losses, stepped=stepped)
         record.turns.append(turn)
         return turn
 
     def _split(self) -> None:
         """Close the step in progress, but keep the losses since its last turn for the next."""
-        losses, self._losses = self._losses, []
+        losses, self._losses.pending = self._losses.pending, []
         if self.enabled:
             self._put_scale(self.current())
         self.close_step(update_seen=False)
-        self._losses = losses
+        self._losses.pending = losses
 
     def _edited_since_backward(self, view: OptimizerView) -> bool:
+        if not self._losses.followed:
+            if any(versions_of(view.observed)):
+                self._losses.doubt()  # who wrote there shows when the next steps are followed
+                return True
+            return False
         edited = self._backward.edited(view.observed)
         if edited and self.enabled:
             self._say_misuse("AMP401", {"optimizer": view.number})
@@ -392,7 +386,8 @@ class Loop:
         """The step in progress becomes a record; the next one begins with the next call."""
         record = self.current()
         self._open_step = None
-        record.losses, self._losses = self._losses, []
+        if self._losses.pending:
+            record.losses = self._losses.hand_over(())
         record.enabled = self.enabled
         record.update_seen = update_seen
         record.sampled = self.sampling.sampled
@@ -407,6 +402,7 @@ class Loop:
         self._settling.append(record)
         self.settle()
         self.sampling.begin(self.step)
+        self._losses.begin_step(sampled=self.sampling.sampled)
 
     def settle(self) -> None:
         """Hand over the records whose values have arrived, in their order; never waits."""
@@ -429,6 +425,15 @@ class Loop:
         for view in self.views.values():
             view.release()
         self._backward.release()
+
+
+def _put_amax(value: Tensor, pack: Pack) -> int:
+    """Put the largest magnitude into the pack, nan if there is one."""
+    low, high = torch.aminmax(value.detach())
+    if not value.is_cpu:
+        return pack.put(torch.maximum(-low, high))
+    lowest, highest = low.item(), high.item()
+    return pack.put_number(lowest if math.isnan(lowest) else max(-lowest, highest))
 
 
 def overflowed(record: StepRecord) -> bool:

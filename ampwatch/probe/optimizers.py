@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ampwatch.probe.gradients import Fingerprint, GradientMeter
+from ampwatch.probe.gradients import GradientMeter
 from ampwatch.probe.updates import Slices
 
 
-def _number(value: Any) -> float | None:
-    """A hyper-parameter as a number; None where only a synchronisation would tell."""
+def _number(value: Any) -> float:
+    """A hyper-parameter as a number; nan where only a synchronisation would tell."""
+    if type(value) is float:
+        return value
     if isinstance(value, Tensor):
-        return float(value.item()) if value.device.type == "cpu" and value.numel() == 1 else None
-    if isinstance(value, (int, float)):
-        return float(value)
-    return None
+        return (
+            float(value.item()) if value.device.type == "cpu" and value.numel() == 1 else math.nan
+        )
+    return float(value) if isinstance(value, (int, float)) else math.nan
 
 
 class OptimizerView:
@@ -40,8 +43,11 @@ class OptimizerView:
         self.positions: list[int] = []  # in the survey; -1 for a parameter of no watched model
         self.slices = Slices((), ())
         self.meter = GradientMeter(())
-        self.measured: Fingerprint | None = None  # the gradients as `unscale_` left them
+        self.measured: list[int] | None = None  # the gradients' versions as `unscale_` left them
+        self.sentinels: list[Tensor] = []  # a few parameters that stand for all
         self._highest: list[float] = []
+        self._lrs: list[float] = []
+        self._bases: list[float] = []
         self._known = positions
         self._detailed = detailed
         self._counts: list[int] = []
@@ -75,6 +81,9 @@ class OptimizerView:
         self._counts = counts
         self.parameters = [p for group in groups for p in group["params"]]
         self.positions = [self._known.get(id(p), -1) for p in self.parameters]
+        trained = [p for p in self.parameters if p.requires_grad]
+        places = {0, len(trained) // 2, len(trained) - 1} if trained else ()
+        self.sentinels = [trained[at] for at in sorted(places)]
         self.observed = self.parameters if self._detailed else []
         self.slices = Slices(self.observed, range(len(self.observed)))
         self.meter = GradientMeter(self.observed)
@@ -90,27 +99,22 @@ class OptimizerView:
         The base is the group's `max_lr`; else its `initial_lr` when the rate never exceeded it;
         else the highest rate seen.
         """
-        lrs: list[float] = []
-        bases: list[float] = []
-        highest = self._highest
-        for number, group in enumerate(self.optimizer.param_groups):
-            rate = _number(group.get("lr"))
-            rate = float("nan") if rate is None else rate
-            if number == len(highest):
-                highest.append(rate)
-            elif rate > highest[number]:
-                highest[number] = rate
-            lrs.append(rate)
-            bases.append(self._base(group, highest[number]))
-        return lrs, bases
+        groups = self.optimizer.param_groups
+        known = [_number(group.get("lr")) for group in groups]
+        if known == self._lrs:  # the same rates again: the bases are the same too
+            return known, self._bases
+        self._highest += known[len(self._highest) :]
+        self._highest = [max(pair) for pair in zip(self._highest, known, strict=False)]
+        pairs = zip(groups, self._highest, strict=True)
+        self._lrs, self._bases = known, [self._base(group, highest) for group, highest in pairs]
+        return self._lrs, self._bases
 
     @staticmethod
     def _base(group: Mapping[str, Any], highest: float) -> float:
-        peak = _number(group.get("max_lr"))
-        if peak is not None:
-            return peak
+        if "max_lr" in group:
+            return _number(group["max_lr"])
         initial = _number(group.get("initial_lr"))
-        return initial if initial is not None and highest <= initial else highest
+        return initial if highest <= initial else highest  # nan, where there is none, is not above
 
     def describe(self) -> dict[str, Any]:
         """What an `optimizer` event says."""

@@ -1,6 +1,8 @@
 """What the training thread hands to the courier for one step: raw values, nothing computed.
 
-The values themselves stand in the step's `Pack`; these records say where.
+The values themselves stand in the step's `Pack`; these records say where. They are filled in while
+the step goes on, so they are not frozen, and what is rarely there defaults to an empty tuple, which
+costs nothing to make.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ class Turn:
 
     optimizer: int
     positions: Sequence[int] = ()  # of the optimizer's parameters in the survey
-    losses: list[Loss] = field(default_factory=list)
-    lrs: list[float] = field(default_factory=list)
-    lr_bases: list[float] = field(default_factory=list)
+    losses: Sequence[Loss] = ()
+    lrs: Sequence[float] = ()
+    lr_bases: Sequence[float] = ()
     norms: NormCapture | None = None
     applied: NormCapture | None = None
     edited_before_unscale: bool = False
-    found_inf_at: list[int] = field(default_factory=list)
+    found_inf_at: Sequence[int] = ()
     stepped: bool | None = None
     bypassed: bool = False  # stepped past an enabled scaler
     done: bool = False
@@ -59,7 +61,7 @@ class StepRecord:
     step: int
     pack: Pack
     turns: list[Turn] = field(default_factory=list)
-    losses: list[Loss] = field(default_factory=list)  # those no turn has taken
+    losses: Sequence[Loss] = ()  # those no turn has taken
     time_ns: int = 0
     step_time_ms: float | None = None
     enabled: bool = True
@@ -67,13 +69,13 @@ class StepRecord:
     tracker_at: int | None = None
     scale_after_at: int | None = None
     update_seen: bool | None = None
-    input_at: list[int] = field(default_factory=list)  # largest magnitudes entering the model
+    input_at: Sequence[int] = ()  # largest magnitudes entering the model
     autocast_dtype: str | None = None
     first_layer: int | None = None
-    first_layer_at: list[int] = field(default_factory=list)
+    first_layer_at: Sequence[int] = ()
     sampled: bool = False
     layers: LayerCapture | None = None
-    scalars: list[tuple[str, int]] = field(default_factory=list)  # the user's own
+    scalars: Sequence[tuple[str, int]] = ()  # the user's own
     logged_loss_at: int | None = None
 
     def has_content(self) -> bool:
