@@ -41,7 +41,7 @@ def run_example(name: str, folder: Path, *more: str, watch: str = "1") -> str:
 
 def printed(output: str, pattern: str) -> list[tuple[float, ...]]:
     """The numbers of each line that the pattern matches; it is written as the example prints."""
-    found = re.findall(re.sub(r"\bN\b", NUMBER, re.sub(r" +", r"\\s+", pattern)), output)
+    found = re.findall(pattern.replace(" ", r"\s+").replace("N", NUMBER), output)
     groups = [(match,) if isinstance(match, str) else match for match in found]
     return [tuple(float(number) for number in group) for group in groups]
 
