@@ -39,14 +39,15 @@ _NOT_FINITE = EXPONENT_BINS - 1
 _SUBNORMALS = slice(_bin(-24), _bin(-14))
 _FINITE = slice(1, _NOT_FINITE)
 
-# The tail is judged by two blocks of octaves. float16's values there are k * 2^-24, k = 1, 2, ...;
-# rounding made them of the true values from k - 1/2 to k + 1/2, hence the edges (unit: 2^-24).
-_LOW_BLOCK = slice(_bin(-24), _bin(-21))
-_HIGH_BLOCK = slice(_bin(-21), _bin(-18))
-_EDGES = (0.5, 7.5, 63.5)
-# A handful of values must not pass for a tail: each block starts with what values spread evenly
-# around zero (power 1) would leave there for half a value in the low block.
-_PRIOR = (0.5, 4.0)
+# The tail is judged by the two lowest octaves, because higher ones already bend towards the bulk.
+# float16's values there are k * 2^-24, k = 1 and k = 2, 3; rounding made them of the true values
+# from k - 1/2 to k + 1/2, hence the edges (unit: 2^-24).
+_LOWEST = _bin(-24)
+_NEXT = _bin(-23)
+_EDGES = (0.5, 1.5, 3.5)
+# A stray value must not pass for a tail: each octave starts with what values spread evenly around
+# zero (power 1) would leave there for two values in the lowest.
+_PRIOR = (2.0, 4.0)
 _POWERS = np.linspace(0.02, 6.0, 300)
 
 
@@ -119,21 +120,21 @@ def _flushed(bins: Bins) -> tuple[float, float | None]:
     every zero seen may be a lost value.
     """
     zeros = float(bins[_ZEROS])
-    low, high = int(bins[_LOW_BLOCK].sum()), int(bins[_HIGH_BLOCK].sum())
-    if low == 0:
+    lowest, above = int(bins[_LOWEST]), int(bins[_NEXT])
+    if lowest == 0:
         return 0.0, 1.0
-    ratio = (high + _PRIOR[1]) / (low + _PRIOR[0])
+    ratio = (above + _PRIOR[1]) / (lowest + _PRIOR[0])
     ratios, lost_shares = _power_law()
     if ratio <= ratios[0]:
         return zeros, None
     power = float(np.interp(ratio, ratios, _POWERS))
-    lost = low * float(np.interp(power, _POWERS, lost_shares))
+    lost = lowest * float(np.interp(power, _POWERS, lost_shares))
     return (lost, power) if lost <= zeros else (zeros, power)
 
 
 @functools.cache
 def _power_law() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """For each power: high block over low block, and flushed over low block."""
+    """For each power: the next octave over the lowest, and the flushed over the lowest."""
     smallest, middle, upper = (np.power(edge, _POWERS) for edge in _EDGES)
     return (upper - middle) / (middle - smallest), smallest / (middle - smallest)
 
