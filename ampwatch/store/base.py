@@ -74,6 +74,12 @@ class Base:
         last = int(self.records["sequence"].max()) + 1 if len(self.records) else 0
         return self.generation, last
 
+    @property
+    def sequences(self) -> np.ndarray:
+        """The sequence numbers of the batches it holds."""
+        numbers: np.ndarray = self.records["sequence"].astype(np.int64)
+        return numbers
+
     def rows(self, table: Table) -> int:
         """How many rows can be read: fewer than were written where a chunk is damaged."""
         entry = self.tables.get(table)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import bisect
 import struct
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,22 +97,28 @@ def read_records(data: bytes) -> np.ndarray:
     return records[: strange[0]] if len(strange) else records
 
 
+_NONE = np.empty(0, np.int64)
+
+
 class Held:
     """Which sequence numbers a log holds, as ranges: few, however long the log."""
 
     __slots__ = ("_ranges",)
 
-    def __init__(self, sequences: Iterable[int] = ()) -> None:
-        self._ranges: list[list[int]] = []
-        for sequence in sequences:
-            self.add(sequence)
+    def __init__(self, sequences: np.ndarray = _NONE) -> None:
+        distinct = np.unique(sequences.astype(np.int64))
+        breaks = np.flatnonzero(np.diff(distinct) > 1)
+        firsts = distinct[np.concatenate([[0], breaks + 1])] if len(distinct) else distinct
+        lasts = distinct[np.concatenate([breaks, [-1]])] if len(distinct) else distinct
+        ends = (lasts + 1).tolist()
+        self._ranges = [list(pair) for pair in zip(firsts.tolist(), ends, strict=True)]
 
     @property
     def first_missing(self) -> int:
         """The lowest number that is not held: all before it are."""
         if not self._ranges or self._ranges[0][0] > 0:
             return 0
-        return self._ranges[0][1]
+        return int(self._ranges[0][1])
 
     @property
     def gaps(self) -> tuple[tuple[int, int], ...]:

@@ -171,8 +171,7 @@ class RankLog:
         self._verified = dict.fromkeys(TABLES, 0)
         self._marks = list(self._base.marks) if self._base else []
         self._events_seen = self._base_rows(Table.EVENTS)
-        sequences = self._base.records["sequence"].tolist() if self._base else []
-        self._held = Held(sequences)
+        self._held = Held(self._base.sequences) if self._base else Held()
         self._header = self._read_header()
         self._extend()
         self._read_marks()

@@ -45,6 +45,8 @@ class RankWriter:
     def __init__(self, run_folder: Path, rank: int) -> None:
         self._folder = rank_folder(Path(run_folder), rank)
         self._files: dict[Table, _File] = {}
+        self._index = _File(None)
+        self._base: Base | None = None
         self._first = self._count = 0  # the live index: its first sequence, its records
         self._in_order = True  # whether a record's position gives its sequence
         self._held = Held()
@@ -100,9 +102,9 @@ class RankWriter:
     def read_from(self, sequence: int, max_bytes: int) -> list[tuple[int, Batch]]:
         """Batches from `sequence` on, for replay: at least one if there is one."""
         try:
-            if sequence < self._first and self._base is not None:
-                return self._base.batches_from(sequence, max_bytes)
-            return self._live_from(sequence, max_bytes)
+            old = self._base is not None and sequence < self._first
+            found = self._base.batches_from(sequence, max_bytes) if self._base and old else []
+            return found or self._live_from(sequence, max_bytes)
         except OSError as problem:
             raise RunError(f"{self._folder} cannot be read: {problem}", path=self._folder) from None
 
@@ -111,8 +113,7 @@ class RankWriter:
         for file in self._files.values():
             file.close()
         self._files.clear()
-        if (index := getattr(self, "_index", None)) is not None:
-            index.close()
+        self._index.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -129,9 +130,8 @@ class RankWriter:
             # No index, a foreign one, or one that a killed compaction left: nothing in it counts.
             header = self._restart(keep_aside=header is None and self._has_data())
             data = b""
-        records = read_records(data[HEADER_BYTES:])
-        self._recover(records, data)
         self._first = header.first_sequence
+        self._recover(read_records(data[HEADER_BYTES:]), data)
 
     def _restart(self, *, keep_aside: bool) -> Header:
         if keep_aside:
@@ -157,12 +157,11 @@ class RankWriter:
             if table_file(self._folder, table).exists():
                 end = int((mine["offset"] + mine["length"]).max()) if len(mine) else 0
                 self._file(table).cut(end or len(stream_head(table)))
-        held = [] if self._base is None else self._base.records["sequence"].tolist()
-        sequences = kept["sequence"].tolist()
-        self._held = Held(held + sequences)
+        live = kept["sequence"].astype(np.int64)
+        compacted = self._base.sequences if self._base else live[:0]
+        self._held = Held(np.concatenate([compacted, live]))
         self._count = good
-        start = sequences[0] if sequences else 0
-        self._in_order = sequences == list(range(start, start + good))
+        self._in_order = bool(np.array_equal(live, self._first + np.arange(good)))
 
     def _has_data(self) -> bool:
         sizes = (_size(table_file(self._folder, table)) for table in TABLES)
@@ -224,9 +223,9 @@ class _File:
 
     __slots__ = ("_descriptor", "end")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
-        self._descriptor = os.open(path, flags, 0o644)
+        self._descriptor = -1 if path is None else os.open(path, flags, 0o644)
         self.end = 0
 
     @property
@@ -260,7 +259,9 @@ class _File:
         return b"".join(parts)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
 
 
 def _size(path: Path) -> int:
