@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ampwatch.probe import updates
 from ampwatch.probe.capture import LayerCapture
 from ampwatch.probe.layer_digest import LayerDigest, LayerDigester
 from ampwatch.probe.layer_rows import LayerLog, LayerStep, merged, rows_of
 from ampwatch.probe.loop import overflowed
 from ampwatch.probe.models import Survey
+from ampwatch.probe.moves import Move, Mover
 from ampwatch.probe.overflow import CulpritFinder
-from ampwatch.probe.records import EventRecord, StepRecord, Turn
-from ampwatch.probe.updates import DeviceUpdate, HostUpdate, UpdateFigures
+from ampwatch.probe.records import EventRecord, Loss, StepRecord, Turn
 from ampwatch.rows import DTYPE_NUMBERS, SCHEMAS, EventKind, Table
 
 Columns = dict[str, list[Any]]
@@ -35,6 +32,7 @@ class Digest:
     def __init__(
         self, survey: Survey, param_groups: Callable[[int], int | None] = lambda _position: None
     ) -> None:
+        self._mover = Mover(survey)
         self._layers = LayerLog(survey)
         self._culprits = CulpritFinder(survey)
         self._details = LayerDigester(survey, param_groups)
@@ -45,14 +43,15 @@ class Digest:
         """The column sets of every table that has rows now."""
         steps = [r for r in records if isinstance(r, StepRecord)]
         events = [r for r in records if isinstance(r, EventRecord)]
-        moved = _update_figures(steps)
-        columns: Columns = {name: [] for name in STEP_COLUMNS}
+        moved = self._mover.moves(steps)
+        cells: list[dict[str, Any]] = []
         extras: Columns = {"step": [], "name": [], "value": []}
         sets: list[tuple[Table, Columns]] = []
         for record in steps:
-            self._step_rows(record, moved, columns)
+            self._step_cells(record, moved, cells)
             _extra_rows(record, extras)
             sets += self._layer_sets(record, moved, events)
+        columns = {name: [row.get(name) for row in cells] for name in STEP_COLUMNS}
         sets += [
             (Table.STEPS, columns),
             (Table.EXTRAS, extras),
@@ -61,11 +60,15 @@ class Digest:
         return [(table, rows) for table, rows in sets if rows["step"]]
 
     def _layer_sets(
-        self, record: StepRecord, moved: dict[int, UpdateFigures], events: list[EventRecord]
+        self, record: StepRecord, moved: dict[int, Move], events: list[EventRecord]
     ) -> list[tuple[Table, Columns]]:
         """The layers' rows that this step makes necessary; an overflow adds its event."""
-        known = self._layers.take(record, moved)
+        bad = overflowed(record)
+        self._layers.take(record, moved)
         sets: list[tuple[Table, Columns]] = []
+        if not (bad or record.sampled):
+            return sets
+        known = self._layers.last()
         details = None
         if record.layers is not None:
             details = self._details.digest(
@@ -74,9 +77,8 @@ class Digest:
             self._inner_autocast = _half_output(record.layers)
             sets.append((Table.LAYER_INFO, details.info_rows()))
             sets.append((Table.LAYERS, merged(details.rows(), known)))
-        elif record.sampled:
+        else:
             sets.append((Table.LAYERS, rows_of([known])))
-        bad = overflowed(record)
         if bad:
             sets.append((Table.LAYERS, rows_of(self._layers.around_overflow())))
             events.append(self._overflow(record, known, details))
@@ -103,46 +105,34 @@ class Digest:
             detail |= culprit.detail()
         return EventRecord(record.step, record.time_ns, EventKind.OVERFLOW, detail)
 
-    def _step_rows(
-        self, record: StepRecord, moved: dict[int, UpdateFigures], columns: Columns
+    def _step_cells(
+        self, record: StepRecord, moved: dict[int, Move], rows: list[dict[str, Any]]
     ) -> None:
+        """A row for each optimizer that had a turn; one all the same if none had."""
         shared = _shared_cells(record)
-        turns: Sequence[Turn | None] = record.turns or (None,)
-        for turn in turns:
-            cells = dict(shared)
-            losses = record.losses if turn is None else turn.losses
-            cells["loss"] = _loss(record, losses)
-            cells["micro_batches"] = sum(loss.counted for loss in losses) or None
-            if record.autocast_dtype is None and self._inner_autocast is not None:
-                cells["autocast_dtype"] = DTYPE_NUMBERS[self._inner_autocast]
-            if turn is not None:
-                cells.update(_turn_cells(record, turn))
-                figures = moved.get(id(turn.update))
-                if figures is not None:
-                    cells.update(self._update_cells(record, turn, figures))
-            for name, column in columns.items():
-                column.append(cells.get(name))
+        if record.autocast_dtype is None and self._inner_autocast is not None:
+            shared["autocast_dtype"] = DTYPE_NUMBERS[self._inner_autocast]
+        if not record.turns:
+            rows.append({**shared, **_loss_cells(record, record.losses)})
+        for turn in record.turns:
+            cells = {**shared, **_loss_cells(record, turn.losses), **_turn_cells(record, turn)}
+            move = moved.get(id(turn))
+            if move is not None:
+                cells.update(self._update_cells(record, turn, move))
+            rows.append(cells)
 
-    def _update_cells(
-        self, record: StepRecord, turn: Turn, figures: UpdateFigures
-    ) -> dict[str, Any]:
-        layout = turn.update.layout  # type: ignore[union-attr]
-        estimated = math.sqrt(float(figures.weight_squares[layout.matrix].sum()))
-        if turn.param_norm_at is not None and estimated > 0:
-            exact = record.pack.values[turn.param_norm_at]
-            self._correction[turn.optimizer] = exact / estimated
+    def _update_cells(self, record: StepRecord, turn: Turn, move: Move) -> dict[str, Any]:
         cells: dict[str, Any] = {
-            "update_norm": float(figures.update_norm),
-            "update_norm_rel_error": float(figures.relative_error),
+            "update_norm": move.update_norm,
+            "update_norm_rel_error": move.relative_error,
+            "max_update_ratio": move.largest_ratio,
+            "max_update_layer": move.largest_layer,
         }
-        if layout.matrix.any():
-            cells["param_norm"] = estimated * self._correction.get(turn.optimizer, 1.0)
-        ratios = self._layers.update_ratios(turn, figures)
-        known = np.isfinite(ratios)
-        if known.any():
-            largest = int(np.where(known, ratios, -1.0).argmax())
-            cells["max_update_ratio"] = float(ratios[largest])
-            cells["max_update_layer"] = largest
+        if move.weight_norm is not None:
+            if turn.param_norm_at is not None and move.weight_norm > 0:
+                exact = record.pack.values[turn.param_norm_at]
+                self._correction[turn.optimizer] = exact / move.weight_norm
+            cells["param_norm"] = move.weight_norm * self._correction.get(turn.optimizer, 1.0)
         return cells
 
 
@@ -194,11 +184,12 @@ def _worst(values: Iterable[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else math.inf
 
 
-def _loss(record: StepRecord, losses: Sequence[Any]) -> float | None:
-    if record.logged_loss_at is not None:
-        return record.pack.values[record.logged_loss_at]
+def _loss_cells(record: StepRecord, losses: Sequence[Loss]) -> dict[str, Any]:
     counted = [loss.pack.values[loss.at] for loss in losses if loss.counted]
-    return sum(counted) if counted else None
+    loss = sum(counted) if counted else None
+    if record.logged_loss_at is not None:
+        loss = record.pack.values[record.logged_loss_at]
+    return {"loss": loss, "micro_batches": len(counted) or None}
 
 
 def _turn_cells(record: StepRecord, turn: Turn) -> dict[str, Any]:
@@ -258,48 +249,3 @@ def _event_columns(events: Sequence[EventRecord]) -> Columns:
         "kind": [EventKind(event.kind).value for event in events],
         "detail": [json.dumps(event.detail, default=str) for event in events],
     }
-
-
-def _update_figures(steps: Sequence[StepRecord]) -> dict[int, UpdateFigures]:
-    """Each turn's figures, by its capture's identity; steps of one layout are done together."""
-    found: dict[int, UpdateFigures] = {}
-    groups: defaultdict[int, list[HostUpdate]] = defaultdict(list)
-    for record in steps:
-        for turn in record.turns:
-            if isinstance(turn.update, HostUpdate):
-                groups[id(turn.update.layout)].append(turn.update)
-            elif isinstance(turn.update, DeviceUpdate):
-                found[id(turn.update)] = _one(_device_figures(record, turn.update), 0)
-    with np.errstate(all="ignore"):  # weights may well be nan
-        for group in groups.values():
-            layout = group[0].layout
-            before = np.stack([update.before for update in group])
-            after = np.stack([update.after for update in group])
-            many = updates.figures(layout, before, after)
-            found.update((id(update), _one(many, row)) for row, update in enumerate(group))
-    return found
-
-
-def _device_figures(record: StepRecord, update: DeviceUpdate) -> UpdateFigures:
-    count = len(update.layout.starts)
-
-    def squares(at: int) -> NDArray[np.float64]:
-        return np.array([record.pack.values[at : at + count]]) ** 2
-
-    with np.errstate(all="ignore"):
-        return updates.estimate(
-            update.layout,
-            squares(update.moved_at),
-            squares(update.squared_at),
-            squares(update.weight_at),
-        )
-
-
-def _one(many: UpdateFigures, row: int) -> UpdateFigures:
-    """One step's part of the figures of many."""
-    return UpdateFigures(
-        many.update_squares[row],
-        many.weight_squares[row],
-        many.update_norm[row],
-        many.relative_error[row],
-    )

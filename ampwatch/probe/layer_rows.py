@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampwatch.probe.models import Survey
+from ampwatch.probe.moves import Move
 from ampwatch.probe.records import StepRecord, Turn
-from ampwatch.probe.updates import UpdateFigures
 
 RING_STEPS = 64
 Columns = dict[str, list[Any]]
@@ -36,20 +36,44 @@ class LayerStep:
     parameter_finite: dict[int, bool]  # of the parameters whose gradients were judged
     first_layer: int | None = None
     first_amax: float | None = None
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A step that may be asked for, as it came."""
+
+    record: StepRecord
+    moves: list[Move]
     written: bool = False
 
 
 class LayerLog:
-    """Keeps the waiting steps and says which are to be written."""
+    """Keeps the waiting steps; what they say of layers is worked out only when they are written."""
 
     def __init__(self, survey: Survey) -> None:
         self._count = len(survey.layers)
         self._layer_of = np.asarray(survey.parameter_layers, np.int64)
-        self._matrix = np.array([p.ndim >= 2 for p in survey.parameters], np.bool_)
-        self._ring: deque[LayerStep] = deque(maxlen=RING_STEPS)
+        self._ring: deque[_Waiting] = deque(maxlen=RING_STEPS)
 
-    def take(self, record: StepRecord, moved: Mapping[int, UpdateFigures]) -> LayerStep:
-        """Remember what this step knows of each layer."""
+    def take(self, record: StepRecord, moved: Mapping[int, Move]) -> None:
+        """Remember a step."""
+        moves = [moved[id(turn)] for turn in record.turns if id(turn) in moved]
+        self._ring.append(_Waiting(record, moves))
+
+    def last(self) -> LayerStep:
+        """What the step taken last knows of each layer; it counts as written."""
+        self._ring[-1].written = True
+        return self._worked_out(self._ring[-1])
+
+    def around_overflow(self) -> list[LayerStep]:
+        """The waiting steps that no row shows yet."""
+        unseen = [waiting for waiting in self._ring if not waiting.written]
+        for waiting in unseen:
+            waiting.written = True
+        return [self._worked_out(waiting) for waiting in unseen]
+
+    def _worked_out(self, waiting: _Waiting) -> LayerStep:
+        record = waiting.record
         known = LayerStep(
             record.step,
             np.zeros(self._count, np.bool_),
@@ -58,21 +82,14 @@ class LayerLog:
             np.ones(self._count, np.bool_),
             np.full(self._count, np.nan),
             {},
+            *first_activation(record),
         )
         for turn in record.turns:
             self._add_norms(record, turn, known)
-            figures = moved.get(id(turn.update))
-            if figures is not None:
-                ratios = self.update_ratios(turn, figures)
-                known.update_ratio = np.where(np.isnan(ratios), known.update_ratio, ratios)
         known.grad_norm = np.sqrt(known.grad_norm)
-        known.first_layer, known.first_amax = first_activation(record)
-        self._ring.append(known)
+        for move in waiting.moves:
+            known.update_ratio[move.layers] = move.ratios
         return known
-
-    def around_overflow(self) -> list[LayerStep]:
-        """The waiting steps that no row shows yet."""
-        return [step for step in self._ring if not step.written]
 
     def _add_norms(self, record: StepRecord, turn: Turn, known: LayerStep) -> None:
         norms = turn.norms or turn.applied
@@ -102,28 +119,6 @@ class LayerLog:
         at = positions[ours & judged].tolist()
         known.parameter_finite.update(zip(at, finite[ours & judged].tolist(), strict=True))
 
-    def update_ratios(self, turn: Turn, figures: UpdateFigures) -> NDArray[np.float64]:
-        """Update over weight norm of each layer; nan where it has no weights or they are zero."""
-        assert turn.update is not None
-        layout = turn.update.layout
-        positions = np.asarray(turn.positions, np.int64)[layout.positions]
-        ours = positions >= 0
-        layers = self._layer_of[positions[ours]]
-        # A bias that starts at zero has no ratio: weights speak where a layer has them.
-        matrix = layout.matrix[ours]
-        has_matrix = np.zeros(self._count, np.bool_)
-        has_matrix[layers[matrix]] = True
-        used = matrix | ~has_matrix[layers]
-        moved = self._sum(layers[used], figures.update_squares[ours][used])
-        weights = self._sum(layers[used], figures.weight_squares[ours][used])
-        with np.errstate(all="ignore"):
-            return np.where(weights > 0, np.sqrt(moved / weights), np.nan)
-
-    def _sum(self, layers: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.float64]:
-        total = np.zeros(self._count)
-        np.add.at(total, layers, values)
-        return total
-
 
 def first_activation(record: StepRecord) -> tuple[int | None, float | None]:
     """The first layer's number and its activation maximum in this step."""
@@ -142,7 +137,6 @@ def rows_of(steps: list[LayerStep]) -> Columns:
         for name in ("step", "layer", "grad_norm", "grad_finite", "update_ratio", "act_amax")
     }
     for known in steps:
-        known.written = True
         wanted = known.seen | ~np.isnan(known.update_ratio)
         if known.first_layer is not None:
             wanted[known.first_layer] = True
@@ -159,7 +153,6 @@ def rows_of(steps: list[LayerStep]) -> Columns:
 
 def merged(columns: Columns, known: LayerStep) -> Columns:
     """A sampled step's own columns, with what every step measures added; layers of both."""
-    known.written = True
     layers = list(columns["layer"])
     more = [n for n in np.flatnonzero(known.seen).tolist() if n not in set(layers)]
     padded = {name: [*values, *[None] * len(more)] for name, values in columns.items()}

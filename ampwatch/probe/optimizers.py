@@ -114,7 +114,7 @@ class OptimizerView:
         if "max_lr" in group:
             return _number(group["max_lr"])
         initial = _number(group.get("initial_lr"))
-        return initial if highest <= initial else highest  # nan, where there is none, is not above
+        return highest if highest > initial or math.isnan(initial) else initial
 
     def describe(self) -> dict[str, Any]:
         """What an `optimizer` event says."""
@@ -133,15 +133,21 @@ class OptimizerView:
         self._handles = []
 
 
+def _shown(value: Any) -> float | None:
+    """A hyper-parameter for an event, which is JSON."""
+    number = _number(value)
+    return None if math.isnan(number) else number
+
+
 def _group(group: Mapping[str, Any]) -> dict[str, Any]:
     """One group's settings as numbers and words."""
     shown: dict[str, Any] = {"parameters": len(group["params"])}
     for name in ("lr", "initial_lr", "max_lr", "weight_decay", "momentum", "eps"):
         if name in group:
-            shown[name] = _number(group[name])
+            shown[name] = _shown(group[name])
     betas = group.get("betas")
     if isinstance(betas, Sequence):
-        shown["betas"] = [_number(beta) for beta in betas]
+        shown["betas"] = [_shown(beta) for beta in betas]
     for name in ("fused", "foreach", "capturable", "amsgrad", "nesterov"):
         if name in group:
             shown[name] = bool(group[name])

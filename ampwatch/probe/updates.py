@@ -27,7 +27,7 @@ LARGEST_SHARE = 100  # one element in a hundred
 Floats = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)  # without slots, so that it can be referred to weakly
 class SliceLayout:
     """Which elements stand for which parameter in a joined slice."""
 

@@ -1,0 +1,155 @@
+"""What the update slices say of many steps at once: norms, their errors, the layers' ratios.
+
+Whole arrays of steps x parameters, so that a step costs microseconds of the interpreter and not a
+hundred: the training thread needs it too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampwatch.probe import updates
+from ampwatch.probe.models import Survey
+from ampwatch.probe.records import StepRecord, Turn
+from ampwatch.probe.updates import DeviceUpdate, HostUpdate, SliceLayout, UpdateFigures
+
+Floats = NDArray[np.float64]
+
+# Larger temporary arrays come fresh from the system each time, and their page faults cost more than
+# the arithmetic.
+CHUNK_ELEMENTS = 32_768
+
+
+@dataclass(slots=True)
+class Move:
+    """One optimizer step: estimated from its slices."""
+
+    update_norm: float
+    relative_error: float
+    weight_norm: float | None  # of the matrix weights; None if there are none
+    largest_ratio: float | None
+    largest_layer: int | None
+    ratios: Floats  # update over weight norm of each of `layers`; nan where weights are zero
+    layers: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Grouping:
+    """How the sliced parameters of one layout add up to layers."""
+
+    order: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    layers: NDArray[np.int64]
+
+
+class Mover:
+    """Finds the moves of some steps."""
+
+    def __init__(self, survey: Survey) -> None:
+        self._layer_of = np.asarray(survey.parameter_layers, np.int64)
+        self._groupings: weakref.WeakKeyDictionary[SliceLayout, _Grouping] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def moves(self, steps: Iterable[StepRecord]) -> dict[int, Move]:
+        """Each turn's move by the turn's id; lets go of the slices."""
+        found: dict[int, Move] = {}
+        groups: defaultdict[int, list[tuple[Turn, HostUpdate]]] = defaultdict(list)
+        for record in steps:
+            for turn in record.turns:
+                update, turn.update = turn.update, None
+                if isinstance(update, HostUpdate):
+                    groups[id(update.layout)].append((turn, update))
+                elif isinstance(update, DeviceUpdate):
+                    figures = _device_figures(record, update)
+                    found |= self._described(update.layout, figures, [turn])
+        for pairs in groups.values():
+            together = max(1, CHUNK_ELEMENTS // max(1, len(pairs[0][1].before)))
+            for first in range(0, len(pairs), together):
+                found |= self._host_moves(pairs[first : first + together])
+        return found
+
+    def _host_moves(self, pairs: Sequence[tuple[Turn, HostUpdate]]) -> dict[int, Move]:
+        layout = pairs[0][1].layout
+        before = np.stack([update.before for _, update in pairs])
+        after = np.stack([update.after for _, update in pairs])
+        with np.errstate(all="ignore"):  # weights may well be nan
+            figures = updates.figures(layout, before, after)
+        return self._described(layout, figures, [turn for turn, _ in pairs])
+
+    def _described(
+        self, layout: SliceLayout, figures: UpdateFigures, turns: Sequence[Turn]
+    ) -> dict[int, Move]:
+        grouping = self._grouping(layout, turns[0])
+        matrix = layout.matrix
+        with np.errstate(all="ignore"):
+            weights = np.sqrt(figures.weight_squares[:, matrix].sum(axis=1)).tolist()
+            ratios = _ratios(grouping, figures)
+            known = np.where(np.isfinite(ratios), ratios, -1.0)
+        best = known.argmax(axis=1).tolist() if len(grouping.layers) else [0] * len(turns)
+        norms, errors = figures.update_norm.tolist(), figures.relative_error.tolist()
+        found = {}
+        for row, turn in enumerate(turns):
+            largest = float(known[row, best[row]]) if len(grouping.layers) else -1.0
+            found[id(turn)] = Move(
+                norms[row],
+                errors[row],
+                weights[row] if matrix.any() else None,
+                largest if largest >= 0 else None,
+                int(grouping.layers[best[row]]) if largest >= 0 else None,
+                ratios[row],
+                grouping.layers,
+            )
+        return found
+
+    def _grouping(self, layout: SliceLayout, turn: Turn) -> _Grouping:
+        known = self._groupings.get(layout)
+        if known is None:
+            known = self._groupings[layout] = self._group(layout, turn)
+        return known
+
+    def _group(self, layout: SliceLayout, turn: Turn) -> _Grouping:
+        positions = np.asarray(turn.positions, np.int64)[layout.positions]
+        layers = (
+            np.where(positions >= 0, self._layer_of[positions], -1)
+            if len(self._layer_of)
+            else np.full(len(positions), -1)
+        )
+        # A bias that starts at zero has no ratio: weights speak where a layer has them.
+        with_matrix = set(layers[layout.matrix].tolist())
+        used = (layers >= 0) & (layout.matrix | ~np.isin(layers, list(with_matrix)))
+        chosen = np.flatnonzero(used)
+        order = chosen[np.argsort(layers[chosen], kind="stable")]
+        numbers, starts = np.unique(layers[order], return_index=True)
+        return _Grouping(order, starts, numbers)
+
+
+def _ratios(grouping: _Grouping, figures: UpdateFigures) -> Floats:
+    if not len(grouping.layers):
+        return np.zeros((len(figures.update_norm), 0))
+    order, starts = grouping.order, grouping.starts
+    moved = np.add.reduceat(figures.update_squares[:, order], starts, axis=1)
+    weights = np.add.reduceat(figures.weight_squares[:, order], starts, axis=1)
+    ratios: Floats = np.where(weights > 0, np.sqrt(moved / weights), np.nan)
+    return ratios
+
+
+def _device_figures(record: StepRecord, update: DeviceUpdate) -> UpdateFigures:
+    count = len(update.layout.starts)
+
+    def squares(at: int) -> Floats:
+        return np.array([record.pack.values[at : at + count]]) ** 2
+
+    with np.errstate(all="ignore"):
+        return updates.estimate(
+            update.layout,
+            squares(update.moved_at),
+            squares(update.squared_at),
+            squares(update.weight_at),
+        )
