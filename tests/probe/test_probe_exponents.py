@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -191,8 +192,7 @@ def test_without_a_finite_maximum_no_highest_scale_is_known(amax: float | None) 
 
 def true_output_gradient(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
     """The gradient at the first layer's output in float64, unscaled."""
-    wide = nn.Sequential(*(type(m)(m.in_features, m.out_features) if isinstance(m, nn.Linear) else type(m)() for m in model)).double()  # fmt: skip # noqa: E501
-    wide.load_state_dict(model.state_dict())
+    wide = copy.deepcopy(model).double()
     hidden = wide[0](rows.double())
     hidden.retain_grad()
     wide[1:](hidden).pow(2).mean().backward()
