@@ -92,6 +92,7 @@ class Truth:
     outputs: list[Tensor] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
     order: int = -1
+    own_finite: bool = True  # the gradients of its own parameters
 
     @property
     def out_grad(self) -> float:
@@ -135,6 +136,10 @@ def truth_of(model: nn.Module, forward: Forward, scale: float = 1024.0) -> dict[
         module.register_forward_pre_hook(before(name or "(root)"), with_kwargs=True)
         module.register_forward_hook(after(name or "(root)"))
     half_step(twin, forward, scale)()
+    for name, module in twin.named_modules():
+        gradients = [p.grad for p in module.parameters(recurse=False) if p.grad is not None]
+        if (name or "(root)") in known:
+            known[name or "(root)"].own_finite = all(bool(g.isfinite().all()) for g in gradients)
     return known
 
 
