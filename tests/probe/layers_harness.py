@@ -136,11 +136,14 @@ def truth_of(model: nn.Module, forward: Forward, scale: float = 1024.0) -> dict[
         module.register_forward_pre_hook(before(name or "(root)"), with_kwargs=True)
         module.register_forward_hook(after(name or "(root)"))
     half_step(twin, forward, scale)()
-    for name, module in twin.named_modules():
-        gradients = [p.grad for p in module.parameters(recurse=False) if p.grad is not None]
-        if (name or "(root)") in known:
-            known[name or "(root)"].own_finite = all(bool(g.isfinite().all()) for g in gradients)
+    for name, record in known.items():
+        record.own_finite = gradients_finite(twin.get_submodule("" if name == "(root)" else name))
     return known
+
+
+def gradients_finite(module: nn.Module) -> bool:
+    gradients = [p.grad for p in module.parameters(recurse=False) if p.grad is not None]
+    return all(bool(gradient.isfinite().all()) for gradient in gradients)
 
 
 def floating(values: Any) -> list[Tensor]:
