@@ -51,7 +51,7 @@ def safe_name(name: str) -> str:
     text = _UNSAFE.sub("-", text).strip().lstrip(".")
     text = text.encode("utf-8")[:MAX_NAME_BYTES].decode("utf-8", "ignore").rstrip(". ")
     if _WINDOWS_RESERVED.fullmatch(text):
-        text = f"{text[:3]}-{text[3:]}".rstrip("-") + "-run"
+        text = f"run-{text}"
     return text or "run"
 
 

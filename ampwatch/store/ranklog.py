@@ -182,6 +182,8 @@ class RankLog:
         header = read_header(data, path)
         if header is not None and header.generation < self.generation:
             return None  # a killed compaction left it; the base holds all of it
+        if header is not None and header.generation > self.generation:
+            self._note("base", f"its compacted part ({BASE_FILE}) is missing or an old one")
         if header is None and (data or self._has_streams()) and not self._base:
             what = "is damaged or not ours" if data else "is missing"
             self._note("index", f"its index {what}, so none of its batches can be trusted")
@@ -238,6 +240,8 @@ class RankLog:
     def _unvouched(self, table: Table) -> bool:
         """Whether a table's file goes on after the last batch that the index knows."""
         mine = self._records[self._records["table"] == table.number]
+        if self.generation and not len(mine):
+            return False  # a killed compaction may have left the stream it compacted
         end = int((mine["offset"] + mine["length"]).max()) if len(mine) else 0
         beyond = read_region(table_file(self._folder, table), end, end + (1 << 16))
         return len(beyond) > (0 if end else len(stream_head(table)))

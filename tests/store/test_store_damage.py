@@ -1,0 +1,195 @@
+"""Damage is never silent: rows are those that were written, or missing and said."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from store_samples import write_run
+
+from ampwatch.errors import FutureRunError, NotARunError, RunError
+from ampwatch.rows import Table
+from ampwatch.store import RankWriter, Run, compact, list_runs, open_run
+
+TABLES = (Table.STEPS, Table.LAYERS, Table.EVENTS, Table.EXTRAS)
+
+
+def rows_of(run: Run) -> dict[Table, list[dict]]:
+    return {table: run.read(table).to_pylist() for table in TABLES}
+
+
+def files_of(run: Path) -> list[Path]:
+    return sorted(p for p in run.rglob("*") if p.is_file() and p.stat().st_size)
+
+
+def judge(copy: Path, whole: dict[Table, list[dict]]) -> str:
+    """Open a damaged copy: "refused", "said" or "whole"; anything else is a failure."""
+    try:
+        found = open_run(copy)
+        rows = rows_of(found)
+    except RunError:
+        return "refused"
+    cut = False
+    for table in (Table.STEPS, Table.LAYERS, Table.EVENTS):
+        stored = [without_joined(row) for row in rows[table]]
+        expected = [without_joined(row) for row in whole[table]]
+        assert stored == expected[: len(stored)]
+        cut = cut or rows[table] != whole[table]
+    assert not cut or found.notes
+    return "said" if cut else "whole"
+
+
+def without_joined(row: dict) -> dict:
+    """What the row itself holds: names and scalars come from other tables, which may be cut."""
+    joined = {"layer", "order", "max_update_layer", "accuracy"}
+    return {name: value for name, value in row.items() if name not in joined}
+
+
+def flip(path: Path, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("compacted", [False, True], ids=["live", "compacted"])
+def test_of_300_flipped_bits_none_gives_silently_other_data(tmp_path, compacted: bool) -> None:
+    run = write_run(tmp_path, 6)
+    if compacted:
+        compact(run)
+    whole = rows_of(open_run(run))
+    chance = random.Random(7)
+    verdicts = set()
+    for number in range(300):
+        copy = tmp_path / "copies" / str(number)
+        shutil.copytree(run, copy)
+        victim = chance.choice(files_of(copy))
+        if victim.name == "run.json":
+            continue  # its words are no rows; what is no JSON is refused, see below
+        flip(victim, chance.randrange(8 * victim.stat().st_size))
+        verdicts.add(judge(copy, whole))
+        shutil.rmtree(copy)
+    assert "said" in verdicts
+
+
+@pytest.mark.parametrize("compacted", [False, True], ids=["live", "compacted"])
+def test_a_log_cut_at_any_byte_opens_to_its_last_good_batch(tmp_path, compacted: bool) -> None:
+    run = write_run(tmp_path, 6)
+    if compacted:
+        compact(run)
+    whole = rows_of(open_run(run))
+    chance = random.Random(11)
+    for number in range(120):
+        copy = tmp_path / "copies" / str(number)
+        shutil.copytree(run, copy)
+        victim = chance.choice(files_of(copy))
+        victim.write_bytes(victim.read_bytes()[: chance.randrange(victim.stat().st_size)])
+        judge(copy, whole)
+        shutil.rmtree(copy)
+
+
+def test_a_file_that_is_missing_is_said_or_refused(tmp_path: Path) -> None:
+    for compacted in (False, True):
+        run = write_run(tmp_path / str(compacted), 4)
+        if compacted:
+            compact(run)
+        whole = rows_of(open_run(run))
+        for victim in files_of(run):
+            copy = tmp_path / "copies" / f"{compacted}-{victim.name}"
+            shutil.copytree(run, copy)
+            (copy / victim.relative_to(run)).unlink()
+            verdict = judge(copy, whole)
+            joined = ("layer_info", "extras")
+            assert verdict != "whole" or victim.name.startswith((*joined, "index")), victim.name
+
+
+def test_a_damaged_batch_costs_its_own_table_only_what_follows_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path, 6)
+    flip(
+        run / "rank-0" / "layers.arrows",
+        8 * ((run / "rank-0" / "layers.arrows").stat().st_size - 9),
+    )
+    found = open_run(run)
+    assert found.steps.num_rows == 60
+    assert found.layers.num_rows == 15
+    [note] = found.notes
+    assert note.startswith("Rank 0: layers is damaged at batch")
+    assert "3 rows" in note
+
+
+def test_notes_tell_of_damage_in_tables_that_nobody_has_read(tmp_path: Path) -> None:
+    for compacted in (False, True):
+        run = write_run(tmp_path / str(compacted), 6)
+        if compacted:
+            compact(run)
+        [victim] = (run / "rank-0").glob("layers*")
+        flip(victim, 8 * (victim.stat().st_size // 2))
+        [note] = open_run(run).notes
+        assert "layers is damaged" in note
+
+
+def test_a_writer_after_damage_leaves_a_log_that_reads_to_its_end(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    run = write_run(tmp_path, 6)
+    whole = rows_of(open_run(run))
+    for number in range(60):
+        copy = tmp_path / "copies" / str(number)
+        shutil.copytree(run, copy)
+        victims = [path for path in files_of(copy / "rank-0") if path.name != "lock"]
+        victim = chance.choice(victims)
+        flip(victim, chance.randrange(8 * victim.stat().st_size))
+        RankWriter(copy, 0).close()
+        assert open_run(copy).notes == ()
+        judge_prefix = rows_of(open_run(copy))[Table.STEPS]
+        stored = [without_joined(row) for row in judge_prefix]
+        assert stored == [without_joined(row) for row in whole[Table.STEPS]][: len(stored)]
+        shutil.rmtree(copy)
+
+
+NO_INFO = [
+    "",
+    "{",
+    "[]",
+    "null",
+    "{}",
+    "\x00",
+    "[" * 9999,
+    '{"format": "1"}',
+    '{"format": 1}',
+    '{"format": 1, "id": "x", "name": "y"}',
+    '{"format": 1, "id": "0123456789abcdef0123456789abcdef", "name": 5}',
+]
+
+
+@pytest.mark.parametrize("text", NO_INFO, ids=range(len(NO_INFO)))
+def test_a_run_json_that_is_none_is_refused_with_a_sentence(tmp_path: Path, text: str) -> None:
+    run = write_run(tmp_path, 1)
+    (run / "run.json").write_text(text)
+    with pytest.raises(NotARunError, match=r"run\.json"):
+        open_run(run)
+    [summary] = list_runs(tmp_path)
+    assert "run.json" in summary.problem
+
+
+def test_folders_that_hold_no_run_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path, tmp_path / "absent", tmp_path / "file"):
+        with pytest.raises(NotARunError, match="holds no run"):
+            open_run(path)
+
+
+def test_a_run_of_a_newer_format_is_refused_and_names_the_cure(tmp_path: Path) -> None:
+    run = write_run(tmp_path, 1)
+    text = (run / "run.json").read_text()
+    (run / "run.json").write_text(text.replace('"format": 1', '"format": 2'))
+    with pytest.raises(FutureRunError, match="update ampwatch"):
+        open_run(run)
+
+
+def test_a_foreign_file_in_place_of_the_index_is_said(tmp_path: Path) -> None:
+    run = write_run(tmp_path, 1)
+    (run / "rank-0" / "index").write_bytes(b"PAR1" + bytes(100))
+    found = open_run(run)
+    assert found.steps.num_rows == 0
+    assert "damaged or not ours" in found.notes[0]
