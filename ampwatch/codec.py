@@ -62,7 +62,11 @@ def encode(table: Table, columns: Mapping[str, Values]) -> Batch:
     """
     schema = SCHEMAS[table]
     row_count = _count_rows(table, columns)
-    arrays = [_column_of(field, columns.get(field.name), row_count) for field in schema]
+    with np.errstate(all="ignore"):  # a float64 beyond float32 is inf, as torch's own cast does
+        arrays = [
+            _column_of(name, columns[name], kind) if name in columns else _nulls(kind, row_count)
+            for name, kind in _fields(table)
+        ]
     payload = _serialize(table, pa.RecordBatch.from_arrays(arrays, schema=schema))
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise CodecError(
@@ -165,13 +169,26 @@ def _count_rows(table: Table, columns: Mapping[str, Values]) -> int:
     return row_count
 
 
-def _column_of(field: pa.Field, values: Values | None, row_count: int) -> pa.Array:
-    if values is None:
-        return pa.nulls(row_count, field.type)
+@functools.cache
+def _fields(table: Table) -> tuple[tuple[str, pa.DataType], ...]:
+    return tuple((field.name, field.type) for field in SCHEMAS[table])
+
+
+def _nulls(kind: pa.DataType, row_count: int) -> pa.Array:
+    small = row_count <= 1024  # large ones are not worth their memory
+    return _kept_nulls(kind, row_count) if small else pa.nulls(row_count, kind)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_nulls(kind: pa.DataType, row_count: int) -> pa.Array:
+    return pa.nulls(row_count, kind)
+
+
+def _column_of(name: str, values: Values, kind: pa.DataType) -> pa.Array:
     try:
-        return column(values, field.type)
+        return column(values, kind)
     except (TypeError, ValueError, OverflowError) as problem:
-        raise CodecError(f"The column {field.name!r} cannot hold its values: {problem}") from None
+        raise CodecError(f"The column {name!r} cannot hold its values: {problem}") from None
 
 
 def _bitmap(flags: np.ndarray) -> pa.Buffer:
@@ -182,11 +199,18 @@ def _split_nulls(values: Values, filler: Any) -> tuple[Values, pa.Buffer | None,
     """The values with `filler` for each None, the validity bitmap, and the count of nulls."""
     if isinstance(values, np.ndarray) and values.dtype != object:
         return values, None, 0
-    if None not in values:
+    if not _has_none(values):
         return values, None, 0
     present = [value is not None for value in values]
     filled = [filler if value is None else value for value in values]
     return filled, _bitmap(np.array(present)), len(present) - sum(present)
+
+
+def _has_none(values: Values) -> bool:
+    try:
+        return None in values  # twice as fast as asking each
+    except ValueError:  # a list of arrays: comparing one gives no single answer
+        return any(value is None for value in values)
 
 
 @functools.cache
@@ -198,8 +222,7 @@ def numpy_type(kind: pa.DataType) -> np.dtype[Any]:
 
 def _fixed_column(values: Values, kind: pa.DataType) -> pa.Array:
     filled, validity, null_count = _split_nulls(values, 0)
-    with np.errstate(all="ignore"):  # a float64 beyond float32 is inf, as torch's own cast does
-        data = np.ascontiguousarray(filled, dtype=numpy_type(kind))
+    data = np.ascontiguousarray(filled, dtype=numpy_type(kind))
     buffer = _bitmap(data) if pa.types.is_boolean(kind) else pa.py_buffer(data)
     return pa.Array.from_buffers(kind, len(data), [validity, buffer], null_count)
 

@@ -139,6 +139,13 @@ def test_numpy_columns_and_lists_make_the_same_bytes() -> None:
     assert encode(Table.STEPS, lists) == encode(Table.STEPS, arrays)
 
 
+def test_rows_of_a_list_column_may_be_arrays() -> None:
+    rows = [np.arange(64), None, np.ones(64)]
+    columns = {"step": [1, 2, 3], "layer": [0, 0, 0], "exponents": rows}
+    found = decode(Table.LAYERS, encode(Table.LAYERS, columns).payload).column("exponents")
+    assert found.to_pylist() == [list(range(64)), None, [1] * 64]
+
+
 def test_a_number_beyond_float32_is_inf_and_warns_nobody() -> None:
     batch = encode(Table.STEPS, {"step": [1], "time_ns": [1], "param_norm": np.array([1e300])})
     assert decode(Table.STEPS, batch.payload).column("param_norm").to_pylist() == [math.inf]
