@@ -176,7 +176,8 @@ def _facts(run: Record, diagnosis: Diagnosis, *, fancy: bool) -> RenderableType:
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
-    for fact in facts_of(run, diagnosis, curves=fancy):
+    arrow = "→" if fancy else "to"
+    for fact in facts_of(run, diagnosis, arrow=arrow, curves=fancy):
         text = powers(fact.text) if fancy else fact.text
         grid.add_row(fact.label, Text(printable(text)))
     return grid
@@ -186,35 +187,34 @@ CURVE_WIDTH = 40
 _COLUMNS = ("step", "scale_after", "loss", "grad_norm", "lr", "autocast_dtype", "step_time_ms")
 
 
-def facts_of(run: Record, diagnosis: Diagnosis, *, curves: bool = False) -> Iterator[Fact]:
+def facts_of(
+    run: Record, diagnosis: Diagnosis, *, arrow: str = "→", curves: bool = False
+) -> Iterator[Fact]:
     """What the record holds, plainly; what it does not hold has no line."""
     facts = diagnosis.run
     rows = run.read(Table.STEPS, columns=_COLUMNS, rank=min(run.ranks, default=0))
     if facts.first_scale is not None:
         scale = np.log2(np.maximum(_floats(rows, "scale_after"), 2.0**-149))
         curve = f"   {sparkline(scale, CURVE_WIDTH)}" if curves else ""
-        ends = f"{scale_text(facts.first_scale)} → {scale_text(facts.final_scale)}"
-        yield Fact("loss scale", (ends if curves else ends.replace("→", "to")) + curve)
+        ends = f"{scale_text(facts.first_scale)} {arrow} {scale_text(facts.final_scale)}"
+        yield Fact("loss scale", ends + curve)
         share = share_text(facts.skipped, facts.steps)
         yield Fact("skipped", f"{facts.skipped:,} of {count_text(facts.steps, 'step')}, {share}")
     for label, column in (("loss", "loss"), ("gradient norm", "grad_norm"), ("rate", "lr")):
-        text = course_text(_floats(rows, column), rows.column(column).is_valid().to_numpy())
-        if text:
-            yield Fact(label, text if curves else text.replace("→", "to"))
+        known = rows.column(column).is_valid().to_numpy()
+        if known.any():
+            yield Fact(label, course_text(_floats(rows, column)[known], arrow))
     yield from _setting(run, rows)
     for note in run.notes:
         yield Fact("note", note)
 
 
-def course_text(values: npt.NDArray[np.float64], known: npt.NDArray[np.bool_]) -> str:
-    """First and last value, and since when it was last not finite."""
-    present = values[known]
-    if not len(present):
-        return ""
+def course_text(present: npt.NDArray[np.float64], arrow: str) -> str:
+    """First and last value of those there are, and since when it was last not finite."""
     finite = present[np.isfinite(present)]
     if not len(finite):
         return f"{present[-1]}, never finite"
-    text = f"{finite[0]:.4g} → {finite[-1]:.4g}"
+    text = f"{finite[0]:.4g} {arrow} {finite[-1]:.4g}"
     if not math.isfinite(present[-1]):
         lost = len(present) - int(np.flatnonzero(np.isfinite(present))[-1]) - 1
         text += f", then not finite for {count_text(lost, 'step')}"

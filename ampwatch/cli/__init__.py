@@ -8,6 +8,7 @@ quick.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -58,7 +59,12 @@ _COMMANDS = (demo, dashboard, runs, watch, report, record, export, compact, keys
 def main(arguments: Sequence[str] | None = None) -> None:
     """The `ampwatch` program."""
     prepare_streams()
+    signal.signal(signal.SIGTERM, _end)  # what we started must not outlive us
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _end(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampwatch.cli.find import RUN_ARGUMENT, find_run
-from ampwatch.cli.terminal import answers, asides
+from ampwatch.cli.terminal import answer, asides
 
 NAME = "compact"
 HELP = """Rewrite a finished run into large compressed files, so that ten million steps open fast.
@@ -30,4 +30,4 @@ def command(run: str = RUN_ARGUMENT) -> None:
 
         result = compact(folder, progress=show)
     before, after = result.bytes_before / 1e6, result.bytes_after / 1e6
-    answers().print(f"{folder}: {result.rows:,} rows, {before:.1f} MB before, {after:.1f} MB after")
+    answer(f"{folder}: {result.rows:,} rows, {before:.1f} MB before, {after:.1f} MB after")

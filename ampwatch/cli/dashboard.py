@@ -20,7 +20,7 @@ from types import TracebackType
 import typer
 
 from ampwatch.cli.find import usual_folder
-from ampwatch.cli.terminal import asides
+from ampwatch.cli.terminal import say
 from ampwatch.errors import AmpwatchError
 
 NAME = "dashboard"
@@ -53,7 +53,7 @@ def command(
     if absent:
         raise AmpwatchError(absent)
     with Server(folders or [usual_folder()], port) as server:
-        asides().print(f"The dashboard is at {server.url}; Ctrl-C ends it.")
+        say(f"The dashboard is at {server.url}; Ctrl-C ends it.")
         if browser:
             server.open_browser()
         server.wait()

@@ -18,7 +18,7 @@ import typer
 
 from ampwatch.cli.dashboard import Server, missing_parts
 from ampwatch.cli.find import usual_folder
-from ampwatch.cli.terminal import answers, asides
+from ampwatch.cli.terminal import answer, answers, asides, say
 from ampwatch.errors import AmpwatchError, NotARunError
 
 if TYPE_CHECKING:
@@ -74,18 +74,18 @@ def command(
     """Run a scenario and show it."""
     if listing:
         for one in SCENARIOS:
-            answers().print(f"{one.name:18}{one.shows}")
+            answer(f"{one.name:18}{one.shows}")
         return
     chosen, where = _find(scenario), folder or usual_folder()
     absent = missing_parts() if dashboard else None
     if absent:
-        asides().print(f"{absent} Here is the report instead.")
+        say(f"{absent} Here is the report instead.")
     if dashboard and not absent:
         with Server([where]) as server:
-            asides().print(f"The dashboard is at {server.url}")
+            say(f"The dashboard is at {server.url}")
             server.open_browser()
             _report(train(chosen, where, seed))
-            asides().print(f"The dashboard stays at {server.url} until Ctrl-C.")
+            say(f"The dashboard stays at {server.url} until Ctrl-C.")
             server.wait()
     else:
         _report(train(chosen, where, seed))
@@ -213,4 +213,4 @@ def _report(path: Path) -> None:
     run = open_run(path)
     console: Console = answers()
     print_letter(console, run.info.name, run, diagnose(run))
-    asides().print(f"\nThe run is in {path}. Again: ampwatch report {path}")
+    say(f"\nThe run is in {path}. Again: ampwatch report {path}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.terminal import answers
+from ampwatch.cli.terminal import answer
 from ampwatch.errors import AmpwatchError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def command(
         text = "\n".join(f"{rule.code}  {rule.name:24}{rule.usual.value}" for rule in RULES)
     else:
         text = page_text(_find(RULES, code))
-    answers().print(text)
+    answer(text)
 
 
 def page_text(rule: Rule) -> str:

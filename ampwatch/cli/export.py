@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from ampwatch.cli.find import RUN_ARGUMENT, open_named
-from ampwatch.cli.terminal import answers
+from ampwatch.cli.terminal import answer
 from ampwatch.errors import AmpwatchError
-from ampwatch.rows import Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,7 +26,7 @@ Examples:
   ampwatch export train-1204 --to csv tables/
 """
 
-TABLES = (Table.STEPS, Table.LAYERS, Table.DEVICES, Table.EVENTS)
+TABLES = ("steps", "layers", "devices", "events")
 
 
 class Format(str, enum.Enum):
@@ -49,9 +48,9 @@ def command(
     out.mkdir(parents=True, exist_ok=True)
     for table in TABLES:
         rows = opened.read(table)
-        path = out / f"{table.value}.{to.value}"
+        path = out / f"{table}.{to.value}"
         write(rows, path, to)
-        answers().print(f"{path}: {rows.num_rows:,} rows")
+        answer(f"{path}: {rows.num_rows:,} rows")
 
 
 def write(rows: pa.Table, path: Path, to: Format) -> None:

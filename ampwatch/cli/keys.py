@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ampwatch.cli.terminal import answers
+from ampwatch.cli.terminal import answer
 
 NAME = "keys"
 HELP = """Your public key, and whose trainers may send to you.
@@ -32,8 +32,8 @@ def command(
     if allow:
         feed.allow_key(allow, comment)
     if forget and not feed.forget_key(forget):
-        answers().print("That key was not on the list.")
-    answers().print(f"your key  {feed.own_keys().public.hex()}")
+        answer("That key was not on the list.")
+    answer(f"your key  {feed.own_keys().public.hex()}")
     for key, note in feed.allowed_keys().items():
-        answers().print(f"may send  {key}  {note}".rstrip())
-    answers().print(f"kept in   {feed.key_folder()}")
+        answer(f"may send  {key}  {note}".rstrip())
+    answer(f"kept in   {feed.key_folder()}")

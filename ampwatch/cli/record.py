@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from ampwatch.cli.find import usual_folder
-from ampwatch.cli.terminal import asides, printable
+from ampwatch.cli.terminal import say
 
 NAME = "record"
 HELP = """Receive what trainers send and file it here, until Ctrl-C. No browser, no dashboard.
@@ -45,42 +45,37 @@ def command(
     from ampwatch import feed
     from ampwatch.recorder import Recorder
 
-    console = asides()
-
-    def say(text: str) -> None:
-        console.print(printable(text))
-
-    with _warnings_as_sentences(say):
+    with _warnings_as_sentences(), _told_to_end() as ended:
         recorder = Recorder(
             bind or feed.DEFAULT_ENDPOINT, folder or usual_folder(), insecure=insecure, on_note=say
         )
         with recorder:
             say(f"Recording from {recorder.endpoint} into {folder or usual_folder()}; Ctrl-C ends.")
-            _wait_for_the_end()
+            while not ended.wait(0.5):  # a wait without end would keep Windows from seeing Ctrl-C
+                pass
     stats = recorder.stats
     say(f"{stats.rows:,} rows of {len(recorder.runs)} runs received; all of them are on disk.")
 
 
-def _wait_for_the_end() -> None:
-    """Until Ctrl-C, or a polite request to end."""
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[threading.Event]:
+    """What is set by Ctrl-C or a polite request to end, instead of an exception anywhere."""
     ended = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: ended.set())
         for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
-        while not ended.wait(0.5):  # a wait without end would keep Windows from seeing Ctrl-C
-            pass
+        yield ended
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 @contextlib.contextmanager
-def _warnings_as_sentences(say: object) -> Iterator[None]:
+def _warnings_as_sentences() -> Iterator[None]:
     """Show a warning as a line of ours, without the source line that raised it."""
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        assert callable(say)
         warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
         yield

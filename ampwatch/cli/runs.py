@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ampwatch.cli.find import usual_folder
-from ampwatch.cli.terminal import answers, printable
+from ampwatch.cli.terminal import answer, answers, printable
 from ampwatch.errors import AmpwatchError, NotARunError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def command(
         raise NotARunError(f"{folder} is no folder.", path=folder)
     found = list_runs(folder)
     if not found:
-        answers().print(f"No runs in {folder or usual_folder()}. `ampwatch demo` makes one.")
+        answer(f"No runs in {folder or usual_folder()}. `ampwatch demo` makes one.")
         return
     table = _empty_table()
     for summary in found:

@@ -42,3 +42,13 @@ def asides() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+def say(text: str) -> None:
+    """A remark on stderr, on one line."""
+    asides().print(printable(text), soft_wrap=True)
+
+
+def answer(text: str) -> None:
+    """Plain lines on stdout, as wide as they are."""
+    answers().print(printable(text), soft_wrap=True)

@@ -170,7 +170,7 @@ def read_signals(run: Record) -> Signals:
         loss=loss_here,
         loss_known=known_here,
         input_finite=_fold(np.minimum, _flags(rows, "input_finite"), firsts),
-        autocast_dtypes=frozenset(_names(rows, "autocast_dtype")[0]),
+        autocast_dtypes=_different(rows, "autocast_dtype"),
         param_norm_bad=_fold(
             np.logical_or, _known(rows, "param_norm") & ~np.isfinite(norm), firsts
         ),
@@ -300,6 +300,12 @@ def _flags(rows: pa.Table, name: str) -> Flags:
         return np.full(rows.num_rows, -1, np.int8)
     filled = pc.fill_null(pc.cast(column, pa.int8()), -1)
     return np.asarray(filled.to_numpy(), dtype=np.int8)
+
+
+def _different(rows: pa.Table, name: str) -> frozenset[str]:
+    """The texts that occur in a column; a dictionary may hold more."""
+    names, codes = _names(rows, name)
+    return frozenset(names[code] for code in np.unique(codes) if code >= 0)
 
 
 def _names(rows: pa.Table, name: str) -> tuple[tuple[str, ...], Integers]:

@@ -1,0 +1,158 @@
+"""Data to plotly figures: pure, one meaning one colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+from tsdownsample import MinMaxLTTBDownsampler
+
+SCALE, SKIP, NORM = "#2456C8", "#C8401E", "#0E8A6D"
+RATE, INK, MUTED, GRID = "#7A4FB5", "#1B1F24", "#6B7280", "#E7E9E5"
+
+MAX_POINTS = 2000
+RUG_COLUMNS = 1200  # about one a pixel: ticks closer than that merge into one that tells its count
+
+Floats = NDArray[np.float64]
+Steps = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A run's numbers by step; nan where absent."""
+
+    step: Steps
+    scale: Floats
+    loss: Floats
+    grad_norm: Floats
+    lr: Floats
+    skipped: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The steps of a finding, drawn pale through all charts."""
+
+    first: int
+    last: int
+    label: str
+
+
+def overview(course: Course, spans: Iterable[Span] = ()) -> go.Figure:
+    """Scale with its skips, loss, gradient norm and learning rate over one step axis."""
+    figure = make_subplots(
+        rows=5, shared_xaxes=True, vertical_spacing=0.028, row_heights=[5, 0.55, 3.4, 3.4, 2.6]
+    )
+    _draw_scale(figure, course)
+    _draw_rug(figure, course)
+    _draw_line(figure, 3, "loss", course.step, course.loss, INK, "linear")
+    _draw_line(figure, 4, "gradient norm", course.step, course.grad_norm, NORM, "log")
+    _draw_line(figure, 5, "learning rate", course.step, course.lr, RATE, "linear")
+    for span in spans:
+        if len(course.step) and span.first <= course.step[0]:
+            continue  # all of the run: the shade would tell nothing apart
+        figure.add_vrect(
+            x0=span.first - 0.5, x1=span.last + 0.5, fillcolor=SKIP, opacity=0.06, line_width=0
+        )
+    return _styled(figure)
+
+
+def power_text(exponent: int) -> str:
+    """2^16 as the axis shows it."""
+    return f"2<sup>{exponent}</sup>"
+
+
+def _draw_scale(figure: go.Figure, course: Course) -> None:
+    with np.errstate(divide="ignore"):
+        exponent = np.log2(course.scale)
+    step, shown = _jumps(course.step, exponent)
+    hover = [f"2<sup>{value:g}</sup>" for value in shown]
+    figure.add_scatter(
+        x=step, y=shown, line={"color": SCALE, "width": 2, "shape": "hv"}, mode="lines",
+        name="loss scale", text=hover, hovertemplate="%{text}", row=1, col=1,
+    )  # fmt: skip
+    ticks = _exponent_ticks(shown)
+    figure.update_yaxes(
+        tickvals=ticks, ticktext=[power_text(t) for t in ticks], title="loss scale", row=1, col=1
+    )
+
+
+def _draw_rug(figure: go.Figure, course: Course) -> None:
+    at, counts = merged_ticks(course.step[course.skipped], course.step, RUG_COLUMNS)
+    texts = [f"{count} skipped" for count in counts]
+    figure.add_scatter(
+        x=at, y=np.zeros(len(at)), mode="markers", name="skipped", text=texts,
+        marker={"symbol": "line-ns-open", "size": 11, "color": SKIP, "line": {"width": 1.5}},
+        hovertemplate="%{text}", row=2, col=1,
+    )  # fmt: skip
+    figure.update_yaxes(visible=False, range=[-1, 1], fixedrange=True, row=2, col=1)
+
+
+def _draw_line(
+    figure: go.Figure, row: int, name: str, step: Steps, values: Floats, color: str, kind: str
+) -> None:
+    x, y = thinned(step, values)
+    figure.add_scatter(
+        x=x, y=y, mode="lines", line={"color": color, "width": 1.6}, name=name,
+        hovertemplate="%{y:.4g}", connectgaps=False, row=row, col=1,
+    )  # fmt: skip
+    mode = "tozero" if len(y) and y.min() == y.max() else "normal"
+    figure.update_yaxes(
+        title=name, type=kind, tickformat=".3~g", nticks=5, rangemode=mode, row=row, col=1
+    )
+
+
+def thinned(step: Steps, values: Floats) -> tuple[Steps, Floats]:
+    """At most MAX_POINTS finite points that keep every extreme's look."""
+    known = np.isfinite(values)
+    x, y = step[known], values[known]
+    if len(x) <= MAX_POINTS:
+        return x, y
+    keep = MinMaxLTTBDownsampler().downsample(np.ascontiguousarray(y), n_out=MAX_POINTS)
+    return x[keep], y[keep]
+
+
+def merged_ticks(at: Steps, within: Steps, columns: int) -> tuple[Steps, Steps]:
+    """One tick for each column of the axis that holds any, and how many it stands for."""
+    if not len(at):
+        return at, at
+    low, width = int(within.min()), max(1.0, (int(within.max()) - int(within.min()) + 1) / columns)
+    column = ((at - low) / width).astype(np.int64)
+    _, first, counts = np.unique(column, return_index=True, return_counts=True)
+    return at[first], counts
+
+
+def _jumps(step: Steps, values: Floats) -> tuple[Steps, Floats]:
+    """Where a step curve changes, and its two ends; thinned only if it changes very often."""
+    known = np.isfinite(values)
+    x, y = step[known], values[known]
+    if not len(x):
+        return x, y
+    keep = np.concatenate(([True], np.diff(y) != 0))
+    keep[-1] = True
+    return thinned(x[keep], y[keep])
+
+
+def _exponent_ticks(values: Floats) -> Sequence[int]:
+    if not len(values):
+        return []
+    low, high = int(np.floor(values.min())), int(np.ceil(values.max()))
+    stride = max(1, -(-(high - low) // 6))
+    return list(range(low - low % stride, high + stride, stride))
+
+
+def _styled(figure: go.Figure) -> go.Figure:
+    figure.update_layout(
+        height=660, margin={"l": 64, "r": 12, "t": 8, "b": 44}, showlegend=False,
+        plot_bgcolor="rgba(0,0,0,0)", paper_bgcolor="rgba(0,0,0,0)",
+        font={"color": MUTED, "size": 12}, hovermode="x unified", hoversubplots="axis",
+        uirevision="keep",
+    )  # fmt: skip
+    figure.update_xaxes(showgrid=False, zeroline=False, linecolor=GRID, matches="x")
+    figure.update_xaxes(title="step", row=5, col=1)
+    figure.update_yaxes(gridcolor=GRID, zeroline=False, title_font={"size": 12})
+    return figure

@@ -1,0 +1,242 @@
+"""The command line as its users meet it: what it prints, where, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from written_runs import write_run
+
+from ampwatch import cli, open_run
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path, monkeypatch):
+    for name in ("AMPWATCH_DIR", "XDG_STATE_HOME", "AMPWATCH_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(tmp_path)
+
+
+def ampwatch(capsys, *words: object):
+    """Run a command in this process: exit code, stdout, stderr."""
+    code = cli.run([str(word) for word in words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_help_teaches_and_names_every_command(capsys):
+    code, out, _ = ampwatch(capsys, "--help")
+    assert code == 0
+    assert "ampwatch.attach(scaler, model)" in out
+    for command in ("demo", "runs", "watch", "report", "record", "export", "compact", "keys"):
+        assert command in out
+
+
+@pytest.mark.parametrize(
+    "command", ["demo", "dashboard", "runs", "watch", "report", "record", "export", "compact",
+                "keys", "explain"]
+)  # fmt: skip
+def test_every_command_has_help_with_an_example(capsys, command):
+    code, out, _ = ampwatch(capsys, command, "--help")
+    assert code == 0
+    assert f"ampwatch {command}" in out.partition("\n")[2]
+    assert "Example" in out or "trainer" in out
+
+
+def test_the_version_is_the_packages(capsys):
+    from ampwatch import __version__
+
+    assert ampwatch(capsys, "--version") == (0, f"ampwatch {__version__}\n", "")
+
+
+def test_a_healthy_run_is_called_healthy(capsys, tmp_path):
+    code, out, err = ampwatch(capsys, "report", write_run(tmp_path))
+    assert (code, err) == (0, "")
+    assert "HEALTHY" in out
+    assert "Nothing is wrong" in out
+
+
+def test_a_collapse_is_the_headline_with_its_numbers(capsys, tmp_path):
+    path = write_run(tmp_path, accepted=100, skipped=30)
+    _, out, _ = ampwatch(capsys, "report", path)
+    assert "FAILING" in out
+    assert "AMP103 scale-collapse" in out
+    assert "2^16 to 2^-14" in out
+    assert "step 100" in out
+    assert "30 of 130" in out
+
+
+def test_a_run_is_found_by_its_name_in_the_usual_folder(capsys, tmp_path):
+    write_run(tmp_path / "ampwatch_dir", "by-name")
+    assert ampwatch(capsys, "report", "by-name")[0] == 0
+
+
+def test_json_is_the_diagnosis_and_nothing_else(capsys, tmp_path):
+    path = write_run(tmp_path, skipped=30)
+    code, out, err = ampwatch(capsys, "report", path, "--json")
+    assert (code, err) == (0, "")
+    body = json.loads(out)
+    assert body["verdict"] == "failing"
+    assert body["run"]["skipped"] == 30
+    assert body["run"]["final_scale"] == 2.0**-14
+
+
+@pytest.mark.parametrize(
+    ("skipped", "fail_on", "expected"),
+    [(30, "error", 1), (30, "warning", 1), (0, "error", 0), (0, "warning", 0)],
+)
+def test_fail_on_sets_the_exit_code(capsys, tmp_path, skipped, fail_on, expected):
+    path = write_run(tmp_path, skipped=skipped)
+    assert ampwatch(capsys, "report", path, "--fail-on", fail_on)[0] == expected
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report",),
+        ("report", "no-such-run"),
+        ("report", "no-such-run", "--fail-on", "sometimes"),
+        ("report", "x", "--htlm"),
+        ("reprot", "x"),
+        ("runs", "no-such-folder"),
+        ("export", "no-such-run", "--to", "parquet", "out"),
+        ("explain", "AMP999"),
+        ("demo", "--scenario", "no-such-scenario"),
+        ("keys", "--allow", "abc"),
+        ("record", "--bind", "nowhere"),
+        ("compact", "no-such-run"),
+        ("watch", "no-such-run"),
+    ],
+)
+def test_wrong_use_is_one_line_on_stderr_and_exit_code_two(capsys, words):
+    code, out, err = ampwatch(capsys, *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("ampwatch: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+def test_a_damaged_run_is_refused_with_a_sentence(capsys, tmp_path):
+    path = write_run(tmp_path)
+    (path / "run.json").write_text("{")
+    code, _, err = ampwatch(capsys, "report", path)
+    assert code == 2
+    assert err.count("\n") == 1
+
+
+def test_runs_are_listed_with_their_verdicts(capsys, tmp_path):
+    write_run(tmp_path / "all", "good", accepted=120)
+    write_run(tmp_path / "all", "bad", skipped=30)
+    broken = write_run(tmp_path / "all", "broken")
+    (broken / "run.json").write_text("{")
+    code, out, _ = ampwatch(capsys, "runs", tmp_path / "all")
+    lines = {line.split()[0]: line for line in out.splitlines() if line.split()}
+    assert code == 0
+    assert "healthy" in lines["good"]
+    assert "120" in lines["good"]
+    assert "failing" in lines["bad"]
+    assert "2^-14" in lines["bad"]
+    assert "unreadable" in lines["broken"]
+
+
+def test_an_empty_folder_offers_the_demo(capsys):
+    assert "ampwatch demo" in ampwatch(capsys, "runs")[1]
+
+
+def test_names_are_data_and_never_obeyed(capsys, tmp_path):
+    path = write_run(tmp_path, "[bold red]x[/] \x1b[31mred\x07")
+    for words in (("report", path), ("runs", tmp_path), ("watch", path)):
+        _, out, _ = ampwatch(capsys, *words)
+        assert "\x1b" not in out
+        assert "\x07" not in out
+    assert "[bold red]" in ampwatch(capsys, "report", path)[1]
+
+
+@pytest.mark.parametrize("to", ["parquet", "csv"])
+def test_an_export_holds_the_runs_rows(capsys, tmp_path, to):
+    path = write_run(tmp_path, accepted=50, skipped=3)
+    code, _, _ = ampwatch(capsys, "export", path, "--to", to, tmp_path / "out")
+    file = tmp_path / "out" / f"steps.{to}"
+    read = pyarrow.parquet.read_table if to == "parquet" else pyarrow.csv.read_csv
+    assert code == 0
+    assert read(file)["scale"].to_pylist() == open_run(path).steps["scale"].to_pylist()
+    assert len(list((tmp_path / "out").iterdir())) == 4
+
+
+def test_a_compacted_run_reads_the_same(capsys, tmp_path):
+    path = write_run(tmp_path, accepted=50, skipped=3)
+    before = str(open_run(path).steps.to_pydict())  # as text: nan equals itself
+    code, out, _ = ampwatch(capsys, "compact", path)
+    assert code == 0
+    assert "MB" in out
+    assert str(open_run(path).steps.to_pydict()) == before
+
+
+def test_keys_show_the_public_key_and_never_the_secret_one(capsys):
+    from ampwatch import feed
+
+    _, out, _ = ampwatch(capsys, "keys")
+    assert feed.own_keys().public.hex() in out
+    assert feed.own_keys().secret.hex() not in out
+
+
+def test_an_allowed_key_is_listed_until_it_is_forgotten(capsys):
+    key = "ab" * 32
+    assert key in ampwatch(capsys, "keys", "--allow", key, "--comment", "node7")[1]
+    assert key not in ampwatch(capsys, "keys", "--forget", key)[1]
+
+
+def test_explain_prints_the_page_made_from_the_rule(capsys):
+    by_code = ampwatch(capsys, "explain", "amp103")[1]
+    assert by_code == ampwatch(capsys, "explain", "scale-collapse")[1]
+    assert "What to do" in by_code
+    assert "AMP103" in ampwatch(capsys, "explain")[1]
+
+
+def test_watch_prints_plain_lines_where_there_is_no_terminal_and_ends_with_the_run(
+    capsys, tmp_path
+):
+    code, out, _ = ampwatch(capsys, "watch", write_run(tmp_path, skipped=30))
+    assert code == 0
+    assert "scale 2^-14" in out
+    assert "AMP103" in out
+
+
+def test_a_reader_that_leaves_early_causes_no_traceback(tmp_path):
+    write_run(tmp_path)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ampwatch", "explain"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": cwd()},
+    )  # fmt: skip
+    child.stdout.close()
+    err = child.stderr.read()
+    child.wait()
+    child.stderr.close()
+    assert b"Traceback" not in err
+    assert b"Exception" not in err
+
+
+def test_help_loads_no_heavy_library():
+    code = (
+        "import sys, ampwatch.cli as c; assert c.run(['--help']) == 0; "
+        "bad = {'torch', 'pyarrow', 'numpy', 'zmq', 'streamlit', 'plotly'} & set(sys.modules); "
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": cwd()},
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+
+
+def cwd() -> str:
+    """Where this checkout is: children must import it."""
+    from pathlib import Path
+
+    return str(Path(cli.__file__).parents[2])

@@ -1,0 +1,138 @@
+"""Commands that run until they are told to end, in processes of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from written_runs import event_columns, step_columns, write_run
+
+import ampwatch
+from ampwatch import codec, open_run, store
+from ampwatch.cli.demo import SCENARIOS, train
+from ampwatch.rows import Table
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """The user's folders, all inside this test's own."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(Path(ampwatch.__file__).parents[1]),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "AMPWATCH_CONFIG_DIR": str(tmp_path / "config"),
+        "AMPWATCH_DIR": str(tmp_path / "runs"),
+        "AMPWATCH_ENDPOINT": "off",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def start(words, environment):
+    return subprocess.Popen(
+        [sys.executable, "-m", "ampwatch", *map(str, words)],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def finish(child):
+    """Its exit code, stdout and stderr; it must end by itself."""
+    try:
+        out, err = child.communicate(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
+        raise
+    return child.returncode, out, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_recorder_ends_politely_when_asked(tmp_path, environment, number):
+    child = start(
+        ["record", "--bind", f"ipc://{tmp_path}/feed", "--dir", tmp_path / "out"], environment
+    )
+    first = child.stderr.readline()
+    child.send_signal(number)
+    code, _, err = finish(child)
+    assert "Recording from ipc://" in first
+    assert code == 0
+    assert "on disk" in err
+    assert "Traceback" not in err
+
+
+def test_watching_ends_when_the_run_ends(tmp_path, environment):
+    path = write_run(tmp_path, accepted=20, ended=False, age_s=0)
+    child = start(["watch", path, "--every", "0.1"], environment)
+    first = child.stdout.readline()
+    writer = store.RankWriter(path, 0)
+    now = time.time_ns()
+    writer.append(codec.encode(Table.STEPS, step_columns(20, 10, now, first=20)))
+    writer.append(codec.encode(Table.EVENTS, event_columns([(50, "ended", {})], now)))
+    writer.close()
+    code, out, err = finish(child)
+    assert "step 20" in first
+    assert "step 50" in out
+    assert (code, err) == (0, "")
+
+
+def test_ctrl_c_while_watching_is_no_error(tmp_path, environment):
+    child = start(["watch", write_run(tmp_path, ended=False)], environment)
+    child.stdout.readline()
+    child.send_signal(signal.SIGINT)
+    code, _, err = finish(child)
+    assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "codes"),
+    [
+        ("lr-too-high", "failing", {"AMP103"}),
+        ("healthy", "healthy", set()),
+        ("forward-overflow", "failing", {"AMP203", "AMP103"}),
+        ("underflow", "warning", {"AMP408", "AMP201"}),
+    ],
+)
+@pytest.mark.timeout(300)
+def test_each_scenario_shows_what_it_says(tmp_path, monkeypatch, environment, name, verdict, codes):
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    (scenario,) = [one for one in SCENARIOS if one.name == name]
+    if name != "lr-too-high":  # that one needs its whole course
+        scenario = dataclasses.replace(scenario, steps=min(scenario.steps, 120))
+    run = open_run(train(scenario, tmp_path / "demo", seed=1))
+    diagnosis = ampwatch.diagnose(run)
+    assert diagnosis.verdict.value == verdict
+    assert codes <= {finding.code for finding in diagnosis.findings}
+    assert diagnosis.run.steps == scenario.steps
+    assert diagnosis.run.clean_end
+
+
+def test_the_demo_prints_the_report_and_says_where_the_run_is(tmp_path, environment):
+    words = ["demo", "--no-dashboard", "--scenario", "forward-overflow", "--dir", tmp_path / "d"]
+    code, out, err = finish(start(words, environment))
+    assert code == 0
+    assert "FAILING" in out
+    assert "blocks.1.act" in out
+    assert "ampwatch report" in err
+
+
+def test_ctrl_c_in_the_demo_ends_the_training_too_and_keeps_the_run(tmp_path, environment):
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ampwatch", "demo", "--no-dashboard", "--dir", str(tmp_path / "d")],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    path = tmp_path / "d" / "demo-lr-too-high"
+    while child.poll() is None and not (path.is_dir() and open_run(path).steps.num_rows):
+        time.sleep(0.1)
+    os.killpg(child.pid, signal.SIGINT)  # as a terminal does: everybody in the foreground gets it
+    code, _, _ = finish(child)
+    assert code == 130
+    assert open_run(path).steps.num_rows > 0

@@ -1,0 +1,116 @@
+"""The page, run by Streamlit's own test harness and by a real browser."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+from written_runs import event_columns, step_columns, write_run
+
+import ampwatch
+from ampwatch import codec, store
+from ampwatch.cli.dashboard import Server
+from ampwatch.rows import Table
+
+ENTRY = Path(__file__).parents[2] / "dashboard" / "streamlit_app.py"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where the page looks for runs; the feed is off."""
+    monkeypatch.setenv("AMPWATCH_DASHBOARD_DIRS", str(tmp_path))
+    monkeypatch.setenv("AMPWATCH_ENDPOINT", "off")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ".state"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(ampwatch.__file__).parents[1]))
+    return tmp_path
+
+
+def page() -> AppTest:
+    return AppTest.from_file(ENTRY, default_timeout=60).run()
+
+
+def html_of(app: AppTest) -> str:
+    return " ".join(element.proto.body for element in app.get("html"))
+
+
+def test_an_empty_folder_shows_the_one_line_and_offers_the_demo(folder):
+    app = page()
+    assert not app.exception
+    assert "ampwatch.attach(scaler, model)" in app.code[0].value
+    assert app.button[0].label == "Run the demo"
+
+
+def test_a_collapse_is_the_pages_headline(folder):
+    write_run(folder, "bad", skipped=30)
+    app = page()
+    assert not app.exception
+    assert "FAILING" in html_of(app)
+    assert "AMP103 scale-collapse" in html_of(app)
+    assert "2¹⁶" in html_of(app)
+
+
+def test_another_choice_shows_another_run(folder):
+    write_run(folder, "bad", skipped=30, age_s=10)
+    write_run(folder, "good", age_s=5000)
+    app = page()
+    assert "FAILING" in html_of(app)
+    app.radio[0].set_value(str(folder / "good")).run()
+    assert "HEALTHY" in html_of(app)
+
+
+def test_live_runs_come_first(folder):
+    write_run(folder, "finished", age_s=60)
+    write_run(folder, "going-on", ended=False, age_s=0.5)
+    assert "live" in page().radio[0].options[0]
+
+
+def test_names_are_data(folder):
+    write_run(folder, "<img src=x onerror=alert(1)> **bold**", skipped=30)
+    app = page()
+    assert not app.exception
+    assert "<img" not in html_of(app)
+    assert "**" not in app.radio[0].options[0]
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium here to open the page in")
+def test_a_live_run_moves_in_a_real_browser(folder):
+    from playwright.sync_api import sync_playwright
+
+    path = write_run(folder, "going-on", ended=False, accepted=40, age_s=0)
+    with Server([folder]) as server, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"),
+            args=["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
+                  "--no-first-run", "--disable-background-networking",
+                  "--disable-component-update", "--disable-sync"],
+        )  # fmt: skip
+        tab = browser.new_page(viewport={"width": 1400, "height": 1000})
+        troubles = []
+        tab.on("pageerror", lambda error: troubles.append(str(error)))
+        tab.goto(server.url)
+        tab.wait_for_selector(".js-plotly-plot", timeout=60_000)
+        tab.get_by_text("HEALTHY").wait_for(timeout=60_000)
+        append_a_collapse(path)
+        tab.get_by_text("FAILING").wait_for(timeout=60_000)
+        tab.get_by_text("scale-collapse").first.wait_for(timeout=60_000)
+        assert troubles == []
+        browser.close()
+
+
+def append_a_collapse(path):
+    writer = store.RankWriter(path, 0)
+    now = time.time_ns()
+    writer.append(codec.encode(Table.STEPS, step_columns(0, 30, now, first=40)))
+    writer.append(codec.encode(Table.EVENTS, event_columns([(70, "ended", {})], now)))
+    writer.close()
+
+
+def test_the_server_listens_on_this_machine_only(folder):
+    configuration = (ENTRY.parent / ".streamlit" / "config.toml").read_text()
+    assert 'address = "localhost"' in configuration
+    assert "gatherUsageStats = false" in configuration
+    assert os.environ["AMPWATCH_ENDPOINT"] == "off"

@@ -1,0 +1,72 @@
+"""The letter's own words and curves."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+import pytest
+from rich.console import Console
+from written_runs import write_run
+
+from ampwatch import diagnose, open_run
+from ampwatch.report import course_text, powers, print_letter, printable, sparkline
+
+
+def letter_of(path, *, terminal: bool) -> str:
+    """The letter as a terminal, or a file, gets it."""
+    run = open_run(path)
+    file = io.StringIO()
+    colours = "truecolor" if terminal else None
+    console = Console(file=file, force_terminal=terminal, width=100, color_system=colours)
+    print_letter(console, run.info.name, run, diagnose(run))
+    return file.getvalue()
+
+
+def test_colours_and_superscripts_are_for_terminals_only(tmp_path):
+    path = write_run(tmp_path, skipped=30)
+    plain = letter_of(path, terminal=False)
+    assert "\x1b" not in plain
+    assert "2^16 to 2^-14" in plain
+    assert "\x1b[" in letter_of(path, terminal=True)
+
+
+def test_the_letter_fits_one_screen(tmp_path):
+    assert len(letter_of(write_run(tmp_path, skipped=30), terminal=False).splitlines()) <= 24
+
+
+def test_a_record_without_steps_is_called_incomplete(tmp_path):
+    text = letter_of(write_run(tmp_path, accepted=0), terminal=False)
+    assert "INCOMPLETE" in text
+    assert "no steps" in text
+
+
+@pytest.mark.parametrize(
+    ("plain", "pretty"), [("2^16 to 2^-3", "2¹⁶ to 2⁻³"), ("x12^3", "x12^3"), ("none", "none")]
+)
+def test_powers_of_two_are_raised_and_nothing_else(plain, pretty):
+    assert powers(plain) == pretty
+
+
+def test_what_a_terminal_would_obey_is_replaced():
+    assert printable("a\x1b[2Jb\u202ec") == "a�[2Jb�c"
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([2.0, 1.0], "2 → 1"),
+        ([2.0, math.nan, math.inf], "2 → 2, then not finite for 2 steps"),
+        ([math.nan], "nan, never finite"),
+    ],
+)
+def test_the_course_of_a_number_says_when_it_was_lost(values, text):
+    assert course_text(np.array(values), "→") == text
+
+
+def test_a_sparkline_shows_every_dip():
+    values = np.ones(1000)
+    values[517] = 0.0
+    assert sparkline(values, 40).count("▁") == 1
+    assert sparkline([], 40) == ""
