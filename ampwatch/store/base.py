@@ -116,10 +116,11 @@ class Base:
         groups, skipped = _groups_for(entry, start, stop)
         try:
             file = parquet.ParquetFile(pa.py_buffer(self._map(entry)))
-            rows = file.read_row_groups(groups, columns=list(names))
+            rows = file.read_row_groups(groups, columns=list(names)).select(names).cast(schema)
+            rows.validate(full=True)
         except (pa.ArrowException, OSError) as problem:
             raise _damaged(self.folder / entry.file) from problem
-        return rows.select(names).slice(start - skipped, stop - start).cast(schema)
+        return rows.slice(start - skipped, stop - start)
 
     def batches_from(self, sequence: int, max_bytes: int) -> list[tuple[int, Batch]]:
         """The original batches from `sequence` on, encoded anew: at least one if there is one."""

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ampwatch.codec import decode_stream, stream_head
-from ampwatch.errors import FutureRunError, RunError
+from ampwatch.errors import CodecError, FutureRunError, RunError
 from ampwatch.rows import SCHEMAS, TABLES, EventKind, Table
 from ampwatch.store import locks
 from ampwatch.store.base import BASE_FILE, Base
@@ -289,22 +289,31 @@ class RankLog:
         ends = np.cumsum(records["rows"].astype(np.int64))
         first = int(np.searchsorted(ends, start, side="right"))
         last = min(len(records), int(np.searchsorted(ends, stop)) + 1)
-        schema = pa.schema([SCHEMAS[table].field(name) for name in names])
         pieces, good = good_payloads(self._folder, table, records[first:last])
         if first + good < last:
             self._cut(table, first + good)
-        batches = [batch for piece in pieces for batch in decode_stream(table, piece, names)]
-        found = (
-            pa.Table.from_batches(batches).select(names)
-            if batches
-            else pa.Table.from_batches([], schema)
-        )
-        # A sound checksum says that the bytes are as written, not by whom.
-        found.validate(full=True)
+        found = self._decode(table, names, pieces)
+        if found.num_rows != int(records["rows"][first : first + good].sum()):
+            raise self._not_ours(table)
         if first <= self._verified[table]:
             self._verified[table] = max(self._verified[table], first + good)
         skipped = start - (int(ends[first - 1]) if first else 0)
         return found.slice(skipped, max(0, stop - start))
+
+    def _decode(self, table: Table, names: Sequence[str], pieces: list[bytes]) -> pa.Table:
+        """The batches' rows; a sound checksum says that bytes are as written, not by whom."""
+        schema = pa.schema([SCHEMAS[table].field(name) for name in names])
+        try:
+            batches = [batch for piece in pieces for batch in decode_stream(table, piece, names)]
+            found = pa.Table.from_batches([batch.select(names) for batch in batches], schema)
+            found.validate(full=True)
+        except (pa.ArrowException, CodecError) as problem:
+            raise self._not_ours(table) from problem
+        return found
+
+    def _not_ours(self, table: Table) -> RunError:
+        path = table_file(self._folder, table)
+        return RunError(f"{path} holds rows that ampwatch did not write so.", path=path)
 
     def _cut_damaged(self, table: Table) -> None:
         start = self._verified[table]

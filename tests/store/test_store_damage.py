@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
-from store_samples import write_run
+from store_samples import event, info, steps, write_run
 
+from ampwatch.codec import Batch
 from ampwatch.errors import FutureRunError, NotARunError, RunError
 from ampwatch.rows import Table
-from ampwatch.store import RankWriter, Run, compact, list_runs, open_run
+from ampwatch.store import RankWriter, Run, compact, create_run, list_runs, open_run
 
 TABLES = (Table.STEPS, Table.LAYERS, Table.EVENTS, Table.EXTRAS)
 
@@ -193,3 +195,22 @@ def test_a_foreign_file_in_place_of_the_index_is_said(tmp_path: Path) -> None:
     found = open_run(run)
     assert found.steps.num_rows == 0
     assert "damaged or not ours" in found.notes[0]
+
+
+def test_a_log_made_to_harm_its_reader_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    run = create_run(tmp_path, info())
+    good = event("started")
+    payload = bytearray(good.payload)
+    at = payload.index(struct.pack("<ii", 0, len("started")))
+    payload[at + 4 : at + 8] = struct.pack("<i", 1 << 30)  # a text beyond its buffer
+    writer = RankWriter(run, 0)
+    writer.append(Batch(Table.EVENTS, 1, bytes(payload)))
+    writer.append(Batch(Table.STEPS, 7, steps(0, 3).payload))  # rows that are not there
+    writer.append(Batch(Table.LAYERS, 1, b"no message at all"))
+    writer.close()
+    with pytest.raises(RunError, match="did not write"):
+        open_run(run).read("steps")
+    with pytest.raises(RunError, match="did not write"):
+        open_run(run).read("layers")
+    with pytest.raises(RunError, match="did not write"):
+        open_run(run).read("events")
