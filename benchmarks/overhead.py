@@ -122,7 +122,7 @@ def run_rounds(
 def run_block(
     bare: Training, twin: Training, contender: Bare, options: argparse.Namespace
 ) -> Block:
-    """Warm up, then time; the first ten steps after attach are always sampled: warm-up."""
+    """Warm up, then time: the first steps after attach are sampled, and its thread starts up."""
     contender.begin(twin)
     gc.collect()
     time_turns(bare, twin, contender, options.warmup)
@@ -311,9 +311,9 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--model", choices=("mlp", "transformer", "both"), default="both")
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--block", type=int, default=100, help="steps timed in a row")
-    parser.add_argument("--warmup", type=int, default=50, help="steps before them")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--block", type=int, default=400, help="steps timed in a row")
+    parser.add_argument("--warmup", type=int, default=200, help="steps before them")
     parser.add_argument("--out", type=Path, help="a file that gets the report too")
     return parser.parse_args(arguments)
 
