@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 class Guard(Protocol):
@@ -39,7 +40,13 @@ class Hook:
         # While the compiler or the tracer reads the model, we must not become part of its graph.
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             return
-        self._guard.run(self._function, *self._bound, *args)
+        if torch._C._len_torch_dispatch_stack():
+            # A mode of the user's (a counter, selective checkpointing) would take our operations
+            # for the model's.
+            with _disable_current_modes():
+                self._guard.run(self._function, *self._bound, *args)
+        else:
+            self._guard.run(self._function, *self._bound, *args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")

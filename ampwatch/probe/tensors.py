@@ -60,9 +60,8 @@ def measurable(tensor: Tensor) -> bool:
         and tensor.layout is torch.strided
         and tensor.numel() > 0
         and (tensor.is_cpu or _device_allows(tensor))
+        and not tensor.is_nested
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        # A mode of the user's would count or cache our operations as if they were the model's.
-        and not torch._C._len_torch_dispatch_stack()
     )
 
 

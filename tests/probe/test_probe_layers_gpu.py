@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -22,9 +22,8 @@ pytestmark = [
 
 
 @pytest.fixture
-def no_synchronisation() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    yield
+def forbid_synchronisation() -> Iterator[Callable[[], None]]:
+    yield lambda: torch.cuda.set_sync_debug_mode("error")
     torch.cuda.set_sync_debug_mode("default")
 
 
@@ -41,15 +40,14 @@ def backward(model: nn.Module, series: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_an_armed_step_adds_no_synchronisation(
-    *, deterministic: bool, no_synchronisation: None
+    *, deterministic: bool, forbid_synchronisation: Callable[[], None]
 ) -> None:
-    torch.cuda.set_sync_debug_mode("default")
     model, series = transformer(), torch.randn(8, 32, 64, device="cuda")
     observer = LayerObserver(survey(model), Strict())
     backward(model, series)  # kernels are loaded, which may synchronise
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
     try:
-        torch.cuda.set_sync_debug_mode("error")
+        forbid_synchronisation()
         for _ in range(3):
             observer.arm()
             backward(model, series)

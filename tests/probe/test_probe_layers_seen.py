@@ -7,6 +7,7 @@ import io
 import pickle
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -514,11 +515,49 @@ def test_a_users_dispatch_mode_does_not_see_our_operations() -> None:
 
     model = mlp()
     watched = Watched(model)
-    watched.observer.arm()
-    with Names() as mode, FlopCounterMode(display=False):
-        square(model).backward()
+
+    def run() -> None:
+        with mode, FlopCounterMode(display=False):
+            square(model).backward()
+
+    mode = Names()
+    watched.step(run)
+    assert watched.cells("0").out_grad_amax > 0
     assert not {name for name in mode.seen if "aminmax" in name or "foreach" in name}
     assert {name for name in mode.seen if "addmm" in name}
+
+
+def test_inputs_made_in_inference_mode_are_measured() -> None:
+    with torch.inference_mode():
+        rows = torch.randn(8, 16)
+    model = nn.Sequential(nn.ReLU(), nn.Linear(16, 4))
+    watched = Watched(model).step(half_step(model, lambda m: m(rows).float().mean()))
+    assert watched.cells("0").input_amax == rows.abs().max().item()
+
+
+def test_a_lazy_module_is_told_as_what_it_becomes() -> None:
+    model = nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(2))
+    assert survey(model).layers[1].kind == "LazyLinear"
+    watched = Watched(model)
+    for _ in range(2):
+        watched.step(half_step(model, square))
+    assert (watched.info("0").kind, watched.info("0").weight_shape) == ("Linear", [8, 16])
+    assert watched.cells("0").weight_norm > 0
+
+
+def test_several_threads_may_run_the_model() -> None:
+    model = mlp()
+    watched = Watched(model)
+    batches = [ROWS * factor for factor in (1.0, 2.0, 3.0, 4.0)]
+
+    def run() -> None:
+        jobs = [threading.Thread(target=lambda b=b: model(b).sum().backward()) for b in batches]
+        for job in jobs:
+            job.start()
+        for job in jobs:
+            job.join()
+
+    assert watched.step(run).cells("0").input_amax == batches[-1].abs().max().item()
 
 
 def test_double_backward_is_untouched() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from layers_harness import Truth, Watched, half_step, truth_of
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 
 def mlp() -> nn.Module:
@@ -153,6 +154,25 @@ def test_training_is_the_same_to_the_last_bit(case: Case) -> None:
         assert torch.equal(one.grad, other.grad)
 
 
+def test_in_place_layers_and_random_ones_train_the_same_to_the_last_bit() -> None:
+    torch.manual_seed(8)
+    images = torch.randn(2, 3, 6, 6)
+    bare = nn.Sequential(Block(inplace=True), nn.Dropout(0.5))
+    seen = copy.deepcopy(bare)
+    watched = Watched(seen)
+    forward = lambda m: m(images).float().pow(2).mean()  # noqa: E731
+    torch.manual_seed(9)
+    half_step(bare, forward)()
+    state = torch.get_rng_state()
+    torch.manual_seed(9)
+    watched.step(half_step(seen, forward))
+    assert torch.equal(torch.get_rng_state(), state)
+    for one, other in zip(bare.parameters(), seen.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    for one, other in zip(bare.buffers(), seen.buffers(), strict=True):
+        assert torch.equal(one, other)
+
+
 class Block(nn.Module):
     def __init__(self, *, inplace: bool) -> None:
         super().__init__()
@@ -190,22 +210,35 @@ def test_in_place_layers_are_seen_as_if_they_were_not() -> None:
             assert cells.in_grad_amax == known.in_grad, name
 
 
+def selective() -> dict[str, object]:
+    keep = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+    contexts = functools.partial(create_selective_checkpoint_contexts, keep)
+    return {"use_reentrant": False, "context_fn": contexts}
+
+
+WAYS = {
+    "reentrant": {"use_reentrant": True},
+    "not-reentrant": {"use_reentrant": False},
+    "selective": selective(),
+}
+
+
 class Checkpointed(nn.Module):
-    def __init__(self, *, reentrant: bool) -> None:
+    def __init__(self, way: str) -> None:
         super().__init__()
         self.first = nn.Linear(16, 16)
         self.inner = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
-        self.reentrant = reentrant
+        self.way = WAYS[way]
 
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.inner, self.first(x), use_reentrant=self.reentrant)
+        return checkpoint(self.inner, self.first(x), **self.way)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_a_recomputed_forward_is_one_observation(*, reentrant: bool) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_recomputed_forward_is_one_observation(way: str) -> None:
     torch.manual_seed(4)
     forward = lambda m: m(ROWS).float().pow(2).mean()  # noqa: E731
-    model = Checkpointed(reentrant=reentrant)
+    model = Checkpointed(way)
     twin = nn.Sequential(copy.deepcopy(model.first), copy.deepcopy(model.inner))
     truth = truth_of(twin, forward)
     watched = Watched(model).step(half_step(model, forward))
