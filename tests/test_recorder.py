@@ -1,0 +1,440 @@
+"""The recorder against real trainers: real sockets, real files, real processes."""
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ampwatch import feed, store
+from ampwatch.codec import encode
+from ampwatch.errors import FeedError, RunError
+from ampwatch.recorder import COPY_FILE, Recorder, read_copies
+from ampwatch.rows import FORMAT, Table
+from ampwatch.store.index import RECORD_BYTES
+
+ANY_PORT = "tcp://127.0.0.1:*"
+needs_signals = pytest.mark.skipif(os.name == "nt", reason="stops and kills by POSIX signals")
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("AMPWATCH_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in ("AMPWATCH_ENDPOINT", "AMPWATCH_INSECURE", "AMPWATCH_RECORDER_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def copies(tmp_path):
+    return tmp_path / "copies"
+
+
+class Trainer:
+    """A rank with a real log, as the courier drives it."""
+
+    def __init__(self, log_dir, endpoint, run_id="ab" * 16, rank=0, name="run", world_size=1):
+        self.info = store.RunInfo(id=run_id, name=name, world_size=world_size)
+        self.folder = store.create_run(Path(log_dir), self.info)
+        self.log = store.RankWriter(self.folder, rank)
+        hello = feed.Hello(run_id, rank, self.info.to_json(), FORMAT, "0")
+        self.sender = feed.Sender(endpoint, hello, self.log)
+
+    def step(self, number):
+        batch = encode(Table.STEPS, {"step": [number], "time_ns": [number], "loss": [0.5]})
+        self.sender.send(self.log.append(batch), batch)
+        self.sender.poll()
+
+    def steps(self, numbers, pause_s=0.0):
+        for number in numbers:
+            self.step(number)
+            time.sleep(pause_s)
+        return self
+
+    def idle_until_told(self):
+        """Go on polling, as the courier does between steps, until a line comes on stdin."""
+        told = threading.Event()
+        threading.Thread(target=lambda: (sys.stdin.readline(), told.set()), daemon=True).start()
+        eventually(told.is_set, self.sender.poll)
+
+    def close(self):
+        confirmed = self.sender.close()
+        self.log.close()
+        return confirmed
+
+
+TRAINER = """
+import sys
+from test_recorder import Trainer
+log_dir, endpoint, first, second, pause_s = sys.argv[1:]
+trainer = Trainer(log_dir, endpoint, world_size=2)
+trainer.steps(range(int(first)))
+print("first", flush=True)
+trainer.idle_until_told()
+trainer.steps(range(int(first), int(first) + int(second)), float(pause_s))
+print("second", flush=True)
+trainer.idle_until_told()
+trainer.steps([int(first) + int(second)])
+print(trainer.close(), flush=True)
+"""
+
+RECORDER = """
+import sys
+from ampwatch.recorder import Recorder
+with Recorder(sys.argv[1], sys.argv[2]) as recorder:
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def child(script, *arguments):
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def tell(process):
+    process.stdin.write("go on\n")
+    process.stdin.flush()
+
+
+def heard(process):
+    return process.stdout.readline().strip()
+
+
+def free_endpoint():
+    receiver = feed.Receiver(ANY_PORT)
+    receiver.close()
+    return receiver.endpoint
+
+
+def batches_in(run_folder, rank=0):
+    """Every batch of a rank that nobody writes at present, by number."""
+    writer = store.RankWriter(run_folder, rank)
+    found = {}
+    while chunk := writer.read_from(len(found), 1 << 20):
+        found.update(chunk)
+    writer.close()
+    return found
+
+
+def index_records(run_folder, rank=0):
+    """How many batches lie there, counted without opening the log."""
+    index = run_folder / f"rank-{rank}" / "index"
+    return index.stat().st_size // RECORD_BYTES if index.exists() else 0
+
+
+def until_acknowledged(sender, number):
+    eventually(lambda: sender.stats.acknowledged == number, sender.poll)
+
+
+def eventually(condition, poll=lambda: None):
+    while not condition():
+        poll()
+        time.sleep(0.005)
+
+
+def record_of(recorder, rank=0, run_id="ab" * 16):
+    run = recorder.runs.get(run_id)
+    return next((record for record in run.ranks if record.rank == rank), None) if run else None
+
+
+@needs_signals
+def test_a_copy_made_late_and_by_two_recorders_equals_the_trainers_log(tmp_path, copies):
+    endpoint = free_endpoint()
+    with child(TRAINER, tmp_path / "log", endpoint, 500, 300, 0.005) as trainer:
+        assert heard(trainer) == "first"
+        with child(RECORDER, endpoint, copies) as first:
+            assert heard(first) == "ready"
+            tell(trainer)
+            eventually(lambda: index_records(copies / "run") > 550)
+            first.send_signal(signal.SIGKILL)
+            first.wait()
+        filed_before = index_records(copies / "run")
+        assert heard(trainer) == "second"
+        with child(RECORDER, endpoint, copies) as second:
+            assert heard(second) == "ready"
+            eventually(lambda: index_records(copies / "run") >= 800)
+            tell(trainer)
+            assert heard(trainer) == "True"
+            tell(second)
+            second.wait()
+    assert 550 < filed_before < 801
+    original = batches_in(tmp_path / "log" / "run")
+    assert len(original) == 801
+    assert batches_in(copies / "run") == original
+    assert store.open_run(copies / "run").steps.equals(store.open_run(tmp_path / "log/run").steps)
+    assert read_copies(copies / "run")[0].ended_at == 801
+
+
+@needs_signals
+def test_a_stopped_recorder_costs_the_trainer_bounded_memory_and_no_rows(tmp_path, copies):
+    endpoint = free_endpoint()
+    with child(RECORDER, endpoint, copies) as recorder:
+        assert heard(recorder) == "ready"
+        trainer = Trainer(tmp_path / "log", endpoint)
+        eventually(lambda: trainer.sender.stats.connected, trainer.sender.poll)
+        trainer.steps(range(10))
+        until_acknowledged(trainer.sender, 10)
+        recorder.send_signal(signal.SIGSTOP)
+        detail = secrets.token_hex(50_000)
+        batch = encode(
+            Table.EVENTS,
+            {"step": [1], "time_ns": [1], "kind": ["misuse"], "detail": [detail]},
+        )
+        before = psutil.Process().memory_info().rss
+        for _ in range(1000):  # 100 MB
+            trainer.sender.send(trainer.log.append(batch), batch)
+            trainer.sender.poll()
+        assert trainer.sender.stats.bytes_outstanding <= 16 << 20
+        assert psutil.Process().memory_info().rss - before < 50 << 20
+        assert trainer.sender.stats.skipped > 500
+        recorder.send_signal(signal.SIGCONT)
+        until_acknowledged(trainer.sender, 1010)
+        assert trainer.close()
+        tell(recorder)
+        recorder.wait()
+    steps = store.open_run(copies / "run")
+    assert steps.events.num_rows == 1000
+
+
+@needs_signals
+def test_a_killed_trainer_leaves_a_copy_that_says_it_did_not_end(tmp_path, copies):
+    with Recorder(ANY_PORT, copies) as recorder:
+        with child(TRAINER, tmp_path / "log", recorder.endpoint, 100, 0, 0) as trainer:
+            assert heard(trainer) == "first"
+            eventually(lambda: record_of(recorder) and record_of(recorder).filed > 50)
+            trainer.send_signal(signal.SIGKILL)
+            trainer.wait()
+        assert not record_of(recorder).has_ended
+        assert record_of(recorder).head >= record_of(recorder).filed
+    copy, original = batches_in(copies / "run"), batches_in(tmp_path / "log" / "run")
+    assert copy == {number: original[number] for number in copy}
+    assert read_copies(copies / "run")[0].ended_at is None
+    assert not store.open_run(copies / "run").clean_end
+
+
+def test_a_run_that_the_trainer_writes_here_is_watched_and_not_written(tmp_path):
+    woken = []
+    with Recorder(ANY_PORT, tmp_path / "log", on_rows=woken.append) as recorder:
+        trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(5))
+        eventually(lambda: record_of(recorder), trainer.sender.poll)
+        woken.clear()
+        trainer.step(5)
+        eventually(lambda: woken, trainer.sender.poll)
+        assert not record_of(recorder).is_copy
+        assert record_of(recorder).is_alive
+        assert trainer.close()
+        eventually(lambda: record_of(recorder).has_ended)
+    assert set(woken) == {trainer.folder}
+    assert not (trainer.folder / COPY_FILE).exists()
+    assert len(batches_in(trainer.folder)) == 6
+
+
+def test_two_ranks_and_two_runs_are_filed_apart_and_compacted_when_all_have_ended(tmp_path, copies):
+    with Recorder(ANY_PORT, copies) as recorder:
+        trainers = [
+            Trainer(tmp_path / "log", recorder.endpoint, run_id, rank, world_size=2)
+            for run_id in ("ab" * 16, "cd" * 16)
+            for rank in (0, 1)
+        ]
+        for number in range(40):
+            for rank, trainer in enumerate(trainers):
+                trainer.step(100 * rank + number)
+        for trainer in trainers:
+            until_acknowledged(trainer.sender, 40)
+        assert all(trainer.close() for trainer in trainers)
+        eventually(lambda: all(run.has_ended for run in recorder.runs.values()))
+    assert recorder.notes == ()
+    for trainer in trainers[::2]:
+        copy = store.open_run(recorder.runs[trainer.info.id].folder)
+        assert copy.steps.num_rows == 80
+        assert copy.steps.equals(store.open_run(trainer.folder).steps)
+        assert all((copy.path / f"rank-{rank}" / "base.json").exists() for rank in (0, 1))
+    assert {run.folder.name for run in recorder.runs.values()} == {"run", "run-2"}
+
+
+def test_a_run_resumed_after_its_copy_was_compacted_is_continued(tmp_path, copies):
+    with Recorder(ANY_PORT, copies) as recorder:
+        for start in (0, 20):
+            trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(start, start + 20))
+            until_acknowledged(trainer.sender, start + 20)
+            assert trainer.close()
+            eventually(lambda: record_of(recorder).has_ended)
+            eventually(lambda: (copies / "run" / "rank-0" / "base.json").exists())
+    original = store.open_run(trainer.folder)
+    assert store.open_run(copies / "run").steps.equals(original.steps)
+    assert original.steps.num_rows == 40
+
+
+def test_rows_that_cannot_be_filed_are_not_acknowledged_and_come_again(
+    tmp_path, copies, monkeypatch
+):
+    is_full = [False]
+    append = store.RankWriter.append
+
+    def full(self, batch, sequence=None):
+        if is_full[0] and copies in self._folder.parents and "bad" in str(self._folder):
+            raise RunError("No space left on device.")
+        return append(self, batch, sequence)
+
+    monkeypatch.setattr(store.RankWriter, "append", full)
+    monkeypatch.setattr("ampwatch.recorder.recorder._RETRY_S", 0.0)
+    with Recorder(ANY_PORT, copies) as recorder:
+        bad = Trainer(tmp_path / "log", recorder.endpoint, "ab" * 16, name="bad").steps(range(5))
+        good = Trainer(tmp_path / "log", recorder.endpoint, "cd" * 16, name="good").steps(range(5))
+        until_acknowledged(bad.sender, 5)
+        is_full[0] = True
+        bad.steps(range(5, 10))
+        good.steps(range(5, 10))
+        eventually(lambda: record_of(recorder).is_blocked, bad.sender.poll)
+        until_acknowledged(good.sender, 10)
+        assert bad.sender.stats.acknowledged == 5
+        assert "No space left on device" in recorder.notes[0]
+        is_full[0] = False
+        until_acknowledged(bad.sender, 10)
+        assert bad.close()
+        assert good.close()
+    assert store.open_run(copies / "bad").steps["step"].to_pylist() == list(range(10))
+
+
+def test_what_is_acknowledged_is_in_the_files_when_the_recorder_stops(tmp_path, copies):
+    recorder = Recorder(ANY_PORT, copies).start()
+    trainer = Trainer(tmp_path / "log", recorder.endpoint)
+    eventually(lambda: record_of(recorder), trainer.sender.poll)
+    for number in range(200):
+        trainer.step(number)
+    recorder.stop()
+    assert not recorder.is_running
+    trainer.sender.poll()
+    acknowledged = trainer.sender.stats.acknowledged
+    trainer.sender.close(timeout_s=0.0)
+    assert set(range(acknowledged)) <= set(batches_in(copies / "run"))
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/etc/passwd", "a/b", "..", "con", "", "\0x"])
+def test_a_run_name_is_never_a_path(name, tmp_path, copies):
+    with Recorder(ANY_PORT, copies) as recorder:
+        trainer = Trainer(tmp_path / "log", recorder.endpoint, name=name).steps(range(3))
+        until_acknowledged(trainer.sender, 3)
+        assert trainer.close()
+        (run,) = recorder.runs.values()
+    assert run.folder.parent == copies
+    assert store.open_run(run.folder).steps.num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("info_json", "format_number", "reason"),
+    [
+        ("{}", FORMAT, "run.json"),
+        ("\udcff", FORMAT, "run.json"),
+        ("[" * 100_000, FORMAT, "run.json"),
+        (store.RunInfo(id="cd" * 16, name="x").to_json(), FORMAT, "of another run"),
+        (store.RunInfo(id="ab" * 16, name="x").to_json(), FORMAT + 1, "update ampwatch here"),
+    ],
+)
+def test_a_rank_that_describes_itself_wrongly_is_refused_with_a_sentence(
+    info_json, format_number, reason, copies
+):
+    log = store.RankWriter(copies.parent, 0)
+    with Recorder(ANY_PORT, copies) as recorder:
+        hello = feed.Hello("ab" * 16, 0, info_json, format_number, "0")
+        sender = feed.Sender(recorder.endpoint, hello, log)
+        eventually(lambda: sender.stats.refused, sender.poll)
+        assert reason in sender.stats.refused
+        assert sender.close() is False
+        assert recorder.runs == {}
+        assert len(recorder.notes) == 1
+    assert list(copies.iterdir()) == []
+    log.close()
+
+
+class Holed:
+    """A trainer's log that has lost some of its batches."""
+
+    def __init__(self, log, lacking):
+        self._log, self._lacking = log, lacking
+
+    @property
+    def next_sequence(self):
+        return self._log.next_sequence
+
+    def read_from(self, sequence, max_bytes):
+        found = self._log.read_from(sequence, max_bytes)
+        return [(number, batch) for number, batch in found if number not in self._lacking]
+
+
+def test_lost_batches_are_counted_noted_and_not_asked_for_for_ever(tmp_path, copies):
+    trainer = Trainer(tmp_path / "log", "tcp://127.0.0.1:9").steps(range(20))
+    holed = Holed(trainer.log, {0, 7, 8})
+    hello = feed.Hello("ab" * 16, 0, trainer.info.to_json(), FORMAT, "0")
+    for _ in range(2):  # the second recorder knows of the loss from the first one's note
+        with Recorder(ANY_PORT, copies) as recorder:
+            sender = feed.Sender(recorder.endpoint, hello, holed)
+            until_acknowledged(sender, 20)
+            assert recorder.stats.gaps == 3
+            assert record_of(recorder).gaps == ((0, 1), (7, 9))
+            sender.close(timeout_s=0.0)
+    assert recorder.notes == ()
+    assert read_copies(copies / "run")[0].gaps == ((0, 1), (7, 9))
+    steps = store.open_run(copies / "run").steps["step"].to_pylist()
+    assert steps == [number for number in range(20) if number not in {0, 7, 8}]
+    trainer.close()
+
+
+def test_a_bad_frame_is_noted_with_its_senders_name(tmp_path, copies):
+    with Recorder(ANY_PORT, copies) as recorder:
+        trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(3))
+        until_acknowledged(trainer.sender, 3)
+        damaged = encode(Table.EXTRAS, {"step": [1], "name": ["x"], "value": [1.0]})
+        object.__setattr__(damaged, "payload", damaged.payload[:-1])
+        trainer.sender.send(3, damaged)
+        eventually(lambda: recorder.stats.bad_frames, trainer.sender.poll)
+        eventually(lambda: record_of(recorder).bad_frames)
+        trainer.sender.close()
+        trainer.log.close()
+    assert f"run {'ab' * 16}, rank 0 at 127.0.0.1" in "".join(recorder.notes)
+
+
+def test_a_taken_port_is_said(copies):
+    with Recorder(ANY_PORT, copies) as first, pytest.raises(FeedError, match="is taken"):
+        Recorder(first.endpoint, copies).start()
+
+
+def test_a_free_port_is_taken_where_that_is_wanted_and_trainers_find_it(copies, tmp_path):
+    with Recorder(ANY_PORT, copies) as first:
+        with Recorder(first.endpoint, tmp_path / "second", fallback=True) as second:
+            assert second.endpoint != first.endpoint
+            assert second.endpoint in second.notes[0]
+            assert feed.resolve_endpoint() == second.endpoint
+
+
+def test_a_directory_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="record into a folder"):
+        Recorder(ANY_PORT, tmp_path / "file" / "copies").start()
+
+
+def test_a_recorder_that_was_never_started_stops():
+    recorder = Recorder(ANY_PORT)
+    recorder.stop()
+    assert recorder.runs == {}
+    assert recorder.stats.frames == 0
