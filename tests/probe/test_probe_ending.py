@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,77 +46,119 @@ def watch():
 """
 
 
-def run(tmp_path: Path, body: str, *interpreter: str) -> tuple[list[str], int, str]:
-    """What the watches of the child said at their end, its exit code, and its stderr."""
-    script, out = tmp_path / "train.py", tmp_path / "said"
-    script.write_text(PREAMBLE + body)
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
-    environment["IPYTHONDIR"] = str(tmp_path)
-    done = subprocess.run(
-        [sys.executable, *interpreter, str(script), str(out)],
-        capture_output=True, text=True, timeout=PATIENT_S, env=environment, cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    said = out.read_text().splitlines() if out.exists() else []
-    return said, done.returncode, done.stderr
+# Imports torch once, and for each script becomes, by a fork, the process that runs it: what the
+# script raises is uncaught at the top of this program, and its interpreter ends as any other.
+NURSERY = """
+import os, runpy, sys
+import ampwatch.probe
+for line in sys.stdin:
+    script, out, errors = line.rstrip("\\n").split("\\t")
+    child = os.fork()
+    if child == 0:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, os.devnull, os.O_WRONLY),
+                            (2, errors, os.O_WRONLY | os.O_CREAT)):
+    os.dup2(os.open(path, flags), number)
+sys.argv = [script, out]
+runpy.run_path(script, run_name="__main__")
+"""
 
 
-def test_an_uncaught_exception_is_known_at_exit_whatever_hook_prints_it(tmp_path):
+def environment(folder: Path) -> dict[str, str]:
+    paths = {"PYTHONPATH": f"{CHECKOUT}{os.pathsep}{folder}", "IPYTHONDIR": str(folder)}
+    return {**os.environ, **paths, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory) -> Iterator[subprocess.Popen[str] | None]:
+    """The program that forks; None where the system does not, and each test starts its own."""
+    if not hasattr(os, "fork"):
+        yield None
+        return
+    with subprocess.Popen(
+        [sys.executable, "-c", NURSERY],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=environment(tmp_path_factory.mktemp("nursery")),
+    ) as process:  # fmt: skip
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def run(tmp_path, nursery) -> Callable[..., tuple[list[str], int, str]]:
+    """Runs a script: what its watches said at their end, its exit code, and its stderr."""
+    numbers = itertools.count()
+
+    def run_script(body: str, *interpreter: str) -> tuple[list[str], int, str]:
+        folder = tmp_path / str(next(numbers))
+        folder.mkdir()
+        script, out, errors = folder / "train.py", folder / "said", folder / "errors"
+        script.write_text(PREAMBLE + body)
+        if interpreter or nursery is None:
+            with errors.open("w") as stderr:
+                code = subprocess.run(
+                    [sys.executable, *(interpreter or (str(script),)), str(out)],
+                    stderr=stderr, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    timeout=PATIENT_S, env=environment(folder), cwd=folder,
+                ).returncode  # fmt: skip
+        else:
+            nursery.stdin.write(f"{script}\t{out}\t{errors}\n")
+            nursery.stdin.flush()
+            code = int(nursery.stdout.readline())
+        said = out.read_text().splitlines() if out.exists() else []
+        return said, code, errors.read_text()
+
+    return run_script
+
+
+def test_an_uncaught_exception_is_known_at_exit_whatever_hook_prints_it(run):
     said, code, stderr = run(
-        tmp_path, "watch()\nsys.excepthook = lambda *_: print('mine', file=sys.stderr)\ntrain()"
+        "watch()\nsys.excepthook = lambda *_: print('mine', file=sys.stderr)\ntrain()"
     )
     assert said == ["RuntimeError: 1"]
     assert (code, stderr.strip()) == (1, "mine")
 
 
-def test_an_uncaught_exception_from_no_layer_is_known_too(tmp_path):
-    said, code, stderr = run(tmp_path, "watch()\nopen('/nonexistent/data')")
-    assert (said, code) == (["FileNotFoundError: None"], 1)
-    assert stderr.count("Traceback") == 1
+def test_programs_started_by_file_and_by_module_name_end_alike(run):
+    for interpreter in (("train.py",), ("-m", "train")):
+        said, code, stderr = run("watch()\nopen('/nonexistent/data')", *interpreter)
+        assert (said, code) == (["FileNotFoundError: None"], 1)
+        assert stderr.count("Traceback") == 1
 
 
-def test_a_module_run_by_its_name_is_a_program_as_well(tmp_path):
-    package = tmp_path / "trainer"
-    package.mkdir()
-    (package / "__main__.py").write_text(PREAMBLE + "watch()\nopen('/nonexistent/data')")
-    environment = {**os.environ, "PYTHONPATH": f"{CHECKOUT}{os.pathsep}{tmp_path}"}
-    out = tmp_path / "said"
-    subprocess.run(
-        [sys.executable, "-m", "trainer", str(out)], capture_output=True, env=environment
-    )
-    assert out.read_text() == "FileNotFoundError: None\n"
-
-
-def test_an_exit_with_a_code_leaves_no_exception_behind(tmp_path):
-    said, code, _ = run(tmp_path, "watch()\nsys.exit(3)")
+def test_an_exit_with_a_code_leaves_no_exception_behind(run):
+    said, code, _ = run("watch()\nsys.exit(3)")
     assert (said, code) == (["well"], 3)
 
 
-def test_a_handled_exception_is_no_end(tmp_path):
-    said, code, _ = run(tmp_path, "watch()\ntry:\n    train()\nexcept RuntimeError:\n    pass")
+def test_a_handled_exception_is_no_end(run):
+    said, code, _ = run("watch()\ntry:\n    train()\nexcept RuntimeError:\n    pass")
     assert (said, code) == (["well"], 0)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are sent differently there")
-def test_ctrl_c_is_known_and_the_process_ends_by_it_as_without_us(tmp_path):
+def test_ctrl_c_is_known_and_the_process_ends_by_it_as_without_us(run):
     body = "import signal\nwatch()\nos.kill(os.getpid(), signal.SIGINT)\nthreading.Event().wait()"
-    said, code, _ = run(tmp_path, body)
+    said, code, _ = run(body)
     assert (said, code) == (["KeyboardInterrupt: None"], -signal.SIGINT)
 
 
-def test_an_exception_in_a_thread_is_the_threads_affair(tmp_path):
+def test_an_exception_in_a_thread_is_the_threads_affair(run):
     body = "watch()\nt = threading.Thread(target=train)\nt.start()\nt.join()"
-    said, code, stderr = run(tmp_path, body)
+    said, code, stderr = run(body)
     assert (said, code) == (["well"], 0)
     assert "Exception in thread" in stderr
 
 
-def test_a_watch_that_was_called_off_says_nothing(tmp_path):
-    said, _, _ = run(tmp_path, "cancel = watch()\ncancel()\ncancel()\ntrain()")
+def test_a_watch_that_was_called_off_says_nothing(run):
+    said, _, _ = run("cancel = watch()\ncancel()\ncancel()\ntrain()")
     assert said == []
 
 
-def test_ours_runs_while_threads_and_the_machinery_of_processes_still_live(tmp_path):
+def test_ours_runs_while_threads_and_the_machinery_of_processes_still_live(run):
     body = """
 from multiprocessing import util
 stop = threading.Event()
@@ -124,7 +168,7 @@ def last():
     OUT.write_text(f"{courier.is_alive()} {util._exiting}")
 ending.at_end(last)
 """
-    said, _, _ = run(tmp_path, body)
+    said, _, _ = run(body)
     assert said == ["True False"]
 
 
@@ -138,35 +182,33 @@ def type_in(line):
 """
 
 
-def test_an_exception_shown_before_the_watch_began_is_not_its_end(tmp_path):
+def test_an_exception_shown_before_the_watch_began_is_not_its_end(run):
     body = SESSION + "type_in('train()')\nassert sys.last_value\nwatch()\n"
-    said, _, _ = run(tmp_path, body)
+    said, _, _ = run(body)
     assert said == ["well"]
 
 
-def test_in_a_session_only_what_came_out_of_the_training_ended_it(tmp_path):
+def test_in_a_session_only_what_came_out_of_the_training_ended_it(run):
     body = SESSION + "sys.ps1 = '>>> '\nwatch()\ntype_in(LINE)\n"
     for line, expected in (("train()", "RuntimeError: 1"), ("1 / 0", "well")):
-        folder = tmp_path / line.replace("/", "-")
-        folder.mkdir()
-        said, _, _ = run(folder, f"LINE = {line!r}\n" + body)
+        said, _, _ = run(f"LINE = {line!r}\n" + body)
         assert said == [expected]
 
 
-def test_what_a_host_showed_and_survived_is_not_the_end_of_a_script(tmp_path):
+def test_what_a_host_showed_and_survived_is_not_the_end_of_a_script(run):
     """A test runner, for one, leaves there the last failure that it went on from."""
     body = SESSION + "watch()\ntype_in('raise KeyError(1)')\n"
-    said, code, _ = run(tmp_path, body)
+    said, code, _ = run(body)
     assert (said, code) == (["well"], 0)
 
 
-def test_a_script_kept_open_at_a_prompt_is_a_session(tmp_path):
-    said, _, _ = run(tmp_path, "watch()\ntrain()", "-i")
+def test_a_script_kept_open_at_a_prompt_is_a_session(run):
+    said, _, _ = run("watch()\ntrain()", "-i", "train.py")
     assert said == ["RuntimeError: 1"]
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("IPython"), reason="IPython is not installed")
-def test_in_a_notebooks_interpreter_a_typo_in_a_later_cell_is_not_the_trainings_end(tmp_path):
+def test_in_a_notebooks_interpreter_a_typo_in_a_later_cell_is_not_the_trainings_end(run):
     body = """
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance(user_ns=globals())
@@ -175,12 +217,8 @@ watch()
 shell.run_cell(CELL)
 assert sys.last_value is not None
 """
-    for number, (cell, expected) in enumerate(
-        [("train()", "RuntimeError: 1"), ("misspelt_name", "well")]
-    ):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        said, _, stderr = run(folder, f"CELL = {cell!r}\n" + body)
+    for cell, expected in (("train()", "RuntimeError: 1"), ("misspelt_name", "well")):
+        said, _, stderr = run(f"CELL = {cell!r}\n" + body)
         assert said == [expected], stderr
 
 
@@ -190,7 +228,7 @@ has_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does 
 
 
 @has_fork
-def test_a_forked_childs_end_is_not_ours(tmp_path):
+def test_a_forked_childs_end_is_not_ours(run):
     body = """
 watch()
 pid = os.fork()
@@ -198,11 +236,11 @@ if pid == 0:
     sys.exit(0)
 os.waitpid(pid, 0)
 """
-    said, _, _ = run(tmp_path, body)
+    said, _, _ = run(body)
     assert said == ["well"]
 
 
-def test_a_training_in_a_process_of_multiprocessing_is_known_to_fail(tmp_path):
+def test_a_training_in_a_process_of_multiprocessing_is_known_to_fail(run):
     body = """
 import multiprocessing
 def work():
@@ -215,12 +253,12 @@ if __name__ == "__main__":
         process.join()
         assert process.exitcode == 1
 """
-    said, code, stderr = run(tmp_path, body)
+    said, code, stderr = run(body)
     assert code == 0, stderr
     assert set(said) == {"RuntimeError: 1"}
 
 
-def test_a_training_in_a_process_of_multiprocessing_is_known_to_end_well(tmp_path):
+def test_a_training_in_a_process_of_multiprocessing_is_known_to_end_well(run):
     body = """
 import multiprocessing
 if __name__ == "__main__":
@@ -228,11 +266,11 @@ if __name__ == "__main__":
     process.start()
     process.join()
 """
-    said, code, stderr = run(tmp_path, body)
+    said, code, stderr = run(body)
     assert (said, code) == (["well"], 0), stderr
 
 
-def test_a_process_spawned_by_torch_tells_what_its_exit_hides(tmp_path):
+def test_a_process_spawned_by_torch_tells_what_its_exit_hides(run):
     body = """
 import torch.multiprocessing as mp
 def work(rank):
@@ -244,7 +282,7 @@ if __name__ == "__main__":
     except mp.ProcessRaisedException:
         sys.exit(7)
 """
-    said, code, stderr = run(tmp_path, body)
+    said, code, stderr = run(body)
     assert (said, code) == (["RuntimeError: 1"], 7), stderr
 
 
