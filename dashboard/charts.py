@@ -49,15 +49,17 @@ def overview(course: Course, spans: Iterable[Span] = ()) -> go.Figure:
     )
     _draw_scale(figure, course)
     _draw_rug(figure, course)
-    _draw_line(figure, 3, "loss", course.step, course.loss, INK, "linear")
-    _draw_line(figure, 4, "gradient norm", course.step, course.grad_norm, NORM, "log")
-    _draw_line(figure, 5, "learning rate", course.step, course.lr, RATE, "linear")
+    _draw_line(figure, 3, "loss", course.step, course.loss, INK)
+    _draw_line(figure, 4, "gradient norm", course.step, course.grad_norm, NORM)
+    _draw_line(figure, 5, "learning rate", course.step, course.lr, RATE)
     for span in spans:
         if len(course.step) and span.first <= course.step[0]:
             continue  # all of the run: the shade would tell nothing apart
         figure.add_vrect(
             x0=span.first - 0.5, x1=span.last + 0.5, fillcolor=SKIP, opacity=0.06, line_width=0
         )
+    if len(course.step):
+        figure.update_xaxes(range=[int(course.step.min()), int(course.step.max()) + 1])
     return _styled(figure)
 
 
@@ -93,17 +95,29 @@ def _draw_rug(figure: go.Figure, course: Course) -> None:
 
 
 def _draw_line(
-    figure: go.Figure, row: int, name: str, step: Steps, values: Floats, color: str, kind: str
+    figure: go.Figure, row: int, name: str, step: Steps, values: Floats, color: str
 ) -> None:
     x, y = thinned(step, values)
     figure.add_scatter(
         x=x, y=y, mode="lines", line={"color": color, "width": 1.6}, name=name,
         hovertemplate="%{y:.4g}", connectgaps=False, row=row, col=1,
     )  # fmt: skip
-    mode = "tozero" if len(y) and y.min() == y.max() else "normal"
+    constant = len(y) > 0 and y.min() == y.max()
     figure.update_yaxes(
-        title=name, type=kind, tickformat=".3~g", nticks=5, rangemode=mode, row=row, col=1
-    )
+        title=name, type=_axis(y), exponentformat="SI", nticks=5, row=row, col=1,
+        rangemode="tozero" if constant else "normal",
+    )  # fmt: skip
+    if _axis(y) == "log":
+        decades = np.log10(y.max() / y.min()) if len(y) else 1
+        figure.update_yaxes(
+            dtick=max(1, round(decades / 4)) if decades > 2 else None, row=row, col=1
+        )
+
+
+def _axis(values: Floats) -> str:
+    """Logarithmic where a linear axis would hide the smaller values."""
+    positive = len(values) > 0 and values.min() > 0
+    return "log" if positive and values.max() > 30 * values.min() else "linear"
 
 
 def thinned(step: Steps, values: Floats) -> tuple[Steps, Floats]:
@@ -141,7 +155,7 @@ def _exponent_ticks(values: Floats) -> Sequence[int]:
     if not len(values):
         return []
     low, high = int(np.floor(values.min())), int(np.ceil(values.max()))
-    stride = max(1, -(-(high - low) // 6))
+    stride = next((s for s in (1, 2, 4, 8, 16) if s * 6 >= high - low), 32)
     return list(range(low - low % stride, high + stride, stride))
 
 

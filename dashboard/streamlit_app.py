@@ -40,6 +40,7 @@ NUMBER = """<div><div style="color:#6B7280;font-size:.8rem">{label}</div>
 
 def main() -> None:
     st.set_page_config(page_title="ampwatch", page_icon="📉", layout="wide")
+    st.html("<style>.block-container{padding-top:2.4rem}</style>")
     with st.sidebar:
         st.markdown("### ampwatch")
         st.caption(runs.recorder()[1])
@@ -150,7 +151,7 @@ def strip(run: Run, diagnosis: Diagnosis) -> str:
         for fact in facts_of(run, diagnosis)
         if fact.label != "note"
     ]
-    return f'<div style="display:flex;gap:2rem;flex-wrap:wrap">{"".join(cells)}</div>'
+    return f'<div style="display:flex;gap:.3rem 1.7rem;flex-wrap:wrap">{"".join(cells)}</div>'
 
 
 def said(text: str) -> str:

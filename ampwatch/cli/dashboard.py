@@ -97,8 +97,9 @@ class Server:
             self._child.wait()
 
     def open_browser(self) -> None:
-        """Open the page, where there is a browser to open it."""
-        webbrowser.open(self.url)
+        """Open the page, where there is a screen to show it on."""
+        if sys.platform in {"darwin", "win32"} or {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
+            webbrowser.open(self.url)
 
     def wait(self) -> None:
         """Until Ctrl-C, or until the server ends by itself."""

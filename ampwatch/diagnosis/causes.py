@@ -20,8 +20,11 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "AMP902": ("AMP415", "AMP506", "AMP402"),
 }
 
-# A cause is seen at the same step, or a little later: layers are sampled, the scale is not.
+# A cause may be seen a little later than its effect. After a skip the very next steps are looked at
+# closely; what only a sample shows (weights, all activations finite) can take longer.
+DELAY_STEPS = 2
 SAMPLING_DELAY_STEPS = 20
+_SAMPLED = frozenset({"AMP204", "AMP207"})
 
 # Causes that no learning rate could have brought about.
 _NEVER_THE_RATE = frozenset(
@@ -53,7 +56,8 @@ def _explains(cause: Finding, effect: Finding) -> bool:
     if effect.code == "AMP207" or cause.code == "AMP207":
         # Each may follow from the other's course: here the order in time decides, without slack.
         return cause.first_step <= effect.first_step
-    return cause.first_step <= effect.first_step + SAMPLING_DELAY_STEPS
+    delay = SAMPLING_DELAY_STEPS if cause.code in _SAMPLED else DELAY_STEPS
+    return cause.first_step <= effect.first_step + delay
 
 
 def _rank(finding: Finding) -> tuple[bool, int, float, str]:

@@ -228,3 +228,12 @@ def test_every_rule_has_a_code_a_name_and_a_full_page():
         page = rule.page
         assert all((page.meaning, page.looks, page.not_to_confuse, page.do, page.example))
         assert rule.name == rule.name.lower().replace(" ", "-")
+
+
+def test_a_forward_overflow_that_came_after_the_fall_began_did_not_cause_it():
+    run = scaled_run(
+        [False] * 100 + [True] * 30,
+        events=event_table([overflow(s, "head", "forward") for s in range(110, 130)]),
+    )
+    assert diagnose(run).headline.code == "AMP103"
+    assert finding(run, "AMP203").because_of is None

@@ -167,8 +167,8 @@ def _fall(case: Case, episode: int) -> Seen:
         first_step=int(signals.step[start]),
         last_step=int(signals.step[last]),
         summary=f"The loss scale fell from {scale_text(level)} to {scale_text(low)} {ending}.",
-        cause=f"{count_text(skipped, 'step')} of {steps:,} skipped since step "
-        f"{signals.step[start]}: the gradients overflowed again at every lower scale.",
+        cause=f"From there {skipped:,} of {count_text(steps, 'step')} were skipped: the gradients "
+        "overflowed again at every lower scale.",
         action="Nothing to do unless it returns: the run recovered by itself."
         if healed
         else f"Stop: nothing is being learnt. Restart from a checkpoint before step "
