@@ -116,9 +116,10 @@ class Base:
         groups, skipped = _groups_for(entry, start, stop)
         try:
             file = parquet.ParquetFile(pa.py_buffer(self._map(entry)))
-            rows = file.read_row_groups(groups, columns=list(names)).select(names).cast(schema)
+            found = file.read_row_groups(groups, columns=list(names)).select(names)
+            rows = pa.Table.from_arrays(found.columns, schema=schema)
             rows.validate(full=True)
-        except (pa.ArrowException, OSError) as problem:
+        except (pa.ArrowException, OSError, TypeError) as problem:
             raise _damaged(self.folder / entry.file) from problem
         return rows.slice(start - skipped, stop - start)
 

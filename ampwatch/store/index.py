@@ -106,12 +106,10 @@ class Held:
     __slots__ = ("_ranges",)
 
     def __init__(self, sequences: np.ndarray = _NONE) -> None:
-        distinct = np.unique(sequences.astype(np.int64))
-        breaks = np.flatnonzero(np.diff(distinct) > 1)
-        firsts = distinct[np.concatenate([[0], breaks + 1])] if len(distinct) else distinct
-        lasts = distinct[np.concatenate([breaks, [-1]])] if len(distinct) else distinct
-        ends = (lasts + 1).tolist()
-        self._ranges = [list(pair) for pair in zip(firsts.tolist(), ends, strict=True)]
+        ordered = np.sort(sequences.astype(np.int64))
+        breaks = np.flatnonzero(np.diff(ordered) > 1)
+        stretches = np.split(ordered, breaks + 1) if len(ordered) else []
+        self._ranges = [[int(stretch[0]), int(stretch[-1]) + 1] for stretch in stretches]
 
     @property
     def first_missing(self) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet  # 80 ms that the first read of a finished run would pay
+import pyarrow.compute  # this and the next take 150 ms, which the first read would pay
+import pyarrow.parquet
 
 from ampwatch.errors import RunError
 from ampwatch.rows import SCHEMAS, Table
