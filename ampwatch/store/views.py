@@ -23,6 +23,8 @@ ATTEMPT = "attempt"  # not public; what layer numbers mean may change between at
 _STEP_BITS, _RANK_BITS = 42, 14
 _MAX_STEP = (1 << _STEP_BITS) - 2
 
+_MANY_CHUNKS = 16  # a log has one a batch, and every later look would walk them
+
 
 def step_keys(attempts: np.ndarray, steps: np.ndarray, ranks: np.ndarray | np.int64) -> np.ndarray:
     """One number a row by which rows stand in canonical order."""
@@ -60,6 +62,8 @@ class View:
         if not rows.num_rows:
             return None
         self._taken[log.rank] = start + rows.num_rows
+        if rows.column(0).num_chunks > _MANY_CHUNKS:
+            rows = rows.combine_chunks()
         attempts = log.attempts(self._table, start)[: rows.num_rows]
         keys = self._keys(log.rank, rows.column(self._key_name), attempts)
         ranks = column(np.full(rows.num_rows, log.rank), pa.int32())
