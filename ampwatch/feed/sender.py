@@ -33,8 +33,8 @@ from ampwatch.feed.window import Owed, Window
 BEAT_S = 1.0
 RECENTLY_S = 5.0  # a peer that has answered within it is connected
 _REFUSED_S = 30.0  # between two hellos to a recorder that will not listen
-_CHUNK_BYTES = 1 << 20  # served from the log in one call
-_CHUNK_FRAMES = 256
+_CHUNK_BYTES = 512 << 10  # served from the log in one call: a few milliseconds of a thread
+_CHUNK_FRAMES = 128
 _QUEUED_FRAMES = 1000
 _READ_TRIES = 10  # calls in a row before a log that cannot be read counts as lost
 

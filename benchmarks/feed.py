@@ -1,0 +1,154 @@
+"""What the feed costs: on the sender's thread, and in the recorder.
+
+    python benchmarks/feed.py
+
+Prints the microseconds of `send` and `poll` for one batch of 15 steps (what a loop of 10 ms a step
+makes in one flush) with nobody there, with a recorder, and while an hour's log is served beside it;
+then the CPU share of a recorder that ten ranks send ten batches a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from ampwatch import feed, store
+from ampwatch.codec import Batch, encode
+from ampwatch.rows import FORMAT, Table
+
+RANKS, BATCHES_PER_S, SECONDS = 10, 10, 10
+FLUSH_S = 0.15
+HOUR_FLUSHES = 24_000
+
+RECORDER = """
+import sys
+from ampwatch.recorder import Recorder
+with Recorder("tcp://127.0.0.1:*", sys.argv[1]) as recorder:
+    print(recorder.endpoint, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def batch_of(first_step: int, steps: int = 15) -> Batch:
+    columns = {
+        name: [0.1 * n for n in range(steps)] for name in ("scale", "loss", "lr", "grad_norm")
+    }
+    numbers = list(range(first_step, first_step + steps))
+    return encode(Table.STEPS, {"step": numbers, "time_ns": numbers, **columns})
+
+
+class Trainer:
+    """A rank with a log of its own and a sender."""
+
+    def __init__(self, folder: Path, endpoint: str, rank: int = 0, run_id: str = "") -> None:
+        info = store.RunInfo(id=run_id or secrets.token_hex(16), name="bench", world_size=RANKS + 1)
+        self.log = store.RankWriter(store.create_run(folder, info), rank)
+        hello = feed.Hello(info.id, rank, info.to_json(), FORMAT, "0")
+        self.sender = feed.Sender(endpoint, hello, self.log)
+        self.batch = batch_of(0)
+
+    def flush(self) -> float:
+        """File a batch, then send it; the microseconds of the sending alone."""
+        sequence = self.log.append(self.batch)
+        start = time.perf_counter()
+        self.sender.send(sequence, self.batch)
+        self.sender.poll()
+        return (time.perf_counter() - start) * 1e6
+
+    def costs(self, flushes: int, pause_s: float) -> str:
+        found = []
+        for _ in range(flushes):
+            found.append(self.flush())
+            time.sleep(pause_s)
+        worst = sorted(found)[int(len(found) * 0.99)]
+        return f"median {statistics.median(found):7.1f} µs   99 % below {worst:8.1f} µs"
+
+    def close(self) -> None:
+        self.sender.close()
+        self.log.close()
+
+
+def connected(trainer: Trainer) -> Trainer:
+    while trainer.sender.stats.acknowledged < trainer.log.next_sequence:
+        trainer.sender.poll()
+        time.sleep(0.001)
+    return trainer
+
+
+@contextlib.contextmanager
+def recorder(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """A recorder in a process of its own, as its endpoint and process."""
+    command = [sys.executable, "-c", RECORDER, str(folder)]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        yield child.stdout.readline().strip(), psutil.Process(child.pid)
+        child.stdin.close()
+
+
+def sender_costs(folder: Path) -> None:
+    alone = Trainer(folder / "alone", "tcp://127.0.0.1:9")
+    print(f"one batch: {alone.batch.row_count} steps, {len(alone.batch.payload)} bytes")
+    print("nobody there           ", alone.costs(500, 0.005))
+    alone.close()
+    with recorder(folder / "copies") as (endpoint, _):
+        live = Trainer(folder / "live", endpoint)
+        live.flush()
+        print("a recorder there       ", connected(live).costs(500, 0.005))
+        live.close()
+        late = Trainer(folder / "late", endpoint)
+        for _ in range(HOUR_FLUSHES):
+            late.log.append(late.batch)
+        late.flush()
+        print("while an hour is served", late.costs(40, FLUSH_S))
+        start, left = time.perf_counter(), HOUR_FLUSHES - late.sender.stats.acknowledged
+        connected(late)
+        seconds = time.perf_counter() - start
+        print(f"polled without a pause, the log is served at {left / seconds:.0f} batches/s")
+        late.close()
+
+
+def recorder_share(folder: Path) -> None:
+    with recorder(folder / "ten") as (endpoint, process):
+        print(
+            f"recorder, nobody there   {cpu_share(process, lambda: time.sleep(5)):6.2%} of a core"
+        )
+        run_id = secrets.token_hex(16)
+        ranks = [Trainer(folder / "ranks", endpoint, rank, run_id) for rank in range(RANKS)]
+        for trainer in ranks:
+            trainer.flush()
+            connected(trainer)
+
+        def drive() -> None:
+            for _ in range(SECONDS * BATCHES_PER_S):
+                for trainer in ranks:
+                    trainer.flush()
+                time.sleep(1 / BATCHES_PER_S)
+
+        share = cpu_share(process, drive)
+        print(f"recorder, {RANKS} ranks x {BATCHES_PER_S}/s {share:6.2%} of a core")
+        for trainer in ranks:
+            trainer.close()
+
+
+def cpu_share(process: psutil.Process, work: Callable[[], object]) -> float:
+    before, start = sum(process.cpu_times()[:2]), time.perf_counter()
+    work()
+    return (sum(process.cpu_times()[:2]) - before) / (time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["AMPWATCH_CONFIG_DIR"] = os.environ["XDG_STATE_HOME"] = f"{scratch}/home"
+        sender_costs(Path(scratch))
+        recorder_share(Path(scratch))
