@@ -25,7 +25,7 @@ from ampwatch.diagnosis.findings import (
 )
 from ampwatch.diagnosis.registry import Rule
 from ampwatch.diagnosis.rules import RULES
-from ampwatch.diagnosis.signals import Record, Signals, read_signals
+from ampwatch.diagnosis.signals import Integers, Record, Signals, read_signals
 from ampwatch.rows import EventKind
 
 __all__ = [
@@ -54,21 +54,26 @@ def diagnose(run: Record) -> Diagnosis:
 
 def _facts(run: Record, signals: Signals) -> RunFacts:
     known = np.flatnonzero(~np.isnan(signals.scale))
-    skipped = np.unique(signals.step[signals.skipped])
+    skipped = _distinct(signals.step[signals.skipped])
     told = {event.step for event in signals.of_kind(EventKind.OVERFLOW)}
     return RunFacts(
         id=run.info.id,
         source=run.info.source,
         ranks=tuple(run.ranks),
-        steps=len(np.unique(signals.step)),
+        steps=_distinct(signals.step),
         started=_iso(run.info.started_ns),
         ended=_iso(run.last_time_ns),
         clean_end=run.clean_end,
         first_scale=float(signals.scale[known[0]]) if len(known) else None,
         final_scale=signals.final_scale,
-        overflows=max(len(told), len(skipped)),
-        skipped=len(skipped),
+        overflows=max(len(told), skipped),
+        skipped=skipped,
     )
+
+
+def _distinct(steps: Integers) -> int:
+    """How many different steps there are; they come in order."""
+    return int((np.diff(steps) != 0).sum()) + 1 if len(steps) else 0
 
 
 def _iso(time_ns: int | None) -> str | None:

@@ -130,7 +130,8 @@ class Case:
     @cached_property
     def bad_input_steps(self) -> frozenset[int]:
         """The steps whose input was not finite."""
-        return frozenset(self.signals.step[self.signals.input_finite == 0].tolist())
+        told = {e.step for e in overflows(self.signals, "input") if e.step is not None}
+        return frozenset(told.union(self.signals.step[self.signals.input_finite == 0].tolist()))
 
     @cached_property
     def fatal_exceptions(self) -> tuple[Event, ...]:
@@ -145,6 +146,7 @@ class Case:
         steps = [
             *layers.step[layers.weight_finite == 0][:1].tolist(),
             *self.signals.step[self.signals.param_norm_bad][:1].tolist(),
+            *[e.step for e in overflows(self.signals, "weights") if e.step is not None],
         ]
         return min(steps, default=None)
 
@@ -195,10 +197,20 @@ def _forward_finite(signals: Signals) -> Flags:
     result = np.full(len(signals), -1, np.int8)
     for flag in (1, 0):  # one layer that is not finite outweighs all that are
         result[np.isin(signals.step, layers.step[layers.act_finite == flag])] = flag
-    for event in signals.of_kind(EventKind.OVERFLOW):
-        if event.detail.get("direction") == "forward":
-            result[signals.step == event.step] = 0
+    for direction, flag in _FORWARD_OF.items():
+        steps = [e.step for e in overflows(signals, direction) if e.step is not None]
+        result[np.isin(signals.step, steps)] = flag
     return result
+
+
+# What an overflow's direction says of the forward pass of its step.
+_FORWARD_OF = {"backward": 1, "loss": 1, "forward": 0, "input": 0, "weights": 0}
+
+
+def overflows(signals: Signals, direction: str) -> list[Event]:
+    """The overflow events that were traced to this direction."""
+    events = signals.of_kind(EventKind.OVERFLOW)
+    return [event for event in events if event.detail.get("direction") == direction]
 
 
 def _filled(values: Floats) -> Floats:

@@ -53,3 +53,6 @@ UNDERFLOW_SAMPLES = 3
 
 # Backward overflows with one culprit before it is named: two may be growth's own.
 BACKWARD_OVERFLOWS = 3
+
+# Steps without an update before it is a mistake: one may be a loop that left off in the middle.
+MISSING_UPDATES = 2

@@ -110,6 +110,7 @@ class Signals:
     loss: Floats
     loss_known: Mask
     input_finite: Flags
+    update_seen: Flags
     autocast_dtypes: frozenset[str]
     param_norm_bad: Mask
     layers: LayerRows
@@ -170,6 +171,7 @@ def read_signals(run: Record) -> Signals:
         loss=loss_here,
         loss_known=known_here,
         input_finite=_fold(np.minimum, _flags(rows, "input_finite"), firsts),
+        update_seen=_fold(np.maximum, _flags(rows, "update_seen"), firsts),
         autocast_dtypes=_different(rows, "autocast_dtype"),
         param_norm_bad=_fold(
             np.logical_or, _known(rows, "param_norm") & ~np.isfinite(norm), firsts
@@ -181,7 +183,7 @@ def read_signals(run: Record) -> Signals:
 
 _STEP_COLUMNS = (
     "step", "optimizer", "scale", "scale_after", "skipped", "loss",
-    "input_finite", "autocast_dtype", "param_norm",
+    "input_finite", "autocast_dtype", "param_norm", "update_seen",
 )  # fmt: skip
 _LAYER_COLUMNS = (
     "step", "layer", "input_finite", "act_finite", "weight_finite", "underflow_share",

@@ -84,7 +84,8 @@ def step_table(**columns: Sequence[Any]) -> pa.Table:
     count = len(next(iter(columns.values()), ()))
     types = {"loss": pa.float64(), "scale": pa.float64(), "scale_after": pa.float64(),
              "skipped": pa.bool_(), "autocast_dtype": pa.string(), "input_finite": pa.bool_(),
-             "param_norm": pa.float32(), "optimizer": pa.int16()}  # fmt: skip
+             "param_norm": pa.float32(), "update_seen": pa.bool_(),
+             "optimizer": pa.int16()}  # fmt: skip
     base = {
         "step": pa.array(columns.pop("step", range(count)), pa.int64()),
         "rank": pa.array(columns.pop("rank", [0] * count), pa.int32()),

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.signals import Event
+from ampwatch.diagnosis.words import count_text
 from ampwatch.rows import EventKind
 
 
@@ -56,15 +58,22 @@ def clip_before_unscale(case: Case) -> Iterator[Seen]:
     ),
 )
 def update_missing(case: Case) -> Iterator[Seen]:
-    """A step that no update closed."""
-    for event in _misuse(case, "AMP402"):
+    """Steps that no update closed."""
+    raised = case.signals.of_kind(EventKind.EXCEPTION)
+    twice = [e.step for e in raised if e.detail.get("second_step") and e.step is not None]
+    excused = {e.step for e in raised}
+    without = case.signals.step[:-1][case.signals.update_seen[:-1] == 0].tolist()
+    missing = sorted({*(step for step in without if step not in excused), *twice})
+    if len(missing) >= policy.MISSING_UPDATES or twice:
         yield Seen(
             severity=Severity.ERROR,
-            first_step=event.step,
+            first_step=missing[0],
+            last_step=missing[-1],
             summary="scaler.update() is missing.",
-            cause="The optimizer stepped and the next iteration began without an update.",
+            cause=f"In {count_text(len(missing), 'step')} the optimizer stepped and no update "
+            "followed before the next iteration.",
             action="Call scaler.update() once after the last scaler.step() of each iteration.",
-            ranks=(event.rank,),
+            evidence=(Evidence("update_seen", missing[0], "false"),),
         )
 
 

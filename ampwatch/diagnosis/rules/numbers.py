@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ampwatch.diagnosis import policy
-from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.case import Case, overflows
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.signals import Event, Signals
 from ampwatch.diagnosis.words import count_text, steps_text
-from ampwatch.rows import EventKind
 
 FP16_MAX = 65504.0
 
@@ -223,7 +222,8 @@ def weights_not_finite(case: Case) -> Iterator[Seen]:
     first = case.first_bad_weight_step
     if first is None:
         return
-    names = _innermost([layers.names[i] for i in np.unique(layers.layer[rows])])
+    told = [str(e.detail["layer"]) for e in _culprits(signals, "weights")]
+    names = told[:1] or _innermost([layers.names[i] for i in np.unique(layers.layer[rows])])
     where = names[0] if len(names) == 1 else None
     yield Seen(
         severity=Severity.ERROR,
@@ -253,8 +253,8 @@ def weights_not_finite(case: Case) -> Iterator[Seen]:
 def non_finite_input(case: Case) -> Iterator[Seen]:
     """A tensor entering the model is not finite."""
     signals = case.signals
-    at = signals.step[signals.input_finite == 0]
-    if not len(at):
+    at = sorted(case.bad_input_steps)
+    if not at:
         return
     standing = _stands(signals, int(at[-1]))
     yield Seen(
@@ -283,13 +283,12 @@ def _forward_action(case: Case, first: Event, layer: str) -> str:
 
 def _culprits(signals: Signals, direction: str) -> list[Event]:
     """The overflow events that name a layer in this direction."""
-    events = signals.of_kind(EventKind.OVERFLOW)
-    return [e for e in events if e.detail.get("direction") == direction and e.detail.get("layer")]
+    return [event for event in overflows(signals, direction) if event.detail.get("layer")]
 
 
 def _where(events: Sequence[Event]) -> str:
     """`the first`, or what the record can say when the layer is only a bound."""
-    bound = any(event.detail.get("bound") for event in events)
+    bound = any(event.detail.get("exact") is False for event in events)
     return "the first (as far as the record can tell)" if bound else "the first"
 
 

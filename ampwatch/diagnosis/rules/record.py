@@ -47,8 +47,7 @@ def _blind_spots(case: Case) -> Iterator[str]:
     unexplained = int(signals.skipped.sum()) - len(case.explained_steps)
     if not case.sees_forward and (bad_loss or unexplained > policy.STORM_FREE_SKIPS):
         yield "No layer's activations were recorded, so no layer can be named."
-    overflows = signals.of_kind(EventKind.OVERFLOW)
-    bounds = sum(bool(event.detail.get("bound")) for event in overflows)
+    bounds = sum(e.detail.get("exact") is False for e in signals.of_kind(EventKind.OVERFLOW))
     if bounds:
         yield f"The layer of {count_text(bounds, 'overflow')} is a bound, not a certainty."
 
