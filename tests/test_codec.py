@@ -128,6 +128,12 @@ def test_absent_is_null_and_nan_and_inf_are_values() -> None:
     assert found.column("scale").null_count == 3
 
 
+def test_inf_of_both_signs_beside_none_stays_apart_from_it() -> None:
+    losses = [math.inf, -math.inf, None, 1.0]
+    batch = encode(Table.STEPS, {"step": [1] * 4, "time_ns": [1] * 4, "loss": losses})
+    assert decode(Table.STEPS, batch.payload).column("loss").to_pylist() == losses
+
+
 def test_numpy_columns_and_lists_make_the_same_bytes() -> None:
     lists = {
         "step": [4, 5],

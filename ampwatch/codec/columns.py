@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,16 @@ Values = Sequence[Any] | np.ndarray
 
 def column(values: Values, kind: pa.DataType) -> pa.Array:
     """An Arrow array from a list (`None` is null) or a numpy array, without loading pandas."""
+    return _builder(kind)(values, kind)
+
+
+@functools.cache
+def _builder(kind: pa.DataType) -> Callable[[Values, pa.DataType], pa.Array]:
     if pa.types.is_list(kind):
-        return _list_column(values, kind)
+        return _list_column
     if pa.types.is_string(kind):
-        return _text_column(values, kind)
-    return _fixed_column(values, kind)
+        return _text_column
+    return _flag_column if pa.types.is_boolean(kind) else _number_column
 
 
 def _bitmap(flags: np.ndarray) -> pa.Buffer:
@@ -55,11 +60,29 @@ def numpy_type(kind: pa.DataType) -> np.dtype[Any]:
     return np.dtype(names.get(str(kind), str(kind)))
 
 
-def _fixed_column(values: Values, kind: pa.DataType) -> pa.Array:
+def _number_column(values: Values, kind: pa.DataType) -> pa.Array:
+    dtype = numpy_type(kind)
+    try:
+        data = np.ascontiguousarray(values, dtype)
+    except TypeError:  # a None among whole numbers
+        return _number_column_with_nulls(values, kind)
+    # numpy makes a None among floats a NaN: one sum shows whether there can be one.
+    is_listed = not isinstance(values, np.ndarray)
+    if is_listed and dtype.kind == "f" and np.isnan(np.add.reduce(data, axis=None)):
+        return _number_column_with_nulls(values, kind)
+    return pa.Array.from_buffers(kind, len(data), [None, pa.py_buffer(data)], 0)
+
+
+def _number_column_with_nulls(values: Values, kind: pa.DataType) -> pa.Array:
     filled, validity, null_count = _split_nulls(values, 0)
-    data = np.ascontiguousarray(filled, dtype=numpy_type(kind))
-    buffer = _bitmap(data) if pa.types.is_boolean(kind) else pa.py_buffer(data)
-    return pa.Array.from_buffers(kind, len(data), [validity, buffer], null_count)
+    data = np.ascontiguousarray(filled, numpy_type(kind))
+    return pa.Array.from_buffers(kind, len(data), [validity, pa.py_buffer(data)], null_count)
+
+
+def _flag_column(values: Values, kind: pa.DataType) -> pa.Array:
+    filled, validity, null_count = _split_nulls(values, filler=False)
+    bits = _bitmap(np.asarray(filled, bool))
+    return pa.Array.from_buffers(kind, len(filled), [validity, bits], null_count)
 
 
 def _text_column(values: Values, kind: pa.DataType) -> pa.Array:
@@ -77,7 +100,7 @@ def _list_column(values: Values, kind: pa.DataType) -> pa.Array:
         flat: Values = filled.reshape(-1)
     else:
         flat = list(itertools.chain.from_iterable(filled))
-    child = _fixed_column(flat, kind.value_type)
+    child = _number_column(flat, kind.value_type)
     buffers = [validity, pa.py_buffer(offsets)]
     return pa.Array.from_buffers(kind, len(filled), buffers, null_count, children=[child])
 
