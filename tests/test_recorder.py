@@ -249,6 +249,28 @@ def test_a_run_that_the_trainer_writes_here_is_watched_and_not_written(tmp_path)
     assert len(batches_in(trainer.folder)) == 6
 
 
+def test_a_copy_that_the_trainer_takes_over_is_watched_from_then_on(tmp_path, copies, monkeypatch):
+    monkeypatch.setattr("ampwatch.recorder.recorder._RETRY_S", 0.0)
+    with Recorder(ANY_PORT, copies) as recorder:
+        trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(5))
+        until_acknowledged(trainer.sender, 5)
+        trainer.sender.close(timeout_s=0.0)
+        trainer.log.close()
+    woken = []
+    with Recorder(ANY_PORT, copies, on_rows=woken.append) as recorder:
+        resumed = Trainer(copies, recorder.endpoint).steps(range(5, 8))
+        assert resumed.folder == copies / "run"
+        eventually(
+            lambda: (record := record_of(recorder)) is not None and not record.is_copy,
+            resumed.sender.poll,
+        )
+        woken.clear()
+        resumed.step(8)
+        eventually(lambda: woken, resumed.sender.poll)
+        assert resumed.close()
+    assert store.open_run(copies / "run").steps["step"].to_pylist() == list(range(9))
+
+
 def test_two_ranks_and_two_runs_are_filed_apart_and_compacted_when_all_have_ended(tmp_path, copies):
     with Recorder(ANY_PORT, copies) as recorder:
         trainers = [

@@ -47,7 +47,8 @@ class Peer:
     is_paused: bool = True
     is_ended: bool = False
     is_refused: bool = False
-    heard_ns: int = 0  # by the recorder's clock
+    heard_ns: int = 0  # by the recorder's wall clock, and by one that never jumps
+    heard_s: float = 0.0
     beat_time_ns: int = 0  # by the trainer's
     rows: int = 0
     bytes: int = 0

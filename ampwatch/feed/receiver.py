@@ -195,7 +195,8 @@ class Receiver:
         if peer is None or (frame.token == 0 and frame.kind is not Kind.HELLO):
             self._send(identity, Frame(Kind.WHO, key.run_id, key.rank))
             return None
-        peer.identity, peer.heard_ns = identity, time.time_ns()
+        peer.identity = identity
+        peer.heard_ns, peer.heard_s = time.time_ns(), time.monotonic()
         return peer
 
     def _follow(self, peer: Peer, frame: Frame) -> Iterator[Arrival]:

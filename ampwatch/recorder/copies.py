@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from ampwatch import store
 from ampwatch.codec import Batch
 from ampwatch.errors import AmpwatchError, RunError
+from ampwatch.store import locks
 from ampwatch.store.index import INDEX_FILE
 from ampwatch.store.layout import rank_folder
 
@@ -51,6 +53,7 @@ class RankCopy:
 
     def open(self) -> None:
         """Continue the copy from what it holds; RunError if that cannot be now."""
+        self._refuse_if_in_use()
         self.gaps = list(read_copies(self.folder).get(self.rank, CopyNote()).gaps)
         self.save()
         self._writer = store.RankWriter(self.folder, self.rank)
@@ -116,6 +119,16 @@ class RankCopy:
             self._suspect = (time.monotonic(), index_bytes)
         waited_s = time.monotonic() - self._suspect[0]
         return waited_s > _PATIENCE_S and head > self.head_at_hello
+
+    def _refuse_if_in_use(self) -> None:
+        """Ask for the lock without waiting, as a writer would: other ranks' rows are due."""
+        folder = rank_folder(self.folder, self.rank)
+        try:
+            folder.mkdir(exist_ok=True)
+            os.close(locks.hold(folder))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise RunError(f"{folder} cannot be written ({reason}).", path=folder) from error
 
     def _lowest_wanted(self) -> int:
         """The lowest number that is neither in the files nor known to be lost."""

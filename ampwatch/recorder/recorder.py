@@ -201,8 +201,7 @@ class Recorder:
         if copy.is_copy:
             self._open(key, copy)
         else:
-            copy.filed = arrival.head
-            self._feed.resume(key, copy.filed)
+            self._watch(key, copy)
         if copy.filed > arrival.head:
             self._note(
                 f"{key}: the trainer's log was cut to {arrival.head} batches and the copy in "
@@ -229,10 +228,21 @@ class Recorder:
     def _open(self, key: feed.PeerKey, copy: RankCopy) -> None:
         try:
             copy.open()
+        except RunInUseError as error:
+            if copy.blocked_until_s is None:  # a compaction may be swapping files
+                self._block(key, copy, error)
+            else:
+                self._watch(key, copy)
         except AmpwatchError as error:
             self._block(key, copy, error)
         else:
             self._feed.resume(key, copy.filed)
+
+    def _watch(self, key: feed.PeerKey, copy: RankCopy) -> None:
+        """Follow a rank that somebody else writes here, the trainer itself as a rule."""
+        copy.is_copy, copy.blocked_until_s = False, None
+        copy.filed = self._feed.peers[key].head
+        self._feed.resume(key, copy.filed)
 
     def _file(self, key: feed.PeerKey, sequence: int, batch: Batch) -> None:
         copy = self._copies[key]
@@ -357,4 +367,4 @@ class Recorder:
 
 
 def _silent_s(peer: feed.Peer) -> float:
-    return (time.time_ns() - peer.heard_ns) / 1e9
+    return time.monotonic() - peer.heard_s
