@@ -134,7 +134,7 @@ def _key(scaler: Any, model: Any) -> int:
 
 def _watch_of(scaler: Any, model: Any) -> Watch | None:
     known = _WATCHES.get(_key(scaler, model))
-    return None if known is None or known.closed else known
+    return known if known is not None and known.watches(scaler) else None
 
 
 # -- beginning -----------------------------------------------------------------------------------
@@ -144,11 +144,13 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     guard = Guard()
     own_info, rank = _run_info(scaler, settings)
     log, info, run_folder = _open_log(own_info, rank, settings)
+    digest = Digest(surveyed)
+    devices = DeviceSampler(_devices(surveyed))
     courier = Courier(
-        Digest(surveyed),
+        weakref.ref(digest),
         log,
         lambda: _open_post(info, rank, log, settings),
-        DeviceSampler(_devices(surveyed)).sample,
+        devices.sample,
         guard,
     )
     observer = LayerObserver(surveyed, guard) if surveyed.layers else None
@@ -159,7 +161,7 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     loop.event(EventKind.STARTED, _started(own_info, settings, rank))
     for one in optimizers:
         loop.view(one)
-    return Watch(scaler, surveyed, loop, observer, courier, guard, run_folder)
+    return Watch(scaler, surveyed, loop, observer, digest, courier, devices, guard, run_folder)
 
 
 def _run_info(scaler: Any, settings: Settings) -> tuple[RunInfo, int]:

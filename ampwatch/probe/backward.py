@@ -21,6 +21,23 @@ from ampwatch.probe.hooks import Hook
 from ampwatch.probe.records import Loss
 
 
+def leaves_of(start: Tensor) -> list[Tensor]:
+    """The tensors into which a backward from here would accumulate."""
+    leaves: list[Tensor] = []
+    seen = set()
+    nodes = [start.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            leaves.append(variable)
+        nodes += [following for following, _ in node.next_functions]
+    return leaves
+
+
 class BackwardWatch:
     """Follows the backward passes of one loop."""
 
@@ -55,6 +72,8 @@ class BackwardWatch:
 
     def follow(self, start: Tensor, loss: Loss | None) -> None:
         """Mark the pass that will start at this tensor."""
+        if not self._parameters:  # no model was given and no optimizer has been seen yet
+            self.add(leaves_of(start))
         start.register_hook(Hook(self._guard, self._began, loss))  # type: ignore[no-untyped-call]
 
     def _began(self, loss: Loss | None, gradient: Tensor) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -63,14 +64,15 @@ class Courier:
 
     def __init__(
         self,
-        digest: Digest,
+        digest: weakref.ref[Digest],
         log: Log,
         open_post: Callable[[], Post | None],
         sample_devices: Callable[[int], dict[str, list[Any]]],
         guard: Guard,
     ) -> None:
         self.lost_rows = 0
-        self._digest = digest
+        self._digest = digest  # it knows the model, which this thread must not keep alive
+        self._last_digest: Digest | None = None
         self._log = log
         self._open_post = open_post
         self._post: Post | None = None
@@ -93,13 +95,16 @@ class Courier:
                 turn.update = None  # the dearest part: the update's figures become absent
         self._queue.append(record)
 
-    def close(self, last: EventRecord) -> None:
+    def close(self, last: EventRecord, digest: Digest, *, wait: bool) -> None:
         """Carry what is left, say the end, and let go; waits a few seconds at most."""
         if os.getpid() != self._pid:
             return
+        self._last_digest = digest
         self._queue.append(last)
         self._stop = True
         self._wake.set()
+        if not wait:
+            return
         self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
             warn("could not finish writing within 10 s; the end of the log may be missing.")
@@ -118,12 +123,14 @@ class Courier:
         if self._post is not None:
             self._post.close()
         self._log.close()
+        self._last_digest = None
 
     def _flush(self) -> None:
         records = [self._queue.popleft() for _ in range(len(self._queue))]
         steps = [record for record in records if isinstance(record, StepRecord)]
         self._record_bytes = max(map(_size_bytes, steps), default=self._record_bytes)
-        sets = self._digest.rows(records) if records else []
+        digest = self._last_digest or self._digest()
+        sets = digest.rows(records) if records and digest is not None else []
         now = time.monotonic()
         if now - self._sampled_at >= DEVICE_SECONDS:
             self._sampled_at = now

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampwatch.probe.backward import BackwardWatch
 from ampwatch.probe.gradients import any_half, fingerprint, norms_of, versions_of
@@ -74,9 +77,13 @@ class Loop:
         self._before: Any = None  # its slices
         self._early: dict[int, Any] = {}  # norms taken at the end of a backward, by optimizer
         self._unedited_steps = 0
+        self.owner: Any = None  # the watch: alive as long as the scaler or optimizer that calls us
         self._closed_at: float | None = None
         self._settling: deque[StepRecord] = deque()
         self._said: set[str] = set()
+        # The hook is every optimizer's: it may not keep this loop, and through it a model, alive.
+        hook = register_optimizer_step_pre_hook(partial(_any_optimizer_begins, weakref.ref(self)))
+        self._discovery = weakref.finalize(self, hook.remove)
         self._last_error: int | None = None  # its id: holding it would hold its frames
 
     # -- what is in progress ---------------------------------------------------------------------
@@ -249,6 +256,16 @@ class Loop:
         self.event(EventKind.STATE_LOADED, {"of": "scaler", **numbers})
 
     # -- the optimizer's own calls ---------------------------------------------------------------
+
+    def discover(self, optimizer: Any) -> None:
+        """Some optimizer steps; an unknown one that holds our parameters bypasses the scaler."""
+        if id(optimizer) not in self.views and self._positions:
+            self._guarded(self._discover, optimizer)
+
+    def _discover(self, optimizer: Any) -> None:
+        groups = optimizer.param_groups
+        if any(id(p) in self._positions for group in groups for p in group["params"]):
+            self._begin_own_step(optimizer)
 
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
         """`optimizer.step()` starts, through the scaler or past it."""
@@ -424,7 +441,15 @@ class Loop:
         self.settle()
         for view in self.views.values():
             view.release()
+        self._discovery()
         self._backward.release()
+        self.owner = None
+
+
+def _any_optimizer_begins(reference: weakref.ref[Loop], optimizer: Any, *_: Any) -> None:
+    loop = reference()
+    if loop is not None:
+        loop.discover(optimizer)
 
 
 def _put_amax(value: Tensor, pack: Pack) -> int:

@@ -15,6 +15,8 @@ from torch import Tensor
 from ampwatch.probe import ending
 from ampwatch.probe import scaler as scaler_class
 from ampwatch.probe.courier import Courier
+from ampwatch.probe.devices import DeviceSampler
+from ampwatch.probe.digest import Digest
 from ampwatch.probe.guard import Guard, warn
 from ampwatch.probe.last_words import describe
 from ampwatch.probe.layers import LayerObserver
@@ -35,7 +37,9 @@ class Watch:
         survey: Survey,
         loop: Loop,
         observer: LayerObserver | None,
+        digest: Digest,
         courier: Courier,
+        devices: DeviceSampler,
         guard: Guard,
         run_folder: Path | None,
     ) -> None:
@@ -44,13 +48,16 @@ class Watch:
         self._survey = survey
         self._loop = loop
         self._observer = observer
+        self._digest = digest
         self._courier = courier
+        self._devices = devices
         self._guard = guard
         self._pid = os.getpid()
         self._closed = False
         self._names = {id(layer.module): layer.name for layer in survey.layers}
         self._stood = ending.standing()
         self._swapped = None if scaler is None else scaler_class.swap(scaler, loop, guard)
+        loop.owner = self
         _LIVE.add(self)
         self._cancel = ending.at_end(partial(_close_at_exit, weakref.ref(self)))
 
@@ -58,6 +65,10 @@ class Watch:
     def closed(self) -> bool:
         """Whether the watch has ended."""
         return self._closed
+
+    def watches(self, scaler: Any) -> bool:
+        """Whether it still goes on, and for this scaler."""
+        return not self._closed and self._scaler is scaler
 
     @property
     def lost_rows(self) -> int:
@@ -77,6 +88,14 @@ class Watch:
 
     def close(self) -> None:
         """End the watch: the scaler is as it was, the log complete. Again does nothing."""
+        self._close(wait=True)
+
+    def __del__(self) -> None:
+        """Scaler and model are gone and nobody holds the watch: end it without waiting."""
+        if hasattr(self, "_cancel"):
+            self._close(wait=False)
+
+    def _close(self, *, wait: bool) -> None:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -86,7 +105,8 @@ class Watch:
         if self._observer is not None:
             self._guard.run(self._observer.release)
         self._guard.off = False  # what was seen before a failure is still to be carried
-        self._courier.close(self._end_event())
+        self._courier.close(self._end_event(), self._digest, wait=wait)
+        self._guard.run(self._devices.close)
         self._cancel()
         _LIVE.discard(self)
 
@@ -95,8 +115,9 @@ class Watch:
         self._guard.run(self._note_exception, error)
 
     def _note_exception(self, error: BaseException) -> None:
-        words = describe(error, self._names)
-        self._loop.event(EventKind.EXCEPTION, {"fatal": True, **words.to_json()})
+        words = describe(error, self._names, self._devices)
+        fatal = not isinstance(error, KeyboardInterrupt)  # the user's own wish is no failure
+        self._loop.event(EventKind.EXCEPTION, {"fatal": fatal, **words.to_json()})
 
     def _end_event(self) -> EventRecord:
         detail = {"steps": self._loop.step, "own_failures": self._guard.failures}

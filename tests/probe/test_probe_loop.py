@@ -1,0 +1,400 @@
+"""Which call belongs to which step, where a step ends, and what its row then says."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import ampwatch
+
+
+class Trainer:
+    """A small real training; `watch` it, call the loop's parts in any order, `read` the run."""
+
+    def __init__(self, folder, *, scale=1024.0, enabled=True, model=None, **settings):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=enabled)
+        watched = self.model if model is None else None
+        self.watch = ampwatch.attach(self.scaler, watched, log_dir=folder, run="r", **settings)
+
+    def loss(self, factor=1.0):
+        return self.model(torch.ones(3, 4)).square().mean() * factor
+
+    def backward(self, factor=1.0):
+        loss = self.loss(factor)
+        self.scaler.scale(loss).backward()
+        return loss.item()
+
+    def step(self, factor=1.0):
+        self.optimizer.zero_grad()
+        loss = self.backward(factor)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss
+
+    def read(self):
+        self.watch.close()
+        return ampwatch.open_run(self.watch.run_folder)
+
+
+def column(run, name):
+    return run.steps[name].to_pylist()
+
+
+def events(run, kind):
+    return [
+        json.loads(event["detail"]) for event in run.events.to_pylist() if event["kind"] == kind
+    ]
+
+
+def test_each_update_closes_one_row(tmp_path):
+    trainer = Trainer(tmp_path)
+    losses = [trainer.step() for _ in range(60)]
+    run = trainer.read()
+    assert column(run, "step") == list(range(60))
+    assert column(run, "loss") == losses
+    assert column(run, "micro_batches") == [1] * 60
+    assert column(run, "update_seen") == [True] * 60
+    assert column(run, "stepped") == [True] * 60
+
+
+@pytest.mark.parametrize("model", [None, "no model"])
+def test_divided_micro_batches_add_up_to_the_whole(tmp_path, model):
+    trainer = Trainer(tmp_path, model=model)
+    sums = []
+    for _ in range(40):
+        trainer.optimizer.zero_grad()
+        sums.append(sum(trainer.backward(factor / 10) for factor in (1, 2, 3)))
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+    run = trainer.read()
+    assert column(run, "loss") == pytest.approx(sums, rel=1e-12)
+    assert column(run, "micro_batches") == [3] * 40
+
+
+def penalised_step(trainer):
+    """One step of PyTorch's gradient-penalty recipe; returns the loss whose backward counts."""
+    trainer.optimizer.zero_grad()
+    loss = trainer.loss()
+    scaled = torch.autograd.grad(
+        trainer.scaler.scale(loss), trainer.model.parameters(), create_graph=True
+    )
+    gradients = [gradient / trainer.scaler.get_scale() for gradient in scaled]
+    whole = loss + sum(gradient.square().sum() for gradient in gradients).sqrt()
+    trainer.scaler.scale(whole).backward()
+    trainer.scaler.step(trainer.optimizer)
+    trainer.scaler.update()
+    return whole.item()
+
+
+@pytest.mark.parametrize("model", [None, "no model"])
+@pytest.mark.parametrize("every", [1, 16])
+def test_the_inner_loss_of_a_gradient_penalty_does_not_count(tmp_path, model, every):
+    trainer = Trainer(tmp_path, model=model)
+    # Every 16th is a lazy penalty: the loop looks plain in between.
+    losses = [penalised_step(trainer) if n % every == 0 else trainer.step() for n in range(50)]
+    run = trainer.read()
+    assert column(run, "loss") == pytest.approx(losses, rel=1e-12)
+    assert column(run, "micro_batches") == [1] * 50
+
+
+def test_two_losses_summed_before_one_backward_both_count(tmp_path):
+    trainer = Trainer(tmp_path)
+    expected = []
+    for number in range(40):
+        trainer.optimizer.zero_grad()
+        if number == 30:  # for the first time
+            first, second = trainer.loss(), trainer.loss(0.5)
+            (trainer.scaler.scale(first) + trainer.scaler.scale(second)).backward()
+            expected.append(first.item() + second.item())
+        else:
+            expected.append(trainer.backward())
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+    assert column(trainer.read(), "loss") == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_loss_that_is_scaled_but_never_used_does_not_count(tmp_path):
+    trainer = Trainer(tmp_path)
+    trainer.optimizer.zero_grad()
+    trainer.scaler.scale(trainer.loss(100.0))
+    loss = trainer.backward()
+    trainer.scaler.step(trainer.optimizer)
+    trainer.scaler.update()
+    assert column(trainer.read(), "loss") == [loss]
+
+
+def test_two_optimizers_give_two_rows_a_step_each_with_its_own_loss(tmp_path):
+    trainer = Trainer(tmp_path)
+    other = nn.Linear(4, 1)
+    second = torch.optim.Adam(other.parameters(), lr=0.5)
+    for _ in range(3):
+        trainer.optimizer.zero_grad()
+        first_loss = trainer.backward()
+        trainer.scaler.step(trainer.optimizer)
+        second.zero_grad()
+        loss = other(torch.ones(2, 4)).square().mean()
+        trainer.scaler.scale(loss).backward()
+        trainer.scaler.step(second)
+        trainer.scaler.update()
+    run = trainer.read()
+    assert column(run, "step") == [0, 0, 1, 1, 2, 2]
+    assert column(run, "optimizer") == [0, 1] * 3
+    assert column(run, "loss")[-2:] == [first_loss, loss.item()]
+    assert column(run, "lr") == [0.1, 0.5] * 3
+    assert [event["class"] for event in events(run, "optimizer")] == ["SGD", "Adam"]
+
+
+def test_of_two_optimizers_only_the_one_that_overflowed_has_skipped(tmp_path):
+    trainer = Trainer(tmp_path)
+    other = nn.Linear(4, 1)
+    second = torch.optim.SGD(other.parameters(), lr=0.5)
+    trainer.backward()
+    trainer.scaler.scale(other(torch.full((2, 4), math.inf)).mean()).backward()
+    trainer.scaler.step(trainer.optimizer)
+    trainer.scaler.step(second)
+    trainer.scaler.update()
+    run = trainer.read()
+    assert column(run, "skipped") == [False, True]
+    assert column(run, "stepped") == [True, False]
+    assert column(run, "scale_after") == [512.0, 512.0]
+    assert events(run, "overflow")[0]["optimizers"] == [1]
+
+
+def test_a_loop_without_update_has_a_row_for_each_round(tmp_path):
+    trainer = Trainer(tmp_path)
+    trainer.optimizer.zero_grad()
+    trainer.backward()
+    trainer.scaler.step(trainer.optimizer)
+    trainer.backward()
+    with pytest.raises(RuntimeError, match="already been called"):
+        trainer.scaler.step(trainer.optimizer)
+    run = trainer.read()
+    assert column(run, "update_seen") == [False, False]
+    assert [event["where"] for event in events(run, "exception")] == ["step"]
+
+
+def test_a_step_left_open_is_closed_with_the_watch(tmp_path):
+    trainer = Trainer(tmp_path)
+    trainer.step()
+    trainer.backward()
+    trainer.scaler.step(trainer.optimizer)
+    assert column(trainer.read(), "update_seen") == [True, False]
+
+
+def test_an_optimizer_stepped_past_the_scaler_is_said(tmp_path):
+    trainer = Trainer(tmp_path)
+    for _ in range(3):
+        trainer.optimizer.zero_grad()
+        trainer.backward()
+        trainer.optimizer.step()
+    run = trainer.read()
+    assert column(run, "stepped") == [True] * 3
+    assert column(run, "found_inf") == [None] * 3
+    assert [event["code"] for event in events(run, "misuse")] == ["AMP404"]
+
+
+@pytest.mark.parametrize("from_step", [0, 15])
+def test_clipping_before_unscale_costs_the_norm_and_is_said(tmp_path, from_step):
+    trainer = Trainer(tmp_path)
+    for number in range(from_step + 25):
+        trainer.optimizer.zero_grad()
+        trainer.backward()
+        if number >= from_step:
+            nn.utils.clip_grad_norm_(trainer.model.parameters(), 0.001)
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+    run = trainer.read()
+    unknown = [norm is None for norm in column(run, "grad_norm")]
+    assert unknown == [number >= from_step for number in range(from_step + 25)]
+    assert column(run, "grad_norm_applied")[-1] == pytest.approx(0.001 / 1024, rel=1e-3)
+    assert [event["code"] for event in events(run, "misuse")] == ["AMP401"]
+
+
+def test_clipping_after_unscale_gives_both_norms(tmp_path):
+    trainer = Trainer(tmp_path)
+    expected = []
+    for _ in range(30):
+        trainer.optimizer.zero_grad()
+        trainer.backward()
+        trainer.scaler.unscale_(trainer.optimizer)
+        expected.append(nn.utils.clip_grad_norm_(trainer.model.parameters(), 0.01).item())
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+    run = trainer.read()
+    assert column(run, "grad_norm") == expected
+    assert column(run, "grad_norm_applied") == pytest.approx([0.01] * 30, rel=1e-3)
+    assert events(run, "misuse") == []
+
+
+def test_gradients_zeroed_in_place_are_not_taken_for_clipped(tmp_path):
+    trainer = Trainer(tmp_path)
+    for _ in range(40):
+        trainer.optimizer.zero_grad(set_to_none=False)
+        trainer.backward()
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+    run = trainer.read()
+    assert column(run, "grad_norm").count(None) <= 1  # where the loop first stopped being plain
+    assert events(run, "misuse") == []
+
+
+def test_a_backward_under_autocast_is_said(tmp_path):
+    trainer = Trainer(tmp_path)
+    with torch.autocast("cpu", torch.float16):
+        trainer.backward()
+    trainer.scaler.step(trainer.optimizer)
+    trainer.scaler.update()
+    assert [event["code"] for event in events(trainer.read(), "misuse")] == ["AMP409"]
+
+
+def test_forward_passes_for_evaluation_make_no_rows(tmp_path):
+    trainer = Trainer(tmp_path)
+    trainer.step()
+    trainer.model.eval()
+    trainer.loss()
+    trainer.model.train()
+    with torch.no_grad():
+        trainer.loss()
+    assert trainer.read().steps.num_rows == 1
+
+
+def test_what_the_user_logs_stands_in_the_step_in_progress(tmp_path):
+    trainer = Trainer(tmp_path)
+    trainer.watch.log(tokens=10, val_loss=torch.tensor(2.5))
+    trainer.step()
+    trainer.step()
+    trainer.watch.log(tokens=30)
+    trainer.step()
+    run = trainer.read()
+    assert column(run, "tokens") == [10.0, None, 30.0]
+    assert column(run, "val_loss") == [2.5, None, None]
+
+
+def test_a_scale_set_by_hand_and_a_saved_state_are_events(tmp_path):
+    trainer = Trainer(tmp_path)
+    trainer.step()
+    state = trainer.scaler.state_dict()
+    trainer.optimizer.zero_grad()
+    trainer.backward()
+    trainer.scaler.step(trainer.optimizer)
+    trainer.scaler.update(8.0)
+    trainer.scaler.load_state_dict(state)
+    trainer.step()
+    run = trainer.read()
+    assert column(run, "scale") == [1024.0, 1024.0, 1024.0]
+    assert column(run, "scale_after") == [1024.0, 8.0, 1024.0]
+    kinds = run.events["kind"].to_pylist()
+    assert [kind for kind in kinds if kind.startswith(("scale-", "state-"))] == [
+        "state-saved",
+        "scale-set",
+        "state-loaded",
+    ]
+
+
+def test_another_optimizer_over_the_same_parameters_replaces_the_first(tmp_path):
+    trainer = Trainer(tmp_path)
+    trainer.step()
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.2)
+    trainer.step()
+    run = trainer.read()
+    assert column(run, "lr") == [0.1, 0.2]
+    assert len(events(run, "optimizer-replaced")) == 1
+
+
+def test_without_an_enabled_scaler_a_step_ends_with_the_optimizer(tmp_path):
+    trainer = Trainer(tmp_path, enabled=False)
+    losses = [trainer.step() for _ in range(4)]
+    run = trainer.read()
+    assert column(run, "loss") == losses
+    assert column(run, "scale") == [None] * 4
+    assert column(run, "skipped") == [False] * 4
+    assert column(run, "update_seen") == [None] * 4
+
+
+@pytest.mark.parametrize("clip_from", [0, 12])
+def test_without_a_scaler_norms_stand_before_and_after_clipping(tmp_path, clip_from):
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = ampwatch.attach(None, model, optimizer=optimizer, log_dir=tmp_path, run="r")
+    before, after = [], []
+    for number in range(20):
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 4)).square().mean()
+        loss.backward()
+        watch.log(loss=loss)
+        limit = 0.01 if number >= clip_from else math.inf
+        if number >= clip_from:
+            before.append(nn.utils.clip_grad_norm_(model.parameters(), limit).item())
+        else:
+            before.append(nn.utils.get_total_norm([p.grad for p in model.parameters()]).item())
+        after.append(nn.utils.get_total_norm([p.grad for p in model.parameters()]).item())
+        optimizer.step()
+    watch.close()
+    run = ampwatch.open_run(watch.run_folder)
+    pairs = zip(column(run, "grad_norm"), before, strict=True)
+    known = [(got, want) for got, want in pairs if got is not None]
+    assert len(known) >= 19  # one is unknown where clipping begins unannounced
+    assert all(got == want for got, want in known)
+    assert column(run, "grad_norm_applied") == after
+    assert None not in column(run, "loss")
+
+
+def test_steps_go_on_from_the_start_step(tmp_path):
+    trainer = Trainer(tmp_path, start_step=500)
+    trainer.step()
+    trainer.step()
+    assert column(trainer.read(), "step") == [500, 501]
+
+
+def test_layers_are_written_on_sampled_steps_and_around_an_overflow(tmp_path):
+    trainer = Trainer(tmp_path, layer_every=40)
+    for number in range(200):
+        trainer.step(math.inf if number == 150 else 1.0)
+    run = trainer.read()
+    steps = set(run.layers["step"].to_pylist())
+    sampled = {*range(10), *range(0, 200, 40)}
+    ring = set(range(150 - 63, 151))
+    armed = set(range(151, 171))
+    assert steps == sampled | ring | armed
+
+
+def test_gradient_norms_by_layer_are_those_of_its_parameters(tmp_path):
+    trainer = Trainer(tmp_path)
+    trainer.optimizer.zero_grad()
+    trainer.backward()
+    trainer.scaler.unscale_(trainer.optimizer)
+    expected = {
+        name: math.sqrt(sum(p.grad.square().sum().item() for p in layer.parameters()))
+        for name, layer in trainer.model.named_children()
+        if name != "1"
+    }
+    trainer.scaler.step(trainer.optimizer)
+    trainer.scaler.update()
+    rows = trainer.read().layers.to_pylist()
+    norms = {row["layer"]: row["grad_norm"] for row in rows if row["grad_norm"] is not None}
+    assert norms == pytest.approx(expected, rel=1e-6)
+    assert all(row["grad_finite"] for row in rows if row["grad_norm"] is not None)
+
+
+def test_rates_and_their_bases_follow_each_group(tmp_path):
+    trainer = Trainer(tmp_path)
+    first, _, last = trainer.model
+    trainer.optimizer = torch.optim.SGD(
+        [{"params": first.parameters()}, {"params": last.parameters(), "lr": 0.02}], lr=0.1
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(trainer.optimizer, [0.4, 0.08], total_steps=20)
+    expected = []
+    for _ in range(6):
+        expected.append([group["lr"] for group in trainer.optimizer.param_groups])
+        trainer.step()
+        schedule.step()
+    run = trainer.read()
+    assert column(run, "lrs") == expected
+    assert column(run, "lr_bases") == [[0.4, 0.08]] * 6
