@@ -11,6 +11,7 @@ from pathlib import Path
 from ampwatch import feed, store
 from ampwatch.codec import Batch
 from ampwatch.errors import AmpwatchError, RunError, RunInUseError
+from ampwatch.recorder.compactor import Compactor
 from ampwatch.recorder.copies import RankCopy, place
 from ampwatch.recorder.records import RankRecord, RecordedRun, RecorderStats
 from ampwatch.rows import FORMAT
@@ -19,7 +20,6 @@ ALIVE_S = 5.0
 _IDLE_S = 0.25
 _RETRY_S = 5.0
 _FORGET_S = 600.0
-_COMPACTION_PATIENCE_S = 10.0
 _NOTES_KEPT = 200
 _BAD_FRAMES_SAID = 100
 
@@ -52,7 +52,7 @@ class Recorder:
         self._woken: set[Path] = set()
         self._receiver: feed.Receiver | None = None
         self._thread: threading.Thread | None = None
-        self._compaction: threading.Thread | None = None
+        self._compactor = Compactor(self._note)
         self._stopping = threading.Event()
         self._tended_s = 0.0
 
@@ -126,8 +126,7 @@ class Recorder:
         if self._thread is not None:
             self._thread.join()
             feed.withdraw()
-        if self._compaction is not None:
-            self._compaction.join(_COMPACTION_PATIENCE_S)  # abandoned, it leaves the run as it was
+        self._compactor.finish()
 
     def __enter__(self) -> Recorder:
         return self.start()
@@ -311,27 +310,11 @@ class Recorder:
                 )
 
     def _compact_if_complete(self, run_id: str) -> None:
-        """Compact a copy whose ranks have all ended, beside the receiving thread."""
+        """Compact a copy whose ranks have all ended."""
         copies = [copy for key, copy in self._copies.items() if key.run_id == run_id]
         complete = all(copy.has_ended and copy.is_copy for copy in copies)
         if complete and len(copies) >= copies[0].info.world_size:
-            self._compaction = threading.Thread(
-                target=self._compact,
-                args=(copies[0].folder, self._compaction),
-                name="ampwatch-compact",
-                daemon=True,
-            )
-            self._compaction.start()
-
-    def _compact(self, folder: Path, before: threading.Thread | None) -> None:
-        if before is not None:
-            before.join()
-        try:
-            store.compact(folder)
-        except RunInUseError:
-            return  # the run goes on, or somebody else compacts it
-        except (OSError, AmpwatchError) as error:
-            self._note(f"{folder} could not be compacted and stays as it is: {error}")
+            self._compactor.compact(copies[0].folder)
 
     # -- what is said
 
