@@ -126,11 +126,13 @@ class Courier:
         self._last_digest = None
 
     def _flush(self) -> None:
+        digest = self._last_digest or self._digest()
+        if digest is None:
+            return  # the watch is being collected, and hands its digest over in a moment
         records = [self._queue.popleft() for _ in range(len(self._queue))]
         steps = [record for record in records if isinstance(record, StepRecord)]
         self._record_bytes = max(map(_size_bytes, steps), default=self._record_bytes)
-        digest = self._last_digest or self._digest()
-        sets = digest.rows(records) if records and digest is not None else []
+        sets = digest.rows(records) if records else []
         now = time.monotonic()
         if now - self._sampled_at >= DEVICE_SECONDS:
             self._sampled_at = now
