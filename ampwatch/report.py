@@ -192,14 +192,14 @@ def facts_of(
 ) -> Iterator[Fact]:
     """What the record holds, plainly; what it does not hold has no line."""
     facts = diagnosis.run
-    rows = run.read(Table.STEPS, columns=_COLUMNS, rank=min(run.ranks, default=0))
+    rows = _rows_of_first_optimizer(run)
     if facts.first_scale is not None:
         scale = np.log2(np.maximum(_floats(rows, "scale_after"), 2.0**-149))
         curve = f"   {sparkline(scale, CURVE_WIDTH)}" if curves else ""
         ends = f"{scale_text(facts.first_scale)} {arrow} {scale_text(facts.final_scale)}"
         yield Fact("loss scale", ends + curve)
-        share = share_text(facts.skipped, facts.steps)
-        yield Fact("skipped", f"{facts.skipped:,} of {count_text(facts.steps, 'step')}, {share}")
+        share = f", {share_text(facts.skipped, facts.steps)}" if facts.skipped else ""
+        yield Fact("skipped", f"{facts.skipped:,} of {count_text(facts.steps, 'step')}{share}")
     for label, column in (("loss", "loss"), ("gradient norm", "grad_norm"), ("rate", "lr")):
         known = rows.column(column).is_valid().to_numpy()
         if known.any():
@@ -221,9 +221,19 @@ def course_text(present: npt.NDArray[np.float64], arrow: str) -> str:
     return text
 
 
+def _rows_of_first_optimizer(run: Record) -> Any:
+    """One row a step: with several optimizers (a GAN) losses of different kinds would mix."""
+    rows = run.read(Table.STEPS, columns=(*_COLUMNS, "optimizer"), rank=min(run.ranks, default=0))
+    optimizer = rows.column("optimizer")
+    known = optimizer.drop_null()
+    if not len(known):
+        return rows
+    return rows.filter(np.asarray(optimizer.fill_null(known[0]).to_numpy() == known[0].as_py()))
+
+
 def last_values(run: Record) -> dict[str, float]:
     """The newest loss, gradient norm and rate there are."""
-    rows = run.read(Table.STEPS, columns=_COLUMNS, rank=min(run.ranks, default=0))
+    rows = _rows_of_first_optimizer(run)
     found = {}
     for label, column in (("loss", "loss"), ("norm", "grad_norm"), ("lr", "lr")):
         known = rows.column(column).drop_null()

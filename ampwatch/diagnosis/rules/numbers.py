@@ -288,7 +288,7 @@ def _culprits(signals: Signals, direction: str) -> list[Event]:
 
 def _where(events: Sequence[Event]) -> str:
     """`the first`, or what the record can say when the layer is only a bound."""
-    bound = any(event.detail.get("exact") is False for event in events)
+    bound = all(event.detail.get("exact") is False for event in events)
     return "the first (as far as the record can tell)" if bound else "the first"
 
 

@@ -47,7 +47,8 @@ def _blind_spots(case: Case) -> Iterator[str]:
     unexplained = int(signals.skipped.sum()) - len(case.explained_steps)
     if not case.sees_forward and (bad_loss or unexplained > policy.STORM_FREE_SKIPS):
         yield "No layer's activations were recorded, so no layer can be named."
-    bounds = sum(e.detail.get("exact") is False for e in signals.of_kind(EventKind.OVERFLOW))
+    told = [e for e in signals.of_kind(EventKind.OVERFLOW) if e.step not in case.explained_steps]
+    bounds = sum(event.detail.get("exact") is False for event in told)
     if bounds:
         yield f"The layer of {count_text(bounds, 'overflow')} is a bound, not a certainty."
 
