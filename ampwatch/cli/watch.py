@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ampwatch.cli.find import RUN_ARGUMENT, open_named
-from ampwatch.cli.terminal import answers
+from ampwatch.cli.terminal import answers, say
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -27,6 +27,8 @@ Example: ampwatch watch ampwatch-runs/train-1204
 """
 
 PLAIN_EVERY_S = 5.0
+# A trainer on another machine cannot be seen but by its rows: it is given this long.
+QUIET_S = 60.0
 
 
 def command(
@@ -50,10 +52,22 @@ def _looks(run: Run, every_s: float) -> Iterator[Diagnosis]:
     from ampwatch.diagnosis import diagnose
 
     yield diagnose(run)
+    moved_s = time.monotonic()
     while not run.clean_end:
         time.sleep(every_s)
         if run.refresh():
+            moved_s = time.monotonic()
             yield diagnose(run)
+        elif time.monotonic() - moved_s > QUIET_S and not _is_written(run):
+            say("Nobody writes this run any more, and it has no end mark.")
+            return
+
+
+def _is_written(run: Run) -> bool:
+    """Whether a process on this machine holds the run open."""
+    from ampwatch.store import locks
+
+    return any(locks.is_held(run.path / f"rank-{rank}") for rank in run.ranks)
 
 
 def _watch_live(console: Console, run: Run, every_s: float) -> None:

@@ -122,7 +122,7 @@ class Case:
     @cached_property
     def explained_steps(self) -> frozenset[int]:
         """The steps whose skip the search, the growth or a reset of the scale explains."""
-        at = [np.arange(self.startup_skips)]
+        at = [np.arange(self.first_accepted or 0)]  # a search that nothing ended explains nothing
         teeth = np.flatnonzero(self.is_sawtooth | self.is_after_reset)
         at += [np.arange(self.episodes.first[i], self.episodes.last[i] + 1) for i in teeth]
         return frozenset(self.signals.step[np.concatenate(at)].tolist())
