@@ -7,6 +7,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,27 @@ STEPS = 24
 NUMBER = r"([-+.\deninf]+)"
 
 
-def run_example(name: str, folder: Path, *more: str, watch: str = "1") -> str:
+@dataclass(frozen=True)
+class Ran:
+    """An example's output, and the folder it wrote its runs into."""
+
+    output: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
+    """Each example is run once with the watch; several tests look at it."""
+
+    @cache
+    def ran(name: str) -> Ran:
+        folder = tmp_path_factory.mktemp(name)
+        return Ran(run_example(name, folder), folder)
+
+    return ran
+
+
+def run_example(name: str, folder: Path, watch: str = "1") -> str:
     """The example's output; it must end well and warn of nothing."""
     environment = {
         **os.environ,
@@ -31,7 +54,7 @@ def run_example(name: str, folder: Path, *more: str, watch: str = "1") -> str:
     }
     command = [sys.executable, EXAMPLES / f"{name}.py", f"--steps={STEPS}", "--seed=3"]
     done = subprocess.run(
-        [*command, f"--log-dir={folder / 'runs'}", *more],
+        [*command, f"--log-dir={folder / 'runs'}"],
         env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -69,9 +92,10 @@ def agree(logged: list[float], shown: list[float]) -> None:
             assert not math.isfinite(ours)
 
 
-def test_minimal_loop_is_logged_as_it_printed(tmp_path: Path) -> None:
-    lines = printed(run_example("minimal", tmp_path), "step N loss N scale N")
-    run = the_run(tmp_path)
+def test_minimal_loop_is_logged_as_it_printed(watched: Callable[[str], Ran]) -> None:
+    ran = watched("minimal")
+    lines = printed(ran.output, "step N loss N scale N")
+    run = the_run(ran.folder)
     assert column(run, "step") == [step for step, _, _ in lines] == list(range(STEPS))
     agree(column(run, "loss"), [loss for _, loss, _ in lines])
     assert column(run, "scale_after") == [scale for _, _, scale in lines]
@@ -80,9 +104,10 @@ def test_minimal_loop_is_logged_as_it_printed(tmp_path: Path) -> None:
     assert run.clean_end
 
 
-def test_clipping_and_accumulation_are_seen_in_the_norms(tmp_path: Path) -> None:
-    lines = printed(run_example("clip_and_accumulate", tmp_path), "step N loss N norm N")
-    run = the_run(tmp_path)
+def test_clipping_and_accumulation_are_seen_in_the_norms(watched: Callable[[str], Ran]) -> None:
+    ran = watched("clip_and_accumulate")
+    lines = printed(ran.output, "step N loss N norm N")
+    run = the_run(ran.folder)
     agree(column(run, "loss"), [loss for _, loss, _ in lines])
     agree(column(run, "grad_norm"), [norm for _, _, norm in lines])
     accepted = [norm for norm in column(run, "grad_norm_applied") if math.isfinite(norm)]
@@ -90,20 +115,22 @@ def test_clipping_and_accumulation_are_seen_in_the_norms(tmp_path: Path) -> None
     assert set(column(run, "micro_batches")) == {4}
 
 
-def test_both_networks_of_a_gan_have_rows_of_their_own(tmp_path: Path) -> None:
-    lines = printed(run_example("gan", tmp_path), "step N losses N N scale N")
-    rows = the_run(tmp_path).steps.sort_by([("step", "ascending"), ("optimizer", "ascending")])
+def test_both_networks_of_a_gan_have_rows_of_their_own(watched: Callable[[str], Ran]) -> None:
+    ran = watched("gan")
+    lines = printed(ran.output, "step N losses N N scale N")
+    rows = the_run(ran.folder).steps.sort_by([("step", "ascending"), ("optimizer", "ascending")])
     assert rows["step"].to_pylist() == [step for step in range(STEPS) for _ in range(2)]
     assert rows["optimizer"].to_pylist() == [0, 1] * STEPS
     agree(rows["loss"].to_pylist(), [loss for _, *losses, _ in lines for loss in losses])
     assert rows["scale_after"].to_pylist()[::2] == [scale for *_, scale in lines]
-    layers = set(the_run(tmp_path).layers["layer"].to_pylist())
+    layers = set(the_run(ran.folder).layers["layer"].to_pylist())
     assert {"generator.0", "discriminator.4"} <= layers
 
 
-def test_a_resumed_training_is_one_run_of_two_attempts(tmp_path: Path) -> None:
-    lines = printed(run_example("save_and_resume", tmp_path), "step N loss N scale N")
-    run = the_run(tmp_path)
+def test_a_resumed_training_is_one_run_of_two_attempts(watched: Callable[[str], Ran]) -> None:
+    ran = watched("save_and_resume")
+    lines = printed(ran.output, "step N loss N scale N")
+    run = the_run(ran.folder)
     assert run.path.name == "save-and-resume"
     assert column(run, "step") == [step for step, _, _ in lines] == list(range(STEPS))
     agree(column(run, "loss"), [loss for _, loss, _ in lines])
@@ -114,9 +141,10 @@ def test_a_resumed_training_is_one_run_of_two_attempts(tmp_path: Path) -> None:
     assert kinds.count("state-saved") == 2
 
 
-def test_bfloat16_without_a_scaler_logs_what_it_is_told(tmp_path: Path) -> None:
-    lines = printed(run_example("bf16_without_scaler", tmp_path), "step N loss N accuracy N")
-    run = the_run(tmp_path)
+def test_bfloat16_without_a_scaler_logs_what_it_is_told(watched: Callable[[str], Ran]) -> None:
+    ran = watched("bf16_without_scaler")
+    lines = printed(ran.output, "step N loss N accuracy N")
+    run = the_run(ran.folder)
     agree(column(run, "loss"), [loss for _, loss, _ in lines])
     agree(column(run, "accuracy"), [accuracy for _, _, accuracy in lines])
     assert set(column(run, "scale")) == {None}
@@ -125,11 +153,12 @@ def test_bfloat16_without_a_scaler_logs_what_it_is_told(tmp_path: Path) -> None:
     assert all(norm > 0 for norm in column(run, "grad_norm"))
 
 
-def test_the_recipe_leaves_three_runs_side_by_side(tmp_path: Path) -> None:
-    output = run_example("fp32_autocast_amp", tmp_path)
+def test_the_recipe_leaves_three_runs_side_by_side(watched: Callable[[str], Ran]) -> None:
+    ran = watched("fp32_autocast_amp")
+    output = ran.output
     for name, dtype in (("fp32", None), ("autocast", "float16"), ("amp", "float16")):
         ((loss, seconds, megabytes),) = printed(output, rf"(?m)^{name} loss N N s N MB")
-        run = the_run(tmp_path, name)
+        run = the_run(ran.folder, name)
         agree(column(run, "loss")[-1:], [loss])
         assert set(column(run, "autocast_dtype")) == {dtype}
         assert (column(run, "scale")[0] is None) == (name != "amp")
@@ -138,17 +167,20 @@ def test_the_recipe_leaves_three_runs_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_example_prints_the_same_when_switched_off(path: Path, tmp_path: Path) -> None:
-    outputs = []
-    for watch in ("1", "0"):
-        folder = tmp_path / watch
-        folder.mkdir()
-        outputs.append(re.sub(r"[\d.]+ s\b", "", run_example(path.stem, folder, watch=watch)))
-    assert outputs[0] == outputs[1]
-    assert not (tmp_path / "0" / "runs").exists() or not list(tmp_path.glob("0/runs/*/run.json"))
+def test_example_prints_the_same_when_switched_off(
+    path: Path, tmp_path: Path, watched: Callable[[str], Ran]
+) -> None:
+    outputs = [watched(path.stem).output, run_example(path.stem, tmp_path, watch="0")]
+    assert untimed(outputs[0]) == untimed(outputs[1])
+    assert list(tmp_path.rglob("run.json")) == []
+
+
+def untimed(output: str) -> str:
+    """Without the seconds that an example took."""
+    return re.sub(r"[\d.]+ s\b", "", output)
 
 
 def test_every_example_has_a_test_of_its_own_here() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     for path in EXAMPLES.glob("*.py"):
-        assert f'run_example("{path.stem}"' in text, f"{path.name} is not held against its run"
+        assert f'watched("{path.stem}")' in text, f"{path.name} is not held against its run"
