@@ -77,7 +77,8 @@ def attach(
     if known is not None:
         warn("this scaler is watched already; the watch that is there goes on. close() it first.")
         return known
-    settings = Settings(run, log_dir, endpoint, layer_every, dict(config or {}), start_step, resume)
+    feed_to = identity.endpoint(os.environ, endpoint)
+    settings = Settings(run, log_dir, feed_to, layer_every, dict(config or {}), start_step, resume)
     watch = _begin(scaler, survey(model), optimizers, settings)
     _WATCHES[_key(scaler, model)] = watch
     return watch
@@ -213,7 +214,7 @@ def _open_log(info: RunInfo, rank: int, settings: Settings) -> tuple[Log, RunInf
 
 
 def _open_post(info: RunInfo, rank: int, log: Log, settings: Settings) -> Post | None:
-    endpoint = identity.endpoint(os.environ, settings.endpoint)
+    endpoint = settings.endpoint
     if endpoint is None:
         return None
     from ampwatch.feed import Hello, Sender  # "off" loads no zmq

@@ -23,7 +23,7 @@ from ampwatch.probe.records import EventRecord, StepRecord
 from ampwatch.probe.updates import HostUpdate
 from ampwatch.rows import EventKind, Table
 
-FLUSH_SECONDS = 0.15
+FLUSH_SECONDS = 0.2
 DEVICE_SECONDS = 1.0
 QUEUE_BYTES = 64 * 2**20
 JOIN_SECONDS = 10.0

@@ -43,10 +43,13 @@ class Digest:
         """The column sets of every table that has rows now."""
         steps = [r for r in records if isinstance(r, StepRecord)]
         events = [r for r in records if isinstance(r, EventRecord)]
+        # Readers tell attempts apart by this event, so it comes before all other rows.
+        starts = [event for event in events if event.kind is EventKind.STARTED]
+        events = [event for event in events if event.kind is not EventKind.STARTED]
         moved = self._mover.moves(steps)
         cells: list[dict[str, Any]] = []
         extras: Columns = {"step": [], "name": [], "value": []}
-        sets: list[tuple[Table, Columns]] = []
+        sets: list[tuple[Table, Columns]] = [(Table.EVENTS, _event_columns(starts))]
         for record in steps:
             self._step_cells(record, moved, cells)
             _extra_rows(record, extras)

@@ -119,14 +119,17 @@ def default_name(argv: Sequence[str], now: datetime) -> str:
 
 
 def endpoint(environment: Mapping[str, str], given: str | None) -> str | None:
-    """Where the feed goes: as given, else $AMPWATCH_ENDPOINT, else the default; None is off."""
-    chosen = given if given is not None else environment.get("AMPWATCH_ENDPOINT")
-    if chosen is None:
-        from ampwatch.feed import DEFAULT_ENDPOINT  # loads zmq, which "off" must not need
+    """Where the feed goes; None is off. A FeedError says what is wrong with what was given.
 
-        return str(DEFAULT_ENDPOINT)
-    chosen = chosen.strip()
-    return None if chosen.lower() in ("", "off") else chosen
+    As given, else $AMPWATCH_ENDPOINT, else the port that a recorder of this user's has announced
+    because the usual one was taken, else the default.
+    """
+    chosen = given if given is not None else environment.get("AMPWATCH_ENDPOINT")
+    if chosen is not None and chosen.strip().lower() in ("", "off"):
+        return None
+    from ampwatch.feed import resolve_endpoint  # loads zmq, which "off" must not need
+
+    return resolve_endpoint(None if chosen is None else chosen.strip(), environment)
 
 
 def log_dir(environment: Mapping[str, str], given: str | Path | None) -> Path:
