@@ -161,7 +161,7 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
         observer.follow(loop)
     loop.event(EventKind.STARTED, _started(own_info, settings, rank))
     for one in optimizers:
-        loop.view(one)
+        loop.turns.view(one)
     return Watch(scaler, surveyed, loop, observer, digest, courier, devices, guard, run_folder)
 
 

@@ -9,44 +9,21 @@ from __future__ import annotations
 
 import math
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampwatch.probe.backward import BackwardWatch
-from ampwatch.probe.gradients import any_half, fingerprint, norms_of, versions_of
 from ampwatch.probe.guard import Guard
 from ampwatch.probe.losses import Losses
-from ampwatch.probe.optimizers import OptimizerView, matrix_parameters
 from ampwatch.probe.readback import Pack
-from ampwatch.probe.records import EventRecord, StepRecord, Turn
-from ampwatch.probe.updates import compare
+from ampwatch.probe.records import EventRecord, StepRecord
+from ampwatch.probe.sampling import Sampling
+from ampwatch.probe.turns import Turns
 from ampwatch.rows import EventKind
-
-# Without a scaler nothing but the backward's end comes before the user's clipping, so norms are
-# taken there; after this many steps in which nobody edited a gradient, once a step is enough.
-STEPS_TO_LEARN_CLIPPING = 5
-
-
-class Sampler(Protocol):
-    """Decides which steps are looked at in detail; `sampling.Sampling` is one."""
-
-    sampled: bool
-
-    def begin(self, step: int) -> None:
-        """The next step has this number."""
-
-    def arm_after(self, step: int) -> None:
-        """A skip has been seen before this step."""
-
-    def collect(self, record: StepRecord) -> None:
-        """Take what was seen of the layers into the record."""
 
 
 class Loop:
@@ -57,33 +34,23 @@ class Loop:
         scaler: Any,
         parameters: Sequence[Tensor],
         deliver: Callable[[StepRecord | EventRecord], None],
-        sampling: Sampler,
+        sampling: Sampling,
         guard: Guard,
         start_step: int = 0,
     ) -> None:
         self.step = start_step
         self.sampling = sampling
-        self.views: dict[int, OptimizerView] = {}
         self.enabled = scaler is not None and bool(scaler.is_enabled())
         self._scaler = scaler
         self._deliver = deliver
-        self._guarded = guard.run
-        self._positions = {id(p): position for position, p in enumerate(parameters)}
-        self._backward = BackwardWatch(parameters, self._backward_ended, self._say_misuse, guard)
-        self._detailed = bool(parameters)  # without a model: the scalars and the skips alone
+        self._backward = BackwardWatch(parameters, self._backward_ended, self.misuse, guard)
         self._open_step: StepRecord | None = None
         self._losses = Losses(self._backward)
-        self._stepping: tuple[Any, OptimizerView, Turn] | None = None  # inside scaler.step
-        self._before: Any = None  # its slices
-        self._early: dict[int, Any] = {}  # norms taken at the end of a backward, by optimizer
-        self._unedited_steps = 0
+        self.turns = Turns(self, scaler, parameters, self._backward, self._losses, guard)
         self.owner: Any = None  # the watch: alive as long as the scaler or optimizer that calls us
         self._closed_at: float | None = None
         self._settling: deque[StepRecord] = deque()
         self._said: set[str] = set()
-        # The hook is every optimizer's: it may not keep this loop, and through it a model, alive.
-        hook = register_optimizer_step_pre_hook(partial(_any_optimizer_begins, weakref.ref(self)))
-        self._discovery = weakref.finalize(self, hook.remove)
         self._last_error: int | None = None  # its id: holding it would hold its frames
 
     # -- what is in progress ---------------------------------------------------------------------
@@ -94,30 +61,11 @@ class Loop:
             self._open_step = StepRecord(self.step, Pack())
         return self._open_step
 
-    def view(self, optimizer: Any) -> OptimizerView:
-        """What is known of this optimizer; takes it up when first seen."""
-        known = self.views.get(id(optimizer))
-        if known is not None and known.optimizer is optimizer:
-            if known.follow():
-                self._backward.add(known.parameters)
-            return known
-        hooks = (self._optimizer_begins, self._optimizer_ended)
-        made = OptimizerView(
-            len(self.views), optimizer, self._positions, hooks, detailed=self._detailed
-        )
-        shared = {id(p) for view in self.views.values() for p in view.parameters}
-        replaced = any(id(p) in shared for p in made.parameters)
-        self.views[id(optimizer)] = made
-        self._backward.add(made.parameters)
-        kind = EventKind.OPTIMIZER_REPLACED if replaced else EventKind.OPTIMIZER
-        self.event(kind, made.describe())
-        return made
-
     def event(self, kind: EventKind, detail: Mapping[str, Any]) -> None:
         """Hand over something that happened once."""
         self._deliver(EventRecord(self.step, time.time_ns(), kind, dict(detail)))
 
-    def _say_misuse(self, code: str, detail: Mapping[str, Any]) -> None:
+    def misuse(self, code: str, detail: Mapping[str, Any]) -> None:
         """A mistake is an event the first time, and a mark in the rows always."""
         if code not in self._said:
             self._said.add(code)
@@ -153,66 +101,10 @@ class Loop:
                 self.scaled(output, result)
 
     def _backward_ended(self) -> None:
-        """A backward has accumulated gradients."""
-        if self.enabled or self._unedited_steps >= STEPS_TO_LEARN_CLIPPING:
-            return
-        pack = self.current().pack
-        for view in self.views.values():
-            if self.sampling.sampled:
-                view.meter.look_again()
-            self._early[view.number] = (
-                view.meter.measure(pack),
-                fingerprint(view.observed),
-            )
+        if not self.enabled:
+            self.turns.backward_ended()
 
     # -- the scaler's calls ----------------------------------------------------------------------
-
-    def before_unscale(self, optimizer: Any) -> None:
-        """`unscale_` is about to run; inside `step` all has been seen to already."""
-        if self._stepping is None:
-            view = self.view(optimizer)
-            self._turn(view).edited_before_unscale = self._edited_since_backward(view)
-
-    def after_unscale(self, optimizer: Any) -> None:
-        """The gradients are unscaled now and nobody has touched them since."""
-        if not self._detailed:
-            return
-        if self._stepping is not None:
-            _, view, turn = self._stepping
-        else:
-            view = self.view(optimizer)
-            turn = self._turn(view)
-            view.measured = versions_of(view.observed)
-        turn.take_norms(view.meter.measure(self.current().pack))
-
-    def before_step(self, optimizer: Any) -> None:
-        """`scaler.step(optimizer)` is about to run (with an enabled scaler)."""
-        view = self.view(optimizer)
-        turn = self._turn(view)
-        self._stepping = (optimizer, view, turn)
-        self._take_before(view, turn)
-        if view.measured is not None:
-            if versions_of(view.observed) != view.measured:
-                turn.applied = view.meter.measure(self.current().pack)
-            view.measured = None
-        elif self._detailed:
-            turn.edited_before_unscale = self._edited_since_backward(view)
-            if view.fused:
-                turn.take_norms(view.meter.measure(self.current().pack, scaled=True))
-
-    def after_step(self, optimizer: Any) -> None:
-        """`scaler.step(optimizer)` has returned; its `found_inf` is still there."""
-        assert self._stepping is not None, "before_step has run"
-        _, view, turn = self._stepping
-        self._stepping = None
-        record = self.current()
-        state = self._scaler._per_optimizer_states.get(id(optimizer), {})
-        found = state.get("found_inf_per_device", {}).values()
-        turn.found_inf_at = [record.pack.put(one) for one in found]
-        if not view.hooked:
-            turn.stepped = None
-        self._take_update(view, turn)
-        turn.done = True
 
     def before_update(self) -> None:
         """`scaler.update()` is about to change the scale."""
@@ -235,10 +127,9 @@ class Loop:
         if self._last_error == id(error):
             return  # it has left unscale_ already and now leaves step
         self._last_error = id(error)
-        self._stepping = None
+        again = self.turns.abandon(optimizer)
         detail = {"where": where, "type": type(error).__name__, "message": str(error)[:500]}
         if isinstance(error, Exception):
-            again = optimizer is not None and self._turn(self.view(optimizer)).done
             self.event(EventKind.EXCEPTION, {**detail, "fatal": False, "second_step": again})
         if self._open_step is not None:
             if self.enabled and self._scaler._scale is not None:
@@ -254,68 +145,6 @@ class Loop:
         shown = state if isinstance(state, Mapping) else {}
         numbers = {k: v for k, v in shown.items() if isinstance(v, (int, float))}
         self.event(EventKind.STATE_LOADED, {"of": "scaler", **numbers})
-
-    # -- the optimizer's own calls ---------------------------------------------------------------
-
-    def discover(self, optimizer: Any) -> None:
-        """Some optimizer steps; an unknown one that holds our parameters bypasses the scaler."""
-        if id(optimizer) not in self.views and self._positions:
-            self._guarded(self._discover, optimizer)
-
-    def _discover(self, optimizer: Any) -> None:
-        groups = optimizer.param_groups
-        if any(id(p) in self._positions for group in groups for p in group["params"]):
-            self._begin_own_step(optimizer)
-
-    def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
-        """`optimizer.step()` starts, through the scaler or past it."""
-        if self._stepping is None or self._stepping[0] is not optimizer:
-            self._guarded(self._begin_own_step, optimizer)
-
-    def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:
-        """`optimizer.step()` has run."""
-        if self._stepping is None or self._stepping[0] is not optimizer:
-            self._guarded(self._end_own_step, optimizer)
-        else:
-            self._stepping[2].stepped = True
-
-    def _begin_own_step(self, optimizer: Any) -> None:
-        view = self.view(optimizer)
-        turn = self._turn(view)
-        turn.bypassed = self.enabled
-        self._take_before(view, turn)
-        self._take_norms_without_scaler(view, turn)
-
-    def _end_own_step(self, optimizer: Any) -> None:
-        view = self.view(optimizer)
-        turn = self._turn(view)
-        turn.stepped = True
-        self._take_update(view, turn)
-        turn.done = True
-        if turn.bypassed:
-            self._say_misuse("AMP404", {"optimizer": view.number})
-        if not self.enabled:
-            self.close_step(update_seen=None)
-
-    def _take_norms_without_scaler(self, view: OptimizerView, turn: Turn) -> None:
-        """Before and after clipping, as far as a backward's end has been seen."""
-        pack = self.current().pack
-        if self.enabled:  # past the scaler: what the optimizer sees is still scaled, perhaps
-            turn.applied = view.meter.measure(pack)
-            return
-        early, left = self._early.pop(view.number, (None, None))
-        now = fingerprint(view.observed)
-        if early is not None and left == now:
-            turn.norms = early
-            self._unedited_steps += 1
-        elif early is not None:
-            turn.norms, turn.applied = early, view.meter.measure(pack)
-            self._unedited_steps = 0
-        elif self._edited_since_backward(view):
-            turn.applied = view.meter.measure(pack)
-            self._unedited_steps = 0
-        else:
-            turn.norms = view.meter.measure(pack)
 
     # -- the user's own scalars ------------------------------------------------------------------
 
@@ -333,71 +162,21 @@ class Loop:
             else:
                 record.scalars = (*record.scalars, (name, at))
 
-    # -- parts -----------------------------------------------------------------------------------
+    # -- the end of a step ---------------------------------------------------------------------------
 
-    def _turn(self, view: OptimizerView) -> Turn:
-        """This optimizer's part of the step; a second one begins a new step."""
-        record = self.current()
-        for turn in record.turns:
-            if turn.optimizer == view.number:
-                if turn.done and self._losses.pending:
-                    # The loop came round without an update: what was scaled since is the next's.
-                    self._split()
-                    return self._turn(view)
-                return turn
-        if self.sampling.sampled:
-            view.meter.look_again()
-        stepped = False if view.hooked else None
-        losses = self._losses.hand_over(view.sentinels)
-        turn = Turn(view.number, view.positions, losses, stepped=stepped)
-        record.turns.append(turn)
-        return turn
-
-    def _split(self) -> None:
-        """Close the step in progress, but keep the losses since its last turn for the next."""
+    def come_round(self) -> None:
+        """The loop begins anew without an update: losses since the last turn are the next's."""
         losses, self._losses.pending = self._losses.pending, []
         if self.enabled:
             self._put_scale(self.current())
         self.close_step(update_seen=False)
         self._losses.pending = losses
 
-    def _edited_since_backward(self, view: OptimizerView) -> bool:
-        if not self._losses.followed:
-            if any(versions_of(view.observed)):
-                self._losses.doubt()  # who wrote there shows when the next steps are followed
-                return True
-            return False
-        edited = self._backward.edited(view.observed)
-        if edited and self.enabled:
-            self._say_misuse("AMP401", {"optimizer": view.number})
-        return edited
-
-    def _take_before(self, view: OptimizerView, turn: Turn) -> None:
-        """What is to be known of the optimizer and its weights before they move."""
-        sampled = self.sampling.sampled
-        turn.lrs, turn.lr_bases = view.rates()
-        self._before = view.slices.before(fresh=sampled)
-        if sampled:
-            matrices = matrix_parameters(view.observed)
-            if matrices and len({p.device for p in matrices}) == 1:
-                norm = torch.linalg.vector_norm(
-                    torch.stack(norms_of(matrices, half=any_half(matrices)))
-                )
-                turn.param_norm_at = self.current().pack.put(norm)
-
-    def _take_update(self, view: OptimizerView, turn: Turn) -> None:
-        if self._before is not None:
-            after = view.slices.after()
-            turn.update = compare(view.slices.layout, self._before, after, self.current().pack)
-            self._before = None
-
     def _put_scale(self, record: StepRecord) -> None:
         scale, tracker = self._scaler._scale, self._scaler._growth_tracker
         if record.scale_at is None and scale is not None:
             record.scale_at = record.pack.put(scale)
             record.tracker_at = record.pack.put(tracker)
-
-    # -- the end of a step -----------------------------------------------------------------------
 
     def close_step(self, *, update_seen: bool | None) -> None:
         """The step in progress becomes a record; the next one begins with the next call."""
@@ -439,17 +218,9 @@ class Loop:
         for record in self._settling:
             record.pack.wait()
         self.settle()
-        for view in self.views.values():
-            view.release()
-        self._discovery()
+        self.turns.release()
         self._backward.release()
         self.owner = None
-
-
-def _any_optimizer_begins(reference: weakref.ref[Loop], optimizer: Any, *_: Any) -> None:
-    loop = reference()
-    if loop is not None:
-        loop.discover(optimizer)
 
 
 def _put_amax(value: Tensor, pack: Pack) -> int:

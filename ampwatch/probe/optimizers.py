@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ class OptimizerView:
         detailed: bool,
     ) -> None:
         self.number = number
-        self.optimizer = optimizer
+        self._reference = weakref.ref(optimizer)  # its state may be twice the model
         self.parameters: list[Tensor] = []
         self.observed: list[Tensor] = []  # those whose norms and updates are taken
         self.positions: list[int] = []  # in the survey; -1 for a parameter of no watched model
@@ -61,6 +62,11 @@ class OptimizerView:
             self.optimizer.register_step_pre_hook(before),
             self.optimizer.register_step_post_hook(after),
         ]
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer; None once the user has let it go."""
+        return self._reference()
 
     @property
     def hooked(self) -> bool:

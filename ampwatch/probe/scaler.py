@@ -39,10 +39,10 @@ def _watched_class(original: Any, loop: Loop, guard: Guard) -> type:
     }
     watched = type(original.__name__, (original,), namespace)
 
-    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+    def reduce_as_original(self: Any, protocol: Any) -> Any:
         return _as_original(original.__reduce_ex__(self, protocol), watched, original)
 
-    watched.__reduce_ex__ = __reduce_ex__  # type: ignore[assignment,method-assign]
+    watched.__reduce_ex__ = reduce_as_original  # type: ignore[assignment,method-assign]
     return watched
 
 
@@ -59,7 +59,7 @@ def _as_original(reduced: Any, watched: type, original: type) -> Any:
 
 
 def _calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
-    """The four calls of a training loop."""
+    """The calls of a training loop; of a disabled scaler only those that show us something."""
     run = guard.run
 
     def scale(self: Any, outputs: Any) -> Any:
@@ -67,35 +67,39 @@ def _calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
         run(loop.scaled, outputs, results)
         return results
 
+    def step_disabled(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        run(loop.turns.view, optimizer)
+        return original.step(self, optimizer, *args, **kwargs)
+
+    if not loop.enabled:
+        return {"scale": scale, "step": step_disabled}
+    return {"scale": scale, **_enabled_calls(original, loop, guard)}
+
+
+def _enabled_calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
+    """What goes on between the backward pass and the next step."""
+    run = guard.run
+
     def unscale_(self: Any, optimizer: Any) -> None:
-        if not self._enabled:
-            original.unscale_(self, optimizer)
-            return
-        run(loop.before_unscale, optimizer)
+        run(loop.turns.before_unscale, optimizer)
         try:
             original.unscale_(self, optimizer)
         except BaseException as error:
             run(loop.failed, "unscale_", error, optimizer)
             raise
-        run(loop.after_unscale, optimizer)
+        run(loop.turns.after_unscale, optimizer)
 
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._enabled:
-            run(loop.view, optimizer)
-            return original.step(self, optimizer, *args, **kwargs)
-        run(loop.before_step, optimizer)
+        run(loop.turns.before_step, optimizer)
         try:
             result = original.step(self, optimizer, *args, **kwargs)
         except BaseException as error:
             run(loop.failed, "step", error, optimizer)
             raise
-        run(loop.after_step, optimizer)
+        run(loop.turns.after_step, optimizer)
         return result
 
     def update(self: Any, new_scale: Any = None) -> None:
-        if not self._enabled:
-            original.update(self, new_scale)
-            return
         run(loop.before_update)
         try:
             original.update(self, new_scale)
@@ -104,7 +108,7 @@ def _calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
             raise
         run(loop.after_update, new_scale)
 
-    return {"scale": scale, "unscale_": unscale_, "step": step, "update": update}
+    return {"unscale_": unscale_, "step": step, "update": update}
 
 
 def _states(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:

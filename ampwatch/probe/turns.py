@@ -1,0 +1,294 @@
+"""One optimizer's turn in a step: what its gradients and weights were before, and what it did.
+
+Called by the scaler's subclass around `unscale_` and `step`, and by hooks on the optimizers, which
+see the steps that go past a scaler, or without one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ampwatch.probe.backward import BackwardWatch
+from ampwatch.probe.gradients import any_half, fingerprint, norms_of, versions_of
+from ampwatch.probe.guard import Guard
+from ampwatch.probe.losses import Losses
+from ampwatch.probe.optimizers import OptimizerView, matrix_parameters
+from ampwatch.probe.records import StepRecord, Turn
+from ampwatch.probe.sampling import Sampling
+from ampwatch.probe.updates import compare
+from ampwatch.rows import EventKind
+
+# Without a scaler nothing but the backward's end comes before the user's clipping, so norms are
+# taken there; after this many steps in which nobody edited a gradient, once a step is enough.
+STEPS_TO_LEARN_CLIPPING = 5
+
+
+class Steps(Protocol):
+    """The step in progress; `loop.Loop` is one."""
+
+    enabled: bool
+    sampling: Sampling
+
+    def current(self) -> StepRecord:
+        """The record of the step in progress."""
+
+    def event(self, kind: EventKind, detail: Mapping[str, Any]) -> None:
+        """Hand over something that happened once."""
+
+    def misuse(self, code: str, detail: Mapping[str, Any]) -> None:
+        """Say a mistake, once."""
+
+    def come_round(self) -> None:
+        """Close the step in progress: its loop has begun anew."""
+
+    def close_step(self, *, update_seen: bool | None) -> None:
+        """Close the step in progress."""
+
+
+class Turns:
+    """The turns of all optimizers that the loop has shown."""
+
+    def __init__(
+        self,
+        steps: Steps,
+        scaler: Any,
+        parameters: Sequence[Tensor],
+        backward: BackwardWatch,
+        losses: Losses,
+        guard: Guard,
+    ) -> None:
+        self.views: dict[int, OptimizerView] = {}
+        self._seen_optimizers = 0
+        self._steps = steps
+        self._scaler = scaler
+        self._positions = {id(p): position for position, p in enumerate(parameters)}
+        self._detailed = bool(parameters)  # without a model: the scalars and the skips alone
+        self._backward = backward
+        self._losses = losses
+        self._guarded = guard.run
+        self._stepping: tuple[Any, OptimizerView, Turn] | None = None  # inside scaler.step
+        self._before: Any = None  # its slices
+        self._early: dict[int, Any] = {}  # norms taken at the end of a backward, by optimizer
+        self._unedited_steps = 0
+        # The hook is every optimizer's: it may not keep this loop, and through it a model, alive.
+        hook = register_optimizer_step_pre_hook(partial(_any_optimizer_begins, weakref.ref(self)))
+        self._discovery = weakref.finalize(self, hook.remove)
+
+    def view(self, optimizer: Any) -> OptimizerView:
+        """What is known of this optimizer; takes it up when first seen."""
+        known = self.views.get(id(optimizer))
+        if known is not None and known.optimizer is optimizer:
+            if known.follow():
+                self._backward.add(known.parameters)
+            return known
+        hooks = (self._optimizer_begins, self._optimizer_ended)
+        made = OptimizerView(
+            self._seen_optimizers, optimizer, self._positions, hooks, detailed=self._detailed
+        )
+        shared = {id(p) for view in self.views.values() for p in view.parameters}
+        replaced = any(id(p) in shared for p in made.parameters)
+        self.views = {key: view for key, view in self.views.items() if view.optimizer is not None}
+        self.views[id(optimizer)] = made
+        self._seen_optimizers += 1
+        self._backward.add(made.parameters)
+        kind = EventKind.OPTIMIZER_REPLACED if replaced else EventKind.OPTIMIZER
+        self._steps.event(kind, made.describe())
+        return made
+
+    def before_unscale(self, optimizer: Any) -> None:
+        """`unscale_` is about to run; inside `step` all has been seen to already."""
+        if self._stepping is None:
+            view = self.view(optimizer)
+            self._turn(view).edited_before_unscale = self._edited_since_backward(view)
+
+    def after_unscale(self, optimizer: Any) -> None:
+        """The gradients are unscaled now and nobody has touched them since."""
+        if not self._detailed:
+            return
+        if self._stepping is not None:
+            _, view, turn = self._stepping
+        else:
+            view = self.view(optimizer)
+            turn = self._turn(view)
+            view.measured = versions_of(view.observed)
+        turn.take_norms(view.meter.measure(self._steps.current().pack))
+
+    def before_step(self, optimizer: Any) -> None:
+        """`scaler.step(optimizer)` is about to run (with an enabled scaler)."""
+        view = self.view(optimizer)
+        turn = self._turn(view)
+        self._stepping = (optimizer, view, turn)
+        self._take_before(view, turn)
+        if view.measured is not None:
+            if versions_of(view.observed) != view.measured:
+                turn.applied = view.meter.measure(self._steps.current().pack)
+            view.measured = None
+        elif self._detailed:
+            turn.edited_before_unscale = self._edited_since_backward(view)
+            if view.fused:
+                turn.take_norms(view.meter.measure(self._steps.current().pack, scaled=True))
+
+    def after_step(self, optimizer: Any) -> None:
+        """`scaler.step(optimizer)` has returned; its `found_inf` is still there."""
+        assert self._stepping is not None, "before_step has run"
+        _, view, turn = self._stepping
+        self._stepping = None
+        record = self._steps.current()
+        state = self._scaler._per_optimizer_states.get(id(optimizer), {})
+        found = state.get("found_inf_per_device", {}).values()
+        turn.found_inf_at = [record.pack.put(one) for one in found]
+        if not view.hooked:
+            turn.stepped = None
+        self._take_update(view, turn)
+        turn.done = True
+
+    # -- the optimizer's own calls ---------------------------------------------------------------
+
+    def discover(self, optimizer: Any) -> None:
+        """Some optimizer steps; an unknown one that holds our parameters bypasses the scaler."""
+        if id(optimizer) not in self.views and self._positions:
+            self._guarded(self._discover, optimizer)
+
+    def _discover(self, optimizer: Any) -> None:
+        groups = optimizer.param_groups
+        if any(id(p) in self._positions for group in groups for p in group["params"]):
+            self._begin_own_step(optimizer)
+
+    def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
+        """`optimizer.step()` starts, through the scaler or past it."""
+        if self._stepping is None or self._stepping[0] is not optimizer:
+            self._guarded(self._begin_own_step, optimizer)
+
+    def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:
+        """`optimizer.step()` has run."""
+        if self._stepping is None or self._stepping[0] is not optimizer:
+            self._guarded(self._end_own_step, optimizer)
+        else:
+            self._stepping[2].stepped = True
+
+    def _begin_own_step(self, optimizer: Any) -> None:
+        view = self.view(optimizer)
+        turn = self._turn(view)
+        turn.bypassed = self._steps.enabled
+        self._take_before(view, turn)
+        self._take_norms_without_scaler(view, turn)
+
+    def _end_own_step(self, optimizer: Any) -> None:
+        view = self.view(optimizer)
+        turn = self._turn(view)
+        turn.stepped = True
+        self._take_update(view, turn)
+        turn.done = True
+        if turn.bypassed:
+            self._steps.misuse("AMP404", {"optimizer": view.number})
+        if not self._steps.enabled:
+            self._steps.close_step(update_seen=None)
+
+    def _take_norms_without_scaler(self, view: OptimizerView, turn: Turn) -> None:
+        """Before and after clipping, as far as a backward's end has been seen."""
+        pack = self._steps.current().pack
+        if self._steps.enabled:  # past the scaler: what the optimizer sees is still scaled, perhaps
+            turn.applied = view.meter.measure(pack)
+            return
+        early, left = self._early.pop(view.number, (None, None))
+        now = fingerprint(view.observed)
+        if early is not None and left == now:
+            turn.norms = early
+            self._unedited_steps += 1
+        elif early is not None:
+            turn.norms, turn.applied = early, view.meter.measure(pack)
+            self._unedited_steps = 0
+        elif self._edited_since_backward(view):
+            turn.applied = view.meter.measure(pack)
+            self._unedited_steps = 0
+        else:
+            turn.norms = view.meter.measure(pack)
+
+    def backward_ended(self) -> None:
+        """A backward has accumulated gradients."""
+        if self._unedited_steps >= STEPS_TO_LEARN_CLIPPING:
+            return
+        pack = self._steps.current().pack
+        for view in self.views.values():
+            if self._steps.sampling.sampled:
+                view.meter.look_again()
+            self._early[view.number] = (
+                view.meter.measure(pack),
+                fingerprint(view.observed),
+            )
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    def _turn(self, view: OptimizerView) -> Turn:
+        """This optimizer's part of the step; a second one begins a new step."""
+        record = self._steps.current()
+        for turn in record.turns:
+            if turn.optimizer == view.number:
+                if turn.done and self._losses.pending:
+                    # The loop came round without an update: what was scaled since is the next's.
+                    self._steps.come_round()
+                    return self._turn(view)
+                return turn
+        if self._steps.sampling.sampled:
+            view.meter.look_again()
+        stepped = False if view.hooked else None
+        losses = self._losses.hand_over(view.sentinels)
+        turn = Turn(view.number, view.positions, losses, stepped=stepped)
+        record.turns.append(turn)
+        return turn
+
+    def _edited_since_backward(self, view: OptimizerView) -> bool:
+        if not self._losses.followed:
+            if any(versions_of(view.observed)):
+                self._losses.doubt()  # who wrote there shows when the next steps are followed
+                return True
+            return False
+        edited = self._backward.edited(view.observed)
+        if edited and self._steps.enabled:
+            self._steps.misuse("AMP401", {"optimizer": view.number})
+        return edited
+
+    def _take_before(self, view: OptimizerView, turn: Turn) -> None:
+        """What is to be known of the optimizer and its weights before they move."""
+        sampled = self._steps.sampling.sampled
+        turn.lrs, turn.lr_bases = view.rates()
+        self._before = view.slices.before(fresh=sampled)
+        if sampled:
+            matrices = matrix_parameters(view.observed)
+            if matrices and len({p.device for p in matrices}) == 1:
+                norm = torch.linalg.vector_norm(
+                    torch.stack(norms_of(matrices, half=any_half(matrices)))
+                )
+                turn.param_norm_at = self._steps.current().pack.put(norm)
+
+    def _take_update(self, view: OptimizerView, turn: Turn) -> None:
+        if self._before is not None:
+            after = view.slices.after()
+            turn.update = compare(
+                view.slices.layout, self._before, after, self._steps.current().pack
+            )
+            self._before = None
+
+    def abandon(self, optimizer: Any) -> bool:
+        """An exception has left a call; whether this optimizer had had its turn already."""
+        self._stepping = None
+        return optimizer is not None and self._turn(self.view(optimizer)).done
+
+    def release(self) -> None:
+        """Let go of every hook."""
+        for view in self.views.values():
+            view.release()
+        self._discovery()
+
+
+def _any_optimizer_begins(reference: weakref.ref[Turns], optimizer: Any, *_: Any) -> None:
+    turns = reference()
+    if turns is not None:
+        turns.discover(optimizer)
