@@ -136,7 +136,7 @@ SCHEMAS: dict[Table, pa.Schema] = {
             ("scale_high", _f32),
         ],
     ),
-    # What seldom changes: a row when a layer is first seen and one on each change, valid from `step`.
+    # What seldom changes: a row when a layer is first seen and on each change, valid from `step`.
     Table.LAYER_INFO: _schema(
         Table.LAYER_INFO,
         [

@@ -16,7 +16,7 @@ import pytest
 from ampwatch import feed, store
 from ampwatch.codec import encode
 from ampwatch.errors import FeedError, RunError
-from ampwatch.recorder import COPY_FILE, Recorder, read_copies
+from ampwatch.recorder import Recorder
 from ampwatch.rows import FORMAT, Table
 from ampwatch.store.index import RECORD_BYTES
 
@@ -182,7 +182,7 @@ def test_a_copy_made_late_and_by_two_recorders_equals_the_trainers_log(tmp_path,
     assert len(original) == 801
     assert batches_in(copies / "run") == original
     assert store.open_run(copies / "run").steps.equals(store.open_run(tmp_path / "log/run").steps)
-    assert read_copies(copies / "run")[0].ended_at == 801
+    assert store.read_copies(copies / "run")[0].ended_at == 801
 
 
 @needs_signals
@@ -228,7 +228,7 @@ def test_a_killed_trainer_leaves_a_copy_that_says_it_did_not_end(tmp_path, copie
         assert record_of(recorder).head >= record_of(recorder).filed
     copy, original = batches_in(copies / "run"), batches_in(tmp_path / "log" / "run")
     assert copy == {number: original[number] for number in copy}
-    assert read_copies(copies / "run")[0].ended_at is None
+    assert store.read_copies(copies / "run")[0].ended_at is None
     assert not store.open_run(copies / "run").clean_end
 
 
@@ -245,7 +245,7 @@ def test_a_run_that_the_trainer_writes_here_is_watched_and_not_written(tmp_path)
         assert trainer.close()
         eventually(lambda: record_of(recorder).has_ended)
     assert set(woken) == {trainer.folder}
-    assert not (trainer.folder / COPY_FILE).exists()
+    assert not (trainer.folder / store.COPY_FILE).exists()
     assert len(batches_in(trainer.folder)) == 6
 
 
@@ -416,7 +416,7 @@ def test_lost_batches_are_counted_noted_and_not_asked_for_for_ever(tmp_path, cop
             assert record_of(recorder).gaps == ((0, 1), (7, 9))
             sender.close(timeout_s=0.0)
     assert recorder.notes == ()
-    assert read_copies(copies / "run")[0].gaps == ((0, 1), (7, 9))
+    assert store.read_copies(copies / "run")[0].gaps == ((0, 1), (7, 9))
     steps = store.open_run(copies / "run").steps["step"].to_pylist()
     assert steps == [number for number in range(20) if number not in {0, 7, 8}]
     trainer.close()

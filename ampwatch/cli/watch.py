@@ -50,6 +50,7 @@ def command(
 def _looks(run: Run, every_s: float) -> Iterator[Diagnosis]:
     """A diagnosis now and whenever there is more, until the run has ended."""
     from ampwatch.diagnosis import diagnose
+    from ampwatch.store import is_written
 
     yield diagnose(run)
     moved_s = time.monotonic()
@@ -58,16 +59,9 @@ def _looks(run: Run, every_s: float) -> Iterator[Diagnosis]:
         if run.refresh():
             moved_s = time.monotonic()
             yield diagnose(run)
-        elif time.monotonic() - moved_s > QUIET_S and not _is_written(run):
+        elif time.monotonic() - moved_s > QUIET_S and not is_written(run.path):
             say("Nobody writes this run any more, and it has no end mark.")
             return
-
-
-def _is_written(run: Run) -> bool:
-    """Whether a process on this machine holds the run open."""
-    from ampwatch.store import locks
-
-    return any(locks.is_held(run.path / f"rank-{rank}") for rank in run.ranks)
 
 
 def _watch_live(console: Console, run: Run, every_s: float) -> None:

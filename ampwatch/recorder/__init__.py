@@ -6,16 +6,12 @@ copies; a rank that the trainer itself writes here is never touched, the feed th
 views. What cannot be filed is not acknowledged, and one rank's trouble is not another's.
 """
 
-from ampwatch.recorder.copies import COPY_FILE, CopyNote, read_copies
 from ampwatch.recorder.recorder import Recorder
 from ampwatch.recorder.records import RankRecord, RecordedRun, RecorderStats
 
 __all__ = [
-    "COPY_FILE",
-    "CopyNote",
     "RankRecord",
     "RecordedRun",
     "Recorder",
     "RecorderStats",
-    "read_copies",
 ]

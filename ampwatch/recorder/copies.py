@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ampwatch import store
@@ -16,19 +15,10 @@ from ampwatch.store import locks
 from ampwatch.store.index import INDEX_FILE
 from ampwatch.store.layout import rank_folder
 
-COPY_FILE = "recorder.json"
 _MOST_GAPS = 1000
 _PATIENCE_S = 90.0  # a network share may show another host's writes a minute late
 
 Range = tuple[int, int]  # from the first number up to and without the last
-
-
-@dataclass(frozen=True, slots=True)
-class CopyNote:
-    """What recorder.json says of a rank: what will never come, and where its end mark stood."""
-
-    gaps: tuple[Range, ...] = ()
-    ended_at: int | None = None
 
 
 @dataclass(slots=True)
@@ -54,7 +44,7 @@ class RankCopy:
     def open(self) -> None:
         """Continue the copy from what it holds; RunError if that cannot be now."""
         self._refuse_if_in_use()
-        self.gaps = list(read_copies(self.folder).get(self.rank, CopyNote()).gaps)
+        self.gaps = list(store.read_copies(self.folder).get(self.rank, store.CopyNote()).gaps)
         self.save()
         self._writer = store.RankWriter(self.folder, self.rank)
         holes = self._writer.gaps
@@ -104,13 +94,15 @@ class RankCopy:
 
     def save(self) -> None:
         """Write down what the copy's own rows cannot say."""
-        notes = read_copies(self.folder)
-        notes[self.rank] = CopyNote(tuple(self.gaps), self.filed if self.has_ended else None)
+        notes = store.read_copies(self.folder)
+        notes[self.rank] = store.CopyNote(tuple(self.gaps), self.filed if self.has_ended else None)
         try:
-            _write_copies(self.folder, notes)
+            store.write_copies(self.folder, notes)
         except OSError as error:
             reason = error.strerror or str(error)
-            raise RunError(f"{self.folder / COPY_FILE} cannot be written ({reason}).") from error
+            raise RunError(
+                f"{self.folder / store.COPY_FILE} cannot be written ({reason})."
+            ) from error
 
     def is_stale(self, head: int) -> bool:
         """Whether these files, not a copy of ours, do not grow though the trainer goes on."""
@@ -148,31 +140,8 @@ class RankCopy:
 def place(directory: Path, info: store.RunInfo, rank: int, head: int) -> RankCopy:
     """Where a rank belongs in the recorder's directory; its run's folder is made if need be."""
     folder = store.create_run(directory, info)
-    is_copy = rank in read_copies(folder) or not rank_folder(folder, rank).exists()
+    is_copy = rank in store.read_copies(folder) or not rank_folder(folder, rank).exists()
     return RankCopy(rank, folder, info, is_copy, head)
-
-
-def read_copies(run_folder: Path) -> dict[int, CopyNote]:
-    """The ranks of a run that a recorder has filed there; none for a trainer's own run."""
-    try:
-        ranks = json.loads((run_folder / COPY_FILE).read_text("utf-8"))["ranks"]
-        return {int(rank): _note(facts) for rank, facts in ranks.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}
-
-
-def _note(facts: dict[str, list[list[int]] | int | None]) -> CopyNote:
-    gaps, ended_at = facts["gaps"], facts["ended_at"]
-    if not isinstance(gaps, list) or isinstance(ended_at, list):
-        raise TypeError("no note of ours")
-    return CopyNote(tuple((int(first), int(after)) for first, after in gaps), ended_at)
-
-
-def _write_copies(run_folder: Path, notes: dict[int, CopyNote]) -> None:
-    text = json.dumps({"ranks": {rank: asdict(note) for rank, note in notes.items()}})
-    draft = run_folder / f".{COPY_FILE}.new"
-    draft.write_text(text, "utf-8")
-    draft.replace(run_folder / COPY_FILE)
 
 
 def _size(path: Path) -> int:

@@ -19,18 +19,25 @@ if TYPE_CHECKING:
     from ampwatch.store.catalogue import summarize as summarize
     from ampwatch.store.compaction import CompactResult as CompactResult
     from ampwatch.store.compaction import compact as compact
+    from ampwatch.store.copy_notes import COPY_FILE as COPY_FILE
+    from ampwatch.store.copy_notes import CopyNote as CopyNote
+    from ampwatch.store.copy_notes import read_copies as read_copies
+    from ampwatch.store.copy_notes import write_copies as write_copies
     from ampwatch.store.info import RUN_FILE as RUN_FILE
     from ampwatch.store.info import RunInfo as RunInfo
     from ampwatch.store.info import read_info as read_info
     from ampwatch.store.layout import create_run as create_run
     from ampwatch.store.layout import safe_name as safe_name
+    from ampwatch.store.locks import is_written as is_written
     from ampwatch.store.run import Run as Run
     from ampwatch.store.run import open_run as open_run
     from ampwatch.store.writer import RankWriter as RankWriter
 
 _HOMES = {
+    "COPY_FILE": "copy_notes",
     "RUN_FILE": "info",
     "CompactResult": "compaction",
+    "CopyNote": "copy_notes",
     "RankWriter": "writer",
     "Run": "run",
     "RunInfo": "info",
@@ -38,13 +45,16 @@ _HOMES = {
     "compact": "compaction",
     "create_run": "layout",
     "default_log_dir": "catalogue",
+    "is_written": "locks",
     "list_runs": "catalogue",
     "open_run": "run",
+    "read_copies": "copy_notes",
     "read_info": "info",
     "register_run": "catalogue",
     "safe_name": "layout",
     "state_folder": "catalogue",
     "summarize": "catalogue",
+    "write_copies": "copy_notes",
 }
 
 __all__ = list(_HOMES)

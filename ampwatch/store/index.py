@@ -119,6 +119,11 @@ class Held:
         return int(self._ranges[0][1])
 
     @property
+    def end(self) -> int:
+        """One past the highest number that is held."""
+        return int(self._ranges[-1][1]) if self._ranges else 0
+
+    @property
     def gaps(self) -> tuple[tuple[int, int], ...]:
         """What is missing below the highest held, as (first, one past the last)."""
         ends = [0, *(end for _, end in self._ranges)]

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from ampwatch.errors import RunInUseError
+from ampwatch.store.layout import rank_folder, ranks_in
 
 LOCK_FILE = "lock"
 _HELD = {errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK}
@@ -35,7 +36,7 @@ def hold(folder: Path, *, wait_s: float = 0.0, required: bool = False) -> int:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a writer on this machine holds the lock; False where that cannot be known."""
+    """Whether a writer holds the lock of a rank's folder; False where that cannot be known."""
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)
     except OSError:
@@ -44,6 +45,11 @@ def is_held(folder: Path) -> bool:
         return not _try(descriptor, folder, required=False, shared=True)
     finally:
         os.close(descriptor)
+
+
+def is_written(run_folder: Path) -> bool:
+    """Whether a process holds any rank of a run open to write; False where that cannot be known."""
+    return any(is_held(rank_folder(run_folder, rank)) for rank in ranks_in(run_folder))
 
 
 def _wait_for(descriptor: int, folder: Path, *, wait_s: float, required: bool) -> None:

@@ -6,32 +6,21 @@ only the index records that are new.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from ampwatch.codec import decode_stream, stream_head
-from ampwatch.errors import CodecError, FutureRunError, RunError
+from ampwatch.errors import FutureRunError, RunError
 from ampwatch.rows import SCHEMAS, TABLES, EventKind, Table
 from ampwatch.store import locks
 from ampwatch.store.base import BASE_FILE, Base
-from ampwatch.store.index import (
-    HEADER_BYTES,
-    INDEX_FILE,
-    RECORD,
-    RECORD_BYTES,
-    Header,
-    Held,
-    read_header,
-    read_records,
-)
-from ampwatch.store.layout import table_file
-from ampwatch.store.payloads import good_payloads, read_region
+from ampwatch.store.copy_notes import CopyNote, what_lacks
+from ampwatch.store.index import Held
+from ampwatch.store.live import LiveLog
 
-_NO_RECORDS = np.empty(0, RECORD)
 _LOAD_TRIES = 20
 
 T = TypeVar("T")
@@ -42,14 +31,14 @@ class RankLog:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank = rank
-        self._folder = folder
+        self.folder = folder
         self._load()
 
     # --- what there is ---------------------------------------------------------------------------
 
     def refresh(self) -> bool:
         """Take in what was appended; True if there is more. After a compaction, read anew."""
-        if _stamp(self._folder) != self._base_stamp:
+        if _stamp(self.folder) != self._base_stamp:
             self._load()
             return True
         return self._extend()
@@ -62,17 +51,16 @@ class RankLog:
     @property
     def cuts(self) -> int:
         """Grows when damage was found: positions of rows read before no longer hold."""
-        return sum(note.startswith("live ") for note in self._notes) + len(self._base_damage())
+        return self._live.cuts + len(self._base_damage())
 
     def rows(self, table: Table) -> int:
         """How many rows of a table are known."""
-        live = self._live[table]
-        return self._base_rows(table) + int(live["rows"].sum())
+        return self._base_rows(table) + self._live.rows(table)
 
     @property
     def records(self) -> np.ndarray:
         """The live batches' records, in the index's order."""
-        return self._records
+        return self._live.records
 
     @property
     def ended(self) -> bool:
@@ -97,8 +85,7 @@ class RankLog:
 
     def sequences(self, table: Table, start: int = 0) -> np.ndarray:
         """The sequence number of the batch that each row from `start` on came in."""
-        records = self._live[table]
-        numbers = _by_row(records)
+        numbers = _by_row(self._live.batches(table))
         if self._base is not None:
             old = self._base.records
             old_numbers = _by_row(old[old["table"] == table.number])[: self._base_rows(table)]
@@ -114,14 +101,14 @@ class RankLog:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences: what was cut off and what is missing."""
-        gaps = [
-            f"Rank {self.rank}: batches {first} to {end - 1} are not in this copy."
-            for first, end in self._held.gaps
-        ]
-        found = [*self._notes.values(), *gaps]
-        found += [self._sentence(what) for what in (*self._base_damage(), *self._leftovers())]
-        return tuple(found)
+        """Sentences: what was cut off."""
+        damage = {**self._damage, **self._live.notes}.values()
+        return self._sentences((*damage, *self._base_damage(), *self._live.leftovers()))
+
+    def lacks(self, note: CopyNote | None) -> tuple[str, ...]:
+        """Sentences: which batches are not here, for a copy with what its recorder notes of it."""
+        is_over = not locks.is_held(self.folder)
+        return self._sentences(what_lacks(self._held, note, is_over=is_over))
 
     @property
     def last_time_ns(self) -> int:
@@ -138,113 +125,48 @@ class RankLog:
     def _undisturbed(self, act: Callable[[], T]) -> T:
         """What `act` returns when no compaction swapped the files under it."""
         for _ in range(_LOAD_TRIES):
-            if _stamp(self._folder) != self._base_stamp:
+            if _stamp(self.folder) != self._base_stamp:
                 self._load()
             done = act()
-            if _stamp(self._folder) == self._base_stamp:
+            if _stamp(self.folder) == self._base_stamp:
                 return done
-        raise RunError(f"{self._folder} changes too fast to be read.", path=self._folder)
+        raise RunError(f"{self.folder} changes too fast to be read.", path=self.folder)
 
     def _load(self) -> None:
         """Read base and index as they belong together, though a compaction may swap them."""
         for _ in range(_LOAD_TRIES):
-            self._base_stamp = _stamp(self._folder)
-            self._notes: dict[str, str] = {}
+            self._base_stamp = _stamp(self.folder)
+            self._damage: dict[str, str] = {}
             self._base = self._load_base()
             self._start()
-            if _stamp(self._folder) == self._base_stamp:
+            if _stamp(self.folder) == self._base_stamp:
                 return
-        raise RunError(f"{self._folder} changes too fast to be read.", path=self._folder)
+        raise RunError(f"{self.folder} changes too fast to be read.", path=self.folder)
 
     def _load_base(self) -> Base | None:
         try:
-            return Base.load(self._folder)
+            return Base.load(self.folder)
         except FutureRunError:
             raise
         except RunError as problem:
-            self._note("base", f"{problem}")
+            self._damage["base"] = str(problem)
             return None
 
     def _start(self) -> None:
-        self._records = _NO_RECORDS
-        self._live = dict.fromkeys(TABLES, _NO_RECORDS)
-        self._verified = dict.fromkeys(TABLES, 0)
+        self._live = LiveLog(self.folder, self.generation)
         self._marks = list(self._base.marks) if self._base else []
         self._events_seen = self._base_rows(Table.EVENTS)
         self._held = Held(self._base.sequences) if self._base else Held()
-        self._header = self._read_header()
         self._extend()
-        self._read_marks()
-
-    def _read_header(self) -> Header | None:
-        path = self._folder / INDEX_FILE
-        data = read_region(path, 0, HEADER_BYTES)
-        header = read_header(data, path)
-        if header is not None and header.generation < self.generation:
-            return None  # a killed compaction left it; the base holds all of it
-        if header is not None and header.generation > self.generation:
-            self._note("base", f"its compacted part ({BASE_FILE}) is missing or an old one")
-        if header is None and (data or self._has_streams()) and not self._base:
-            what = "is damaged or not ours" if data else "is missing"
-            self._note("index", f"its index {what}, so none of its batches can be trusted")
-        return header
-
-    def _has_streams(self) -> bool:
-        return any(table_file(self._folder, table).exists() for table in TABLES)
 
     def _extend(self) -> bool:
-        """Take in the records that are new, and what they say about attempts and the end."""
-        if self._header is None:
-            self._header = self._read_header()
-        if self._header is None:
-            return False
-        path = self._folder / INDEX_FILE
-        start = HEADER_BYTES + len(self._records) * RECORD_BYTES
-        data = read_region(path, start)
-        fresh = read_records(data)
-        if not len(fresh):
-            return False
-        self._records = np.concatenate([self._records, fresh])
-        for table in TABLES:
-            mine = fresh[fresh["table"] == table.number]
-            if len(mine) and f"live {table.value}" not in self._notes:
-                self._live[table] = np.concatenate([self._live[table], mine])
+        """Take in the batches that are new, and what they say about attempts and the end."""
+        fresh = self._live.extend()
         for sequence in fresh["sequence"].tolist():
             self._held.add(sequence)
-        self._read_marks()
-        return True
-
-    def _base_damage(self) -> list[str]:
-        base = self._base
-        damaged = [table for table in TABLES if base is not None and base.damaged(table)]
-        return [
-            f"{table.value} is damaged in its compacted part after row {self._base_rows(table)}; "
-            f"the rest of that part is left out"
-            for table in damaged
-        ]
-
-    def _leftovers(self) -> list[str]:
-        """What stands after the last good record: normal while a writer is at work."""
-        if self._header is None:
-            return []
-        start = HEADER_BYTES + len(self._records) * RECORD_BYTES
-        after = read_region(self._folder / INDEX_FILE, start, start + RECORD_BYTES)
-        if len(after) == RECORD_BYTES and not len(read_records(after)):
-            known = len(self._records)
-            return [f"its index is damaged after {known} batches; what follows is left out"]
-        torn = 0 < len(after) < RECORD_BYTES or any(self._unvouched(table) for table in TABLES)
-        if torn and not locks.is_held(self._folder):
-            return ["its last batch was cut off in mid-write and is left out"]
-        return []
-
-    def _unvouched(self, table: Table) -> bool:
-        """Whether a table's file goes on after the last batch that the index knows."""
-        mine = self._records[self._records["table"] == table.number]
-        if self.generation and not len(mine):
-            return False  # a killed compaction may have left the stream it compacted
-        end = int((mine["offset"] + mine["length"]).max()) if len(mine) else 0
-        beyond = read_region(table_file(self._folder, table), end, end + (1 << 16))
-        return len(beyond) > (0 if end else len(stream_head(table)))
+        if len(fresh):
+            self._read_marks()
+        return len(fresh) > 0
 
     def _read_marks(self) -> None:
         """Where attempts start, and whether the last one ended, from the events that are new."""
@@ -260,7 +182,7 @@ class RankLog:
             if kind in (EventKind.STARTED.value, EventKind.ENDED.value)
         ]
 
-    # --- live batches ----------------------------------------------------------------------------
+    # --- within ----------------------------------------------------------------------------------
 
     def _read(self, table: Table, names: Sequence[str], start: int, stop: int | None) -> pa.Table:
         base_rows = self._base_rows(table)
@@ -271,73 +193,29 @@ class RankLog:
             parts.append(self._base.read(table, names, start, min(stop, base_rows)))
         if stop > base_rows:
             first = max(0, start - base_rows)
-            parts.append(self._read_live(table, names, first, stop - base_rows))
+            parts.append(self._live.read(table, names, first, stop - base_rows))
         return pa.concat_tables([part.replace_schema_metadata() for part in parts])
 
     def _verify(self) -> None:
         for table in TABLES:
             if self._base is not None:
                 self._base.verify(table, SCHEMAS[table].names)
-            self._cut_damaged(table)
+            self._live.verify(table)
 
     def _base_rows(self, table: Table) -> int:
         return self._base.rows(table) if self._base else 0
 
-    def _read_live(self, table: Table, names: Sequence[str], start: int, stop: int) -> pa.Table:
-        """Rows `start` to `stop` of the live batches, verified and validated."""
-        records = self._live[table]
-        ends = np.cumsum(records["rows"].astype(np.int64))
-        first = int(np.searchsorted(ends, start, side="right"))
-        last = min(len(records), int(np.searchsorted(ends, stop)) + 1)
-        pieces, good = good_payloads(self._folder, table, records[first:last])
-        if first + good < last:
-            self._cut(table, first + good)
-        found = self._decode(table, names, pieces)
-        if found.num_rows != int(records["rows"][first : first + good].sum()):
-            raise self._not_ours(table)
-        if first <= self._verified[table]:
-            self._verified[table] = max(self._verified[table], first + good)
-        skipped = start - (int(ends[first - 1]) if first else 0)
-        return found.slice(skipped, max(0, stop - start))
+    def _base_damage(self) -> list[str]:
+        base = self._base
+        damaged = [table for table in TABLES if base is not None and base.damaged(table)]
+        return [
+            f"{table.value} is damaged in its compacted part after row {self._base_rows(table)}; "
+            f"the rest of that part is left out"
+            for table in damaged
+        ]
 
-    def _decode(self, table: Table, names: Sequence[str], pieces: list[bytes]) -> pa.Table:
-        """The batches' rows; a sound checksum says that bytes are as written, not by whom."""
-        schema = pa.schema([SCHEMAS[table].field(name) for name in names])
-        try:
-            batches = [batch for piece in pieces for batch in decode_stream(table, piece, names)]
-            found = pa.Table.from_batches([batch.select(names) for batch in batches], schema)
-            found.validate(full=True)
-        except (pa.ArrowException, CodecError) as problem:
-            raise self._not_ours(table) from problem
-        return found
-
-    def _not_ours(self, table: Table) -> RunError:
-        path = table_file(self._folder, table)
-        return RunError(f"{path} holds rows that ampwatch did not write so.", path=path)
-
-    def _cut_damaged(self, table: Table) -> None:
-        start = self._verified[table]
-        _, good = good_payloads(self._folder, table, self._live[table][start:])
-        self._verified[table] = start + good
-        if start + good < len(self._live[table]):
-            self._cut(table, start + good)
-
-    def _cut(self, table: Table, good: int) -> None:
-        """Stop reading a table at its first damaged batch."""
-        lost = self._live[table][good:]
-        self._live[table] = self._live[table][:good]
-        rows = int(lost["rows"].sum())
-        self._note(
-            f"live {table.value}",
-            f"{table.value} is damaged at batch {int(lost['sequence'][0])}; {rows} rows from there "
-            f"on are left out",
-        )
-
-    def _note(self, about: str, what: str) -> None:
-        self._notes[about] = self._sentence(what)
-
-    def _sentence(self, what: str) -> str:
-        return f"Rank {self.rank}: {what.rstrip('.')}."
+    def _sentences(self, bodies: Iterable[str]) -> tuple[str, ...]:
+        return tuple(f"Rank {self.rank}: {body.rstrip('.')}." for body in bodies)
 
 
 def _by_row(records: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ import pyarrow.parquet
 from ampwatch.errors import RunError
 from ampwatch.rows import SCHEMAS, Table
 from ampwatch.store import extras, public
+from ampwatch.store.copy_notes import read_copies
 from ampwatch.store.info import RunInfo, read_info
 from ampwatch.store.layout import rank_folder, ranks_in
 from ampwatch.store.ranklog import RankLog
@@ -88,7 +89,12 @@ class Run:
         for log in self._logs.values():
             log.verify()
         self._forget_after_cut()
-        return tuple(note for log in self._logs.values() for note in log.notes)
+        copies = read_copies(self.path)
+        return tuple(
+            note
+            for rank, log in self._logs.items()
+            for note in (*log.notes, *log.lacks(copies.get(rank)))
+        )
 
     def read(
         self,

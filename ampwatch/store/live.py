@@ -1,0 +1,167 @@
+"""The live part of a rank's log: the batches after the base, as the index vouches for them.
+
+A table is read up to its first damaged batch, and what is left out is said. `extend` reads only
+the index records that are new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ampwatch.codec import decode_stream, stream_head
+from ampwatch.errors import CodecError, RunError
+from ampwatch.rows import SCHEMAS, TABLES, Table
+from ampwatch.store import locks
+from ampwatch.store.base import BASE_FILE
+from ampwatch.store.index import (
+    HEADER_BYTES,
+    INDEX_FILE,
+    RECORD,
+    RECORD_BYTES,
+    Header,
+    read_header,
+    read_records,
+)
+from ampwatch.store.layout import table_file
+from ampwatch.store.payloads import good_payloads, read_region
+
+_NO_RECORDS = np.empty(0, RECORD)
+
+
+class LiveLog:
+    """One rank's live batches, in the order of its index."""
+
+    def __init__(self, folder: Path, generation: int) -> None:
+        self.records: np.ndarray = _NO_RECORDS
+        self.notes: dict[str, str] = {}  # by what they are about, so that each is said once
+        self.cuts = 0  # tables found damaged: positions of rows read before no longer hold
+        self._folder = folder
+        self._generation = generation  # of the base that comes before; 0 for none
+        self._tables = dict.fromkeys(TABLES, _NO_RECORDS)
+        self._verified = dict.fromkeys(TABLES, 0)
+        self._header = self._read_header()
+
+    # --- what there is ---------------------------------------------------------------------------
+
+    def extend(self) -> np.ndarray:
+        """Take in the index records that are new, and return them."""
+        if self._header is None:
+            self._header = self._read_header()
+        if self._header is None:
+            return _NO_RECORDS
+        start = HEADER_BYTES + len(self.records) * RECORD_BYTES
+        fresh = read_records(read_region(self._folder / INDEX_FILE, start))
+        self.records = np.concatenate([self.records, fresh])
+        for table in TABLES:
+            mine = fresh[fresh["table"] == table.number]
+            if len(mine) and _damage_of(table) not in self.notes:
+                self._tables[table] = np.concatenate([self._tables[table], mine])
+        return fresh
+
+    def batches(self, table: Table) -> np.ndarray:
+        """The records of a table's batches."""
+        return self._tables[table]
+
+    def rows(self, table: Table) -> int:
+        """How many rows of a table are known."""
+        return int(self._tables[table]["rows"].sum())
+
+    def read(self, table: Table, names: Sequence[str], start: int, stop: int) -> pa.Table:
+        """Rows `start` to `stop`, verified and validated."""
+        records = self._tables[table]
+        ends = np.cumsum(records["rows"].astype(np.int64))
+        first = int(np.searchsorted(ends, start, side="right"))
+        last = min(len(records), int(np.searchsorted(ends, stop)) + 1)
+        pieces, good = good_payloads(self._folder, table, records[first:last])
+        if first + good < last:
+            self._cut(table, first + good)
+        found = self._decode(table, names, pieces)
+        if found.num_rows != int(records["rows"][first : first + good].sum()):
+            raise self._not_ours(table)
+        if first <= self._verified[table]:
+            self._verified[table] = max(self._verified[table], first + good)
+        skipped = start - (int(ends[first - 1]) if first else 0)
+        return found.slice(skipped, max(0, stop - start))
+
+    def verify(self, table: Table) -> None:
+        """Check a table's bytes that were not checked yet."""
+        start = self._verified[table]
+        _, good = good_payloads(self._folder, table, self._tables[table][start:])
+        self._verified[table] = start + good
+        if start + good < len(self._tables[table]):
+            self._cut(table, start + good)
+
+    def leftovers(self) -> list[str]:
+        """What stands after the last good record: normal while a writer is at work."""
+        if self._header is None:
+            return []
+        start = HEADER_BYTES + len(self.records) * RECORD_BYTES
+        after = read_region(self._folder / INDEX_FILE, start, start + RECORD_BYTES)
+        if len(after) == RECORD_BYTES and not len(read_records(after)):
+            known = len(self.records)
+            return [f"its index is damaged after {known} batches; what follows is left out"]
+        torn = 0 < len(after) < RECORD_BYTES or any(self._unvouched(table) for table in TABLES)
+        if torn and not locks.is_held(self._folder):
+            return ["its last batch was cut off in mid-write and is left out"]
+        return []
+
+    # --- within ----------------------------------------------------------------------------------
+
+    def _read_header(self) -> Header | None:
+        path = self._folder / INDEX_FILE
+        data = read_region(path, 0, HEADER_BYTES)
+        header = read_header(data, path)
+        if header is not None and header.generation < self._generation:
+            return None  # a killed compaction left it; the base holds all of it
+        if header is not None and header.generation > self._generation:
+            self.notes["base"] = f"its compacted part ({BASE_FILE}) is missing or an old one"
+        if header is None and (data or self._has_streams()) and not self._generation:
+            what = "is damaged or not ours" if data else "is missing"
+            self.notes["index"] = f"its index {what}, so none of its batches can be trusted"
+        return header
+
+    def _has_streams(self) -> bool:
+        return any(table_file(self._folder, table).exists() for table in TABLES)
+
+    def _unvouched(self, table: Table) -> bool:
+        """Whether a table's file goes on after the last batch that the index knows."""
+        mine = self.records[self.records["table"] == table.number]
+        if self._generation and not len(mine):
+            return False  # a killed compaction may have left the stream it compacted
+        end = int((mine["offset"] + mine["length"]).max()) if len(mine) else 0
+        beyond = read_region(table_file(self._folder, table), end, end + (1 << 16))
+        return len(beyond) > (0 if end else len(stream_head(table)))
+
+    def _decode(self, table: Table, names: Sequence[str], pieces: list[bytes]) -> pa.Table:
+        """The batches' rows; a sound checksum says that bytes are as written, not by whom."""
+        schema = pa.schema([SCHEMAS[table].field(name) for name in names])
+        try:
+            batches = [batch for piece in pieces for batch in decode_stream(table, piece, names)]
+            found = pa.Table.from_batches([batch.select(names) for batch in batches], schema)
+            found.validate(full=True)
+        except (pa.ArrowException, CodecError) as problem:
+            raise self._not_ours(table) from problem
+        return found
+
+    def _not_ours(self, table: Table) -> RunError:
+        path = table_file(self._folder, table)
+        return RunError(f"{path} holds rows that ampwatch did not write so.", path=path)
+
+    def _cut(self, table: Table, good: int) -> None:
+        """Stop reading a table at its first damaged batch."""
+        lost = self._tables[table][good:]
+        self._tables[table] = self._tables[table][:good]
+        self.cuts += _damage_of(table) not in self.notes
+        rows = int(lost["rows"].sum())
+        self.notes[_damage_of(table)] = (
+            f"{table.value} is damaged at batch {int(lost['sequence'][0])}; {rows} rows from there "
+            "on are left out"
+        )
+
+
+def _damage_of(table: Table) -> str:
+    return f"live {table.value}"
