@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -230,6 +231,70 @@ def test_a_killed_trainer_leaves_a_copy_that_says_it_did_not_end(tmp_path, copie
     assert copy == {number: original[number] for number in copy}
     assert store.read_copies(copies / "run")[0].ended_at is None
     assert not store.open_run(copies / "run").clean_end
+    [note] = store.open_run(copies / "run").notes
+    assert note.startswith(f"Rank 0: this copy stops before batch {len(copy)}, without an end mark")
+
+
+@needs_signals
+def test_a_copy_of_a_trainer_long_silent_is_let_go_though_the_recorder_lives(
+    tmp_path, copies, monkeypatch
+):
+    with Recorder(ANY_PORT, copies) as recorder:
+        with child(TRAINER, tmp_path / "log", recorder.endpoint, 10, 0, 0) as trainer:
+            assert heard(trainer) == "first"
+            eventually(lambda: record_of(recorder) and record_of(recorder).filed == 10)
+            assert store.is_written(copies / "run")
+            assert store.open_run(copies / "run").notes == ()
+        monkeypatch.setattr("ampwatch.recorder.filing._LET_GO_S", 0.0)
+        eventually(lambda: not store.is_written(copies / "run"))
+        assert "stops before batch 10" in store.open_run(copies / "run").notes[0]
+
+
+def test_what_a_caller_raises_when_rows_come_is_noted_and_recording_goes_on(tmp_path, copies):
+    def broken(folder):
+        raise KeyError(folder.name)
+
+    with Recorder(ANY_PORT, copies, on_rows=broken, on_note=broken) as recorder:
+        trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(5))
+        until_acknowledged(trainer.sender, 5)
+        eventually(lambda: len(recorder.notes) == 2)
+        trainer.steps(range(5, 10))
+        until_acknowledged(trainer.sender, 10)
+        assert trainer.close()
+        assert recorder.is_running
+    assert recorder.notes[0] == "on_rows raised KeyError: 'run'; recording goes on."
+    assert recorder.notes[1].startswith("on_note raised AttributeError")
+    assert store.open_run(copies / "run").steps.num_rows == 10
+
+
+@pytest.mark.skipif(os.name == "nt", reason="files that are open cannot be deleted there")
+@pytest.mark.parametrize("part", ["", "rank-0"])
+@pytest.mark.parametrize("take_away", [shutil.rmtree, lambda at: at.rename(at.parent / "moved")])
+def test_a_copy_whose_files_are_taken_away_is_made_anew(tmp_path, copies, part, take_away):
+    with Recorder(ANY_PORT, copies) as recorder:
+        trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(20))
+        until_acknowledged(trainer.sender, 20)
+        take_away(copies / "run" / part)
+        trainer.steps(range(20, 25))
+        eventually(lambda: index_records(copies / "run") == 25, trainer.sender.poll)
+        until_acknowledged(trainer.sender, 25)
+        assert trainer.close()
+        assert "was deleted or moved while it was recorded" in recorder.notes[0]
+        assert len(recorder.notes) == 1
+    copy = store.open_run(copies / "run")
+    assert copy.steps.equals(store.open_run(trainer.folder).steps)
+    assert copy.notes == ()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="files that are open cannot be deleted there")
+def test_a_copy_that_is_deleted_while_its_trainer_is_idle_is_made_anew(tmp_path, copies):
+    with Recorder(ANY_PORT, copies) as recorder:
+        trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(20))
+        until_acknowledged(trainer.sender, 20)
+        shutil.rmtree(copies / "run")
+        eventually(lambda: index_records(copies / "run") == 20, trainer.sender.poll)
+        assert trainer.close()
+        assert "made anew" in recorder.notes[0]
 
 
 def test_a_run_that_the_trainer_writes_here_is_watched_and_not_written(tmp_path):
@@ -250,7 +315,7 @@ def test_a_run_that_the_trainer_writes_here_is_watched_and_not_written(tmp_path)
 
 
 def test_a_copy_that_the_trainer_takes_over_is_watched_from_then_on(tmp_path, copies, monkeypatch):
-    monkeypatch.setattr("ampwatch.recorder.recorder._RETRY_S", 0.0)
+    monkeypatch.setattr("ampwatch.recorder.filing._RETRY_S", 0.0)
     with Recorder(ANY_PORT, copies) as recorder:
         trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(5))
         until_acknowledged(trainer.sender, 5)
@@ -319,7 +384,7 @@ def test_rows_that_cannot_be_filed_are_not_acknowledged_and_come_again(
         return append(self, batch, sequence)
 
     monkeypatch.setattr(store.RankWriter, "append", full)
-    monkeypatch.setattr("ampwatch.recorder.recorder._RETRY_S", 0.0)
+    monkeypatch.setattr("ampwatch.recorder.filing._RETRY_S", 0.0)
     with Recorder(ANY_PORT, copies) as recorder:
         bad = Trainer(tmp_path / "log", recorder.endpoint, "ab" * 16, name="bad").steps(range(5))
         good = Trainer(tmp_path / "log", recorder.endpoint, "cd" * 16, name="good").steps(range(5))
@@ -417,8 +482,13 @@ def test_lost_batches_are_counted_noted_and_not_asked_for_for_ever(tmp_path, cop
             sender.close(timeout_s=0.0)
     assert recorder.notes == ()
     assert store.read_copies(copies / "run")[0].gaps == ((0, 1), (7, 9))
-    steps = store.open_run(copies / "run").steps["step"].to_pylist()
+    copy = store.open_run(copies / "run")
+    steps = copy.steps["step"].to_pylist()
     assert steps == [number for number in range(20) if number not in {0, 7, 8}]
+    assert [note.partition(" lost")[0] for note in copy.notes[:2]] == [
+        "Rank 0: batch 0 is",
+        "Rank 0: batches 7 to 8 are",
+    ]
     trainer.close()
 
 

@@ -78,6 +78,13 @@ class RankCopy:
         self.save()
         return True
 
+    def is_gone(self) -> bool:
+        """Whether somebody took the copy's files away: what is written there now is lost."""
+        if not self.is_copy:
+            return False
+        in_place = self._writer is None or self._writer.is_in_place()
+        return not in_place or not (self.folder / store.RUN_FILE).exists()
+
     def end(self) -> None:
         """Note that the rank has ended and everything is here."""
         self.has_ended = True

@@ -74,6 +74,14 @@ class RankWriter:
         """What a copy lacks below its highest number, as (first, one past the last)."""
         return self._held.gaps
 
+    def is_in_place(self) -> bool:
+        """Whether its files still stand where it opened them: not deleted, moved or replaced."""
+        try:
+            here = (self._folder / locks.LOCK_FILE).stat()
+        except OSError:
+            return False
+        return os.path.samestat(here, os.fstat(self._lock))
+
     def append(self, batch: Batch, sequence: int | None = None) -> int:
         """Write a batch and return its sequence number; once returned it is acknowledged.
 
