@@ -154,7 +154,8 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
         devices.sample,
         guard,
     )
-    observer = LayerObserver(surveyed, guard) if surveyed.layers else None
+    enabled = scaler is not None and scaler.is_enabled()
+    observer = LayerObserver(surveyed, guard, outputs=not enabled) if surveyed.layers else None
     sampling = Sampling(observer, settings.layer_every, settings.start_step)
     loop = Loop(scaler, surveyed.parameters, courier.deliver, sampling, guard, settings.start_step)
     if observer is not None:

@@ -36,17 +36,18 @@ class ForwardListener(Protocol):
 class LayerObserver:
     """Hooks on every eager module while armed; two on each root, one on the first layer always."""
 
-    def __init__(self, survey: Survey, guard: Guard) -> None:
+    def __init__(self, survey: Survey, guard: Guard, *, outputs: bool = True) -> None:
         self.armed = False
         self.first_layer: Layer | None = None
         self._survey = survey
         self._guard = guard
         self._listener: ForwardListener | None = None
+        self._outputs = outputs  # whether the listener wants to hear of a forward's end too
         self._notes = StepNotes(survey, guard)
         self._while_armed: list[RemovableHandle] = []
         self._permanent: list[RemovableHandle] = []
         self._sealed: dict[int, str] = {}
-        self._first: list[Tensor] = []
+        self._first: list[tuple[Tensor, Tensor]] = []
         self._steps_unseen = 0  # armed steps in a row in which no hook fired
         for layer in survey.layers:
             if layer.parent is None:
@@ -124,7 +125,7 @@ class LayerObserver:
     def collect_first(self, pack: Pack) -> list[int]:
         """Where the first layer's activation maxima of this step stand, one for each call."""
         first, self._first = self._first, []
-        return [pack.put(amax) for amax in first]
+        return [pack.put_magnitude(low, high) for low, high in first]
 
     # -- hooks while armed -----------------------------------------------------------------------
 
@@ -145,11 +146,10 @@ class LayerObserver:
         if layer.hooked is None or _compiles_its_call(layer.module):
             return
         begin = Hook(self._guard, self._begin, layer)
-        end = Hook(self._guard, self._end, layer)
-        self._permanent += (
-            layer.hooked.register_forward_pre_hook(begin, with_kwargs=True),
-            layer.hooked.register_forward_hook(end),
-        )
+        self._permanent.append(layer.hooked.register_forward_pre_hook(begin, with_kwargs=True))
+        if self._outputs:
+            end = Hook(self._guard, self._end, layer)
+            self._permanent.append(layer.hooked.register_forward_hook(end))
 
     def _begin(
         self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -159,8 +159,11 @@ class LayerObserver:
         self._steps_unseen = 0
         if self._listener is None:
             return
-        # An additive mask holds -inf by intention, and says nothing about the data.
-        tensors = tensors_in(args, {k: v for k, v in kwargs.items() if "mask" not in k})
+        if kwargs:
+            # An additive mask holds -inf by intention, and says nothing about the data.
+            tensors = tensors_in(args, {k: v for k, v in kwargs.items() if "mask" not in k})
+        else:
+            tensors = tensors_in(*args)
         device = tensors[0].device if tensors else _device_of(module)
         self._listener.forward_began(filter(measurable, tensors), device.type)
 
@@ -188,8 +191,8 @@ class LayerObserver:
             return
         for tensor in tensors_in(output):
             if measurable(tensor):
-                low, high = self._notes.extremes_of(tensor) if self.armed else extremes(tensor)
-                self._first.append(torch.maximum(-low, high))
+                seen = self._notes.extremes_of(tensor) if self.armed else extremes(tensor)
+                self._first.append(seen)
 
 
 def _trains(layer: Layer) -> bool:

@@ -7,7 +7,6 @@ and computed on elsewhere. A step ends at `scaler.update()`; without an enabled 
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -77,7 +76,8 @@ class Loop:
         """A training forward of a root module starts with these floating inputs."""
         record = self.current()
         for value in inputs:
-            record.input_at = (*record.input_at, _put_amax(value, record.pack))
+            at = record.pack.put_magnitude(*torch.aminmax(value.detach()))
+            record.input_at = (*record.input_at, at)
         if torch.is_autocast_enabled(device_type):
             record.autocast_dtype = str(torch.get_autocast_dtype(device_type)).removeprefix(
                 "torch."
@@ -162,7 +162,7 @@ class Loop:
             else:
                 record.scalars = (*record.scalars, (name, at))
 
-    # -- the end of a step ---------------------------------------------------------------------------
+    # -- the end of a step ------------------------------------------------------------------------
 
     def come_round(self) -> None:
         """The loop begins anew without an update: losses since the last turn are the next's."""
@@ -221,15 +221,6 @@ class Loop:
         self.turns.release()
         self._backward.release()
         self.owner = None
-
-
-def _put_amax(value: Tensor, pack: Pack) -> int:
-    """Put the largest magnitude into the pack, nan if there is one."""
-    low, high = torch.aminmax(value.detach())
-    if not value.is_cpu:
-        return pack.put(torch.maximum(-low, high))
-    lowest, highest = low.item(), high.item()
-    return pack.put_number(lowest if math.isnan(lowest) else max(-lowest, highest))
 
 
 def overflowed(record: StepRecord) -> bool:

@@ -33,7 +33,7 @@ class OptimizerView:
         number: int,
         optimizer: Any,
         positions: Mapping[int, int],
-        on_step: tuple[Callable[..., None], Callable[..., None]],
+        on_stepped: Callable[..., None],
         *,
         detailed: bool,
     ) -> None:
@@ -52,16 +52,13 @@ class OptimizerView:
         self._known = positions
         self._detailed = detailed
         self._counts: list[int] = []
-        self._handles = self._hook(*on_step)
+        self._handles = self._hook(on_stepped)
         self.follow()
 
-    def _hook(self, before: Callable[..., None], after: Callable[..., None]) -> list[Any]:
+    def _hook(self, after: Callable[..., None]) -> list[Any]:
         if not hasattr(self.optimizer, "register_step_post_hook"):
             return []
-        return [
-            self.optimizer.register_step_pre_hook(before),
-            self.optimizer.register_step_post_hook(after),
-        ]
+        return [self.optimizer.register_step_post_hook(after)]
 
     @property
     def optimizer(self) -> Any:

@@ -46,6 +46,13 @@ class Pack:
         self.values.append(value)
         return len(self.values) - 1
 
+    def put_magnitude(self, low: Tensor, high: Tensor) -> int:
+        """Take the largest magnitude between two extremes; nan if they are."""
+        if not low.is_cpu:
+            return self.put(torch.maximum(-low, high))
+        lowest, highest = low.item(), high.item()
+        return self.put_number(lowest if math.isnan(lowest) else max(-lowest, highest))
+
     def put_numbers(self, values: list[float]) -> int:
         """Take numbers that are known already; the position of the first."""
         position = len(self.values)

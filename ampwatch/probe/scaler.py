@@ -78,25 +78,27 @@ def _calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
 
 def _enabled_calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
     """What goes on between the backward pass and the next step."""
-    run = guard.run
+    run, turns = guard.run, loop.turns
 
     def unscale_(self: Any, optimizer: Any) -> None:
-        run(loop.turns.before_unscale, optimizer)
+        if turns.outside_step:
+            run(turns.before_unscale, optimizer)
         try:
             original.unscale_(self, optimizer)
         except BaseException as error:
             run(loop.failed, "unscale_", error, optimizer)
             raise
-        run(loop.turns.after_unscale, optimizer)
+        if turns.detailed:
+            run(turns.after_unscale, optimizer)
 
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        run(loop.turns.before_step, optimizer)
+        run(turns.before_step, optimizer)
         try:
             result = original.step(self, optimizer, *args, **kwargs)
         except BaseException as error:
             run(loop.failed, "step", error, optimizer)
             raise
-        run(loop.turns.after_step, optimizer)
+        run(turns.after_step, optimizer)
         return result
 
     def update(self: Any, new_scale: Any = None) -> None:

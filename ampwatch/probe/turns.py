@@ -69,7 +69,7 @@ class Turns:
         self._steps = steps
         self._scaler = scaler
         self._positions = {id(p): position for position, p in enumerate(parameters)}
-        self._detailed = bool(parameters)  # without a model: the scalars and the skips alone
+        self.detailed = bool(parameters)  # without a model: the scalars and the skips alone
         self._backward = backward
         self._losses = losses
         self._guarded = guard.run
@@ -79,7 +79,12 @@ class Turns:
         self._unedited_steps = 0
         # The hook is every optimizer's: it may not keep this loop, and through it a model, alive.
         hook = register_optimizer_step_pre_hook(partial(_any_optimizer_begins, weakref.ref(self)))
-        self._discovery = weakref.finalize(self, hook.remove)
+        self._unhook = weakref.finalize(self, hook.remove)
+
+    @property
+    def outside_step(self) -> bool:
+        """Whether no `scaler.step` is under way, which calls `unscale_` itself."""
+        return self._stepping is None
 
     def view(self, optimizer: Any) -> OptimizerView:
         """What is known of this optimizer; takes it up when first seen."""
@@ -88,9 +93,12 @@ class Turns:
             if known.follow():
                 self._backward.add(known.parameters)
             return known
-        hooks = (self._optimizer_begins, self._optimizer_ended)
         made = OptimizerView(
-            self._seen_optimizers, optimizer, self._positions, hooks, detailed=self._detailed
+            self._seen_optimizers,
+            optimizer,
+            self._positions,
+            self._optimizer_ended,
+            detailed=self.detailed,
         )
         shared = {id(p) for view in self.views.values() for p in view.parameters}
         replaced = any(id(p) in shared for p in made.parameters)
@@ -103,15 +111,12 @@ class Turns:
         return made
 
     def before_unscale(self, optimizer: Any) -> None:
-        """`unscale_` is about to run; inside `step` all has been seen to already."""
-        if self._stepping is None:
-            view = self.view(optimizer)
-            self._turn(view).edited_before_unscale = self._edited_since_backward(view)
+        """`unscale_` is about to run, called by hand."""
+        view = self.view(optimizer)
+        self._turn(view).edited_before_unscale = self._edited_since_backward(view)
 
     def after_unscale(self, optimizer: Any) -> None:
         """The gradients are unscaled now and nobody has touched them since."""
-        if not self._detailed:
-            return
         if self._stepping is not None:
             _, view, turn = self._stepping
         else:
@@ -130,7 +135,7 @@ class Turns:
             if versions_of(view.observed) != view.measured:
                 turn.applied = view.meter.measure(self._steps.current().pack)
             view.measured = None
-        elif self._detailed:
+        elif self.detailed:
             turn.edited_before_unscale = self._edited_since_backward(view)
             if view.fused:
                 turn.take_norms(view.meter.measure(self._steps.current().pack, scaled=True))
@@ -151,20 +156,16 @@ class Turns:
 
     # -- the optimizer's own calls ---------------------------------------------------------------
 
-    def discover(self, optimizer: Any) -> None:
-        """Some optimizer steps; an unknown one that holds our parameters bypasses the scaler."""
-        if id(optimizer) not in self.views and self._positions:
-            self._guarded(self._discover, optimizer)
-
-    def _discover(self, optimizer: Any) -> None:
-        groups = optimizer.param_groups
-        if any(id(p) in self._positions for group in groups for p in group["params"]):
-            self._begin_own_step(optimizer)
-
-    def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
-        """`optimizer.step()` starts, through the scaler or past it."""
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """Some optimizer of this process steps: through our scaler, past it, or none of ours."""
         if self._stepping is None or self._stepping[0] is not optimizer:
             self._guarded(self._begin_own_step, optimizer)
+
+    def _is_ours(self, optimizer: Any) -> bool:
+        groups = optimizer.param_groups
+        return id(optimizer) in self.views or any(
+            id(p) in self._positions for group in groups for p in group["params"]
+        )
 
     def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:
         """`optimizer.step()` has run."""
@@ -174,6 +175,8 @@ class Turns:
             self._stepping[2].stepped = True
 
     def _begin_own_step(self, optimizer: Any) -> None:
+        if not self._is_ours(optimizer):
+            return
         view = self.view(optimizer)
         turn = self._turn(view)
         turn.bypassed = self._steps.enabled
@@ -285,10 +288,10 @@ class Turns:
         """Let go of every hook."""
         for view in self.views.values():
             view.release()
-        self._discovery()
+        self._unhook()
 
 
 def _any_optimizer_begins(reference: weakref.ref[Turns], optimizer: Any, *_: Any) -> None:
     turns = reference()
     if turns is not None:
-        turns.discover(optimizer)
+        turns.optimizer_begins(optimizer)

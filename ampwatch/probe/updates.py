@@ -108,6 +108,8 @@ class Slices:
             np.array([at[id(p)] for p in self._parameters], np.int64),
             np.array([p.ndim >= 2 for p in self._parameters], np.bool_),
         )
+        # Whatever gives parameters other memory (`.to`, FSDP) does so for all of them.
+        self._sentinels = [self._parameters[at] for at in _spread(len(self._parameters))]
         self._pointers: list[int] = []
         self._versions: list[int] = []
         self._views: list[Any] = []
@@ -119,6 +121,8 @@ class Slices:
 
         Version counters tell, except of writes through `.data`: `fresh` reads again in any case.
         """
+        if fresh:
+            self._pointers = []
         known = self._last is not None and not fresh
         if known and [p._version for p in self._parameters] == self._versions:
             return self._last
@@ -134,7 +138,7 @@ class Slices:
         """The present values: on the CPU a new numpy array, else one device tensor."""
         if not self._parameters:
             return None
-        pointers = [p.data_ptr() for p in self._parameters]
+        pointers = [p.data_ptr() for p in self._sentinels]
         if pointers != self._pointers:
             self._views = self._look(self._parameters)
             self._pointers = pointers
@@ -164,6 +168,11 @@ def compare(layout: SliceLayout, before: Any, after: Any, pack: Pack) -> UpdateC
         for values in (moved, moved * moved, before)
     ]
     return DeviceUpdate(layout, *places)
+
+
+def _spread(count: int) -> list[int]:
+    """The first, the middle and the last position."""
+    return sorted({0, count // 2, count - 1}) if count else []
 
 
 @dataclass(frozen=True, slots=True)
