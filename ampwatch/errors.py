@@ -8,6 +8,7 @@ AmpwatchError
 │   └── RunInUseError     another process writes or compacts it
 ├── CodecError        bytes that are no batch of ours
 └── FeedError         the endpoint or the keys cannot be used
+    ├── EndpointTakenError  another program listens there
     └── FrameError        a message that is no valid frame
 """
 
@@ -48,6 +49,10 @@ class CodecError(AmpwatchError, ValueError):
 
 class FeedError(AmpwatchError):
     """The feed's endpoint or keys cannot be used."""
+
+
+class EndpointTakenError(FeedError):
+    """Another program listens at the endpoint."""
 
 
 class FrameError(FeedError, ValueError):

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from ampwatch.diagnosis.words import count_text, scale_text, share_text
 from ampwatch.rows import Table
+from ampwatch.text import printable
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis, Finding, Record
@@ -71,11 +72,6 @@ def letter(name: str, run: Record, diagnosis: Diagnosis, *, fancy: bool) -> Rend
 def powers(text: str) -> str:
     """2^16 as 2¹⁶."""
     return re.sub(r"\b2\^(-?\d+)", lambda m: "2" + m[1].translate(_SUPERSCRIPTS), text)
-
-
-def printable(text: str) -> str:
-    """The text without what a terminal would obey."""
-    return "".join(c if c.isprintable() else "�" for c in text)
 
 
 def sparkline(values: Sequence[float] | npt.NDArray[np.float64], width: int) -> str:

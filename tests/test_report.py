@@ -11,7 +11,7 @@ from rich.console import Console
 from written_runs import write_run
 
 from ampwatch import diagnose, open_run
-from ampwatch.report import course_text, powers, print_letter, printable, sparkline
+from ampwatch.report import course_text, powers, print_letter, sparkline
 
 
 def letter_of(path, *, terminal: bool) -> str:
@@ -47,10 +47,6 @@ def test_a_record_without_steps_is_called_incomplete(tmp_path):
 )
 def test_powers_of_two_are_raised_and_nothing_else(plain, pretty):
     assert powers(plain) == pretty
-
-
-def test_what_a_terminal_would_obey_is_replaced():
-    assert printable("a\x1b[2Jb\u202ec") == "a�[2Jb�c"
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,12 @@ norms, and what to do.
 
 One line in a training loop makes a run:
 
+\b
     ampwatch.attach(scaler, model)
 
 Then:
 
+\b
     ampwatch runs                        the runs in ./ampwatch-runs
     ampwatch watch RUN                   a live view in the terminal
     ampwatch report RUN                  what is wrong, why, and what to do

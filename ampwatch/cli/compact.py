@@ -6,7 +6,7 @@ from ampwatch.cli.find import RUN_ARGUMENT, find_run
 from ampwatch.cli.terminal import answer, asides
 
 NAME = "compact"
-HELP = """Rewrite a finished run into large compressed files, so that ten million steps open fast.
+HELP = """Rewrite a finished run into large files, so that ten million steps open fast.
 
 Nothing is lost, and readers never need it: a run that is not compacted reads the same. It is done
 beside the old files and then renamed; a run that is still written is refused.

@@ -30,7 +30,7 @@ HELP = """The runs in the browser, live and finished, until Ctrl-C. Listens on t
 Examples:
   ampwatch dashboard                   the runs in ./ampwatch-runs
   ampwatch dashboard /data/runs more/
-  ampwatch dashboard --no-browser      only say the address
+  ampwatch dashboard --no-browser      on a server: only say the address
 
 From a checkout `streamlit run dashboard` does the same.
 """
@@ -41,12 +41,17 @@ _PATIENCE_S = 60.0
 
 def command(
     folders: list[Path] = typer.Argument(
-        None, metavar="[DIR]...", help="Where to look for runs.", show_default=False
+        None, metavar="DIR", help="Where to look for runs.", show_default=False
     ),
     port: int = typer.Option(
-        0, help="Where to listen.  [default: 8501, or a free one]", show_default=False
+        0,
+        metavar="PORT",
+        help="Where to listen.  [default: 8501, or a free one]",
+        show_default=False,
     ),
-    browser: bool = typer.Option(True, " /--no-browser", help="Do not open a browser."),
+    browser: bool = typer.Option(
+        True, "--browser/--no-browser", help="Open a browser, or only say the address."
+    ),
 ) -> None:
     """Serve until interrupted."""
     absent = missing_parts()

@@ -61,14 +61,20 @@ _LOOK_EVERY_S = 0.3
 
 
 def command(
-    scenario: str = typer.Option("lr-too-high", help="Which training to run."),
+    scenario: str = typer.Option("lr-too-high", metavar="NAME", help="Which training to run."),
     listing: bool = typer.Option(False, "--list", help="List the scenarios."),
     dashboard: bool = typer.Option(
-        True, " /--no-dashboard", help="Print the report instead of opening the dashboard."
+        True,
+        "--dashboard/--no-dashboard",
+        help="Show it in the browser while it trains, or only print the report.",
     ),
-    seed: int = typer.Option(0, help="Another seed, another training."),
+    seed: int = typer.Option(0, metavar="NUMBER", help="Another seed, another training."),
     folder: Path = typer.Option(
-        None, "--dir", help="Where the run goes.  [default: ./ampwatch-runs]", show_default=False
+        None,
+        "--dir",
+        metavar="DIR",
+        help="Where the run goes.  [default: ./ampwatch-runs]",
+        show_default=False,
     ),
 ) -> None:
     """Run a scenario and show it."""
@@ -213,4 +219,5 @@ def _report(path: Path) -> None:
     run = open_run(path)
     console: Console = answers()
     print_letter(console, run.info.name, run, diagnose(run))
-    say(f"\nThe run is in {path}. Again: ampwatch report {path}")
+    say("")
+    say(f"The run is in {path}. Again: ampwatch report {path}")

@@ -32,14 +32,15 @@ _PARTS = (
 
 def command(
     code: str = typer.Argument(
-        None, metavar="[CODE]", help="Such as AMP103, or scale-collapse.", show_default=False
+        None, metavar="CODE", help="Such as AMP103, or scale-collapse.", show_default=False
     ),
 ) -> None:
     """Print a page, or the list."""
     from ampwatch.diagnosis import RULES
 
     if code is None:
-        text = "\n".join(f"{rule.code}  {rule.name:24}{rule.usual.value}" for rule in RULES)
+        width = max(len(rule.name) for rule in RULES)
+        text = "\n".join(f"{rule.code}  {rule.name:{width}}  {rule.usual.value}" for rule in RULES)
     else:
         text = page_text(_find(RULES, code))
     answer(text)

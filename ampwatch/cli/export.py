@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NAME = "export"
-HELP = """Write a run's tables as files that other tools read, one a table, into the folder OUT.
+HELP = """Write a run's tables as Parquet or CSV files, one a table, into the folder OUT.
 
 Lists (learning rates by group, exponent histograms) are JSON text in CSV.
 

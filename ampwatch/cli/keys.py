@@ -21,10 +21,14 @@ both ends find it. Between machines, pass public keys on:
 
 def command(
     allow: str = typer.Option(
-        None, metavar="KEY", help="Let this key connect.", show_default=False
+        None, metavar="KEY", help="Let trainers with this key connect.", show_default=False
     ),
-    comment: str = typer.Option("", help="Whose it is; kept beside an allowed key."),
-    forget: str = typer.Option(None, metavar="KEY", help="Let it no more.", show_default=False),
+    comment: str = typer.Option(
+        "", metavar="TEXT", help="Whose key it is; kept beside it.", show_default=False
+    ),
+    forget: str = typer.Option(
+        None, metavar="KEY", help="Take a key off the list again.", show_default=False
+    ),
 ) -> None:
     """Print or change the keys."""
     from ampwatch import feed

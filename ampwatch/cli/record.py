@@ -13,6 +13,7 @@ import typer
 
 from ampwatch.cli.find import usual_folder
 from ampwatch.cli.terminal import say
+from ampwatch.errors import EndpointTakenError
 
 NAME = "record"
 HELP = """Receive what trainers send and file it here, until Ctrl-C. No browser, no dashboard.
@@ -23,6 +24,7 @@ log and send from it. `ampwatch keys` lets other machines in.
 \b
 Examples:
   ampwatch record
+  ampwatch record --fallback                    beside a dashboard that has the usual port
   ampwatch record --bind tcp://0.0.0.0:5797 --dir /data/runs
 """
 
@@ -35,7 +37,16 @@ def command(
         show_default=False,
     ),
     folder: Path = typer.Option(
-        None, "--dir", help="Where runs go.  [default: ./ampwatch-runs]", show_default=False
+        None,
+        "--dir",
+        metavar="DIR",
+        help="Where runs go.  [default: ./ampwatch-runs]",
+        show_default=False,
+    ),
+    fallback: bool = typer.Option(
+        False,
+        "--fallback/--no-fallback",
+        help="Where the port is taken, listen on a free one: trainers started later find it.",
     ),
     insecure: bool = typer.Option(
         False, "--insecure", help="No encryption and no keys: anyone who reaches the port may send."
@@ -45,16 +56,27 @@ def command(
     from ampwatch import feed
     from ampwatch.recorder import Recorder
 
-    with _warnings_as_sentences(), _told_to_end() as ended:
+    where = folder or usual_folder()
+    with _warnings_as_sentences(), _told_to_end() as ended, _flag_named():
         recorder = Recorder(
-            bind or feed.DEFAULT_ENDPOINT, folder or usual_folder(), insecure=insecure, on_note=say
+            bind or feed.DEFAULT_ENDPOINT, where, insecure=insecure, fallback=fallback, on_note=say
         )
         with recorder:
-            say(f"Recording from {recorder.endpoint} into {folder or usual_folder()}; Ctrl-C ends.")
+            say(f"Recording from {recorder.endpoint} into {where}; Ctrl-C ends.")
             while not ended.wait(0.5):  # a wait without end would keep Windows from seeing Ctrl-C
                 pass
-    stats = recorder.stats
-    say(f"{stats.rows:,} rows of {len(recorder.runs)} runs received; all of them are on disk.")
+    stats, runs = recorder.stats, len(recorder.runs)
+    what = "1 run" if runs == 1 else f"{runs} runs"
+    say(f"{stats.rows:,} rows of {what} received; all of them are on disk.")
+
+
+@contextlib.contextmanager
+def _flag_named() -> Iterator[None]:
+    """Say of a taken port which flag takes another."""
+    try:
+        yield
+    except EndpointTakenError as error:
+        raise EndpointTakenError(f"{error} Or give --fallback to listen on a free one.") from None
 
 
 @contextlib.contextmanager

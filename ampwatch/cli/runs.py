@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from ampwatch.cli.find import usual_folder
-from ampwatch.cli.terminal import answer, answers, printable
+from ampwatch.cli.terminal import answer, answers
 from ampwatch.errors import AmpwatchError, NotARunError
+from ampwatch.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ampwatch.store import RunSummary
 
 NAME = "runs"
-HELP = """The runs in a folder, newest first: name, verdict, steps, skips, final scale, age, source.
+HELP = """The runs in a folder, newest first, with verdict, steps, skips and final scale.
 
 \b
 Examples:
@@ -32,7 +33,7 @@ COLUMNS = ("run", "verdict", "steps", "skips", "final scale", "age", "source")
 
 
 def command(
-    folder: str = typer.Argument(None, metavar="[DIR]", help="Where to look.", show_default=False),
+    folder: str = typer.Argument(None, metavar="DIR", help="Where to look.", show_default=False),
 ) -> None:
     """Print the table."""
     from ampwatch.store import list_runs

@@ -6,6 +6,8 @@ import io
 import sys
 from typing import TYPE_CHECKING
 
+from ampwatch.text import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -21,13 +23,8 @@ def prepare_streams() -> None:
 
 def complain(message: str) -> int:
     """One line on stderr; the exit code that goes with it."""
-    print(f"ampwatch: {' '.join(printable(message).split())}", file=sys.stderr)
+    print(f"ampwatch: {printable(' '.join(message.split()))}", file=sys.stderr)
     return FAILED
-
-
-def printable(text: str) -> str:
-    """The text without what a terminal would obey: names in runs are data."""
-    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
 
 
 def answers() -> Console:
@@ -51,4 +48,5 @@ def say(text: str) -> None:
 
 def answer(text: str) -> None:
     """Plain lines on stdout, as wide as they are."""
-    answers().print(printable(text), soft_wrap=True)
+    lines = [printable(line) for line in text.split("\n")]
+    answers().print("\n".join(lines), soft_wrap=True)

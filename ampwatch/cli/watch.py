@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ampwatch.store import Run
 
 NAME = "watch"
-HELP = """A live view of a run: the course of the scale, skips, loss, gradient norm, findings.
+HELP = """A live view of a run in the terminal: scale, skips, loss, gradient norm, findings.
 
 Ends when the run ends, or by Ctrl-C, which does not touch the training. Where the output is no
 terminal it prints plain lines.
@@ -33,7 +33,9 @@ QUIET_S = 60.0
 
 def command(
     run: str = RUN_ARGUMENT,
-    every: float = typer.Option(1.0, min=0.1, max=3600.0, help="Seconds between looks."),
+    every: float = typer.Option(
+        1.0, metavar="SECONDS", min=0.1, max=3600.0, help="How long between two looks."
+    ),
 ) -> None:
     """Watch until the run ends."""
     console = answers()
@@ -94,7 +96,8 @@ def _watch_plain(console: Console, run: Run, every_s: float) -> None:
 def line_of(run: Run, diagnosis: Diagnosis) -> str:
     """The state of a run in one plain line."""
     from ampwatch.diagnosis.words import scale_text
-    from ampwatch.report import last_values, printable
+    from ampwatch.report import last_values
+    from ampwatch.text import printable
 
     facts = diagnosis.run
     values = [f"{name} {value:.4g}" for name, value in last_values(run).items()]

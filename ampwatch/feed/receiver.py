@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 
 from ampwatch.codec import MAX_PAYLOAD_BYTES, Batch, check
-from ampwatch.errors import CodecError, FeedError, FrameError
+from ampwatch.errors import CodecError, EndpointTakenError, FeedError, FrameError
 from ampwatch.feed.arrivals import (
     Arrival,
     BadArrived,
@@ -148,7 +148,7 @@ class Receiver:
             if error.errno != errno.EADDRINUSE:
                 raise FeedError(f"{endpoint} cannot be listened on: {error.strerror}.") from None
             if not fallback or not endpoint.startswith("tcp://"):
-                raise FeedError(
+                raise EndpointTakenError(
                     f"{endpoint} is taken by another program, perhaps another recorder or "
                     "dashboard: stop that one, or choose another port here and in the trainers' "
                     "AMPWATCH_ENDPOINT."

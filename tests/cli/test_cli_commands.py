@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 
-import pyarrow.csv
-import pyarrow.parquet
 import pytest
 from written_runs import write_run
 
@@ -47,6 +45,14 @@ def test_every_command_has_help_with_an_example(capsys, command):
     assert code == 0
     assert f"ampwatch {command}" in out.partition("\n")[2]
     assert "Example" in out or "trainer" in out
+
+
+def test_the_overview_shows_each_example_and_each_commands_purpose_whole(capsys):
+    _, out, _ = ampwatch(capsys, "--help")
+    lines = [line.strip() for line in out.splitlines()]
+    assert "ampwatch dashboard                   the same in the browser" in lines
+    commands = lines[lines.index("Commands:") + 1 :]
+    assert all(line.endswith(".") and not line.endswith("...") for line in commands if line)
 
 
 def test_the_version_is_the_packages(capsys):
@@ -156,17 +162,6 @@ def test_names_are_data_and_never_obeyed(capsys, tmp_path):
         assert "\x1b" not in out
         assert "\x07" not in out
     assert "[bold red]" in ampwatch(capsys, "report", path)[1]
-
-
-@pytest.mark.parametrize("to", ["parquet", "csv"])
-def test_an_export_holds_the_runs_rows(capsys, tmp_path, to):
-    path = write_run(tmp_path, accepted=50, skipped=3)
-    code, _, _ = ampwatch(capsys, "export", path, "--to", to, tmp_path / "out")
-    file = tmp_path / "out" / f"steps.{to}"
-    read = pyarrow.parquet.read_table if to == "parquet" else pyarrow.csv.read_csv
-    assert code == 0
-    assert read(file)["scale"].to_pylist() == open_run(path).steps["scale"].to_pylist()
-    assert len(list((tmp_path / "out").iterdir())) == 4
 
 
 def test_a_compacted_run_reads_the_same(capsys, tmp_path):

@@ -16,6 +16,7 @@ from written_runs import event_columns, step_columns, write_run
 import ampwatch
 from ampwatch import codec, open_run, store
 from ampwatch.cli.demo import SCENARIOS, train
+from ampwatch.recorder import Recorder
 from ampwatch.rows import Table
 
 PATIENCE_S = 60.0
@@ -65,6 +66,23 @@ def test_a_recorder_ends_politely_when_asked(tmp_path, environment, number):
     assert code == 0
     assert "on disk" in err
     assert "Traceback" not in err
+
+
+def test_a_taken_port_is_an_error_that_names_the_flag_which_takes_another(tmp_path, environment):
+    with Recorder("tcp://127.0.0.1:*", tmp_path / "first") as first:
+        words = ["record", "--bind", first.endpoint, "--dir", tmp_path / "second"]
+        code, _, err = finish(start(words, environment))
+        assert code == 2
+        assert err.startswith(f"ampwatch: {first.endpoint} is taken")
+        assert "--fallback" in err
+        child = start([*words, "--fallback"], environment)
+        said = [child.stderr.readline(), child.stderr.readline()]
+        child.send_signal(signal.SIGTERM)
+        code, _, _ = finish(child)
+    assert code == 0
+    assert "your trainers on this machine find it" in said[0]
+    assert said[1].startswith("Recording from tcp://127.0.0.1:")
+    assert first.endpoint not in said[1]
 
 
 def test_watching_ends_when_the_run_ends(tmp_path, environment):

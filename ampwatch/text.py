@@ -1,0 +1,8 @@
+"""Text from outside (names of runs and layers, messages), made fit to be shown."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """The text on one line, without what a terminal would obey: names in runs are data."""
+    return "".join(c if c.isprintable() else "�" for c in text)
