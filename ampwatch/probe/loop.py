@@ -226,4 +226,8 @@ class Loop:
 def overflowed(record: StepRecord) -> bool:
     """Whether any optimizer of this step found an inf."""
     values = record.pack.values
-    return any(values[at] for turn in record.turns for at in turn.found_inf_at)
+    for turn in record.turns:
+        for at in turn.found_inf_at:
+            if values[at]:
+                return True
+    return False

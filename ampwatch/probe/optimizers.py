@@ -53,7 +53,10 @@ class OptimizerView:
         self._detailed = detailed
         self._counts: list[int] = []
         self._handles = self._hook(on_stepped)
-        self.follow()
+        self.hooked = bool(self._handles)  # whether its steps are seen by themselves
+        # Whether it unscales and skips inside its own step.
+        self.fused = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        self.follow(optimizer)
 
     def _hook(self, after: Callable[..., None]) -> list[Any]:
         if not hasattr(self.optimizer, "register_step_post_hook"):
@@ -65,19 +68,9 @@ class OptimizerView:
         """The optimizer; None once the user has let it go."""
         return self._reference()
 
-    @property
-    def hooked(self) -> bool:
-        """Whether its steps are seen by themselves."""
-        return bool(self._handles)
-
-    @property
-    def fused(self) -> bool:
-        """Whether it unscales and skips inside its own step."""
-        return bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
-
-    def follow(self) -> bool:
+    def follow(self, optimizer: Any) -> bool:
         """Take up parameters that groups have gained or lost; whether anything changed."""
-        groups = self.optimizer.param_groups
+        groups = optimizer.param_groups
         counts = [len(group["params"]) for group in groups]
         if counts == self._counts:
             return False
@@ -96,13 +89,13 @@ class OptimizerView:
         """The group's number for each parameter."""
         return [number for number, count in enumerate(self._counts) for _ in range(count)]
 
-    def rates(self) -> tuple[list[float], list[float]]:
+    def rates(self, optimizer: Any) -> tuple[list[float], list[float]]:
         """Each group's rate now, and its base rate.
 
         The base is the group's `max_lr`; else its `initial_lr` when the rate never exceeded it;
         else the highest rate seen.
         """
-        groups = self.optimizer.param_groups
+        groups = optimizer.param_groups
         known = [_number(group.get("lr")) for group in groups]
         if known == self._lrs:  # the same rates again: the bases are the same too
             return known, self._bases

@@ -81,7 +81,7 @@ def _enabled_calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
     run, turns = guard.run, loop.turns
 
     def unscale_(self: Any, optimizer: Any) -> None:
-        if turns.outside_step:
+        if turns.stepping is None:  # else `step` calls us, and all has been seen to
             run(turns.before_unscale, optimizer)
         try:
             original.unscale_(self, optimizer)

@@ -73,7 +73,7 @@ class Turns:
         self._backward = backward
         self._losses = losses
         self._guarded = guard.run
-        self._stepping: tuple[Any, OptimizerView, Turn] | None = None  # inside scaler.step
+        self.stepping: tuple[Any, OptimizerView, Turn] | None = None  # inside scaler.step
         self._before: Any = None  # its slices
         self._early: dict[int, Any] = {}  # norms taken at the end of a backward, by optimizer
         self._unedited_steps = 0
@@ -81,16 +81,11 @@ class Turns:
         hook = register_optimizer_step_pre_hook(partial(_any_optimizer_begins, weakref.ref(self)))
         self._unhook = weakref.finalize(self, hook.remove)
 
-    @property
-    def outside_step(self) -> bool:
-        """Whether no `scaler.step` is under way, which calls `unscale_` itself."""
-        return self._stepping is None
-
     def view(self, optimizer: Any) -> OptimizerView:
         """What is known of this optimizer; takes it up when first seen."""
         known = self.views.get(id(optimizer))
         if known is not None and known.optimizer is optimizer:
-            if known.follow():
+            if known.follow(optimizer):
                 self._backward.add(known.parameters)
             return known
         made = OptimizerView(
@@ -117,8 +112,8 @@ class Turns:
 
     def after_unscale(self, optimizer: Any) -> None:
         """The gradients are unscaled now and nobody has touched them since."""
-        if self._stepping is not None:
-            _, view, turn = self._stepping
+        if self.stepping is not None:
+            _, view, turn = self.stepping
         else:
             view = self.view(optimizer)
             turn = self._turn(view)
@@ -129,8 +124,8 @@ class Turns:
         """`scaler.step(optimizer)` is about to run (with an enabled scaler)."""
         view = self.view(optimizer)
         turn = self._turn(view)
-        self._stepping = (optimizer, view, turn)
-        self._take_before(view, turn)
+        self.stepping = (optimizer, view, turn)
+        self._take_before(optimizer, view, turn)
         if view.measured is not None:
             if versions_of(view.observed) != view.measured:
                 turn.applied = view.meter.measure(self._steps.current().pack)
@@ -142,9 +137,9 @@ class Turns:
 
     def after_step(self, optimizer: Any) -> None:
         """`scaler.step(optimizer)` has returned; its `found_inf` is still there."""
-        assert self._stepping is not None, "before_step has run"
-        _, view, turn = self._stepping
-        self._stepping = None
+        assert self.stepping is not None, "before_step has run"
+        _, view, turn = self.stepping
+        self.stepping = None
         record = self._steps.current()
         state = self._scaler._per_optimizer_states.get(id(optimizer), {})
         found = state.get("found_inf_per_device", {}).values()
@@ -158,7 +153,7 @@ class Turns:
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """Some optimizer of this process steps: through our scaler, past it, or none of ours."""
-        if self._stepping is None or self._stepping[0] is not optimizer:
+        if self.stepping is None or self.stepping[0] is not optimizer:
             self._guarded(self._begin_own_step, optimizer)
 
     def _is_ours(self, optimizer: Any) -> bool:
@@ -169,10 +164,10 @@ class Turns:
 
     def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:
         """`optimizer.step()` has run."""
-        if self._stepping is None or self._stepping[0] is not optimizer:
+        if self.stepping is None or self.stepping[0] is not optimizer:
             self._guarded(self._end_own_step, optimizer)
         else:
-            self._stepping[2].stepped = True
+            self.stepping[2].stepped = True
 
     def _begin_own_step(self, optimizer: Any) -> None:
         if not self._is_ours(optimizer):
@@ -180,7 +175,7 @@ class Turns:
         view = self.view(optimizer)
         turn = self._turn(view)
         turn.bypassed = self._steps.enabled
-        self._take_before(view, turn)
+        self._take_before(optimizer, view, turn)
         self._take_norms_without_scaler(view, turn)
 
     def _end_own_step(self, optimizer: Any) -> None:
@@ -258,10 +253,12 @@ class Turns:
             self._steps.misuse("AMP401", {"optimizer": view.number})
         return edited
 
-    def _take_before(self, view: OptimizerView, turn: Turn) -> None:
+    def _take_before(self, optimizer: Any, view: OptimizerView, turn: Turn) -> None:
         """What is to be known of the optimizer and its weights before they move."""
         sampled = self._steps.sampling.sampled
-        turn.lrs, turn.lr_bases = view.rates()
+        turn.lrs, turn.lr_bases = view.rates(optimizer)
+        if not self.detailed:
+            return
         self._before = view.slices.before(fresh=sampled)
         if sampled:
             matrices = matrix_parameters(view.observed)
@@ -281,7 +278,7 @@ class Turns:
 
     def abandon(self, optimizer: Any) -> bool:
         """An exception has left a call; whether this optimizer had had its turn already."""
-        self._stepping = None
+        self.stepping = None
         return optimizer is not None and self._turn(self.view(optimizer)).done
 
     def release(self) -> None:
