@@ -76,7 +76,7 @@ class Server:
     """Streamlit as a child process; leaving the block ends it."""
 
     def __init__(self, folders: Sequence[Path], port: int = 0) -> None:
-        self.port = port or free_port(DEFAULT_PORT)
+        self.port = _refuse_taken(port) if port else free_port(DEFAULT_PORT)
         self.url = f"http://localhost:{self.port}"
         self._folders = [str(folder.resolve()) for folder in folders]
         self._child: subprocess.Popen[bytes] | None = None
@@ -84,8 +84,12 @@ class Server:
     def __enter__(self) -> Server:
         self._child = subprocess.Popen(
             command_line(self.port),
-            env={**os.environ, "AMPWATCH_DASHBOARD_DIRS": os.pathsep.join(self._folders)},
-            stdin=subprocess.DEVNULL,
+            env={
+                **os.environ,
+                "AMPWATCH_DASHBOARD_DIRS": os.pathsep.join(self._folders),
+                "PYTHONPATH": search_path(),
+            },
+            stdin=subprocess.PIPE,  # closed by our end, however it comes: the child's sign to end
             stdout=subprocess.DEVNULL,
         )
         self._wait_until_ready()
@@ -99,7 +103,8 @@ class Server:
     ) -> None:
         if self._child is not None:
             self._child.terminate()
-            self._child.wait()
+            with self._child:  # closes the pipe and waits
+                pass
 
     def open_browser(self) -> None:
         """Open the page, where there is a screen to show it on."""
@@ -131,18 +136,25 @@ def command_line(port: int) -> list[str]:
     script: without these it listens on every interface and reports its use.
     """
     return [
-        sys.executable, "-m", "streamlit", "run", str(entry_script()),
+        sys.executable, str(dashboard_folder() / "serve.py"),
         "--server.address=localhost", f"--server.port={port}", "--server.headless=true",
-        "--browser.gatherUsageStats=false",
+        "--browser.gatherUsageStats=false", "--logger.level=warning",
     ]  # fmt: skip
 
 
-def entry_script() -> Path:
-    """The dashboard's first script: inside the package, or beside it in a checkout."""
+def search_path() -> str:
+    """A child's PYTHONPATH: it must find this very ampwatch, installed or not."""
+    here = str(Path(__file__).resolve().parent.parent.parent)
+    before = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([here, before]) if before else here
+
+
+def dashboard_folder() -> Path:
+    """Where the dashboard's scripts are: inside the package, or beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "_dashboard", package.parent / "dashboard"):
         if (folder / "streamlit_app.py").is_file():
-            return folder / "streamlit_app.py"
+            return folder
     raise AmpwatchError("the dashboard is missing from this installation: install it again.")
 
 
@@ -156,6 +168,12 @@ def free_port(wanted: int) -> int:
                 continue
             return int(probe.getsockname()[1])
     raise AmpwatchError("no port is free on this machine.")
+
+
+def _refuse_taken(port: int) -> int:
+    if _answers(port):
+        raise AmpwatchError(f"port {port} is taken: give another, or none for a free one.")
+    return port
 
 
 def _answers(port: int) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.dashboard import Server, missing_parts
+from ampwatch.cli.dashboard import Server, missing_parts, search_path
 from ampwatch.cli.find import usual_folder
 from ampwatch.cli.terminal import answer, answers, asides, say
 from ampwatch.errors import AmpwatchError, NotARunError
@@ -152,15 +152,8 @@ def _environment(folder: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         **os.environ,
         "AMPWATCH_DIR": str(folder.resolve()),
-        "PYTHONPATH": _search_path(),
+        "PYTHONPATH": search_path(),
     }
-
-
-def _search_path() -> str:
-    """The child's PYTHONPATH: it must find this very ampwatch, installed or not."""
-    here = str(Path(__file__).resolve().parent.parent.parent)
-    before = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([here, before]) if before else here
 
 
 def _free_folder(folder: Path, name: str) -> Path:

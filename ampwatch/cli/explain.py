@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis import Rule
 
 NAME = "explain"
-HELP = """What a finding means, how it looks, what it is confused with, and what to do.
+HELP = """What a finding means, what it is confused with, and what to do.
 
 Without a code, lists all findings that this version knows.
 

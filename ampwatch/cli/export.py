@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NAME = "export"
-HELP = """Write a run's tables as Parquet or CSV files, one a table, into the folder OUT.
+HELP = """Write a run's tables as Parquet or CSV files.
 
-Lists (learning rates by group, exponent histograms) are JSON text in CSV.
+One file a table, into the folder OUT. In CSV an empty cell is absent, and lists (learning rates by
+group, exponent histograms) are JSON text.
 
 \b
 Examples:

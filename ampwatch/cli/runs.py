@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ampwatch.store import RunSummary
 
 NAME = "runs"
-HELP = """The runs in a folder, newest first, with verdict, steps, skips and final scale.
+HELP = """The runs in a folder, newest first, and how each stands.
 
 \b
 Examples:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from ampwatch.store import Run
 
 NAME = "watch"
-HELP = """A live view of a run in the terminal: scale, skips, loss, gradient norm, findings.
+HELP = """A live view of a run in the terminal, for people on ssh.
 
-Ends when the run ends, or by Ctrl-C, which does not touch the training. Where the output is no
-terminal it prints plain lines.
+Shows the scale, skips, loss, gradient norm and findings. Ends when the run ends, or by Ctrl-C,
+which does not touch the training. Where the output is no terminal it prints plain lines.
 
 Example: ampwatch watch ampwatch-runs/train-1204
 """

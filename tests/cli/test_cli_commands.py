@@ -47,7 +47,8 @@ def test_every_command_has_help_with_an_example(capsys, command):
     assert "Example" in out or "trainer" in out
 
 
-def test_the_overview_shows_each_example_and_each_commands_purpose_whole(capsys):
+def test_the_overview_shows_each_example_and_each_commands_purpose_whole(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = ampwatch(capsys, "--help")
     lines = [line.strip() for line in out.splitlines()]
     assert "ampwatch dashboard                   the same in the browser" in lines

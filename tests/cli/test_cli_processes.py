@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from written_runs import event_columns, step_columns, write_run
 
@@ -106,6 +110,37 @@ def test_ctrl_c_while_watching_is_no_error(tmp_path, environment):
     child.send_signal(signal.SIGINT)
     code, _, err = finish(child)
     assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)])
+def test_a_dashboard_that_ends_in_any_way_leaves_no_server_behind(tmp_path, environment, number):
+    pytest.importorskip("streamlit", reason="no streamlit here to serve with")
+    child = start(["dashboard", tmp_path, "--no-browser"], environment)
+    line = child.stderr.readline()
+    [server] = psutil.Process(child.pid).children()
+    assert answers(line)
+    child.send_signal(number)
+    psutil.wait_procs([server], timeout=PATIENCE_S)
+    assert not server.is_running()
+    assert not answers(line)
+    finish(child)
+
+
+def answers(line):
+    """Whether anybody listens at the address that a line names."""
+    port = int(re.search(r"localhost:(\d+)", line)[1])
+    with contextlib.suppress(OSError), socket.create_connection(("localhost", port)):
+        return True
+    return False
+
+
+def test_a_port_that_is_taken_is_said(tmp_path, environment):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ["dashboard", tmp_path, "--no-browser", "--port", port]
+        code, _, err = finish(start(words, environment))
+    assert code == 2
+    assert err == f"ampwatch: port {port} is taken: give another, or none for a free one.\n"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,30 @@
+"""Serve the dashboard until whoever started this process is gone.
+
+It holds the other end of the pipe that is stdin here: the pipe closes when that process ends,
+however it ends, on every system. So a killed `ampwatch dashboard` leaves no server behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from streamlit.web import cli
+
+
+def main() -> None:
+    threading.Thread(target=_end_with_the_starter, daemon=True).start()
+    entry = Path(__file__).with_name("streamlit_app.py")
+    cli.main(["run", str(entry), *sys.argv[1:]], prog_name="streamlit")
+
+
+def _end_with_the_starter() -> None:
+    os.read(sys.stdin.fileno(), 1)  # nothing is ever sent: this returns at the pipe's end
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()
