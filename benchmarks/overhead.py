@@ -83,50 +83,54 @@ def main(arguments: Sequence[str] | None = None) -> None:
         report = measure_gpu(options) if torch.cuda.is_available() else NO_GPU
     else:
         makers = {"mlp": [mlp], "transformer": [transformer], "both": [mlp, transformer]}
-        sections = [measure([make(), make()], options) for make in makers[options.model]]
+        sections = [measure([make(), make()], options.rounds) for make in makers[options.model]]
         report = "\n\n".join([machine(), *sections]) + "\n"
     print(report)
     if options.out:
         options.out.write_text(report, encoding="utf-8")
 
 
-def measure(twins: list[Training], options: argparse.Namespace) -> str:
+def measure(twins: list[Training], rounds: int) -> str:
     """One model's section of the report."""
     with tempfile.TemporaryDirectory() as name:
-        os.environ["XDG_STATE_HOME"] = name  # the benchmark's runs are nobody's business
+        keep_to(name)
         contenders = list(all_contenders(Path(name)))
-        blocks = run_rounds(twins, contenders, options)
+        blocks = run_rounds(twins, contenders, rounds)
         for contender in contenders:
             contender.close()
     results = [summarise(contender, blocks[contender.name]) for contender in contenders]
     bare_us = statistics.median(block.bare.main_us for each in blocks.values() for block in each)
-    return section(twins[0], bare_us, results, options)
+    return section(twins[0], bare_us, results, rounds)
+
+
+def keep_to(folder: str) -> None:
+    """The benchmark's runs are listed nowhere else, and a watch that fails is not measured."""
+    os.environ["XDG_STATE_HOME"] = folder
+    os.environ["AMPWATCH_STRICT"] = "1"
 
 
 def run_rounds(
-    twins: list[Training], contenders: list[Bare], options: argparse.Namespace
+    twins: list[Training], contenders: list[Bare], rounds: int
 ) -> dict[str, list[Block]]:
     """Every contender once a round, each round in an order of its own, the twins in turn."""
     shuffled = random.Random(0)
     blocks: dict[str, list[Block]] = {contender.name: [] for contender in contenders}
     with progress() as bar:
-        task = bar.add_task(twins[0].name, total=options.rounds * len(contenders))
-        for _ in range(options.rounds):
+        task = bar.add_task(twins[0].name, total=rounds * len(contenders))
+        for _ in range(rounds):
             twins.reverse()
             for contender in shuffled.sample(contenders, len(contenders)):
-                blocks[contender.name].append(run_block(*twins, contender, options))
+                blocks[contender.name].append(run_block(*twins, contender))
                 bar.advance(task)
     return blocks
 
 
-def run_block(
-    bare: Training, twin: Training, contender: Bare, options: argparse.Namespace
-) -> Block:
+def run_block(bare: Training, twin: Training, contender: Bare) -> Block:
     """Warm up, then time: the first steps after attach are sampled, and its thread starts up."""
     contender.begin(twin)
     gc.collect()
-    time_turns(bare, twin, contender, options.warmup)
-    bare_cost, twin_cost = time_turns(bare, twin, contender, options.block)
+    time_turns(bare, twin, contender, twin.block_steps // 2)
+    bare_cost, twin_cost = time_turns(bare, twin, contender, twin.block_steps)
     contender.end()
     added = Cost(
         twin_cost.main_us - bare_cost.main_us,
@@ -168,15 +172,13 @@ def summarise(contender: Bare, blocks: list[Block]) -> Result:
     return Result(contender.name, contender.logs, added, low_us, high_us)
 
 
-def section(
-    training: Training, bare_us: float, results: list[Result], options: argparse.Namespace
-) -> str:
+def section(training: Training, bare_us: float, results: list[Result], rounds: int) -> str:
     """A table of costs and one of ratios, in markdown."""
     tensors = list(training.model.parameters())
     facts = (
         f"{len(tensors)} parameter tensors, {sum(p.numel() for p in tensors):,} parameters, fp16 "
         f"autocast with a GradScaler; the bare step takes {bare_us / 1000:.2f} ms of main-thread "
-        f"CPU. {options.rounds} rounds of {options.block} steps."
+        f"CPU. {rounds} rounds of {training.block_steps} steps."
     )
     lines = [
         f"## {training.name}",
@@ -250,13 +252,13 @@ def measure_gpu(options: argparse.Namespace) -> str:
     """Step time of the large transformer with and without the watch, and synchronisations added."""
     training = large_transformer()
     with tempfile.TemporaryDirectory() as name:
-        os.environ["XDG_STATE_HOME"] = name
+        keep_to(name)
         bare, watch = Bare(), watched("default", Path(name))
         pairs = [
-            (timed_on_gpu(training, bare, options), timed_on_gpu(training, watch, options))
+            (timed_on_gpu(training, bare), timed_on_gpu(training, watch))
             for _ in range(options.rounds)
         ]
-        syncs = [count_syncs(training, contender, options) for contender in (bare, watch)]
+        syncs = [count_syncs(training, contender) for contender in (bare, watch)]
     bare_ms = statistics.median(pair[0] for pair in pairs)
     added_ms = statistics.median(pair[1] - pair[0] for pair in pairs)
     parameters = sum(p.numel() for p in training.model.parameters())
@@ -264,21 +266,21 @@ def measure_gpu(options: argparse.Namespace) -> str:
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}: {training.name} "
         f"({parameters:,}), bare step {bare_ms:.2f} ms, added by the default settings "
         f"{added_ms:.3f} ms = {added_ms / bare_ms:.2%} (at most 1 %); synchronisations in "
-        f"{options.block} steps: bare {syncs[0]}, watched {syncs[1]} (must be equal).\n"
+        f"{training.block_steps} steps: bare {syncs[0]}, watched {syncs[1]} (must be equal).\n"
     )
 
 
-def timed_on_gpu(training: Training, contender: Bare, options: argparse.Namespace) -> float:
+def timed_on_gpu(training: Training, contender: Bare) -> float:
     """Milliseconds a step, the device's queue empty before and after."""
     contender.begin(training)
-    run_steps(training, options.warmup)
+    run_steps(training, training.block_steps // 2)
     torch.cuda.synchronize()
     began_s = time.perf_counter()
-    run_steps(training, options.block)
+    run_steps(training, training.block_steps)
     torch.cuda.synchronize()
     took_s = time.perf_counter() - began_s
     contender.end()
-    return took_s * 1e3 / options.block
+    return took_s * 1e3 / training.block_steps
 
 
 def run_steps(training: Training, steps: int) -> None:
@@ -286,14 +288,14 @@ def run_steps(training: Training, steps: int) -> None:
         training.step()
 
 
-def count_syncs(training: Training, contender: Bare, options: argparse.Namespace) -> int:
+def count_syncs(training: Training, contender: Bare) -> int:
     """Warnings of torch's sync debug mode over a block; torch's own scaler makes one a step."""
     contender.begin(training)
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            run_steps(training, options.block)
+            run_steps(training, training.block_steps)
     finally:
         torch.cuda.set_sync_debug_mode("default")
         contender.end()
@@ -312,8 +314,6 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--model", choices=("mlp", "transformer", "both"), default="both")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--block", type=int, default=400, help="steps timed in a row")
-    parser.add_argument("--warmup", type=int, default=200, help="steps before them")
     parser.add_argument("--out", type=Path, help="a file that gets the report too")
     return parser.parse_args(arguments)
 

@@ -19,6 +19,7 @@ class Training:
     scaler: torch.amp.GradScaler
     inputs: Tensor
     target: Tensor
+    block_steps: int  # how many the benchmark times in a row; half as many warm up
     steps_done: int = 0
 
     def step(self) -> None:
@@ -32,7 +33,9 @@ class Training:
         self.steps_done += 1
 
 
-def make_training(name: str, model: nn.Module, inputs: Tensor, device: str) -> Training:
+def make_training(
+    name: str, model: nn.Module, inputs: Tensor, device: str, block_steps: int
+) -> Training:
     """Adam at a rate that changes nothing much: every step costs what the first did."""
     model.to(device)
     inputs = inputs.to(device)
@@ -40,27 +43,27 @@ def make_training(name: str, model: nn.Module, inputs: Tensor, device: str) -> T
         target = torch.zeros_like(model(inputs))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     scaler = torch.amp.GradScaler(device, init_scale=1024.0, growth_interval=10**9)
-    return Training(name, device, model, optimizer, scaler, inputs, target)
+    return Training(name, device, model, optimizer, scaler, inputs, target, block_steps)
 
 
 def mlp() -> Training:
     """Twelve Linear layers with ReLU: about 1.5 ms a step on one core."""
     layers = [module for _ in range(12) for module in (nn.Linear(64, 64), nn.ReLU())]
-    return make_training("12-layer MLP", nn.Sequential(*layers), torch.randn(12, 64), "cpu")
+    return make_training("12-layer MLP", nn.Sequential(*layers), torch.randn(12, 64), "cpu", 400)
 
 
 def transformer() -> Training:
     """Twelve blocks, 100 parameter tensors."""
     model = Transformer(vocabulary=256, width=32, heads=4, blocks=12)
     tokens = torch.randint(0, 256, (2, 16))
-    return make_training("12-layer transformer", model, tokens, "cpu")
+    return make_training("12-layer transformer", model, tokens, "cpu", 100)
 
 
 def large_transformer() -> Training:
     """100 M parameters, for a GPU."""
     model = Transformer(vocabulary=10_000, width=768, heads=12, blocks=12)
     tokens = torch.randint(0, 10_000, (8, 512))
-    return make_training("transformer of 100 M parameters", model, tokens, "cuda")
+    return make_training("transformer of 100 M parameters", model, tokens, "cuda", 100)
 
 
 class Transformer(nn.Module):
