@@ -162,10 +162,16 @@ def _rate(diagnosis: Diagnosis, write: Any) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One line of the facts."""
+    """One line of the facts: its course, and how it stands now where that is shorter."""
 
     label: str
     text: str
+    latest: str = ""
+
+    @property
+    def now(self) -> str:
+        """How it stands now."""
+        return self.latest or self.text
 
 
 def _facts(run: Record, diagnosis: Diagnosis, *, fancy: bool) -> RenderableType:
@@ -180,6 +186,7 @@ def _facts(run: Record, diagnosis: Diagnosis, *, fancy: bool) -> RenderableType:
 
 
 CURVE_WIDTH = 40
+_COURSES = {"loss": "loss", "gradient norm": "grad_norm", "learning rate": "lr"}
 _COLUMNS = ("step", "scale_after", "loss", "grad_norm", "lr", "autocast_dtype", "step_time_ms")
 
 
@@ -188,18 +195,18 @@ def facts_of(
 ) -> Iterator[Fact]:
     """What the record holds, plainly; what it does not hold has no line."""
     facts = diagnosis.run
-    rows = _rows_of_first_optimizer(run)
+    rows = rows_of_first_optimizer(run, _COLUMNS)
     if facts.first_scale is not None:
         scale = np.log2(np.maximum(_floats(rows, "scale_after"), 2.0**-149))
         curve = f"   {sparkline(scale, CURVE_WIDTH)}" if curves else ""
         ends = f"{scale_text(facts.first_scale)} {arrow} {scale_text(facts.final_scale)}"
-        yield Fact("loss scale", ends + curve)
+        yield Fact("loss scale", ends + curve, scale_text(facts.final_scale))
         share = f", {share_text(facts.skipped, facts.steps)}" if facts.skipped else ""
         yield Fact("skipped", f"{facts.skipped:,} of {count_text(facts.steps, 'step')}{share}")
-    for label, column in (("loss", "loss"), ("gradient norm", "grad_norm"), ("rate", "lr")):
-        known = rows.column(column).is_valid().to_numpy()
-        if known.any():
-            yield Fact(label, course_text(_floats(rows, column)[known], arrow))
+    for label, column in _COURSES.items():
+        present = _floats(rows, column)[rows.column(column).is_valid().to_numpy()]
+        if len(present):
+            yield Fact(label, course_text(present, arrow), latest_text(present))
     yield from _setting(run, rows)
     for note in run.notes:
         yield Fact("note", note)
@@ -211,15 +218,22 @@ def course_text(present: npt.NDArray[np.float64], arrow: str) -> str:
     if not len(finite):
         return f"{present[-1]}, never finite"
     text = f"{finite[0]:.4g} {arrow} {finite[-1]:.4g}"
-    if not math.isfinite(present[-1]):
-        lost = len(present) - int(np.flatnonzero(np.isfinite(present))[-1]) - 1
-        text += f", then not finite for {count_text(lost, 'step')}"
-    return text
+    return text if math.isfinite(present[-1]) else f"{text}, then {latest_text(present)}"
 
 
-def _rows_of_first_optimizer(run: Record) -> Any:
+def latest_text(present: npt.NDArray[np.float64]) -> str:
+    """The last value of those there are, or since when there was no finite one."""
+    if math.isfinite(present[-1]):
+        return f"{present[-1]:.4g}"
+    finite = np.flatnonzero(np.isfinite(present))
+    if not len(finite):
+        return f"{present[-1]}, never finite"
+    return f"not finite for {count_text(len(present) - int(finite[-1]) - 1, 'step')}"
+
+
+def rows_of_first_optimizer(run: Record, columns: Sequence[str]) -> Any:
     """One row a step: with several optimizers (a GAN) losses of different kinds would mix."""
-    rows = run.read(Table.STEPS, columns=(*_COLUMNS, "optimizer"), rank=min(run.ranks, default=0))
+    rows = run.read(Table.STEPS, columns=(*columns, "optimizer"), rank=min(run.ranks, default=0))
     optimizer = rows.column("optimizer")
     known = optimizer.drop_null()
     if not len(known):
@@ -229,7 +243,7 @@ def _rows_of_first_optimizer(run: Record) -> Any:
 
 def last_values(run: Record) -> dict[str, float]:
     """The newest loss, gradient norm and rate there are."""
-    rows = _rows_of_first_optimizer(run)
+    rows = rows_of_first_optimizer(run, _COLUMNS)
     found = {}
     for label, column in (("loss", "loss"), ("norm", "grad_norm"), ("lr", "lr")):
         known = rows.column(column).drop_null()
@@ -245,7 +259,8 @@ def _setting(run: Record, rows: Any) -> Iterator[Fact]:
     if precisions:
         yield Fact("autocast", ", ".join(precisions))
     if len(times):
-        yield Fact("step time", f"{np.median(times):.3g} ms (median)")
+        median = f"{np.median(times):.3g} ms"
+        yield Fact("step time", f"{median} (median)", median)
     devices = run.read(Table.DEVICES, columns=("device", "name", "used_bytes", "total_bytes"))
     for name, used, total in _latest_devices(devices):
         memory = f", {used / 2**30:.1f} of {total / 2**30:.1f} GiB" if used and total else ""

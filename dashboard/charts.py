@@ -15,6 +15,8 @@ SCALE, SKIP, NORM = "#2456C8", "#C8401E", "#0E8A6D"
 RATE, INK, MUTED, GRID = "#7A4FB5", "#1B1F24", "#6B7280", "#E7E9E5"
 
 MAX_POINTS = 2000
+MIN_POINTS = 8  # of each stretch of a broken line
+HOLE_SHARE = 0.01  # of the axis: steps missing for longer break a line
 RUG_COLUMNS = 1200  # about one a pixel: ticks closer than that merge into one that tells its count
 
 Floats = NDArray[np.float64]
@@ -63,21 +65,21 @@ def overview(course: Course, spans: Iterable[Span] = ()) -> go.Figure:
     return _styled(figure)
 
 
-def power_text(exponent: int) -> str:
+def power_text(exponent: float) -> str:
     """2^16 as the axis shows it."""
-    return f"2<sup>{exponent}</sup>"
+    return f"2<sup>{exponent:.4g}</sup>"
 
 
 def _draw_scale(figure: go.Figure, course: Course) -> None:
     with np.errstate(divide="ignore"):
         exponent = np.log2(course.scale)
     step, shown = _jumps(course.step, exponent)
-    hover = [f"2<sup>{value:g}</sup>" for value in shown]
+    hover = ["" if np.isnan(value) else power_text(value) for value in shown]
     figure.add_scatter(
         x=step, y=shown, line={"color": SCALE, "width": 2, "shape": "hv"}, mode="lines",
         name="loss scale", text=hover, hovertemplate="%{text}", row=1, col=1,
     )  # fmt: skip
-    ticks = _exponent_ticks(shown)
+    ticks = _exponent_ticks(shown[np.isfinite(shown)])
     figure.update_yaxes(
         tickvals=ticks, ticktext=[power_text(t) for t in ticks], title="loss scale", row=1, col=1
     )
@@ -97,11 +99,13 @@ def _draw_rug(figure: go.Figure, course: Course) -> None:
 def _draw_line(
     figure: go.Figure, row: int, name: str, step: Steps, values: Floats, color: str
 ) -> None:
-    x, y = thinned(step, values)
+    x, y, alone = broken_line(step, values)
     figure.add_scatter(
-        x=x, y=y, mode="lines", line={"color": color, "width": 1.6}, name=name,
+        x=x, y=y, mode="lines+markers", line={"color": color, "width": 1.6}, name=name,
+        marker={"color": color, "size": np.where(alone, 4, 0)},
         hovertemplate="%{y:.4g}", connectgaps=False, row=row, col=1,
     )  # fmt: skip
+    y = y[np.isfinite(y)]
     constant = len(y) > 0 and y.min() == y.max()
     figure.update_yaxes(
         title=name, type=_axis(y), exponentformat="SI", nticks=5, row=row, col=1,
@@ -120,14 +124,42 @@ def _axis(values: Floats) -> str:
     return "log" if positive and values.max() > 30 * values.min() else "linear"
 
 
-def thinned(step: Steps, values: Floats) -> tuple[Steps, Floats]:
-    """At most MAX_POINTS finite points that keep every extreme's look."""
+def broken_line(step: Steps, values: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """The points of a line that is broken where values are absent for long, and who is alone.
+
+    A line across steps that nobody logged, or whose values are not finite, would show what was not.
+    """
     known = np.isfinite(values)
-    x, y = step[known], values[known]
-    if len(x) <= MAX_POINTS:
-        return x, y
-    keep = MinMaxLTTBDownsampler().downsample(np.ascontiguousarray(y), n_out=MAX_POINTS)
-    return x[keep], y[keep]
+    parts = _parts(step[known], values[known])
+    room = max(0, MAX_POINTS - MIN_POINTS * len(parts))
+    pieces = [
+        thinned(x, y, MIN_POINTS - 1 + room * len(x) // max(1, int(known.sum()))) for x, y in parts
+    ]
+    gap = np.array([np.nan])
+    xs = [np.concatenate((x, x[-1:])) for x, _ in pieces]
+    ys = [np.concatenate((y, gap)) for _, y in pieces]
+    alone = [np.append(np.full(len(x), len(x) == 1), False) for x, _ in pieces]
+    if not pieces:
+        return np.zeros(0), np.zeros(0), np.zeros(0, bool)
+    return np.concatenate(xs)[:-1], np.concatenate(ys)[:-1], np.concatenate(alone)[:-1]
+
+
+def _parts(step: Steps, values: Floats) -> list[tuple[Steps, Floats]]:
+    """The stretches between holes: steps missing that the eye would see, or a step back."""
+    if not len(step):
+        return []
+    ahead = np.diff(step)
+    hole = max(2.0, (int(step.max()) - int(step.min())) * HOLE_SHARE)
+    cuts = np.flatnonzero((ahead > hole) | (ahead < 0)) + 1
+    return list(zip(np.split(step, cuts), np.split(values, cuts), strict=True))
+
+
+def thinned(step: Steps, values: Floats, most: int = MAX_POINTS) -> tuple[Steps, Floats]:
+    """At most so many of the points, that keep every extreme's look."""
+    if len(step) <= most:
+        return step, values
+    keep = MinMaxLTTBDownsampler().downsample(np.ascontiguousarray(values), n_out=most)
+    return step[keep], values[keep]
 
 
 def merged_ticks(at: Steps, within: Steps, columns: int) -> tuple[Steps, Steps]:
@@ -140,15 +172,17 @@ def merged_ticks(at: Steps, within: Steps, columns: int) -> tuple[Steps, Steps]:
     return at[first], counts
 
 
-def _jumps(step: Steps, values: Floats) -> tuple[Steps, Floats]:
-    """Where a step curve changes, and its two ends; thinned only if it changes very often."""
+def _jumps(step: Steps, values: Floats) -> tuple[Floats, Floats]:
+    """Where a step curve changes, and the two ends of each stretch; thinned if it changes often."""
     known = np.isfinite(values)
-    x, y = step[known], values[known]
-    if not len(x):
-        return x, y
-    keep = np.concatenate(([True], np.diff(y) != 0))
-    keep[-1] = True
-    return thinned(x[keep], y[keep])
+    xs, ys = [np.zeros(0)], [np.zeros(0)]
+    for x, y in _parts(step[known], values[known]):
+        keep = np.concatenate(([True], np.diff(y) != 0))
+        keep[-1] = True
+        some_x, some_y = thinned(x[keep], y[keep])
+        xs += [some_x, x[-1:]]
+        ys += [some_y, np.array([np.nan])]
+    return np.concatenate(xs)[:-1], np.concatenate(ys)[:-1]
 
 
 def _exponent_ticks(values: Floats) -> Sequence[int]:
@@ -161,12 +195,12 @@ def _exponent_ticks(values: Floats) -> Sequence[int]:
 
 def _styled(figure: go.Figure) -> go.Figure:
     figure.update_layout(
-        height=660, margin={"l": 64, "r": 12, "t": 8, "b": 44}, showlegend=False,
+        height=640, margin={"l": 64, "r": 12, "t": 8, "b": 44}, showlegend=False,
         plot_bgcolor="rgba(0,0,0,0)", paper_bgcolor="rgba(0,0,0,0)",
         font={"color": MUTED, "size": 12}, hovermode="x unified", hoversubplots="axis",
         uirevision="keep",
     )  # fmt: skip
-    figure.update_xaxes(showgrid=False, zeroline=False, linecolor=GRID, matches="x")
-    figure.update_xaxes(title="step", row=5, col=1)
+    figure.update_xaxes(showgrid=False, zeroline=False, showline=False, matches="x")
+    figure.update_xaxes(title="step", showline=True, linecolor=GRID, row=5, col=1)
     figure.update_yaxes(gridcolor=GRID, zeroline=False, title_font={"size": 12})
     return figure

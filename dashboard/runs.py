@@ -13,7 +13,9 @@ from charts import Course
 
 from ampwatch import store
 from ampwatch.errors import AmpwatchError
+from ampwatch.feed import DEFAULT_ENDPOINT
 from ampwatch.recorder import Recorder
+from ampwatch.report import rows_of_first_optimizer
 
 LIVE_S = 10.0  # a run that wrote something this lately, and no end mark, is live
 
@@ -24,6 +26,7 @@ class Choice:
 
     path: str
     label: str
+    live: bool
 
 
 def folders() -> list[Path]:
@@ -32,30 +35,69 @@ def folders() -> list[Path]:
     return [Path(text) for text in given.split(os.pathsep)] if given else [store.default_log_dir()]
 
 
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The one recorder of this server, or why there is none."""
+
+    recorder: Recorder | None
+    state: str
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the recorder has to say, the newest last."""
+        return self.recorder.notes if self.recorder else ()
+
+
 @st.cache_resource(show_spinner=False)
-def recorder() -> tuple[Recorder | None, str]:
-    """The one recorder of this server, and what to say of it."""
-    endpoint = os.environ.get("AMPWATCH_ENDPOINT") or "tcp://127.0.0.1:5797"
+def feed() -> Feed:
+    """The recorder, started when the first page is opened; another's port is left to it."""
+    endpoint = os.environ.get("AMPWATCH_ENDPOINT") or DEFAULT_ENDPOINT
     if endpoint == "off":
-        return None, "The feed is off; runs on this disk are shown."
+        return Feed(None, "The feed is off; runs on this disk are shown.")
     try:
         started = Recorder(endpoint, folders()[0], fallback=True).start()
     except AmpwatchError as error:
-        return None, f"No feed: {error}"
-    return started, f"feed on {started.endpoint.removeprefix('tcp://')}"
+        return Feed(None, f"No feed: {error}")
+    return Feed(started, f"feed on {started.endpoint.removeprefix('tcp://')}")
 
 
-def choices() -> list[Choice]:
-    """The runs there are, live ones first, then the newest."""
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """The runs there are, live ones first, then the newest; and what cannot be read."""
+
+    choices: tuple[Choice, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def counts(self) -> str:
+        """How many go on and how many do not."""
+        live = sum(choice.live for choice in self.choices)
+        return f"{live} live, {len(self.choices) - live} finished"
+
+
+def shelf() -> Shelf:
+    """What is in the folders now."""
     given = os.environ.get("AMPWATCH_DASHBOARD_DIRS")
     found = (
         [run for folder in folders() for run in store.list_runs(folder)]
         if given
         else store.list_runs()
     )
-    readable = [run for run in found if run.problem is None]
-    readable.sort(key=lambda run: not is_live(run.last_time_ns, ended=run.ended))
-    return [Choice(str(run.path), _label(run)) for run in readable]
+    readable = _without_copies([run for run in found if run.problem is None])
+    made = [Choice(str(run.path), _label(run), _goes_on(run)) for run in readable]
+    made.sort(key=lambda choice: not choice.live)
+    return Shelf(tuple(made), tuple(run.problem for run in found if run.problem is not None))
+
+
+def _without_copies(found: list[store.RunSummary]) -> list[store.RunSummary]:
+    """The runs without a recorder's copies of those that are here themselves."""
+    copies = [run for run in found if store.read_copies(run.path)]
+    own = {run.id for run in found if run not in copies}
+    return [run for run in found if run not in copies or run.id not in own]
+
+
+def _goes_on(run: store.RunSummary) -> bool:
+    return is_live(run.last_time_ns, ended=run.ended)
 
 
 def is_live(last_time_ns: int, *, ended: bool) -> bool:
@@ -64,20 +106,20 @@ def is_live(last_time_ns: int, *, ended: bool) -> bool:
 
 
 def _label(run: store.RunSummary) -> str:
-    live = is_live(run.last_time_ns, ended=run.ended)
     name = (
         run.path.name if len(run.path.name) < 36 else f"{run.path.name[:20]}…{run.path.name[-14:]}"
     )
     # A label is Markdown to Streamlit, and a name is data.
     escaped = "".join(f"\\{c}" if c in r"\`*_{}[]()#+-.!|~:$<>" else c for c in name)
-    return f"● {escaped} live" if live else escaped
+    return f"● {escaped} live" if _goes_on(run) else escaped
 
 
 def course_of(run: store.Run) -> Course:
-    """The columns that the overview draws."""
-    names = ("step", "scale", "loss", "grad_norm", "lr", "skipped")
-    rows = run.read("steps", columns=names, rank=min(run.ranks, default=0))
-    numbers = [np.array(rows.column(name).to_numpy(), np.float64) for name in names[1:5]]
-    skipped = np.array(rows.column("skipped").fill_null(False).to_numpy(), np.bool_)  # noqa: FBT003
+    """The columns that the overview draws: the first optimizer's, and the skips of all."""
+    names = ("step", "scale", "loss", "grad_norm", "lr")
+    rows = rows_of_first_optimizer(run, names)
     step = np.array(rows.column("step").to_numpy(), np.int64)
-    return Course(step, *numbers, skipped)
+    numbers = [np.array(rows.column(name).to_numpy(), np.float64) for name in names[1:]]
+    every = run.read("steps", columns=("step", "skipped"), rank=min(run.ranks, default=0))
+    is_skip = every.column("skipped").fill_null(False).to_numpy()  # noqa: FBT003
+    return Course(step, *numbers, np.isin(step, every.column("step").to_numpy()[is_skip]))

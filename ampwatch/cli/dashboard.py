@@ -19,7 +19,6 @@ from types import TracebackType
 
 import typer
 
-from ampwatch.cli.find import usual_folder
 from ampwatch.cli.terminal import say
 from ampwatch.errors import AmpwatchError
 
@@ -28,7 +27,7 @@ HELP = """The runs in the browser, live and finished, until Ctrl-C. Listens on t
 
 \b
 Examples:
-  ampwatch dashboard                   the runs in ./ampwatch-runs
+  ampwatch dashboard                   ./ampwatch-runs, and runs attached elsewhere
   ampwatch dashboard /data/runs more/
   ampwatch dashboard --no-browser      on a server: only say the address
 
@@ -57,7 +56,7 @@ def command(
     absent = missing_parts()
     if absent:
         raise AmpwatchError(absent)
-    with Server(folders or [usual_folder()], port) as server:
+    with Server(folders or [], port) as server:
         say(f"The dashboard is at {server.url}; Ctrl-C ends it.")
         if browser:
             server.open_browser()
@@ -73,7 +72,10 @@ def missing_parts() -> str | None:
 
 
 class Server:
-    """Streamlit as a child process; leaving the block ends it."""
+    """Streamlit as a child process; leaving the block ends it.
+
+    Without folders it shows the usual one's runs, and those that were attached elsewhere.
+    """
 
     def __init__(self, folders: Sequence[Path], port: int = 0) -> None:
         self.port = _refuse_taken(port) if port else free_port(DEFAULT_PORT)
@@ -82,13 +84,10 @@ class Server:
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
+        folders = {"AMPWATCH_DASHBOARD_DIRS": os.pathsep.join(self._folders)}
         self._child = subprocess.Popen(
             command_line(self.port),
-            env={
-                **os.environ,
-                "AMPWATCH_DASHBOARD_DIRS": os.pathsep.join(self._folders),
-                "PYTHONPATH": search_path(),
-            },
+            env={**os.environ, **(folders if self._folders else {}), "PYTHONPATH": search_path()},
             stdin=subprocess.PIPE,  # closed by our end, however it comes: the child's sign to end
             stdout=subprocess.DEVNULL,
         )

@@ -8,12 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
+import runs
+import streamlit as st
 from streamlit.testing.v1 import AppTest
 from written_runs import event_columns, step_columns, write_run
 
 import ampwatch
 from ampwatch import codec, store
 from ampwatch.cli.dashboard import Server
+from ampwatch.recorder import Recorder
 from ampwatch.rows import Table
 
 ENTRY = Path(__file__).parents[2] / "dashboard" / "streamlit_app.py"
@@ -66,6 +69,64 @@ def test_live_runs_come_first(folder):
     write_run(folder, "finished", age_s=60)
     write_run(folder, "going-on", ended=False, age_s=0.5)
     assert "live" in page().radio[0].options[0]
+
+
+def test_what_stands_beside_the_headline_is_one_click_away(folder):
+    write_run(folder, "bad", skipped=30)
+    app = page()
+    assert app.expander[0].label.startswith("All ")
+    assert "AMP204 loss-not-finite" in html_of(app)
+
+
+def test_a_recorders_copy_of_a_run_that_is_here_itself_is_not_listed(folder):
+    path = write_run(folder, "own")
+    info = store.read_info(path)
+    writer = store.RankWriter(store.create_run(folder / "copies", info), 0)
+    writer.append(codec.encode(Table.STEPS, step_columns(3, 0, 10**18)))
+    writer.close()
+    store.write_copies(folder / "copies" / "own", {0: store.CopyNote()})
+    (folder / "copies" / "own").rename(folder / "copied")
+    assert list(page().radio[0].options) == ["own"]
+    shutil.rmtree(path)
+    app = page()
+    assert list(app.radio[0].options) == ["copied"]
+    assert "this copy stops before batch 1" in html_of(app)
+
+
+def test_a_run_that_cannot_be_read_is_said(folder):
+    write_run(folder, "good")
+    (write_run(folder, "broken") / "run.json").write_text("{")
+    app = page()
+    assert list(app.radio[0].options) == ["good"]
+    assert "broken cannot be opened" in html_of(app)
+
+
+def test_a_taken_port_is_left_to_who_has_it_and_the_page_says_where_it_listens(
+    folder, monkeypatch, tmp_path
+):
+    with Recorder("tcp://127.0.0.1:*", tmp_path / "other") as first:
+        monkeypatch.setenv("AMPWATCH_ENDPOINT", first.endpoint)
+        st.cache_resource.clear()
+        app = page()
+        runs.feed().recorder.stop()
+        st.cache_resource.clear()
+    assert f"{first.endpoint} is taken" in html_of(app)
+    assert app.caption[0].value.startswith("feed on 127.0.0.1:")
+    assert first.endpoint.rpartition(":")[2] not in app.caption[0].value
+
+
+def test_with_two_optimizers_one_is_drawn_and_the_skips_of_both(folder):
+    path = store.create_run(folder, store.RunInfo(id="ab" * 16, name="gan"))
+    writer = store.RankWriter(path, 0)
+    columns = {
+        "step": [0, 0, 1, 1], "optimizer": [0, 1, 0, 1], "loss": [1.0, 90.0, 2.0, 80.0],
+        "skipped": [False, False, False, True],
+    }  # fmt: skip
+    writer.append(codec.encode(Table.STEPS, columns))
+    writer.close()
+    course = runs.course_of(store.open_run(path))
+    assert list(course.loss) == [1.0, 2.0]
+    assert list(course.skipped) == [False, True]
 
 
 def test_names_are_data(folder):
