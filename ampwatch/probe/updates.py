@@ -63,14 +63,15 @@ UpdateCapture = HostUpdate | DeviceUpdate
 def stride_of(shape: Sequence[int]) -> int:
     """The stride that keeps at most 1 % but at least 256 elements, coprime to the rows' length."""
     numel = math.prod(shape)
-    wanted = numel // LEAST_ELEMENTS
-    if wanted <= 1:
-        return 1
     rows = numel // max(1, shape[0])
-    upward = wanted > LARGEST_SHARE
-    stride = LARGEST_SHARE if upward else wanted
-    while stride > 1 and math.gcd(stride, rows) != 1:
-        stride += 1 if upward else -1
+    stride = LARGEST_SHARE
+    while math.gcd(stride, rows) != 1:
+        stride += 1
+    if numel // stride >= LEAST_ELEMENTS:
+        return stride
+    stride = max(1, numel // LEAST_ELEMENTS)
+    while math.gcd(stride, rows) != 1:
+        stride -= 1
     return stride
 
 

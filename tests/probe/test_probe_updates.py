@@ -1,0 +1,144 @@
+"""The update's norm from slices, against the whole parameters."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampwatch.probe.readback import Pack
+from ampwatch.probe.updates import (
+    DeviceUpdate,
+    HostUpdate,
+    Slices,
+    compare,
+    estimate,
+    figures,
+    stride_of,
+)
+
+SHAPES = [(64, 64), (64,), (1000, 128), (7,), (3, 5, 7, 9)]
+
+
+def parameters(shapes=SHAPES, dtype=torch.float32):
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
+
+
+def one_step(held, change):
+    """The slices around a change, and the true norms of update and weights before it."""
+    slices = Slices(held, range(len(held)))
+    before = slices.before(fresh=True)
+    whole = [p.detach().clone().double() for p in held]
+    with torch.no_grad():
+        for parameter in held:
+            change(parameter)
+    moved = [p.detach().double() - old for p, old in zip(held, whole, strict=True)]
+    after = slices.after()
+    norm = math.sqrt(sum(m.square().sum().item() for m in moved))
+    weights = math.sqrt(sum(w.square().sum().item() for w in whole))
+    return slices, before, after, norm, weights
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=4).filter(lambda s: math.prod(s) < 1e9))
+def test_a_slice_is_at_least_256_and_at_most_one_in_a_hundred(shape):
+    numel = math.prod(shape)
+    stride = stride_of(shape)
+    kept = -(-numel // stride)
+    assert kept >= min(numel, 256)
+    assert math.gcd(stride, numel // shape[0]) == 1
+    if numel >= 30_000:  # below, the 256 that a tensor must keep are more than 1 %
+        assert kept <= numel / 100 + 1
+
+
+def test_a_stride_never_keeps_to_one_column_of_an_embedding():
+    stride = stride_of((50_000, 256))
+    columns = {(stride * n) % 256 for n in range(50_000 * 256 // stride)}
+    assert len(columns) == 256
+
+
+def test_the_estimate_is_within_its_stated_error():
+    change = lambda p: p.add_(0.01 * torch.randn_like(p))  # noqa: E731
+    slices, before, after, norm, weights = one_step(parameters(), change)
+    found = figures(slices.layout, before[None], after[None])
+    error = float(found.relative_error[0])
+    assert 0 < error < 0.05
+    assert float(found.update_norm[0]) == pytest.approx(norm, rel=4 * error)
+    assert math.sqrt(found.weight_squares.sum()) == pytest.approx(weights, rel=0.1)
+
+
+def test_small_tensors_are_taken_whole_and_exact():
+    held = parameters([(16, 16), (3,)])
+    slices, before, after, norm, _ = one_step(held, lambda p: p.mul_(1.5))
+    found = figures(slices.layout, before[None], after[None])
+    assert float(found.update_norm[0]) == pytest.approx(norm, rel=1e-6)
+    assert float(found.relative_error[0]) == 0.0
+
+
+def test_many_steps_at_once_give_what_each_gives_alone():
+    rng = np.random.default_rng(0)
+    slices = Slices(parameters(), range(len(SHAPES)))
+    size = int(slices.layout.counts.sum())
+    before, after = rng.normal(size=(2, 9, size)).astype(np.float32)
+    together = figures(slices.layout, before, after)
+    for row in range(9):
+        alone = figures(slices.layout, before[row : row + 1], after[row : row + 1])
+        assert alone.update_norm[0] == pytest.approx(together.update_norm[row], rel=1e-12)
+        assert alone.relative_error[0] == pytest.approx(together.relative_error[row], rel=1e-12)
+
+
+def test_the_device_path_finds_what_the_host_path_finds():
+    change = lambda p: p.add_(0.01 * torch.randn_like(p))  # noqa: E731
+    slices, before, after, _, _ = one_step(parameters(), change)
+    host = compare(slices.layout, before, after, Pack())
+    assert isinstance(host, HostUpdate)
+    pack = Pack()
+    device = compare(slices.layout, torch.from_numpy(before), torch.from_numpy(after), pack)
+    assert isinstance(device, DeviceUpdate)
+    count = len(slices.layout.starts)
+    sums = [
+        np.array([pack.values[at : at + count]]) ** 2
+        for at in (device.moved_at, device.squared_at, device.weight_at)
+    ]
+    reduced = estimate(slices.layout, *sums)
+    expected = figures(slices.layout, before[None], after[None])
+    assert reduced.update_norm == pytest.approx(expected.update_norm, rel=1e-5)
+    assert reduced.relative_error == pytest.approx(expected.relative_error, rel=1e-3)
+
+
+def test_bfloat16_parameters_are_seen_too():
+    held = parameters([(64, 64)], torch.bfloat16)
+    slices, before, after, norm, _ = one_step(held, lambda p: p.mul_(2.0))
+    pack = Pack()
+    update = compare(slices.layout, before, after, pack)
+    moved = np.array([pack.values[update.moved_at : update.moved_at + 1]]) ** 2
+    assert math.sqrt((moved * slices.layout.weights).sum()) == pytest.approx(norm, rel=0.1)
+
+
+def test_channels_last_weights_are_seen_through_their_own_memory():
+    held = [torch.nn.Parameter(torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last))]
+    slices, before, after, norm, _ = one_step(held, lambda p: p.mul_(1.5))
+    found = figures(slices.layout, before[None], after[None])
+    assert float(found.update_norm[0]) == pytest.approx(norm, rel=0.1)
+
+
+def test_the_slices_after_a_step_serve_for_the_next_unless_somebody_writes():
+    held = parameters()
+    slices = Slices(held, range(len(held)))
+    last = slices.after()
+    assert slices.before(fresh=False) is last
+    with torch.no_grad():
+        held[0].zero_()
+    assert not np.array_equal(slices.before(fresh=False), last)
+
+
+def test_parameters_that_get_other_memory_are_followed():
+    held = parameters([(64, 64)])
+    slices = Slices(held, [0])
+    slices.after()
+    held[0].data = torch.full((64, 64), 3.0)
+    assert np.unique(slices.after()).tolist() == [3.0]
