@@ -109,6 +109,11 @@ def _check(
             "without a scaler nothing shows ampwatch the optimizer; call "
             "ampwatch.attach(None, model, optimizer=optimizer)."
         )
+    if scaler is None and not all(hasattr(o, "register_step_post_hook") for o in optimizers):
+        raise AttachError(
+            "the optimizer has no register_step_post_hook, so nothing shows ampwatch its steps; "
+            "pass a torch.optim.Optimizer, or a scaler (a disabled one is fine)."
+        )
     if config is not None and not isinstance(config, Mapping):
         raise AttachError(f"config is a {type(config).__name__}; pass a dict, such as vars(args).")
     if not isinstance(layer_every, int) or layer_every < 1:

@@ -132,7 +132,11 @@ class Courier:
         records = [self._queue.popleft() for _ in range(len(self._queue))]
         steps = [record for record in records if isinstance(record, StepRecord)]
         self._record_bytes = max(map(_size_bytes, steps), default=self._record_bytes)
-        sets = digest.rows(records) if records else []
+        try:
+            sets = digest.rows(records) if records else []
+        except Exception:
+            self._lose(len(records))
+            raise
         now = time.monotonic()
         if now - self._sampled_at >= DEVICE_SECONDS:
             self._sampled_at = now

@@ -41,6 +41,10 @@ class Digest:
 
     def rows(self, records: Iterable[StepRecord | EventRecord]) -> list[tuple[Table, Columns]]:
         """The column sets of every table that has rows now."""
+        with np.errstate(all="ignore"):  # inf and nan are what we are here to write down
+            return self._rows(records)
+
+    def _rows(self, records: Iterable[StepRecord | EventRecord]) -> list[tuple[Table, Columns]]:
         steps = [r for r in records if isinstance(r, StepRecord)]
         events = [r for r in records if isinstance(r, EventRecord)]
         # Readers tell attempts apart by this event, so it comes before all other rows.

@@ -77,8 +77,14 @@ class GradientMeter:
         self._one_device = len(devices) == 1
         self._on_host = self._one_device and devices.pop().type == "cpu"
 
-    def measure(self, pack: Pack, *, scaled: bool = False) -> NormCapture | None:
-        """Put the norms into the pack; None where there are no gradients."""
+    def measure(
+        self, pack: Pack, *, scaled: bool = False, amax: bool = False
+    ) -> NormCapture | None:
+        """Put the norms into the pack, and the largest magnitudes; None without gradients.
+
+        On the CPU magnitudes cost as much again, so they are taken where asked for, and where a
+        norm that is not finite leaves open whether the gradients are.
+        """
         parameters = self._parameters
         gradients = [g for p in parameters if (g := p.grad) is not None]
         if not gradients:
@@ -93,11 +99,11 @@ class GradientMeter:
                 return None
             present, gradients = tuple(n for n, _ in dense), [g for _, g in dense]
         norms = norms_of(gradients, half=self._half)
-        at, total_at, amax_at = self._put(gradients, norms, pack)
+        at, total_at, amax_at = self._put(gradients, norms, pack, amax=amax)
         return NormCapture(present, at, len(gradients), total_at, amax_at, unseen, scaled)
 
     def _put(
-        self, gradients: list[Tensor], norms: list[Tensor], pack: Pack
+        self, gradients: list[Tensor], norms: list[Tensor], pack: Pack, *, amax: bool
     ) -> tuple[int, int | None, int | None]:
         if not self._one_device:
             places = [pack.put(norm) for norm in norms]
@@ -108,7 +114,7 @@ class GradientMeter:
             total = torch.linalg.vector_norm(torch.tensor(numbers, dtype=norms[0].dtype)).item()
             at = pack.put_numbers(numbers)
             total_at = pack.put_number(total)
-            if math.isfinite(total):
+            if math.isfinite(total) and not amax:
                 return at, total_at, None
             return at, total_at, pack.put_numbers([_amax(g) for g in gradients])
         stacked = torch.stack(norms)

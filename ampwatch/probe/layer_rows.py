@@ -21,6 +21,7 @@ from ampwatch.probe.records import StepRecord, Turn
 
 RING_STEPS = 64
 Columns = dict[str, list[Any]]
+EVERY_STEP = ("grad_norm", "grad_amax", "grad_finite", "update_ratio")
 
 
 @dataclass(slots=True)
@@ -30,12 +31,24 @@ class LayerStep:
     step: int
     seen: NDArray[np.bool_]  # has gradients at all
     grad_norm: NDArray[np.float64]
+    grad_amax: NDArray[np.float64]  # nan: absent, or not a number
     finite_known: NDArray[np.bool_]
     grad_finite: NDArray[np.bool_]
     update_ratio: NDArray[np.float64]  # nan: absent
+    amax_known: NDArray[np.bool_]
     parameter_finite: dict[int, bool]  # of the parameters whose gradients were judged
     first_layer: int | None = None
     first_amax: float | None = None
+
+    def add_amax(
+        self, positions: NDArray[np.int64], layer_of: NDArray[np.int64], amax: NDArray[np.float64]
+    ) -> None:
+        """Take in the largest magnitudes of some parameters' gradients; nan wins."""
+        ours = positions >= 0
+        layers = layer_of[positions[ours]]
+        self.grad_amax[layers] = 0.0
+        np.maximum.at(self.grad_amax, layers, amax[ours])
+        self.amax_known[layers] = True
 
 
 @dataclass(slots=True)
@@ -78,9 +91,11 @@ class LayerLog:
             record.step,
             np.zeros(self._count, np.bool_),
             np.zeros(self._count),
+            np.full(self._count, np.nan),
             np.zeros(self._count, np.bool_),
             np.ones(self._count, np.bool_),
             np.full(self._count, np.nan),
+            np.zeros(self._count, np.bool_),
             {},
             *first_activation(record),
         )
@@ -107,6 +122,8 @@ class LayerLog:
         if norms.amax_at is not None:
             amax = np.array(values[norms.amax_at : norms.amax_at + norms.count])
             finite, judged = np.isfinite(amax), np.ones(len(amax), np.bool_)
+            scale = values[record.scale_at] if norms.scaled and record.scale_at is not None else 1.0
+            known.add_amax(positions, self._layer_of, amax / scale)
         elif turn.found_inf_at and not any(values[at] for at in turn.found_inf_at):
             finite, judged = np.ones(len(parts), np.bool_), np.ones(len(parts), np.bool_)
         ours = positions >= 0
@@ -132,10 +149,7 @@ def first_activation(record: StepRecord) -> tuple[int | None, float | None]:
 
 def rows_of(steps: list[LayerStep]) -> Columns:
     """The narrow rows of steps that were not looked into."""
-    columns: Columns = {
-        name: []
-        for name in ("step", "layer", "grad_norm", "grad_finite", "update_ratio", "act_amax")
-    }
+    columns: Columns = {name: [] for name in ("step", "layer", "act_amax", *EVERY_STEP)}
     for known in steps:
         wanted = known.seen | ~np.isnan(known.update_ratio)
         if known.first_layer is not None:
@@ -165,6 +179,7 @@ def cells_of(known: LayerStep, layers: list[int]) -> Columns:
     """What the every-step measurement says of these layers, absent as None."""
     norm, finite, ratio = known.grad_norm, known.grad_finite, known.update_ratio
     return {
+        "grad_amax": [float(known.grad_amax[n]) if known.amax_known[n] else None for n in layers],
         "grad_norm": [float(norm[n]) if known.seen[n] else None for n in layers],
         "grad_finite": [bool(finite[n]) if known.finite_known[n] else None for n in layers],
         "update_ratio": [None if np.isnan(ratio[n]) else float(ratio[n]) for n in layers],

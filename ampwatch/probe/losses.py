@@ -73,7 +73,7 @@ class Losses:
         if not self.followed:
             for loss in pending:
                 loss.counted = True
-        elif len(pending) != 1 or any(p.grad is not None and p.grad._version for p in sentinels):
+        elif not _is_plain(pending, sentinels):
             self.doubt()
         return pending
 
@@ -82,3 +82,10 @@ class Losses:
         if self._closely_for:
             self._closely_for -= 1
         self.followed = sampled or self._closely_for > 0
+
+
+def _is_plain(pending: Sequence[Loss], sentinels: Sequence[Tensor]) -> bool:
+    """One loss, one backward that used it, and gradients that nobody has written to again."""
+    if len(pending) != 1 or not pending[0].counted:
+        return False
+    return not any(p.grad is not None and p.grad._version for p in sentinels)

@@ -8,6 +8,7 @@ late, and never by waiting.
 from __future__ import annotations
 
 import math
+from array import array
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ class Pack:
     __slots__ = ("_copies", "_pending", "values")
 
     def __init__(self) -> None:
-        self.values: list[float] = []
+        self.values = array("d")  # 64 steps of a large model wait with theirs
         self._pending: list[tuple[int, Tensor]] = []
         self._copies: list[tuple[list[tuple[int, int]], Tensor, Any]] = []
 
@@ -56,7 +57,7 @@ class Pack:
     def put_numbers(self, values: list[float]) -> int:
         """Take numbers that are known already; the position of the first."""
         position = len(self.values)
-        self.values += values
+        self.values.extend(values)
         return position
 
     def seal(self) -> None:
@@ -81,7 +82,9 @@ class Pack:
             arrived = host.tolist()
             start = 0
             for position, count in places:
-                self.values[position : position + count] = arrived[start : start + count]
+                self.values[position : position + count] = array(
+                    "d", arrived[start : start + count]
+                )
                 start += count
             self._copies.pop()
         return True

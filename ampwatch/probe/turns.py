@@ -118,7 +118,8 @@ class Turns:
             view = self.view(optimizer)
             turn = self._turn(view)
             view.measured = versions_of(view.observed)
-        turn.take_norms(view.meter.measure(self._steps.current().pack))
+        amax = self._steps.sampling.sampled
+        turn.take_norms(view.meter.measure(self._steps.current().pack, amax=amax))
 
     def before_step(self, optimizer: Any) -> None:
         """`scaler.step(optimizer)` is about to run (with an enabled scaler)."""

@@ -398,3 +398,34 @@ def test_rates_and_their_bases_follow_each_group(tmp_path):
     run = trainer.read()
     assert column(run, "lrs") == expected
     assert column(run, "lr_bases") == [[0.4, 0.08]] * 6
+
+
+def test_gradient_maxima_by_layer_stand_on_sampled_steps(tmp_path):
+    trainer = Trainer(tmp_path, layer_every=50)
+    trainer.optimizer.zero_grad()
+    trainer.backward()
+    trainer.scaler.unscale_(trainer.optimizer)
+    expected = {
+        name: max(p.grad.abs().max().item() for p in layer.parameters())
+        for name, layer in trainer.model.named_children()
+        if name != "1"
+    }
+    trainer.scaler.step(trainer.optimizer)
+    trainer.scaler.update()
+    rows = trainer.read().layers.to_pylist()
+    amax = {row["layer"]: row["grad_amax"] for row in rows if row["grad_amax"] is not None}
+    assert amax == pytest.approx(expected, rel=1e-6)
+
+
+def test_gradients_made_by_hand_leave_the_loss_unknown(tmp_path):
+    trainer = Trainer(tmp_path)
+    for _ in range(30):
+        loss = trainer.scaler.scale(trainer.loss())
+        gradients = torch.autograd.grad(loss, list(trainer.model.parameters()))
+        for parameter, gradient in zip(trainer.model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+    run = trainer.read()
+    assert column(run, "loss") == [None] * 30
+    assert None not in column(run, "grad_norm_applied")
