@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -111,7 +112,8 @@ class GradientMeter:
         if self._on_host:
             # Reading 24 numbers and writing them back costs half of stacking 24 tensors.
             numbers = [norm.item() for norm in norms]
-            total = torch.linalg.vector_norm(torch.tensor(numbers, dtype=norms[0].dtype)).item()
+            kind = np.float64 if norms[0].dtype == torch.float64 else np.float32
+            total = torch.linalg.vector_norm(torch.from_numpy(np.array(numbers, kind))).item()
             at = pack.put_numbers(numbers)
             total_at = pack.put_number(total)
             if math.isfinite(total) and not amax:

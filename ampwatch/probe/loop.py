@@ -108,13 +108,13 @@ class Loop:
 
     def before_update(self) -> None:
         """`scaler.update()` is about to change the scale."""
-        record = self.current()
+        record = self._open_step or self.current()
         self._put_scale(record)
         record.pack.seal()
 
     def after_update(self, new_scale: Any) -> None:
         """`scaler.update()` has returned: the step is over."""
-        record = self.current()
+        record = self._open_step or self.current()
         scale = self._scaler._scale
         if scale is not None:
             record.scale_after_at = record.pack.put(scale)
@@ -180,14 +180,15 @@ class Loop:
 
     def close_step(self, *, update_seen: bool | None) -> None:
         """The step in progress becomes a record; the next one begins with the next call."""
-        record = self.current()
+        record = self._open_step or self.current()
         self._open_step = None
         if self._losses.pending:
             record.losses = self._losses.hand_over(())
         record.enabled = self.enabled
         record.update_seen = update_seen
         record.sampled = self.sampling.sampled
-        self.sampling.collect(record)
+        if self.sampling.observes:
+            self.sampling.collect(record)
         record.pack.seal()
         record.time_ns = time.time_ns()
         now = time.perf_counter()

@@ -48,30 +48,33 @@ class OptimizerView:
         self.sentinels: list[Tensor] = []  # a few parameters that stand for all
         self._highest: list[float] = []
         self._lrs: list[float] = []
+        self._lr: float | None = None  # the first group's, as the object it was
         self._bases: list[float] = []
         self._known = positions
         self._detailed = detailed
-        self._counts: list[int] = []
-        self._handles = self._hook(on_stepped)
+        self._counts: tuple[int, ...] = ()
+        hooks = hasattr(optimizer, "register_step_post_hook")
+        self._handles = [optimizer.register_step_post_hook(on_stepped)] if hooks else []
         self.hooked = bool(self._handles)  # whether its steps are seen by themselves
         # Whether it unscales and skips inside its own step.
         self.fused = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         self.follow(optimizer)
 
-    def _hook(self, after: Callable[..., None]) -> list[Any]:
-        if not hasattr(self.optimizer, "register_step_post_hook"):
-            return []
-        return [self.optimizer.register_step_post_hook(after)]
+    def is_of(self, optimizer: Any) -> bool:
+        """Whether this is the view of that optimizer; its id may have been another's before."""
+        return self._reference() is optimizer
 
     @property
-    def optimizer(self) -> Any:
-        """The optimizer; None once the user has let it go."""
-        return self._reference()
+    def is_gone(self) -> bool:
+        """Whether the user has let the optimizer go."""
+        return self._reference() is None
 
     def follow(self, optimizer: Any) -> bool:
         """Take up parameters that groups have gained or lost; whether anything changed."""
         groups = optimizer.param_groups
-        counts = [len(group["params"]) for group in groups]
+        if len(groups) == 1 and self._counts == (len(groups[0]["params"]),):
+            return False
+        counts = tuple([len(group["params"]) for group in groups])
         if counts == self._counts:
             return False
         self._counts = counts
@@ -96,6 +99,9 @@ class OptimizerView:
         else the highest rate seen.
         """
         groups = optimizer.param_groups
+        if len(groups) == 1 and self._lrs and groups[0].get("lr") is self._lr:
+            return self._lrs, self._bases  # the very same number
+        self._lr = groups[0].get("lr") if type(groups[0].get("lr")) is float else None
         known = [_number(group.get("lr")) for group in groups]
         if known == self._lrs:  # the same rates again: the bases are the same too
             return known, self._bases
@@ -112,14 +118,14 @@ class OptimizerView:
         initial = _number(group.get("initial_lr"))
         return highest if highest > initial or math.isnan(initial) else initial
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, optimizer: Any) -> dict[str, Any]:
         """What an `optimizer` event says."""
         return {
             "optimizer": self.number,
-            "class": type(self.optimizer).__name__,
+            "class": type(optimizer).__name__,
             "parameters": len(self.parameters),
             "elements": sum(p.numel() for p in self.parameters),
-            "groups": [_group(group) for group in self.optimizer.param_groups],
+            "groups": [_group(group) for group in optimizer.param_groups],
         }
 
     def release(self) -> None:

@@ -18,12 +18,12 @@ from torch import Tensor
 class Pack:
     """The values of one step. `put` them in, `seal` it, and read `values` once it is `ready`."""
 
-    __slots__ = ("_copies", "_pending", "values")
+    # On the class, because on the CPU they stay as they are.
+    _pending: list[tuple[int, Tensor]] | None = None
+    _copies: list[tuple[list[tuple[int, int]], Tensor, Any]] | None = None
 
     def __init__(self) -> None:
         self.values = array("d")  # 64 steps of a large model wait with theirs
-        self._pending: list[tuple[int, Tensor]] = []
-        self._copies: list[tuple[list[tuple[int, int]], Tensor, Any]] = []
 
     def put(self, tensor: Tensor) -> int:
         """Take a tensor's values (few of them); return the position of the first in `values`.
@@ -38,6 +38,8 @@ class Pack:
             else:
                 self.values.extend(tensor.reshape(-1).tolist())
         else:
+            if self._pending is None:
+                self._pending = []
             self._pending.append((position, tensor.detach()))
             self.values.extend([math.nan] * tensor.numel())
         return position
@@ -62,16 +64,17 @@ class Pack:
 
     def seal(self) -> None:
         """Start the copy of what is pending; may be called several times."""
-        if not self._pending:
+        if self._pending is None:
             return
+        copies = self._copies = self._copies or []
         by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
         for position, tensor in self._pending:
             by_device.setdefault(tensor.device, []).append((position, tensor))
-        self._pending = []
+        self._pending = None
         for device, items in by_device.items():
             joined = torch.cat([tensor.reshape(-1) for _, tensor in items])
             places = [(position, tensor.numel()) for position, tensor in items]
-            self._copies.append((places, *_copy_out(joined, device)))
+            copies.append((places, *_copy_out(joined, device)))
 
     def ready(self) -> bool:
         """Whether every value has arrived; never waits."""
@@ -91,7 +94,7 @@ class Pack:
 
     def wait(self) -> None:
         """Let the copies arrive; only for the end of a watch, never between steps."""
-        for _, _, event in self._copies:
+        for _, _, event in self._copies or ():
             if event is not None:
                 event.synchronize()
 

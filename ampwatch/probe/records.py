@@ -1,14 +1,14 @@
 """What the training thread hands to the courier for one step: raw values, nothing computed.
 
 The values themselves stand in the step's `Pack`; these records say where. They are filled in while
-the step goes on, so they are not frozen, and what is rarely there defaults to an empty tuple, which
-costs nothing to make.
+the step goes on, so they are not frozen; and they are made on the training thread, so what is not
+yet known stands on the class: setting twenty slots to None would cost more than all they hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ampwatch.probe.capture import LayerCapture
@@ -27,24 +27,30 @@ class Loss:
     counted: bool = False
 
 
-@dataclass(slots=True)
 class Turn:
     """One optimizer's part of a step."""
 
-    optimizer: int
-    positions: Sequence[int] = ()  # of the optimizer's parameters in the survey
-    losses: Sequence[Loss] = ()
     lrs: Sequence[float] = ()
     lr_bases: Sequence[float] = ()
     norms: NormCapture | None = None
     applied: NormCapture | None = None
-    edited_before_unscale: bool = False
-    found_inf_at: Sequence[int] = ()
+    edited_before_unscale = False
     stepped: bool | None = None
-    bypassed: bool = False  # stepped past an enabled scaler
-    done: bool = False
+    found_inf_at: Sequence[int] = ()
+    bypassed = False  # stepped past an enabled scaler
+    done = False
     update: UpdateCapture | None = None
     param_norm_at: int | None = None  # the exact norm of the matrix weights, on sampled steps
+
+    def __init__(
+        self,
+        optimizer: int,
+        positions: Sequence[int],  # of the optimizer's parameters in the survey
+        losses: Sequence[Loss],
+    ) -> None:
+        self.optimizer = optimizer
+        self.positions = positions
+        self.losses = losses
 
     def take_norms(self, norms: NormCapture | None) -> None:
         """Norms of gradients as the backward left them, unless someone has been at them."""
@@ -54,17 +60,13 @@ class Turn:
             self.norms = norms
 
 
-@dataclass(slots=True)
 class StepRecord:
     """A closed step."""
 
-    step: int
-    pack: Pack
-    turns: list[Turn] = field(default_factory=list)
     losses: Sequence[Loss] = ()  # those no turn has taken
-    time_ns: int = 0
+    time_ns = 0
     step_time_ms: float | None = None
-    enabled: bool = True
+    enabled = True
     scale_at: int | None = None
     tracker_at: int | None = None
     scale_after_at: int | None = None
@@ -73,10 +75,15 @@ class StepRecord:
     autocast_dtype: str | None = None
     first_layer: int | None = None
     first_layer_at: Sequence[int] = ()
-    sampled: bool = False
+    sampled = False
     layers: LayerCapture | None = None
     scalars: Sequence[tuple[str, int]] = ()  # the user's own
     logged_loss_at: int | None = None
+
+    def __init__(self, step: int, pack: Pack) -> None:
+        self.step = step
+        self.pack = pack
+        self.turns: list[Turn] = []
 
     def has_content(self) -> bool:
         """Whether anything happened that deserves a row, beyond a forward pass."""

@@ -14,6 +14,7 @@ class Sampling:
 
     def __init__(self, observer: LayerObserver | None, layer_every: int, start_step: int) -> None:
         self.sampled = False
+        self.observes = observer is not None
         self._observer = observer
         self._layer_every = max(1, layer_every)
         self._until = start_step + FIRST_STEPS

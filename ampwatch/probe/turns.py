@@ -84,7 +84,7 @@ class Turns:
     def view(self, optimizer: Any) -> OptimizerView:
         """What is known of this optimizer; takes it up when first seen."""
         known = self.views.get(id(optimizer))
-        if known is not None and known.optimizer is optimizer:
+        if known is not None and known.is_of(optimizer):
             if known.follow(optimizer):
                 self._backward.add(known.parameters)
             return known
@@ -97,12 +97,12 @@ class Turns:
         )
         shared = {id(p) for view in self.views.values() for p in view.parameters}
         replaced = any(id(p) in shared for p in made.parameters)
-        self.views = {key: view for key, view in self.views.items() if view.optimizer is not None}
+        self.views = {key: view for key, view in self.views.items() if not view.is_gone}
         self.views[id(optimizer)] = made
         self._seen_optimizers += 1
         self._backward.add(made.parameters)
         kind = EventKind.OPTIMIZER_REPLACED if replaced else EventKind.OPTIMIZER
-        self._steps.event(kind, made.describe())
+        self._steps.event(kind, made.describe(optimizer))
         return made
 
     def before_unscale(self, optimizer: Any) -> None:
@@ -153,9 +153,8 @@ class Turns:
     # -- the optimizer's own calls ---------------------------------------------------------------
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """Some optimizer of this process steps: through our scaler, past it, or none of ours."""
-        if self.stepping is None or self.stepping[0] is not optimizer:
-            self._guarded(self._begin_own_step, optimizer)
+        """An optimizer of this process steps, not through our scaler; perhaps none of ours."""
+        self._guarded(self._begin_own_step, optimizer)
 
     def _is_ours(self, optimizer: Any) -> bool:
         groups = optimizer.param_groups
@@ -239,7 +238,8 @@ class Turns:
             view.meter.look_again()
         stepped = False if view.hooked else None
         losses = self._losses.hand_over(view.sentinels)
-        turn = Turn(view.number, view.positions, losses, stepped=stepped)
+        turn = Turn(view.number, view.positions, losses)
+        turn.stepped = stepped
         record.turns.append(turn)
         return turn
 
@@ -291,5 +291,6 @@ class Turns:
 
 def _any_optimizer_begins(reference: weakref.ref[Turns], optimizer: Any, *_: Any) -> None:
     turns = reference()
-    if turns is not None:
-        turns.optimizer_begins(optimizer)
+    if turns is None or (turns.stepping is not None and turns.stepping[0] is optimizer):
+        return  # our scaler calls it, and has seen to everything
+    turns.optimizer_begins(optimizer)
