@@ -7,6 +7,8 @@ soon as writing works again.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import threading
 import time
@@ -103,8 +105,14 @@ class Courier:
         self._queue.append(last)
         self._stop = True
         self._wake.set()
-        if not wait:
-            return
+        if wait:
+            self.join()
+        else:  # whoever lets a watch go does not wait for it, but the process's end does
+            with contextlib.suppress(RuntimeError):
+                atexit.register(self.join)
+
+    def join(self) -> None:
+        """Wait until everything is written, a few seconds at most."""
         self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
             warn("could not finish writing within 10 s; the end of the log may be missing.")

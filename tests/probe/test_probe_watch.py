@@ -202,3 +202,14 @@ def test_a_resumed_run_goes_on_in_the_same_folder(tmp_path):
     run = ampwatch.open_run(watch.run_folder)
     assert run.steps["step"].to_pylist() == list(range(10))
     assert run.events["kind"].to_pylist().count("started") == 2
+
+
+def test_a_watch_let_go_just_before_the_end_is_still_written(tmp_path):
+    script = f"{LOOP}\nimport gc\nparts = train(30)\ndel parts\ngc.collect()\n"
+    for name in "abc":
+        folder = tmp_path / name
+        child = subprocess.run([sys.executable, "-c", script, str(folder)], timeout=120)
+        assert child.returncode == 0
+        run = ampwatch.open_run(folder / "r")
+        assert run.steps.num_rows == 30
+        assert run.clean_end
