@@ -1,8 +1,8 @@
 """The courier: one thread that takes records, makes rows of them, files them and sends them.
 
-The training thread only appends to a deque. What would grow beyond `QUEUE_BYTES` is dropped and
-counted; a log that cannot be written costs rows, which are counted too and said in a `gap` event as
-soon as writing works again.
+The training thread only appends to a deque. While a disk hangs, steps first lose their update
+slices (their figures are null then), and beyond `MOST_QUEUED` whole rows. Lost rows are counted,
+also where the log cannot be written, and said in a `gap` event as soon as writing works again.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ampwatch.rows import EventKind, Table
 FLUSH_SECONDS = 0.2
 DEVICE_SECONDS = 1.0
 QUEUE_BYTES = 64 * 2**20
+MOST_QUEUED = 20_000  # records without slices: some 50 MB
 JOIN_SECONDS = 10.0
 
 
@@ -92,6 +93,9 @@ class Courier:
 
     def deliver(self, record: StepRecord | EventRecord) -> None:
         """Take a record; never blocks and never grows without bound."""
+        if len(self._queue) >= MOST_QUEUED:
+            self._lose(1)
+            return
         if len(self._queue) * self._record_bytes > QUEUE_BYTES and isinstance(record, StepRecord):
             for turn in record.turns:
                 turn.update = None  # the dearest part: the update's figures become absent
