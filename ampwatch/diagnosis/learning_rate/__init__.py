@@ -1,0 +1,26 @@
+"""What learning rate instead: a state fed block by block, and pure advice on it.
+
+    rows -> fold -> RateState -> judge_rate -> Judgement -> advise -> Advice
+
+A state's size does not grow with the run, and the same rows give the same state however they were
+batched. `reading.py` feeds it from a run.
+"""
+
+from __future__ import annotations
+
+from ampwatch.diagnosis.learning_rate.advice import advise, advise_together
+from ampwatch.diagnosis.learning_rate.course import Group, RateState, Rows, Setup, fold, rows_of
+from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
+
+__all__ = [
+    "Group",
+    "Judgement",
+    "RateState",
+    "Rows",
+    "Setup",
+    "advise",
+    "advise_together",
+    "fold",
+    "judge_rate",
+    "rows_of",
+]

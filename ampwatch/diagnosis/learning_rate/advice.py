@@ -1,0 +1,275 @@
+"""The advice in the contract's words, with its arithmetic. Pure: one state, one advice."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ampwatch.diagnosis.findings import Action, Advice
+from ampwatch.diagnosis.learning_rate import constants
+from ampwatch.diagnosis.learning_rate.attribution import Attribution, Cause
+from ampwatch.diagnosis.learning_rate.course import RateState, Rows
+from ampwatch.diagnosis.learning_rate.family import Family
+from ampwatch.diagnosis.learning_rate.formula import Estimate
+from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
+from ampwatch.diagnosis.learning_rate.onset import Onset
+from ampwatch.diagnosis.words import count_text
+
+
+def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
+    """What to do with the learning rate; `judgement` spares a second look if there was one."""
+    seen = judge_rate(state) if judgement is None else judgement
+    if seen.onset is None or seen.attribution is None:
+        return _calm(state, seen)
+    cause = seen.attribution.cause
+    if cause is Cause.UNDECIDED:
+        return Advice(Action.UNKNOWN, _undecided(seen.onset), current=seen.base)
+    if cause is Cause.OBJECTIVE:
+        because = (
+            f"From step {seen.onset.step} {seen.onset.sign.value}, but updates and gradients "
+            "stayed within their bands: a change of the data or of the objective, not the rate."
+        )
+        return _keep(state, seen, because)
+    if cause is not Cause.RATE:
+        return _not_the_cause(seen, seen.attribution)
+    if seen.onset.descending:
+        because = (
+            f"{_trouble(seen)} The loss is coming down again as the record ends: wait, and do not "
+            "cut the rate for it."
+        )
+        return _keep(state, seen, because)
+    return _lower(state, seen) if seen.onset.early else _late(state, seen)
+
+
+def _calm(state: RateState, seen: Judgement) -> Advice:
+    if seen.alignment is not None and seen.alignment < constants.RAISE_ALIGNMENT and seen.base:
+        factor = constants.RAISE_FACTOR
+        because = (
+            f"Each update leaves the next gradient pointing the same way (alignment "
+            f"{seen.alignment:.2f}, below {constants.RAISE_ALIGNMENT}, median of "
+            f"{constants.RAISE_STEPS} steps at the full rate): in every run tried, doubling the "
+            "rate was stable there."
+        )
+        advice = Advice(Action.RAISE, because, current=seen.base, recommended=factor * seen.base)
+        return dataclasses.replace(
+            advice,
+            low=factor * seen.base,
+            factor=factor,
+            group=state.setup.lead_group,
+            confidence=constants.UNCERTAIN,
+        )
+    if not seen.accepted:
+        return Advice(Action.UNKNOWN, "The record ends before any step was accepted.")
+    if not seen.sees_course:
+        return Advice(
+            Action.UNKNOWN, "Neither losses nor scales are recorded to judge the rate by."
+        )
+    return _keep(state, seen, "Nothing in the record speaks against this learning rate.")
+
+
+def _keep(state: RateState, seen: Judgement, because: str) -> Advice:
+    return Advice(
+        Action.KEEP,
+        because,
+        current=seen.base,
+        recommended=seen.base,
+        factor=None if seen.base is None else 1.0,
+        group=None if seen.base is None else state.setup.lead_group,
+        confidence=constants.CONFIDENT
+        if seen.accepted >= constants.FEW_STEPS
+        else constants.FEW_STEPS_CONFIDENCE,
+    )
+
+
+def _undecided(onset: Onset) -> str:
+    return (
+        f"From step {onset.step} {onset.sign.value}; whether the rate did it is not recorded: "
+        "updates, gradient norms and activations are missing. Attach ampwatch with the model."
+    )
+
+
+def _not_the_cause(seen: Judgement, attribution: Attribution) -> Advice:
+    proofs = "; ".join(str(proof) for proof in attribution.proofs)
+    told = f" ({proofs})" if proofs else ""
+    rest = {
+        Cause.STATIC: "no update had been made before it, so no rate had a part in it.",
+        Cause.DATA: "the update before it was ordinary.",
+        Cause.OPERATION: "updates, gradients and activations were in their bands before it.",
+    }
+    assert seen.onset is not None
+    cause = attribution.cause
+    because = f"At step {seen.onset.step} the cause is {cause.value}{told}: {rest[cause]}"
+    return Advice(Action.NOT_THE_CAUSE, because, current=seen.base)
+
+
+def _trouble(seen: Judgement) -> str:
+    assert seen.onset is not None
+    assert seen.attribution is not None
+    proofs = "; ".join(str(proof) for proof in seen.attribution.proofs[:2])
+    return f"From step {seen.onset.step} {seen.onset.sign.value}, with {proofs}."
+
+
+def _lower(state: RateState, seen: Judgement) -> Advice:
+    """The early regime: the formula, and never more than the rate that was in force."""
+    if seen.base is None or seen.estimate is None:
+        because = f"{_trouble(seen)} The rate itself is not recorded: lower it by 4."
+        return _where(seen, Advice(Action.LOWER, because, factor=0.25, confidence=0.5))
+    found, base = seen.estimate, seen.base
+    factor = 2.0**-found.cut
+    reasons = [_trouble(seen)]
+    reasons.append(
+        f"{found.arithmetic}. With {found.margin:g} octaves to spare the cut is "
+        f"2^-{found.cut:.2f} = {factor:.3g}."
+    )
+    warmup_steps = None
+    if seen.warmup is not None:
+        factor = min(factor, seen.warmup.rate / base)
+        warmup_steps = math.ceil(seen.warmup.steps / factor)
+        reasons.append(
+            f"The rate was still rising and stood at {seen.warmup.rate:.3g}: the advised peak is "
+            f"at most that. A warm-up of {warmup_steps} steps to the old peak would rise as slowly."
+        )
+    if found.octaves > constants.BEYOND_ONE_SHOT:
+        reasons.append(
+            "More than 64 times too high: one cut often fails, apply the advice to the new log."
+        )
+    reasons += _notes(state, seen)
+    high, low = -(found.octaves - found.half_width), -(found.octaves + found.half_width)
+    advice = Advice(
+        Action.LOWER,
+        " ".join(reasons),
+        current=base,
+        recommended=base * factor,
+        low=base * 2.0**low,
+        high=base * 2.0**high,
+        factor=factor,
+        group=state.setup.lead_group,
+        confidence=_confidence(found),
+        warmup_steps=warmup_steps,
+        clip=seen.binding_clip,
+    )
+    return _where(seen, advice)
+
+
+def _late(state: RateState, seen: Judgement) -> Advice:
+    """The rate has worked for long: first a restart and other batches, then a small cut."""
+    assert seen.onset is not None
+    restart = (
+        f"{_trouble(seen)} The rate had worked for {count_text(seen.accepted, 'accepted step')}."
+    )
+    diverges = not seen.onset.collapsed
+    if not diverges and not state.setup.restarts:
+        because = (
+            f"{restart} Restart before the drift and skip the batches up to past the spike, the "
+            f"rate kept; on a second spike multiply it by {constants.LATE_FACTOR}."
+        )
+        return _where(seen, _keep(state, seen, because))
+    again = "again, after a restart" if state.setup.restarts else "and still rising at the end"
+    because = (
+        f"{restart} It went wrong {again}: restart before the drift, skip the batches up to past "
+        f"it, and multiply the rate by {constants.LATE_FACTOR} (large runs took "
+        f"{constants.LATE_LOW} to {constants.LATE_HIGH}; a deeper cut needs proof)."
+    )
+    base = seen.base
+    advice = Advice(
+        Action.LOWER,
+        " ".join([because, *_notes(state, seen)]),
+        current=base,
+        recommended=None if base is None else base * constants.LATE_FACTOR,
+        low=None if base is None else base * constants.LATE_LOW,
+        high=None if base is None else base * constants.LATE_HIGH,
+        factor=constants.LATE_FACTOR,
+        group=None if base is None else state.setup.lead_group,
+        confidence=constants.UNCERTAIN,
+        clip=seen.binding_clip,
+    )
+    return _where(seen, advice)
+
+
+def _where(seen: Judgement, advice: Advice) -> Advice:
+    return dataclasses.replace(
+        advice,
+        restart_from_step=seen.restart_from_step,
+        restart_checkpoint_step=seen.restart_checkpoint_step,
+    )
+
+
+def _confidence(found: Estimate) -> float:
+    if found.steps < constants.FEW_STEPS:
+        return constants.FEW_STEPS_CONFIDENCE
+    doubtful = (
+        found.update is None
+        or found.family is Family.UNKNOWN
+        or found.octaves > constants.BEYOND_ONE_SHOT
+    )
+    return constants.UNCERTAIN if doubtful else constants.CONFIDENT
+
+
+def _notes(state: RateState, seen: Judgement) -> list[str]:
+    """What the advice holds for, and what else could be the cure."""
+    notes = []
+    if seen.binding_clip is not None:
+        notes.append(
+            f"Clipping to {seen.binding_clip:.3g} bound nearly every step, so it and the rate "
+            "together set the update: a lower clip does the same as a lower rate."
+        )
+    first, last = _micro_batches(state.head, 0), _micro_batches(state.tail, -1)
+    if last > 1:
+        notes.append(f"This holds for {last} micro-batches a step.")
+    if last != first:
+        notes.append(
+            f"The effective batch went from {first} to {last} micro-batches; the advice is for "
+            "the last."
+        )
+    if len(state.setup.groups) > 1:
+        notes.append(
+            f"Multiply every group's rate by the factor; group {state.setup.lead_group} leads."
+        )
+    return notes
+
+
+def _micro_batches(rows: Rows, at: int) -> int:
+    """How many micro-batches the first or last row of these had; 1 where nobody counted."""
+    known = rows.of("micro_batches")
+    known = known[np.isfinite(known) & (known >= 1) & (known < constants.MOST_MICRO_BATCHES)]
+    return int(known[at]) if len(known) else 1
+
+
+def advise_together(states: Sequence[RateState]) -> Advice:
+    """One advice out of several logged runs of one model, which differ in their rate."""
+    seen = [(state, judge_rate(state)) for state in states]
+    worked = [j.base for _, j in seen if j.onset is None and j.base is not None]
+    failed = [(s, j) for s, j in seen if j.is_the_rate and j.estimate is not None and j.base]
+    if not failed:
+        return advise(states[-1])
+    # Independent estimates of one limit: their mean in octaves, held between what is known to
+    # work and what is known to fail.
+    limits = [math.log2(j.base) - j.estimate.octaves for _, j in failed if j.base and j.estimate]
+    widths = [j.estimate.half_width for _, j in failed if j.estimate]
+    weights = [width**-2 for width in widths]
+    limit = sum(w * x for w, x in zip(weights, limits, strict=True)) / sum(weights)
+    half = sum(weights) ** -0.5
+    lowest_failed = min(j.base for _, j in failed if j.base)
+    below = [rate for rate in worked if rate < lowest_failed]
+    floor = math.log2(max(below)) if below else -math.inf
+    ceiling = math.log2(lowest_failed)
+    limit = min(max(limit, floor), ceiling)
+    margin = min(constants.MARGIN_OTHER, half)
+    goal = max(min(limit - margin, ceiling - constants.LEAST_CUT), floor)
+    state, judgement = min(failed, key=lambda pair: pair[1].base or math.inf)
+    base = judgement.base
+    assert base is not None
+    works = f", {max(below):.3g} worked" if below else ""
+    advice = _lower(state, judgement)
+    return dataclasses.replace(
+        advice,
+        because=f"{count_text(len(states), 'run')} together: {lowest_failed:.3g} failed{works}; "
+        f"their estimates place the limit at {2**limit:.3g}. {advice.because}",
+        recommended=2.0**goal,
+        factor=2.0**goal / base,
+        low=2.0 ** max(limit - half, floor),
+        high=2.0 ** min(limit + half, ceiling),
+    )

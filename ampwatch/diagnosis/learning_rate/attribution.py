@@ -1,0 +1,228 @@
+"""Whether the learning rate brought the trouble about: by its mechanism, never by the loss alone.
+
+A rate that is too high shows in the updates, the gradients or the activations before or with the
+loss. A loss that moves while they stay in their bands is the data's or the objective's doing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampwatch.diagnosis.learning_rate import constants
+from ampwatch.diagnosis.learning_rate.course import RateState, Rows, points
+from ampwatch.diagnosis.learning_rate.onset import Onset, Sign, deviation
+from ampwatch.diagnosis.signals import Floats
+
+
+class Cause(str, enum.Enum):
+    """What brought an onset about."""
+
+    RATE = "the learning rate"
+    STATIC = "a cause that was there before the first update"
+    DATA = "the data"
+    OPERATION = "an operation that overflows"
+    OBJECTIVE = "a change of the data or of the objective"
+    UNDECIDED = "not recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """One number that speaks for a cause, and what it is held against."""
+
+    signal: str
+    step: int
+    value: float
+    against: float
+
+    def __str__(self) -> str:
+        return f"{self.signal} {self.value:.3g} at step {self.step} (against {self.against:.3g})"
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """The cause of an onset, and the numbers it stands on."""
+
+    cause: Cause
+    proofs: tuple[Proof, ...] = ()
+
+
+def attribute(state: RateState, onset: Onset) -> Attribution:
+    """What brought this onset about."""
+    before, after = rows_around(state, onset)
+    accepted = before.where(before.accepted)
+    if onset.hard and not accepted.accepted.any():
+        return _static(state, after)
+    data = _data(accepted, after)
+    if data is not None:
+        return Attribution(Cause.DATA, (data,))
+    proofs = [*_by_updates(state, onset, accepted, after), *_by_loss(state, onset, after)]
+    if proofs:
+        return Attribution(Cause.RATE, tuple(proofs))
+    if not _sees_mechanism(before, after):
+        return Attribution(Cause.UNDECIDED)
+    return Attribution(Cause.OPERATION if onset.collapsed else Cause.OBJECTIVE)
+
+
+def rows_around(state: RateState, onset: Onset) -> tuple[Rows, Rows]:
+    """The rows before an onset and from it on, as finely as they are kept."""
+    if onset.row < len(state.head):
+        return state.head.part(0, onset.row), state.head.part(onset.row)
+    begin = state.rows - len(state.tail)
+    if onset.row - begin > constants.FINAL_STEPS:
+        at = onset.row - begin
+        return state.tail.part(0, at), state.tail.part(at)
+    course = points(state)
+    at = int(np.searchsorted(course.start, onset.row))
+    return course.rows.part(0, at), course.rows.part(at)
+
+
+def _static(state: RateState, after: Rows) -> Attribution:
+    """Nothing was learnt before it: no rate has had a part in it yet."""
+    bad = np.flatnonzero(after.of("forward_bad") > 0)
+    if len(bad):
+        step = _at(after.of("step"), int(bad[0]))
+        return Attribution(Cause.STATIC, (Proof("non-finite forward", int(step), 1.0, 0.0),))
+    scale = _least(state.tail.of("scale"))
+    if scale is not None and scale < constants.STATIC_SCALE:
+        step = _at(state.tail.of("step"), len(state.tail) - 1)
+        return Attribution(
+            Cause.STATIC, (Proof("scale", int(step), scale, constants.STATIC_SCALE),)
+        )
+    return Attribution(Cause.UNDECIDED)
+
+
+def _data(accepted: Rows, after: Rows) -> Proof | None:
+    """A batch far off, after an ordinary update."""
+    near = after.part(0, constants.EVENT_SKIPS)
+    loss, amax = _most(near.of("loss")), _most(near.of("input_amax"))
+    usual_loss = _median(accepted.of("loss")[-constants.WINDOW_STEPS :])
+    usual_amax = _median(accepted.of("input_amax")[-constants.WINDOW_STEPS :])
+    if amax is None or usual_amax is None or amax <= constants.DATA_INPUT * usual_amax:
+        return None
+    far = loss is None or usual_loss is None or loss > constants.DATA_LOSS * usual_loss
+    ratio = accepted.ratio
+    last, usual = _median(ratio[-1:]), _median(ratio[-constants.WINDOW_STEPS :])
+    ordinary = last is None or usual is None or last <= constants.BAND_FACTOR * usual
+    step = int(_at(near.of("step"), int(np.nanargmax(near.of("input_amax")))))
+    return Proof("input maximum", step, amax, usual_amax) if far and ordinary else None
+
+
+def _by_updates(state: RateState, onset: Onset, accepted: Rows, after: Rows) -> Iterator[Proof]:
+    """Updates, gradients or activations out of band, before the onset or with it."""
+    late = accepted.part(-constants.PROOF_STEPS)
+    largest = _most(late.of("max_ratio"))
+    if largest is not None and largest >= constants.PROOF_RATIO and not _born_zero(state):
+        step = int(_at(late.of("step"), int(np.nanargmax(late.of("max_ratio")))))
+        yield Proof("largest layer's update / weights", step, largest, constants.PROOF_RATIO)
+    # A late climb is slow: what it moves shows by its end, not within its first steps.
+    length = None if onset.sign is Sign.SHIFT else constants.SUSTAINED_STEPS
+    with_onset = after.where(after.accepted).part(0, length)
+    now = _percentile(accepted.ratio, with_onset.ratio)
+    if now is not None and now >= constants.LARGE_UPDATE and not _born_zero(state):
+        step = int(_at(after.of("step"), 0))
+        yield Proof("update / weights", step, now, constants.LARGE_UPDATE)
+    for name in ("ratio", "grad_norm", "act_amax"):
+        drift = _drift(name, accepted, with_onset)
+        if drift is not None:
+            yield drift
+    activation = _most(np.concatenate([late.of("act_amax"), with_onset.of("act_amax")]))
+    growth = _growth(state, accepted)
+    grown = growth is not None and growth >= constants.PROOF_GROWTH
+    if grown and activation is not None and activation >= constants.PROOF_ACTIVATION:
+        step = int(_at(after.of("step"), 0))
+        yield Proof("activation maximum", step, activation, constants.PROOF_ACTIVATION)
+
+
+def _by_loss(state: RateState, onset: Onset, after: Rows) -> Iterator[Proof]:
+    """A loss far above its beginning, and numbers that then left their format."""
+    head = state.head.of("loss")
+    known = head[np.isfinite(head)]
+    if not onset.collapsed or not len(known) or known[0] <= 0 or state.setup.several_optimizers:
+        return
+    before, _ = rows_around(state, onset)
+    losses = np.concatenate([before.of("loss")[-constants.PROOF_STEPS :], after.of("loss")])
+    worst = _most(losses)
+    if worst is not None and worst >= constants.PROOF_LOSS * known[0]:
+        yield Proof("loss", onset.step, worst, float(known[0]))
+
+
+def _drift(name: str, accepted: Rows, with_onset: Rows) -> Proof | None:
+    """A signal whose median around the onset has left the band of the steps before."""
+    past = _signal(name, accepted)
+    known = np.flatnonzero(np.isfinite(past))
+    # The last steps before the onset belong to the trouble; half of a short record is its past.
+    cut = max(len(known) // 2, len(known) - constants.PROOF_STEPS)
+    if cut < 5:
+        return None
+    usual = past[known[:cut]][-constants.WINDOW_STEPS :]
+    around = np.concatenate([past[known[cut:]], _signal(name, with_onset)])
+    now = float(np.nanpercentile(around, 75)) if np.isfinite(around).any() else 0.0
+    level = float(np.median(usual))
+    line = max(
+        constants.BAND_FACTOR * level, level + constants.ROBUST_DEVIATIONS * deviation(usual)
+    )
+    if not now > line:
+        return None
+    step = int(_at(accepted.of("step"), int(known[min(cut, len(known) - 1)])))
+    return Proof(_WORDS[name], step, now, level)
+
+
+_WORDS = {
+    "ratio": "update / weights",
+    "grad_norm": "gradient norm",
+    "act_amax": "activation maximum",
+}
+
+
+def _signal(name: str, rows: Rows) -> Floats:
+    return rows.ratio if name == "ratio" else rows.of(name)
+
+
+def _sees_mechanism(before: Rows, after: Rows) -> bool:
+    """Whether updates or gradients were recorded at all."""
+    names = ("update_norm", "grad_norm", "max_ratio", "act_amax")
+    return any(np.isfinite(rows.of(name)).any() for rows in (before, after) for name in names)
+
+
+def _born_zero(state: RateState) -> bool:
+    """Matrices that begin at zero (LoRA) make early ratios enormous without any harm."""
+    first = state.head.where(state.head.accepted).part(0, 3).of("max_ratio")
+    known = first[~np.isnan(first)]
+    return bool(len(known) and known[0] > 1.0 and not state.setup.resumed)
+
+
+def _growth(state: RateState, accepted: Rows) -> float | None:
+    norms = state.head.of("param_norm")
+    first = norms[np.isfinite(norms) & (norms > 0)][:1]
+    last = _median(accepted.of("param_norm")[-3:])
+    return None if not len(first) or last is None else last / float(first[0])
+
+
+def _percentile(past: Floats, now: Floats) -> float | None:
+    values = np.concatenate([past[-constants.WINDOW_STEPS :], now])
+    known = values[np.isfinite(values)]
+    return float(np.percentile(known, constants.UPDATE_PERCENTILE)) if len(known) else None
+
+
+def _median(values: Floats) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else None
+
+
+def _most(values: Floats) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(known.max()) if len(known) else None
+
+
+def _least(values: Floats) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(known.min()) if len(known) else None
+
+
+def _at(values: Floats, at: int) -> float:
+    value = values[at] if len(values) > at else np.nan
+    return float(value) if np.isfinite(value) else -1.0

@@ -1,0 +1,86 @@
+"""Every number of the learning-rate advice, once, with its reason.
+
+Those marked "fitted" come from 18 small trainings of the measurements behind the design (13 rates
+each, 2 to 3 seeds); `benchmarks/learning_rate.py --fit` prints the same fit from its own sweep.
+All of it stands on small models: treat them as a start.
+"""
+
+from __future__ import annotations
+
+# --- the course that is kept: bounded, whatever the run's length ---
+HEAD_ROWS = 1536  # the early regime (1,000 accepted steps) and its skips
+TAIL_ROWS = 1024  # what stands at the end of the record, row by row
+CELL_ROWS = 16  # the smallest part of the history between
+MOST_CELLS = 512  # then pairs are merged: a cell is never wider than 1/256 of the run
+
+# --- onset, from random weights (fitted: fires on 9 to 16 % of stable runs by itself) ---
+EARLY_STEPS = 1000  # accepted steps; beyond, the rate has been shown to work
+SCRATCH_STEPS = 500  # the tests against the first loss hold this long
+SKIPS_IN_A_ROW = 3
+COLLAPSED_SHARE = 1 / 3  # of the last 30 steps: what is left of a run that fell
+CLIMB = 1.5  # times the first loss
+RELAPSE_SHARE = 0.5  # of the progress made ...
+RELAPSE_PROGRESS = 0.1  # ... once that is a tenth of the first loss
+NO_LEARNING = 0.9  # of the first loss ...
+NO_LEARNING_STEPS = 50  # ... after this many steps
+MEDIAN_STEPS = 10
+FINAL_STEPS = 30  # what stands at the end is the median of these
+# Onset and not recovered at the end fires on 1 to 3 % of stable runs: recovery is part of it.
+RECOVERED_SHARE = 0.25  # of what was lost may still be missing
+ROBUST_DEVIATIONS = 6.0
+DESCENT_SHARE = 0.2  # of a climb, given back by the end: it is on its way down
+
+NEAR_BEST = 0.1  # of the progress made: a restart stands where no more than this was lost
+
+# --- the mechanism: updates or gradients out of band. A loss alone is never "lower" ---
+# Update over weight norm of the whole network; trainings that work stay near 2^-10 to 2^-6.
+LARGE_UPDATE = 0.03
+# The largest layer's, in the last 10 accepted steps before trouble (fitted, 150 of 151 told apart).
+PROOF_RATIO = 0.3
+PROOF_STEPS = 10
+PROOF_LOSS = 2.0  # times the first loss
+PROOF_ACTIVATION = 500.0
+PROOF_GROWTH = 4.0  # of the weights, with that activation
+BAND_FACTOR = 2.0  # a drift doubles at least
+DATA_LOSS = 4.0  # times its recent median, after an ordinary update ...
+DATA_INPUT = 5.0  # ... with an input maximum this many times its median
+STATIC_SCALE = 2.0**-32
+EVENT_SKIPS = 5  # the streak that is an event for the attribution
+
+# --- relative onset, late or in a resumed run ---
+WINDOW_STEPS = 100
+WINDOW_SHARE = 0.02
+SUSTAINED_STEPS = 20
+POINT_STEPS = 10
+
+# --- the formula (fitted) ---
+ADAPTIVE_OFFSET, ADAPTIVE_UPDATE = 3.1, 0.3
+PLAIN_OFFSET, PLAIN_UPDATE, PLAIN_PREDICTED = 4.7, 0.9, 0.35
+UPDATE_PERCENTILE = 90.0
+MARGIN_COLLAPSED, MARGIN_OTHER = 2.2, 1.2  # octaves below the estimate
+LEAST_CUT = 0.5
+HALF_WIDTH = 2.2  # octaves: 90 % of the limits lie within
+# Not measured, a caution: no steady state yet (Adam, momentum), or a family that is not known.
+UNSTEADY_STEPS, UNSTEADY_WIDTH = 10, 0.8
+UNKNOWN_FAMILY_WIDTH = 1.3
+BLIND_OCTAVES, BLIND_WIDTH = 2.0, 4.0  # no update norm: only "it was too high" is known
+BEYOND_ONE_SHOT = 6.0  # octaves; 64 times too high often needs a second pass
+
+# --- how sure: shares of reruns that were stable at the first try, rounded down ---
+CONFIDENT, UNCERTAIN, FEW_STEPS_CONFIDENCE = 0.9, 0.6, 0.5
+FEW_STEPS = 10
+
+# --- late: what large runs did (x0.9 and x0.67 OPT, x0.5 BLOOM 104B, x0.89 icefall) ---
+LATE_FACTOR, LATE_LOW, LATE_HIGH = 0.7, 0.5, 0.9
+
+# --- clipping, warm-up, raising ---
+BINDING_SHARE = 0.9  # of accepted steps whose gradient was made smaller
+MOST_MICRO_BATCHES = 1e6  # beyond, the record is not to be believed
+RISING_STEPS = 3
+RAISE_ALIGNMENT = -0.5  # below: doubling was stable in every run tried
+RAISE_STEPS = 100
+RAISE_FACTOR = 2.0
+
+# --- optimizers by behaviour ---
+SAME_OCTAVES = 0.35  # an identity holds within this: the update norm is an estimate
+ADAPTIVE_SLOPE, PLAIN_SLOPE = 0.35, 0.65  # of log(update / rate) over log(gradient)

@@ -1,0 +1,209 @@
+"""What the advice remembers of a run: bounded, and the same however the rows were batched.
+
+The first rows and the last ones are kept as they are; what lies between is kept as cells whose
+width doubles as the run grows. `fold` is the only way in, and pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ampwatch.diagnosis.learning_rate import constants
+from ampwatch.diagnosis.signals import Floats, Integers, Mask
+
+# Absent is nan; flags are 0 and 1. `loss` is finite or nan, `loss_bad` tells a loss that was
+# recorded and was not finite.
+COLUMNS = (
+    "step", "skipped", "loss", "loss_bad", "lr", "lr_base", "grad_norm", "applied_norm",
+    "update_norm", "param_norm", "max_ratio", "input_amax", "act_amax", "forward_bad",
+    "micro_batches", "scale", "alignment",
+)  # fmt: skip
+FLAGS = ("skipped", "loss_bad", "forward_bad")
+_AT = {name: position for position, name in enumerate(COLUMNS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Steps in order, or cells of the history: a column of numbers for each name."""
+
+    values: Floats = field(default_factory=lambda: np.zeros((0, len(COLUMNS))))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def of(self, name: str) -> Floats:
+        """One column."""
+        return self.values[:, _AT[name]]
+
+    def part(self, begin: int, end: int | None = None) -> Rows:
+        """Some of the rows, in order."""
+        return Rows(self.values[begin:end])
+
+    def where(self, mask: Mask) -> Rows:
+        """The rows that the mask names."""
+        return Rows(self.values[mask])
+
+    @property
+    def accepted(self) -> Mask:
+        """Which rows stand for an update that was made."""
+        return np.asarray(self.of("skipped") == 0)
+
+    @property
+    def ratio(self) -> Floats:
+        """The update's norm over the weights'."""
+        with np.errstate(all="ignore"):
+            ratio = self.of("update_norm") / self.of("param_norm")
+        return np.where(np.isfinite(ratio), ratio, np.nan)
+
+
+def rows_of(**columns: object) -> Rows:
+    """Rows out of columns, `step` for one; a column left out is absent, a flag left out is 0.
+
+    What is not finite counts as absent: `loss_bad` says so of a loss.
+    """
+    values = np.full((np.size(np.asarray(columns.get("step", ()))), len(COLUMNS)), np.nan)
+    for name, given in columns.items():
+        values[:, _AT[name]] = np.asarray(given, dtype=np.float64)
+    values[~np.isfinite(values)] = np.nan
+    for name in FLAGS:
+        values[:, _AT[name]] = np.nan_to_num(values[:, _AT[name]]) > 0
+    return Rows(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One parameter group of the optimizer."""
+
+    base: float | None = None
+    weight_decay: float = 0.0
+    decoupled: bool = False  # the decay is no part of the gradient (AdamW)
+    adaptive: bool | None = None  # by its hyper-parameters: betas, or momentum
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What events tell: the optimizer's groups, checkpoints, resumes."""
+
+    groups: tuple[Group, ...] = ()
+    lead_group: int = 0  # the one whose update ratio is the largest
+    elements: int | None = None
+    several_optimizers: bool = False
+    resumed: bool = False  # the first row does not stand on random weights
+    saved_steps: tuple[int, ...] = ()
+    restarts: int = 0  # attempts after the first
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """The run in at most `MOST_CELLS` parts of equal width; the last one is still being filled."""
+
+    sums: Floats = field(default_factory=lambda: np.zeros((constants.MOST_CELLS, len(COLUMNS))))
+    known: Floats = field(default_factory=lambda: np.zeros((constants.MOST_CELLS, len(COLUMNS))))
+    parts: int = 0  # of CELL_ROWS rows each, in all
+    parts_a_cell: int = 1
+
+    @property
+    def cell_rows(self) -> int:
+        """How many rows a whole cell stands for."""
+        return self.parts_a_cell * constants.CELL_ROWS
+
+    def first(self, count: int) -> Rows:
+        """The first cells: means of their parts' medians."""
+        known = self.known[:count]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return Rows(np.where(known > 0, self.sums[:count] / known, np.nan))
+
+
+@dataclass(frozen=True, slots=True)
+class RateState:
+    """All that `advise` reads. A new one comes from `fold`; its size does not grow with the run."""
+
+    setup: Setup = field(default_factory=Setup)
+    rows: int = 0
+    accepted: int = 0
+    head: Rows = field(default_factory=Rows)
+    tail: Rows = field(default_factory=Rows)
+    cells: Cells = field(default_factory=Cells)
+    pending: Rows = field(default_factory=Rows)  # not yet a part of a cell
+
+
+def fold(state: RateState, rows: Rows, setup: Setup | None = None) -> RateState:
+    """The state after these rows too; `setup` replaces what events had told before."""
+    room = constants.HEAD_ROWS - len(state.head)
+    pending = _joined(state.pending, rows).values
+    whole = len(pending) // constants.CELL_ROWS * constants.CELL_ROWS
+    return RateState(
+        setup=state.setup if setup is None else setup,
+        rows=state.rows + len(rows),
+        accepted=state.accepted + int(rows.accepted.sum()),
+        head=_joined(state.head, rows.part(0, room)) if room else state.head,
+        tail=Rows(_joined(state.tail, rows).values[-constants.TAIL_ROWS :].copy()),
+        cells=_with_parts(state.cells, pending[:whole]) if whole else state.cells,
+        pending=Rows(pending[whole:].copy()),  # a view would keep the whole batch alive
+    )
+
+
+def _joined(first: Rows, second: Rows) -> Rows:
+    return Rows(np.concatenate([first.values, second.values]))
+
+
+def _with_parts(cells: Cells, values: Floats) -> Cells:
+    """The cells with these rows, whose number is a multiple of `CELL_ROWS`."""
+    sums, known = cells.sums.copy(), cells.known.copy()
+    parts, width = cells.parts, cells.parts_a_cell
+    # One by one, so that sums are added in the same order whatever the batches were.
+    for part in _medians(values.reshape(-1, constants.CELL_ROWS, len(COLUMNS))):
+        if parts == width * constants.MOST_CELLS:
+            sums, known, width = _halved(sums), _halved(known), width * 2
+        here = ~np.isnan(part)
+        at = parts // width
+        sums[at] += np.where(here, part, 0.0)
+        known[at] += here
+        parts += 1
+    return Cells(sums, known, parts, width)
+
+
+def _halved(values: Floats) -> Floats:
+    """Pairs added up, and as much room again."""
+    pairs = values.reshape(len(values) // 2, 2, -1).sum(axis=1)
+    return np.concatenate([pairs, np.zeros_like(pairs)])
+
+
+def _medians(parts: Floats) -> Floats:
+    """Each part's medians, absent values left out; flags become shares, the step is the first."""
+    ordered = np.sort(parts, axis=1)  # nan comes last
+    known = (~np.isnan(ordered)).sum(axis=1)
+    ends = (np.maximum(known - 1, 0) // 2, np.minimum(known // 2, parts.shape[1] - 1))
+    low, high = (np.take_along_axis(ordered, at[:, None, :], axis=1)[:, 0] for at in ends)
+    result = np.where(known > 0, (low + high) / 2, np.nan)
+    for name in FLAGS:
+        result[:, _AT[name]] = parts[:, :, _AT[name]].mean(axis=1)
+    result[:, _AT["step"]] = parts[:, 0, _AT["step"]]
+    return np.asarray(result)
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """The whole run in few points: the history's cells, then ten-step medians of the last rows.
+
+    Skips and bad losses are shares of a point.
+    """
+
+    rows: Rows
+    start: Integers  # the row's position in the run at which a point begins
+
+
+def points(state: RateState) -> Points:
+    """The run as points; at most one cell's rows before the last rows are left out."""
+    width, size = state.cells.cell_rows, constants.POINT_STEPS
+    tail = state.tail.values
+    begin = state.rows - len(tail)
+    whole, count = begin // width, len(tail) // size
+    late = len(tail) - count * size  # the points end with the record
+    recent = _medians(tail[late : late + count * size].reshape(count, size, len(COLUMNS)))
+    starts = [np.arange(whole) * width, begin + late + np.arange(count) * size]
+    return Points(
+        Rows(np.concatenate([state.cells.first(whole).values, recent])), np.concatenate(starts)
+    )

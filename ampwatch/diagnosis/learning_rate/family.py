@@ -1,0 +1,77 @@
+"""Which family an optimizer belongs to, told by what it does and not by what it is called.
+
+A *plain* optimizer (SGD, momentum) moves in proportion to the gradient; an *adaptive* one (Adam and
+its kin, sign methods) moves by about the rate in every weight, however large the gradient is.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from ampwatch.diagnosis.learning_rate import constants
+from ampwatch.diagnosis.learning_rate.course import Rows, Setup
+from ampwatch.diagnosis.signals import Floats
+
+
+class Family(str, enum.Enum):
+    """How an optimizer answers a gradient."""
+
+    PLAIN = "plain"
+    ADAPTIVE = "adaptive"
+    UNKNOWN = "unknown"
+
+
+def family_of(rows: Rows, setup: Setup) -> Family:
+    """The family that these accepted steps show."""
+    move = _log2(rows.of("update_norm")) - _log2(rows.of("lr"))
+    gradient = _log2(_felt(rows))
+    known = np.isfinite(move) & np.isfinite(gradient)
+    if known.any() and not setup.resumed:
+        seen = _by_first_step(float(move[known][0]), float(gradient[known][0]), setup)
+        if seen is not None:
+            return seen
+    seen = _by_slope(move[known], gradient[known])
+    if seen is not None:
+        return seen
+    return _by_settings(setup)
+
+
+def _felt(rows: Rows) -> Floats:
+    """The gradient's norm as the optimizer got it."""
+    applied = rows.of("applied_norm")
+    return np.where(np.isnan(applied), rows.of("grad_norm"), applied)
+
+
+def _by_first_step(move: float, gradient: float, setup: Setup) -> Family | None:
+    """A first step is lr x gradient for the one, lr in each weight for the other."""
+    plain = abs(move - gradient) < constants.SAME_OCTAVES
+    adaptive = False
+    if setup.elements:
+        adaptive = abs(move - 0.5 * float(np.log2(setup.elements))) < constants.SAME_OCTAVES
+    if plain == adaptive:
+        return None
+    return Family.PLAIN if plain else Family.ADAPTIVE
+
+
+def _by_slope(move: Floats, gradient: Floats) -> Family | None:
+    if len(move) < constants.UNSTEADY_STEPS or float(np.ptp(gradient)) < 1.0:
+        return None
+    slope = float(np.polyfit(gradient, move, 1)[0])
+    if slope < constants.ADAPTIVE_SLOPE:
+        return Family.ADAPTIVE
+    return Family.PLAIN if slope > constants.PLAIN_SLOPE else None
+
+
+def _by_settings(setup: Setup) -> Family:
+    """Without a sign in the steps, the group's own settings: betas, or a momentum."""
+    kinds = {group.adaptive for group in setup.groups} - {None}
+    if len(kinds) != 1:
+        return Family.UNKNOWN
+    return Family.ADAPTIVE if kinds.pop() else Family.PLAIN
+
+
+def _log2(values: Floats) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.log2(np.where(values > 0, values, np.nan)))

@@ -1,0 +1,142 @@
+"""What one look at the state yields: onset, cause, estimate. Rules and advice both read it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampwatch.diagnosis.learning_rate import constants
+from ampwatch.diagnosis.learning_rate.attribution import Attribution, Cause, attribute, rows_around
+from ampwatch.diagnosis.learning_rate.course import RateState, Rows
+from ampwatch.diagnosis.learning_rate.formula import Estimate, estimate
+from ampwatch.diagnosis.learning_rate.onset import Onset, find_onset
+from ampwatch.diagnosis.learning_rate.restart import checkpoint_step, ideal_step
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """A rate that was still rising when trouble began."""
+
+    rate: float  # in force at the onset
+    steps: int  # from the first step to the peak, at the slope seen
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Everything that is known of the rate at the end of the record."""
+
+    base: float | None
+    accepted: int
+    onset: Onset | None = None
+    attribution: Attribution | None = None
+    estimate: Estimate | None = None
+    warmup: Warmup | None = None
+    binding_clip: float | None = None
+    restart_from_step: int | None = None
+    restart_checkpoint_step: int | None = None
+    alignment: float | None = None
+    last_step: int | None = None
+    sees_course: bool = False  # losses or skips that could have shown trouble
+
+    @property
+    def is_the_rate(self) -> bool:
+        """Whether trouble stands whose cause is the rate."""
+        return self.attribution is not None and self.attribution.cause is Cause.RATE
+
+
+def judge_rate(state: RateState) -> Judgement:
+    """Look at the state once; everything else is words."""
+    base, last = base_rate(state), _last_finite(state.tail, "step")
+    calm = Judgement(
+        base=base,
+        accepted=state.accepted,
+        alignment=_alignment(state),
+        last_step=None if last is None else int(last),
+        sees_course=_sees_course(state),
+    )
+    onset = find_onset(state)
+    if onset is None:
+        return calm
+    before, _ = rows_around(state, onset)
+    learnt = _before_onset(state, before)
+    ideal = ideal_step(state, onset)
+    return Judgement(
+        base=base,
+        accepted=int(before.accepted.sum()) if onset.row < len(state.head) else state.accepted,
+        onset=onset,
+        attribution=attribute(state, onset),
+        estimate=None
+        if base is None
+        else estimate(learnt, base, state.setup, collapsed=onset.collapsed),
+        warmup=_warmup(before, base),
+        binding_clip=_binding_clip(learnt),
+        restart_from_step=ideal,
+        restart_checkpoint_step=checkpoint_step(state, ideal),
+        last_step=calm.last_step,
+        sees_course=calm.sees_course,
+    )
+
+
+def base_rate(state: RateState) -> float | None:
+    """The base rate of the leading group, as the last row that knows it says."""
+    groups, lead = state.setup.groups, state.setup.lead_group
+    if lead and lead < len(groups) and groups[lead].base:
+        return groups[lead].base
+    base = _last_finite(state.tail, "lr_base") or _last_finite(state.tail, "lr")
+    return base if base is not None and base > 0 and math.isfinite(base) else None
+
+
+def _before_onset(state: RateState, before: Rows) -> Rows:
+    """The accepted steps before the onset; at least the first accepted one."""
+    rows = before.where(before.accepted)
+    if len(rows):
+        return rows
+    accepted = state.head.where(state.head.accepted)
+    return accepted.part(0, 1)
+
+
+def _warmup(before: Rows, base: float | None) -> Warmup | None:
+    """Whether the rate was still on its way up to the base at the onset."""
+    rate = before.of("lr")
+    known = np.flatnonzero(np.isfinite(rate) & (rate > 0))
+    if base is None or len(known) < constants.RISING_STEPS:
+        return None
+    recent = rate[known[-constants.RISING_STEPS :]]
+    now = float(recent[-1])
+    slope = (now - float(rate[known[0]])) / max(1, known[-1] - known[0])
+    if not (np.diff(recent) > 0).all() or now >= 0.98 * base or slope <= 0:
+        return None
+    return Warmup(now, math.ceil(known[-1] + 1 + (base - now) / slope))
+
+
+def _binding_clip(learnt: Rows) -> float | None:
+    """The norm that clipping always came down to, if it did nearly always."""
+    before, after = learnt.of("grad_norm"), learnt.of("applied_norm")
+    known = np.isfinite(before) & np.isfinite(after) & (before > 0)
+    if known.sum() < constants.FEW_STEPS:
+        return None
+    clipped = after[known] < 0.99 * before[known]
+    return float(np.median(after[known])) if clipped.mean() >= constants.BINDING_SHARE else None
+
+
+def _alignment(state: RateState) -> float | None:
+    """The median alignment of the last steps at the full rate, once there are enough."""
+    rows = state.tail.where(state.tail.accepted)
+    values = rows.of("alignment")
+    rate, base = rows.of("lr"), rows.of("lr_base")
+    warm = np.isfinite(values) & ~(rate < 0.98 * base)
+    known = values[warm][-constants.RAISE_STEPS :]
+    return float(np.median(known)) if len(known) == constants.RAISE_STEPS else None
+
+
+def _sees_course(state: RateState) -> bool:
+    finite = np.isfinite(state.head.of("loss")).any()
+    return bool(finite or np.isfinite(state.head.of("scale")).any())
+
+
+def _last_finite(rows: Rows, name: str) -> float | None:
+    values = rows.of(name)
+    known = np.flatnonzero(np.isfinite(values))
+    return float(values[known[-1]]) if len(known) else None

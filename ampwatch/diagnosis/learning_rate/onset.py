@@ -1,0 +1,250 @@
+"""When the trouble began, and whether the run got over it.
+
+From random weights the tests compare with the first loss. Later, and in a resumed run, only the
+recent past can be compared with. Nothing that the run recovered from is an onset.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampwatch.diagnosis.learning_rate import constants
+from ampwatch.diagnosis.learning_rate.course import Points, RateState, Rows, points
+from ampwatch.diagnosis.signals import Floats, Integers, Mask
+
+
+class Sign(str, enum.Enum):
+    """What gave the onset away."""
+
+    NOT_FINITE = "the loss was not finite"
+    SKIPS = "three steps in a row were skipped"
+    CLIMB = "the loss stood at 1.5 times its first value"
+    RELAPSE = "the loss gave back more than half of its progress"
+    NO_LEARNING = "the loss did not fall"
+    SHIFT = "the loss left the band of its recent past"
+
+
+@dataclass(frozen=True, slots=True)
+class Onset:
+    """Where trouble began that still stands at the end of the record."""
+
+    sign: Sign
+    row: int  # position in the run
+    step: int
+    early: bool
+    collapsed: bool  # the end of the record is skips
+    descending: bool  # the loss is on its way down again at the end
+
+    @property
+    def hard(self) -> bool:
+        """Whether numbers left their format, which no benign course of a loss does."""
+        return self.collapsed or self.sign is Sign.NOT_FINITE
+
+
+def find_onset(state: RateState) -> Onset | None:
+    """The onset of what is still wrong at the end of the record."""
+    collapsed = _is_collapsed(state)
+    if len(state.head) == state.rows or state.accepted < constants.EARLY_STEPS:
+        early = _early(state, collapsed=collapsed)
+        if early is not None:
+            return early
+    return _late(state, points(state), collapsed=collapsed)
+
+
+def _is_collapsed(state: RateState) -> bool:
+    """Whether the record ends in skips or in losses that are not finite; a search does not count.
+
+    While nothing was accepted the scale may still be searching, unless no scale can be meant.
+    """
+    end = state.tail.part(-constants.FINAL_STEPS)
+    if not state.accepted:
+        scale = end.of("scale")[-1:]
+        lost = bool((end.of("loss_bad") + end.of("forward_bad") > 0).sum() >= constants.EVENT_SKIPS)
+        return lost or bool((scale < constants.STATIC_SCALE).any())
+    if len(state.head) == state.rows:  # leave out the search before the first accepted step
+        end = state.head.part(int(np.argmax(state.head.accepted))).part(-constants.FINAL_STEPS)
+    bad = (end.of("skipped") > 0) | (end.of("loss_bad") > 0)
+    streak = int(np.argmin(bad[::-1])) if not bad.all() else len(bad)
+    often = bad.mean() > constants.COLLAPSED_SHARE and len(bad) >= constants.MEDIAN_STEPS
+    return bool(often or streak >= constants.EVENT_SKIPS)
+
+
+def _early(state: RateState, *, collapsed: bool) -> Onset | None:
+    rows = state.head
+    signs: list[tuple[int, Sign]] = []
+    if collapsed:
+        signs += _hard_signs(rows)
+    if not state.setup.resumed and not state.setup.several_optimizers:
+        signs += _soft_signs(rows, collapsed=collapsed)
+    if not signs:
+        return None
+    at, sign = min(signs, key=lambda pair: pair[0])
+    descending = _descends_below_start(rows, at)
+    return Onset(
+        sign, at, _step(rows, at), early=True, collapsed=collapsed,
+        descending=descending and not collapsed,
+    )  # fmt: skip
+
+
+def _hard_signs(rows: Rows) -> list[tuple[int, Sign]]:
+    signs = []
+    bad = np.flatnonzero(rows.of("loss_bad") > 0)
+    accepted = np.flatnonzero(rows.accepted)
+    begin = int(accepted[0]) if len(accepted) else 0
+    after = bad[bad >= begin]
+    if len(after):
+        signs.append((int(after[0]), Sign.NOT_FINITE))
+    streak = _first_streak(rows.of("skipped")[begin:] > 0, constants.SKIPS_IN_A_ROW)
+    if streak is not None:
+        signs.append((begin + streak, Sign.SKIPS))
+    return signs
+
+
+def _soft_signs(rows: Rows, *, collapsed: bool) -> list[tuple[int, Sign]]:
+    """The tests against the first loss: a positive loss that stands no better at the end."""
+    at, loss = _known_losses(rows.part(0, constants.SCRATCH_STEPS))
+    everything = _known_losses(rows)[1]
+    if len(loss) < constants.POINT_STEPS // 2 or float(everything.min()) <= 0:
+        return []
+    first, noise = float(loss[0]), noise_of(everything)
+    final = float(np.median(everything[-constants.FINAL_STEPS :]))
+    smooth = trailing_medians(loss)
+    best = np.minimum.accumulate(smooth)
+    wide = constants.ROBUST_DEVIATIONS * noise
+    signs = []
+    climbed = np.flatnonzero((smooth > constants.CLIMB * first) & (smooth > first + wide))
+    if len(climbed) and final > first + wide:
+        signs.append((int(at[climbed[0]]), Sign.CLIMB))
+    progress = first - best
+    back = (smooth - best > constants.RELAPSE_SHARE * progress) & (smooth - best > wide)
+    relapsed = np.flatnonzero(back & (progress > constants.RELAPSE_PROGRESS * first))
+    if len(relapsed):
+        where = relapsed[0]
+        lost = max(constants.RECOVERED_SHARE * float(progress[where]), wide)
+        if final > float(best[where]) + lost:
+            signs.append((int(at[where]), Sign.RELAPSE))
+    tried = len(loss) >= constants.NO_LEARNING_STEPS
+    if not signs and not collapsed and tried and final > constants.NO_LEARNING * first:
+        signs.append((int(at[1]), Sign.NO_LEARNING))
+    return signs
+
+
+def _descends_below_start(rows: Rows, at: int) -> bool:
+    """Whether the loss falls again at the end and stands below where it began."""
+    loss = _known_losses(rows)[1]
+    after = _known_losses(rows.part(at))[1]
+    if len(after) < 3 * constants.POINT_STEPS:
+        return False
+    third = len(after) // 3
+    before_last, last = np.median(after[third : 2 * third]), np.median(after[-third:])
+    falls = before_last - last > 3 * noise_of(after) / np.sqrt(third)
+    return bool(falls and last < constants.NO_LEARNING * loss[0])
+
+
+def _late(state: RateState, course: Points, *, collapsed: bool) -> Onset | None:
+    shift = _shift(course)
+    if shift is not None:
+        at, descending = shift
+        step = _step(course.rows, at)
+        start = int(course.start[at])
+        return Onset(
+            Sign.SHIFT, start, step, early=_is_early(state, start), collapsed=collapsed,
+            descending=descending and not collapsed,
+        )  # fmt: skip
+    if not collapsed:
+        return None
+    tail = state.tail
+    signs = _hard_signs(tail) or [(max(0, len(tail) - constants.FINAL_STEPS), Sign.SKIPS)]
+    at, sign = min(signs, key=lambda pair: pair[0])
+    row = state.rows - len(tail) + at
+    early = _is_early(state, row)
+    return Onset(sign, row, _step(tail, at), early=early, collapsed=True, descending=False)
+
+
+def _is_early(state: RateState, row: int) -> bool:
+    """Whether the rate had not been shown to work by then."""
+    return row < constants.EARLY_STEPS and not state.setup.resumed
+
+
+def _shift(course: Points) -> tuple[int, bool] | None:
+    """The first point from which on the loss stays above its recent band, and whether it falls."""
+    loss = course.rows.of("loss")
+    known = np.flatnonzero(np.isfinite(loss))
+    if len(known) < 6:
+        return None
+    value, start = loss[known], course.start[known]
+    total = int(start[-1]) + constants.POINT_STEPS
+    window = max(constants.WINDOW_STEPS, int(constants.WINDOW_SHARE * total))
+    final = float(np.median(value[-3:]))
+    lowest_ahead = np.minimum.accumulate(value[::-1])[::-1]
+    for at in range(5, len(value) - 1):
+        past = value[max(0, _window_begin(start, at, window)) : at]
+        level = float(np.median(past))
+        band = constants.ROBUST_DEVIATIONS * deviation(past)
+        left = value[at] > level + band and value[at + 1] > level + band
+        if not left or lowest_ahead[at] <= level + band / 2:
+            continue
+        if final - level > constants.RECOVERED_SHARE * (float(value[at:].max()) - level):
+            return int(known[at]), _falls(value[at:], level)
+    return None
+
+
+def _window_begin(start: Integers, at: int, window: int) -> int:
+    """Points of the trailing window: at least five."""
+    return min(int(np.searchsorted(start, start[at] - window)), at - 5)
+
+
+def _falls(after: Floats, level: float) -> bool:
+    """Whether the loss has come down from its highest by a fifth of the climb at least."""
+    top, last = float(after.max()), float(np.median(after[-2:]))
+    return top - last > constants.DESCENT_SHARE * (top - level)
+
+
+def deviation(values: Floats) -> float:
+    """A robust standard deviation, never quite zero."""
+    middle = np.median(values)
+    spread = 1.4826 * float(np.median(np.abs(values - middle)))
+    return max(spread, 1e-3 * abs(float(middle)), 1e-12)
+
+
+def noise_of(loss: Floats) -> float:
+    """The loss's noise from step to step, its course left out."""
+    if len(loss) < 3:
+        return 0.0
+    return 1.4826 * float(np.median(np.abs(np.diff(loss)))) / float(np.sqrt(2))
+
+
+def trailing_medians(loss: Floats) -> Floats:
+    """The median of the last ten losses at each; at the start of half as many, or what there is."""
+    size = constants.MEDIAN_STEPS
+    padded = np.concatenate([np.full(size - 1, np.nan), loss])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, size)
+    ordered = np.sort(windows, axis=1)
+    known = (~np.isnan(windows)).sum(axis=1)
+    rows = np.arange(len(loss))
+    return (
+        np.asarray((ordered[rows, (known - 1) // 2] + ordered[rows, known // 2]) / 2)
+        if len(loss)
+        else loss
+    )
+
+
+def _known_losses(rows: Rows) -> tuple[Integers, Floats]:
+    loss = rows.of("loss")
+    at = np.flatnonzero(np.isfinite(loss))
+    return at, loss[at]
+
+
+def _first_streak(mask: Mask, length: int) -> int | None:
+    if len(mask) < length:
+        return None
+    windows = np.lib.stride_tricks.sliding_window_view(mask, length).all(axis=1)
+    return int(np.argmax(windows)) if windows.any() else None
+
+
+def _step(rows: Rows, at: int) -> int:
+    value = rows.of("step")[at] if at < len(rows) else np.nan
+    return int(value) if np.isfinite(value) else at

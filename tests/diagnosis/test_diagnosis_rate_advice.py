@@ -1,0 +1,308 @@
+"""What the advice says of a rate that is too high, case by case, with its arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from rate_shapes import action, course, diverging, falling, look
+
+from ampwatch.diagnosis.learning_rate import (
+    Group,
+    RateState,
+    Setup,
+    advise_together,
+    fold,
+    judge_rate,
+    rows_of,
+)
+
+ADAM = Setup(groups=(Group(base=0.1, adaptive=True),))
+
+
+def plain(rows, momentum=1.0):
+    """The same rows with a gradient norm that an SGD's updates are proportional to."""
+    moved = rows.of("update_norm") / rows.of("lr") / momentum
+    return with_columns(rows, grad_norm=moved, applied_norm=moved)
+
+
+def with_columns(rows, **columns):
+    names = {name: rows.of(name) for name in NAMES}
+    return rows_of(**{**names, **columns})
+
+
+NAMES = (
+    "step", "skipped", "loss", "loss_bad", "lr", "lr_base", "grad_norm", "applied_norm",
+    "update_norm", "param_norm", "max_ratio", "input_amax", "act_amax", "forward_bad",
+    "micro_batches", "scale", "alignment",
+)  # fmt: skip
+
+
+def test_an_early_divergence_lowers_the_rate_by_the_formula():
+    rows = diverging()
+    advice = look(rows, ADAM)
+    assert advice.action.value == "lower"
+    seen = judge_rate(fold(RateState(), rows, ADAM))
+    before = rows.part(0, seen.onset.row)
+    u = np.percentile(before.of("update_norm") / before.of("param_norm"), 90)
+    x = 3.1 + 0.3 * math.log2(u)
+    assert advice.factor == pytest.approx(2 ** -(x + 1.2))
+    assert advice.recommended == pytest.approx(0.1 * advice.factor)
+    assert (advice.low, advice.high) == pytest.approx((0.1 * 2 ** -(x + 2.2), 0.1 * 2 ** (2.2 - x)))
+    assert f"x = 3.1 + 0.3 log2 u = {x:.2f}" in advice.because
+    assert advice.confidence == 0.9
+
+
+def test_a_collapse_cuts_an_octave_deeper():
+    mild, hard = look(diverging(), ADAM), look(diverging(collapse=True), ADAM)
+    assert hard.action.value == "lower"
+    assert math.log2(mild.factor / hard.factor) == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_plain_optimizer_is_known_by_what_it_does_and_has_its_own_formula():
+    advice = look(plain(diverging()))
+    assert advice.action.value == "lower"
+    assert "0.9 log2 u + 0.35 log2 p" in advice.because
+
+
+def test_an_optimizer_that_shows_no_family_gets_a_wide_interval():
+    known, unknown = look(diverging(), ADAM), look(with_columns(diverging(), applied_norm=1.0))
+    assert width(unknown) > width(known) + 2
+    assert "family is not known" in unknown.because
+    assert unknown.confidence == 0.6
+
+
+def width(advice):
+    """The interval in octaves."""
+    return math.log2(advice.high / advice.low)
+
+
+def test_no_update_norm_leaves_only_a_blind_and_wide_answer():
+    rows = with_columns(diverging(top=20.0, collapse=True), update_norm=np.nan, max_ratio=np.nan)
+    advice = look(rows, ADAM)
+    assert advice.action.value == "lower"
+    assert "No update norm is recorded" in advice.because
+    assert width(advice) == pytest.approx(8.0)
+    assert advice.confidence == 0.6
+
+
+def test_fewer_than_ten_accepted_steps_are_half_sure_at_most():
+    rows = diverging(good=6, bad=10, ratio=0.5)
+    skipped = np.concatenate([np.zeros(8), np.ones(8)])
+    advice = look(with_columns(rows, skipped=skipped), ADAM)
+    assert advice.action.value == "lower"
+    assert advice.confidence <= 0.5
+    assert "no steady state yet" in advice.because
+    assert width(advice) > 4.4
+
+
+def test_a_rate_still_rising_is_never_advised_above_what_was_in_force():
+    count = np.arange(120)
+    rows = diverging(ratio=0.0005, lr=0.1 * (count + 1) / 1000, base=0.1, collapse=True)
+    rows = with_columns(rows, max_ratio=0.5)
+    advice = look(rows, ADAM)
+    assert advice.action.value == "lower"
+    onset = judge_rate(fold(RateState(), rows, ADAM)).onset
+    assert advice.recommended <= 0.1 * (onset.row + 1) / 1000
+    assert advice.warmup_steps > 1000
+    assert "still rising" in advice.because
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda t: 0.05 * (1 + np.cos(np.pi * t / 1000)),  # cosine
+        lambda t: np.where(t < 50, 0.1, 0.01),  # step decay
+        lambda t: 0.1 * np.minimum((t + 1) / 20, 1 - (t - 20) / 2000),  # OneCycle's two halves
+    ],
+    ids=["cosine", "step decay", "OneCycle"],
+)
+def test_the_advice_speaks_of_the_peak_whatever_the_schedule(schedule):
+    rate = schedule(np.arange(120.0))
+    rows = diverging(lr=rate, base=0.1)
+    # The updates follow the rate, so that the same updates at the base rate come out.
+    rows = with_columns(rows, update_norm=rows.of("update_norm") * rate / 0.1)
+    flat = look(diverging(), ADAM)
+    advice = look(rows, ADAM)
+    assert advice.current == 0.1
+    assert advice.recommended == pytest.approx(flat.recommended, rel=0.1)
+    assert advice.warmup_steps is None
+
+
+def test_the_decay_of_the_weights_is_no_part_of_the_update():
+    decoupled = Setup(groups=(Group(base=0.1, weight_decay=0.4, decoupled=True, adaptive=True),))
+    within, without = look(diverging(), decoupled), look(diverging(), ADAM)
+    assert within.factor > without.factor
+
+
+def test_several_groups_get_one_factor_and_the_group_that_leads():
+    setup = Setup(groups=(Group(base=0.1), Group(base=0.02, adaptive=True)), lead_group=1)
+    advice = look(diverging(), setup)
+    assert (advice.group, advice.current) == (1, 0.02)
+    assert advice.recommended == pytest.approx(0.02 * advice.factor)
+    assert "group 1 leads" in advice.because
+
+
+def test_accumulation_and_a_batch_ramp_are_named():
+    ramp = np.where(np.arange(120) < 40, 2.0, 8.0)
+    because = look(with_columns(diverging(), micro_batches=ramp), ADAM).because
+    assert "8 micro-batches" in because
+    assert "from 2 to 8 micro-batches" in because
+
+
+def test_clipping_that_always_binds_is_named_with_its_norm():
+    advice = look(with_columns(diverging(), applied_norm=0.5), ADAM)
+    assert advice.clip == 0.5
+    assert "Clipping to 0.5 bound" in advice.because
+
+
+def test_more_than_64_times_too_high_says_to_apply_it_again():
+    setup = Setup(groups=(Group(adaptive=False),))
+    advice = look(plain(diverging(ratio=60.0, collapse=True), momentum=1e4), setup)
+    assert advice.action.value == "lower"
+    assert advice.factor < 1 / 64
+    assert "apply the advice to the new log" in advice.because
+    assert advice.confidence == 0.6
+
+
+def test_the_restart_stands_before_the_drift_and_at_a_saved_step():
+    setup = dataclasses.replace(ADAM, saved_steps=(10, 40, 90, 110))
+    advice = look(diverging(), setup)
+    assert 40 <= advice.restart_from_step <= 62
+    assert advice.restart_checkpoint_step == 40
+    assert look(diverging(), ADAM).restart_checkpoint_step is None
+
+
+def late(count=20_000, bad=1500, top=4.5, **rest):
+    loss = np.concatenate([falling(count - bad, 10, 2.7), np.linspace(2.7, top, bad)])
+    grow = np.concatenate([np.ones(count - bad), np.geomspace(1, 8, bad)])
+    return course(loss, noise=0.05, grad=grow, ratio=1e-3 * grow, lr=3e-4, **rest)
+
+
+def test_a_late_climb_lowers_the_rate_a_little_and_restarts_before_the_drift():
+    advice = look(late())
+    assert advice.action.value == "lower"
+    assert advice.factor == 0.7
+    assert (advice.low, advice.high) == pytest.approx((1.5e-4, 2.7e-4))
+    assert 17_000 < advice.restart_from_step < 19_300
+
+
+def test_a_late_climb_of_a_long_run_is_seen_through_the_cells():
+    rows = late(count=200_000, bad=20_000)
+    advice = look(rows)
+    assert advice.action.value == "lower"
+    assert 170_000 < advice.restart_from_step < 195_000
+
+
+def test_a_late_collapse_is_first_a_restart_and_on_a_repeat_a_small_cut():
+    skipped = np.arange(20_000) > 19_900
+    rows = late(skipped=skipped)
+    first = look(rows, Setup(saved_steps=(5_000, 15_000, 19_500)))
+    assert first.action.value == "keep"
+    assert first.restart_checkpoint_step == 15_000
+    assert "the rate kept" in first.because
+    again = look(rows, Setup(restarts=1))
+    assert (again.action.value, again.factor) == ("lower", 0.7)
+
+
+def test_a_late_spike_on_its_way_down_keeps_the_rate():
+    loss = np.concatenate([falling(10_000, 10, 2.7), np.linspace(6, 3.5, 150)])
+    grow = np.concatenate([np.ones(10_000), np.full(150, 6.0)])
+    advice = look(course(loss, noise=0.03, grad=grow))
+    assert advice.action.value == "keep"
+    assert "coming down" in advice.because
+
+
+def test_a_resumed_run_is_held_against_its_own_past_only():
+    step = np.arange(1500) + 70_000
+    loss = np.concatenate([np.full(1000, 2.1), np.linspace(2.1, 6, 500)])
+    grow = np.concatenate([np.ones(1000), np.geomspace(1, 10, 500)])
+    rows = course(loss, noise=0.03, grad=grow, ratio=1e-3 * grow, step=step)
+    advice = look(rows, Setup(resumed=True))
+    assert (advice.action.value, advice.factor) == ("lower", 0.7)
+    assert 70_900 < advice.restart_from_step < 71_200
+
+
+def test_a_collapse_with_everything_in_band_is_not_the_rate():
+    skipped = np.arange(400) > 380
+    advice = look(course(falling(400), skipped=skipped))
+    assert advice.action.value == "not-the-cause"
+    assert "an operation that overflows" in advice.because
+
+
+def test_a_collapse_before_the_first_update_is_not_the_rate():
+    rows = course(np.full(40, np.nan), skipped=1.0, forward_bad=1.0)
+    advice = look(rows)
+    assert advice.action.value == "not-the-cause"
+    assert "no update had been made" in advice.because
+
+
+def test_a_batch_far_off_after_ordinary_updates_is_the_data():
+    amax = np.where(np.arange(400) < 390, 3.0, 400.0)
+    loss = np.where(np.arange(400) < 390, 1.0, 90.0)
+    rows = course(loss, noise=0.01, input_amax=amax, skipped=np.arange(400) >= 390)
+    advice = look(rows)
+    assert advice.action.value == "not-the-cause"
+    assert "the cause is the data" in advice.because
+
+
+@pytest.mark.parametrize(
+    ("alignment", "expected"), [(-0.8, "raise"), (-0.4, "keep"), (0.2, "keep")]
+)
+def test_a_rate_that_could_rise_says_so_only_where_doubling_was_stable(alignment, expected):
+    advice = look(course(falling(400), alignment=alignment))
+    assert advice.action.value == expected
+    if expected == "raise":
+        assert advice.factor == 2.0
+        assert advice.recommended == pytest.approx(2e-3)
+
+
+def test_several_runs_of_one_model_give_one_advice_between_what_worked_and_what_failed():
+    failed = fold(RateState(), diverging(), ADAM)
+    worked = fold(RateState(), course(falling(300), lr=0.03), Setup())
+    alone, together = look(diverging(), ADAM), advise_together([failed, worked])
+    assert together.action.value == "lower"
+    assert 0.03 <= together.recommended < 0.1
+    assert together.low >= 0.03
+    assert together.high <= 0.1
+    assert width(together) < width(alone)
+    assert "0.1 failed, 0.03 worked" in together.because
+
+
+@pytest.mark.parametrize("blocks", [1, 7, 64, 500, 4096])
+def test_the_state_is_the_same_however_the_rows_were_batched(blocks):
+    rows = late(count=9_000, bad=1_000)
+    whole, state = fold(RateState(), rows), RateState()
+    for begin in range(0, len(rows), blocks):
+        state = fold(state, rows.part(begin, begin + blocks))
+    for name in ("head", "tail", "pending"):
+        np.testing.assert_array_equal(getattr(state, name).values, getattr(whole, name).values)
+    np.testing.assert_array_equal(state.cells.sums, whole.cells.sums)
+    assert (state.rows, state.accepted, state.cells.parts_a_cell) == (9_000, 9_000, 2)
+
+
+def test_the_state_does_not_grow_with_the_run():
+    short, long = (fold(RateState(), course(np.ones(n))) for n in (20_000, 300_000))
+    assert size(long) <= size(short) + 16 * 17 * 8
+
+
+def size(state):
+    parts = (state.head, state.tail, state.pending)
+    return sum(p.values.nbytes for p in parts) + state.cells.sums.nbytes + state.cells.known.nbytes
+
+
+def test_whatever_the_numbers_there_is_an_answer():
+    rng = np.random.default_rng(0)
+    odd = np.array([np.nan, np.inf, -np.inf, 0.0, 1e-320, -1.0, 1e300, 1.0])
+    for _ in range(200):
+        count = int(rng.integers(0, 120))
+        rows = rows_of(**{name: rng.choice(odd, count) for name in NAMES})
+        assert look(rows).action.value in {"lower", "keep", "unknown", "not-the-cause", "raise"}
+
+
+def test_losing_the_last_steps_never_makes_a_healthy_run_look_ill():
+    rows = course(falling(1200, 10, 2), noise=0.05)
+    for end in range(2, 1200, 13):
+        assert action(rows.part(0, end)) == "keep"
