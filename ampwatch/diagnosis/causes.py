@@ -71,7 +71,7 @@ def judge(case: Case, findings: Sequence[Finding]) -> Verdict:
     severities = {finding.severity for finding in findings}
     if Severity.ERROR in severities:
         return Verdict.FAILING
-    if case.first_accepted is None:
+    if case.is_searching:
         return Verdict.INCOMPLETE
     return Verdict.WARNING if Severity.WARNING in severities else Verdict.HEALTHY
 
@@ -98,5 +98,5 @@ def _is_not_the_rate(case: Case, finding: Finding) -> bool:
         return True
     if finding.code not in _STATIC_BEFORE_ANY_STEP or finding.first_step is None:
         return False
-    first = case.first_accepted
-    return first is None or finding.first_step <= int(case.signals.step[first])
+    first = case.scale.first_accepted_step
+    return first is None or finding.first_step <= first

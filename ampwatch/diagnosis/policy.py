@@ -31,6 +31,9 @@ COLLAPSE_OCTAVES = 8
 # A fall is several skips close together; an isolated one that crosses the line is not.
 COLLAPSE_SKIPS = 4
 
+# Falls from one level tell the same story; scales have some 280 powers of two, few are ever levels.
+MOST_FALLS = 16
+
 # At 2^-128 and below 1/scale is inf in float32 and the step destroys the weights; two octaves up.
 FLOOR_SCALE = 2.0**-126
 
@@ -56,3 +59,19 @@ BACKWARD_OVERFLOWS = 3
 
 # Steps without an update before it is a mistake: one may be a loop that left off in the middle.
 MISSING_UPDATES = 2
+
+# An activation within two octaves of 65504 overflows at the next spike: gradients and activations
+# of healthy runs vary by that much from batch to batch.
+LOW_HEADROOM_OCTAVES = 2.0
+# ... in most samples of a layer, and in at least this many.
+LOW_HEADROOM_SAMPLES = 5
+# Due to overflow within this many steps at its present growth, as the last samples show it: over at
+# least this many samples and steps, by at least an octave in all, and hardly ever falling back.
+HEADROOM_HORIZON_STEPS = 500
+TREND_SAMPLES = 8
+TREND_STEPS = 100
+TREND_OCTAVES = 1.0
+TREND_FALLING_SHARE = 0.8
+
+# What run.json says may be anything; no run is longer.
+LONGEST_INTERVAL = 2.0**40

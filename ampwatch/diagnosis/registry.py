@@ -63,7 +63,7 @@ class Rule:
             severity=seen.severity,
             first_step=seen.first_step,
             last_step=seen.last_step,
-            ranks=case.signals.ranks if seen.ranks is None else seen.ranks,
+            ranks=case.record.ranks if seen.ranks is None else seen.ranks,
             layer=seen.layer,
             summary=seen.summary,
             cause=seen.cause,

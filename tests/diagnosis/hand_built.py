@@ -11,6 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from ampwatch.rows import SCHEMAS, Table
+from ampwatch.store.public import PUBLIC_NAMES
+
 DEFAULTS = {"init_scale": 65536.0, "growth_factor": 2.0, "growth_interval": 2000}
 
 
@@ -29,6 +32,7 @@ class HandBuiltRun:
     steps: pa.Table
     layers: pa.Table = field(default_factory=lambda: layer_table([]))
     events: pa.Table = field(default_factory=lambda: event_table([]))
+    devices: pa.Table = field(default_factory=lambda: device_table([]))
     info: Info = field(default_factory=Info)
     notes: tuple[str, ...] = ()
     clean_end: bool = True
@@ -81,35 +85,50 @@ def follow(skipped: Sequence[bool], start: float, growth_interval: int) -> tuple
 
 
 def step_table(**columns: Sequence[Any]) -> pa.Table:
+    """Rows of `steps` as a Run shows them; a column left out is absent."""
     count = len(next(iter(columns.values()), ()))
-    types = {"loss": pa.float64(), "scale": pa.float64(), "scale_after": pa.float64(),
-             "skipped": pa.bool_(), "autocast_dtype": pa.string(), "input_finite": pa.bool_(),
-             "param_norm": pa.float32(), "update_seen": pa.bool_(),
-             "optimizer": pa.int16()}  # fmt: skip
-    base = {
-        "step": pa.array(columns.pop("step", range(count)), pa.int64()),
-        "rank": pa.array(columns.pop("rank", [0] * count), pa.int32()),
-    }
-    made = {name: pa.array(columns.get(name, [None] * count), kind) for name, kind in types.items()}
-    return pa.table({**base, **made})
+    return _table(Table.STEPS, {"step": range(count), "rank": [0] * count, **columns}, count)
 
 
 def layer_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    schema = pa.schema(
-        [("step", pa.int64()), ("rank", pa.int32()), ("layer", pa.string()),
-         ("input_finite", pa.bool_()), ("act_finite", pa.bool_()), ("weight_finite", pa.bool_()),
-         ("underflow_share", pa.float32())]
-    )  # fmt: skip
-    return pa.Table.from_pylist([{"rank": 0, **row} for row in rows], schema)
+    """Rows of `layers`; what a row leaves out is absent."""
+    return _table(Table.LAYERS, _columns([{"rank": 0, **row} for row in rows]), len(rows))
 
 
-def event_table(events: Sequence[tuple[int, str, Mapping[str, Any]]]) -> pa.Table:
-    schema = pa.schema(
-        [("step", pa.int64()), ("time_ns", pa.int64()), ("rank", pa.int32()),
-         ("kind", pa.string()), ("detail", pa.string())]
-    )  # fmt: skip
+def device_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Rows of `devices`; what a row leaves out is absent."""
+    return _table(Table.DEVICES, _columns([{"rank": 0, **row} for row in rows]), len(rows))
+
+
+def event_table(events: Sequence[tuple[int | None, str, Any]], *, raw: bool = False) -> pa.Table:
+    """Rows of `events`: step, kind, detail; `raw` details are text already."""
     rows = [
-        {"step": step, "time_ns": 0, "rank": 0, "kind": kind, "detail": json.dumps(detail)}
+        {"step": step, "time_ns": 0, "rank": 0, "kind": kind,
+         "detail": detail if raw else json.dumps(detail)}
         for step, kind, detail in events
-    ]
-    return pa.Table.from_pylist(rows, schema)
+    ]  # fmt: skip
+    return _table(Table.EVENTS, _columns(rows), len(rows))
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
+    names = {name for row in rows for name in row}
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _table(table: Table, columns: Mapping[str, Sequence[Any]], count: int) -> pa.Table:
+    names = PUBLIC_NAMES[table]
+    assert set(columns) <= set(names), f"{table.value} has no {set(columns) - set(names)}"
+    made = {name: pa.array(columns.get(name, [None] * count), _type(table, name)) for name in names}
+    return pa.table(made)
+
+
+def _type(table: Table, name: str) -> pa.DataType:
+    """A public column's type: what is stored by number is shown by name."""
+    if name in {"layer", "max_update_layer"} or "dtype" in name:
+        return pa.string()
+    if name == "rank":
+        return pa.int32()
+    for schema in (SCHEMAS[table], SCHEMAS[Table.LAYER_INFO]):
+        if schema.get_field_index(name) >= 0:
+            return schema.field(name).type
+    raise KeyError(name)

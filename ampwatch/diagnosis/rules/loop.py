@@ -14,7 +14,6 @@ from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.signals import Event
 from ampwatch.diagnosis.words import count_text
-from ampwatch.rows import EventKind
 
 
 @rule(
@@ -59,22 +58,20 @@ def clip_before_unscale(case: Case) -> Iterator[Seen]:
 )
 def update_missing(case: Case) -> Iterator[Seen]:
     """Steps that no update closed."""
-    raised = case.signals.of_kind(EventKind.EXCEPTION)
-    twice = [e.step for e in raised if e.detail.get("second_step") and e.step is not None]
-    excused = {e.step for e in raised}
-    without = case.signals.step[:-1][case.signals.update_seen[:-1] == 0].tolist()
-    missing = sorted({*(step for step in without if step not in excused), *twice})
-    if len(missing) >= policy.MISSING_UPDATES or twice:
-        yield Seen(
-            severity=Severity.ERROR,
-            first_step=missing[0],
-            last_step=missing[-1],
-            summary="scaler.update() is missing.",
-            cause=f"In {count_text(len(missing), 'step')} the optimizer stepped and no update "
-            "followed before the next iteration.",
-            action="Call scaler.update() once after the last scaler.step() of each iteration.",
-            evidence=(Evidence("update_seen", missing[0], "false"),),
-        )
+    twice = case.numbers.second_steps
+    times = case.numbers.missing_updates.joined(twice)
+    if times.count < policy.MISSING_UPDATES and not twice.count:
+        return
+    yield Seen(
+        severity=Severity.ERROR,
+        first_step=times.first_step,
+        last_step=times.last_step,
+        summary="scaler.update() is missing.",
+        cause=f"In {count_text(times.count, 'step')} the optimizer stepped and no update "
+        "followed before the next iteration.",
+        action="Call scaler.update() once after the last scaler.step() of each iteration.",
+        evidence=(Evidence("update_seen", times.first_step, "false"),),
+    )
 
 
 @rule(
@@ -118,17 +115,17 @@ def step_bypasses_scaler(case: Case) -> Iterator[Seen]:
 )
 def fp16_without_scaler(case: Case) -> Iterator[Seen]:
     """Half precision with nothing that scales the loss."""
-    signals = case.signals
-    if signals.has_scaler or "float16" not in signals.autocast_dtypes:
+    scale = case.scale
+    if scale.has_scaler or "float16" not in case.numbers.autocast_dtypes:
         return
     yield Seen(
         severity=Severity.WARNING,
-        first_step=int(signals.step[0]),
-        last_step=int(signals.step[-1]),
+        first_step=scale.first_step,
+        last_step=scale.last_step,
         summary="The model runs in fp16 and nothing scales the loss.",
         cause="Autocast is on with float16, and no step of the record has a loss scale.",
         action="Use torch.amp.GradScaler, or bfloat16, which needs none.",
-        evidence=(Evidence("autocast_dtype", int(signals.step[0]), "float16"),),
+        evidence=(Evidence("autocast_dtype", scale.first_step, "float16"),),
     )
 
 
@@ -174,7 +171,7 @@ def backward_under_autocast(case: Case) -> Iterator[Seen]:
 )
 def dtype_mismatch(case: Case) -> Iterator[Seen]:
     """An exception about mixed data types."""
-    for event in case.fatal_exceptions:
+    for event in case.ledger.fatal:
         if any(mark in _message(event) for mark in _DTYPE_MARKS):
             yield _ended_by(
                 event,
@@ -214,7 +211,7 @@ _DTYPE_MARKS = (
 )
 def out_of_memory(case: Case) -> Iterator[Seen]:
     """The device's memory ended training."""
-    for event in case.fatal_exceptions:
+    for event in case.ledger.fatal:
         if event.detail.get("out_of_memory") or "out of memory" in _message(event):
             yield _ended_by(
                 event,
@@ -225,8 +222,8 @@ def out_of_memory(case: Case) -> Iterator[Seen]:
 
 def _misuse(case: Case, code: str) -> list[Event]:
     """The first record of this mistake; the rest say the same."""
-    found = [e for e in case.signals.of_kind(EventKind.MISUSE) if e.detail.get("code") == code]
-    return found[:1]
+    event = case.ledger.misuse.get(code)
+    return [] if event is None else [event]
 
 
 def _message(event: Event) -> str:

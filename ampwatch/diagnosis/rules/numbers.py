@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import functools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from ampwatch.diagnosis import policy
-from ampwatch.diagnosis.case import Case, overflows
+from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.named import Named, Times
 from ampwatch.diagnosis.registry import Page, Seen, rule
-from ampwatch.diagnosis.signals import Event, Signals
 from ampwatch.diagnosis.words import count_text, steps_text
 
 FP16_MAX = 65504.0
@@ -34,47 +34,33 @@ FP16_MAX = 65504.0
 )
 def gradient_underflow(case: Case) -> Iterator[Seen]:
     """A layer loses its small gradients, in most of its samples."""
-    samples = _judged_samples(case)
-    layers = case.signals.layers
-    worst, lost_layers = None, 0
-    for layer in np.unique(layers.layer[samples]):
-        shares = layers.underflow_share[samples & (layers.layer == layer)]
-        middle = float(np.median(shares))
-        if len(shares) >= policy.UNDERFLOW_SAMPLES and middle >= policy.UNDERFLOW_SHARE:
-            lost_layers += 1
-            worst = max(worst or (0.0, 0), (middle, int(layer)))
-    if worst is None:
+    layers = case.layers
+    enough = layers.samples >= policy.UNDERFLOW_SAMPLES
+    lost = np.flatnonzero(enough & (2 * layers.losing > layers.samples))
+    if not len(lost):
         return
-    share, layer = worst
-    steps = layers.step[samples & (layers.layer == layer)]
-    total = len(np.unique(layers.layer[samples]))
+    shares = layers.share_sum[lost] / layers.samples[lost]
+    worst = int(lost[np.argmax(shares)])
+    share, name = float(shares.max()), layers.names[worst]
+    scaled = case.scale.has_scaler
+    total = int((layers.samples > 0).sum())
+    last = int(layers.last_step[worst])
     yield Seen(
         severity=Severity.WARNING,
-        first_step=int(steps[0]),
-        last_step=int(steps[-1]),
-        layer=layers.names[layer],
-        summary=f"{lost_layers} of {count_text(total, 'layer')} lose most of their gradients to "
-        f"underflow; {layers.names[layer]} loses {share:.0%}.".replace("%", " %"),
+        first_step=int(layers.first_step[worst]),
+        last_step=last,
+        layer=name,
+        summary=f"{len(lost)} of {count_text(total, 'layer')} lose most of their gradients to "
+        f"underflow; {name} loses {share:.0%}.".replace("%", " %"),
         cause="Their gradients are smaller than the smallest normal fp16 number, 2^-14."
-        if case.signals.has_scaler
+        if scaled
         else "Nothing scales the loss, so small gradients fall below fp16's smallest normal "
         "number, 2^-14.",
         action="Find what keeps the loss scale low; a higher scale brings these gradients back."
-        if case.signals.has_scaler
+        if scaled
         else "Scale the loss: torch.amp.GradScaler, or bf16, whose range is wide enough.",
-        evidence=(Evidence("underflow_share", int(steps[-1]), share, policy.UNDERFLOW_SHARE),),
+        evidence=(Evidence("underflow_share", last, share, policy.UNDERFLOW_SHARE),),
     )
-
-
-def _judged_samples(case: Case) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Samples of accepted steps, before any collapse."""
-    signals, layers = case.signals, case.signals.layers
-    known = ~np.isnan(layers.underflow_share) & (layers.layer >= 0)
-    good = ~signals.skipped
-    falls = np.flatnonzero(case.is_collapse)
-    if len(falls):
-        good[case.episodes.first[falls[0]] :] = False
-    return np.asarray(known & np.isin(layers.step, signals.step[good]))
 
 
 @rule(
@@ -93,25 +79,26 @@ def _judged_samples(case: Case) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 )
 def backward_overflow(case: Case) -> Iterator[Seen]:
     """The same layer overflows again and again in the backward pass."""
-    explained = case.explained_steps
-    culprits = [e for e in _culprits(case.signals, "backward") if e.step not in explained]
-    counts = Counter(str(e.detail["layer"]) for e in culprits)
-    if not counts or counts.most_common(1)[0][1] < policy.BACKWARD_OVERFLOWS:
+    named = case.scale.culprits.layers
+    if not named:
         return
-    layer, times = counts.most_common(1)[0]
-    at = [e for e in culprits if e.detail["layer"] == layer]
-    recent = _stands(case.signals, at[-1].step)
+    most = max(named.values(), key=lambda one: one.times.count)
+    times = most.times
+    if times.count < policy.BACKWARD_OVERFLOWS:
+        return
+    standing = case.stands(times)
+    total = sum(one.times.count for one in named.values())
     yield Seen(
-        severity=Severity.WARNING if recent else Severity.INFO,
-        first_step=at[0].step,
-        last_step=at[-1].step,
-        layer=layer,
-        ranks=tuple(sorted({e.rank for e in at})),
-        summary=f"{layer} is {_where(at)} to overflow in the backward pass, {times} times"
-        + ("." if recent else ", and no longer at the end."),
+        severity=Severity.WARNING if standing else Severity.INFO,
+        first_step=times.first_step,
+        last_step=times.last_step,
+        layer=most.layer,
+        ranks=tuple(sorted(most.ranks)),
+        summary=f"{most.layer} is {_where(most)} to overflow in the backward pass, "
+        f"{times.count} times" + ("." if standing else ", and no longer at the end."),
         cause="The loss is finite; the gradient is not once it has passed this layer.",
         action="Look at this layer's gradient; run it in float32, or normalise what enters it.",
-        evidence=(Evidence("overflows", at[-1].step, float(times), float(len(culprits))),),
+        evidence=(Evidence("overflows", times.last_step, float(times.count), float(total)),),
     )
 
 
@@ -132,29 +119,26 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
 )
 def forward_overflow(case: Case) -> Iterator[Seen]:
     """A layer's activations leave fp16."""
-    excused = case.bad_input_steps
-    named = [e for e in _culprits(case.signals, "forward") if e.step not in excused]
+    named = list(case.ledger.forward.values())
     if not named:
         return
-    first, layer = named[0], str(named[0].detail["layer"])
-    last = max((e.step for e in named if e.step is not None), default=None)
-    standing = _stands(case.signals, last)
+    first = min(named, key=lambda one: one.times.first_step or 0)
+    times = functools.reduce(Times.joined, (one.times for one in named))
+    standing = case.stands(times)
     yield Seen(
         severity=Severity.ERROR if standing else Severity.INFO,
-        first_step=first.step,
-        last_step=last,
-        layer=layer,
-        ranks=tuple(sorted({e.rank for e in named})),
-        summary=f"{layer} is {_where(named[:1])} whose output leaves half precision in the "
+        first_step=first.times.first_step,
+        last_step=times.last_step,
+        layer=first.layer,
+        ranks=tuple(sorted(frozenset().union(*(one.ranks for one in named)))),
+        summary=f"{first.layer} is {_where(first)} whose output leaves half precision in the "
         f"forward pass{'' if standing else '; the run recovered'}.",
         cause=f"Its inputs and weights are finite, its output is not: fp16 ends at {FP16_MAX:.0f}, "
         "and the loss scale cannot help in the forward pass.",
-        action=_forward_action(case, first, layer)
-        if standing
-        else "Nothing to do unless it returns.",
+        action=_forward_action(case, first) if standing else "Nothing to do unless it returns.",
         evidence=(
-            Evidence("act_finite", first.step, "false", FP16_MAX),
-            Evidence("overflows", last, float(len(named))),
+            Evidence("act_finite", first.times.first_step, "false", FP16_MAX),
+            Evidence("overflows", times.last_step, float(times.count)),
         ),
     )
 
@@ -176,28 +160,23 @@ def forward_overflow(case: Case) -> Iterator[Seen]:
 )
 def loss_not_finite(case: Case) -> Iterator[Seen]:
     """A non-finite loss above finite activations."""
-    signals = case.signals
-    bad = signals.loss_known & ~np.isfinite(signals.loss)
-    bad &= ~np.isin(signals.step, list(case.bad_input_steps))
-    if case.sees_forward:
-        bad &= case.forward_finite == 1
-    at = signals.step[np.flatnonzero(bad)]
-    if not len(at):
+    numbers = case.numbers
+    times = numbers.bad_loss_finite_forward if numbers.sees_forward else numbers.bad_loss
+    if not times.count:
         return
-    standing = _stands(signals, int(at[-1]))
-    value = str(float(signals.loss[np.flatnonzero(bad)[0]]))
-    seen = "every layer's output was finite" if case.sees_forward else "the layers were not seen"
+    standing, value = case.stands(times), numbers.bad_loss_value
+    seen = "every layer's output was finite" if numbers.sees_forward else "the layers were not seen"
     yield Seen(
         severity=Severity.ERROR if standing else Severity.INFO,
-        first_step=int(at[0]),
-        last_step=int(at[-1]),
-        summary=f"The loss is {value} {steps_text(int(at[0]), int(at[-1]))}"
+        first_step=times.first_step,
+        last_step=times.last_step,
+        summary=f"The loss is {value} {steps_text(times.first_step, times.last_step)}"
         + ("." if standing else ", and finite again at the end."),
-        cause=f"In {count_text(len(at), 'step')} the loss was not finite while {seen}.",
+        cause=f"In {count_text(times.count, 'step')} the loss was not finite while {seen}.",
         action="Compute the loss in float32, from logits, and look for constants such as -1e9."
         if standing
         else "Nothing to do unless it returns.",
-        evidence=(Evidence("loss", int(at[0]), value),),
+        evidence=(Evidence("loss", times.first_step, value),),
     )
 
 
@@ -217,24 +196,22 @@ def loss_not_finite(case: Case) -> Iterator[Seen]:
 )
 def weights_not_finite(case: Case) -> Iterator[Seen]:
     """A weight is not finite before the forward."""
-    signals, layers = case.signals, case.signals.layers
-    rows = np.flatnonzero((layers.weight_finite == 0) & (layers.layer >= 0))
-    first = case.first_bad_weight_step
-    if first is None:
+    times, layers, told = case.numbers.bad_weights, case.layers, case.ledger.weights
+    if not times.count:
         return
-    told = [str(e.detail["layer"]) for e in _culprits(signals, "weights")]
-    names = told[:1] or _innermost([layers.names[i] for i in np.unique(layers.layer[rows])])
+    named = [layers.names[i] for i in np.flatnonzero(layers.weight_bad)]
+    names = [told.layer] if told is not None and told.layer else _innermost(named)
     where = names[0] if len(names) == 1 else None
     yield Seen(
         severity=Severity.ERROR,
-        first_step=first,
-        last_step=int(signals.step[-1]),
+        first_step=times.first_step,
+        last_step=case.scale.last_step,
         layer=where,
         summary="Weights are not finite" + (f" in {where}." if where else "."),
-        cause=f"At step {first} inf or nan stood in the weights before the forward pass"
+        cause=f"At step {times.first_step} inf or nan stood in the weights before the forward pass"
         + (f", in {count_text(len(names), 'layer')}." if names else "."),
         action="Restart from the last checkpoint whose weights are finite; nothing recovers here.",
-        evidence=(Evidence("weight_finite", first, "false"),),
+        evidence=(Evidence("weight_finite", times.first_step, "false"),),
     )
 
 
@@ -252,28 +229,27 @@ def weights_not_finite(case: Case) -> Iterator[Seen]:
 )
 def non_finite_input(case: Case) -> Iterator[Seen]:
     """A tensor entering the model is not finite."""
-    signals = case.signals
-    at = sorted(case.bad_input_steps)
-    if not at:
+    times = case.numbers.bad_input
+    if not times.count:
         return
-    standing = _stands(signals, int(at[-1]))
+    standing = case.stands(times)
     yield Seen(
         severity=Severity.ERROR if standing else Severity.INFO,
-        first_step=int(at[0]),
-        last_step=int(at[-1]),
-        summary=f"The model's input is not finite in {count_text(len(at), 'step')}"
+        first_step=times.first_step,
+        last_step=times.last_step,
+        summary=f"The model's input is not finite in {count_text(times.count, 'step')}"
         + ("." if standing else ", none of them recent."),
         cause="inf or nan stood in a tensor that enters the model.",
-        action=f"Look at the batch of step {at[0]}: missing values, or a division by zero.",
-        evidence=(Evidence("input_finite", int(at[0]), "false"),),
+        action=f"Look at the batch of step {times.first_step}: missing values, or a division by "
+        "zero.",
+        evidence=(Evidence("input_finite", times.first_step, "false"),),
     )
 
 
-def _forward_action(case: Case, first: Event, layer: str) -> str:
+def _forward_action(case: Case, first: Named) -> str:
     """What to do depends on whether the run had worked before."""
-    start = case.first_accepted
-    worked = start is not None and (first.step or 0) > int(case.signals.step[start])
-    if not worked:
+    start, layer = case.scale.first_accepted_step, first.layer
+    if start is None or (first.times.first_step or 0) <= start:
         return f"Run {layer} in float32, scale its activations down, or use bf16."
     return (
         f"The run had worked until then: look at what made the activations grow (a rate too high, "
@@ -281,21 +257,9 @@ def _forward_action(case: Case, first: Event, layer: str) -> str:
     )
 
 
-def _culprits(signals: Signals, direction: str) -> list[Event]:
-    """The overflow events that name a layer in this direction."""
-    return [event for event in overflows(signals, direction) if event.detail.get("layer")]
-
-
-def _where(events: Sequence[Event]) -> str:
+def _where(named: Named) -> str:
     """`the first`, or what the record can say when the layer is only a bound."""
-    bound = all(event.detail.get("exact") is False for event in events)
-    return "the first (as far as the record can tell)" if bound else "the first"
-
-
-def _stands(signals: Signals, last_step: int | None) -> bool:
-    """Whether what was seen last at this step still stands at the end of the record."""
-    recent = signals.recent_step
-    return recent is None or last_step is None or last_step >= recent
+    return "the first (as far as the record can tell)" if named.is_bound else "the first"
 
 
 def _innermost(names: Sequence[str]) -> list[str]:

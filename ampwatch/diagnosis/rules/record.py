@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
@@ -28,7 +26,7 @@ from ampwatch.rows import EventKind
 )
 def incomplete_data(case: Case) -> Iterator[Seen]:
     """What could not be judged, and why."""
-    missing = [*case.signals.notes, *_blind_spots(case)]
+    missing = [*case.record.notes, *_blind_spots(case)]
     if missing:
         yield Seen(
             severity=Severity.INFO,
@@ -39,16 +37,13 @@ def incomplete_data(case: Case) -> Iterator[Seen]:
 
 
 def _blind_spots(case: Case) -> Iterator[str]:
-    signals = case.signals
-    if not len(signals):
+    if not case.numbers.steps:
         yield "The record holds no steps."
         return
-    bad_loss = bool((signals.loss_known & ~np.isfinite(signals.loss)).any())
-    unexplained = int(signals.skipped.sum()) - len(case.explained_steps)
-    if not case.sees_forward and (bad_loss or unexplained > policy.STORM_FREE_SKIPS):
+    unexplained = case.scale.unexplained_skips > policy.STORM_FREE_SKIPS
+    if not case.numbers.sees_forward and (case.numbers.any_bad_loss or unexplained):
         yield "No layer's activations were recorded, so no layer can be named."
-    told = [e for e in signals.of_kind(EventKind.OVERFLOW) if e.step not in case.explained_steps]
-    bounds = sum(event.detail.get("exact") is False for event in told)
+    bounds = case.scale.culprits.bounds
     if bounds:
         yield f"The layer of {count_text(bounds, 'overflow')} is a bound, not a certainty."
 
@@ -68,9 +63,9 @@ def _blind_spots(case: Case) -> Iterator[str]:
 )
 def run_ended_uncleanly(case: Case) -> Iterator[Seen]:
     """The record ends by an exception or without an end mark."""
-    last = int(case.signals.step[-1]) if len(case.signals) else None
-    if case.fatal_exceptions:
-        event = case.fatal_exceptions[-1]
+    last = case.scale.last_step
+    if case.ledger.fatal:
+        event = case.ledger.fatal[-1]
         text = " ".join(str(event.detail.get("message", "")).split())[:200]
         yield Seen(
             severity=Severity.INFO,
@@ -82,7 +77,7 @@ def run_ended_uncleanly(case: Case) -> Iterator[Seen]:
             cause=text or "The exception had no message.",
             action="Put the error right; the record up to there is complete.",
         )
-    elif not case.signals.clean_end:
+    elif not case.record.clean_end:
         yield Seen(
             severity=Severity.INFO,
             first_step=last,
@@ -108,17 +103,17 @@ def run_ended_uncleanly(case: Case) -> Iterator[Seen]:
 )
 def telemetry_gap(case: Case) -> Iterator[Seen]:
     """Rows that were lost, as the record tells."""
-    gaps = case.signals.of_kind(EventKind.GAP)
-    if not gaps:
+    gaps, ledger = case.ledger.of(EventKind.GAP), case.ledger
+    if not gaps.count:
         return
-    reasons = {str(g.detail["reason"]) for g in gaps if g.detail.get("reason")}
     yield Seen(
         severity=Severity.INFO,
-        first_step=gaps[0].step,
-        last_step=gaps[-1].step,
-        ranks=tuple(sorted({gap.rank for gap in gaps})),
-        summary=f"{count_text(len(gaps), 'gap')} in the record.",
-        cause=" ".join(sorted(reasons)) or "Rows were lost between the probe and the log.",
+        first_step=gaps.first_step,
+        last_step=gaps.last_step,
+        ranks=tuple(sorted(ledger.gap_ranks)),
+        summary=f"{count_text(gaps.count, 'gap')} in the record.",
+        cause=" ".join(sorted(ledger.gap_reasons))
+        or "Rows were lost between the probe and the log.",
         action="Read the trainer's own log if this is a copy.",
-        evidence=(Evidence("gaps", gaps[-1].step, float(len(gaps))),),
+        evidence=(Evidence("gaps", gaps.last_step, float(gaps.count)),),
     )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import numpy as np
-
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.episodes import Fall
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.words import count_text, scale_text, share_text
@@ -30,40 +29,37 @@ from ampwatch.diagnosis.words import count_text, scale_text, share_text
 )
 def startup_search(case: Case) -> Iterator[Seen]:
     """Overflows before the first accepted step, while they can still be a search."""
-    skips = case.startup_skips
-    if not skips or (case.first_accepted is None and startup_has_failed(case)):
+    scale = case.scale
+    skips = scale.startup_skips
+    if not skips or (case.is_searching and startup_has_failed(case)):
         return
-    open_end = case.first_accepted is None
-    signals = case.signals
-    reached = signals.scale_after[skips - 1]
-    slow = open_end and skips >= policy.STARTUP_WARNING_SKIPS
+    slow = case.is_searching and skips >= policy.STARTUP_WARNING_SKIPS
+    began = scale_text(_known(scale.first_entry_scale))
     yield Seen(
         severity=Severity.WARNING if slow else Severity.INFO,
-        first_step=int(signals.step[0]),
-        last_step=int(signals.step[skips - 1]),
+        first_step=scale.first_step,
+        last_step=scale.startup_last_step,
         summary=f"{count_text(skips, 'step')} skipped while the scale searched its level"
-        + (", and none was accepted yet." if open_end else "."),
-        cause=f"The scale began at {scale_text(_at(signals.scale, 0))}, above what the gradients "
-        f"allow, and stood at {scale_text(float(reached))} after the last of them.",
+        + (", and none was accepted yet." if case.is_searching else "."),
+        cause=f"The scale began at {began}, above what the gradients "
+        f"allow, and stood at {scale_text(scale.startup_scale_after)} after the last of them.",
         action="Watch the next steps: the search should have ended by now."
         if slow
         else "Nothing to do: this is how a loss scale finds its level.",
-        evidence=(Evidence("skipped", int(signals.step[skips - 1]), float(skips)),),
+        evidence=(Evidence("skipped", scale.startup_last_step, float(skips)),),
     )
 
 
 def startup_has_failed(case: Case) -> bool:
     """Whether the search that nothing ended is a search no longer."""
-    signals, skips = case.signals, case.startup_skips
-    run_of_bad = int((np.cumprod(case.forward_finite[::-1] == 0)).sum())
-    if run_of_bad >= policy.STARTUP_FORWARD_STEPS:
+    if case.numbers.bad_forwards_running >= policy.STARTUP_FORWARD_STEPS:
         return True
-    scale = signals.final_scale
-    if scale is None:
+    final, skips = case.final_scale, case.scale.startup_skips
+    if final is None:
         return False
-    if case.sees_forward:
-        return scale < policy.STARTUP_ERROR_SCALE
-    return skips >= policy.STARTUP_BLIND_SKIPS and scale < policy.STARTUP_BLIND_SCALE
+    if case.numbers.sees_forward:
+        return final < policy.STARTUP_ERROR_SCALE
+    return skips >= policy.STARTUP_BLIND_SKIPS and final < policy.STARTUP_BLIND_SCALE
 
 
 @rule(
@@ -82,21 +78,18 @@ def startup_has_failed(case: Case) -> bool:
 )
 def growth_sawtooth(case: Case) -> Iterator[Seen]:
     """Isolated overflows at a scale the run has just grown into."""
-    teeth = case.is_sawtooth & ~case.is_collapse & ~_after_collapse(case)
-    if not teeth.any():
+    teeth = case.teeth
+    if not teeth.episodes:
         return
-    signals, first = case.signals, case.episodes.first[teeth]
-    ceiling = float(np.max(signals.scale[first]))
     yield Seen(
         severity=Severity.INFO,
-        first_step=int(signals.step[first[0]]),
-        last_step=int(signals.step[first[-1]]),
-        summary=f"{count_text(len(first), 'overflow')} just after the scale grew, as expected.",
-        cause=f"The scale doubled to {scale_text(ceiling)} at most, found no room, and came back.",
+        first_step=teeth.first_step,
+        last_step=teeth.last_step,
+        summary=f"{count_text(teeth.episodes, 'overflow')} just after the scale grew, as expected.",
+        cause=f"The scale doubled to {scale_text(teeth.highest_scale)} at most, found no room, "
+        "and came back.",
         action="Nothing to do: it is the price of looking for the highest scale.",
-        evidence=(
-            Evidence("scale", int(signals.step[first[-1]]), float(signals.scale[first[-1]])),
-        ),
+        evidence=(Evidence("scale", teeth.last_step, teeth.last_scale),),
     )
 
 
@@ -119,63 +112,53 @@ def growth_sawtooth(case: Case) -> Iterator[Seen]:
 )
 def scale_collapse(case: Case) -> Iterator[Seen]:
     """The scale falls far below its established level and does not come back."""
-    if case.first_accepted is None:
-        if len(case.signals) and startup_has_failed(case):
+    if case.is_searching:
+        if startup_has_failed(case):
             yield _failed_search(case)
-        return
-    falls = np.flatnonzero(case.is_collapse).tolist()
-    if falls:
-        yield _fall(case, min(falls, key=lambda i: (_recovered(case, i), i)))
+    elif case.standing_fall is not None:
+        yield _fall(case, case.standing_fall, healed=False)
+    elif case.scale.falls:
+        yield _fall(case, case.scale.falls[0], healed=True)
 
 
 def _failed_search(case: Case) -> Seen:
-    signals, skips = case.signals, case.startup_skips
-    first, final = _at(signals.scale, 0), signals.final_scale
-    blind = "" if case.sees_forward else " Whether the forward pass was finite is not recorded."
+    scale, final = case.scale, case.final_scale
+    first = _known(scale.first_entry_scale)
+    blind = "" if case.numbers.sees_forward else " Whether the forward pass was finite is unknown."
     return Seen(
         severity=Severity.ERROR,
-        first_step=int(signals.step[0]),
-        last_step=int(signals.step[-1]),
-        summary=f"No step was ever accepted: {count_text(skips, 'skip')} took the scale from "
-        f"{scale_text(first)} to {scale_text(final)}.",
+        first_step=scale.first_step,
+        last_step=scale.last_step,
+        summary=f"No step was ever accepted: {count_text(scale.startup_skips, 'skip')} took the "
+        f"scale from {scale_text(first)} to {scale_text(final)}.",
         cause="The gradients are not finite at any scale." + blind,
         action="A lower scale or learning rate cannot help before the first update. Find the "
         "first layer or input that is not finite.",
-        evidence=(Evidence("scale", int(signals.step[-1]), final, first),),
+        evidence=(Evidence("scale", scale.last_step, final, first),),
     )
 
 
-def _recovered(case: Case, episode: int) -> bool:
-    """Whether the scale has come back to within the octaves that count as a fall."""
-    level = case.established_before(int(case.episodes.first[episode]))
-    final = case.signals.final_scale
-    return level is None or final is None or final > level * 2.0**-policy.COLLAPSE_OCTAVES
-
-
-def _fall(case: Case, episode: int) -> Seen:
-    signals, episodes = case.signals, case.episodes
-    start, end = int(episodes.first[episode]), int(episodes.last[episode])
-    level = case.established_before(start)
-    healed = _recovered(case, episode)
-    low = float(np.nanmin(signals.scale_after[start:]))
-    last = end if healed else len(signals) - 1
-    skipped = int(signals.skipped[start : last + 1].sum())
-    steps = last + 1 - start
+def _fall(case: Case, fall: Fall, *, healed: bool) -> Seen:
+    scale = case.scale
+    last = fall.end_step if healed else scale.last_step
+    skipped = fall.skips if healed else scale.skips - fall.skips_before
+    final = fall.end_scale if healed else case.final_scale
     ending = "and it came back" if healed else "and it does not come back"
     return Seen(
         severity=Severity.INFO if healed else Severity.ERROR,
-        first_step=int(signals.step[start]),
-        last_step=int(signals.step[last]),
-        summary=f"The loss scale fell from {scale_text(level)} to {scale_text(low)} {ending}.",
-        cause=f"From there {skipped:,} of {count_text(steps, 'step')} were skipped: the gradients "
-        "overflowed again at every lower scale.",
+        first_step=fall.first_step,
+        last_step=last,
+        summary=f"The loss scale fell from {scale_text(fall.level)} to {scale_text(fall.lowest)} "
+        f"{ending}.",
+        cause=f"From there {count_text(skipped, 'step')} {'was' if skipped == 1 else 'were'} "
+        "skipped: the gradients overflowed again at every lower scale.",
         action="Nothing to do unless it returns: the run recovered by itself."
         if healed
         else f"Stop: nothing is being learnt. Restart from a checkpoint before step "
-        f"{signals.step[start]}, with what caused the fall put right.",
+        f"{fall.first_step}, with what caused the fall put right.",
         evidence=(
-            Evidence("scale", int(signals.step[last]), float(signals.scale_after[last]), level),
-            Evidence("skipped", int(signals.step[last]), float(skipped), float(steps)),
+            Evidence("scale", last, final, fall.level),
+            Evidence("skipped", last, float(skipped)),
         ),
     )
 
@@ -197,20 +180,15 @@ def _fall(case: Case, episode: int) -> Seen:
 )
 def scale_at_floor(case: Case) -> Iterator[Seen]:
     """A step at a scale that leaves no room."""
-    signals = case.signals
-    tiny = signals.scale < policy.FLOOR_SCALE
-    if signals.floor_scale is not None:
-        tiny = tiny | (signals.skipped & (signals.scale <= signals.floor_scale))
-    at = np.flatnonzero(tiny)
-    if not len(at):
+    if case.scale.floor_steps is None:
         return
-    scale = float(signals.scale[at[0]])
-    final = signals.final_scale
-    healed = final is not None and final > max(policy.FLOOR_SCALE, signals.floor_scale or 0.0)
+    first, last = case.scale.floor_steps
+    scale, final, floor = case.scale.floor_scale, case.final_scale, case.scale.scaler.floor
+    healed = final is not None and final > max(policy.FLOOR_SCALE, floor or 0.0)
     yield Seen(
         severity=Severity.INFO if healed else Severity.ERROR,
-        first_step=int(signals.step[at[0]]),
-        last_step=int(signals.step[at[-1]]),
+        first_step=first,
+        last_step=last,
         summary=f"The loss scale stood at its floor, {scale_text(scale)}"
         + (", and rose again." if healed else ": no step can succeed."),
         cause="It fell as far as it can; at this size its inverse is no longer a finite number."
@@ -219,7 +197,7 @@ def scale_at_floor(case: Case) -> Iterator[Seen]:
         action="Nothing to do unless it returns."
         if healed
         else "Stop, and restart from a checkpoint with a healthy scale.",
-        evidence=(Evidence("scale", int(signals.step[at[0]]), scale, policy.FLOOR_SCALE),),
+        evidence=(Evidence("scale", first, scale, policy.FLOOR_SCALE),),
     )
 
 
@@ -239,32 +217,28 @@ def scale_at_floor(case: Case) -> Iterator[Seen]:
 )
 def overflow_storm(case: Case) -> Iterator[Seen]:
     """More skips than growth explains."""
-    signals, first = case.signals, case.first_accepted
-    loose = ~(case.is_sawtooth | case.is_after_reset | case.is_collapse | _after_collapse(case))
-    if first is None or not loose.any():
+    scale, loose = case.scale, case.loose
+    if scale.first_accepted is None or not loose.skips:
         return
-    skips = int(case.episodes.skips[loose].sum())
-    allowed = policy.STORM_FREE_SKIPS + (len(signals) - first) / signals.growth_interval
-    if skips <= allowed:
+    since = scale.entries - scale.first_accepted
+    allowed = policy.STORM_FREE_SKIPS + since / scale.scaler.growth_interval
+    if loose.skips <= allowed:
         return
-    recent = signals.skipped[first:][-policy.STORM_WINDOW_STEPS :]
-    most = len(recent) == policy.STORM_WINDOW_STEPS and (
-        float(recent.mean()) > policy.STORM_ERROR_SHARE
-    )
-    calm = not recent.any() and len(recent) == policy.STORM_WINDOW_STEPS
-    starts, ends = case.episodes.first[loose], case.episodes.last[loose]
-    wasted = share_text(int(signals.skipped.sum()), len(signals))
-    severity = Severity.ERROR if most else Severity.INFO if calm else Severity.WARNING
+    recent = scale.recent_skips[-since:]
+    full = len(recent) == policy.STORM_WINDOW_STEPS
+    most = full and float(recent.mean()) > policy.STORM_ERROR_SHARE
+    calm = full and not recent.any()
+    wasted = share_text(scale.skips, scale.entries)
     yield Seen(
-        severity=severity,
-        first_step=int(signals.step[starts[0]]),
-        last_step=int(signals.step[ends[-1]]),
-        summary=f"{count_text(skips, 'skip')} that the scale's growth does not explain"
+        severity=Severity.ERROR if most else Severity.INFO if calm else Severity.WARNING,
+        first_step=loose.first_step,
+        last_step=loose.last_step,
+        summary=f"{count_text(loose.skips, 'skip')} that the scale's growth does not explain"
         + (", none in the last 100 steps." if calm else "."),
         cause=f"Growth explains about {math.ceil(allowed)}; in all {wasted} "
         "of the steps were computed and thrown away.",
         action="See which layer overflows first, and whether those batches differ from the rest.",
-        evidence=(Evidence("skipped", int(signals.step[ends[-1]]), float(skips), float(allowed)),),
+        evidence=(Evidence("skipped", loose.last_step, float(loose.skips), float(allowed)),),
     )
 
 
@@ -284,33 +258,23 @@ def overflow_storm(case: Case) -> Iterator[Seen]:
 )
 def scale_reset(case: Case) -> Iterator[Seen]:
     """Back to the initial scale without a reason."""
-    at, signals = case.resets, case.signals
-    if not len(at):
+    scale = case.scale
+    if scale.reset_steps is None:
         return
-    before = float(signals.scale_after[at[-1] - 1])
-    first, last = int(signals.step[at[0]]), int(signals.step[at[-1]])
-    times = "once" if len(at) == 1 else f"{len(at)} times"
+    first, last = scale.reset_steps
+    times = "once" if scale.resets == 1 else f"{scale.resets} times"
     yield Seen(
         severity=Severity.WARNING,
         first_step=first,
         last_step=last,
-        summary=f"The loss scale was reset to its initial {scale_text(signals.initial_scale)} "
+        summary=f"The loss scale was reset to its initial {scale_text(scale.scaler.initial)} "
         f"in mid-run, {times}.",
-        cause=f"It stood at {scale_text(before)} and nothing in the record leads from there: the "
-        "scaler's state was lost.",
+        cause=f"It stood at {scale_text(scale.reset_from)} and nothing in the record leads from "
+        "there: the scaler's state was lost.",
         action="Save scaler.state_dict() with each checkpoint and load it on resume.",
-        evidence=(Evidence("scale", last, float(signals.scale[at[-1]]), before),),
+        evidence=(Evidence("scale", last, scale.reset_to, scale.reset_from),),
     )
 
 
-def _after_collapse(case: Case) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which episodes come after the first fall that did not heal: they are part of it."""
-    falls = [i for i in np.flatnonzero(case.is_collapse) if not _recovered(case, int(i))]
-    mask = np.zeros(len(case.episodes), np.bool_)
-    if falls:
-        mask[falls[0] :] = True
-    return mask
-
-
-def _at(values: np.ndarray[tuple[int], np.dtype[np.float64]], position: int) -> float | None:
-    return float(values[position]) if len(values) > position else None
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,223 @@
+"""Some steps of a run in a row, and what else the record tells of them: the unit of folding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ampwatch.diagnosis.signals import (
+    Event,
+    Flags,
+    Floats,
+    Integers,
+    Mask,
+    detail_of,
+    flags,
+    integers,
+    known,
+    numbers,
+    steps_of,
+    texts,
+)
+
+STEP_COLUMNS = (
+    "step", "time_ns", "optimizer", "scale", "scale_after", "skipped", "loss", "lr", "lr_base",
+    "grad_norm", "grad_norm_applied", "param_norm", "update_norm", "max_update_ratio",
+    "update_alignment", "input_amax", "input_finite", "update_seen", "micro_batches",
+    "autocast_dtype", "step_time_ms",
+)  # fmt: skip
+OTHER_RANK_COLUMNS = ("step", "time_ns", "scale", "skipped", "loss")
+LAYER_COLUMNS = (
+    "step", "rank", "layer", "input_finite", "act_finite", "weight_finite", "underflow_share",
+    "act_amax", "log2_headroom", "scale_low", "scale_high", "grad_finite", "grad_finite_local",
+    "update_ratio", "param_group",
+)  # fmt: skip
+EVENT_COLUMNS = ("step", "rank", "kind", "detail")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRows:
+    """The layers' samples of a block, one entry a sample."""
+
+    step: Integers
+    rank: Integers
+    names: tuple[str, ...]
+    layer: Integers  # a position in `names`, -1 where absent
+    flags: Mapping[str, Flags]
+    numbers: Mapping[str, Floats]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class RankRows:
+    """Another rank's steps of a block."""
+
+    step: Integers
+    time_ns: Integers
+    skipped: Flags
+    scale: Floats
+    loss: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some steps in a row, one entry a step, and what else the record tells of them.
+
+    Several optimizers write a row each for one step: the entry's skip is any of theirs, its loss
+    the first's unless another's is not finite, its norms the first's.
+    """
+
+    start: int  # how many entries came before
+    step: Integers
+    rows: int  # of the spine
+    restart: bool  # steps begin anew here
+    columns: Mapping[str, Floats]
+    skipped: Mask  # by any rank
+    skipped_here: Flags  # by the spine's rank; -1 where absent
+    input_finite: Flags
+    update_seen: Flags
+    loss_known: Mask
+    param_norm_bad: Mask
+    autocast_dtypes: frozenset[str]
+    layers: LayerRows
+    events: tuple[Event, ...]
+    others: Mapping[int, RankRows] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def position(self, step: int) -> int:
+        """The entry of a step, counted from the run's beginning; past the end if it has none."""
+        return self.start + int(np.searchsorted(self.step, step))
+
+    def at_step(self, steps: Integers) -> tuple[Integers, Mask]:
+        """For each of these steps its entry in this block, and whether there is one."""
+        if not len(self.step):
+            return np.zeros(len(steps), np.int64), np.zeros(len(steps), np.bool_)
+        at = np.minimum(np.searchsorted(self.step, steps), len(self.step) - 1)
+        return at, np.asarray(self.step[at] == steps)
+
+
+def block_of(
+    rows: pa.Table,
+    firsts: Integers,
+    start: int,
+    *,
+    restart: bool,
+    layers: pa.Table,
+    events: pa.Table,
+    others: Mapping[int, pa.Table],
+) -> Block:
+    """A block out of its rows of each table; `firsts` says where each step begins."""
+    ranks = {rank: _rank_rows(table) for rank, table in others.items()}
+    columns = {n: numbers(rows, n)[firsts] for n in _PLAIN_COLUMNS}
+    columns["scale_after"] = _last_of(numbers(rows, "scale_after"), firsts)
+    loss, has_loss = numbers(rows, "loss"), known(rows, "loss")
+    columns["loss"], loss_known = _worst_loss(loss, has_loss, firsts)
+    norm = numbers(rows, "param_norm")
+    step = steps_of(rows)[firsts]
+    here = _fold(np.maximum, flags(rows, "skipped"), firsts)
+    names, codes = texts(rows, "autocast_dtype")
+    return Block(
+        start=start,
+        step=step,
+        rows=rows.num_rows,
+        restart=restart,
+        columns=columns,
+        skipped=_skipped_anywhere(step, here, ranks),
+        skipped_here=here,
+        input_finite=_any_not(flags(rows, "input_finite"), firsts),
+        update_seen=_fold(np.maximum, flags(rows, "update_seen"), firsts),
+        loss_known=loss_known,
+        param_norm_bad=_fold(np.logical_or, known(rows, "param_norm") & ~np.isfinite(norm), firsts),
+        autocast_dtypes=frozenset(names[code] for code in np.unique(codes) if code >= 0),
+        layers=_layer_rows(layers),
+        events=_events(events),
+        others=ranks,
+    )
+
+
+_PLAIN_COLUMNS = (
+    "time_ns", "scale", "lr", "lr_base", "grad_norm", "grad_norm_applied", "param_norm",
+    "update_norm", "max_update_ratio", "update_alignment", "input_amax", "micro_batches",
+    "step_time_ms",
+)  # fmt: skip
+
+
+def _fold(operation: np.ufunc, values: npt.NDArray[Any], firsts: Integers) -> Any:
+    """One value a step out of one a row; one row a step is the common case and costs nothing."""
+    if len(firsts) == len(values):
+        return values
+    return operation.reduceat(values, firsts)
+
+
+def _any_not(values: Flags, firsts: Integers) -> Flags:
+    """0 if any row says no, else 1 if any says yes, else absent."""
+    lowest = _fold(np.minimum, np.where(values < 0, np.int8(2), values), firsts)
+    return np.asarray(np.where(lowest == 2, np.int8(-1), lowest))
+
+
+def _last_of(values: Floats, firsts: Integers) -> Floats:
+    if len(firsts) == len(values):
+        return values
+    return np.asarray(values[np.append(firsts[1:], len(values)) - 1])
+
+
+def _worst_loss(loss: Floats, has_loss: Mask, firsts: Integers) -> tuple[Floats, Mask]:
+    value, is_known = loss[firsts], has_loss[firsts]
+    bad = np.flatnonzero(has_loss & ~np.isfinite(loss))
+    owners = np.searchsorted(firsts, bad, side="right") - 1
+    value[owners], is_known[owners] = loss[bad], True
+    return value, is_known
+
+
+def _skipped_anywhere(step: Integers, here: Flags, others: Mapping[int, RankRows]) -> Mask:
+    skipped: Mask = here == 1
+    for rows in others.values():
+        skipped = skipped | np.isin(step, rows.step[rows.skipped == 1])
+    return skipped
+
+
+def _rank_rows(rows: pa.Table) -> RankRows:
+    return RankRows(
+        step=steps_of(rows),
+        time_ns=integers(rows, "time_ns", 0),
+        skipped=flags(rows, "skipped"),
+        scale=numbers(rows, "scale"),
+        loss=numbers(rows, "loss"),
+    )
+
+
+_LAYER_FLAGS = ("input_finite", "act_finite", "weight_finite", "grad_finite", "grad_finite_local")
+_LAYER_NUMBERS = (
+    "underflow_share", "act_amax", "log2_headroom", "scale_low", "scale_high", "update_ratio",
+    "param_group",
+)  # fmt: skip
+
+
+def _layer_rows(rows: pa.Table) -> LayerRows:
+    names, layer = texts(rows, "layer")
+    return LayerRows(
+        step=steps_of(rows),
+        rank=integers(rows, "rank", 0),
+        names=names,
+        layer=layer,
+        flags={name: flags(rows, name) for name in _LAYER_FLAGS},
+        numbers={name: numbers(rows, name) for name in _LAYER_NUMBERS},
+    )
+
+
+def _events(rows: pa.Table) -> tuple[Event, ...]:
+    step, rank = steps_of(rows).tolist(), integers(rows, "rank", 0).tolist()
+    kinds, details = (rows.column(name).to_pylist() for name in ("kind", "detail"))
+    return tuple(
+        Event(s, r, kind or "", detail_of(text))
+        for s, r, kind, text in zip(step, rank, kinds, details, strict=True)
+    )

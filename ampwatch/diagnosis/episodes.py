@@ -1,0 +1,121 @@
+"""Parts of the loss scale's course: segments, the episodes of skips, and what they add up to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.named import Culprits
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Scaler:
+    """What run.json says of the scaler."""
+
+    initial: float | None
+    growth_factor: float
+    growth_interval: int
+    floor: float | None
+
+    @property
+    def close_steps(self) -> int:
+        """How near the next skip must be to belong to the same episode."""
+        share = int(self.growth_interval * policy.EPISODE_SHARE_OF_INTERVAL)
+        return min(max(policy.EPISODE_STEPS, share), self.growth_interval)
+
+    @property
+    def established_steps(self) -> int:
+        """How many steps in a row establish a scale."""
+        return min(policy.ESTABLISHED_STEPS, self.growth_interval)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Entries in a row with one scale, all skipped or all accepted."""
+
+    first: int  # position in the run
+    last: int
+    first_step: int
+    last_step: int
+    scale: float
+    scale_after: float
+    lowest_after: float
+    skipped: bool
+    reset: bool
+
+
+@dataclass(slots=True)
+class Episode:
+    """Skips close together; open until the next skip comes too late for it."""
+
+    first: int
+    first_step: int
+    level: float | None  # established before it
+    from_growth: bool
+    from_reset: bool
+    first_scale: float
+    skips_before: int  # of the run
+    last: int = 0
+    last_step: int = 0
+    skips: int = 0
+    scale_after: float = NAN
+    lowest: float = NAN
+    culprits: Culprits = field(default_factory=Culprits)
+
+    @property
+    def is_tooth(self) -> bool:
+        """Whether it is the price of a growth just before."""
+        return self.from_growth and self.skips <= policy.SAWTOOTH_SKIPS
+
+    @property
+    def is_fall(self) -> bool:
+        """Whether it carries the scale far below its established level."""
+        if self.from_reset or self.skips < policy.COLLAPSE_SKIPS or self.level is None:
+            return False
+        return self.scale_after <= self.level * 2.0**-policy.COLLAPSE_OCTAVES
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Some skips of one sort: how many, from where to where."""
+
+    episodes: int = 0
+    skips: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    highest_scale: float = -np.inf
+    last_scale: float = NAN
+
+    def with_episode(self, episode: Episode) -> Span:
+        """The span with one more episode."""
+        return Span(
+            self.episodes + 1,
+            self.skips + episode.skips,
+            episode.first_step if self.first_step is None else self.first_step,
+            episode.last_step,
+            max(self.highest_scale, episode.first_scale),
+            episode.first_scale,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """An episode that carried the scale far below its level, and what followed."""
+
+    level: float
+    first_step: int
+    end_step: int
+    end_scale: float
+    skips: int
+    skips_before: int  # of the run, up to its first
+    lowest: float  # from its beginning to the end of the record
+    teeth: Span  # before it
+    loose: Span
+
+    def lowered(self, scale: float) -> Fall:
+        """The same fall, with a scale seen after it."""
+        return replace(self, lowest=scale) if scale < self.lowest else self

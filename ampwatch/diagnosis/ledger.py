@@ -1,0 +1,77 @@
+"""The events of a run, counted and cut down to what rules read of them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.named import Named, Times, put
+from ampwatch.diagnosis.signals import Event
+from ampwatch.rows import EventKind
+
+_MOST_KEPT = 16
+_MOST_REASONS = 8
+_MOST_CODES = 64
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What is remembered of the events."""
+
+    kinds: dict[str, Times] = field(default_factory=dict)
+    misuse: dict[str, Event] = field(default_factory=dict)  # the first of each code
+    fatal: tuple[Event, ...] = ()  # the last few exceptions that ended training
+    gap_reasons: frozenset[str] = frozenset()
+    gap_ranks: frozenset[int] = frozenset()
+    overflows: int = 0  # one a step, however many ranks tell of it
+    overflow_step: int | None = None
+    forward: dict[str, Named] = field(default_factory=dict)  # in order of first sight
+    weights: Event | None = None  # the first overflow that was traced to a weight
+
+    def copy(self) -> Ledger:
+        """A ledger of its own."""
+        made = copy.copy(self)
+        made.kinds, made.misuse = dict(self.kinds), dict(self.misuse)
+        made.forward = dict(self.forward)
+        return made
+
+    def of(self, kind: EventKind) -> Times:
+        """How often an event of this kind was seen."""
+        return self.kinds.get(kind.value, Times())
+
+    def fold(self, block: Block, bad_inputs: frozenset[int]) -> None:
+        """Take in a block's events."""
+        known = {kind.value for kind in EventKind}
+        for event in block.events:
+            if event.kind in known:
+                position = block.position(event.step)
+                times = self.kinds.get(event.kind, Times())
+                self.kinds[event.kind] = times.and_at(event.step, position)
+                self._take(event, position, bad_inputs)
+
+    def _take(self, event: Event, position: int, bad_inputs: frozenset[int]) -> None:
+        if event.kind == EventKind.OVERFLOW.value:
+            self._take_overflow(event, position, bad_inputs)
+        elif event.kind == EventKind.MISUSE.value and len(self.misuse) < _MOST_CODES:
+            self.misuse.setdefault(str(event.detail.get("code")), event)
+        elif event.kind == EventKind.EXCEPTION.value and event.detail.get("fatal", True):
+            self.fatal = (*self.fatal, event)[-_MOST_KEPT:]
+        elif event.kind == EventKind.GAP.value:
+            self._take_gap(event)
+
+    def _take_overflow(self, event: Event, position: int, bad_inputs: frozenset[int]) -> None:
+        self.overflows += event.step != self.overflow_step
+        self.overflow_step = event.step
+        direction = event.detail.get("direction")
+        if direction == "forward" and event.step not in bad_inputs:
+            put(self.forward, event, position)
+        elif direction == "weights" and self.weights is None:
+            self.weights = event
+
+    def _take_gap(self, event: Event) -> None:
+        reason = event.detail.get("reason")
+        if reason and len(self.gap_reasons) < _MOST_REASONS:
+            self.gap_reasons |= {str(reason)}
+        if len(self.gap_ranks) < _MOST_KEPT:
+            self.gap_ranks |= {event.rank}

@@ -1,0 +1,139 @@
+"""What the numbers of a run did: which steps' forward, input, loss and weights were finite."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.named import Times
+from ampwatch.diagnosis.signals import Event, Flags, Integers, Mask
+from ampwatch.rows import EventKind
+
+# What an overflow's direction says of the forward pass of its step; the later outweighs.
+_FORWARD_OF = {"backward": 1, "loss": 1, "forward": 0, "input": 0, "weights": 0}
+
+
+@dataclass(slots=True)
+class NumberCourse:
+    """What is remembered of finiteness, and of the loop's plain columns."""
+
+    sees_forward: bool = False
+    bad_forwards_running: int = 0  # at the end
+    bad_input: Times = field(default_factory=Times)
+    bad_loss: Times = field(default_factory=Times)  # with an input that is finite or unknown
+    bad_loss_finite_forward: Times = field(default_factory=Times)
+    bad_loss_value: str = ""
+    any_bad_loss: bool = False
+    bad_weights: Times = field(default_factory=Times)
+    autocast_dtypes: frozenset[str] = frozenset()
+    missing_updates: Times = field(default_factory=Times)
+    second_steps: Times = field(default_factory=Times)
+    open_missing: tuple[int, int] | None = None  # the last entry, if no update closed it
+    steps: int = 0
+    skipped_steps: int = 0
+    last_step: int | None = None
+    last_skipped_step: int | None = None
+    last_position: int = -1
+
+    def copy(self) -> NumberCourse:
+        """A course of its own."""
+        return copy.copy(self)
+
+    def fold(self, block: Block, forward: Flags, bad_input: Mask) -> None:
+        """Take in a block; `forward` says of each entry whether its forward was finite."""
+        self._take_events(block)
+        if not len(block):
+            return
+        self._count(block)
+        self.sees_forward |= bool((forward >= 0).any())
+        bad = forward == 0
+        running = int(np.cumprod(bad[::-1]).sum())
+        self.bad_forwards_running = running + self.bad_forwards_running * (running == len(bad))
+        self.autocast_dtypes |= block.autocast_dtypes
+        self.bad_input = self._seen(self.bad_input, bad_input, block)
+        self._take_loss(block, forward, bad_input)
+        self.bad_weights = self._seen(self.bad_weights, self._weights_bad(block), block)
+        self._take_updates(block)
+
+    def _seen(self, times: Times, mask: Mask, block: Block) -> Times:
+        return times.and_entries(np.flatnonzero(mask), block.step, block.start)
+
+    def _count(self, block: Block) -> None:
+        self.steps += _distinct(block.step, self.last_step)
+        skipped = block.step[block.skipped]
+        self.skipped_steps += _distinct(skipped, self.last_skipped_step)
+        if len(skipped):
+            self.last_skipped_step = int(skipped[-1])
+        self.last_step = int(block.step[-1])
+        self.last_position = block.start + len(block) - 1
+
+    def _take_loss(self, block: Block, forward: Flags, bad_input: Mask) -> None:
+        bad = block.loss_known & ~np.isfinite(block.columns["loss"])
+        self.any_bad_loss |= bool(bad.any())
+        bad &= ~bad_input
+        at = np.flatnonzero(bad)
+        if len(at) and not self.bad_loss.count:
+            self.bad_loss_value = str(float(block.columns["loss"][at[0]]))
+        self.bad_loss = self._seen(self.bad_loss, bad, block)
+        self.bad_loss_finite_forward = self._seen(
+            self.bad_loss_finite_forward, bad & (forward == 1), block
+        )
+
+    def _weights_bad(self, block: Block) -> Mask:
+        layers = block.layers
+        bad = block.param_norm_bad.copy()
+        at, there = block.at_step(layers.step)
+        bad[at[there & (layers.flags["weight_finite"] == 0)]] = True
+        return np.asarray(bad)
+
+    def _take_updates(self, block: Block) -> None:
+        """Steps that no update closed; of the last one nobody knows yet."""
+        raised = [e.step for e in block.events if e.kind == EventKind.EXCEPTION.value]
+        missing = (block.update_seen == 0) & ~np.isin(block.step, raised)
+        if self.open_missing is not None:
+            self.missing_updates = self.missing_updates.and_at(*self.open_missing)
+        closed = missing.copy()
+        closed[-1] = False
+        self.missing_updates = self._seen(self.missing_updates, closed, block)
+        last = (int(block.step[-1]), block.start + len(block) - 1)
+        self.open_missing = last if missing[-1] else None
+
+    def _take_events(self, block: Block) -> None:
+        for event in block.events:
+            position = block.position(event.step)
+            if event.kind == EventKind.EXCEPTION.value and event.detail.get("second_step"):
+                self.second_steps = self.second_steps.and_at(event.step, position)
+            if _traced_to(event, "weights"):
+                self.bad_weights = self.bad_weights.and_at(event.step, position)
+
+
+def forward_finite(block: Block) -> Flags:
+    """Whether each entry's forward was finite, -1 where nobody saw it."""
+    layers, result = block.layers, np.full(len(block), -1, np.int8)
+    at, there = block.at_step(layers.step)
+    for flag in (1, 0):  # one layer that is not finite outweighs all that are
+        result[at[there & (layers.flags["act_finite"] == flag)]] = flag
+    for direction, flag in _FORWARD_OF.items():
+        steps = [event.step for event in block.events if _traced_to(event, direction)]
+        result[np.isin(block.step, steps)] = flag
+    return result
+
+
+def bad_input(block: Block) -> Mask:
+    """Which entries' input was not finite."""
+    told = [event.step for event in block.events if _traced_to(event, "input")]
+    return np.asarray((block.input_finite == 0) | np.isin(block.step, told))
+
+
+def _traced_to(event: Event, direction: str) -> bool:
+    return event.kind == EventKind.OVERFLOW.value and event.detail.get("direction") == direction
+
+
+def _distinct(steps: Integers, before: int | None) -> int:
+    """How many different steps there are; they come in order."""
+    if not len(steps):
+        return 0
+    return int((np.diff(steps) != 0).sum()) + int(before is None or steps[0] != before)

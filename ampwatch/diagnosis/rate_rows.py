@@ -1,0 +1,51 @@
+"""A block's steps as the learning rate's rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.learning_rate import Rows, rows_of
+from ampwatch.diagnosis.signals import Flags, Floats
+
+_SAME = ("lr", "lr_base", "micro_batches", "scale")
+_FINITE = {
+    "grad_norm": "grad_norm",
+    "applied_norm": "grad_norm_applied",
+    "update_norm": "update_norm",
+    "param_norm": "param_norm",
+    "max_ratio": "max_update_ratio",
+    "input_amax": "input_amax",
+    "alignment": "update_alignment",
+}
+
+
+def rate_rows(block: Block, forward: Flags) -> Rows:
+    """One row a step; what is not finite is absent, and said of the loss and the forward."""
+    columns = block.columns
+    loss = columns["loss"]
+    return rows_of(
+        step=block.step,
+        skipped=block.skipped,
+        loss=_finite(loss),
+        loss_bad=block.loss_known & ~np.isfinite(loss),
+        act_amax=_largest_activations(block),
+        forward_bad=forward == 0,
+        **{name: columns[name] for name in _SAME},
+        **{name: _finite(columns[source]) for name, source in _FINITE.items()},
+    )
+
+
+def _largest_activations(block: Block) -> Floats:
+    """Each step's largest activation where it was sampled."""
+    layers = block.layers
+    at, there = block.at_step(layers.step)
+    amax = layers.numbers["act_amax"]
+    keep = there & np.isfinite(amax)
+    result = np.full(len(block), -np.inf)
+    np.maximum.at(result, at[keep], amax[keep])
+    return _finite(result)
+
+
+def _finite(values: Floats) -> Floats:
+    return np.where(np.isfinite(values), values, np.nan)

@@ -1,0 +1,323 @@
+"""The course of the loss scale, folded block by block: what explains each skip, in bounded state.
+
+Skips close together are one *episode*. An episode belongs to the start-up search, to the sawtooth
+of a growing scale, to a reset, to a collapse, or to nothing known; each belongs to one of these.
+The fold walks *segments*: entries in a row with one scale, all skipped or all accepted. A run has
+few of them, however long it is.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.episodes import NAN, Episode, Fall, Scaler, Segment, Span
+from ampwatch.diagnosis.named import Culprits
+from ampwatch.diagnosis.signals import Event, Floats, Mask
+from ampwatch.rows import EventKind
+
+
+@dataclass(slots=True)
+class ScaleCourse:
+    """What is remembered of the scale; `copy` it before folding what may still change."""
+
+    scaler: Scaler
+    entries: int = 0
+    skips: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    first_scale: float = NAN  # the first known
+    scale: float = NAN  # the last known one, before its step
+    scale_after: float = NAN  # the last entry's
+    final_scale: float = NAN  # the last known one, after its step
+    has_scaler: bool = False
+    set_by_user: bool = False  # at the last entry
+    first_accepted: int | None = None
+    first_accepted_step: int | None = None
+    first_accepted_scale: float = NAN
+    first_entry_scale: float = NAN
+    startup_skips: int = 0
+    startup_last_step: int | None = None
+    startup_scale_after: float = NAN
+    startup_culprits: Culprits = field(default_factory=Culprits)
+    level: float | None = None  # established
+    level_step: int | None = None
+    run_scale: float = NAN
+    run_length: int = 0  # accepted steps in a row at that scale
+    grew_last: bool = False
+    reset_last: bool = False
+    resets: int = 0
+    last_reset: int | None = None
+    reset_steps: tuple[int, int] | None = None
+    reset_from: float = NAN
+    reset_to: float = NAN
+    open: Episode | None = None
+    teeth: Span = field(default_factory=Span)
+    after_resets: Span = field(default_factory=Span)
+    loose: Span = field(default_factory=Span)
+    falls: tuple[Fall, ...] = ()
+    culprits: Culprits = field(default_factory=Culprits)  # of overflows that nothing explains
+    floor_steps: tuple[int, int] | None = None
+    floor_scale: float = NAN
+    recent_skips: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
+    low_scale_steps: int = 0  # accepted at an established scale below 1
+    previous_skipped: bool | None = None
+    levels: tuple[tuple[int, float], ...] = ()  # established within the last block, by position
+    level_before: float | None = None  # ... and before it
+
+    def copy(self) -> ScaleCourse:
+        """A course of its own, as far as folding changes it in place."""
+        made = copy.copy(self)
+        made.culprits = self.culprits.copy()
+        made.startup_culprits = self.startup_culprits.copy()
+        if self.open is not None:
+            made.open = replace(self.open, culprits=self.open.culprits.copy())
+        return made
+
+    def fold(self, block: Block, overflows: Iterable[tuple[int, Event]]) -> None:
+        """Take in a block, and its overflow events by position."""
+        if not len(block):
+            self._take_overflows(list(overflows))
+            return
+        segments = self._segments(block)
+        waiting = list(overflows)
+        self.levels, self.level_before = (), self.level
+        for segment in segments:
+            self._take(segment)
+            while waiting and waiting[0][0] <= segment.last:
+                self._take_overflow(*waiting.pop(0), skipped=segment.skipped)
+        self._take_overflows(waiting)
+        self._take_facts(block)
+
+    def finish(self) -> None:
+        """Close what is open: the record ends here, as far as anyone knows."""
+        self._close()
+        if self.first_accepted is None:
+            self.culprits.add(self.startup_culprits)
+
+    def at_level(self, block: Block) -> Mask:
+        """Where the block just folded stands near an established level, or has no scale at all."""
+        scale = filled_from(block.columns["scale"], NAN)
+        if not self.has_scaler:
+            return np.isnan(scale)
+        before = NAN if self.level_before is None else self.level_before
+        where = np.array([position - block.start for position, _ in self.levels], np.int64)
+        values = np.array([before, *(level for _, level in self.levels)])
+        level = values[np.searchsorted(where, np.arange(len(block)), side="right")]
+        return np.asarray(scale > level * 2.0**-policy.COLLAPSE_OCTAVES)
+
+    # --- one block -------------------------------------------------------------------------------
+
+    def _segments(self, block: Block) -> Iterator[Segment]:
+        scale, after = block.columns["scale"], block.columns["scale_after"]
+        filled = filled_from(scale, self.scale)
+        reset = self._resets(block, scale, after)
+        before = np.concatenate(([self.scale], filled[:-1]))
+        changed = (filled != before) & ~(np.isnan(filled) & np.isnan(before))
+        skipped_before = np.concatenate(([self.previous_skipped or False], block.skipped[:-1]))
+        cut = changed | reset | (block.skipped != skipped_before)
+        cut[0] = True
+        begin = np.flatnonzero(cut)
+        lowest = np.fmin.reduceat(after, begin)
+        end = np.append(begin[1:], len(scale)) - 1
+        rows = zip(
+            begin.tolist(), end.tolist(), filled[begin].tolist(), after[end].tolist(),
+            lowest.tolist(), block.skipped[begin].tolist(), reset[begin].tolist(), strict=True,
+        )  # fmt: skip
+        steps = block.step
+        for first, last, value, then, low, skipped, is_reset in rows:
+            yield Segment(
+                block.start + first, block.start + last, int(steps[first]), int(steps[last]),
+                value, then, low, skipped, is_reset,
+            )  # fmt: skip
+
+    def _resets(self, block: Block, scale: Floats, after: Floats) -> Mask:
+        """Where the scale stands at its initial value though nothing led it there."""
+        initial = self.scaler.initial
+        by_user = [e.step for e in block.events if e.kind == EventKind.SCALE_SET.value]
+        set_here = np.isin(block.step, by_user)
+        set_before = np.concatenate(([self.set_by_user], set_here[:-1]))
+        self.set_by_user = bool(set_here[-1])
+        expected = np.concatenate(([self.scale_after], after[:-1]))
+        if initial is None:
+            return np.zeros(len(block), np.bool_)
+        jumped = (scale == initial) & (expected != initial) & ~np.isnan(expected)
+        # `update(new_scale)` closes one step and shows in the next.
+        reset = jumped & ~set_here & ~set_before
+        for at in np.flatnonzero(reset)[-1:]:
+            self.reset_from, self.reset_to = float(expected[at]), float(scale[at])
+        return np.asarray(reset)
+
+    def _take_facts(self, block: Block) -> None:
+        scale, after = block.columns["scale"], block.columns["scale_after"]
+        first_known = scale[~np.isnan(scale)][:1]
+        if np.isnan(self.first_scale) and len(first_known):
+            self.first_scale = float(first_known[0])
+        if self.first_step is None:
+            self.first_step = int(block.step[0])
+        last_known = after[~np.isnan(after)][-1:]
+        self.final_scale = float(last_known[0]) if len(last_known) else self.final_scale
+        self.has_scaler |= bool(np.isfinite(scale).any() or np.isfinite(after).any())
+        self._take_floor(block, scale)
+        self.recent_skips = np.concatenate([self.recent_skips, block.skipped])[
+            -policy.STORM_WINDOW_STEPS :
+        ]
+        self.scale = float(filled_from(scale, self.scale)[-1])
+        self.scale_after = float(after[-1])
+        self.entries += len(block)
+        self.last_step = int(block.step[-1])
+        self.previous_skipped = bool(block.skipped[-1])
+
+    def _take_floor(self, block: Block, scale: Floats) -> None:
+        tiny = scale < policy.FLOOR_SCALE
+        if self.scaler.floor is not None:
+            tiny = tiny | (block.skipped & (scale <= self.scaler.floor))
+        at = np.flatnonzero(tiny)
+        if len(at):
+            if self.floor_steps is None:
+                self.floor_scale = float(scale[at[0]])
+            first = self.floor_steps[0] if self.floor_steps else int(block.step[at[0]])
+            self.floor_steps = (first, int(block.step[at[-1]]))
+
+    # --- one segment -----------------------------------------------------------------------------
+
+    def _take(self, segment: Segment) -> None:
+        if segment.first == 0:
+            self.first_entry_scale = segment.scale
+        previous = self.run_scale
+        if segment.scale != previous and not np.isnan(segment.scale):
+            if not np.isnan(previous):
+                self.grew_last, self.reset_last = segment.scale > previous, segment.reset
+            self.run_length = 0
+        self.run_scale = segment.scale
+        if segment.reset:
+            self._take_reset(segment)
+        self.falls = tuple(fall.lowered(segment.lowest_after) for fall in self.falls)
+        if segment.skipped:
+            self._take_skips(segment)
+        else:
+            self._take_accepted(segment)
+
+    def _take_reset(self, segment: Segment) -> None:
+        self.resets += 1
+        self.last_reset = segment.first
+        first = self.reset_steps[0] if self.reset_steps else segment.first_step
+        self.reset_steps = (first, segment.first_step)
+
+    def _take_accepted(self, segment: Segment) -> None:
+        length = segment.last - segment.first + 1
+        if self.first_accepted is None:
+            self.first_accepted, self.first_accepted_step = segment.first, segment.first_step
+            self.first_accepted_scale = segment.scale
+            self.startup_culprits = Culprits()  # the search has ended: it explains them
+        self.run_length += length
+        if self.run_length >= self.scaler.established_steps and np.isfinite(segment.scale):
+            if self.level is None or segment.scale > self.level:
+                self.level, self.level_step = segment.scale, segment.first_step
+                self.levels += ((segment.first, self.level),)
+            if segment.scale < 1.0:
+                self.low_scale_steps += length
+
+    def _take_skips(self, segment: Segment) -> None:
+        count = segment.last - segment.first + 1
+        self.run_length = 0
+        self.skips += count
+        if self.first_accepted is None:
+            self.startup_skips += count
+            self.startup_last_step = segment.last_step
+            self.startup_scale_after = segment.scale_after
+            return
+        if self.open is not None and segment.first - self.open.last > self.scaler.close_steps:
+            self._close()
+        if self.open is None:
+            self.open = self._opened(segment, self.skips - count)
+        episode = self.open
+        episode.skips += count
+        episode.last, episode.last_step = segment.last, segment.last_step
+        episode.scale_after = segment.scale_after
+        episode.lowest = float(np.fmin(episode.lowest, segment.lowest_after))
+
+    def _opened(self, segment: Segment, skips_before: int) -> Episode:
+        near = self.last_reset is not None and (
+            segment.first - self.last_reset <= self.scaler.close_steps
+        )
+        return Episode(
+            first=segment.first,
+            first_step=segment.first_step,
+            level=self._level_before(),
+            from_growth=self.grew_last and not self.reset_last,
+            from_reset=near,
+            first_scale=segment.scale,
+            skips_before=skips_before,
+        )
+
+    def _level_before(self) -> float | None:
+        """The established level; before there is one, what the run began with."""
+        if self.level is not None:
+            return self.level
+        if self.first_accepted:
+            return _or_none(self.first_accepted_scale)
+        return self.scaler.initial or _or_none(self.first_entry_scale)
+
+    def _close(self) -> None:
+        episode, self.open = self.open, None
+        if episode is None:
+            return
+        if episode.from_reset:
+            self.after_resets = self.after_resets.with_episode(episode)
+            return
+        if episode.is_fall:
+            self._take_fall(episode)
+        elif episode.is_tooth:
+            self.teeth = self.teeth.with_episode(episode)
+            return
+        else:
+            self.loose = self.loose.with_episode(episode)
+        self.culprits.add(episode.culprits)
+
+    def _take_fall(self, episode: Episode) -> None:
+        assert episode.level is not None, "a fall has a level"
+        # Levels only rise, so of falls from one level the first tells all.
+        if len(self.falls) < policy.MOST_FALLS and all(
+            fall.level < episode.level for fall in self.falls
+        ):
+            self.falls += (
+                Fall(
+                    episode.level, episode.first_step, episode.last_step, episode.scale_after,
+                    episode.skips, episode.skips_before, episode.lowest, self.teeth, self.loose,
+                ),
+            )  # fmt: skip
+
+    def _take_overflows(self, waiting: list[tuple[int, Event]]) -> None:
+        for position, event in waiting:
+            self._take_overflow(position, event, skipped=False)
+
+    def _take_overflow(self, position: int, event: Event, *, skipped: bool) -> None:
+        if skipped and self.first_accepted is None:
+            self.startup_culprits.take(event, position)
+        elif skipped and self.open is not None:
+            self.open.culprits.take(event, position)
+        else:
+            self.culprits.take(event, position)
+
+    @property
+    def unexplained_skips(self) -> int:
+        """Skips that neither the search, nor growth, nor a reset explains."""
+        startup = self.startup_skips if self.first_accepted is not None else 0
+        return self.skips - startup - self.teeth.skips - self.after_resets.skips
+
+
+def _or_none(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+def filled_from(values: Floats, before: float) -> Floats:
+    """Unknown entries take the last known value, so that a gap is no change."""
+    joined = np.concatenate(([before], values))
+    at = np.maximum.accumulate(np.where(np.isnan(joined), 0, np.arange(len(joined))))
+    return np.asarray(joined[at][1:])

@@ -1,0 +1,80 @@
+"""All that is remembered of a run: several courses, folded together block by block.
+
+The size does not grow with the run, only (by a few numbers each) with its layers and ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ampwatch.diagnosis import learning_rate, policy
+from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.episodes import Scaler
+from ampwatch.diagnosis.layer_course import LayerCourse
+from ampwatch.diagnosis.ledger import Ledger
+from ampwatch.diagnosis.number_course import NumberCourse, bad_input, forward_finite
+from ampwatch.diagnosis.rate_rows import rate_rows
+from ampwatch.diagnosis.rate_setup import RateSetup
+from ampwatch.diagnosis.scale_course import ScaleCourse
+from ampwatch.diagnosis.signals import Info, positive
+from ampwatch.rows import EventKind
+
+
+@dataclass(slots=True)
+class State:
+    """The courses; `copy` it before folding what may still change."""
+
+    scale: ScaleCourse
+    numbers: NumberCourse = field(default_factory=NumberCourse)
+    ledger: Ledger = field(default_factory=Ledger)
+    layers: LayerCourse = field(default_factory=LayerCourse)
+    rate: learning_rate.RateState = field(default_factory=learning_rate.RateState)
+    setup: RateSetup = field(default_factory=RateSetup)
+
+    def copy(self) -> State:
+        """The same, to be folded on apart."""
+        return replace(
+            self,
+            scale=self.scale.copy(),
+            numbers=self.numbers.copy(),
+            ledger=self.ledger.copy(),
+        )
+
+    def fold(self, block: Block) -> None:
+        """Take in the next block of the run."""
+        forward, bad = forward_finite(block), bad_input(block)
+        overflows = [
+            (block.position(event.step), event)
+            for event in block.events
+            if event.kind == EventKind.OVERFLOW.value
+        ]
+        self.scale.fold(block, sorted(overflows, key=lambda pair: pair[0]))
+        self.numbers.fold(block, forward, bad)
+        self.ledger.fold(block, frozenset(block.step[bad].tolist()))
+        judged = ~block.skipped & self.scale.at_level(block)
+        self.layers = self.layers.fold(block, np.asarray(judged))
+        self.setup = self.setup.fold(block)
+        rows = rate_rows(block, forward)
+        self.rate = learning_rate.fold(self.rate, rows, self.setup.shown())
+
+    def finish(self) -> None:
+        """Close what is open: the record ends here, as far as anyone knows."""
+        self.scale.finish()
+
+
+def new_state(info: Info) -> State:
+    """Nothing remembered yet."""
+    scaler = info.scaler
+    interval = positive(scaler.get("growth_interval")) or policy.GROWTH_INTERVAL
+    return State(
+        ScaleCourse(
+            Scaler(
+                initial=positive(scaler.get("init_scale")),
+                growth_factor=positive(scaler.get("growth_factor")) or 2.0,
+                growth_interval=max(1, int(min(interval, policy.LONGEST_INTERVAL))),
+                floor=positive(scaler.get("min_scale")),
+            )
+        )
+    )

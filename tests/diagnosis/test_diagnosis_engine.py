@@ -1,0 +1,192 @@
+"""The engine fed bit by bit says what it says of the whole; whatever comes, it does not fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pickle
+
+import pyarrow as pa
+import pytest
+from hand_built import (
+    DEFAULTS,
+    HandBuiltRun,
+    Info,
+    event_table,
+    layer_table,
+    scaled_run,
+    step_table,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ampwatch.diagnosis import Engine, diagnose
+
+SMALL = {"block_rows": 16, "settled_rows": 4}
+NUMBERS = st.sampled_from([None, 0.0, 1e-320, 0.5, 1.0, 2.0, 4.0, 1024.0, 65536.0, 2.0**-130,
+                           -1.0, math.inf, math.nan])  # fmt: skip
+TRUTHS = st.sampled_from([None, True, False, False])
+KINDS = ["overflow", "exception", "misuse", "gap", "state-loaded", "state-saved", "scale-set",
+         "optimizer", "started", "no such kind"]  # fmt: skip
+DETAILS = st.one_of(
+    st.none(),
+    st.text(max_size=6),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "direction": st.sampled_from(["forward", "backward", "input", "weights", "loss", 7]),
+            "layer": st.sampled_from(["up", "down", "", None, 3]),
+            "exact": st.sampled_from([True, False, None]),
+            "fatal": TRUTHS,
+            "second_step": TRUTHS,
+            "code": st.sampled_from(["AMP401", "AMP404", 9, None]),
+            "groups": st.sampled_from([None, [], [{"lr": 0.1}, 3], [{"betas": 1, "lr": "x"}]]),
+            "optimizer": st.sampled_from([0, 1, None, "a"]),
+            "message": st.sampled_from(["out of memory", "same dtype", ""]),
+        },
+    ).map(json.dumps),
+)
+STEP_ROWS = st.fixed_dictionaries(
+    {"gap": st.sampled_from([0, 1, 1, 1, 1, 3]), "rank": st.sampled_from([0, 0, 0, 1]),
+     "optimizer": st.sampled_from([None, 0, 0, 1]), "scale": NUMBERS, "scale_after": NUMBERS,
+     "skipped": TRUTHS, "loss": NUMBERS, "grad_norm": NUMBERS, "param_norm": NUMBERS,
+     "input_finite": TRUTHS, "update_seen": TRUTHS}
+)  # fmt: skip
+LAYER_ROWS = st.fixed_dictionaries(
+    {"step": st.integers(0, 80), "rank": st.sampled_from([0, 1]),
+     "layer": st.sampled_from(["up", "down", "head", None]), "input_finite": TRUTHS,
+     "act_finite": TRUTHS, "weight_finite": TRUTHS, "underflow_share": NUMBERS,
+     "log2_headroom": NUMBERS, "scale_low": NUMBERS, "scale_high": NUMBERS}
+)  # fmt: skip
+EVENTS = st.tuples(st.one_of(st.none(), st.integers(0, 80)), st.sampled_from(KINDS), DETAILS)
+
+
+@st.composite
+def streams(draw):
+    """Rows of three tables as they arrive, and where a look is taken."""
+    steps, now = [], 0
+    for row in draw(st.lists(STEP_ROWS, max_size=70)):
+        now += row["gap"]
+        steps.append(("steps", {**row, "step": now}))
+    others = [("layers", row) for row in draw(st.lists(LAYER_ROWS, max_size=25))]
+    others += [("events", event) for event in draw(st.lists(EVENTS, max_size=15))]
+    arrivals = list(steps)
+    for one in others:
+        arrivals.insert(draw(st.integers(0, len(arrivals))), one)
+    cuts = draw(st.lists(st.integers(0, len(arrivals)), max_size=5))
+    return arrivals, sorted(cuts)
+
+
+def run_of(arrivals, info=None):
+    """The rows in canonical order: by step, then rank, then as they came."""
+    steps = sorted((r for t, r in arrivals if t == "steps"), key=lambda r: (r["step"], r["rank"]))
+    layers = sorted((r for t, r in arrivals if t == "layers"), key=lambda r: (r["step"], r["rank"]))
+    events, last = [], 0
+    for table, event in arrivals:
+        if table == "events":
+            last = max(last, event[0] or 0)
+            events.append((last if event[0] is None else event[0], event))
+    events = [event for _, event in sorted(events, key=lambda pair: pair[0])]
+    names = ("step", "rank", "optimizer", "scale", "scale_after", "skipped", "loss", "grad_norm",
+             "param_norm", "input_finite", "update_seen")  # fmt: skip
+    return HandBuiltRun(
+        step_table(**{n: [row[n] for row in steps] for n in names}),
+        layers=layer_table(layers),
+        events=event_table(events, raw=True),
+        info=info or Info(scaler={**DEFAULTS, "growth_interval": 20}),
+    )
+
+
+def same(left, right):
+    """Equal in everything; numbers to 1e-9."""
+    left, right = (dataclasses.asdict(d) for d in (left, right))
+    return _near(_plain(left), _plain(right))
+
+
+def _plain(value):
+    return json.loads(json.dumps(value, default=str))
+
+
+def _near(left, right):
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_near(left[k], right[k]) for k in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(_near, left, right))
+    if isinstance(left, float) and isinstance(right, float) and math.isfinite(left):
+        return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-12)
+    return left == right or (left != left and right != right)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(streams())
+def test_whatever_the_batches_the_engine_says_what_it_says_of_all_rows_at_once(stream):
+    arrivals, cuts = stream
+    engine = Engine(**SMALL)
+    for cut in [*cuts, len(arrivals)]:
+        run = run_of(arrivals[:cut])
+        live = engine.feed(run).look()
+        assert same(live, Engine(**SMALL).feed(run).look())
+        assert same(live, engine.look())
+        json.dumps(live.to_json(), allow_nan=False)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(streams())
+def test_where_blocks_end_makes_no_difference_to_the_findings(stream):
+    run = run_of(stream[0])
+    small, large = (e.feed(run).look().findings for e in (Engine(**SMALL), Engine()))
+    assert [(f.code, f.severity, f.first_step, f.last_step) for f in small] == [
+        (f.code, f.severity, f.first_step, f.last_step) for f in large
+    ]
+
+
+def test_a_restart_that_repeats_steps_is_the_same_live_and_replayed():
+    first = scaled_run([False] * 60 + [True] * 3 + [False] * 20, growth_interval=25)
+    again = scaled_run([False] * 50, growth_interval=25)
+    steps = pa.concat_tables([first.steps, again.steps])
+    engine = Engine(**SMALL)
+    for end in range(1, steps.num_rows + 1, 7):
+        run = HandBuiltRun(steps.slice(0, end), info=first.info)
+        assert same(engine.feed(run).look(), Engine(**SMALL).feed(run).look())
+    assert engine.look().run.steps > 100
+
+
+def test_a_row_that_comes_long_after_its_step_still_counts():
+    run = scaled_run([False] * 200)
+    engine = Engine(**SMALL).feed(run)
+    assert engine.look().findings == ()
+    late = [{"step": 30, "layer": "up", "weight_finite": False}]
+    told = dataclasses.replace(run, layers=layer_table(late))
+    assert engine.feed(told).look().headline.code == "AMP207"
+    assert same(engine.look(), diagnose(told))
+
+
+def test_a_rank_that_comes_late_still_counts():
+    run = scaled_run([False] * 200)
+    engine = Engine(**SMALL).feed(run)
+    steps = step_table(step=[10], rank=[1], skipped=[True], scale=[65536.0])
+    joined = dataclasses.replace(run, steps=pa.concat_tables([run.steps, steps]))
+    assert engine.feed(joined).look().run.skipped == 1
+
+
+def test_what_is_remembered_does_not_grow_with_the_run():
+    def size(steps):
+        pattern = ([False] * 40 + [True]) * (steps // 41)
+        rows = [
+            {"step": s, "layer": f"block.{i}", "underflow_share": 0.9, "log2_headroom": 3.0}
+            for s in range(0, len(pattern), 50)
+            for i in range(20)
+        ]
+        events = [(s, "overflow", {"direction": "backward", "layer": f"l{s % 7}"})
+                  for s in range(40, len(pattern), 41)]  # fmt: skip
+        run = scaled_run(pattern, layers=layer_table(rows), events=event_table(events))
+        return len(pickle.dumps(Engine(block_rows=256, settled_rows=64).feed(run)._state))
+
+    small, large = size(8_000), size(32_000)
+    assert large < small * 1.05
+
+
+def test_an_engine_without_a_run_says_what_to_do():
+    with pytest.raises(RuntimeError, match="feed"):
+        Engine().look()
