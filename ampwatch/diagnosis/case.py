@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.episodes import Fall, Span
 from ampwatch.diagnosis.layer_course import LayerCourse
-from ampwatch.diagnosis.learning_rate import RateState
+from ampwatch.diagnosis.learning_rate import Judgement, RateState, judge_rate
 from ampwatch.diagnosis.ledger import Ledger
 from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.number_course import NumberCourse
@@ -29,7 +30,7 @@ class RecordFacts:
     last_time_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: cached_property keeps its values in __dict__
 class Case:
     """A run as it stands; the state is finished and nobody changes it any more."""
 
@@ -60,6 +61,11 @@ class Case:
     def rate(self) -> RateState:
         """Loss, rate and norms: the first rows, the last ones, and a sketch of all."""
         return self.state.rate
+
+    @cached_property
+    def judgement(self) -> Judgement:
+        """What is known of the learning rate; made once, when a rule first asks."""
+        return judge_rate(self.rate)
 
     @property
     def is_searching(self) -> bool:

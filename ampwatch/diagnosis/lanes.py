@@ -16,7 +16,7 @@ import pyarrow as pa
 from ampwatch.diagnosis.blocks import Block, block_of
 from ampwatch.diagnosis.signals import Integers, numbers, steps_of
 
-BLOCK_ROWS = 4096
+BLOCK_ROWS = 2048
 # Rows of another lane that a restart left behind: steps that its attempt had begun and not closed.
 _LEFT_BEHIND_STEPS = 100
 

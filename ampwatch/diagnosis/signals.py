@@ -146,6 +146,5 @@ def texts(rows: pa.Table, name: str) -> tuple[tuple[str, ...], Integers]:
 
 
 def _column(rows: pa.Table, name: str) -> pa.ChunkedArray:
-    if name in rows.column_names:
-        return rows.column(name)
-    return pa.chunked_array([pa.nulls(rows.num_rows)])
+    at = rows.schema.get_field_index(name)
+    return rows.column(at) if at >= 0 else pa.chunked_array([pa.nulls(rows.num_rows)])
