@@ -1,0 +1,1 @@
+"""Made last, in architectures that no other case uses. No rule may be tuned on these."""

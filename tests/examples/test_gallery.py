@@ -1,0 +1,117 @@
+"""The gallery: its labels are sound, its cases do what they say, its scorer adds up."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ampwatch
+from ampwatch.rows import Table
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def gallery_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def performed(name: str, folder: Path) -> ampwatch.Run:
+    from examples.gallery import all_cases
+    from examples.gallery.performing import perform
+
+    case = next(case for case in all_cases() if case.name == name)
+    return ampwatch.open_run(perform(case, folder))
+
+
+def test_every_label_is_sound() -> None:
+    from examples.gallery import all_cases
+    from examples.gallery.streams import all_streams
+
+    cases = [*all_cases(), *all_streams()]
+    names = [case.name for case in cases]
+    assert len(set(names)) == len(names)
+    for case in cases:
+        label = case.label
+        assert case.what.endswith("."), case.name
+        assert all(re.fullmatch(r"AMP[1-69]\d\d", c) for c in (*label.must, *label.tells))
+        assert label.advice in {None, "lower", "keep", "raise", "not-the-cause", "unknown"}
+        assert label.is_healthy or label.onset is not None, case.name
+        assert case.issue is None or re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", case.issue), case.name
+
+
+def test_each_fault_has_a_healthy_twin_and_the_gallery_is_as_large_as_it_says() -> None:
+    from examples.gallery import all_cases
+
+    cases = all_cases()
+    faults = {case.name for case in cases if not case.label.is_healthy}
+    own = [case for case in cases if case.twin_of is None]
+    assert {case.twin_of for case in cases if case.twin_of} == faults
+    assert len(own) >= 60
+    assert sum(case.label.is_healthy for case in own) >= 20
+    assert sum(case.issue is not None for case in own) >= 30
+    assert sum(case.held_out for case in own) >= len(own) // 3
+
+
+def test_a_forward_overflow_has_no_finite_loss_and_its_twin_no_skip(tmp_path: Path) -> None:
+    fault = performed("norm-eps-vanishes", tmp_path).steps
+    twin = performed("norm-eps-vanishes.twin", tmp_path).steps
+    assert all(fault["skipped"].to_pylist())
+    assert not any(loss == loss for loss in fault["loss"].to_pylist())
+    assert not any(twin["skipped"].to_pylist())
+
+
+def test_clipping_scaled_gradients_learns_less_than_its_twin(tmp_path: Path) -> None:
+    fault = performed("clip-before-unscale", tmp_path).steps["loss"].to_pylist()
+    twin = performed("clip-before-unscale.twin", tmp_path).steps["loss"].to_pylist()
+    assert fault[0] == twin[0]  # the same weights and data
+    assert min(fault[-10:]) > max(twin[-10:])
+
+
+def test_a_search_from_2_to_the_32_ends_in_health(tmp_path: Path) -> None:
+    steps = performed("startup-from-2-to-the-32", tmp_path).steps
+    skipped = steps["skipped"].to_pylist()
+    assert skipped[0]
+    assert skipped == sorted(skipped, reverse=True)  # none after the first success
+    assert steps["loss"].to_pylist()[-1] < steps["loss"].to_pylist()[0] / 2
+
+
+def test_a_case_is_not_performed_again_while_its_source_is_the_same(tmp_path: Path) -> None:
+    from examples.gallery import all_cases
+    from examples.gallery.performing import chosen, perform_missing
+
+    cases = chosen(all_cases(), "half-meets-float")
+    list(perform_missing(cases, tmp_path))
+    first = ampwatch.open_run(tmp_path / "half-meets-float").info.started_ns
+    list(perform_missing(cases, tmp_path))
+    assert ampwatch.open_run(tmp_path / "half-meets-float").info.started_ns == first
+
+
+def test_a_streams_scale_follows_torchs_rule(tmp_path: Path) -> None:
+    from examples.gallery.courses import write_stream
+    from examples.gallery.streams import all_streams
+
+    stream = next(stream for stream in all_streams() if stream.name == "fifty-growth-teeth")
+    steps = ampwatch.open_run(write_stream(stream, tmp_path)).read(Table.STEPS)
+    before, after = steps["scale"].to_numpy(), steps["scale_after"].to_numpy()
+    skipped = steps["skipped"].to_numpy()
+    assert steps.num_rows == 100_000
+    assert skipped.sum() == 49
+    assert (before[1:] == after[:-1]).all()
+    assert (after[skipped] == before[skipped] / 2).all()
+    assert (before[skipped] == 2.0**17).all()
+
+
+def test_labels_are_printed_as_json() -> None:
+    command = [sys.executable, "-m", "examples.gallery", "labels", "--only", "update-missing*"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    cases = json.loads(printed.stdout)["cases"]
+    assert [case["name"] for case in cases] == ["update-missing", "update-missing.twin"]
+    assert cases[0]["must"] == ["AMP402"]
+    assert cases[1]["must"] == []
+    assert cases[1]["twin_of"] == "update-missing"
