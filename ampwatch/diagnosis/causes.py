@@ -5,18 +5,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from ampwatch.diagnosis import learning_rate
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Action, Advice, Finding, Severity, Verdict
+from ampwatch.diagnosis.learning_rate import Judgement
+
+_RATE = ("AMP301", "AMP302")
 
 # Consequence: its possible causes, the surest first.
 CAUSES: dict[str, tuple[str, ...]] = {
-    "AMP103": ("AMP209", "AMP207", "AMP404", "AMP203", "AMP204", "AMP202"),
-    "AMP104": ("AMP103", "AMP209", "AMP207", "AMP203", "AMP204"),
-    "AMP105": ("AMP209", "AMP207", "AMP404", "AMP203", "AMP204", "AMP202", "AMP108"),
+    "AMP103": ("AMP209", "AMP404", *_RATE, "AMP207", "AMP203", "AMP204", "AMP202"),
+    "AMP104": ("AMP103", "AMP209", *_RATE, "AMP207", "AMP203", "AMP204"),
+    "AMP105": ("AMP209", "AMP404", *_RATE, "AMP207", "AMP203", "AMP204", "AMP202", "AMP108"),
     "AMP201": ("AMP408", "AMP401"),
-    "AMP203": ("AMP209", "AMP207"),
-    "AMP204": ("AMP209", "AMP207"),
-    "AMP207": ("AMP404", "AMP104", "AMP209"),
+    "AMP202": _RATE,
+    "AMP203": ("AMP209", *_RATE, "AMP207"),
+    "AMP204": ("AMP209", *_RATE, "AMP207"),
+    "AMP207": ("AMP404", *_RATE, "AMP104", "AMP209"),
+    # Scaled gradients in the update look like far too high a rate.
+    "AMP301": ("AMP404", "AMP209"),
+    "AMP302": ("AMP404", "AMP209"),
     "AMP902": ("AMP415", "AMP506", "AMP402"),
 }
 
@@ -77,20 +85,29 @@ def judge(case: Case, findings: Sequence[Finding]) -> Verdict:
 
 
 def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
-    """What the findings alone say of the learning rate."""
-    if verdict is Verdict.HEALTHY:
-        return Advice(Action.KEEP, "Nothing in the record speaks against this learning rate.")
+    """What to do with the rate; a finding that names another cause comes before the numbers."""
     if verdict is Verdict.INCOMPLETE:
         return Advice(Action.UNKNOWN, "The record ends before any step was accepted.")
+    seen = case.judgement
+    advice = learning_rate.advise(case.rate, seen)
     causes = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]
     named = next((f for f in causes if _is_not_the_rate(case, f)), None)
-    if named is not None and len(causes) == 1:
+    if named is not None and not any(f.code in _RATE for f in causes):
         because = f"{named.code} {named.name} explains what happened: {named.summary}"
-        return Advice(Action.NOT_THE_CAUSE, because)
-    return Advice(
-        Action.UNKNOWN,
-        "Whether the learning rate is the cause is not judged by this version of ampwatch.",
-    )
+        return Advice(Action.NOT_THE_CAUSE, because, current=seen.base)
+    if seen.onset is not None or verdict is Verdict.HEALTHY:
+        return advice
+    return _calm_beside_trouble(seen, causes)
+
+
+def _calm_beside_trouble(seen: Judgement, causes: Sequence[Finding]) -> Advice:
+    """A finding stands, and the course of loss and updates shows nothing."""
+    what = f"{causes[0].code} {causes[0].name}" if causes else "A finding"
+    if not seen.sees_mechanism:
+        because = f"{what} stands; neither updates nor gradients are recorded to judge the rate by."
+        return Advice(Action.UNKNOWN, because, current=seen.base)
+    because = f"{what} stands, and neither the loss nor the updates left their bands."
+    return Advice(Action.NOT_THE_CAUSE, because, current=seen.base)
 
 
 def _is_not_the_rate(case: Case, finding: Finding) -> bool:

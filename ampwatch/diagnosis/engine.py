@@ -67,6 +67,10 @@ class Engine:
 
     def look(self) -> Diagnosis:
         """What is wrong with the run, since when, why, and what to do about it."""
+        return conclude(self.case())
+
+    def case(self) -> Case:
+        """What the rules are given, as the run stands now."""
         if self._facts is None or self._state is None:
             raise RuntimeError("The engine has no run yet: call feed(run) before look().")
         state, cutter = self._state.copy(), self._cutter.copy()
@@ -74,7 +78,7 @@ class Engine:
             state.fold(block)
         state.fold(cutter.rest())
         state.finish()
-        return conclude(Case(self._facts, state))
+        return Case(self._facts, state)
 
     # --- within ----------------------------------------------------------------------------------
 

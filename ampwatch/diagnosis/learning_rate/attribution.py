@@ -62,7 +62,7 @@ def attribute(state: RateState, onset: Onset) -> Attribution:
     proofs = [*_by_updates(state, onset, accepted, after), *_by_loss(state, onset, after)]
     if proofs:
         return Attribution(Cause.RATE, tuple(proofs))
-    if not _sees_mechanism(before, after):
+    if not sees_mechanism(before, after):
         return Attribution(Cause.UNDECIDED)
     return Attribution(Cause.OPERATION if onset.collapsed else Cause.OBJECTIVE)
 
@@ -122,7 +122,7 @@ def _by_updates(state: RateState, onset: Onset, accepted: Rows, after: Rows) -> 
     length = None if onset.sign is Sign.SHIFT else constants.SUSTAINED_STEPS
     with_onset = after.where(after.accepted).part(0, length)
     now = _percentile(accepted.ratio, with_onset.ratio)
-    if now is not None and now >= constants.LARGE_UPDATE and not _born_zero(state):
+    if now is not None and now >= constants.LARGE_UPDATE:
         step = int(_at(after.of("step"), 0))
         yield Proof("update / weights", step, now, constants.LARGE_UPDATE)
     for name in ("ratio", "grad_norm", "act_amax"):
@@ -182,7 +182,7 @@ def _signal(name: str, rows: Rows) -> Floats:
     return rows.ratio if name == "ratio" else rows.of(name)
 
 
-def _sees_mechanism(before: Rows, after: Rows) -> bool:
+def sees_mechanism(before: Rows, after: Rows) -> bool:
     """Whether updates or gradients were recorded at all."""
     names = ("update_norm", "grad_norm", "max_ratio", "act_amax")
     return any(np.isfinite(rows.of(name)).any() for rows in (before, after) for name in names)
@@ -190,9 +190,11 @@ def _sees_mechanism(before: Rows, after: Rows) -> bool:
 
 def _born_zero(state: RateState) -> bool:
     """Matrices that begin at zero (LoRA) make early ratios enormous without any harm."""
-    first = state.head.where(state.head.accepted).part(0, 3).of("max_ratio")
-    known = first[~np.isnan(first)]
-    return bool(len(known) and known[0] > 1.0 and not state.setup.resumed)
+    first = state.head.where(state.head.accepted).part(0, 3)
+    largest, whole = _median(first.of("max_ratio")), _median(first.ratio)
+    if largest is None or whole is None:
+        return False
+    return largest > 1.0 and largest > constants.BORN_ZERO * whole
 
 
 def _growth(state: RateState, accepted: Rows) -> float | None:

@@ -24,6 +24,7 @@ RELAPSE_PROGRESS = 0.1  # ... once that is a tenth of the first loss
 NO_LEARNING = 0.9  # of the first loss ...
 NO_LEARNING_STEPS = 50  # ... after this many steps
 MEDIAN_STEPS = 10
+MEDIAN_NOISE = 0.4  # a median of ten is as noisy as 1.25 / sqrt(10) of one
 FINAL_STEPS = 30  # what stands at the end is the median of these
 # Onset and not recovered at the end fires on 1 to 3 % of stable runs: recovery is part of it.
 RECOVERED_SHARE = 0.25  # of what was lost may still be missing
@@ -41,6 +42,7 @@ PROOF_STEPS = 10
 PROOF_LOSS = 2.0  # times the first loss
 PROOF_ACTIVATION = 500.0
 PROOF_GROWTH = 4.0  # of the weights, with that activation
+BORN_ZERO = 10.0  # largest layer over whole network, at the first steps of a LoRA
 BAND_FACTOR = 2.0  # a drift doubles at least
 DATA_LOSS = 4.0  # times its recent median, after an ordinary update ...
 DATA_INPUT = 5.0  # ... with an input maximum this many times its median

@@ -8,10 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.attribution import Attribution, Cause, attribute, rows_around
+from ampwatch.diagnosis.learning_rate.attribution import (
+    Attribution,
+    Cause,
+    attribute,
+    rows_around,
+    sees_mechanism,
+)
 from ampwatch.diagnosis.learning_rate.course import RateState, Rows
 from ampwatch.diagnosis.learning_rate.formula import Estimate, estimate
-from ampwatch.diagnosis.learning_rate.onset import Onset, find_onset
+from ampwatch.diagnosis.learning_rate.onset import Onset, Sign, find_onset
 from ampwatch.diagnosis.learning_rate.restart import checkpoint_step, ideal_step
 
 
@@ -39,6 +45,7 @@ class Judgement:
     alignment: float | None = None
     last_step: int | None = None
     sees_course: bool = False  # losses or skips that could have shown trouble
+    sees_mechanism: bool = False  # updates or gradients that could have shown its cause
 
     @property
     def is_the_rate(self) -> bool:
@@ -55,10 +62,14 @@ def judge_rate(state: RateState) -> Judgement:
         alignment=_alignment(state),
         last_step=None if last is None else int(last),
         sees_course=_sees_course(state),
+        sees_mechanism=sees_mechanism(state.head, state.tail),
     )
     onset = find_onset(state)
     if onset is None:
         return calm
+    attribution = attribute(state, onset)
+    if onset.sign is Sign.NO_LEARNING and attribution.cause is not Cause.RATE:
+        return calm  # a flat loss alone is no trouble
     before, _ = rows_around(state, onset)
     learnt = _before_onset(state, before)
     ideal = ideal_step(state, onset)
@@ -66,7 +77,7 @@ def judge_rate(state: RateState) -> Judgement:
         base=base,
         accepted=int(before.accepted.sum()) if onset.row < len(state.head) else state.accepted,
         onset=onset,
-        attribution=attribute(state, onset),
+        attribution=attribution,
         estimate=None
         if base is None
         else estimate(learnt, base, state.setup, collapsed=onset.collapsed),
@@ -76,6 +87,7 @@ def judge_rate(state: RateState) -> Judgement:
         restart_checkpoint_step=checkpoint_step(state, ideal),
         last_step=calm.last_step,
         sees_course=calm.sees_course,
+        sees_mechanism=calm.sees_mechanism,
     )
 
 

@@ -109,11 +109,11 @@ def _soft_signs(rows: Rows, *, collapsed: bool) -> list[tuple[int, Sign]]:
     everything = _known_losses(rows)[1]
     if len(loss) < constants.POINT_STEPS // 2 or float(everything.min()) <= 0:
         return []
-    first, noise = float(loss[0]), noise_of(everything)
+    first, noise = float(loss[0]), _calm_noise(everything)
     final = float(np.median(everything[-constants.FINAL_STEPS :]))
     smooth = trailing_medians(loss)
     best = np.minimum.accumulate(smooth)
-    wide = constants.ROBUST_DEVIATIONS * noise
+    wide = constants.ROBUST_DEVIATIONS * constants.MEDIAN_NOISE * noise
     signs = []
     climbed = np.flatnonzero((smooth > constants.CLIMB * first) & (smooth > first + wide))
     if len(climbed) and final > first + wide:
@@ -215,6 +215,12 @@ def noise_of(loss: Floats) -> float:
     if len(loss) < 3:
         return 0.0
     return 1.4826 * float(np.median(np.abs(np.diff(loss)))) / float(np.sqrt(2))
+
+
+def _calm_noise(loss: Floats) -> float:
+    """The noise of the calmest quarter: after a divergence it is that of the divergence."""
+    parts = [p for p in np.array_split(loss, 4) if len(p) >= constants.MEDIAN_STEPS]
+    return min((noise_of(part) for part in parts), default=noise_of(loss))
 
 
 def trailing_medians(loss: Floats) -> Floats:

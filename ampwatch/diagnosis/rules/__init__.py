@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampwatch.diagnosis.registry import Rule
-from ampwatch.diagnosis.rules import loop, numbers, record, scale
+from ampwatch.diagnosis.rules import loop, numbers, rate, record, scale
 
 RULES: tuple[Rule, ...] = (
     scale.startup_search,
@@ -18,6 +18,9 @@ RULES: tuple[Rule, ...] = (
     numbers.loss_not_finite,
     numbers.weights_not_finite,
     numbers.non_finite_input,
+    rate.learning_rate_too_high,
+    rate.warmup_too_steep,
+    rate.learning_rate_could_rise,
     loop.clip_before_unscale,
     loop.update_missing,
     loop.step_bypasses_scaler,

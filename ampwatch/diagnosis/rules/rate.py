@@ -1,0 +1,125 @@
+"""AMP301, AMP302, AMP305: what the course of the updates says of the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Action, Advice, Evidence, Severity
+from ampwatch.diagnosis.learning_rate import Judgement, advise, constants
+from ampwatch.diagnosis.registry import Page, Seen, rule
+
+
+@rule(
+    "AMP301",
+    "learning-rate-too-high",
+    Severity.ERROR,
+    Page(
+        meaning="The learning rate is higher than this training can bear: updates, gradients or "
+        "weights grew out of their bands before the trouble began, and the run did not recover.",
+        looks="From random weights: a loss 1.5 times its first value, one that gave back half of "
+        "its progress, one that never fell, or skips without end. Later: a loss that left the "
+        "band of its recent past. And, always, updates, gradients or activations out of band.",
+        not_to_confuse="A change of the data or the objective, which moves the loss alone; a bad "
+        "batch (AMP206); an operation that overflows at any rate (AMP203); a spike that heals "
+        "(AMP303). A loss alone never brings this finding.",
+        do="Train again at the advised rate, from the advised step. Dividing by ten fails when "
+        "the rate was far too high and wastes training when it was not.",
+        example="SGD at 8 times the stable rate: updates of 0.4 of the weights from step 3, the "
+        "loss at 6 times its start, then 30 skips.",
+    ),
+)
+def learning_rate_too_high(case: Case) -> Iterator[Seen]:
+    """The rate is the cause of trouble that stands, and was not on its way up any more."""
+    seen = case.judgement
+    advice = advise(case.rate, seen)
+    if advice.action is Action.LOWER and seen.warmup is None:
+        yield _seen(seen, advice, Severity.ERROR, "The learning rate is too high.")
+
+
+@rule(
+    "AMP302",
+    "warmup-too-steep",
+    Severity.WARNING,
+    Page(
+        meaning="Trouble of too high a rate began while the rate was still rising: its peak was "
+        "never reached.",
+        looks="As AMP301, at a step at which the rate still grew.",
+        not_to_confuse="AMP301, where the rate stood at its peak or was falling.",
+        do="Lower the peak to at most what was in force, or warm up for longer.",
+        example="warm-up to 0.01 over 40 steps, the loss leaves at step 12 with 0.003 in force.",
+    ),
+)
+def warmup_too_steep(case: Case) -> Iterator[Seen]:
+    """The same, while the rate was rising."""
+    seen = case.judgement
+    advice = advise(case.rate, seen)
+    if advice.action is not Action.LOWER or seen.warmup is None or seen.onset is None:
+        return
+    severity = Severity.ERROR if seen.onset.collapsed else Severity.WARNING
+    summary = (
+        f"The warm-up is too steep: trouble at a rate of {seen.warmup.rate:.3g}, still rising."
+    )
+    yield _seen(seen, advice, severity, summary)
+
+
+@rule(
+    "AMP305",
+    "learning-rate-could-rise",
+    Severity.INFO,
+    Page(
+        meaning="Each update leaves a gradient that still points the same way: the steps are "
+        "shorter than they could be.",
+        looks="The median of the next gradient's product with the update, over its size, is below "
+        "-0.5 for 100 steps at the full rate.",
+        not_to_confuse="A low loss or a slow one: neither says that the rate could rise.",
+        do="Try twice the rate, with a checkpoint to return to.",
+        example="alignment -0.8 over 100 steps; at twice the rate the loss was lower after 400.",
+    ),
+)
+def learning_rate_could_rise(case: Case) -> Iterator[Seen]:
+    """A healthy run whose steps are short; needs `update_alignment`, which is recorded if asked."""
+    seen = case.judgement
+    advice = advise(case.rate, seen)
+    if advice.action is not Action.RAISE or seen.alignment is None:
+        return
+    yield Seen(
+        severity=Severity.INFO,
+        first_step=seen.last_step,
+        last_step=seen.last_step,
+        summary="The learning rate could be higher.",
+        cause=advice.because,
+        action=_paste(advice),
+        evidence=(
+            Evidence("update_alignment", seen.last_step, seen.alignment, constants.RAISE_ALIGNMENT),
+        ),
+    )
+
+
+def _seen(seen: Judgement, advice: Advice, severity: Severity, summary: str) -> Seen:
+    assert seen.onset is not None
+    assert seen.attribution is not None
+    where = advice.restart_checkpoint_step
+    restart = "" if where is None else f" Restart from the checkpoint of step {where}."
+    if where is None and advice.restart_from_step is not None:
+        restart = f" Restart from step {advice.restart_from_step} or before."
+    return Seen(
+        severity=severity,
+        first_step=seen.onset.step,
+        last_step=seen.last_step,
+        summary=summary,
+        cause=advice.because,
+        action=_paste(advice) + restart,
+        evidence=tuple(
+            Evidence(proof.signal, proof.step, proof.value, proof.against)
+            for proof in seen.attribution.proofs
+        ),
+    )
+
+
+def _paste(advice: Advice) -> str:
+    """The line to paste; before any scheduler is made, which keeps the rates it finds."""
+    line = f"for group in optimizer.param_groups: group['lr'] *= {advice.factor:.3g}"
+    told = "" if advice.recommended is None else f"Base rate {advice.recommended:.3g} instead of "
+    told += "" if advice.recommended is None else f"{advice.current:.3g}. "
+    return f"{told}Before the scheduler is made: {line}"

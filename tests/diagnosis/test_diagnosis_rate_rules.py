@@ -1,0 +1,123 @@
+"""AMP301, AMP302 and AMP305, and how they stand beside other findings: through `diagnose`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hand_built import HandBuiltRun, event_table, follow, step_table
+from rate_shapes import course, diverging, falling
+
+from ampwatch.diagnosis import diagnose
+
+ADAM = (
+    0,
+    "optimizer",
+    {"optimizer": 0, "class": "Adam", "elements": 1000, "groups": [{"lr": 0.1, "betas": [0.9, 1]}]},
+)
+
+
+def run_of(rows, events=(ADAM,), **columns):
+    """A run whose steps hold these rows."""
+    skipped = rows.of("skipped") > 0
+    scale, after = follow(skipped, 65536.0, 2000)
+    loss = np.where(rows.of("loss_bad") > 0, np.nan, rows.of("loss"))
+    named = {
+        "grad_norm_applied": "applied_norm",
+        "max_update_ratio": "max_ratio",
+        "update_alignment": "alignment",
+    }
+    same = ("lr", "lr_base", "grad_norm", "update_norm", "param_norm", "input_amax")
+    return HandBuiltRun(
+        step_table(
+            skipped=skipped.tolist(), scale=scale, scale_after=after, loss=loss.tolist(),
+            update_seen=[True] * len(rows),
+            **{name: rows.of(name).tolist() for name in same},
+            **{name: rows.of(source).tolist() for name, source in named.items()},
+            **columns,
+        ),
+        events=event_table(list(events)),
+    )  # fmt: skip
+
+
+def finding(diagnosis, code):
+    (one,) = [f for f in diagnosis.findings if f.code == code]
+    return one
+
+
+def codes(diagnosis):
+    return {f.code: f.severity.value for f in diagnosis.findings}
+
+
+def test_a_collapse_after_growing_updates_is_the_rate_and_the_fall_is_its_course():
+    diagnosis = diagnose(run_of(diverging(collapse=True)))
+    assert diagnosis.headline.code == "AMP301"
+    assert diagnosis.verdict.value == "failing"
+    assert finding(diagnosis, "AMP103").because_of == "AMP301"
+    assert diagnosis.learning_rate.action.value == "lower"
+
+
+def test_the_action_is_a_line_to_paste_that_does_what_the_advice_says():
+    diagnosis = diagnose(run_of(diverging()))
+    action = finding(diagnosis, "AMP301").action
+    line = action[action.index("for group") : action.index(" Restart")]
+
+    class Optimizer:
+        param_groups = ({"lr": 0.1}, {"lr": 1.0})
+
+    exec(line, {"optimizer": Optimizer})
+    factor = diagnosis.learning_rate.factor
+    assert [g["lr"] for g in Optimizer.param_groups] == pytest.approx([0.1 * factor, factor], 1e-2)
+    assert f"Restart from step {diagnosis.learning_rate.restart_from_step}" in action
+
+
+def test_a_saved_checkpoint_is_named_where_there_is_one():
+    saved = (30, "state-saved", {"of": "scaler"})
+    diagnosis = diagnose(run_of(diverging(), (ADAM, saved)))
+    assert diagnosis.learning_rate.restart_checkpoint_step == 30
+    assert "checkpoint of step 30" in finding(diagnosis, "AMP301").action
+
+
+def test_each_number_of_the_evidence_stands_beside_what_it_is_held_against():
+    evidence = finding(diagnose(run_of(diverging())), "AMP301").evidence
+    assert evidence
+    assert all(one.value > one.against for one in evidence)
+
+
+def test_trouble_while_the_rate_still_rises_is_a_steep_warmup():
+    count = np.arange(120)
+    rows = diverging(ratio=0.002, lr=0.1 * (count + 1) / 1000, base=0.1, collapse=True)
+    found = codes(diagnose(run_of(rows)))
+    assert found["AMP302"] == "error"
+    assert "AMP301" not in found
+
+
+def test_a_healthy_run_has_no_finding_on_its_rate_and_keeps_it():
+    diagnosis = diagnose(run_of(course(falling(500))))
+    assert diagnosis.findings == ()
+    assert diagnosis.learning_rate.action.value == "keep"
+    assert diagnosis.learning_rate.recommended == diagnosis.learning_rate.current == 1e-3
+
+
+def test_a_rate_that_could_rise_is_told_only_of_a_healthy_run():
+    diagnosis = diagnose(run_of(course(falling(500), alignment=-0.9)))
+    assert codes(diagnosis) == {"AMP305": "info"}
+    assert diagnosis.learning_rate.action.value == "raise"
+    assert "AMP305" not in codes(diagnose(run_of(diverging(alignment=-0.9))))
+
+
+def test_scaled_gradients_in_the_update_are_a_misuse_and_not_the_rate():
+    misuse = (1, "misuse", {"code": "AMP404", "step": 1})
+    diagnosis = diagnose(run_of(diverging(good=20, ratio=5.0, collapse=True), (ADAM, misuse)))
+    assert diagnosis.headline.code == "AMP404"
+    assert finding(diagnosis, "AMP301").because_of == "AMP404"
+    assert diagnosis.learning_rate.action.value == "not-the-cause"
+
+
+def test_a_standing_finding_beside_a_calm_course_is_not_the_rates_doing():
+    overflow = {"layer": "head", "direction": "backward"}
+    at = range(340, 500, 30)
+    events = [ADAM, *((s, "overflow", overflow) for s in at)]
+    rows = course(falling(500), skipped=np.isin(np.arange(500), list(at)))
+    diagnosis = diagnose(run_of(rows, events))
+    assert diagnosis.verdict.value == "warning"
+    assert diagnosis.learning_rate.action.value == "not-the-cause"
