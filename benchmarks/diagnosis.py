@@ -186,8 +186,8 @@ def _machine() -> str:
 def _totals(parts: Sequence[Part]) -> str:
     head = (
         "| | runs | precision | recall | recall of codes with a rule | told as info | healthy runs "
-        "| with a warning | with an error | culprit | advice | steps to the finding, median (worst)"
-        " |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n"
+        "| with a warning | with an error | culprit | advice on faults | advice on healthy runs "
+        "| steps to the finding, median (worst) |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
     )
     return head + "\n".join(_total_row(part) for part in parts) + "\n"
 
@@ -208,6 +208,8 @@ def _total_row(part: Part) -> str:
                result.culprits.hits + result.culprits.misses),
         _share(result.advice.recall, result.advice.hits,
                result.advice.hits + result.advice.misses),
+        _share(result.healthy_advice.recall, result.healthy_advice.hits,
+               result.healthy_advice.hits + result.healthy_advice.misses),
         _steps(delays),
     )  # fmt: skip
     return "| " + " | ".join(str(cell) for cell in cells) + " |"

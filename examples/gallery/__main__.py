@@ -82,7 +82,8 @@ def as_text(result: Score) -> str:
         f"with a warning: {len(result.healthy_with_warning)}",
         f"with an error: {len(result.healthy_with_error)}",
         f"culprit right: {_of(result.culprits)}",
-        f"advice right: {_of(result.advice)}",
+        f"advice right, where there is a fault: {_of(result.advice)}",
+        f"advice right, where there is none: {_of(result.healthy_advice)}",
         *sorted(result.wrong),
     ]
     return "\n".join(lines)

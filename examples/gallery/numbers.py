@@ -349,6 +349,6 @@ def _both(output: Tensor, target: Tensor) -> Tensor:
 @FAMILY.fault(Label(("AMP208",), may=("AMP201", "AMP101", "AMP102"), advice=NOT_THE_RATE, onset=0))
 def no_scale_fits(stage: Stage, fault: bool) -> None:
     """One branch caps the scale where the other's gradients are long gone."""
-    model = _TwoScales(2.0**14 if fault else 1.0)
+    model = _TwoScales(2.0**18 if fault else 1.0)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     Loop(model, loss_of=_both, optimizer=optimizer, steps=200).run(stage)

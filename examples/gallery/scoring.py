@@ -74,7 +74,8 @@ class Score:
     healthy_with_warning: list[str] = field(default_factory=list)
     healthy_with_error: list[str] = field(default_factory=list)
     culprits: Tally = field(default_factory=Tally)
-    advice: Tally = field(default_factory=Tally)
+    advice: Tally = field(default_factory=Tally)  # where there is a fault
+    healthy_advice: Tally = field(default_factory=Tally)
     delays: dict[str, list[int]] = field(default_factory=dict)  # steps from onset, by code
     wrong: list[str] = field(default_factory=list)  # each miss and false alarm, in words
 
@@ -164,7 +165,11 @@ def _score_culprit(total: Score, name: str, label: Label, found: Sequence[Findin
 def _score_advice(total: Score, name: str, label: Label, advice: str | None) -> None:
     if label.advice is None or advice is None:
         return
-    total.advice += Tally(1) if advice == label.advice else Tally(0, 1)
+    tally = Tally(1) if advice == label.advice else Tally(0, 1)
+    if label.is_healthy:
+        total.healthy_advice += tally
+    else:
+        total.advice += tally
     if advice != label.advice:
         total.wrong.append(f"{name}: advice {advice}, not {label.advice}")
 
