@@ -187,7 +187,8 @@ def _totals(parts: Sequence[Part]) -> str:
     head = (
         "| | runs | precision | recall | recall of codes with a rule | told as info | healthy runs "
         "| with a warning | with an error | culprit | advice on faults | advice on healthy runs "
-        "| steps to the finding, median (worst) |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
+        "| steps to the finding, median (worst) |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
     )
     return head + "\n".join(_total_row(part) for part in parts) + "\n"
 
