@@ -34,8 +34,8 @@ STEP_COLUMNS = (
 OTHER_RANK_COLUMNS = ("step", "time_ns", "scale", "skipped", "loss")
 LAYER_COLUMNS = (
     "step", "rank", "layer", "input_finite", "act_finite", "weight_finite", "underflow_share",
-    "act_amax", "log2_headroom", "scale_low", "scale_high", "grad_finite", "grad_finite_local",
-    "update_ratio", "param_group",
+    "act_amax", "log2_headroom", "scale_low", "scale_high",
+    "update_ratio", "param_group", "flops", "output_dtype", "param_dtype", "trainable",
 )  # fmt: skip
 EVENT_COLUMNS = ("step", "rank", "kind", "detail")
 
@@ -50,9 +50,15 @@ class LayerRows:
     layer: Integers  # a position in `names`, -1 where absent
     flags: Mapping[str, Flags]
     numbers: Mapping[str, Floats]
+    dtypes: Mapping[str, tuple[tuple[str, ...], Integers]]  # names, and which of them
 
     def __len__(self) -> int:
         return len(self.step)
+
+    def has_dtype(self, column: str, *wanted: str) -> Mask:
+        """Where this data type is one of those."""
+        names, codes = self.dtypes[column]
+        return np.isin(codes, [n for n, name in enumerate(names) if name in wanted])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ class Block:
     restart: bool  # steps begin anew here
     columns: Mapping[str, Floats]
     skipped: Mask  # by any rank
-    skipped_here: Flags  # by the spine's rank; -1 where absent
+    skipped_in_part: Mask  # by one of its optimizers and not by another
     input_finite: Flags
     update_seen: Flags
     loss_known: Mask
@@ -123,7 +129,8 @@ def block_of(
     columns["loss"], loss_known = _worst_loss(loss, has_loss, firsts)
     norm = numbers(rows, "param_norm")
     step = steps_of(rows)[firsts]
-    here = _fold(np.maximum, flags(rows, "skipped"), firsts)
+    flag = flags(rows, "skipped")
+    here = _fold(np.maximum, flag, firsts)
     names, codes = texts(rows, "autocast_dtype")
     return Block(
         start=start,
@@ -132,7 +139,7 @@ def block_of(
         restart=restart,
         columns=columns,
         skipped=_skipped_anywhere(step, here, ranks),
-        skipped_here=here,
+        skipped_in_part=(here == 1) & (_fold(np.minimum, flag, firsts) == 0),
         input_finite=_any_not(flags(rows, "input_finite"), firsts),
         update_seen=_fold(np.maximum, flags(rows, "update_seen"), firsts),
         loss_known=loss_known,
@@ -195,10 +202,10 @@ def _rank_rows(rows: pa.Table) -> RankRows:
     )
 
 
-_LAYER_FLAGS = ("input_finite", "act_finite", "weight_finite", "grad_finite", "grad_finite_local")
+_LAYER_FLAGS = ("input_finite", "act_finite", "weight_finite", "trainable")
 _LAYER_NUMBERS = (
     "underflow_share", "act_amax", "log2_headroom", "scale_low", "scale_high", "update_ratio",
-    "param_group",
+    "param_group", "flops",
 )  # fmt: skip
 
 
@@ -211,6 +218,7 @@ def _layer_rows(rows: pa.Table) -> LayerRows:
         layer=layer,
         flags={name: flags(rows, name) for name in _LAYER_FLAGS},
         numbers={name: numbers(rows, name) for name in _LAYER_NUMBERS},
+        dtypes={name: texts(rows, name) for name in ("output_dtype", "param_dtype")},
     )
 
 

@@ -11,8 +11,10 @@ from ampwatch.diagnosis.episodes import Fall, Span
 from ampwatch.diagnosis.layer_course import LayerCourse
 from ampwatch.diagnosis.learning_rate import Judgement, RateState, judge_rate
 from ampwatch.diagnosis.ledger import Ledger
+from ampwatch.diagnosis.loop_course import LoopCourse
 from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.number_course import NumberCourse
+from ampwatch.diagnosis.precision_course import PrecisionCourse
 from ampwatch.diagnosis.scale_course import ScaleCourse
 from ampwatch.diagnosis.state import State
 
@@ -56,6 +58,16 @@ class Case:
     def layers(self) -> LayerCourse:
         """What the layers' samples say."""
         return self.state.layers
+
+    @property
+    def precision(self) -> PrecisionCourse:
+        """In which precision the layers run and keep their weights."""
+        return self.state.precision
+
+    @property
+    def loop(self) -> LoopCourse:
+        """What the loop did with rates and optimizers around skips."""
+        return self.state.loop
 
     @property
     def rate(self) -> RateState:

@@ -14,18 +14,23 @@ _RATE = ("AMP301", "AMP302")
 
 # Consequence: its possible causes, the surest first.
 CAUSES: dict[str, tuple[str, ...]] = {
-    "AMP103": ("AMP209", "AMP404", *_RATE, "AMP207", "AMP203", "AMP204", "AMP202"),
+    "AMP103": ("AMP209", "AMP404", *_RATE, "AMP207", "AMP203", "AMP204", "AMP202", "AMP413"),
     "AMP104": ("AMP103", "AMP209", *_RATE, "AMP207", "AMP203", "AMP204"),
-    "AMP105": ("AMP209", "AMP404", *_RATE, "AMP207", "AMP203", "AMP204", "AMP202", "AMP108"),
-    "AMP201": ("AMP408", "AMP401"),
+    "AMP105": (
+        *("AMP209", "AMP404", *_RATE, "AMP207", "AMP203", "AMP204", "AMP202"),
+        *("AMP108", "AMP413"),
+    ),
+    "AMP106": ("AMP410",),
+    "AMP108": ("AMP416",),
+    "AMP201": ("AMP408", "AMP401", "AMP107", "AMP208", "AMP413"),
     "AMP202": _RATE,
     "AMP203": ("AMP209", *_RATE, "AMP207"),
     "AMP204": ("AMP209", *_RATE, "AMP207"),
-    "AMP207": ("AMP404", *_RATE, "AMP104", "AMP209"),
+    "AMP207": ("AMP404", "AMP414", *_RATE, "AMP104", "AMP209"),
     # Scaled gradients in the update look like far too high a rate.
     "AMP301": ("AMP404", "AMP209"),
     "AMP302": ("AMP404", "AMP209"),
-    "AMP902": ("AMP415", "AMP506", "AMP402"),
+    "AMP902": ("AMP415", "AMP506", "AMP402", "AMP406", "AMP410"),
 }
 
 # A cause may be seen a little later than its effect. After a skip the very next steps are looked at
@@ -36,7 +41,11 @@ _SAMPLED = frozenset({"AMP204", "AMP207"})
 
 # Causes that no learning rate could have brought about.
 _NEVER_THE_RATE = frozenset(
-    {"AMP108", "AMP209", "AMP401", "AMP402", "AMP404", "AMP408", "AMP409", "AMP415", "AMP506"}
+    (
+        *("AMP106", "AMP107", "AMP108", "AMP208", "AMP209"),
+        *("AMP401", "AMP402", "AMP404", "AMP405", "AMP406", "AMP408", "AMP409", "AMP410"),
+        *("AMP413", "AMP414", "AMP415", "AMP416", "AMP417", "AMP506"),
+    )
 )
 # These are not the rate's doing only when nothing had been learnt yet.
 _STATIC_BEFORE_ANY_STEP = frozenset({"AMP203", "AMP204", "AMP207"})

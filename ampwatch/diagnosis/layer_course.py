@@ -63,6 +63,11 @@ class LayerCourse:
         grown = grown._with_headrooms(rows, layer, named & good)
         return grown._with_windows(rows, layer, named & good)
 
+    def losing_layers(self) -> Integers:
+        """The layers that lose most of their gradients in most of their samples."""
+        enough = self.samples >= policy.UNDERFLOW_SAMPLES
+        return np.flatnonzero(enough & (2 * self.losing > self.samples))
+
     def _with_names(self, names: tuple[str, ...]) -> LayerCourse:
         new = [n for n in names if n not in self.numbers][: MOST_LAYERS - len(self.names)]
         if not new:
@@ -164,7 +169,7 @@ class LayerCourse:
         begin = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
         needs = np.maximum.reduceat(low, begin)
         bears = np.minimum.reduceat(high, begin)
-        bad = np.flatnonzero(needs > bears)
+        bad = np.flatnonzero(needs > bears * 2.0**policy.CONFLICT_OCTAVES)
         course = replace(
             self,
             window_steps=self.window_steps + len(begin),

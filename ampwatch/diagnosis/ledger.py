@@ -10,6 +10,11 @@ from ampwatch.diagnosis.named import Named, Times, put
 from ampwatch.diagnosis.signals import Event
 from ampwatch.rows import EventKind
 
+# torch's own words for mistakes in the loop; whether they ended training or were caught.
+NO_GRADIENTS = "No inf checks were recorded"
+FLOAT16_PARAMETERS = "Attempting to unscale FP16 gradients"
+TELLING_TEXTS = (NO_GRADIENTS, FLOAT16_PARAMETERS)
+
 _MOST_KEPT = 16
 _MOST_REASONS = 8
 _MOST_CODES = 64
@@ -21,6 +26,8 @@ class Ledger:
 
     kinds: dict[str, Times] = field(default_factory=dict)
     misuse: dict[str, Event] = field(default_factory=dict)  # the first of each code
+    raised: dict[str, Event] = field(default_factory=dict)  # the first with each telling text
+    optimizers: tuple[Event, ...] = ()  # as first described, a few
     fatal: tuple[Event, ...] = ()  # the last few exceptions that ended training
     gap_reasons: frozenset[str] = frozenset()
     gap_ranks: frozenset[int] = frozenset()
@@ -33,7 +40,7 @@ class Ledger:
         """A ledger of its own."""
         made = copy.copy(self)
         made.kinds, made.misuse = dict(self.kinds), dict(self.misuse)
-        made.forward = dict(self.forward)
+        made.forward, made.raised = dict(self.forward), dict(self.raised)
         return made
 
     def of(self, kind: EventKind) -> Times:
@@ -55,10 +62,20 @@ class Ledger:
             self._take_overflow(event, position, bad_inputs)
         elif event.kind == EventKind.MISUSE.value and len(self.misuse) < _MOST_CODES:
             self.misuse.setdefault(str(event.detail.get("code")), event)
-        elif event.kind == EventKind.EXCEPTION.value and event.detail.get("fatal", True):
-            self.fatal = (*self.fatal, event)[-_MOST_KEPT:]
+        elif event.kind == EventKind.EXCEPTION.value:
+            self._take_exception(event)
+        elif event.kind == EventKind.OPTIMIZER.value:
+            self.optimizers = (*self.optimizers, event)[:_MOST_KEPT]
         elif event.kind == EventKind.GAP.value:
             self._take_gap(event)
+
+    def _take_exception(self, event: Event) -> None:
+        if event.detail.get("fatal", True):
+            self.fatal = (*self.fatal, event)[-_MOST_KEPT:]
+        message = str(event.detail.get("message", ""))
+        for text in TELLING_TEXTS:
+            if text in message:
+                self.raised.setdefault(text, event)
 
     def _take_overflow(self, event: Event, position: int, bad_inputs: frozenset[int]) -> None:
         self.overflows += event.step != self.overflow_step

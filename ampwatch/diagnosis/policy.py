@@ -75,3 +75,35 @@ TREND_FALLING_SHARE = 0.8
 
 # What run.json says may be anything; no run is longer.
 LONGEST_INTERVAL = 2.0**40
+
+# Scales that work end below 2^40 even where the largest gradient is 2^-24, half precision's
+# smallest; at 2^64 nothing has overflowed in some forty doublings, and inf is as many away.
+RUNAWAY_SCALE = 2.0**64
+
+# A reset by a resume happens once or twice; from the third on something in the loop does it.
+RECREATED_RESETS = 3
+# One reset is one lost state; from the second on it is why the scale never grows.
+LOST_GROWTH_RESETS = 2
+
+# A scheduler that also moves on skipped steps does so every time; one change of the rate that
+# falls on a skip by chance is none. From this many skips, and nearly all of them.
+DRIFT_SKIPS = 3
+DRIFT_SHARE = 0.9
+
+# Steps of which one optimizer skipped and another did not: growth alone makes a few.
+SHARED_SKIPS = 3
+
+# Accepted steps that moved nothing: at a tiny rate an update may round to nothing now and then.
+SILENT_STEPS = 20
+SILENT_SHARE = 0.5
+
+# Half of 2^-24: an eps below it is zero in float16.
+FLOAT16_TINY = 2.0**-25
+
+# A minority of the work in half precision: the speed-up is smaller than the trouble.
+HALF_WORK_SHARE = 0.5
+PRECISION_SAMPLES = 3
+
+# Two layers' windows that miss each other by an octave, in most judged samples.
+CONFLICT_SAMPLES = 5
+CONFLICT_OCTAVES = 1.0

@@ -51,6 +51,7 @@ class ScaleCourse:
     run_length: int = 0  # accepted steps in a row at that scale
     grew_last: bool = False
     reset_last: bool = False
+    growths: int = 0
     resets: int = 0
     last_reset: int | None = None
     reset_steps: tuple[int, int] | None = None
@@ -193,6 +194,7 @@ class ScaleCourse:
         if segment.scale != previous and not np.isnan(segment.scale):
             if not np.isnan(previous):
                 self.grew_last, self.reset_last = segment.scale > previous, segment.reset
+                self.growths += self.grew_last and not segment.reset
             self.run_length = 0
         self.run_scale = segment.scale
         if segment.reset:

@@ -14,7 +14,9 @@ from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.episodes import Scaler
 from ampwatch.diagnosis.layer_course import LayerCourse
 from ampwatch.diagnosis.ledger import Ledger
+from ampwatch.diagnosis.loop_course import LoopCourse
 from ampwatch.diagnosis.number_course import NumberCourse, bad_input, forward_finite
+from ampwatch.diagnosis.precision_course import PrecisionCourse
 from ampwatch.diagnosis.rate_rows import rate_rows
 from ampwatch.diagnosis.rate_setup import RateSetup
 from ampwatch.diagnosis.scale_course import ScaleCourse
@@ -31,6 +33,8 @@ class State:
     ledger: Ledger = field(default_factory=Ledger)
     layers: LayerCourse = field(default_factory=LayerCourse)
     rate: learning_rate.RateState = field(default_factory=learning_rate.RateState)
+    precision: PrecisionCourse = field(default_factory=PrecisionCourse)
+    loop: LoopCourse = field(default_factory=LoopCourse)
     setup: RateSetup = field(default_factory=RateSetup)
 
     def copy(self) -> State:
@@ -55,6 +59,8 @@ class State:
         self.ledger.fold(block, frozenset(block.step[bad].tolist()))
         judged = ~block.skipped & self.scale.at_level(block)
         self.layers = self.layers.fold(block, np.asarray(judged))
+        self.precision = self.precision.fold(block)
+        self.loop = self.loop.fold(block)
         self.setup = self.setup.fold(block)
         rows = rate_rows(block, forward)
         self.rate = learning_rate.fold(self.rate, rows, self.setup.shown())

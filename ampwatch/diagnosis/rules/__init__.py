@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from ampwatch.diagnosis.registry import Rule
-from ampwatch.diagnosis.rules import loop, numbers, rate, record, scale
+from ampwatch.diagnosis.rules import (
+    growth,
+    headroom,
+    loop,
+    numbers,
+    precision,
+    rate,
+    record,
+    scale,
+    updates,
+)
 
 RULES: tuple[Rule, ...] = (
     scale.startup_search,
@@ -11,12 +21,17 @@ RULES: tuple[Rule, ...] = (
     scale.scale_collapse,
     scale.scale_at_floor,
     scale.overflow_storm,
+    growth.scale_runaway,
+    growth.scale_never_grows,
     scale.scale_reset,
+    growth.low_scale_by_design,
     numbers.gradient_underflow,
     numbers.backward_overflow,
     numbers.forward_overflow,
     numbers.loss_not_finite,
+    headroom.low_headroom,
     numbers.weights_not_finite,
+    headroom.no_scale_fits,
     numbers.non_finite_input,
     rate.learning_rate_too_high,
     rate.warmup_too_steep,
@@ -24,9 +39,19 @@ RULES: tuple[Rule, ...] = (
     loop.clip_before_unscale,
     loop.update_missing,
     loop.step_bypasses_scaler,
+    precision.autocast_not_active,
+    precision.fp16_parameters,
+    precision.scaler_with_bf16,
     loop.fp16_without_scaler,
     loop.backward_under_autocast,
+    updates.no_gradients,
+    updates.scheduler_on_skipped_step,
+    updates.shared_scaler,
+    precision.eps_underflow,
     loop.dtype_mismatch,
+    growth.scaler_recreated,
+    updates.silent_skip,
+    precision.autocast_not_helping,
     loop.out_of_memory,
     record.incomplete_data,
     record.run_ended_uncleanly,

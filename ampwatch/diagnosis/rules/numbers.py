@@ -35,8 +35,7 @@ FP16_MAX = 65504.0
 def gradient_underflow(case: Case) -> Iterator[Seen]:
     """A layer loses its small gradients, in most of its samples."""
     layers = case.layers
-    enough = layers.samples >= policy.UNDERFLOW_SAMPLES
-    lost = np.flatnonzero(enough & (2 * layers.losing > layers.samples))
+    lost = layers.losing_layers()
     if not len(lost):
         return
     shares = layers.share_sum[lost] / layers.samples[lost]

@@ -1,0 +1,49 @@
+"""What the loop did with rates and optimizers around skips, folded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.named import Times
+from ampwatch.diagnosis.signals import Mask
+
+
+@dataclass(frozen=True, slots=True)
+class LoopCourse:
+    """What is remembered of the loop; `fold` makes a new one."""
+
+    skips: int = 0  # whose rate and the next step's are known
+    moved_on_skips: Times = field(default_factory=Times)  # the rate moved all the same
+    skipped_in_part: Times = field(default_factory=Times)
+    still: Times = field(default_factory=Times)  # accepted, with a rate and a gradient, unmoved
+    moved: int = 0  # accepted steps that moved the weights
+    last_lr: float = float("nan")
+    last_skipped: bool = False
+
+    def fold(self, block: Block) -> LoopCourse:
+        """The course with a block more."""
+        if not len(block):
+            return self
+        lr, columns = block.columns["lr"], block.columns
+        lr_before = np.concatenate(([self.last_lr], lr[:-1]))
+        skipped_before = np.concatenate(([self.last_skipped], block.skipped[:-1]))
+        known = skipped_before & np.isfinite(lr) & np.isfinite(lr_before)
+        move = columns["update_norm"]
+        pushed = ~block.skipped & (lr > 0) & np.isfinite(columns["grad_norm"])
+        pushed &= columns["grad_norm"] > 0
+        return replace(
+            self,
+            skips=self.skips + int(known.sum()),
+            moved_on_skips=self._seen(self.moved_on_skips, known & (lr != lr_before), block),
+            skipped_in_part=self._seen(self.skipped_in_part, block.skipped_in_part, block),
+            still=self._seen(self.still, pushed & (move == 0), block),
+            moved=self.moved + int((pushed & (move > 0)).sum()),
+            last_lr=float(lr[-1]),
+            last_skipped=bool(block.skipped[-1]),
+        )
+
+    def _seen(self, times: Times, mask: Mask, block: Block) -> Times:
+        return times.and_entries(np.flatnonzero(mask), block.step, block.start)

@@ -1,0 +1,54 @@
+"""In which precision the layers run and keep their weights, folded: the latest of each layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.layer_course import MOST_LAYERS
+
+_HALF = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """One layer, as its latest sample shows it."""
+
+    flops: float | None  # of its matrix product, if it is one
+    runs_half: bool
+    keeps_float16: bool  # trainable weights
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionCourse:
+    """What is remembered of the layers' data types; `fold` makes a new one."""
+
+    layers: dict[str, Precision] = field(default_factory=dict)
+    sampled_steps: int = 0
+
+    def fold(self, block: Block) -> PrecisionCourse:
+        """The course with a block more."""
+        rows = block.layers
+        names, codes = rows.dtypes["output_dtype"]
+        seen = np.flatnonzero((rows.layer >= 0) & (codes >= 0))
+        if not len(seen) or not names:
+            return self
+        half = rows.has_dtype("output_dtype", *_HALF)
+        keeps = rows.has_dtype("param_dtype", "float16") & (rows.flags["trainable"] == 1)
+        flops = rows.numbers["flops"]
+        latest = seen[::-1][np.unique(rows.layer[seen][::-1], return_index=True)[1]]
+        layers = dict(self.layers)
+        for at in latest.tolist():
+            name = rows.names[rows.layer[at]]
+            if name in layers or len(layers) < MOST_LAYERS:
+                work = float(flops[at]) if flops[at] > 0 else None
+                layers[name] = Precision(work, bool(half[at]), bool(keeps[at]))
+        steps = len(np.unique(rows.step[seen]))
+        return replace(self, layers=layers, sampled_steps=self.sampled_steps + steps)
+
+    @property
+    def products(self) -> dict[str, Precision]:
+        """The layers that multiply matrices."""
+        return {name: one for name, one in self.layers.items() if one.flops is not None}

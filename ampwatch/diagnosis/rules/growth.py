@@ -1,0 +1,162 @@
+"""AMP106, AMP107, AMP109 and AMP416: a loss scale that is not where one expects it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.words import count_text, scale_text
+
+
+@rule(
+    "AMP106",
+    "scale-runaway",
+    Severity.WARNING,
+    Page(
+        meaning="The loss scale grows and grows and nothing ever overflows: there is nothing in "
+        "the gradients that could. At 2^128 it becomes inf and every step is skipped.",
+        looks="A scale of 2^64 or more.",
+        not_to_confuse="A high but steady scale of a model with small gradients, which overflows "
+        "now and then (AMP102).",
+        do="See whether gradients arrive at all: a detached loss, frozen parameters, a loss that "
+        "is constant or zero, gradients cleared between backward and step.",
+        example="growth_interval 1 on a model whose loss was detached: 2^70 after 54 steps.",
+    ),
+)
+def scale_runaway(case: Case) -> Iterator[Seen]:
+    """A scale that nothing holds."""
+    final, scale = case.final_scale, case.scale
+    if final is None or final < policy.RUNAWAY_SCALE:
+        return
+    norms = case.rate.tail.of("grad_norm")
+    gone = bool(len(norms) and (norms == 0).all())
+    yield Seen(
+        severity=Severity.WARNING,
+        first_step=scale.level_step if scale.level_step is not None else scale.first_step,
+        last_step=scale.last_step,
+        summary=f"The loss scale has grown to {scale_text(final)} and nothing overflows.",
+        cause="The gradients are exactly zero."
+        if gone
+        else "Gradients that survive such a scale are absent or vanish.",
+        action="Check that the loss reaches the parameters: not detached, not constant, and "
+        "zero_grad() not between backward() and step().",
+        evidence=(Evidence("scale", scale.last_step, final, policy.RUNAWAY_SCALE),),
+    )
+
+
+@rule(
+    "AMP107",
+    "scale-never-grows",
+    Severity.INFO,
+    Page(
+        meaning="The scale has never grown, because the run is shorter than growth_interval or "
+        "keeps losing the scaler's state, and gradients are lost that a higher scale would keep.",
+        looks="Underflow (AMP201) or resets (AMP108), and not one doubling in the record.",
+        not_to_confuse="A scale that need not grow: then no gradients are lost, and nothing is "
+        "said.",
+        do="A shorter growth_interval or a higher init_scale; save and load the scaler's state.",
+        example="growth_interval 2000 in a fine-tune of 600 steps that starts at 2^10.",
+    ),
+)
+def scale_never_grows(case: Case) -> Iterator[Seen]:
+    """No growth, where it costs gradients or where resets prevent it."""
+    scale = case.scale
+    if not scale.has_scaler or scale.growths or scale.first_accepted is None:
+        return
+    lost = case.layers.losing_layers()
+    if len(lost) == 0 and scale.resets < policy.LOST_GROWTH_RESETS:
+        return
+    steps = count_text(case.numbers.steps, "step")
+    yield Seen(
+        severity=Severity.WARNING if len(lost) else Severity.INFO,
+        first_step=scale.first_step,
+        last_step=scale.last_step,
+        summary=f"The loss scale has not grown in {steps}"
+        + (", and gradients are lost to underflow." if len(lost) else "."),
+        cause="Its state is lost again and again, so it never reaches a doubling."
+        if scale.resets
+        else f"It doubles after {scale.scaler.growth_interval:,} accepted steps in a row, and the "
+        "record has none such.",
+        action="Save scaler.state_dict() with the checkpoint and load it on resume."
+        if scale.resets
+        else "Give GradScaler a shorter growth_interval or a higher init_scale.",
+        evidence=(Evidence("growths", scale.last_step, 0.0, float(scale.scaler.growth_interval)),),
+    )
+
+
+@rule(
+    "AMP109",
+    "low-scale-by-design",
+    Severity.INFO,
+    Page(
+        meaning="The loss scale lives below 1 and the run is healthy: the loss is a sum over many "
+        "items, so its gradients are large. A number, not a fault.",
+        looks="Steps accepted at an established scale below 1, while the loss falls.",
+        not_to_confuse="AMP103 and AMP104, where a scale below 1 is the end of a fall.",
+        do="Nothing. Averaging the loss instead of summing it makes the scale easier to read.",
+        example="fairseq's sum-reduced cross entropy at a scale of 2^-3.",
+    ),
+)
+def low_scale_by_design(case: Case) -> Iterator[Seen]:
+    """A scale below 1 at which the run learns."""
+    scale, final = case.scale, case.final_scale
+    if final is None or final >= 1.0 or scale.low_scale_steps < policy.ESTABLISHED_STEPS:
+        return
+    if case.standing_fall is not None or scale.floor_steps is not None or not _loss_falls(case):
+        return
+    yield Seen(
+        severity=Severity.INFO,
+        first_step=scale.level_step,
+        last_step=scale.last_step,
+        summary=f"The loss scale is {scale_text(final)}, and the run is well.",
+        cause="Steps are accepted at this scale and the loss falls: a loss that is summed over "
+        "many items has large gradients.",
+        action="Nothing to do.",
+        evidence=(Evidence("scale", scale.last_step, final, 1.0),),
+    )
+
+
+def _loss_falls(case: Case) -> bool:
+    """Whether the last losses are below the first; unknown is no."""
+    head, tail = (rows.of("loss") for rows in (case.rate.head, case.rate.tail))
+    first, last = head[np.isfinite(head)], tail[np.isfinite(tail)]
+    few = policy.ESTABLISHED_STEPS
+    if len(first) < 2 * few:
+        return False
+    return bool(np.median(last[-few:]) < np.median(first[:few]))
+
+
+@rule(
+    "AMP416",
+    "scaler-recreated",
+    Severity.ERROR,
+    Page(
+        meaning="The loss scale begins anew again and again: a new GradScaler is made every epoch "
+        "or iteration, so it never learns a scale, and each time the search costs steps.",
+        looks="Three or more jumps back to the initial scale that nothing in the record explains.",
+        not_to_confuse="AMP108, one reset, which is usually a resume without the scaler's state.",
+        do="Make the GradScaler once, before the loop over epochs.",
+        example="scaler = GradScaler() inside `for epoch in ...`: 2^16 at the start of each.",
+    ),
+)
+def scaler_recreated(case: Case) -> Iterator[Seen]:
+    """Resets too many for resumes."""
+    scale = case.scale
+    if scale.resets < policy.RECREATED_RESETS or scale.reset_steps is None:
+        return
+    first, last = scale.reset_steps
+    yield Seen(
+        severity=Severity.ERROR,
+        first_step=first,
+        last_step=last,
+        summary=f"The loss scale began anew {scale.resets} times.",
+        cause=f"Each time it jumped back to its initial {scale_text(scale.scaler.initial)} and "
+        f"searched again: {count_text(scale.after_resets.skips, 'step')} skipped for it.",
+        action="Make one GradScaler before the training loop, and keep it.",
+        evidence=(Evidence("resets", last, float(scale.resets), policy.RECREATED_RESETS),),
+    )

@@ -1,0 +1,141 @@
+"""AMP205 and AMP208: layers that have hardly room left, or that no loss scale suits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.layer_course import LayerCourse
+from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.words import count_text, scale_text
+
+
+@rule(
+    "AMP205",
+    "low-headroom",
+    Severity.WARNING,
+    Page(
+        meaning="A layer's activations stay close to the end of half precision, or will soon reach "
+        "it at their present growth. The next spike overflows in the forward pass, where no loss "
+        "scale helps.",
+        looks="The largest activation within two octaves of 65504 in most samples, or its last "
+        "samples climb so that they pass it within 500 steps.",
+        not_to_confuse="AMP203: there it has happened. Gradients near the limit: the scale takes "
+        "care of those.",
+        do="Normalise what enters the layer, shrink its initial weights, run it in float32, or "
+        "use bf16, whose range is float32's.",
+        example="a feed-forward layer whose largest output doubles every 100 steps, now 16,000.",
+    ),
+)
+def low_headroom(case: Case) -> Iterator[Seen]:
+    """A layer that is near the end of its format, or due to reach it."""
+    near, due = _nearest(case.layers), _first_due(case.layers)
+    if near is None and due is None:
+        return
+    at = near if near is not None else due
+    assert at is not None
+    layers, name = case.layers, case.layers.names[at.layer]
+    step = int(layers.trend_steps[at.layer, -1])
+    yield Seen(
+        severity=Severity.WARNING,
+        first_step=int(at.since),
+        last_step=step,
+        layer=name,
+        summary=f"{name} has {at.octaves:.1f} octaves left below half precision's end"
+        + ("." if near is not None else f", and will pass it in about {at.steps:.0f} steps."),
+        cause="Its largest activation stays that close in most samples."
+        if near is not None
+        else f"Its largest activation has grown in its last {policy.TREND_SAMPLES} samples.",
+        action=f"Normalise what enters {name}, run it in float32, or use bf16. If it grows, look "
+        "at the learning rate and at what feeds it.",
+        evidence=(Evidence("log2_headroom", step, at.octaves, policy.LOW_HEADROOM_OCTAVES),),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    """A layer close to its format's end."""
+
+    layer: int
+    octaves: float
+    since: float
+    steps: float = 0.0
+
+
+def _nearest(layers: LayerCourse) -> _Close | None:
+    enough = layers.headrooms >= policy.LOW_HEADROOM_SAMPLES
+    at = np.flatnonzero(enough & (2 * layers.near > layers.headrooms))
+    # What was close long ago and is so no more is no finding.
+    at = at[layers.trend_values[at, -1] <= policy.LOW_HEADROOM_OCTAVES]
+    if not len(at):
+        return None
+    worst = int(at[np.argmin(layers.trend_values[at, -1])])
+    since = float(np.nanmin(layers.trend_steps[worst]))
+    return _Close(worst, float(layers.trend_values[worst, -1]), since)
+
+
+def _first_due(layers: LayerCourse) -> _Close | None:
+    """The layer that reaches its format's end first, if any does within the horizon."""
+    steps, values = layers.trend_steps, layers.trend_values
+    full = np.flatnonzero(~np.isnan(values).any(axis=1)) if len(values) else np.zeros(0, int)
+    steps, values = steps[full], values[full]
+    span, lost = steps[:, -1] - steps[:, 0], values[:, 0] - values[:, -1]
+    falling = (np.diff(values, axis=1) < 0).mean(axis=1) >= policy.TREND_FALLING_SHARE
+    with np.errstate(divide="ignore", invalid="ignore"):
+        left = np.maximum(values[:, -1], 0.0) * span / lost
+    due = falling & (span >= policy.TREND_STEPS) & (lost >= policy.TREND_OCTAVES)
+    due &= left <= policy.HEADROOM_HORIZON_STEPS
+    if not due.any():
+        return None
+    first = int(np.argmin(np.where(due, left, np.inf)))
+    return _Close(
+        int(full[first]), float(values[first, -1]), float(steps[first, 0]), float(left[first])
+    )
+
+
+@rule(
+    "AMP208",
+    "no-scale-fits",
+    Severity.WARNING,
+    Page(
+        meaning="No loss scale suits all layers: one loses its gradients to underflow below a "
+        "scale at which another already overflows.",
+        looks="In most samples the lowest scale that one layer needs is above the highest that "
+        "another (or the same) can bear.",
+        not_to_confuse="AMP201, where a higher scale would help.",
+        do="Run one of the two layers in float32, rescale its loss or its output, or use bf16.",
+        example="an embedding that needs 2^20 beside a head that bears 2^14.",
+    ),
+)
+def no_scale_fits(case: Case) -> Iterator[Seen]:
+    """Layers whose windows of loss scales do not meet."""
+    layers = case.layers
+    first, last = layers.first_conflict, layers.last_conflict
+    if first is None or last is None or layers.window_steps < policy.CONFLICT_SAMPLES:
+        return
+    if 2 * layers.conflicts <= layers.window_steps:
+        return
+    pair = last.needs_layer != last.bears_layer
+    yield Seen(
+        severity=Severity.WARNING,
+        first_step=first.step,
+        last_step=last.step,
+        layer=last.needs_layer,
+        summary=f"No loss scale suits {last.needs_layer}"
+        + (f" and {last.bears_layer} at once." if pair else ": its gradients are too wide."),
+        cause=f"{last.needs_layer} needs {_power(last.needs)} or more, "
+        f"{last.bears_layer if pair else 'and'} bears {_power(last.bears)} at most; so in "
+        f"{layers.conflicts} of {count_text(layers.window_steps, 'sample')}.",
+        action=f"Run {last.bears_layer} in float32, or use bf16.",
+        evidence=(Evidence("scale_low", last.step, last.needs, last.bears),),
+    )
+
+
+def _power(scale: float) -> str:
+    return scale_text(2.0 ** round(math.log2(scale))) if scale > 0 else scale_text(scale)

@@ -1,0 +1,186 @@
+"""AMP405 to AMP407, AMP414 and AMP502: who runs, and is kept, in half precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.ledger import FLOAT16_PARAMETERS
+from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.words import count_text, list_text
+
+
+@rule(
+    "AMP405",
+    "autocast-not-active",
+    Severity.WARNING,
+    Page(
+        meaning="The loss is scaled and no layer runs in half precision: all the risk of a "
+        "scaler and none of the speed.",
+        looks="Not one matrix product whose output is fp16 or bf16, in several samples.",
+        not_to_confuse="AMP502: there some layers do. A scaler that is disabled on purpose.",
+        do="Put the forward pass and the loss into `with torch.autocast(device, torch.float16)`. "
+        "Under DataParallel, autocast inside the model's forward: its state is per thread.",
+        example="with torch.autocast(...) around the optimizer's part of the loop only.",
+    ),
+)
+def autocast_not_active(case: Case) -> Iterator[Seen]:
+    """A scaler, and every product in float32."""
+    products = case.precision.products
+    if not case.scale.has_scaler or not products or _seen_too_seldom(case):
+        return
+    if any(one.runs_half for one in case.precision.layers.values()):
+        return
+    yield Seen(
+        severity=Severity.WARNING,
+        first_step=case.scale.first_step,
+        last_step=case.scale.last_step,
+        summary="The loss is scaled, and no layer runs in half precision.",
+        cause=f"All {count_text(len(products), 'layer')} that multiply matrices gave float32.",
+        action="Run the forward pass under torch.autocast(device, dtype=torch.float16).",
+        evidence=(Evidence("output_dtype", case.scale.last_step, "float32", "float16"),),
+    )
+
+
+@rule(
+    "AMP406",
+    "fp16-parameters",
+    Severity.ERROR,
+    Page(
+        meaning="The parameters themselves are float16. GradScaler refuses to unscale their "
+        "gradients, and small updates to such weights round to nothing.",
+        looks="torch's error about unscaling FP16 gradients.",
+        not_to_confuse="Autocast, which casts on the way and keeps the weights in float32. "
+        "Frozen float16 weights do no harm.",
+        do="Load or keep the model in float32 and let autocast cast; or train in bf16.",
+        example="model.half(), or from_pretrained(..., torch_dtype=torch.float16).",
+    ),
+)
+def fp16_parameters(case: Case) -> Iterator[Seen]:
+    """The scaler met float16 parameters."""
+    event = case.ledger.raised.get(FLOAT16_PARAMETERS)
+    if event is None:
+        return
+    named = [name for name, one in case.precision.layers.items() if one.keeps_float16]
+    yield Seen(
+        severity=Severity.ERROR,
+        first_step=event.step,
+        last_step=event.step,
+        layer=named[0] if len(named) == 1 else None,
+        ranks=(event.rank,),
+        summary="The parameters are float16, and the scaler cannot unscale their gradients.",
+        cause=f"{event.exception}: {FLOAT16_PARAMETERS}."
+        + (f" Among them {list_text(named)}." if named else ""),
+        action="Keep the weights in float32 (no model.half()) and let autocast cast.",
+        evidence=(Evidence("param_dtype", event.step, "float16", "float32"),),
+    )
+
+
+@rule(
+    "AMP407",
+    "scaler-with-bf16",
+    Severity.INFO,
+    Page(
+        meaning="The model runs in bf16 and the loss is scaled. bf16 has float32's range, so "
+        "there is nothing to scale for; each overflow the scaler provokes costs a step.",
+        looks="Autocast to bfloat16 only, and a loss scale.",
+        not_to_confuse="fp16, which needs the scaler.",
+        do="Leave out the GradScaler, or pass enabled=False.",
+        example="torch.autocast('cuda', torch.bfloat16) with GradScaler('cuda').",
+    ),
+)
+def scaler_with_bf16(case: Case) -> Iterator[Seen]:
+    """A scale that bf16 does not need."""
+    if not case.scale.has_scaler or case.numbers.autocast_dtypes != {"bfloat16"}:
+        return
+    yield Seen(
+        severity=Severity.INFO,
+        first_step=case.scale.first_step,
+        last_step=case.scale.last_step,
+        summary="The model runs in bf16, which needs no loss scale.",
+        cause="Autocast is on with bfloat16, whose range is float32's.",
+        action="Leave out the GradScaler, or make it with enabled=False.",
+        evidence=(Evidence("autocast_dtype", case.scale.first_step, "bfloat16"),),
+    )
+
+
+@rule(
+    "AMP414",
+    "eps-underflow",
+    Severity.ERROR,
+    Page(
+        meaning="The optimizer's eps is zero in the weights' own format, so nothing keeps its "
+        "division from 0 / 0: weights become nan within a few steps, with finite gradients.",
+        looks="float16 weights that are trained, and an eps below 2^-25.",
+        not_to_confuse="A normalisation layer's eps, which this does not look at.",
+        do="Keep the weights in float32; or set eps to 1e-4 or so.",
+        example="model.half() with Adam, whose eps is 1e-8.",
+    ),
+)
+def eps_underflow(case: Case) -> Iterator[Seen]:
+    """An eps that float16 weights cannot hold."""
+    kept = [name for name, one in case.precision.layers.items() if one.keeps_float16]
+    for event in case.ledger.optimizers:
+        tiny = [eps for eps in _each_eps(event.detail) if 0 < eps < policy.FLOAT16_TINY]
+        if kept and tiny:
+            yield Seen(
+                severity=Severity.ERROR,
+                first_step=event.step,
+                last_step=case.scale.last_step,
+                layer=kept[0] if len(kept) == 1 else None,
+                summary=f"The optimizer's eps of {tiny[0]:g} is zero in float16.",
+                cause=f"{count_text(len(kept), 'layer')} of float16 weights are trained, among "
+                f"them {list_text(kept)}; what is below 2^-25 rounds to zero there.",
+                action="Keep the weights in float32, or set the optimizer's eps to 1e-4.",
+                evidence=(Evidence("eps", event.step, tiny[0], policy.FLOAT16_TINY),),
+            )
+            return
+
+
+@rule(
+    "AMP502",
+    "autocast-not-helping",
+    Severity.INFO,
+    Page(
+        meaning="Most of the arithmetic runs in float32, so mixed precision saves little.",
+        looks="Of all operations in matrix products, less than half have an fp16 or bf16 output.",
+        not_to_confuse="AMP405, where none has.",
+        do="Move the large layers under autocast; keep only what needs it in float32.",
+        example="autocast(enabled=False) around the whole encoder.",
+    ),
+)
+def autocast_not_helping(case: Case) -> Iterator[Seen]:
+    """A minority of the work in half precision."""
+    products = case.precision.products
+    half = sum(one.flops or 0.0 for one in products.values() if one.runs_half)
+    total = sum(one.flops or 0.0 for one in products.values())
+    if not 0 < half < policy.HALF_WORK_SHARE * total or _seen_too_seldom(case):
+        return
+    wide = sorted((n for n, o in products.items() if not o.runs_half),
+                  key=lambda name: -(products[name].flops or 0.0))  # fmt: skip
+    share = 100 * half / total
+    yield Seen(
+        severity=Severity.INFO,
+        first_step=case.scale.first_step,
+        last_step=case.scale.last_step,
+        layer=wide[0],
+        summary=f"Only {share:.0f} % of the arithmetic runs in half precision.",
+        cause=f"The largest layers in float32 are {list_text(wide)}.",
+        action="Let autocast cover them, unless they need float32.",
+        evidence=(Evidence("flops", case.scale.last_step, half, total),),
+    )
+
+
+def _seen_too_seldom(case: Case) -> bool:
+    return case.precision.sampled_steps < policy.PRECISION_SAMPLES
+
+
+def _each_eps(detail: Mapping[str, Any]) -> Iterator[float]:
+    groups = detail.get("groups")
+    for group in groups if isinstance(groups, list) else []:
+        eps = group.get("eps") if isinstance(group, dict) else None
+        if isinstance(eps, (int, float)) and not isinstance(eps, bool):
+            yield float(eps)

@@ -1,0 +1,131 @@
+"""What layers say of room, scales and precision, each beside a healthy one."""
+
+from __future__ import annotations
+
+import pytest
+from hand_built import HandBuiltRun, event_table, layer_table, scaled_run, step_table
+
+from ampwatch.diagnosis import diagnose
+
+STEPS = range(30, 430, 50)
+
+
+def found(run):
+    """{code: severity} of a run."""
+    return {f.code: f.severity.value for f in diagnose(run).findings}
+
+
+def finding(run, code):
+    (one,) = [f for f in diagnose(run).findings if f.code == code]
+    return one
+
+
+def sampled(**columns):
+    """A run of 430 accepted steps, a layer `up` sampled eight times; columns by sample."""
+    rows = [
+        {"step": s, "layer": "up", **{n: v[i] for n, v in columns.items()}}
+        for i, s in enumerate(STEPS)
+    ]
+    return scaled_run([False] * 430, layers=layer_table(rows))
+
+
+def test_a_layer_that_stays_close_to_the_formats_end_is_named():
+    assert finding(sampled(log2_headroom=[1.5] * 8), "AMP205").layer == "up"
+    assert found(sampled(log2_headroom=[2.5] * 8)) == {}
+
+
+def test_a_layer_that_was_close_and_is_so_no_more_is_no_finding():
+    assert found(sampled(log2_headroom=[1.0] * 6 + [5.0] * 2)) == {}
+
+
+def test_a_layer_that_grows_towards_the_end_is_named_before_it_is_there():
+    run = sampled(log2_headroom=[8.0, 7.5, 7.0, 6.2, 5.5, 4.9, 4.3, 3.8])
+    assert "in about" in finding(run, "AMP205").summary
+
+
+@pytest.mark.parametrize(
+    "headroom",
+    [[8.0, 7.9, 7.8, 7.7, 7.6, 7.5, 7.4, 7.3], [8.0, 5.0, 8.0, 5.0, 8.0, 5.0, 8.0, 4.0]],
+)
+def test_a_slow_or_a_restless_layer_is_not_due(headroom):
+    assert found(sampled(log2_headroom=headroom)) == {}
+
+
+def two_layers(low, high):
+    rows = [
+        row
+        for s in STEPS
+        for row in ({"step": s, "layer": "embed", "scale_low": low, "scale_high": 2.0**40},
+                    {"step": s, "layer": "head", "scale_low": 1.0, "scale_high": high})
+    ]  # fmt: skip
+    return scaled_run([False] * 430, layers=layer_table(rows))
+
+
+def test_two_layers_whose_windows_do_not_meet_are_both_named():
+    one = finding(two_layers(2.0**20, 2.0**14), "AMP208")
+    assert "embed needs 2^20" in one.cause
+    assert "head bears 2^14" in one.cause
+
+
+def test_windows_that_meet_are_no_finding():
+    assert found(two_layers(2.0**14, 2.0**20)) == {}
+
+
+def precise(dtypes, *, scale=True, **more):
+    """Layers with as many flops as given, by (dtype, flops)."""
+    rows = [
+        {"step": s, "layer": f"l{i}", "output_dtype": dtype, "flops": flops, **more}
+        for s in STEPS
+        for i, (dtype, flops) in enumerate(dtypes)
+    ]
+    table = layer_table(rows)
+    return scaled_run([False] * 430, layers=table) if scale else HandBuiltRun(
+        step_table(loss=[1.0] * 430), layers=table
+    )  # fmt: skip
+
+
+def test_a_scaler_without_any_half_precision_is_said():
+    assert found(precise([("float32", 1e6), ("float32", 2e6)])) == {"AMP405": "warning"}
+    assert found(precise([("float32", 1e6)], scale=False)) == {}
+    assert found(precise([("float16", 1e6), ("float32", 1e5)])) == {}
+
+
+def test_layers_without_a_product_say_nothing_of_autocast():
+    assert found(precise([("float32", None)])) == {}
+
+
+def test_a_minority_in_half_precision_names_the_largest_wide_layer():
+    run = precise([("float16", 1e6), ("float32", 5e6), ("float32", 2e6)])
+    assert finding(run, "AMP502").layer == "l1"
+    assert finding(run, "AMP502").severity.value == "info"
+
+
+def test_torchs_refusal_to_unscale_names_the_parameters():
+    detail = {"type": "ValueError", "message": "Attempting to unscale FP16 gradients.",
+              "fatal": False}  # fmt: skip
+    run = scaled_run([False] * 30, events=event_table([(3, "exception", detail)]))
+    assert found(run)["AMP406"] == "error"
+
+
+def test_an_eps_that_float16_weights_cannot_hold_is_named():
+    groups = [{"lr": 0.1, "eps": 1e-8}]
+    events = event_table([(0, "optimizer", {"optimizer": 0, "groups": groups})])
+    kept = precise([("float16", 1e6)], param_dtype="float16", trainable=True)
+    kept.events = events
+    assert found(kept)["AMP414"] == "error"
+    wide = precise([("float16", 1e6)], param_dtype="float32", trainable=True)
+    wide.events = events
+    frozen = precise([("float16", 1e6)], param_dtype="float16", trainable=False)
+    frozen.events = events
+    assert "AMP414" not in {**found(wide), **found(frozen)}
+
+
+def test_bf16_needs_no_scaler_and_fp16_does():
+    def run(dtype):
+        base = scaled_run([False] * 30)
+        at = base.steps.schema.get_field_index("autocast_dtype")
+        base.steps = base.steps.set_column(at, "autocast_dtype", [[dtype] * 30])
+        return base
+
+    assert found(run("bfloat16")) == {"AMP407": "info"}
+    assert found(run("float16")) == {}

@@ -1,0 +1,84 @@
+"""Gradients and updates that do not go together, beside those that do."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from hand_built import HandBuiltRun, event_table, scaled_run, step_table
+
+from ampwatch.diagnosis import diagnose
+
+
+def found(run):
+    """{code: severity} of a run."""
+    return {f.code: f.severity.value for f in diagnose(run).findings}
+
+
+def with_columns(run, **columns):
+    for name, values in columns.items():
+        at = run.steps.schema.get_field_index(name)
+        field = run.steps.schema.field(at)
+        run.steps = run.steps.set_column(at, field, pa.array(values, field.type))
+    return run
+
+
+def test_torchs_complaint_about_missing_gradients_is_named():
+    detail = {"type": "AssertionError", "message": "No inf checks were recorded for this optimizer"}
+    run = scaled_run([False] * 3, events=event_table([(3, "exception", detail)]))
+    assert found(run)["AMP410"] == "error"
+
+
+def warmup(moves_on_skips):
+    skipped = [True] * 5 + [False] * 95
+    rate, lr = 0.0, []
+    for skip in skipped:
+        lr.append(rate)
+        rate += 0.001 if moves_on_skips or not skip else 0.0
+    return with_columns(scaled_run(skipped), lr=lr)
+
+
+def test_a_scheduler_that_moves_on_skips_is_said_and_one_that_waits_is_not():
+    assert found(warmup(moves_on_skips=True))["AMP411"] == "info"
+    assert "AMP411" not in found(warmup(moves_on_skips=False))
+
+
+def test_a_rate_that_changes_by_epochs_meets_a_skip_by_chance():
+    skipped = [True] * 5 + [False] * 95
+    assert "AMP411" not in found(with_columns(scaled_run(skipped), lr=[0.1] * 3 + [0.01] * 97))
+
+
+def gan(together):
+    """Two optimizers, a skip each 20 steps: of the second alone, or of both."""
+    skip = [s % 20 == 19 for s in range(400)]
+    first = skip if together else [False] * 400
+    scale = 2.0**16
+    rows = {"step": [], "optimizer": [], "skipped": [], "scale": [], "scale_after": []}
+    for step in range(400):
+        after = scale / 2 if skip[step] else scale
+        for number, skipped in enumerate((first[step], skip[step])):
+            values = (step, number, skipped, scale, after)
+            for column, value in zip(rows.values(), values, strict=True):
+                column.append(value)
+        scale = after
+    return HandBuiltRun(step_table(**rows))
+
+
+def test_one_optimizer_that_skips_alone_lowers_everyones_scale():
+    assert found(gan(together=False))["AMP413"] == "warning"
+    assert "AMP413" not in found(gan(together=True))
+
+
+def still(moves, **rest):
+    count = len(moves)
+    columns = {"lr": [0.1] * count, "grad_norm": [1.0] * count, **rest}
+    return with_columns(scaled_run([False] * count), update_norm=moves, **columns)
+
+
+def test_steps_that_move_nothing_are_lost_silently():
+    assert found(still([0.0] * 100))["AMP417"] == "error"
+
+
+def test_a_rate_of_zero_or_an_update_nobody_measured_is_no_silent_skip():
+    assert "AMP417" not in found(still([0.0] * 100, lr=[0.0] * 100))
+    assert "AMP417" not in found(still([0.0] * 100, grad_norm=[0.0] * 100))
+    assert "AMP417" not in found(still([None] * 100))
+    assert "AMP417" not in found(still([0.01] * 95 + [0.0] * 5))
