@@ -158,6 +158,14 @@ def test_clipping_that_always_binds_is_named_with_its_norm():
     assert "Clipping to 0.5 bound" in advice.because
 
 
+def test_trouble_at_a_rate_that_the_estimate_clears_is_not_blamed_on_it():
+    grad = np.concatenate([np.full(60, 1e-3), np.geomspace(1e-3, 0.1, 60)])
+    rows = with_columns(diverging(ratio=1e-6), grad_norm=grad, applied_norm=grad)
+    advice = look(rows, ADAM)
+    assert advice.action.value == "keep"
+    assert "the rate is not too high" in advice.because
+
+
 def test_more_than_64_times_too_high_says_to_apply_it_again():
     setup = Setup(groups=(Group(adaptive=False),))
     advice = look(plain(diverging(ratio=60.0, collapse=True), momentum=1e4), setup)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 import pytest
 from rate_shapes import action, course, falling, look
 
-from ampwatch.diagnosis.learning_rate import Setup, rows_of
+from ampwatch.diagnosis.learning_rate import RateState, Setup, advise, fold, rows_of
 
 CALM = {"keep", "unknown"}
 SEEDS = range(20)
@@ -105,3 +107,42 @@ def test_a_healthy_run_with_a_startup_search_keeps_its_rate():
 def test_a_run_that_has_hardly_begun_is_not_judged():
     assert action(course(np.full(3, 2.0), skipped=np.ones(3))) == "unknown"
     assert action(rows_of()) == "unknown"
+
+
+def wandering(rng, count, memory=0.99):
+    """Noise that remembers: what it is at one step it nearly is at the next."""
+    kicks = rng.standard_normal(count) * np.sqrt(1 - memory**2)
+    return np.fromiter(accumulate(kicks, lambda before, kick: before * memory + kick), float, count)
+
+
+def long_streams(rng, count):
+    """Healthy trainings of this many steps: loss, gradient norm, update ratio."""
+    base, flat = falling(count, 10, 2, speed=12), np.ones(count)
+    heavy = np.exp(0.3 * rng.standard_t(3, count)).clip(0.1, 10)
+    yield "white", base + 0.1 * rng.standard_normal(count), flat, 1e-3
+    wander = np.exp(0.5 * wandering(rng, count))
+    yield "wandering", base + 0.1 * wandering(rng, count), wander, 1e-3
+    yield "heavy tails", base * heavy, heavy**2, 1e-3
+    yield "growing gradients", base, np.geomspace(1, 6, count), np.geomspace(1e-2, 1e-4, count)
+    loss, grad, ratio = base.copy(), flat.copy(), np.full(count, 1e-3)
+    for at in rng.integers(2000, count - 500, 15):
+        spike = slice(at, at + int(rng.integers(20, 300)))
+        slope = np.linspace(1, 0, spike.stop - spike.start)
+        loss[spike] += 4 * slope
+        grad[spike] *= 1 + 7 * slope
+        ratio[spike] *= 1 + 4 * slope
+    yield "spikes that heal", loss, grad, ratio
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_long_healthy_streams_keep_their_rate_at_every_look(seed):
+    count = 40_000
+    for name, loss, grad, ratio in long_streams(np.random.default_rng(seed), count):
+        rows, state, at = (
+            course(loss, noise=0.02, seed=seed, grad=grad, ratio=ratio),
+            RateState(),
+            0,
+        )
+        for end in [*range(500, 5000, 750), *range(5000, count + 1, 5000)]:
+            state, at = fold(state, rows.part(at, end)), end
+            assert advise(state).action.value == "keep", (name, end)

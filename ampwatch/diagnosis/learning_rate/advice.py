@@ -33,6 +33,12 @@ def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
             "stayed within their bands: a change of the data or of the objective, not the rate."
         )
         return _keep(state, seen, because)
+    if cause is Cause.BELOW_LIMIT and seen.estimate is not None:
+        because = (
+            f"From step {seen.onset.step} {seen.onset.sign.value}, but the rate is not too high: "
+            f"{seen.estimate.arithmetic}, give or take {seen.estimate.half_width:g}."
+        )
+        return _keep(state, seen, because)
     if cause is not Cause.RATE:
         return _not_the_cause(seen, seen.attribution)
     if seen.onset.descending:

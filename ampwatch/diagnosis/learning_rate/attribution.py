@@ -26,6 +26,7 @@ class Cause(str, enum.Enum):
     DATA = "the data"
     OPERATION = "an operation that overflows"
     OBJECTIVE = "a change of the data or of the objective"
+    BELOW_LIMIT = "something else: the rate is low"
     UNDECIDED = "not recorded"
 
 

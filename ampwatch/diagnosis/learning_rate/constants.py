@@ -85,4 +85,5 @@ RAISE_FACTOR = 2.0
 
 # --- optimizers by behaviour ---
 SAME_OCTAVES = 0.35  # an identity holds within this: the update norm is an estimate
+PLAIN_OCTAVES = (-1.0, 4.3)  # update over rate x gradient: half, to 1 / (1 - 0.95)
 ADAPTIVE_SLOPE, PLAIN_SLOPE = 0.35, 0.65  # of log(update / rate) over log(gradient)

@@ -32,10 +32,11 @@ def family_of(rows: Rows, setup: Setup) -> Family:
         seen = _by_first_step(float(move[known][0]), float(gradient[known][0]), setup)
         if seen is not None:
             return seen
-    seen = _by_slope(move[known], gradient[known])
-    if seen is not None:
-        return seen
-    return _by_settings(setup)
+    seen, said = _by_slope(move[known], gradient[known]), _by_settings(setup)
+    if seen is Family.ADAPTIVE and said is Family.PLAIN:
+        # Momentum averages the gradient's changes away, but not its size.
+        return said if _is_about_the_gradient(move[known] - gradient[known]) else Family.UNKNOWN
+    return said if seen is None else seen
 
 
 def _felt(rows: Rows) -> Floats:
@@ -62,6 +63,12 @@ def _by_slope(move: Floats, gradient: Floats) -> Family | None:
     if slope < constants.ADAPTIVE_SLOPE:
         return Family.ADAPTIVE
     return Family.PLAIN if slope > constants.PLAIN_SLOPE else None
+
+
+def _is_about_the_gradient(octaves: Floats) -> bool:
+    """Whether updates are as large as rate x gradient, or as much larger as momentum makes them."""
+    low, high = constants.PLAIN_OCTAVES
+    return bool(low < float(np.median(octaves)) < high)
 
 
 def _by_settings(setup: Setup) -> Family:

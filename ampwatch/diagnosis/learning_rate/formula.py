@@ -27,6 +27,11 @@ class Estimate:
     arithmetic: str
 
     @property
+    def is_below_limit(self) -> bool:
+        """Whether even the far end of the interval says that the rate is not too high."""
+        return self.octaves + self.half_width < 0
+
+    @property
     def cut(self) -> float:
         """By how many octaves to lower the rate."""
         return max(constants.LEAST_CUT, self.octaves + self.margin)

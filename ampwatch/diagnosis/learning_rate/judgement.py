@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -72,15 +73,16 @@ def judge_rate(state: RateState) -> Judgement:
         return calm  # a flat loss alone is no trouble
     before, _ = rows_around(state, onset)
     learnt = _before_onset(state, before)
+    found = None if base is None else estimate(learnt, base, state.setup, collapsed=onset.collapsed)
+    if onset.early and found is not None and found.is_below_limit:
+        attribution = dataclasses.replace(attribution, cause=_unless_rate(attribution.cause))
     ideal = ideal_step(state, onset)
     return Judgement(
         base=base,
         accepted=int(before.accepted.sum()) if onset.row < len(state.head) else state.accepted,
         onset=onset,
         attribution=attribution,
-        estimate=None
-        if base is None
-        else estimate(learnt, base, state.setup, collapsed=onset.collapsed),
+        estimate=found,
         warmup=_warmup(before, base),
         binding_clip=_binding_clip(learnt),
         restart_from_step=ideal,
@@ -89,6 +91,11 @@ def judge_rate(state: RateState) -> Judgement:
         sees_course=calm.sees_course,
         sees_mechanism=calm.sees_mechanism,
     )
+
+
+def _unless_rate(cause: Cause) -> Cause:
+    """The same, but for a rate that the estimate clears."""
+    return Cause.BELOW_LIMIT if cause is Cause.RATE else cause
 
 
 def base_rate(state: RateState) -> float | None:
