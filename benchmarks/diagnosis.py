@@ -1,6 +1,6 @@
 """How right the diagnosis is: the gallery's trainings and long streams, scored by their labels.
 
-    python benchmarks/diagnosis.py [--only PATTERN] [--runs DIR] [--out FILE]
+    python benchmarks/diagnosis.py [--only PATTERN] [--seed N] [--runs DIR] [--out FILE]
 
 Runs are kept in DIR, so an interrupted benchmark goes on where it was. How soon a finding comes is
 measured as a live reader would see it: by diagnosing the rows up to a step, for ever later steps.
@@ -75,10 +75,12 @@ def main() -> None:
     began = time.perf_counter()
     cases, streams = chosen(all_cases(), options.only), chosen(all_streams(), options.only)
     lines: list[str] = []
-    for case in track(perform_missing(cases, options.runs), "trainings", total=len(cases)):
+    for case in track(
+        perform_missing(cases, options.runs, options.seed), "trainings", total=len(cases)
+    ):
         lines += _said(case.name, options.runs / case.name, case.label)
     for stream in track(streams, "streams"):
-        lines += _said(stream.name, write_stream(stream, options.runs), stream.label)
+        lines += _said(stream.name, write_stream(stream, options.runs, options.seed), stream.label)
     (options.runs / "findings.jsonl").write_text("\n".join(lines), "utf-8")
     open_cases = [case for case in cases if not case.held_out]
     held_out = [case for case in cases if case.held_out]
@@ -98,7 +100,8 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default=None, metavar="PATTERN", help="a name or a family")
-    parser.add_argument("--runs", type=Path, default=Path("gallery-runs"), help="kept runs")
+    parser.add_argument("--runs", type=Path, default=ROOT / "ampwatch-runs" / "gallery")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and of generated rows")
     parser.add_argument("--out", type=Path, default=None, help=f"such as {RESULTS.name}")
     return parser.parse_args()
 

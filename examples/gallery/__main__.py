@@ -37,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("--only", **only)
         if name in ("run", "streams"):
             verb.add_argument("--out", type=Path, required=True)
+            verb.add_argument("--seed", type=int, default=0)
         if name == "score":
             verb.add_argument("findings", type=argparse.FileType("r"))
     return parser
@@ -59,13 +60,14 @@ def _labels(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    for case in perform_missing(chosen(all_cases(), options.only), options.out):
+    cases = chosen(all_cases(), options.only)
+    for case in perform_missing(cases, options.out, options.seed):
         print(options.out / case.name)
 
 
 def _streams(options: argparse.Namespace) -> None:
     for stream in chosen(all_streams(), options.only):
-        print(write_stream(stream, options.out))
+        print(write_stream(stream, options.out, options.seed))
 
 
 def _score(options: argparse.Namespace) -> None:

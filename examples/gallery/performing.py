@@ -44,15 +44,15 @@ def perform(case: Case, out: Path, seed: int = 0) -> Path:
     return folder
 
 
-def perform_missing(cases: Iterable[Case], out: Path) -> Iterator[Case]:
-    """Train those cases that have no run yet, or whose source has changed; yields each."""
+def perform_missing(cases: Iterable[Case], out: Path, seed: int = 0) -> Iterator[Case]:
+    """Train those cases that have no run yet, or whose source or seed changed; yields each."""
     notes = out / ".performed"
     notes.mkdir(parents=True, exist_ok=True)
     for case in cases:
-        note, source = notes / f"{case.name}.json", _source(case)
+        note, source = notes / f"{case.name}.json", f"{_source(case)}-{seed}"
         if not note.exists() or json.loads(note.read_text("utf-8"))["source"] != source:
             began = time.perf_counter()
-            perform(case, out)
+            perform(case, out, seed)
             seconds = round(time.perf_counter() - began, 2)
             note.write_text(json.dumps({"source": source, "seconds": seconds}), "utf-8")
         yield case
