@@ -50,7 +50,9 @@ def test_an_early_divergence_lowers_the_rate_by_the_formula():
     x = 3.1 + 0.3 * math.log2(u)
     assert advice.factor == pytest.approx(2 ** -(x + 1.2))
     assert advice.recommended == pytest.approx(0.1 * advice.factor)
-    assert (advice.low, advice.high) == pytest.approx((0.1 * 2 ** -(x + 2.2), 0.1 * 2 ** (2.2 - x)))
+    assert (advice.low, advice.high) == pytest.approx(
+        (0.1 * 2 ** -(x + 1.25), 0.1 * 2 ** (2.25 - x))
+    )
     assert f"x = 3.1 + 0.3 log2 u = {x:.2f}" in advice.because
     assert advice.confidence == 0.9
 
@@ -95,7 +97,7 @@ def test_fewer_than_ten_accepted_steps_are_half_sure_at_most():
     assert advice.action.value == "lower"
     assert advice.confidence <= 0.5
     assert "no steady state yet" in advice.because
-    assert width(advice) > 4.4
+    assert width(advice) > width(look(diverging(), ADAM))
 
 
 def test_a_rate_still_rising_is_never_advised_above_what_was_in_force():

@@ -36,7 +36,7 @@ def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
     if cause is Cause.BELOW_LIMIT and seen.estimate is not None:
         because = (
             f"From step {seen.onset.step} {seen.onset.sign.value}, but the rate is not too high: "
-            f"{seen.estimate.arithmetic}, give or take {seen.estimate.half_width:g}."
+            f"{seen.estimate.arithmetic}, give or take {constants.CLEARED:g}."
         )
         return _keep(state, seen, because)
     if cause is not Cause.RATE:
@@ -143,14 +143,14 @@ def _lower(state: RateState, seen: Judgement) -> Advice:
             "More than 64 times too high: one cut often fails, apply the advice to the new log."
         )
     reasons += _notes(state, seen)
-    high, low = -(found.octaves - found.half_width), -(found.octaves + found.half_width)
+    low, high = found.limits(base)
     advice = Advice(
         Action.LOWER,
         " ".join(reasons),
         current=base,
         recommended=base * factor,
-        low=base * 2.0**low,
-        high=base * 2.0**high,
+        low=low,
+        high=high,
         factor=factor,
         group=state.setup.lead_group,
         confidence=_confidence(found),
@@ -253,7 +253,7 @@ def advise_together(states: Sequence[RateState]) -> Advice:
         return advise(states[-1])
     # Independent estimates of one limit: their mean in octaves, held between what is known to
     # work and what is known to fail.
-    limits = [math.log2(j.base) - j.estimate.octaves for _, j in failed if j.base and j.estimate]
+    limits = [_log2_limit(j.base, j.estimate) for _, j in failed if j.base and j.estimate]
     widths = [j.estimate.half_width for _, j in failed if j.estimate]
     weights = [width**-2 for width in widths]
     limit = sum(w * x for w, x in zip(weights, limits, strict=True)) / sum(weights)
@@ -279,3 +279,9 @@ def advise_together(states: Sequence[RateState]) -> Advice:
         low=2.0 ** max(limit - half, floor),
         high=2.0 ** min(limit + half, ceiling),
     )
+
+
+def _log2_limit(base: float, found: Estimate) -> float:
+    """The middle of one run's interval, in octaves."""
+    low, high = found.limits(base)
+    return (math.log2(low) + math.log2(high)) / 2

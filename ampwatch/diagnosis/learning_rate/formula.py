@@ -28,8 +28,13 @@ class Estimate:
 
     @property
     def is_below_limit(self) -> bool:
-        """Whether even the far end of the interval says that the rate is not too high."""
-        return self.octaves + self.half_width < 0
+        """Whether the estimate lies so far below the limit that the rate is not too high."""
+        return self.update is not None and self.octaves + constants.CLEARED < 0
+
+    def limits(self, base: float) -> tuple[float, float]:
+        """The 90 % interval of the highest stable rate."""
+        middle = self.octaves - constants.SHIFT
+        return base * 2.0 ** -(middle + self.half_width), base * 2.0 ** -(middle - self.half_width)
 
     @property
     def cut(self) -> float:
