@@ -241,7 +241,7 @@ def scheduler_on_skipped_step(stage: Stage, fault: bool) -> None:
     taken = 0
     with stage.watch(scale, model):
         for step in range(STEPS):
-            set_rate(optimizer, 0.02 * min(1.0, (taken + 1) / 10))
+            set_rate(optimizer, 0.02 * min(1.0, (taken + 1) / 40))
             optimizer.zero_grad()
             scale.scale(_loss(model, step)).backward()
             scale.step(optimizer)

@@ -346,7 +346,7 @@ def _both(output: Tensor, target: Tensor) -> Tensor:
     return (output[:, :4] - target).abs().mean() + output[:, 4:].sum(-1).abs().mean()
 
 
-@FAMILY.fault(Label(("AMP208",), may=("AMP201", "AMP101", "AMP102"), advice=NOT_THE_RATE, onset=0))
+@FAMILY.fault(Label(("AMP208",), may=("AMP107", "AMP201"), advice=NOT_THE_RATE, onset=0))
 def no_scale_fits(stage: Stage, fault: bool) -> None:
     """One branch caps the scale where the other's gradients are long gone."""
     model = _TwoScales(2.0**18 if fault else 1.0)

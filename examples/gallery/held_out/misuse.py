@@ -134,7 +134,9 @@ def recommender_without_scaler(stage: Stage, fault: bool) -> None:
             scale.update()
 
 
-@FAMILY.fault(_misuse("AMP406", "AMP902", "AMP415"), issue="TheLastBen/fast-stable-diffusion#1975")
+@FAMILY.fault(
+    _misuse("AMP406", "AMP902", "AMP414", "AMP415"), issue="TheLastBen/fast-stable-diffusion#1975"
+)
 def half_experts(stage: Stage, fault: bool) -> None:
     """Two of four experts were loaded in fp16."""
     model = strange.Experts()
