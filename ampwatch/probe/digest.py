@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,13 +29,12 @@ STEP_COLUMNS = tuple(SCHEMAS[Table.STEPS].names)
 class Digest:
     """Turns records into the columns of each table; remembers what later rows need."""
 
-    def __init__(
-        self, survey: Survey, param_groups: Callable[[int], int | None] = lambda _position: None
-    ) -> None:
+    def __init__(self, survey: Survey) -> None:
+        self._groups: dict[int, int] = {}  # the parameters' groups in their optimizer
         self._mover = Mover(survey)
         self._layers = LayerLog(survey)
         self._culprits = CulpritFinder(survey)
-        self._details = LayerDigester(survey, param_groups)
+        self._details = LayerDigester(survey, self._groups.get)
         self._correction: dict[int, float] = {}  # exact over estimated weight norm, by optimizer
         self._inner_autocast: str | None = None  # where autocast is entered inside the model
 
@@ -78,6 +77,8 @@ class Digest:
         known = self._layers.last()
         details = None
         if record.layers is not None:
+            for turn in record.turns:
+                self._groups.update(zip(turn.positions, turn.groups, strict=True))
             details = self._details.digest(
                 record.layers, record.pack.values, scale_of(record), record.step
             )

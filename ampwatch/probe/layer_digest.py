@@ -13,17 +13,23 @@ from typing import Any
 import numpy as np
 
 from ampwatch.probe import exponents
-from ampwatch.probe.capture import LayerCapture, TensorCapture, VisitCapture, dtype_name
+from ampwatch.probe.capture import LayerCapture, TensorCapture, VisitCapture
+from ampwatch.probe.layer_info import (
+    INFO_COLUMNS,
+    LayerInfo,
+    parameter_info,
+    says_the_same,
+    visit_info,
+    without_none,
+)
 from ampwatch.probe.models import Layer, Survey
-from ampwatch.probe.products import product_of
 from ampwatch.probe.tensors import is_mask, largest, magnitude
-from ampwatch.rows import DTYPE_NUMBERS, EXPONENT_BINS, SCHEMAS, Table
+from ampwatch.rows import EXPONENT_BINS
 
 Columns = dict[str, list[Any]]
 
 # The half formats only: the others have room to spare.
 LARGEST_VALUES = {"float16": exponents.FLOAT16_MAX, "bfloat16": float.fromhex("0x1.fep127")}
-_INFO_COLUMNS = [name for name in SCHEMAS[Table.LAYER_INFO].names if name != "step"]
 _NEVER_RAN = "never ran"
 _NO_TENSORS = "no tensors in or out"
 
@@ -54,28 +60,6 @@ CELL_COLUMNS = tuple(LayerCells.__dataclass_fields__)
 
 
 @dataclass(frozen=True, slots=True)
-class LayerInfo:
-    """What seldom changes; named as the columns are, data types by their number."""
-
-    layer: int
-    name: str
-    order: int | None = None
-    kind: str = ""
-    trainable: bool | None = None
-    param_group: int | None = None
-    weight_shape: list[int] | None = None
-    rows: int | None = None
-    flops: float | None = None
-    observed: str | None = None
-    input_dtype: int | None = None
-    param_dtype: int | None = None
-    output_dtype: int | None = None
-    param_grad_dtype: int | None = None
-    out_grad_dtype: int | None = None
-    autocast: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class LayerDigest:
     """A sampled step's layers: each one's figures, and what is new to tell of them."""
 
@@ -95,7 +79,7 @@ class LayerDigest:
     def info_rows(self) -> Columns:
         """The columns of `Table.LAYER_INFO` for what has changed."""
         columns: Columns = {"step": [self.step] * len(self.changed)}
-        for name in _INFO_COLUMNS:
+        for name in INFO_COLUMNS:
             columns[name] = [getattr(info, name) for info in self.changed]
         return columns
 
@@ -160,7 +144,7 @@ class LayerDigester:
         for layer in self.survey.layers:
             info = self._info(layer, capture, visits.get(layer.number), tensors)
             before = self._told.get(layer.number)
-            if before is None or not _says_the_same(before, info):
+            if before is None or not says_the_same(before, info):
                 self._told[layer.number] = info
                 changed.append(info)
         return tuple(changed)
@@ -172,12 +156,13 @@ class LayerDigester:
         visit: VisitCapture | None,
         tensors: Sequence[_Figures],
     ) -> LayerInfo:
-        known: dict[str, Any] = _parameter_info(layer, self.survey, capture)
+        known: dict[str, Any] = parameter_info(layer, self.survey, capture)
         before = self._told.get(layer.number)
         if visit is not None:
-            known |= _visit_info(layer, visit, tensors)
+            grad_dtypes = (tensors[at].capture.grad_dtype for at in visit.outputs)
+            known |= visit_info(layer, visit, grad_dtypes)
         elif before is not None and layer.number in self._ever_ran:
-            known = {**_without_none(asdict(before)), **_without_none(known)}
+            known = {**without_none(asdict(before)), **without_none(known)}
         known |= {
             "layer": layer.number,
             "name": layer.name,
@@ -303,62 +288,3 @@ def _headroom(outputs: Iterable[_Figures]) -> float | None:
 
 def _once(tensors: Iterable[_Figures]) -> list[_Figures]:
     return list({id(tensor): tensor for tensor in tensors}.values())
-
-
-# -- what seldom changes ---------------------------------------------------------------------------
-
-
-def _parameter_info(layer: Layer, survey: Survey, capture: LayerCapture) -> dict[str, Any]:
-    held = [survey.parameters[position] for position in layer.weights]
-    if not held:
-        return {}
-    # A lazy parameter has no shape before the first forward.
-    shaped = [parameter for parameter in held if not hasattr(parameter, "materialize")]
-    matrix = next((parameter for parameter in shaped if parameter.ndim >= 2), None)
-    weight = matrix if matrix is not None else next(iter(shaped), None)
-    grad_dtypes = [capture.param_grad_dtypes.get(position) for position in layer.weights]
-    return {
-        "trainable": any(parameter.requires_grad for parameter in held),
-        "weight_shape": None if weight is None else list(weight.shape),
-        "param_dtype": _number(dtype_name(held[0].dtype)),
-        "param_grad_dtype": _number(next((d for d in grad_dtypes if d is not None), None)),
-    }
-
-
-def _visit_info(layer: Layer, visit: VisitCapture, tensors: Sequence[_Figures]) -> dict[str, Any]:
-    product = None
-    if visit.output_shape is not None:
-        product = product_of(layer.module, visit.input_shapes, visit.output_shape)
-    grad_dtypes = (tensors[at].capture.grad_dtype for at in visit.outputs)
-    return {
-        "order": visit.order,
-        "rows": None if product is None else product.rows,
-        "flops": None if product is None else product.flops,
-        "input_dtype": _number(visit.input_dtype),
-        "output_dtype": _number(visit.output_dtype),
-        "out_grad_dtype": _number(next((d for d in grad_dtypes if d is not None), None)),
-        "autocast": visit.autocast,
-    }
-
-
-def _number(dtype: str | None) -> int | None:
-    return None if dtype is None else DTYPE_NUMBERS.get(dtype, DTYPE_NUMBERS["other"])
-
-
-def _without_none(known: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in known.items() if value is not None}
-
-
-def _says_the_same(before: LayerInfo, now: LayerInfo) -> bool:
-    """Whether nothing worth a row has changed.
-
-    Sequences of varying length would tell every layer anew at every sample: rows and operations
-    count as changed when they have doubled or halved.
-    """
-    for name in _INFO_COLUMNS:
-        old, new = getattr(before, name), getattr(now, name)
-        if name in {"rows", "flops"} and old and new and 0.5 < new / old < 2.0:
-            continue
-        if old != new:
-            return False
-    return True

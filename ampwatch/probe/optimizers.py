@@ -41,6 +41,7 @@ class OptimizerView:
         self._reference = weakref.ref(optimizer)  # its state may be twice the model
         self.parameters: list[Tensor] = []
         self.observed: list[Tensor] = []  # those whose norms and updates are taken
+        self.groups: list[int] = []  # each parameter's
         self.positions: list[int] = []  # in the survey; -1 for a parameter of no watched model
         self.slices = Slices((), ())
         self.meter = GradientMeter(())
@@ -79,6 +80,7 @@ class OptimizerView:
             return False
         self._counts = counts
         self.parameters = [p for group in groups for p in group["params"]]
+        self.groups = [number for number, count in enumerate(counts) for _ in range(count)]
         self.positions = [self._known.get(id(p), -1) for p in self.parameters]
         trained = [p for p in self.parameters if p.requires_grad]
         places = {0, len(trained) // 2, len(trained) - 1} if trained else ()
@@ -87,10 +89,6 @@ class OptimizerView:
         self.slices = Slices(self.observed, range(len(self.observed)))
         self.meter = GradientMeter(self.observed)
         return True
-
-    def group_of_parameter(self) -> list[int]:
-        """The group's number for each parameter."""
-        return [number for number, count in enumerate(self._counts) for _ in range(count)]
 
     def rates(self, optimizer: Any) -> tuple[list[float], list[float]]:
         """Each group's rate now, and its base rate.

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 
 from ampwatch.probe.culprit import Culprit, LayerState, StepState, find_culprit
-from ampwatch.probe.layer_digest import LARGEST_VALUES, LayerCells, LayerDigest, LayerInfo
+from ampwatch.probe.layer_digest import LARGEST_VALUES, LayerCells, LayerDigest
+from ampwatch.probe.layer_info import LayerInfo
 from ampwatch.probe.models import Layer, Survey
 from ampwatch.rows import DTYPES
 

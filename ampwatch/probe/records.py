@@ -30,6 +30,7 @@ class Loss:
 class Turn:
     """One optimizer's part of a step."""
 
+    groups: Sequence[int] = ()  # each parameter's group
     lrs: Sequence[float] = ()
     lr_bases: Sequence[float] = ()
     norms: NormCapture | None = None

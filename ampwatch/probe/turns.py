@@ -239,7 +239,7 @@ class Turns:
         stepped = False if view.hooked else None
         losses = self._losses.hand_over(view.sentinels)
         turn = Turn(view.number, view.positions, losses)
-        turn.stepped = stepped
+        turn.stepped, turn.groups = stepped, view.groups
         record.turns.append(turn)
         return turn
 

@@ -429,3 +429,19 @@ def test_gradients_made_by_hand_leave_the_loss_unknown(tmp_path):
     run = trainer.read()
     assert column(run, "loss") == [None] * 30
     assert None not in column(run, "grad_norm_applied")
+
+
+def test_layers_know_the_group_of_their_parameters(tmp_path):
+    trainer = Trainer(tmp_path)
+    first, _, last = trainer.model
+    trainer.optimizer = torch.optim.SGD(
+        [{"params": last.parameters()}, {"params": first.parameters()}], lr=0.1
+    )
+    trainer.step()
+    rows = trainer.read().layers.to_pylist()
+    assert {row["layer"]: row["param_group"] for row in rows} == {
+        "(root)": None,
+        "0": 1,
+        "1": None,
+        "2": 0,
+    }
