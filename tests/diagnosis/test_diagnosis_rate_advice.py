@@ -100,6 +100,15 @@ def test_fewer_than_ten_accepted_steps_are_half_sure_at_most():
     assert width(advice) > width(look(diverging(), ADAM))
 
 
+def test_a_loss_that_never_fell_while_the_weights_grew_is_the_rate():
+    rows = course(np.full(300, 2.3), noise=0.02, ratio=0.05, lr=0.1)
+    grown = with_columns(rows, param_norm=np.linspace(10, 60, 300))
+    advice = look(grown, ADAM)
+    assert advice.action.value == "lower"
+    assert "the loss did not fall, with weight norm" in advice.because
+    assert action(rows, ADAM) == "keep"
+
+
 def test_a_rate_still_rising_is_never_advised_above_what_was_in_force():
     count = np.arange(120)
     rows = diverging(ratio=0.0005, lr=0.1 * (count + 1) / 1000, base=0.1, collapse=True)

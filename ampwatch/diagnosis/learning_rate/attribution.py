@@ -60,6 +60,9 @@ def attribute(state: RateState, onset: Onset) -> Attribution:
     data = _data(accepted, after)
     if data is not None:
         return Attribution(Cause.DATA, (data,))
+    if onset.sign is Sign.NO_LEARNING:
+        grown = _early_growth(state)
+        return Attribution(Cause.OBJECTIVE) if grown is None else Attribution(Cause.RATE, (grown,))
     proofs = [*_by_updates(state, onset, accepted, after), *_by_loss(state, onset, after)]
     if proofs:
         return Attribution(Cause.RATE, tuple(proofs))
@@ -203,6 +206,19 @@ def _growth(state: RateState, accepted: Rows) -> float | None:
     first = norms[np.isfinite(norms) & (norms > 0)][:1]
     last = _median(accepted.of("param_norm")[-3:])
     return None if not len(first) or last is None else last / float(first[0])
+
+
+def _early_growth(state: RateState) -> Proof | None:
+    """Weights that grew fast while nothing was learnt; slow tasks leave theirs as they are."""
+    rows = state.head.where(state.head.accepted).part(0, constants.NO_LEARNING_STEPS)
+    norms = rows.of("param_norm")
+    known = norms[np.isfinite(norms) & (norms > 0)]
+    if len(known) < constants.POINT_STEPS:
+        return None
+    first, last = float(known[0]), float(np.median(known[-constants.POINT_STEPS :]))
+    if last < constants.IDLE_GROWTH * first:
+        return None
+    return Proof("weight norm", int(_at(rows.of("step"), len(rows) - 1)), last, first)
 
 
 def _percentile(past: Floats, now: Floats) -> float | None:
