@@ -14,7 +14,6 @@ import os
 import platform
 import statistics
 import sys
-import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 import ampwatch  # noqa: E402 - the checkout's own, found above
 from ampwatch.diagnosis import RULES, Diagnosis  # noqa: E402
 from examples.gallery.courses import write_stream  # noqa: E402
-from examples.gallery.performing import chosen, perform_missing  # noqa: E402
+from examples.gallery.performing import chosen, perform_missing, seconds_trained  # noqa: E402
 from examples.gallery.registry import all_cases  # noqa: E402
 from examples.gallery.scoring import Score, Tally, read_answers, score  # noqa: E402
 from examples.gallery.streams import all_streams  # noqa: E402
@@ -72,7 +71,6 @@ class Part:
 def main() -> None:
     options = _options()
     options.runs.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
     cases, streams = chosen(all_cases(), options.only), chosen(all_streams(), options.only)
     lines: list[str] = []
     for case in track(
@@ -91,7 +89,7 @@ def main() -> None:
         )
         if some
     ]  # fmt: skip
-    text = _report(parts, cases, time.perf_counter() - began)
+    text = _report(parts, cases, seconds_trained(cases, options.runs))
     print(text)
     if options.out:
         options.out.write_text(_with_explanations(text, options.out), "utf-8")
@@ -170,8 +168,8 @@ def _report(parts: Sequence[Part], cases: Sequence[Any], seconds: float) -> str:
     head = (
         f"# The diagnosis on the fault gallery\n\n{_machine()}\n{len(cases)} trainings "
         f"({sum(case.twin_of is not None for case in cases)} of them healthy twins), "
-        f"{recreated} re-create one of {len(cited)} public threads; {seconds:.0f} s. "
-        "Precision and recall count warnings and errors.\n"
+        f"{recreated} re-create one of {len(cited)} public threads; trained in "
+        f"{seconds:.0f} s. Precision and recall count warnings and errors.\n"
     )
     return "\n".join([head, _totals(parts), *(_details(part) for part in parts)])
 

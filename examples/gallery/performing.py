@@ -58,6 +58,12 @@ def perform_missing(cases: Iterable[Case], out: Path, seed: int = 0) -> Iterator
         yield case
 
 
+def seconds_trained(cases: Iterable[Case], out: Path) -> float:
+    """How long these cases took, whenever that was."""
+    notes = (out / ".performed" / f"{case.name}.json" for case in cases)
+    return float(sum(json.loads(note.read_text("utf-8"))["seconds"] for note in notes))
+
+
 def _source(case: Case) -> str:
     """A digest of the code that makes this case."""
     files = (_HERE / "parts.py", case.source)

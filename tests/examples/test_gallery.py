@@ -115,3 +115,19 @@ def test_labels_are_printed_as_json() -> None:
     assert cases[0]["must"] == ["AMP402"]
     assert cases[1]["must"] == []
     assert cases[1]["twin_of"] == "update-missing"
+
+
+def test_the_benchmark_scores_a_case_and_keeps_what_was_written_by_hand(tmp_path: Path) -> None:
+    out = tmp_path / "figures.md"
+    out.write_text(
+        "stale figures\n<!-- explanations, by hand; kept when the figures are renewed -->\nmine\n"
+    )
+    command = [sys.executable, "benchmarks/diagnosis.py", "--only", "half-meets-float*"]
+    subprocess.run(
+        [*command, "--runs", str(tmp_path / "runs"), "--out", str(out)],
+        cwd=ROOT, check=True, capture_output=True,
+    )  # fmt: skip
+    text = out.read_text()
+    assert "| AMP415 |  | 1 | 0 | 0 | 0 (0) |" in text
+    assert "stale figures" not in text
+    assert text.endswith("mine\n")
