@@ -270,3 +270,84 @@ def curriculum_switch(stage: Stage) -> None:
     """The task changes in mid-run: the loss jumps up and falls again."""
     model = Tower()
     Loop(model, _curriculum, optimizer=_adam(model), steps=300, clip=1.0).run(stage)
+
+
+@FAMILY.benign(issue="neosr-project/neosr#31")
+def two_scalers_one_watch(stage: Stage) -> None:
+    """Maker and judge have a scaler each; the watch is given both models and one of the scalers."""
+    models, scalers = (Tower(), Tower()), (scaler(), scaler())
+    optimizers = [_adam(model) for model in models]
+    with stage.watch(scalers[0], {"maker": models[0], "judge": models[1]}):
+        for step in range(80):
+            x, y = regression(step)
+            for model, scale, optimizer in zip(models, scalers, optimizers, strict=True):
+                with autocast():
+                    loss = squared(model(x), y)
+                optimizer.zero_grad()
+                scale.scale(loss).backward()
+                scale.step(optimizer)
+                scale.update()
+
+
+@FAMILY.benign()
+def gradient_penalty(stage: Stage) -> None:
+    """The norm of the input's gradient is part of the loss, as the documentation says."""
+    model, scale = Tower(), scaler()
+    optimizer = _adam(model)
+    with stage.watch(scale, model):
+        for step in range(100):
+            x, y = regression(step)
+            x.requires_grad_()
+            with autocast():
+                loss = squared(model(x), y)
+            slopes = torch.autograd.grad(scale.scale(loss), x, create_graph=True)[0]
+            with autocast():
+                loss = loss + 0.1 * (slopes / scale.get_scale()).float().norm()
+            optimizer.zero_grad()
+            scale.scale(loss).backward()
+            scale.step(optimizer)
+            scale.update()
+
+
+class _Adapted(nn.Module):
+    """A frozen layer with a low-rank addition that begins at zero."""
+
+    def __init__(self, frozen: nn.Linear) -> None:
+        super().__init__()
+        self.frozen = frozen
+        self.into = nn.Parameter(0.1 * torch.randn(4, frozen.in_features))
+        self.out = nn.Parameter(torch.zeros(frozen.out_features, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.frozen(x) + x @ self.into.T @ self.out.T
+
+
+@FAMILY.benign()
+def low_rank_adapters(stage: Stage) -> None:
+    """Only the adapters of a frozen model learn; half of them begin at zero."""
+    frozen = nn.Linear(16, 32), nn.Linear(32, 4)
+    for layer in frozen:
+        layer.requires_grad_(requires_grad=False)
+    model = nn.Sequential(_Adapted(frozen[0]), nn.GELU(), _Adapted(frozen[1]))
+    learning = [p for p in model.parameters() if p.requires_grad]
+    Loop(model, optimizer=torch.optim.AdamW(learning, lr=1e-2), steps=150).run(stage)
+
+
+@FAMILY.benign()
+def fixed_scale_and_an_average(stage: Stage) -> None:
+    """The scale is set to 1024 at every update, and an averaged copy is evaluated each step."""
+    model, scale = Tower(), scaler(1024.0)
+    optimizer = _adam(model)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    with stage.watch(scale, model):
+        for step in range(100):
+            x, y = regression(step)
+            with autocast():
+                loss = squared(model(x), y)
+            optimizer.zero_grad()
+            scale.scale(loss).backward()
+            scale.step(optimizer)
+            scale.update(1024.0)
+            average.update_parameters(model)
+            with torch.no_grad():
+                average(x)

@@ -23,12 +23,6 @@ from examples.gallery.parts import (
 from examples.gallery.vocabulary import Family, Stage
 
 FAMILY = Family("held-out", held_out=True)
-NOT_THE_RATE = "not-the-cause"
-FALL = ("AMP101", "AMP104", "AMP105")
-COURSE = (
-    "AMP101", "AMP103", "AMP104", "AMP105", "AMP202", "AMP203", "AMP204", "AMP205", "AMP207",
-    "AMP304", "AMP307",
-)  # fmt: skip
 
 
 def _adam(model: nn.Module, rate: float = 3e-3) -> torch.optim.Optimizer:
@@ -152,3 +146,44 @@ def spike_that_heals(stage: Stage) -> None:
     grown = scaler(2.0**14, 25)
     Loop(model, loss_of=loss_of, optimizer=_adam(model), scaler=grown, steps=250, clip=1.0,
          before=before).run(stage)  # fmt: skip
+
+
+@FAMILY.benign()
+def sparse_table(stage: Stage) -> None:
+    """A sparse embedding with SparseAdam beside a dense head with Adam, under one scaler."""
+    table, head = nn.Embedding(8, 16, sparse=True), nn.Linear(16, 8)
+    model, scale = nn.Sequential(table, head), scaler()
+    sparse = torch.optim.SparseAdam(table.parameters(), lr=1e-2)
+    dense = torch.optim.Adam(head.parameters(), lr=1e-2)
+    with stage.watch(scale, model):
+        for step in range(100):
+            text, following = tokens(step)
+            with autocast():
+                loss = entropy(model(text), following)
+            for optimizer in (sparse, dense):
+                optimizer.zero_grad()
+            scale.scale(loss).backward()
+            for optimizer in (sparse, dense):
+                scale.step(optimizer)
+            scale.update()
+
+
+@FAMILY.benign()
+def two_tasks_weighted_by_learnt_doubt(stage: Stage) -> None:
+    """Two losses from one mixer, weighed by parameters that learn; the sum may become negative."""
+    model, scale = strange.Mixer(), scaler()
+    doubts = nn.Parameter(torch.zeros(2))
+    model.register_parameter("doubts", doubts)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    with stage.watch(scale, model):
+        for step in range(150):
+            x, labels = images(step)
+            with autocast():
+                logits = model(x).float()
+            first = nn.functional.cross_entropy(logits, labels)
+            second = (logits.mean(-1) ** 2).mean()
+            losses = torch.stack([first, second])
+            optimizer.zero_grad()
+            scale.scale((losses * torch.exp(-doubts) + doubts).sum()).backward()
+            scale.step(optimizer)
+            scale.update()

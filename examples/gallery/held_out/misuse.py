@@ -21,7 +21,6 @@ from examples.gallery.vocabulary import Family, Label, Stage
 
 FAMILY = Family("held-out", held_out=True)
 NOT_THE_RATE = "not-the-cause"
-FALL = ("AMP101", "AMP104", "AMP105")
 COURSE = (
     "AMP101", "AMP103", "AMP104", "AMP105", "AMP202", "AMP203", "AMP204", "AMP205", "AMP207",
     "AMP304", "AMP307",
