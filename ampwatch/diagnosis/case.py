@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.batch_course import BatchCourse
 from ampwatch.diagnosis.episodes import Fall, Span
 from ampwatch.diagnosis.layer_course import LayerCourse
 from ampwatch.diagnosis.learning_rate import Judgement, RateState, judge_rate
@@ -68,6 +69,11 @@ class Case:
     def loop(self) -> LoopCourse:
         """What the loop did with rates and optimizers around skips."""
         return self.state.loop
+
+    @property
+    def batches(self) -> BatchCourse:
+        """Batches that stood out."""
+        return self.state.batches
 
     @property
     def rate(self) -> RateState:

@@ -30,6 +30,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     # Scaled gradients in the update look like far too high a rate.
     "AMP301": ("AMP404", "AMP209"),
     "AMP302": ("AMP404", "AMP209"),
+    "AMP307": _RATE,
     "AMP902": ("AMP415", "AMP506", "AMP402", "AMP406", "AMP410"),
 }
 

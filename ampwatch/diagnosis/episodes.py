@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,6 +21,15 @@ class Scaler:
     growth_factor: float
     growth_interval: int
     floor: float | None
+    backoff_factor: float = 0.5
+
+    @property
+    def tooth_skips(self) -> int:
+        """How many skips undo one growth, and one more: an overflow may need one halving more."""
+        if not (self.growth_factor > 1.0 > self.backoff_factor > 0.0):
+            return policy.SAWTOOTH_SKIPS
+        undone = math.log(self.growth_factor) / -math.log(self.backoff_factor)
+        return max(policy.SAWTOOTH_SKIPS, math.ceil(undone - 1e-9) + 1)
 
     @property
     def close_steps(self) -> int:
@@ -59,6 +69,7 @@ class Episode:
     from_reset: bool
     first_scale: float
     skips_before: int  # of the run
+    tooth_skips: int  # at most, if it is one tooth of a saw
     last: int = 0
     last_step: int = 0
     skips: int = 0
@@ -69,7 +80,7 @@ class Episode:
     @property
     def is_tooth(self) -> bool:
         """Whether it is the price of a growth just before."""
-        return self.from_growth and self.skips <= policy.SAWTOOTH_SKIPS
+        return self.from_growth and self.skips <= self.tooth_skips
 
     @property
     def is_fall(self) -> bool:

@@ -160,6 +160,8 @@ class LayerCourse:
 
     def _with_windows(self, rows: LayerRows, layer: Integers, good: Mask) -> LayerCourse:
         low, high = rows.numbers["scale_low"], rows.numbers["scale_high"]
+        # A tail that is lost is normal: a layer needs a scale when it loses most.
+        low = np.where(rows.numbers["underflow_share"] >= policy.UNDERFLOW_SHARE, low, np.nan)
         keep = good & (np.isfinite(low) | np.isfinite(high))
         if not keep.any():
             return self
@@ -167,8 +169,11 @@ class LayerCourse:
         high = np.where(np.isfinite(high), high, np.inf)[keep]
         layer, step = layer[keep], rows.step[keep]
         begin = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
-        needs = np.maximum.reduceat(low, begin)
         bears = np.minimum.reduceat(high, begin)
+        # What lies so far beyond is the tail of a histogram drawn out, not a scale anyone needs.
+        most = np.repeat(bears, np.diff(np.append(begin, len(step))))
+        low[low > most * 2.0**policy.CONFLICT_MOST_OCTAVES] = -np.inf
+        needs = np.maximum.reduceat(low, begin)
         bad = np.flatnonzero(needs > bears * 2.0**policy.CONFLICT_OCTAVES)
         course = replace(
             self,

@@ -15,6 +15,16 @@ NO_GRADIENTS = "No inf checks were recorded"
 FLOAT16_PARAMETERS = "Attempting to unscale FP16 gradients"
 TELLING_TEXTS = (NO_GRADIENTS, FLOAT16_PARAMETERS)
 
+_CHANGES = frozenset(
+    kind.value
+    for kind in (
+        EventKind.STATE_LOADED,
+        EventKind.OPTIMIZER_REPLACED,
+        EventKind.SCALER_REPLACED,
+        EventKind.BATCH_SIZE_CHANGED,
+    )
+)
+_MOST_CHANGES = 64
 _MOST_KEPT = 16
 _MOST_REASONS = 8
 _MOST_CODES = 64
@@ -28,6 +38,7 @@ class Ledger:
     misuse: dict[str, Event] = field(default_factory=dict)  # the first of each code
     raised: dict[str, Event] = field(default_factory=dict)  # the first with each telling text
     optimizers: tuple[Event, ...] = ()  # as first described, a few
+    changes: tuple[Event, ...] = ()  # the last few that may make a run jump
     fatal: tuple[Event, ...] = ()  # the last few exceptions that ended training
     gap_reasons: frozenset[str] = frozenset()
     gap_ranks: frozenset[int] = frozenset()
@@ -66,6 +77,8 @@ class Ledger:
             self._take_exception(event)
         elif event.kind == EventKind.OPTIMIZER.value:
             self.optimizers = (*self.optimizers, event)[:_MOST_KEPT]
+        elif event.kind in _CHANGES:
+            self.changes = (*self.changes, event)[-_MOST_CHANGES:]
         elif event.kind == EventKind.GAP.value:
             self._take_gap(event)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.signals import Mask
@@ -20,6 +21,7 @@ class LoopCourse:
     skipped_in_part: Times = field(default_factory=Times)
     still: Times = field(default_factory=Times)  # accepted, with a rate and a gradient, unmoved
     moved: int = 0  # accepted steps that moved the weights
+    jumps: tuple[tuple[int, float, float], ...] = ()  # step, rate before, rate: the last few
     last_lr: float = float("nan")
     last_skipped: bool = False
 
@@ -31,6 +33,12 @@ class LoopCourse:
         lr_before = np.concatenate(([self.last_lr], lr[:-1]))
         skipped_before = np.concatenate(([self.last_skipped], block.skipped[:-1]))
         known = skipped_before & np.isfinite(lr) & np.isfinite(lr_before)
+        leapt = (lr >= policy.JUMP_RATE * lr_before) & (lr_before > 0)
+        leapt &= np.arange(block.start, block.start + len(block)) >= policy.JUMP_LEAST_POSITION
+        jumps = [
+            (int(block.step[at]), float(lr_before[at]), float(lr[at]))
+            for at in np.flatnonzero(leapt)[-policy.MOST_JUMPS :]
+        ]
         move = columns["update_norm"]
         pushed = ~block.skipped & (lr > 0) & np.isfinite(columns["grad_norm"])
         pushed &= columns["grad_norm"] > 0
@@ -41,6 +49,7 @@ class LoopCourse:
             skipped_in_part=self._seen(self.skipped_in_part, block.skipped_in_part, block),
             still=self._seen(self.still, pushed & (move == 0), block),
             moved=self.moved + int((pushed & (move > 0)).sum()),
+            jumps=(*self.jumps, *jumps)[-policy.MOST_JUMPS :],
             last_lr=float(lr[-1]),
             last_skipped=bool(block.skipped[-1]),
         )

@@ -12,6 +12,9 @@ from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.signals import Event, Flags, Integers, Mask
 from ampwatch.rows import EventKind
 
+# torch's own words for a step that no update closed.
+SECOND_STEP = "step() has already been called since the last update()"
+
 # What an overflow's direction says of the forward pass of its step; the later outweighs.
 _FORWARD_OF = {"backward": 1, "loss": 1, "forward": 0, "input": 0, "weights": 0}
 
@@ -104,7 +107,7 @@ class NumberCourse:
     def _take_events(self, block: Block) -> None:
         for event in block.events:
             position = block.position(event.step)
-            if event.kind == EventKind.EXCEPTION.value and event.detail.get("second_step"):
+            if event.kind == EventKind.EXCEPTION.value and _is_second_step(event):
                 self.second_steps = self.second_steps.and_at(event.step, position)
             if _traced_to(event, "weights"):
                 self.bad_weights = self.bad_weights.and_at(event.step, position)
@@ -126,6 +129,11 @@ def bad_input(block: Block) -> Mask:
     """Which entries' input was not finite."""
     told = [event.step for event in block.events if _traced_to(event, "input")]
     return np.asarray((block.input_finite == 0) | np.isin(block.step, told))
+
+
+def _is_second_step(event: Event) -> bool:
+    told = SECOND_STEP in str(event.detail.get("message", ""))
+    return bool(event.detail.get("second_step")) or told
 
 
 def _traced_to(event: Event, direction: str) -> bool:

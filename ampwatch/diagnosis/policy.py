@@ -107,3 +107,29 @@ PRECISION_SAMPLES = 3
 # Two layers' windows that miss each other by an octave, in most judged samples.
 CONFLICT_SAMPLES = 5
 CONFLICT_OCTAVES = 1.0
+CONFLICT_MOST_OCTAVES = 24.0
+
+# A batch stands out when its input is 5 times, or its loss 4 times, its recent median (measured on
+# bad batches among 18 small trainings), the update before it being ordinary: at most 3 times its
+# own median; and half as far off the window's largest. Recent: 64 steps, and 20 at least.
+BATCH_INPUT, BATCH_LOSS, BATCH_UPDATE = 5.0, 4.0, 3.0
+BATCH_WINDOW, BATCH_LEAST = 64, 20
+# Isolated: most of the next 8 steps are within twice the median again.
+BATCH_AFTER, BATCH_CALM = 8, 2.0
+# No more candidates are looked at in one block: a loss that leaps all the time has no outliers.
+BATCH_CANDIDATES = 64
+
+# A gradient norm four times higher over the last four fifths of the record, rising from each fifth
+# of that to the next; shorter records have no such windows.
+# While the loss is within a fiftieth of its best, a rising norm is no trouble.
+DRIFT_LOSS = 1.02
+DRIFT_FACTOR, DRIFT_PART, DRIFT_WINDOWS, DRIFT_ROWS = 4.0, 0.8, 5, 100
+
+# Trouble within 30 steps of an event is put down to it; a rate that doubles at once is one, except
+# in the first steps of a warm-up, which always doubles there.
+JUMP_STEPS = 30
+JUMP_RATE = 2.0
+JUMP_LEAST_POSITION = 20
+MOST_JUMPS = 64
+# "Diverging": the loss stands this far above where it began.
+DIVERGED_LOSS = 1.2

@@ -110,7 +110,7 @@ class ScaleCourse:
         where = np.array([position - block.start for position, _ in self.levels], np.int64)
         values = np.array([before, *(level for _, level in self.levels)])
         level = values[np.searchsorted(where, np.arange(len(block)), side="right")]
-        return np.asarray(scale > level * 2.0**-policy.COLLAPSE_OCTAVES)
+        return np.asarray(np.isnan(level) | (scale > level * 2.0**-policy.COLLAPSE_OCTAVES))
 
     # --- one block -------------------------------------------------------------------------------
 
@@ -256,6 +256,7 @@ class ScaleCourse:
             from_reset=near,
             first_scale=segment.scale,
             skips_before=skips_before,
+            tooth_skips=self.scaler.tooth_skips,
         )
 
     def _level_before(self) -> float | None:

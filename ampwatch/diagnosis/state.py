@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis import learning_rate, policy
+from ampwatch.diagnosis.batch_course import BatchCourse
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.episodes import Scaler
 from ampwatch.diagnosis.layer_course import LayerCourse
@@ -34,6 +35,7 @@ class State:
     layers: LayerCourse = field(default_factory=LayerCourse)
     rate: learning_rate.RateState = field(default_factory=learning_rate.RateState)
     precision: PrecisionCourse = field(default_factory=PrecisionCourse)
+    batches: BatchCourse = field(default_factory=BatchCourse)
     loop: LoopCourse = field(default_factory=LoopCourse)
     setup: RateSetup = field(default_factory=RateSetup)
 
@@ -63,6 +65,7 @@ class State:
         self.loop = self.loop.fold(block)
         self.setup = self.setup.fold(block)
         rows = rate_rows(block, forward)
+        self.batches = self.batches.fold(self.rate.tail, rows, block.start)
         self.rate = learning_rate.fold(self.rate, rows, self.setup.shown())
 
     def finish(self) -> None:
@@ -81,6 +84,7 @@ def new_state(info: Info) -> State:
                 growth_factor=positive(scaler.get("growth_factor")) or 2.0,
                 growth_interval=max(1, int(min(interval, policy.LONGEST_INTERVAL))),
                 floor=positive(scaler.get("min_scale")),
+                backoff_factor=positive(scaler.get("backoff_factor")) or 0.5,
             )
         )
     )

@@ -51,11 +51,12 @@ def test_a_slow_or_a_restless_layer_is_not_due(headroom):
     assert found(sampled(log2_headroom=headroom)) == {}
 
 
-def two_layers(low, high):
+def two_layers(low, high, share=0.9):
     rows = [
         row
         for s in STEPS
-        for row in ({"step": s, "layer": "embed", "scale_low": low, "scale_high": 2.0**40},
+        for row in ({"step": s, "layer": "embed", "scale_low": low, "scale_high": 2.0**40,
+                     "underflow_share": share},
                     {"step": s, "layer": "head", "scale_low": 1.0, "scale_high": high})
     ]  # fmt: skip
     return scaled_run([False] * 430, layers=layer_table(rows))
@@ -67,8 +68,18 @@ def test_two_layers_whose_windows_do_not_meet_are_both_named():
     assert "head bears 2^14" in one.cause
 
 
-def test_windows_that_meet_are_no_finding():
-    assert found(two_layers(2.0**14, 2.0**20)) == {}
+def test_windows_that_meet_or_a_tail_that_is_lost_are_no_conflict():
+    assert "AMP208" not in found(two_layers(2.0**14, 2.0**20))
+    assert found(two_layers(2.0**20, 2.0**14, share=0.2)) == {}
+
+
+def test_a_layer_that_loses_its_gradients_at_the_ceiling_is_told_so():
+    rows = [{"step": s, "layer": "small", "underflow_share": 0.9} for s in STEPS]
+    table = layer_table(rows)
+    capped = scaled_run([True] * 12 + [False] * 418, layers=table)
+    assert "still loses" in finding(capped, "AMP208").summary
+    assert finding(capped, "AMP201").because_of == "AMP208"
+    assert "AMP208" not in found(scaled_run([False] * 430, layers=table))
 
 
 def precise(dtypes, *, scale=True, **more):

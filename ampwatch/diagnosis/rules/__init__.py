@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ampwatch.diagnosis.registry import Rule
 from ampwatch.diagnosis.rules import (
+    course,
     growth,
     headroom,
     loop,
@@ -30,12 +31,16 @@ RULES: tuple[Rule, ...] = (
     numbers.forward_overflow,
     numbers.loss_not_finite,
     headroom.low_headroom,
+    course.bad_batch,
     numbers.weights_not_finite,
     headroom.no_scale_fits,
     numbers.non_finite_input,
     rate.learning_rate_too_high,
     rate.warmup_too_steep,
+    course.gradient_norm_drift,
     rate.learning_rate_could_rise,
+    course.jump_at_event,
+    course.diverging_without_overflow,
     loop.clip_before_unscale,
     loop.update_missing,
     loop.step_bypasses_scaler,

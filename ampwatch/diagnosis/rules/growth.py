@@ -68,7 +68,8 @@ def scale_never_grows(case: Case) -> Iterator[Seen]:
     scale = case.scale
     if not scale.has_scaler or scale.growths or scale.first_accepted is None:
         return
-    lost = case.layers.losing_layers()
+    # A scale that has overflowed is as high as it can be.
+    lost = case.layers.losing_layers() if not scale.skips else ()
     if len(lost) == 0 and scale.resets < policy.LOST_GROWTH_RESETS:
         return
     steps = count_text(case.numbers.steps, "step")

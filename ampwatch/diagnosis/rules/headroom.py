@@ -106,8 +106,9 @@ def _first_due(layers: LayerCourse) -> _Close | None:
     Page(
         meaning="No loss scale suits all layers: one loses its gradients to underflow below a "
         "scale at which another already overflows.",
-        looks="In most samples the lowest scale that one layer needs is above the highest that "
-        "another (or the same) can bear.",
+        looks="A layer loses most of its gradients, and the lowest scale that would keep them is "
+        "above the highest that another (or itself) can bear, in most samples; or the scale "
+        "stands at a ceiling that overflows have shown.",
         not_to_confuse="AMP201, where a higher scale would help.",
         do="Run one of the two layers in float32, rescale its loss or its output, or use bf16.",
         example="an embedding that needs 2^20 beside a head that bears 2^14.",
@@ -117,9 +118,9 @@ def no_scale_fits(case: Case) -> Iterator[Seen]:
     """Layers whose windows of loss scales do not meet."""
     layers = case.layers
     first, last = layers.first_conflict, layers.last_conflict
-    if first is None or last is None or layers.window_steps < policy.CONFLICT_SAMPLES:
-        return
-    if 2 * layers.conflicts <= layers.window_steps:
+    often = 2 * layers.conflicts > layers.window_steps >= policy.CONFLICT_SAMPLES
+    if first is None or last is None or not often:
+        yield from _lost_at_the_ceiling(case)
         return
     pair = last.needs_layer != last.bears_layer
     yield Seen(
@@ -134,6 +135,30 @@ def no_scale_fits(case: Case) -> Iterator[Seen]:
         f"{layers.conflicts} of {count_text(layers.window_steps, 'sample')}.",
         action=f"Run {last.bears_layer} in float32, or use bf16.",
         evidence=(Evidence("scale_low", last.step, last.needs, last.bears),),
+    )
+
+
+def _lost_at_the_ceiling(case: Case) -> Iterator[Seen]:
+    """Gradients that only a higher scale would save, at the highest that does not overflow."""
+    layers, scale = case.layers, case.scale
+    lost = layers.losing_layers()
+    capped = case.teeth.episodes > 0 or scale.startup_skips > 0
+    if not len(lost) or not capped or case.is_searching or case.standing_fall is not None:
+        return
+    worst = int(lost[np.argmax(layers.share_sum[lost] / layers.samples[lost])])
+    name, final = layers.names[worst], scale_text(case.final_scale)
+    last = int(layers.last_step[worst])
+    share = float(layers.share_sum[worst] / layers.samples[worst])
+    yield Seen(
+        severity=Severity.WARNING,
+        first_step=int(layers.first_step[worst]),
+        last_step=last,
+        layer=name,
+        summary=f"No loss scale suits {name} and the rest: at {final} it still loses gradients.",
+        cause="A higher scale overflows, as the skips show, and at this one most of its gradients "
+        "are below half precision's smallest normal number.",
+        action="Run the layer that overflows in float32, or use bf16.",
+        evidence=(Evidence("underflow_share", last, share, policy.UNDERFLOW_SHARE),),
     )
 
 

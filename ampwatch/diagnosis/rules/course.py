@@ -1,0 +1,204 @@
+"""AMP206, AMP304, AMP306 and AMP307: what the course of loss and gradients tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.learning_rate.course import points
+from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.signals import Floats, Integers
+from ampwatch.diagnosis.words import count_text
+
+_NAMES = {"input_amax": "largest input", "loss": "loss"}
+
+
+@rule(
+    "AMP206",
+    "bad-batch",
+    Severity.WARNING,
+    Page(
+        meaning="Now and then a batch overflows, or its loss leaps, because of what is in it: the "
+        "steps before were ordinary.",
+        looks="An isolated overflow or leap of the loss, with the input's maximum 5 times or the "
+        "loss 4 times its recent median, after an ordinary update.",
+        not_to_confuse="AMP102, an overflow just after the scale grew; AMP301, where updates grow "
+        "first; AMP303, which is about how the run got over it.",
+        do="Look at that batch: outliers, a corrupt file, a missing normalisation. Clip or filter "
+        "the input.",
+        example="one image in float values of 0 to 65535 among images of 0 to 1.",
+    ),
+)
+def bad_batch(case: Case) -> Iterator[Seen]:
+    """Isolated batches that stand out."""
+    times, first = case.batches.times, case.batches.first
+    if first is None or case.judgement.is_the_rate:
+        return
+    name = _NAMES[first.signal]
+    # One leap of the loss may have other reasons; an outlying input is the data's own fault.
+    over = first.signal == "loss" and times.count == 1 and not case.stands(times)
+    yield Seen(
+        severity=Severity.INFO if over else Severity.WARNING,
+        first_step=times.first_step,
+        last_step=times.last_step,
+        summary=f"{count_text(times.count, 'batch', 'batches')} stood out from those before"
+        + (", and the run got over it." if over else "."),
+        cause=f"At step {first.step} the {name} was {first.value:.3g}, "
+        f"{first.value / first.median:.0f} times its recent median, after an ordinary update.",
+        action=f"Look at the batch of step {first.step}; clip or filter such inputs.",
+        evidence=(Evidence(first.signal, first.step, first.value, first.median),),
+    )
+
+
+@rule(
+    "AMP304",
+    "gradient-norm-drift",
+    Severity.WARNING,
+    Page(
+        meaning="The gradient norm climbs and climbs, long before anything overflows: an early "
+        "sign that the run is on its way out of its stable range.",
+        looks="Four times higher over the last four fifths of the record, each fifth of that "
+        "above the one before, while the loss makes no progress any more.",
+        not_to_confuse="A jump at one moment (AMP306); a norm that settles at a new level.",
+        do="Look at the largest layers' gradients; lower the rate or clip before it overflows.",
+        example="a norm of 0.5 at step 2,000, 0.9 at 4,000, 2.3 at 8,000.",
+    ),
+)
+def gradient_norm_drift(case: Case) -> Iterator[Seen]:
+    """A gradient norm that only ever rises."""
+    drift = _drift(case)
+    if drift is None:
+        return
+    began, first, last = drift
+    yield Seen(
+        severity=Severity.WARNING,
+        first_step=began,
+        last_step=case.scale.last_step,
+        summary=f"The gradient norm has drifted up {last / first:.0f} times.",
+        cause=f"From {first:.3g} at step {began} to {last:.3g}, rising in every part of the "
+        "record since.",
+        action="Clip the gradients, or lower the rate, before they overflow; save a checkpoint.",
+        evidence=(Evidence("grad_norm", case.scale.last_step, last, first),),
+    )
+
+
+def _drift(case: Case) -> tuple[int, float, float] | None:
+    """Since when, from what, to what the norm rose in every window of the late record."""
+    if case.rate.rows < policy.DRIFT_ROWS:
+        return None
+    sketch = points(case.rate)
+    late = sketch.start >= (1.0 - policy.DRIFT_PART) * case.rate.rows
+    norm, at = sketch.rows.of("grad_norm")[late], sketch.start[late]
+    windows = np.array_split(np.arange(len(norm)), policy.DRIFT_WINDOWS)
+    if any(np.isfinite(norm[part]).sum() < 1 for part in windows):
+        return None
+    medians: Floats = np.array([np.nanmedian(norm[part]) for part in windows])
+    if (np.diff(medians) <= 0).any() or medians[-1] < policy.DRIFT_FACTOR * medians[0]:
+        return None
+    if _still_learns(sketch.rows.of("loss")[late], windows):
+        return None
+    began = int(sketch.rows.of("step")[late][0]) if len(at) else 0
+    return began, float(medians[0]), float(medians[-1])
+
+
+def _still_learns(loss: Floats, windows: list[Integers]) -> bool:
+    """Whether the last losses are the lowest yet: then a rising norm does no harm."""
+    known = [part[np.isfinite(loss[part])] for part in windows]
+    medians = [float(np.median(loss[part])) for part in known if len(part)]
+    return len(medians) > 1 and medians[-1] < policy.DRIFT_LOSS * min(medians[:-1])
+
+
+@rule(
+    "AMP306",
+    "jump-at-event",
+    Severity.WARNING,
+    Page(
+        meaning="The trouble began right after something was changed: a state was loaded, an "
+        "optimizer or the scaler was replaced, the rate was at least doubled, the batch size "
+        "changed.",
+        looks="The onset within 30 steps after such an event, which the record holds.",
+        not_to_confuse="AMP301, where nothing but the rate itself is to blame. A rate that is "
+        "lowered is never a cause.",
+        do="Undo that change, or make it gradual: load the optimizer's and the scaler's state "
+        "with the model's, warm up after a change of rate or batch size.",
+        example="a resume without the optimizer's state at step 5,000: the loss leaps at 5,003.",
+    ),
+)
+def jump_at_event(case: Case) -> Iterator[Seen]:
+    """Trouble that began with a change."""
+    onset = case.judgement.onset
+    if onset is None:
+        return
+    changes = [(e.step, _said(e.kind)) for e in case.ledger.changes]
+    changes += [
+        (step, f"the rate went from {before:.3g} to {after:.3g}")
+        for step, before, after in case.loop.jumps
+    ]
+    near = [c for c in changes if 0 <= onset.step - c[0] <= policy.JUMP_STEPS]
+    start = case.scale.first_step or 0
+    near = [change for change in near if change[0] > start]
+    if not near:
+        return
+    step, what = max(near)
+    yield Seen(
+        severity=Severity.WARNING,
+        first_step=step,
+        last_step=onset.step,
+        summary=f"The trouble began {count_text(onset.step - step, 'step')} after {what}.",
+        cause=f"From step {onset.step} {onset.sign.value}; at step {step} {what}.",
+        action="Undo that change, or make it gradual.",
+        evidence=(Evidence("step", onset.step, float(onset.step), float(step)),),
+    )
+
+
+def _said(kind: str) -> str:
+    return {
+        "state-loaded": "a state was loaded",
+        "optimizer-replaced": "the optimizer was replaced",
+        "scaler-replaced": "the scaler was replaced",
+        "batch-size-changed": "the batch size changed",
+    }[kind]
+
+
+@rule(
+    "AMP307",
+    "diverging-without-overflow",
+    Severity.ERROR,
+    Page(
+        meaning="The loss runs away and the loss scale does not notice: nothing overflows, every "
+        "step is taken, and each makes it worse.",
+        looks="A loss at least 1.2 times its first value and no better than before, updates or "
+        "weights out of their band before it, and no skips.",
+        not_to_confuse="A loss that rises in health (one half of an adversarial pair): its "
+        "updates stay in their band. AMP103, where the scale falls.",
+        do="As for AMP301, which names the cause.",
+        example="a loss of 2.3 that stands at 40 after 200 steps, at a steady scale of 2^16.",
+    ),
+)
+def diverging_without_overflow(case: Case) -> Iterator[Seen]:
+    """A loss that the rate drives away while the scale is steady."""
+    judged = case.judgement
+    onset = judged.onset
+    if onset is None or not judged.is_the_rate or onset.collapsed or onset.descending:
+        return
+    head, tail = (rows.of("loss") for rows in (case.rate.head, case.rate.tail))
+    known, late = head[np.isfinite(head)], tail[np.isfinite(tail)]
+    if not len(known) or known[0] <= 0 or case.standing_fall is not None:
+        return
+    first, last = float(known[0]), float(np.median(late[-policy.ESTABLISHED_STEPS :]))
+    if last < policy.DIVERGED_LOSS * first:
+        return
+    yield Seen(
+        severity=Severity.ERROR,
+        first_step=onset.step,
+        last_step=case.scale.last_step,
+        summary=f"The loss diverges without an overflow: {first:.4g} at first, {last:.4g} now.",
+        cause=f"From step {onset.step} {onset.sign.value}, and the updates were out of their "
+        "band before.",
+        action="See the advice on the learning rate.",
+        evidence=(Evidence("loss", case.scale.last_step, last, first),),
+    )

@@ -1,0 +1,139 @@
+"""What the course of loss and gradients tells, beside courses that only look so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hand_built import event_table, scaled_run
+
+from ampwatch.diagnosis import diagnose
+
+
+def found(run):
+    """{code: severity} of a run."""
+    return {f.code: f.severity.value for f in diagnose(run).findings}
+
+
+def finding(run, code):
+    (one,) = [f for f in diagnose(run).findings if f.code == code]
+    return one
+
+
+def run_with(skipped, events=(), **columns):
+    run = scaled_run(
+        skipped, events=event_table(events), loss=list(columns.pop("loss", [])) or None
+    )
+    for name, values in columns.items():
+        at = run.steps.schema.get_field_index(name)
+        field = run.steps.schema.field(at)
+        run.steps = run.steps.set_column(at, field, pa.array(values, field.type))
+    return run
+
+
+def ordinary(count, **columns):
+    return {"input_amax": [3.0] * count, "update_norm": [0.01] * count, "lr": [0.1] * count,
+            "loss": [1.0] * count, **columns}  # fmt: skip
+
+
+def with_one(value, at, count, usual):
+    values = [usual] * count
+    values[at] = value
+    return values
+
+
+def test_a_batch_with_an_outlying_input_is_named_with_its_step():
+    skipped = with_one(True, 60, 200, False)
+    run = run_with(skipped, **ordinary(200, input_amax=with_one(300.0, 60, 200, 3.0)))
+    one = finding(run, "AMP206")
+    assert (one.severity.value, one.first_step) == ("warning", 60)
+    assert "100 times" in one.cause
+
+
+def test_a_lonely_leap_of_the_loss_that_healed_is_only_told():
+    run = run_with([False] * 200, **ordinary(200, loss=with_one(9.0, 60, 200, 1.0)))
+    assert found(run) == {"AMP206": "info"}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},  # a skip, and nothing odd about its batch
+        {"input_amax": [3.0] * 60 + [300.0] * 140},  # the data changed for good
+        {"input_amax": with_one(300.0, 60, 200, 3.0),
+         "update_norm": [0.01] * 59 + [1.0] + [0.01] * 140},  # no ordinary update before
+        {"input_amax": with_one(300.0, 60, 200, 3.0), "update_norm": [None] * 200},
+    ],
+)  # fmt: skip
+def test_a_skip_that_no_batch_explains_is_no_bad_batch(columns):
+    run = run_with(with_one(True, 60, 200, False), **ordinary(200, **columns))
+    assert "AMP206" not in found(run)
+
+
+def drifting(count=400, factor=16.0, loss=None):
+    norm = np.geomspace(1.0, factor, count)
+    return run_with([False] * count, grad_norm=norm, loss=loss or np.linspace(1.0, 1.3, count))
+
+
+def test_a_gradient_norm_that_only_rises_is_an_early_sign():
+    one = finding(drifting(), "AMP304")
+    assert one.severity.value == "warning"
+    assert one.first_step == 80
+
+
+def test_a_norm_that_rises_less_or_jumps_or_goes_with_learning_is_no_drift():
+    assert "AMP304" not in found(drifting(factor=3.0))
+    assert "AMP304" not in found(drifting(loss=np.linspace(2.0, 0.1, 400).tolist()))
+    jump = run_with([False] * 400, grad_norm=[1.0] * 200 + [8.0] * 200)
+    assert "AMP304" not in found(jump)
+
+
+def collapsing(events=(), lr=None):
+    """Ordinary until step 200, then nothing but skips."""
+    count = 240
+    columns = ordinary(count, lr=lr or [0.1] * count, grad_norm=[1.0] * count,
+                       param_norm=[10.0] * count)  # fmt: skip
+    return run_with([False] * 200 + [True] * 40, events, **columns)
+
+
+def test_trouble_right_after_a_change_is_put_down_to_it():
+    loaded = collapsing([(190, "state-loaded", {"of": "scaler"})])
+    assert "a state was loaded" in finding(loaded, "AMP306").summary
+    doubled = collapsing(lr=[0.1] * 195 + [0.5] * 45)
+    assert "from 0.1 to 0.5" in finding(doubled, "AMP306").summary
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        collapsing(),
+        collapsing([(100, "state-loaded", {"of": "scaler"})]),
+        collapsing([(0, "state-loaded", {"of": "scaler"})]),
+        collapsing([(190, "state-saved", {"of": "scaler"})]),
+        collapsing(lr=[0.5] * 195 + [0.1] * 45),
+    ],
+)
+def test_trouble_long_after_or_after_a_harmless_change_is_not(run):
+    assert "AMP306" not in found(run)
+
+
+def test_a_change_without_trouble_is_no_finding():
+    assert found(run_with([False] * 200, [(100, "state-loaded", {})], **ordinary(200))) == {}
+
+
+def test_a_loss_that_runs_away_without_a_skip_is_diverging():
+    loss = [*np.linspace(2.0, 1.5, 60), *np.geomspace(1.5, 60.0, 140)]
+    ratio = [0.01] * 50 + [0.6] * 150
+    columns = {"max_update_ratio": ratio, "update_norm": [10 * r for r in ratio]}
+    run = run_with([False] * 200, **ordinary(200, loss=loss, **columns, grad_norm=[1.0] * 200,
+                                             param_norm=[10.0] * 200))  # fmt: skip
+    codes = found(run)
+    assert codes["AMP307"] == "error"
+    assert finding(run, "AMP307").because_of == "AMP301"
+
+
+def test_a_loss_that_rises_with_ordinary_updates_is_no_divergence():
+    loss = [*np.linspace(2.0, 1.5, 60), *np.linspace(1.5, 3.0, 140)]
+    run = run_with([False] * 200, **ordinary(200, loss=loss, grad_norm=[1.0] * 200,
+                                             param_norm=[10.0] * 200))  # fmt: skip
+    assert "AMP307" not in found(run)
