@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 import typer
@@ -21,14 +20,6 @@ Without a code, lists all findings that this version knows.
 Example: ampwatch explain AMP103
 """
 
-_PARTS = (
-    ("What it means", "meaning"),
-    ("How it looks", "looks"),
-    ("What it is confused with", "not_to_confuse"),
-    ("What to do", "do"),
-    ("Example", "example"),
-)
-
 
 def command(
     code: str = typer.Argument(
@@ -37,24 +28,14 @@ def command(
 ) -> None:
     """Print a page, or the list."""
     from ampwatch.diagnosis import RULES
+    from ampwatch.diagnosis.pages import plain_page
 
     if code is None:
         width = max(len(rule.name) for rule in RULES)
         text = "\n".join(f"{rule.code}  {rule.name:{width}}  {rule.usual.value}" for rule in RULES)
     else:
-        text = page_text(_find(RULES, code))
+        text = plain_page(_find(RULES, code))
     answer(text)
-
-
-def page_text(rule: Rule) -> str:
-    """A rule's page as plain text."""
-    lines = [f"{rule.code} {rule.name} (usually {rule.usual.value})"]
-    for title, name in _PARTS:
-        body = textwrap.fill(
-            getattr(rule.page, name), 76, initial_indent="  ", subsequent_indent="  "
-        )
-        lines += ["", title, body]
-    return "\n".join(lines)
 
 
 def _find(rules: tuple[Rule, ...], code: str) -> Rule:

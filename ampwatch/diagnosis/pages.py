@@ -1,0 +1,94 @@
+"""The pages of the findings: what `ampwatch explain` prints and `docs/findings/` holds.
+
+python -m ampwatch.diagnosis.pages docs/findings      writes the folder anew
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ampwatch.diagnosis.causes import CAUSES
+from ampwatch.diagnosis.registry import Rule
+from ampwatch.diagnosis.rules import RULES
+
+PARTS = (
+    ("What it means", "meaning"),
+    ("How it looks", "looks"),
+    ("What it is confused with", "not_to_confuse"),
+    ("What to do", "do"),
+    ("Example", "example"),
+)
+_WIDTH = 76
+
+
+def plain_page(rule: Rule) -> str:
+    """A rule's page as plain text."""
+    lines = [f"{rule.code} {rule.name} (usually {rule.usual.value})"]
+    for title, text in _sections(rule):
+        body = textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+        lines += ["", title, body]
+    return "\n".join(lines)
+
+
+def markdown_pages(rules: Sequence[Rule] = RULES) -> dict[str, str]:
+    """Every page as Markdown by its file's name, and the list of them."""
+    pages = {f"{rule.code}-{rule.name}.md": _markdown(rule) for rule in rules}
+    return {"README.md": _listing(rules), **pages}
+
+
+def write_pages(folder: Path) -> None:
+    """Make a folder hold these pages and no others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pages = markdown_pages()
+    for stale in folder.glob("*.md"):
+        if stale.name not in pages:
+            stale.unlink()
+    for name, text in pages.items():
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")
+
+
+def _sections(rule: Rule) -> Iterator[tuple[str, str]]:
+    for title, name in PARTS:
+        yield title, getattr(rule.page, name)
+    causes = ", ".join(CAUSES.get(rule.code, ()))
+    if causes:
+        yield "What may have caused it", f"{causes}: where one of these stands, look at it first."
+
+
+def _markdown(rule: Rule) -> str:
+    parts = [f"# {rule.code} {rule.name}", f"Usually *{rule.usual.value}*."]
+    for title, text in _sections(rule):
+        parts += [f"## {title}", _escaped(text)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _listing(rules: Sequence[Rule]) -> str:
+    rows = [
+        f"| [{rule.code}]({rule.code}-{rule.name}.md) | {rule.name} | {rule.usual.value} |"
+        for rule in rules
+    ]
+    head = [
+        "# The findings",
+        "",
+        "What this version of ampwatch can find, each with its usual severity. The pages are made "
+        "from the rules;",
+        "`ampwatch explain CODE` prints the same.",
+        "",
+        "| code | name | usually |",
+        "|---|---|---|",
+    ]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def _escaped(text: str) -> str:
+    """Names with underscores, products and comparisons are text, not emphasis or tags."""
+    for mark in "\\`*_<>":
+        text = text.replace(mark, f"\\{mark}")
+    return text
+
+
+if __name__ == "__main__":
+    write_pages(Path(sys.argv[1]))

@@ -1,0 +1,36 @@
+"""The pages in docs/findings are those that the rules make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ampwatch.diagnosis import RULES
+from ampwatch.diagnosis.causes import CAUSES
+from ampwatch.diagnosis.pages import markdown_pages, plain_page, write_pages
+
+FOLDER = Path(__file__).parents[2] / "docs" / "findings"
+REMEDY = "write them anew: python -m ampwatch.diagnosis.pages docs/findings"
+
+
+def test_the_documented_findings_are_the_rules_own_pages():
+    written = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
+    assert written == markdown_pages(), REMEDY
+
+
+def test_writing_the_pages_leaves_no_stale_one_behind(tmp_path):
+    (tmp_path / "AMP000-gone.md").write_text("old")
+    write_pages(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(markdown_pages())
+
+
+def test_the_terminals_page_and_the_documented_one_say_the_same():
+    for rule in RULES:
+        page = " ".join(plain_page(rule).split())
+        for part in (rule.page.meaning, rule.page.looks, rule.page.do, rule.page.example):
+            assert " ".join(part.split()) in page
+
+
+def test_causes_name_findings_that_there_are():
+    known = {rule.code for rule in RULES}
+    named = set(CAUSES).union(*CAUSES.values())
+    assert named <= known
