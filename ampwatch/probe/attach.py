@@ -28,11 +28,10 @@ from ampwatch.probe.loop import Loop
 from ampwatch.probe.memory_log import MemoryLog
 from ampwatch.probe.models import Survey, survey
 from ampwatch.probe.sampling import Sampling
-from ampwatch.probe.watch import NoWatch, Watch
+from ampwatch.probe.watch import NoWatch, Watch, live_watches
 from ampwatch.rows import EventKind
 from ampwatch.store import RankWriter, RunInfo, create_run, read_info, register_run
 
-_WATCHES: weakref.WeakValueDictionary[int, Watch] = weakref.WeakValueDictionary()
 _attached = 0
 
 
@@ -73,15 +72,14 @@ def attach(
         return NoWatch()
     optimizers = _optimizers(optimizer)
     _check(scaler, model, optimizers, config, layer_every)
-    known = _watch_of(scaler, model)
+    surveyed = survey(model)
+    known = _watch_of(scaler, surveyed)
     if known is not None:
         warn("this scaler is watched already; the watch that is there goes on. close() it first.")
         return known
     feed_to = identity.endpoint(os.environ, endpoint)
     settings = Settings(run, log_dir, feed_to, layer_every, dict(config or {}), start_step, resume)
-    watch = _begin(scaler, survey(model), optimizers, settings)
-    _WATCHES[_key(scaler, model)] = watch
-    return watch
+    return _begin(scaler, surveyed, optimizers, settings)
 
 
 # -- what was given ------------------------------------------------------------------------------
@@ -134,13 +132,13 @@ def _optimizers(optimizer: Any) -> tuple[Any, ...]:
     return several
 
 
-def _key(scaler: Any, model: Any) -> int:
-    return id(scaler) if scaler is not None else id(model)
-
-
-def _watch_of(scaler: Any, model: Any) -> Watch | None:
-    known = _WATCHES.get(_key(scaler, model))
-    return known if known is not None and known.watches(scaler) else None
+def _watch_of(scaler: Any, surveyed: Survey) -> Watch | None:
+    """The watch that goes on for this scaler or, without one, for this model."""
+    if scaler is not None:
+        return next((watch for watch in live_watches() if watch.watches(scaler)), None)
+    return next(
+        (watch for watch in live_watches() if watch.is_without_scaler_on(surveyed.roots)), None
+    )
 
 
 # -- beginning -----------------------------------------------------------------------------------

@@ -40,12 +40,12 @@ class Loop:
         self.step = start_step
         self.sampling = sampling
         self.enabled = scaler is not None and bool(scaler.is_enabled())
-        self._scaler = scaler
+        self.scaler = scaler  # the one in use, where a loop has made another
         self._deliver = deliver
         self._backward = BackwardWatch(parameters, self._backward_ended, self.misuse, guard)
         self._open_step: StepRecord | None = None
         self._losses = Losses(self._backward)
-        self.turns = Turns(self, scaler, parameters, self._backward, self._losses, guard)
+        self.turns = Turns(self, parameters, self._backward, self._losses, guard)
         self.owner: Any = None  # the watch: alive as long as the scaler or optimizer that calls us
         self._closed_at: float | None = None
         self._settling: deque[StepRecord] = deque()
@@ -100,6 +100,14 @@ class Loop:
             for output, result in zip(outputs, results, strict=False):
                 self.scaled(output, result)
 
+    def adopt(self, scaler: Any) -> None:
+        """The loop goes on with a scaler that nobody has attached."""
+        self.scaler = scaler
+        self.owner.adopt(scaler)
+        kind = type(scaler).__name__
+        init_scale = getattr(scaler, "_init_scale", None)
+        self.event(EventKind.SCALER_REPLACED, {"class": kind, "init_scale": init_scale})
+
     def _backward_ended(self) -> None:
         if not self.enabled:
             self.turns.backward_ended()
@@ -115,7 +123,7 @@ class Loop:
     def after_update(self, new_scale: Any) -> None:
         """`scaler.update()` has returned: the step is over."""
         record = self._open_step or self.current()
-        scale = self._scaler._scale
+        scale = self.scaler._scale
         if scale is not None:
             record.scale_after_at = record.pack.put(scale)
         if new_scale is not None:
@@ -132,7 +140,7 @@ class Loop:
         if isinstance(error, Exception):
             self.event(EventKind.EXCEPTION, {**detail, "fatal": False, "second_step": again})
         if self._open_step is not None:
-            if self.enabled and self._scaler._scale is not None:
+            if self.enabled and self.scaler._scale is not None:
                 self._put_scale(self._open_step)
             self.close_step(update_seen=False)
 
@@ -173,7 +181,7 @@ class Loop:
         self._losses.pending = losses
 
     def _put_scale(self, record: StepRecord) -> None:
-        scale, tracker = self._scaler._scale, self._scaler._growth_tracker
+        scale, tracker = self.scaler._scale, self.scaler._growth_tracker
         if record.scale_at is None and scale is not None:
             record.scale_at = record.pack.put(scale)
             record.tracker_at = record.pack.put(tracker)

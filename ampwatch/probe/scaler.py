@@ -63,6 +63,7 @@ def _calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
     run = guard.run
 
     def scale(self: Any, outputs: Any) -> Any:
+        loop.scaler = self
         results = original.scale(self, outputs)
         run(loop.scaled, outputs, results)
         return results

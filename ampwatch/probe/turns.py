@@ -6,6 +6,7 @@ see the steps that go past a scaler, or without one.
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -34,6 +35,7 @@ class Steps(Protocol):
     """The step in progress; `loop.Loop` is one."""
 
     enabled: bool
+    scaler: Any
     sampling: Sampling
 
     def current(self) -> StepRecord:
@@ -44,6 +46,9 @@ class Steps(Protocol):
 
     def misuse(self, code: str, detail: Mapping[str, Any]) -> None:
         """Say a mistake, once."""
+
+    def adopt(self, scaler: Any) -> None:
+        """Go on with another scaler."""
 
     def come_round(self) -> None:
         """Close the step in progress: its loop has begun anew."""
@@ -58,7 +63,6 @@ class Turns:
     def __init__(
         self,
         steps: Steps,
-        scaler: Any,
         parameters: Sequence[Tensor],
         backward: BackwardWatch,
         losses: Losses,
@@ -67,7 +71,6 @@ class Turns:
         self.views: dict[int, OptimizerView] = {}
         self._seen_optimizers = 0
         self._steps = steps
-        self._scaler = scaler
         self._positions = {id(p): position for position, p in enumerate(parameters)}
         self.detailed = bool(parameters)  # without a model: the scalars and the skips alone
         self._backward = backward
@@ -142,7 +145,7 @@ class Turns:
         _, view, turn = self.stepping
         self.stepping = None
         record = self._steps.current()
-        state = self._scaler._per_optimizer_states.get(id(optimizer), {})
+        state = self._steps.scaler._per_optimizer_states.get(id(optimizer), {})
         found = state.get("found_inf_per_device", {}).values()
         turn.found_inf_at = [record.pack.put(one) for one in found]
         if not view.hooked:
@@ -174,7 +177,11 @@ class Turns:
             return
         view = self.view(optimizer)
         turn = self._turn(view)
-        turn.bypassed = self._steps.enabled
+        if self._steps.enabled:
+            other = stepping_scaler()
+            turn.bypassed = other is None
+            if other is not None:
+                self._steps.adopt(other)
         self._take_before(optimizer, view, turn)
         self._take_norms_without_scaler(view, turn)
 
@@ -287,6 +294,18 @@ class Turns:
         for view in self.views.values():
             view.release()
         self._unhook()
+
+
+def stepping_scaler() -> Any:
+    """The GradScaler whose `step` is under way around this call; None if there is none."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "step":
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, torch.amp.GradScaler):
+                return caller
+        frame = frame.f_back
+    return None
 
 
 def _any_optimizer_begins(reference: weakref.ref[Turns], optimizer: Any, *_: Any) -> None:

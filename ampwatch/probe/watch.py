@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ampwatch.probe import ending
 from ampwatch.probe import scaler as scaler_class
@@ -44,7 +44,7 @@ class Watch:
         run_folder: Path | None,
     ) -> None:
         self.run_folder = run_folder
-        self._scaler = scaler
+        self._swapped: list[tuple[Any, type]] = []  # scalers, and the classes we gave them
         self._survey = survey
         self._loop = loop
         self._observer = observer
@@ -56,7 +56,8 @@ class Watch:
         self._closed = False
         self._names = {id(layer.module): layer.name for layer in survey.layers}
         self._stood = ending.standing()
-        self._swapped = None if scaler is None else scaler_class.swap(scaler, loop, guard)
+        if scaler is not None:
+            self.adopt(scaler)
         loop.owner = self
         _LIVE.add(self)
         self._cancel = ending.at_end(partial(_close_at_exit, weakref.ref(self)))
@@ -68,7 +69,16 @@ class Watch:
 
     def watches(self, scaler: Any) -> bool:
         """Whether it still goes on, and for this scaler."""
-        return not self._closed and self._scaler is scaler
+        return not self._closed and any(ours is scaler for ours, _ in self._swapped)
+
+    def is_without_scaler_on(self, roots: tuple[nn.Module, ...]) -> bool:
+        """Whether it watches just these models, and no scaler."""
+        return not self._swapped and bool(roots) and self._survey.roots == roots
+
+    def adopt(self, scaler: Any) -> None:
+        """Watch this scaler too: the loop steps with it."""
+        watched = scaler_class.swap(scaler, self._loop, self._guard)
+        self._swapped.append((scaler, watched))
 
     @property
     def lost_rows(self) -> int:
@@ -99,8 +109,8 @@ class Watch:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        if self._swapped is not None:
-            scaler_class.restore(self._scaler, self._swapped)
+        for scaler, watched in self._swapped:
+            scaler_class.restore(scaler, watched)
         self._guard.run(self._loop.close)
         if self._observer is not None:
             self._guard.run(self._observer.release)
@@ -181,8 +191,13 @@ def _close_at_exit(reference: weakref.ref[Watch]) -> None:
         watch.close_at_exit()
 
 
+def live_watches() -> list[Watch]:
+    """The watches of this process that go on."""
+    return [watch for watch in _LIVE if not watch.closed]
+
+
 def _forsake_all() -> None:
-    for watch in list(_LIVE):
+    for watch in live_watches():
         watch.forsake()
 
 

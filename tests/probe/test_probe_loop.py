@@ -445,3 +445,19 @@ def test_layers_know_the_group_of_their_parameters(tmp_path):
         "1": None,
         "2": 0,
     }
+
+
+def test_a_scaler_made_anew_in_the_loop_is_watched_in_place_of_the_old(tmp_path):
+    trainer = Trainer(tmp_path)
+    attached = trainer.scaler
+    for epoch in range(3):
+        if epoch:
+            trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**epoch)
+        for _ in range(4):
+            trainer.step()
+    run = trainer.read()
+    assert run.steps["update_seen"].to_pylist() == [True] * 12
+    assert column(run, "scale") == [1024.0] * 4 + [2.0] * 4 + [4.0] * 4
+    assert [event["init_scale"] for event in events(run, "scaler-replaced")] == [2.0, 4.0]
+    assert events(run, "misuse") == []
+    assert type(attached) is type(trainer.scaler) is torch.amp.GradScaler
