@@ -86,6 +86,7 @@ class Block:
     restart: bool  # steps begin anew here
     columns: Mapping[str, Floats]
     skipped: Mask  # by any rank
+    skipped_here: Flags  # by the spine's rank; -1 where absent
     skipped_in_part: Mask  # by one of its optimizers and not by another
     input_finite: Flags
     update_seen: Flags
@@ -139,6 +140,7 @@ def block_of(
         restart=restart,
         columns=columns,
         skipped=_skipped_anywhere(step, here, ranks),
+        skipped_here=here,
         skipped_in_part=(here == 1) & (_fold(np.minimum, flag, firsts) == 0),
         input_finite=_any_not(flags(rows, "input_finite"), firsts),
         update_seen=_fold(np.maximum, flags(rows, "update_seen"), firsts),

@@ -16,6 +16,7 @@ from ampwatch.diagnosis.loop_course import LoopCourse
 from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.number_course import NumberCourse
 from ampwatch.diagnosis.precision_course import PrecisionCourse
+from ampwatch.diagnosis.rank_course import RankCourse
 from ampwatch.diagnosis.scale_course import ScaleCourse
 from ampwatch.diagnosis.state import State
 
@@ -74,6 +75,11 @@ class Case:
     def batches(self) -> BatchCourse:
         """Batches that stood out."""
         return self.state.batches
+
+    @property
+    def ranks(self) -> RankCourse:
+        """What the ranks have in common and what not."""
+        return self.state.ranks
 
     @property
     def rate(self) -> RateState:

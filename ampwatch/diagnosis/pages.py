@@ -73,9 +73,8 @@ def _listing(rules: Sequence[Rule]) -> str:
     head = [
         "# The findings",
         "",
-        "What this version of ampwatch can find, each with its usual severity. The pages are made "
-        "from the rules;",
-        "`ampwatch explain CODE` prints the same.",
+        "What this version of ampwatch can find, each with its usual severity.",
+        "The pages are made from the rules; `ampwatch explain CODE` prints the same.",
         "",
         "| code | name | usually |",
         "|---|---|---|",

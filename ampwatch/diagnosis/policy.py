@@ -133,3 +133,10 @@ JUMP_LEAST_POSITION = 20
 MOST_JUMPS = 64
 # "Diverging": the loss stands this far above where it began.
 DIVERGED_LOSS = 1.2
+
+# One step may be logged in the middle of an update; two steps that differ are two weights.
+RANKS_DIFFER = 2
+# A checkpoint or an evaluation on one rank takes less than this, or is within 20 steps' time.
+SILENT_RANK_S, SILENT_RANK_STEPS = 60.0, 20
+# Bit-identical by chance once is possible with a saturated loss, 20 times running it is not.
+SAME_LOSSES = 20

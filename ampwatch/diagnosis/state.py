@@ -18,6 +18,7 @@ from ampwatch.diagnosis.ledger import Ledger
 from ampwatch.diagnosis.loop_course import LoopCourse
 from ampwatch.diagnosis.number_course import NumberCourse, bad_input, forward_finite
 from ampwatch.diagnosis.precision_course import PrecisionCourse
+from ampwatch.diagnosis.rank_course import RankCourse
 from ampwatch.diagnosis.rate_rows import rate_rows
 from ampwatch.diagnosis.rate_setup import RateSetup
 from ampwatch.diagnosis.scale_course import ScaleCourse
@@ -36,6 +37,7 @@ class State:
     rate: learning_rate.RateState = field(default_factory=learning_rate.RateState)
     precision: PrecisionCourse = field(default_factory=PrecisionCourse)
     batches: BatchCourse = field(default_factory=BatchCourse)
+    ranks: RankCourse = field(default_factory=RankCourse)
     loop: LoopCourse = field(default_factory=LoopCourse)
     setup: RateSetup = field(default_factory=RateSetup)
 
@@ -63,6 +65,7 @@ class State:
         self.layers = self.layers.fold(block, np.asarray(judged))
         self.precision = self.precision.fold(block)
         self.loop = self.loop.fold(block)
+        self.ranks = self.ranks.fold(block)
         self.setup = self.setup.fold(block)
         rows = rate_rows(block, forward)
         self.batches = self.batches.fold(self.rate.tail, rows, block.start)

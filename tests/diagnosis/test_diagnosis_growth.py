@@ -83,3 +83,12 @@ def test_the_new_scaler_explains_the_resets():
     findings = {f.code: f for f in diagnose(epochs(6)).findings}
     assert findings["AMP108"].because_of == "AMP416"
     assert diagnose(epochs(6)).learning_rate.action.value == "not-the-cause"
+
+
+def test_a_scale_that_grows_sixteenfold_needs_more_skips_to_come_back_and_is_a_saw_all_the_same():
+    scaler = {**DEFAULTS, "init_scale": 256.0, "growth_factor": 16.0, "growth_interval": 10}
+    tooth_scale = [256.0] * 10 + [4096.0, 2048.0, 1024.0, 512.0]
+    tooth_skips = [False] * 10 + [True] * 4
+    scale = tooth_scale * 20
+    steps = step_table(scale=scale, scale_after=[*scale[1:], 256.0], skipped=tooth_skips * 20)
+    assert found(HandBuiltRun(steps, info=Info(scaler=scaler))) == {"AMP102": "info"}
