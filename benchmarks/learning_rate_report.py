@@ -110,7 +110,9 @@ def _facts(limited: Sequence[tuple[Book, Truth]], done: Sequence[tuple[Book, Tru
         "unstable runs told `not-the-cause`": f"{sum(blamed)} of {len(unstable)}",
         "stable runs told to lower": f"{sum(false)} of {len(false)}",
     }
+    told = [x for b, t in limited for x in _told_to_lower(b, t)]
     if lower:
+        facts |= {"reruns at a lowered rate, stable at the first try": _share(told)}
         facts |= {
             "true limit inside the interval": _share(inside),
             "the interval's median width": f"{median(widths):.1f} octaves",
@@ -118,6 +120,13 @@ def _facts(limited: Sequence[tuple[Book, Truth]], done: Sequence[tuple[Book, Tru
             f"largest {max(regret):.2f}",
         }
     return "\n".join(f"- {name}: {value}" for name, value in facts.items()) + "\n"
+
+
+def _told_to_lower(book: Book, truth: Truth) -> list[bool]:
+    """Whether the first rerun was stable, where the advice was to lower."""
+    told = {x["rate"] for x in _lines(book, "look") if x["advice"]["action"] == "lower"}
+    tries = [x for x in _lines(book, "first") if x["origin"] in told]
+    return [truth.is_stable(_outcome(x), x["rate"]) for x in tries]
 
 
 def _limits(done: Sequence[tuple[Book, Truth]]) -> str:
