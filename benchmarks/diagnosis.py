@@ -2,8 +2,9 @@
 
     python benchmarks/diagnosis.py [--only PATTERN] [--seed N] [--runs DIR] [--out FILE]
 
-Runs are kept in DIR, so an interrupted benchmark goes on where it was. How soon a finding comes is
-measured as a live reader would see it: by diagnosing the rows up to a step, for ever later steps.
+Runs are kept in DIR, so an interrupted benchmark goes on where it was; empty DIR after a change to
+the probe. How soon a finding comes is measured as a live reader would see it: by diagnosing the
+rows up to a step, for ever later steps.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ class Course:
     param_norm: Floats
     events: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
     resets: dict[int, float] = field(default_factory=dict)  # the scale is set at these steps
+    ends: bool = True  # it says so itself
     logit: Floats | None = None  # the largest attention score, sampled
 
     def __len__(self) -> int:
@@ -183,7 +184,8 @@ def _attention(logit: Floats) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 def _events(course: Course) -> dict[str, Any]:
     end = len(course)
-    events = [(0, "started", {"rank": 0}), *course.events, (end, "ended", {"steps": end})]
+    ended = [(end, "ended", {"steps": end})] if course.ends else []
+    events = [(0, "started", {"rank": 0}), *course.events, *ended]
     return {
         "step": [step for step, _, _ in events],
         "time_ns": [_START_NS + step * 50_000_000 for step, _, _ in events],

@@ -208,4 +208,5 @@ def rank_falls_silent(course: Course) -> list[Course]:
     """Rank 1 writes nothing after step 70,000, and rank 0 goes on."""
     other = healthy(course.random)
     other.loss = other.loss[:70_000]
+    other.ends = False
     return [course, other]
