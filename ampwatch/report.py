@@ -25,7 +25,7 @@ from ampwatch.rows import Table
 from ampwatch.text import printable
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis import Diagnosis, Finding, Record
+    from ampwatch.diagnosis import Advice, Diagnosis, Finding, Record
 
 STYLES = {
     "failing": "bold #C8401E",
@@ -153,11 +153,27 @@ def _others(diagnosis: Diagnosis, write: Any) -> list[RenderableType]:
 
 
 def _rate(diagnosis: Diagnosis, write: Any) -> Text:
-    advice = diagnosis.learning_rate
-    text = write(printable(advice.because))
-    return Text.assemble(
-        ("Learning rate: ", "dim"), advice.action.value.replace("-", " "), ". ", text
-    )
+    """The advice in numbers; its arithmetic, unless the headline has told it already."""
+    advice, head = diagnosis.learning_rate, diagnosis.headline
+    told = head is not None and advice.because in head.cause
+    text = write(printable(f"{_advised(advice)}. {'' if told else advice.because}"))
+    return Text.assemble(("Learning rate: ", "dim"), text.rstrip())
+
+
+def _advised(advice: Advice) -> str:
+    """The action, the rate and where to restart, as far as they are known."""
+    parts = [advice.action.value.replace("-", " ")]
+    if advice.recommended is not None and advice.current is not None:
+        parts[0] += f" to {advice.recommended:.3g} (now {advice.current:.3g}"
+        if advice.low is not None and advice.high is not None:
+            parts[0] += f"; 90 % interval {advice.low:.2g} to {advice.high:.2g}"
+        parts[0] += ")"
+    step = advice.restart_checkpoint_step
+    if step is not None:
+        parts.append(f"restart from the checkpoint of step {step}")
+    elif advice.restart_from_step is not None:
+        parts.append(f"restart from step {advice.restart_from_step} or before")
+    return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
