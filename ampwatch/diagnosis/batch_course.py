@@ -29,6 +29,7 @@ class BatchCourse:
 
     times: Times = field(default_factory=Times)
     first: Outlier | None = None
+    firm: int = 0  # of them, how many overflowed or had an outlying input
 
     def fold(self, before: Rows, rows: Rows, start: int) -> BatchCourse:
         """The course with a block more; `before` are the rows that came before it.
@@ -42,7 +43,10 @@ class BatchCourse:
         course = self
         for at, outlier in _outliers(both, begin):
             times = course.times.and_at(outlier.step, start + at - len(recent))
-            course = replace(course, times=times, first=course.first or outlier)
+            firm = outlier.signal != "loss" or bool(both.of("skipped")[at])
+            course = replace(
+                course, times=times, first=course.first or outlier, firm=course.firm + firm
+            )
         return course
 
 

@@ -100,6 +100,8 @@ class Span:
     last_step: int | None = None
     highest_scale: float = -np.inf
     last_scale: float = NAN
+    first_position: int = 0
+    last_position: int = -1
 
     def with_episode(self, episode: Episode) -> Span:
         """The span with one more episode."""
@@ -110,6 +112,8 @@ class Span:
             episode.last_step,
             max(self.highest_scale, episode.first_scale),
             episode.first_scale,
+            self.first_position if self.episodes else episode.first,
+            episode.last,
         )
 
 

@@ -121,8 +121,9 @@ BATCH_CANDIDATES = 64
 
 # A gradient norm four times higher over the last four fifths of the record, rising from each fifth
 # of that to the next; shorter records have no such windows.
-# While the loss is within a fiftieth of its best, a rising norm is no trouble.
-DRIFT_LOSS = 1.02
+# From random weights the norm may rise for hundreds of steps in health: there, while the loss is
+# within a fiftieth of its best, it is no trouble.
+DRIFT_EARLY_STEPS, DRIFT_LOSS = 1000, 1.02
 DRIFT_FACTOR, DRIFT_PART, DRIFT_WINDOWS, DRIFT_ROWS = 4.0, 0.8, 5, 100
 
 # Trouble within 30 steps of an event is put down to it; a rate that doubles at once is one, except

@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -22,6 +26,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ampwatch.diagnosis import Engine, diagnose
+from ampwatch.rows import Table
+from ampwatch.store import open_run
 
 SMALL = {"block_rows": 16, "settled_rows": 4}
 NUMBERS = st.sampled_from([None, 0.0, 1e-320, 0.5, 1.0, 2.0, 4.0, 1024.0, 65536.0, 2.0**-130,
@@ -168,6 +174,56 @@ def test_a_rank_that_comes_late_still_counts():
     steps = step_table(step=[10], rank=[1], skipped=[True], scale=[65536.0])
     joined = dataclasses.replace(run, steps=pa.concat_tables([run.steps, steps]))
     assert engine.feed(joined).look().run.skipped == 1
+
+
+@pytest.mark.parametrize("scenario", ["healthy", "lr-too-high", "forward-overflow", "underflow"])
+def test_a_real_run_is_judged_live_as_it_is_judged_replayed(demo_run, scenario):
+    run = demo_run(scenario)
+    engine = Engine(**SMALL)
+    steps = run.read(Table.STEPS).num_rows
+    for end in [*range(7, steps, 29), steps]:
+        part = Prefix(run, end)
+        assert same(engine.feed(part).look(), Engine(**SMALL).feed(part).look())
+    whole = Engine().feed(Prefix(run, steps)).look()
+    assert found(engine.look()) == found(whole)
+
+
+def found(diagnosis):
+    return [(f.code, f.severity, f.first_step, f.last_step) for f in diagnosis.findings]
+
+
+class Prefix:
+    """A run as its first rows of steps had left it; other tables up to that step."""
+
+    clean_end = False
+
+    def __init__(self, run, rows):
+        self._run = run
+        self._last = run.read(Table.STEPS, columns=("step",)).column("step")[rows - 1].as_py()
+        self.info, self.ranks, self.notes = run.info, run.ranks, run.notes
+        self.last_time_ns = run.last_time_ns
+
+    def read(self, table, columns=None, rank=None):
+        rows = self._run.read(table, columns=columns, rank=rank)
+        steps = rows.column("step").fill_null(0).to_numpy()
+        return rows.filter(pa.array(steps <= self._last))
+
+
+@pytest.fixture(scope="module")
+def demo_run(tmp_path_factory):
+    """A scenario of the demo, trained here for a few steps."""
+    folder = tmp_path_factory.mktemp("demo")
+
+    def trained(name):
+        script = Path(__file__).parents[2] / "examples" / "demo" / f"{name.replace('-', '_')}.py"
+        environment = {**os.environ, "AMPWATCH_DIR": str(folder), "AMPWATCH_ENDPOINT": "off",
+                       "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])}  # fmt: skip
+        options = ["--seed", "0", "--steps", "60", "--run", name]
+        subprocess.run([sys.executable, str(script), *options], env=environment, check=True,
+                       capture_output=True, timeout=120)  # fmt: skip
+        return open_run(folder / name)
+
+    return trained
 
 
 def test_what_is_remembered_does_not_grow_with_the_run():

@@ -103,6 +103,11 @@ def test_more_skips_than_growth_explains_are_a_storm():
     assert found(run)["AMP105"] == "warning"
 
 
+def test_a_storm_that_begins_late_in_a_long_run_is_seen():
+    run = scaled_run(skips("." * 9000 + ("." * 300 + "x") * 8))
+    assert found(run)["AMP105"] == "warning"
+
+
 def test_two_lonely_skips_at_the_initial_scale_are_no_storm():
     assert found(scaled_run(skips("." * 27 + "x" + "." * 300 + "x" + "." * 300))) == {}
 

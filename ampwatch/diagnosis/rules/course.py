@@ -40,7 +40,8 @@ def bad_batch(case: Case) -> Iterator[Seen]:
         return
     name = _NAMES[first.signal]
     # One leap of the loss may have other reasons; an outlying input is the data's own fault.
-    over = first.signal == "loss" and times.count == 1 and not case.stands(times)
+    lonely = first.signal == "loss" and times.count == 1 and not case.stands(times)
+    over = lonely or not case.batches.firm
     yield Seen(
         severity=Severity.INFO if over else Severity.WARNING,
         first_step=times.first_step,
@@ -62,7 +63,7 @@ def bad_batch(case: Case) -> Iterator[Seen]:
         meaning="The gradient norm climbs and climbs, long before anything overflows: an early "
         "sign that the run is on its way out of its stable range.",
         looks="Four times higher over the last four fifths of the record, each fifth of that "
-        "above the one before, while the loss makes no progress any more.",
+        "above the one before; in the first thousand steps only if the loss makes no progress.",
         not_to_confuse="A jump at one moment (AMP306); a norm that settles at a new level.",
         do="Look at the largest layers' gradients; lower the rate or clip before it overflows.",
         example="a norm of 0.5 at step 2,000, 0.9 at 4,000, 2.3 at 8,000.",
@@ -99,7 +100,8 @@ def _drift(case: Case) -> tuple[int, float, float] | None:
     medians: Floats = np.array([np.nanmedian(norm[part]) for part in windows])
     if (np.diff(medians) <= 0).any() or medians[-1] < policy.DRIFT_FACTOR * medians[0]:
         return None
-    if _still_learns(sketch.rows.of("loss")[late], windows):
+    early = case.rate.accepted < policy.DRIFT_EARLY_STEPS
+    if early and _still_learns(sketch.rows.of("loss")[late], windows):
         return None
     began = int(sketch.rows.of("step")[late][0]) if len(at) else 0
     return began, float(medians[0]), float(medians[-1])

@@ -53,7 +53,7 @@ def ranks_disagree(case: Case) -> Iterator[Seen]:
         meaning="One rank has stopped writing while others went on: its process died, hangs, or "
         "waits for a collective that never comes.",
         looks="A rank's last row is a minute older than another's, and 20 steps' time.",
-        not_to_confuse="A run that ended: then every rank has written its end mark.",
+        not_to_confuse="A run that ended: then all ranks stop at about the same time.",
         do="Look at that rank's process and its output; a rank that died leaves the others "
         "waiting at the next collective.",
         example="rank 2 ends at step 4,100 by an out-of-memory kill, the others at 4,180.",
@@ -62,7 +62,7 @@ def ranks_disagree(case: Case) -> Iterator[Seen]:
 def rank_silent(case: Case) -> Iterator[Seen]:
     """A rank whose rows stop while others' go on."""
     course, record = case.ranks, case.record
-    if record.clean_end or not course.others or math.isnan(course.last_time_ns):
+    if not course.others or math.isnan(course.last_time_ns):
         return
     lowest = min(record.ranks, default=0)
     ends = {r: (f.last_time_ns, f.last_step) for r, f in course.others.items() if f.last_time_ns}

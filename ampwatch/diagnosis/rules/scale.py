@@ -221,20 +221,24 @@ def overflow_storm(case: Case) -> Iterator[Seen]:
     if scale.first_accepted is None or not loose.skips:
         return
     since = scale.entries - scale.first_accepted
-    allowed = policy.STORM_FREE_SKIPS + since / scale.scaler.growth_interval
+    interval = scale.scaler.growth_interval
+    if 2 * loose.episodes > loose.skips:  # isolated ones are counted from the first of them
+        since = scale.entries - loose.first_position
+    allowed = policy.STORM_FREE_SKIPS + since / interval
     if loose.skips <= allowed:
         return
-    recent = scale.recent_skips[-since:]
+    recent = scale.recent_skips[-(scale.entries - scale.first_accepted) :]
     full = len(recent) == policy.STORM_WINDOW_STEPS
     most = full and float(recent.mean()) > policy.STORM_ERROR_SHARE
-    calm = full and not recent.any()
+    quiet = max(policy.STORM_WINDOW_STEPS, policy.RECENT_SHARE * scale.entries)
+    calm = full and scale.entries - loose.last_position > quiet and not recent.any()
     wasted = share_text(scale.skips, scale.entries)
     yield Seen(
         severity=Severity.ERROR if most else Severity.INFO if calm else Severity.WARNING,
         first_step=loose.first_step,
         last_step=loose.last_step,
         summary=f"{count_text(loose.skips, 'skip')} that the scale's growth does not explain"
-        + (", none in the last 100 steps." if calm else "."),
+        + (", and none of them recent." if calm else "."),
         cause=f"Growth explains about {math.ceil(allowed)}; in all {wasted} "
         "of the steps were computed and thrown away.",
         action="See which layer overflows first, and whether those batches differ from the rest.",
