@@ -285,9 +285,10 @@ class Turns:
             self._before = None
 
     def abandon(self, optimizer: Any) -> bool:
-        """An exception has left a call; whether this optimizer had had its turn already."""
+        """An exception has left a call; whether the scaler has had this optimizer's step already."""
         self.stepping = None
-        return optimizer is not None and self._turn(self.view(optimizer)).done
+        state = self._steps.scaler._per_optimizer_states.get(id(optimizer), {})
+        return getattr(state.get("stage"), "name", None) == "STEPPED"
 
     def release(self) -> None:
         """Let go of every hook."""

@@ -178,6 +178,26 @@ def test_a_loop_without_update_has_a_row_for_each_round(tmp_path):
     run = trainer.read()
     assert column(run, "update_seen") == [False, False]
     assert [event["where"] for event in events(run, "exception")] == ["step"]
+    assert events(run, "exception")[0]["second_step"]
+
+
+def test_unscaling_after_a_step_without_update_counts_as_a_second_step(tmp_path):
+    trainer = Trainer(tmp_path)
+    trainer.backward()
+    trainer.scaler.step(trainer.optimizer)
+    trainer.backward()
+    with pytest.raises(RuntimeError, match="after step"):
+        trainer.scaler.unscale_(trainer.optimizer)
+    assert [event["second_step"] for event in events(trainer.read(), "exception")] == [True]
+
+
+def test_unscaling_twice_is_no_second_step(tmp_path):
+    trainer = Trainer(tmp_path)
+    trainer.backward()
+    trainer.scaler.unscale_(trainer.optimizer)
+    with pytest.raises(RuntimeError, match="already been called"):
+        trainer.scaler.unscale_(trainer.optimizer)
+    assert [event["second_step"] for event in events(trainer.read(), "exception")] == [False]
 
 
 def test_a_step_left_open_is_closed_with_the_watch(tmp_path):
