@@ -57,6 +57,7 @@ class BackwardWatch:
         self._before: Fingerprint | None = None
         self._left: Fingerprint | None = None  # the gradients as the last pass left them
         self._losses: list[Loss] = []
+        self._passes: dict[int, int] = {}
         self._released = False
         self._again = Hook(guard, self._queue_last)
         self._last = Hook(guard, self._finish)
@@ -101,10 +102,32 @@ class BackwardWatch:
         now = fingerprint(self._parameters)
         if now == self._before:
             return
+        self._count_passes(now)
         self._left = now
         for loss in self._losses:
             loss.counted = True
         self._ended()
+
+    def _count_passes(self, now: Fingerprint) -> None:
+        """One more for each parameter that this pass has reached."""
+        before = self._before
+        if before is None or len(before.identities) != len(now.identities):
+            return
+        for position, parameter in enumerate(self._parameters):
+            same = before.identities[position] == now.identities[position]
+            if not same or before.versions[position] != now.versions[position]:
+                self._passes[id(parameter)] = self._passes.get(id(parameter), 0) + 1
+
+    def passes_of(self, parameter: Tensor) -> int:
+        """How many of the passes that were followed have reached this parameter."""
+        return self._passes.get(id(parameter), 0)
+
+    def left(self, parameter: Tensor) -> tuple[int, int] | None:
+        """This parameter's gradient, by id and version, as the last pass left it."""
+        position = self._known.get(id(parameter))
+        if self._left is None or position is None:
+            return None
+        return self._left.identities[position], self._left.versions[position]
 
     def edited(self, parameters: Sequence[Tensor]) -> bool:
         """Whether someone wrote to these parameters' gradients since the last pass left them."""

@@ -46,6 +46,8 @@ class OptimizerView:
         self.slices = Slices((), ())
         self.meter = GradientMeter(())
         self.measured: list[int] | None = None  # the gradients' versions as `unscale_` left them
+        # Sentinels' gradients as the last step left them: parameter, id, version, passes till then.
+        self.used: list[tuple[Tensor, int, int, int]] = []
         self.sentinels: list[Tensor] = []  # a few parameters that stand for all
         self._highest: list[float] = []
         self._lrs: list[float] = []

@@ -267,6 +267,8 @@ class Turns:
         turn.lrs, turn.lr_bases = view.rates(optimizer)
         if not self.detailed:
             return
+        if view.used and self._losses.followed:
+            self._notice_uncleared(view)
         self._before = view.slices.before(fresh=sampled)
         if sampled:
             matrices = matrix_parameters(view.observed)
@@ -276,7 +278,29 @@ class Turns:
                 )
                 turn.param_norm_at = self._steps.current().pack.put(norm)
 
+    def _notice_uncleared(self, view: OptimizerView) -> None:
+        """Gradients that the last step used, and to which only backward passes have added since.
+
+        Clearing replaces them, or writes zeros, which counts as one more write.
+        """
+        for parameter, identity, version, passes in view.used:
+            added = self._backward.passes_of(parameter) - passes
+            if added and self._backward.left(parameter) == (identity, version + added):
+                self._steps.misuse("AMP412", {"optimizer": view.number})
+                return
+
+    def _remember_used(self, view: OptimizerView) -> None:
+        view.used = [
+            (p, id(p.grad), p.grad._version, self._backward.passes_of(p))
+            for p in view.sentinels
+            if p.grad is not None
+        ]
+
     def _take_update(self, view: OptimizerView, turn: Turn) -> None:
+        if self._losses.followed:
+            self._remember_used(view)
+        else:
+            view.used = []
         if self._before is not None:
             after = view.slices.after()
             turn.update = compare(
@@ -285,7 +309,7 @@ class Turns:
             self._before = None
 
     def abandon(self, optimizer: Any) -> bool:
-        """An exception has left a call; whether the scaler has had this optimizer's step already."""
+        """An exception has left a call; whether this optimizer has stepped since the update."""
         self.stepping = None
         state = self._steps.scaler._per_optimizer_states.get(id(optimizer), {})
         return getattr(state.get("stage"), "name", None) == "STEPPED"

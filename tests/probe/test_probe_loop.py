@@ -481,3 +481,46 @@ def test_a_scaler_made_anew_in_the_loop_is_watched_in_place_of_the_old(tmp_path)
     assert [event["init_scale"] for event in events(run, "scaler-replaced")] == [2.0, 4.0]
     assert events(run, "misuse") == []
     assert type(attached) is type(trainer.scaler) is torch.amp.GradScaler
+
+
+def misuse_of(folder, clear, *, model=None, watched=True, steps=15):
+    """The misuse events of a loop that clears its gradients this way."""
+    trainer = Trainer(folder, enabled=watched)
+    for number in range(steps):
+        clear(trainer.optimizer, number)
+        trainer.backward()
+        trainer.scaler.unscale_(trainer.optimizer)
+        nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+    return [event["code"] for event in events(trainer.read(), "misuse")]
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_gradients_that_are_never_cleared_are_said(tmp_path, watched):
+    assert misuse_of(tmp_path, lambda optimizer, number: None, watched=watched) == ["AMP412"]
+
+
+@pytest.mark.parametrize("watched", [True, False])
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_that_are_cleared_either_way_are_not(tmp_path, to_none, watched):
+    clear = lambda optimizer, number: optimizer.zero_grad(set_to_none=to_none)  # noqa: E731
+    assert misuse_of(tmp_path, clear, watched=watched) == []
+
+
+def test_gradients_left_by_another_loss_and_then_cleared_are_not(tmp_path):
+    """A GAN: the generator's loss reaches the discriminator, which clears before its own."""
+    torch.manual_seed(0)
+    maker, judge = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (maker, judge)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    models = {"maker": maker, "judge": judge}
+    with ampwatch.attach(scaler, models, log_dir=tmp_path) as watch:
+        for _ in range(15):
+            for optimizer, sign in zip(optimizers, (-1.0, 1.0), strict=True):
+                optimizer.zero_grad(set_to_none=False)
+                loss = judge(maker(torch.ones(3, 4))).mean() * sign
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+            scaler.update()
+    assert events(ampwatch.open_run(watch.run_folder), "misuse") == []
