@@ -44,12 +44,14 @@ class BackwardWatch:
     def __init__(
         self,
         parameters: Sequence[Tensor],
+        began: Callable[[], None],
         ended: Callable[[], None],
         misuse: Callable[[str, Mapping[str, Any]], None],
         guard: Guard,
     ) -> None:
         self._parameters: list[Tensor] = []
         self._known: dict[int, int] = {}
+        self._started = began
         self._ended = ended
         self._misuse = misuse
         self._guard = guard
@@ -85,6 +87,7 @@ class BackwardWatch:
             self._task = task
             self._losses = []
             self._before = fingerprint(self._parameters)
+            self._started()
             device_type = gradient.device.type
             if torch.is_autocast_enabled(device_type):
                 self._misuse("AMP409", {"device": device_type})

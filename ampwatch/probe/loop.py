@@ -42,7 +42,9 @@ class Loop:
         self.enabled = scaler is not None and bool(scaler.is_enabled())
         self.scaler = scaler  # the one in use, where a loop has made another
         self._deliver = deliver
-        self._backward = BackwardWatch(parameters, self._backward_ended, self.misuse, guard)
+        self._backward = BackwardWatch(
+            parameters, self._backward_began, self._backward_ended, self.misuse, guard
+        )
         self._open_step: StepRecord | None = None
         self._losses = Losses(self._backward)
         self.turns = Turns(self, parameters, self._backward, self._losses, guard)
@@ -107,6 +109,9 @@ class Loop:
         kind = type(scaler).__name__
         init_scale = getattr(scaler, "_init_scale", None)
         self.event(EventKind.SCALER_REPLACED, {"class": kind, "init_scale": init_scale})
+
+    def _backward_began(self) -> None:
+        self.turns.backward_began()
 
     def _backward_ended(self) -> None:
         if not self.enabled:
@@ -216,6 +221,9 @@ class Loop:
             record = settling.popleft()
             if overflowed(record):
                 self.sampling.arm_after(self.step)
+            for turn in record.turns:
+                if turn.left_over is not None and turn.left_over.value != 0.0:
+                    self.misuse("AMP412", {"optimizer": turn.optimizer})
             self._deliver(record)
 
     def close(self) -> None:

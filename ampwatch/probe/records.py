@@ -19,6 +19,19 @@ from ampwatch.rows import EventKind
 
 
 @dataclass(slots=True)
+class Value:
+    """One number, and the pack in which it will stand."""
+
+    pack: Pack
+    at: int
+
+    @property
+    def value(self) -> float:
+        """The number, once it has arrived."""
+        return self.pack.values[self.at]
+
+
+@dataclass(slots=True)
 class Loss:
     """One tensor given to `scale`: where its value stands, and whether a backward used it."""
 
@@ -40,6 +53,7 @@ class Turn:
     found_inf_at: Sequence[int] = ()
     bypassed = False  # stepped past an enabled scaler
     done = False
+    left_over: Value | None = None  # what gradients held that nobody cleared after their step
     update: UpdateCapture | None = None
     param_norm_at: int | None = None  # the exact norm of the matrix weights, on sampled steps
 

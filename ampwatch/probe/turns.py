@@ -21,7 +21,7 @@ from ampwatch.probe.gradients import any_half, fingerprint, norms_of, versions_o
 from ampwatch.probe.guard import Guard
 from ampwatch.probe.losses import Losses
 from ampwatch.probe.optimizers import OptimizerView, matrix_parameters
-from ampwatch.probe.records import StepRecord, Turn
+from ampwatch.probe.records import StepRecord, Turn, Value
 from ampwatch.probe.sampling import Sampling
 from ampwatch.probe.updates import compare
 from ampwatch.rows import EventKind
@@ -79,6 +79,7 @@ class Turns:
         self.stepping: tuple[Any, OptimizerView, Turn] | None = None  # inside scaler.step
         self._before: Any = None  # its slices
         self._early: dict[int, Any] = {}  # norms taken at the end of a backward, by optimizer
+        self._left_over: dict[int, Value] = {}  # by optimizer
         self._unedited_steps = 0
         # The hook is every optimizer's: it may not keep this loop, and through it a model, alive.
         hook = register_optimizer_step_pre_hook(partial(_any_optimizer_begins, weakref.ref(self)))
@@ -268,7 +269,7 @@ class Turns:
         if not self.detailed:
             return
         if view.used and self._losses.followed:
-            self._notice_uncleared(view)
+            self._notice_uncleared(view, turn)
         self._before = view.slices.before(fresh=sampled)
         if sampled:
             matrices = matrix_parameters(view.observed)
@@ -278,15 +279,28 @@ class Turns:
                 )
                 turn.param_norm_at = self._steps.current().pack.put(norm)
 
-    def _notice_uncleared(self, view: OptimizerView) -> None:
+    def backward_began(self) -> None:
+        """What the gradients that the last step used hold now: zeros, if somebody cleared them."""
+        pack = self._steps.current().pack
+        for view in self.views.values():
+            for parameter, identity, _, _ in view.used[:1]:
+                gradient = parameter.grad
+                if gradient is not None and id(gradient) == identity and not gradient.is_sparse:
+                    extremes = torch.aminmax(gradient.detach())
+                    value = Value(pack, pack.put_magnitude(*extremes))
+                    self._left_over.setdefault(view.number, value)
+
+    def _notice_uncleared(self, view: OptimizerView, turn: Turn) -> None:
         """Gradients that the last step used, and to which only backward passes have added since.
 
-        Clearing replaces them, or writes zeros, which counts as one more write.
+        Clearing replaces them, or writes zeros, which counts as one more write, but for zeros that
+        are written through `.data`: so what they held when the pass began decides, read late.
         """
+        left_over = self._left_over.pop(view.number, None)
         for parameter, identity, version, passes in view.used:
             added = self._backward.passes_of(parameter) - passes
             if added and self._backward.left(parameter) == (identity, version + added):
-                self._steps.misuse("AMP412", {"optimizer": view.number})
+                turn.left_over = left_over
                 return
 
     def _remember_used(self, view: OptimizerView) -> None:

@@ -508,6 +508,15 @@ def test_gradients_that_are_cleared_either_way_are_not(tmp_path, to_none, watche
     assert misuse_of(tmp_path, clear, watched=watched) == []
 
 
+def test_gradients_zeroed_through_data_are_not(tmp_path):
+    def clear(optimizer, number):
+        for parameter in optimizer.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.grad.data.zero_()
+
+    assert misuse_of(tmp_path, clear) == []
+
+
 def test_gradients_left_by_another_loss_and_then_cleared_are_not(tmp_path):
     """A GAN: the generator's loss reaches the discriminator, which clears before its own."""
     torch.manual_seed(0)
