@@ -14,22 +14,32 @@ _RATE = ("AMP301", "AMP302")
 
 # Consequence: its possible causes, the surest first.
 CAUSES: dict[str, tuple[str, ...]] = {
-    "AMP103": ("AMP209", "AMP404", *_RATE, "AMP207", "AMP203", "AMP204", "AMP202", "AMP413"),
+    "AMP103": (
+        "AMP209",
+        "AMP404",
+        "AMP412",
+        *_RATE,
+        "AMP207",
+        "AMP203",
+        "AMP204",
+        "AMP202",
+        "AMP413",
+    ),
     "AMP104": ("AMP103", "AMP209", *_RATE, "AMP207", "AMP203", "AMP204"),
     "AMP105": (
-        *("AMP209", "AMP404", *_RATE, "AMP207", "AMP203", "AMP204", "AMP202"),
+        *("AMP209", "AMP404", "AMP412", *_RATE, "AMP207", "AMP203", "AMP204", "AMP202"),
         *("AMP108", "AMP413"),
     ),
     "AMP106": ("AMP410",),
     "AMP108": ("AMP416",),
     "AMP201": ("AMP408", "AMP401", "AMP107", "AMP208", "AMP413"),
-    "AMP202": _RATE,
-    "AMP203": ("AMP209", *_RATE, "AMP207"),
-    "AMP204": ("AMP209", *_RATE, "AMP207"),
-    "AMP207": ("AMP404", "AMP414", *_RATE, "AMP104", "AMP209"),
+    "AMP202": ("AMP412", *_RATE),
+    "AMP203": ("AMP209", "AMP412", *_RATE, "AMP207"),
+    "AMP204": ("AMP209", "AMP412", *_RATE, "AMP207"),
+    "AMP207": ("AMP404", "AMP412", "AMP414", *_RATE, "AMP104", "AMP209"),
     # Scaled gradients in the update look like far too high a rate.
-    "AMP301": ("AMP404", "AMP209"),
-    "AMP302": ("AMP404", "AMP209"),
+    "AMP301": ("AMP404", "AMP412", "AMP209"),
+    "AMP302": ("AMP404", "AMP412", "AMP209"),
     "AMP307": _RATE,
     "AMP902": ("AMP415", "AMP506", "AMP402", "AMP406", "AMP410"),
 }
@@ -45,6 +55,7 @@ _NEVER_THE_RATE = frozenset(
     (
         *("AMP106", "AMP107", "AMP108", "AMP208", "AMP209"),
         *("AMP401", "AMP402", "AMP404", "AMP405", "AMP406", "AMP408", "AMP409", "AMP410"),
+        "AMP412",
         *("AMP413", "AMP414", "AMP415", "AMP416", "AMP417", "AMP506"),
     )
 )

@@ -148,7 +148,7 @@ def test_half_precision_without_a_scaler_is_said_and_bf16_is_not():
     assert found(HandBuiltRun(bf16)) == {}
 
 
-@pytest.mark.parametrize("code", ["AMP401", "AMP404", "AMP409"])
+@pytest.mark.parametrize("code", ["AMP401", "AMP404", "AMP409", "AMP412"])
 def test_a_mistake_in_the_loop_is_reported_once_however_often_it_was_seen(code):
     events = event_table([(s, "misuse", {"code": code}) for s in range(3)])
     run = scaled_run([False] * 30, events=events)

@@ -52,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     loop.backward_under_autocast,
     updates.no_gradients,
     updates.scheduler_on_skipped_step,
+    loop.grads_not_cleared,
     updates.shared_scaler,
     precision.eps_underflow,
     loop.dtype_mismatch,

@@ -156,6 +156,36 @@ def backward_under_autocast(case: Case) -> Iterator[Seen]:
 
 
 @rule(
+    "AMP412",
+    "grads-not-cleared",
+    Severity.ERROR,
+    Page(
+        meaning="Gradients that an optimizer's step has used are still there at its next step, so "
+        "every step also takes all the steps before it again.",
+        looks="Since the last step only backward passes have written to the gradients that it "
+        "used, and they were not zero when the pass began.",
+        not_to_confuse="Accumulation over micro-batches, which clears after its step; gradients "
+        "that another loss left and that are cleared before this one's backward.",
+        do="Call optimizer.zero_grad() once a step, before the first backward.",
+        example="for batch in data: scaler.scale(loss(batch)).backward(); scaler.step(optimizer); "
+        "scaler.update()",
+    ),
+)
+def grads_not_cleared(case: Case) -> Iterator[Seen]:
+    """A step whose gradients are added to instead of cleared."""
+    for event in _misuse(case, "AMP412"):
+        yield Seen(
+            severity=Severity.ERROR,
+            first_step=event.step,
+            summary="The gradients are not cleared between steps.",
+            cause="What the step before had used was still in .grad when the next backward began, "
+            "and was used again; one overflow stays in it for ever.",
+            action="Call optimizer.zero_grad() once a step, before the first backward.",
+            ranks=(event.rank,),
+        )
+
+
+@rule(
     "AMP415",
     "dtype-mismatch",
     Severity.ERROR,
