@@ -71,7 +71,7 @@ def letter(name: str, run: Record, diagnosis: Diagnosis, *, fancy: bool) -> Rend
 
 def powers(text: str) -> str:
     """2^16 as 2¹⁶."""
-    return re.sub(r"\b2\^(-?\d+)", lambda m: "2" + m[1].translate(_SUPERSCRIPTS), text)
+    return re.sub(r"\b2\^(-?\d+)(?!\d*\.\d)", lambda m: "2" + m[1].translate(_SUPERSCRIPTS), text)
 
 
 def sparkline(values: Sequence[float] | npt.NDArray[np.float64], width: int) -> str:
@@ -153,11 +153,10 @@ def _others(diagnosis: Diagnosis, write: Any) -> list[RenderableType]:
 
 
 def _rate(diagnosis: Diagnosis, write: Any) -> Text:
-    """The advice in numbers; its arithmetic, unless the headline has told it already."""
-    advice, head = diagnosis.learning_rate, diagnosis.headline
-    told = head is not None and advice.because in head.cause
-    text = write(printable(f"{_advised(advice)}. {'' if told else advice.because}"))
-    return Text.assemble(("Learning rate: ", "dim"), text.rstrip())
+    """The advice in numbers, and its arithmetic."""
+    advice = diagnosis.learning_rate
+    text = write(printable(f"{_advised(advice)}. {advice.because}"))
+    return Text.assemble(("Learning rate: ", "dim"), text)
 
 
 def _advised(advice: Advice) -> str:

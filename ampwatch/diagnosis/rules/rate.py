@@ -102,16 +102,18 @@ def _seen(seen: Judgement, advice: Advice, severity: Severity, summary: str) -> 
     assert seen.onset is not None
     assert seen.attribution is not None
     where = advice.restart_checkpoint_step
-    restart = "" if where is None else f" Restart from the checkpoint of step {where}."
+    restart = "" if where is None else f"Restart from the checkpoint of step {where}. "
     if where is None and advice.restart_from_step is not None:
-        restart = f" Restart from step {advice.restart_from_step} or before."
+        restart = f"Restart from step {advice.restart_from_step} or before. "
+    sign = seen.onset.sign.value
+    proofs = "; ".join(str(proof) for proof in seen.attribution.proofs[:2])
     return Seen(
         severity=severity,
         first_step=seen.onset.step,
         last_step=seen.last_step,
         summary=summary,
-        cause=advice.because,
-        action=_paste(advice) + restart,
+        cause=f"{sign[0].upper()}{sign[1:]}, with {proofs}.",  # the advice has the arithmetic
+        action=restart + _paste(advice),
         evidence=tuple(
             Evidence(proof.signal, proof.step, proof.value, proof.against)
             for proof in seen.attribution.proofs
@@ -122,6 +124,7 @@ def _seen(seen: Judgement, advice: Advice, severity: Severity, summary: str) -> 
 def _paste(advice: Advice) -> str:
     """The line to paste; before any scheduler is made, which keeps the rates it finds."""
     line = f"for group in optimizer.param_groups: group['lr'] *= {advice.factor:.3g}"
-    told = "" if advice.recommended is None else f"Base rate {advice.recommended:.3g} instead of "
-    told += "" if advice.recommended is None else f"{advice.current:.3g}. "
+    told = ""
+    if advice.recommended is not None:
+        told = f"Use a base rate of {advice.recommended:.3g} instead of {advice.current:.3g}. "
     return f"{told}Before the scheduler is made: {line}"
