@@ -12,6 +12,7 @@ from typing import Any
 
 from ampwatch.probe.guard import Guard
 from ampwatch.probe.loop import Loop
+from ampwatch.probe.turns import WATCHED
 
 
 def swap(scaler: Any, loop: Loop, guard: Guard) -> type:
@@ -34,6 +35,7 @@ def _watched_class(original: Any, loop: Loop, guard: Guard) -> type:
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
+        WATCHED: True,
         **_calls(original, loop, guard),
         **_states(original, loop, guard),
     }

@@ -31,6 +31,9 @@ from ampwatch.rows import EventKind
 STEPS_TO_LEARN_CLIPPING = 5
 
 
+WATCHED = "_ampwatch_watched"  # marks a scaler's class as one of ours
+
+
 class Steps(Protocol):
     """The step in progress; `loop.Loop` is one."""
 
@@ -78,6 +81,7 @@ class Turns:
         self._guarded = guard.run
         self.stepping: tuple[Any, OptimizerView, Turn] | None = None  # inside scaler.step
         self._before: Any = None  # its slices
+        self._begun: Any = None  # the optimizer that steps without our scaler
         self._early: dict[int, Any] = {}  # norms taken at the end of a backward, by optimizer
         self._left_over: dict[int, Value] = {}  # by optimizer
         self._unedited_steps = 0
@@ -162,7 +166,8 @@ class Turns:
 
     def _is_ours(self, optimizer: Any) -> bool:
         groups = optimizer.param_groups
-        return id(optimizer) in self.views or any(
+        known = self.views.get(id(optimizer))
+        return (known is not None and known.is_of(optimizer)) or any(
             id(p) in self._positions for group in groups for p in group["params"]
         )
 
@@ -176,17 +181,22 @@ class Turns:
     def _begin_own_step(self, optimizer: Any) -> None:
         if not self._is_ours(optimizer):
             return
+        other = stepping_scaler() if self._steps.enabled else None
+        if other is not None and getattr(type(other), WATCHED, False):
+            return  # another watch has that scaler, and with it this step
         view = self.view(optimizer)
         turn = self._turn(view)
-        if self._steps.enabled:
-            other = stepping_scaler()
-            turn.bypassed = other is None
-            if other is not None:
-                self._steps.adopt(other)
+        turn.bypassed = self._steps.enabled and other is None
+        if other is not None:
+            self._steps.adopt(other)
+        self._begun = optimizer
         self._take_before(optimizer, view, turn)
         self._take_norms_without_scaler(view, turn)
 
     def _end_own_step(self, optimizer: Any) -> None:
+        if self._begun is not optimizer:
+            return
+        self._begun = None
         view = self.view(optimizer)
         turn = self._turn(view)
         turn.stepped = True

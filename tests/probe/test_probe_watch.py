@@ -213,3 +213,19 @@ def test_a_watch_let_go_just_before_the_end_is_still_written(tmp_path):
         run = ampwatch.open_run(folder / "r")
         assert run.steps.num_rows == 30
         assert run.clean_end
+
+
+def test_two_watches_whose_scalers_step_one_optimizer_both_give_their_scaler_back(tmp_path):
+    model, optimizer, first = parts()
+    second = torch.amp.GradScaler("cpu")
+    watches = [
+        ampwatch.attach(scaler, watched, log_dir=tmp_path)
+        for scaler, watched in ((first, model), (second, None))
+    ]
+    for _ in range(3):
+        step(model, optimizer, first)
+        step(model, optimizer, second)
+    for watch in watches:
+        watch.close()
+    assert type(first) is type(second) is torch.amp.GradScaler
+    assert [ampwatch.open_run(watch.run_folder).steps.num_rows for watch in watches] == [3, 3]
