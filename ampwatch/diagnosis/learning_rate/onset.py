@@ -176,25 +176,51 @@ def _shift(course: Points) -> tuple[int, bool] | None:
     if len(known) < 6:
         return None
     value, start = loss[known], course.start[known]
+    lowest_ahead = np.minimum.accumulate(value[::-1])[::-1]
+    highest_ahead = np.maximum.accumulate(value[::-1])[::-1]
+    at, begin = _trailing_windows(start)
+    # In health nearly every point is undercut later: windows that cannot matter are not sorted.
+    past_lowest = np.minimum.reduceat(value, np.stack([begin, at], axis=1).ravel())[::2]
+    may = lowest_ahead[at] > past_lowest
+    at = at[may]
+    level, spread = _levels(value, begin[may], at)
+    band = constants.ROBUST_DEVIATIONS * spread
+    left = np.minimum(value[at], value[at + 1]) > level + band
+    left &= lowest_ahead[at] > level + band / 2
+    final = float(np.median(value[-3:]))
+    left &= final - level > constants.RECOVERED_SHARE * (highest_ahead[at] - level)
+    found = np.flatnonzero(left)
+    if not len(found):
+        return None
+    first = int(at[found[0]])
+    return int(known[first]), _falls(value[first:], float(level[found[0]]))
+
+
+def _trailing_windows(start: Integers) -> tuple[Integers, Integers]:
+    """The points that have a past and a successor, and where their trailing windows begin.
+
+    A window holds five points at least.
+    """
     total = int(start[-1]) + constants.POINT_STEPS
     window = max(constants.WINDOW_STEPS, int(constants.WINDOW_SHARE * total))
-    final = float(np.median(value[-3:]))
-    lowest_ahead = np.minimum.accumulate(value[::-1])[::-1]
-    for at in range(5, len(value) - 1):
-        past = value[max(0, _window_begin(start, at, window)) : at]
-        level = float(np.median(past))
-        band = constants.ROBUST_DEVIATIONS * deviation(past)
-        left = value[at] > level + band and value[at + 1] > level + band
-        if not left or lowest_ahead[at] <= level + band / 2:
-            continue
-        if final - level > constants.RECOVERED_SHARE * (float(value[at:].max()) - level):
-            return int(known[at]), _falls(value[at:], level)
-    return None
+    at = np.arange(5, len(start) - 1)
+    return at, np.minimum(np.searchsorted(start, start[at] - window), at - 5)
 
 
-def _window_begin(start: Integers, at: int, window: int) -> int:
-    """Points of the trailing window: at least five."""
-    return min(int(np.searchsorted(start, start[at] - window)), at - 5)
+def _levels(value: Floats, begin: Integers, end: Integers) -> tuple[Floats, Floats]:
+    """The median and the robust deviation of each window of these values."""
+    size = end - begin
+    columns = np.arange(size.max(initial=1))
+    at = np.minimum(begin[:, None] + columns, len(value) - 1)
+    windows = np.where(columns < size[:, None], value[at], np.inf)
+    level = _medians_of(windows, size)
+    return level, _never_zero(1.4826 * _medians_of(np.abs(windows - level[:, None]), size), level)
+
+
+def _medians_of(windows: Floats, size: Integers) -> Floats:
+    """Each row's median over its first `size` values; infinity stands behind them."""
+    ordered, row = np.sort(windows, axis=1), np.arange(len(size))
+    return np.asarray((ordered[row, (size - 1) // 2] + ordered[row, size // 2]) / 2)
 
 
 def _falls(after: Floats, level: float) -> bool:
@@ -205,9 +231,13 @@ def _falls(after: Floats, level: float) -> bool:
 
 def deviation(values: Floats) -> float:
     """A robust standard deviation, never quite zero."""
-    middle = np.median(values)
-    spread = 1.4826 * float(np.median(np.abs(values - middle)))
-    return max(spread, 1e-3 * abs(float(middle)), 1e-12)
+    middle = np.asarray(np.median(values))
+    return float(_never_zero(1.4826 * np.median(np.abs(values - middle)), middle))
+
+
+def _never_zero(spread: Floats, middle: Floats) -> Floats:
+    """The deviation, or what a number of this size must be allowed."""
+    return np.maximum(spread, np.maximum(1e-3 * np.abs(middle), 1e-12))
 
 
 def noise_of(loss: Floats) -> float:
