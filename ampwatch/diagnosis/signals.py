@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ampwatch.rows import Table
+from ampwatch.store.columns import joined, raw, valid
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -98,53 +99,86 @@ def positive(value: Any) -> float | None:
 
 def numbers(rows: pa.Table, name: str) -> Floats:
     """A column as float64, nan where absent."""
-    column = _column(rows, name)
-    if pa.types.is_null(column.type):
+    array = _array(rows, name)
+    if array is None:
         return np.full(rows.num_rows, np.nan)
-    return np.array(pc.cast(column, pa.float64(), safe=False).to_numpy(), dtype=np.float64)
+    values = _plain(array).astype(np.float64)
+    if array.null_count:
+        values[~valid(array)] = np.nan
+    return values
 
 
 def steps_of(rows: pa.Table) -> Integers:
     """The steps; a row without one takes that of the row before it."""
-    column = _column(rows, "step")
-    filled = pc.fill_null(pc.fill_null_forward(pc.cast(column, pa.int64())), 0)
-    return np.asarray(filled.to_numpy(), dtype=np.int64)
+    array = _array(rows, "step")
+    if array is None:
+        return np.zeros(rows.num_rows, np.int64)
+    values = _plain(array).astype(np.int64, copy=False)
+    if not array.null_count:
+        return values
+    there = valid(array)
+    latest = np.maximum.accumulate(np.where(there, np.arange(len(values)), 0))
+    return np.asarray(np.where(there[latest], values[latest], 0))
 
 
 def integers(rows: pa.Table, name: str, absent: int = -1) -> Integers:
     """A column as int64, with a number for what is absent."""
-    column = pc.fill_null(pc.cast(_column(rows, name), pa.int64()), absent)
-    return np.asarray(column.to_numpy(), dtype=np.int64)
+    array = _array(rows, name)
+    if array is None:
+        return np.full(rows.num_rows, absent, np.int64)
+    return _filled(array, _plain(array).astype(np.int64, copy=False), absent)
 
 
 def known(rows: pa.Table, name: str) -> Mask:
     """Where a column is not absent."""
-    return np.asarray(_column(rows, name).is_valid().to_numpy(), dtype=np.bool_)
+    array = _array(rows, name)
+    return np.zeros(rows.num_rows, np.bool_) if array is None else valid(array)
 
 
 def flags(rows: pa.Table, name: str) -> Flags:
     """A column of truths as 1, 0, and -1 where absent."""
-    column = _column(rows, name)
-    if pa.types.is_null(column.type):
+    array = _array(rows, name)
+    if array is None:
         return np.full(rows.num_rows, -1, np.int8)
-    filled = pc.fill_null(pc.cast(column, pa.int8()), -1)
-    return np.asarray(filled.to_numpy(), dtype=np.int8)
+    return _filled(array, _plain(array).astype(np.int8), -1)
 
 
 def texts(rows: pa.Table, name: str) -> tuple[tuple[str, ...], Integers]:
     """The different texts of a column, and for each row which of them, -1 where absent."""
     column = _column(rows, name)
-    if pa.types.is_null(column.type):
+    if column is None or not rows.num_rows:
         return (), np.full(rows.num_rows, -1, np.int64)
     if not pa.types.is_dictionary(column.type):
         column = pc.dictionary_encode(column)
-    joined = column.unify_dictionaries().combine_chunks()
-    if isinstance(joined, pa.ChunkedArray):
-        joined = joined.chunk(0) if joined.num_chunks else pa.array([], column.type)
-    codes = pc.fill_null(pc.cast(joined.indices, pa.int64()), -1)
-    return tuple(joined.dictionary.to_pylist()), np.asarray(codes.to_numpy(), dtype=np.int64)
+    array = joined(column.unify_dictionaries())
+    codes = _filled(array.indices, _plain(array.indices).astype(np.int64, copy=False), -1)
+    return tuple(array.dictionary.to_pylist()), codes
 
 
-def _column(rows: pa.Table, name: str) -> pa.ChunkedArray:
+def _column(rows: pa.Table, name: str) -> pa.ChunkedArray | None:
+    """A column, None if it is absent in every row."""
     at = rows.schema.get_field_index(name)
-    return rows.column(at) if at >= 0 else pa.chunked_array([pa.nulls(rows.num_rows)])
+    column = rows.column(at) if at >= 0 else None
+    return None if column is None or pa.types.is_null(column.type) else column
+
+
+def _array(rows: pa.Table, name: str) -> pa.Array | None:
+    column = _column(rows, name)
+    return None if column is None else joined(column)
+
+
+def _plain(array: pa.Array) -> npt.NDArray[Any]:
+    """The values of numbers or truths, not to be written to; undefined where absent."""
+    kind = array.type
+    if pa.types.is_boolean(kind):
+        data = np.frombuffer(array.buffers()[1] or b"", np.uint8)
+        return np.unpackbits(data, bitorder="little")[array.offset : array.offset + len(array)]
+    if pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind):
+        return raw(array)
+    return raw(pc.cast(array, pa.float64(), safe=False))
+
+
+def _filled(array: pa.Array, values: npt.NDArray[Any], absent: int) -> npt.NDArray[Any]:
+    if not array.null_count:
+        return values
+    return np.where(valid(array), values, values.dtype.type(absent))

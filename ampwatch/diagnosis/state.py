@@ -69,11 +69,12 @@ class State:
         self.setup = self.setup.fold(block)
         rows = rate_rows(block, forward)
         self.batches = self.batches.fold(self.rate.tail, rows, block.start)
-        self.rate = learning_rate.fold(self.rate, rows, self.setup.shown())
+        self.rate = learning_rate.fold(self.rate, rows)
 
     def finish(self) -> None:
         """Close what is open: the record ends here, as far as anyone knows."""
         self.scale.finish()
+        self.rate = replace(self.rate, setup=self.setup.shown())
 
 
 def new_state(info: Info) -> State:

@@ -292,14 +292,14 @@ def test_several_runs_of_one_model_give_one_advice_between_what_worked_and_what_
 
 @pytest.mark.parametrize("blocks", [1, 7, 64, 500, 4096])
 def test_the_state_is_the_same_however_the_rows_were_batched(blocks):
-    rows = late(count=9_000, bad=1_000)
+    rows = late(count=10_000, bad=1_000)
     whole, state = fold(RateState(), rows), RateState()
     for begin in range(0, len(rows), blocks):
         state = fold(state, rows.part(begin, begin + blocks))
     for name in ("head", "tail", "pending"):
         np.testing.assert_array_equal(getattr(state, name).values, getattr(whole, name).values)
     np.testing.assert_array_equal(state.cells.sums, whole.cells.sums)
-    assert (state.rows, state.accepted, state.cells.parts_a_cell) == (9_000, 9_000, 2)
+    assert (state.rows, state.accepted, state.cells.parts_a_cell) == (10_000, 10_000, 2)
 
 
 def test_the_state_does_not_grow_with_the_run():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.course import RateState, Rows, points
+from ampwatch.diagnosis.learning_rate.course import RateState, Rows
 from ampwatch.diagnosis.learning_rate.onset import Onset, Sign, deviation
 from ampwatch.diagnosis.signals import Floats
 
@@ -79,7 +79,7 @@ def rows_around(state: RateState, onset: Onset) -> tuple[Rows, Rows]:
     if onset.row - begin > constants.FINAL_STEPS:
         at = onset.row - begin
         return state.tail.part(0, at), state.tail.part(at)
-    course = points(state)
+    course = state.points
     at = int(np.searchsorted(course.start, onset.row))
     return course.rows.part(0, at), course.rows.part(at)
 

@@ -7,6 +7,7 @@ width doubles as the run grows. `fold` is the only way in, and pure.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -116,7 +117,7 @@ class Cells:
             return Rows(np.where(known > 0, self.sums[:count] / known, np.nan))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: cached_property keeps its value in __dict__
 class RateState:
     """All that `advise` reads. A new one comes from `fold`; its size does not grow with the run."""
 
@@ -125,23 +126,30 @@ class RateState:
     accepted: int = 0
     head: Rows = field(default_factory=Rows)
     tail: Rows = field(default_factory=Rows)
-    cells: Cells = field(default_factory=Cells)
-    pending: Rows = field(default_factory=Rows)  # not yet a part of a cell
+    cells: Cells = field(default_factory=Cells)  # of the rows that have left the tail
+    pending: Rows = field(default_factory=Rows)  # too few of those to be a part of a cell
+
+    @cached_property
+    def points(self) -> Points:
+        """The whole run in few points."""
+        return _points(self)
 
 
 def fold(state: RateState, rows: Rows, setup: Setup | None = None) -> RateState:
     """The state after these rows too; `setup` replaces what events had told before."""
     room = constants.HEAD_ROWS - len(state.head)
-    pending = _joined(state.pending, rows).values
+    recent = _joined(state.tail, rows)
+    left = max(0, len(recent) - constants.TAIL_ROWS)
+    pending = _joined(state.pending, recent.part(0, left)).values
     whole = len(pending) // constants.CELL_ROWS * constants.CELL_ROWS
     return RateState(
         setup=state.setup if setup is None else setup,
         rows=state.rows + len(rows),
         accepted=state.accepted + int(rows.accepted.sum()),
         head=_joined(state.head, rows.part(0, room)) if room else state.head,
-        tail=Rows(_joined(state.tail, rows).values[-constants.TAIL_ROWS :].copy()),
+        tail=Rows(recent.values[left:].copy()),  # a view would keep the whole batch alive
         cells=_with_parts(state.cells, pending[:whole]) if whole else state.cells,
-        pending=Rows(pending[whole:].copy()),  # a view would keep the whole batch alive
+        pending=Rows(pending[whole:].copy()),
     )
 
 
@@ -153,15 +161,16 @@ def _with_parts(cells: Cells, values: Floats) -> Cells:
     """The cells with these rows, whose number is a multiple of `CELL_ROWS`."""
     sums, known = cells.sums.copy(), cells.known.copy()
     parts, width = cells.parts, cells.parts_a_cell
-    # One by one, so that sums are added in the same order whatever the batches were.
-    for part in _medians(values.reshape(-1, constants.CELL_ROWS, len(COLUMNS))):
+    fresh = _medians(values.reshape(-1, constants.CELL_ROWS, len(COLUMNS)))
+    while len(fresh):
         if parts == width * constants.MOST_CELLS:
             sums, known, width = _halved(sums), _halved(known), width * 2
-        here = ~np.isnan(part)
-        at = parts // width
-        sums[at] += np.where(here, part, 0.0)
-        known[at] += here
-        parts += 1
+        now, fresh = np.split(fresh, [width * constants.MOST_CELLS - parts])
+        here, at = ~np.isnan(now), (parts + np.arange(len(now))) // width
+        # `add.at` adds one by one: sums come about in the same order whatever the batches were.
+        np.add.at(sums, at, np.where(here, now, 0.0))
+        np.add.at(known, at, here)
+        parts += len(now)
     return Cells(sums, known, parts, width)
 
 
@@ -195,7 +204,7 @@ class Points:
     start: Integers  # the row's position in the run at which a point begins
 
 
-def points(state: RateState) -> Points:
+def _points(state: RateState) -> Points:
     """The run as points; at most one cell's rows before the last rows are left out."""
     width, size = state.cells.cell_rows, constants.POINT_STEPS
     tail = state.tail.values

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.course import Points, RateState, Rows, points
+from ampwatch.diagnosis.learning_rate.course import Points, RateState, Rows
 from ampwatch.diagnosis.signals import Floats, Integers, Mask
 
 
@@ -51,7 +51,7 @@ def find_onset(state: RateState) -> Onset | None:
         early = _early(state, collapsed=collapsed)
         if early is not None:
             return early
-    return _late(state, points(state), collapsed=collapsed)
+    return _late(state, state.points, collapsed=collapsed)
 
 
 def _is_collapsed(state: RateState) -> bool:

@@ -9,7 +9,6 @@ import numpy as np
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.learning_rate.course import points
 from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.signals import Floats, Integers
 from ampwatch.diagnosis.words import count_text
@@ -91,7 +90,7 @@ def _drift(case: Case) -> tuple[int, float, float] | None:
     """Since when, from what, to what the norm rose in every window of the late record."""
     if case.rate.rows < policy.DRIFT_ROWS:
         return None
-    sketch = points(case.rate)
+    sketch = case.rate.points
     late = sketch.start >= (1.0 - policy.DRIFT_PART) * case.rate.rows
     norm, at = sketch.rows.of("grad_norm")[late], sketch.start[late]
     windows = np.array_split(np.arange(len(norm)), policy.DRIFT_WINDOWS)
