@@ -53,7 +53,7 @@ _SAMPLED = frozenset({"AMP204", "AMP207"})
 # Causes that no learning rate could have brought about.
 _NEVER_THE_RATE = frozenset(
     (
-        *("AMP106", "AMP107", "AMP108", "AMP208", "AMP209"),
+        *("AMP106", "AMP107", "AMP108", "AMP201", "AMP208", "AMP209"),
         *("AMP401", "AMP402", "AMP404", "AMP405", "AMP406", "AMP408", "AMP409", "AMP410"),
         "AMP412",
         *("AMP413", "AMP414", "AMP415", "AMP416", "AMP417", "AMP506"),

@@ -170,9 +170,6 @@ class LayerCourse:
         layer, step = layer[keep], rows.step[keep]
         begin = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
         bears = np.minimum.reduceat(high, begin)
-        # What lies so far beyond is the tail of a histogram drawn out, not a scale anyone needs.
-        most = np.repeat(bears, np.diff(np.append(begin, len(step))))
-        low[low > most * 2.0**policy.CONFLICT_MOST_OCTAVES] = -np.inf
         needs = np.maximum.reduceat(low, begin)
         bad = np.flatnonzero(needs > bears * 2.0**policy.CONFLICT_OCTAVES)
         course = replace(

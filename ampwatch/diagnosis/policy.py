@@ -107,7 +107,6 @@ PRECISION_SAMPLES = 3
 # Two layers' windows that miss each other by an octave, in most judged samples.
 CONFLICT_SAMPLES = 5
 CONFLICT_OCTAVES = 1.0
-CONFLICT_MOST_OCTAVES = 24.0
 
 # A batch stands out when its input is 5 times, or its loss 4 times, its recent median (measured on
 # bad batches among 18 small trainings), the update before it being ordinary: at most 3 times its

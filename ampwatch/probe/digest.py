@@ -80,8 +80,9 @@ class Digest:
             for turn in record.turns:
                 self._groups.update(zip(turn.positions, turn.groups, strict=True))
             details = self._details.digest(
-                record.layers, record.pack.values, scale_of(record), record.step
-            )
+                record.layers, record.pack.values, scale_of(record), record.step,
+                _largest_scaled_loss(record),
+            )  # fmt: skip
             self._inner_autocast = _half_output(record.layers)
             sets.append((Table.LAYER_INFO, details.info_rows()))
             sets.append((Table.LAYERS, merged(details.rows(), known)))
@@ -177,6 +178,17 @@ def _all_finite(values: Sequence[float]) -> bool | None:
 def scale_of(record: StepRecord) -> float | None:
     """The loss scale of this step's gradients."""
     return None if record.scale_at is None else record.pack.values[record.scale_at]
+
+
+def _largest_scaled_loss(record: StepRecord) -> float | None:
+    """What this step's backward passes began with, the largest; None if nobody saw it."""
+    values = record.pack.values
+    losses = [loss for turn in record.turns for loss in turn.losses if loss.counted]
+    seen = [abs(loss.pack.values[loss.at]) for loss in losses]
+    if record.logged_loss_at is not None:
+        seen.append(abs(values[record.logged_loss_at]))
+    scale = scale_of(record) if record.enabled else 1.0
+    return None if scale is None or not seen else scale * max(seen)
 
 
 def _half_output(capture: LayerCapture) -> str | None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ampwatch.probe import exponents
 from ampwatch.probe.capture import LayerCapture, TensorCapture, VisitCapture
+from ampwatch.probe.layer_flush import flushed_everywhere
 from ampwatch.probe.layer_info import (
     INFO_COLUMNS,
     LayerInfo,
@@ -113,17 +114,26 @@ class LayerDigester:
     _ever_ran: set[int] = field(default_factory=set)
 
     def digest(
-        self, capture: LayerCapture, values: Sequence[float], scale: float | None, step: int
+        self,
+        capture: LayerCapture,
+        values: Sequence[float],
+        scale: float | None,
+        step: int,
+        scaled_loss: float | None = None,
     ) -> LayerDigest:
-        """The step's figures; `scale` is the loss scale of its gradients, None if unknown."""
+        """The step's figures; None where the loss scale of its gradients, or the loss, is unknown.
+
+        `scaled_loss` is what its backward passes began with; of several the largest.
+        """
         tensors = [_figures(tensor, values) for tensor in capture.tensors]
         visits = {visit.layer: visit for visit in capture.visits}
+        flushed = _all_flushed(capture, tensors, scaled_loss)
         self._ever_ran.update(visits)
         cells = {}
         for layer in self.survey.layers:
             visit = visits.get(layer.number)
             weights = _weight_cells(layer, capture, values)
-            seen = {} if visit is None else _visit_cells(visit, tensors, scale)
+            seen = {} if visit is None else _visit_cells(visit, tensors, scale, flushed=flushed)
             if weights or seen:
                 cells[layer.number] = LayerCells(layer=layer.number, **weights, **seen)
         return LayerDigest(
@@ -221,7 +231,7 @@ def _weight_cells(layer: Layer, capture: LayerCapture, values: Sequence[float]) 
 
 
 def _visit_cells(
-    visit: VisitCapture, tensors: Sequence[_Figures], scale: float | None
+    visit: VisitCapture, tensors: Sequence[_Figures], scale: float | None, *, flushed: bool
 ) -> dict[str, Any]:
     inputs = [tensors[at] for at in visit.inputs if not tensors[at].is_mask]
     outputs = [tensors[at] for at in visit.outputs if not tensors[at].is_mask]
@@ -238,7 +248,26 @@ def _visit_cells(
         cells["exponents"] = exponents.shown(total)
         if all(t.capture.grad_dtype == "float16" for t in outputs if t.bins is not None):
             cells |= _half_gradients(total, inputs + outputs, scale)
+            if flushed:
+                cells["underflow_share"] = 1.0
     return cells
+
+
+def _all_flushed(
+    capture: LayerCapture, tensors: Sequence[_Figures], scaled_loss: float | None
+) -> bool:
+    """Whether every half gradient of the step was flushed to zero."""
+    known = [
+        (t.capture.grad_dtype, t.gradient_amax) for t in tensors if t.gradient_amax is not None
+    ]
+    half = [
+        visit
+        for visit in capture.visits
+        if any(tensors[at].capture.grad_dtype == "float16" for at in visit.outputs)
+    ]
+    last = max(half, key=lambda visit: visit.order, default=None)
+    outputs = 0 if last is None else math.prod(last.output_shape or ())
+    return flushed_everywhere(known, outputs, scaled_loss)
 
 
 def _half_gradients(

@@ -10,11 +10,15 @@ import numpy as np
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.layer_course import LayerCourse
 from ampwatch.diagnosis.named import Named, Times
 from ampwatch.diagnosis.registry import Page, Seen, rule
-from ampwatch.diagnosis.words import count_text, steps_text
+from ampwatch.diagnosis.signals import Integers
+from ampwatch.diagnosis.words import count_text, scale_text, steps_text
 
 FP16_MAX = 65504.0
+DEFAULT_SCALE = 2.0**16  # GradScaler's own
+ROOT = "(root)"
 
 
 @rule(
@@ -25,10 +29,13 @@ FP16_MAX = 65504.0
         meaning="Most of a layer's gradients are too small for half precision: they become zero "
         "or lose their digits, and the layer learns slowly or not at all.",
         looks="At accepted steps, most of the non-zero values in the gradient at a layer's output "
-        "are below the smallest normal fp16 number, 2^-14.",
-        not_to_confuse="Zeros after a collapse: there the scale is the consequence. A few lost "
-        "values in the tail are normal.",
-        do="Use a GradScaler; with one, raise its initial scale or find what keeps it low.",
+        "are below the smallest normal fp16 number, 2^-14. At worst all are zero, under a loss "
+        "that is not.",
+        not_to_confuse="Zeros after a collapse: there the scale is the consequence. Zeros of a "
+        "dead unit, a frozen layer, a matrix born zero or a loss of exactly 0 are not lost values. "
+        "A few lost values in the tail are normal.",
+        do="Use a GradScaler; with one, raise its initial scale or find what keeps it low. The "
+        "learning rate has no part in it.",
         example="autocast without a GradScaler: 98 % lost in the first layers, the loss is flat.",
     ),
 )
@@ -38,27 +45,52 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
     lost = layers.losing_layers()
     if not len(lost):
         return
-    shares = layers.share_sum[lost] / layers.samples[lost]
-    worst = int(lost[np.argmax(shares)])
-    share, name = float(shares.max()), layers.names[worst]
+    worst = _worst(layers, lost)
+    share = float(layers.share_sum[worst] / layers.samples[worst])
+    name, last = layers.names[worst], int(layers.last_step[worst])
     scaled = case.scale.has_scaler
     total = int((layers.samples > 0).sum())
-    last = int(layers.last_step[worst])
+    told = "all of them" if share == 1.0 else f"{share:.0%}".replace("%", " %")
     yield Seen(
         severity=Severity.WARNING,
         first_step=int(layers.first_step[worst]),
         last_step=last,
         layer=name,
         summary=f"{len(lost)} of {count_text(total, 'layer')} lose most of their gradients to "
-        f"underflow; {name} loses {share:.0%}.".replace("%", " %"),
+        f"underflow; {name} loses {told}.",
         cause="Their gradients are smaller than the smallest normal fp16 number, 2^-14."
         if scaled
         else "Nothing scales the loss, so small gradients fall below fp16's smallest normal "
         "number, 2^-14.",
-        action="Find what keeps the loss scale low; a higher scale brings these gradients back."
+        action=_higher_scale(case.final_scale)
         if scaled
         else "Scale the loss: torch.amp.GradScaler, or bf16, whose range is wide enough.",
         evidence=(Evidence("underflow_share", last, share, policy.UNDERFLOW_SHARE),),
+    )
+
+
+def _worst(layers: LayerCourse, lost: Integers) -> int:
+    """The layer that loses most; of nested ones the innermost."""
+    holders = {part for at in lost for part in _around(layers.names[at])}
+    inner = np.array([at for at in lost if layers.names[at] not in holders], np.int64)
+    return int(inner[np.argmax(layers.share_sum[inner] / layers.samples[inner])])
+
+
+def _around(name: str) -> Iterator[str]:
+    """The modules that a layer stands in."""
+    if name != ROOT:
+        yield ROOT
+    parts = name.split(".")
+    yield from (".".join(parts[:count]) for count in range(1, len(parts)))
+
+
+def _higher_scale(final: float | None) -> str:
+    """What to do where a scaler is there and its scale is too low."""
+    if final is None or final >= DEFAULT_SCALE:
+        return "Find what keeps the loss scale low; a higher one brings these gradients back."
+    return (
+        f"Raise the loss scale, which is {scale_text(final)}: GradScaler(init_scale=2.0**16), or "
+        "once scaler.update(new_scale=2.0**16); it finds its level from there."
     )
 
 
