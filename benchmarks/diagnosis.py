@@ -16,7 +16,7 @@ import platform
 import statistics
 import sys
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,12 @@ from rich.progress import track
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from diagnosis_alarms import Watched, rates, watch  # noqa: E402
+
 import ampwatch  # noqa: E402 - the checkout's own, found above
 from ampwatch.diagnosis import RULES, Diagnosis  # noqa: E402
 from examples.gallery.courses import write_stream  # noqa: E402
+from examples.gallery.held_out.streams import unseen_streams  # noqa: E402
 from examples.gallery.performing import chosen, perform_missing, seconds_trained  # noqa: E402
 from examples.gallery.registry import all_cases  # noqa: E402
 from examples.gallery.scoring import Score, Tally, read_answers, score  # noqa: E402
@@ -80,17 +83,22 @@ def main() -> None:
         lines += _said(case.name, options.runs / case.name, case.label)
     for stream in track(streams, "streams"):
         lines += _said(stream.name, write_stream(stream, options.runs, options.seed), stream.label)
+    unseen = chosen(unseen_streams(), options.only)
+    watched = list(track(watch(unseen, options.seed), "unseen streams", total=len(unseen)))
+    for one in watched:
+        lines += _lines(one.stream.name, one.at_end, {})
     (options.runs / "findings.jsonl").write_text("\n".join(lines), "utf-8")
     open_cases = [case for case in cases if not case.held_out]
     held_out = [case for case in cases if case.held_out]
     parts = [
         _part(title, some, lines)
         for title, some in (
-            ("Gallery", open_cases), ("Held out", held_out), ("Long streams", streams)
+            ("Gallery", open_cases), ("Held out", held_out), ("Long streams", streams),
+            ("Long streams, held out", unseen),
         )
         if some
     ]  # fmt: skip
-    text = _report(parts, cases, seconds_trained(cases, options.runs))
+    text = _report(parts, cases, seconds_trained(cases, options.runs), watched)
     print(text)
     if options.out:
         options.out.write_text(_with_explanations(text, options.out), "utf-8")
@@ -112,7 +120,10 @@ def _said(name: str, folder: Path, label: Any) -> list[str]:
     """ampwatch's findings on a run, as the lines that the scorer reads."""
     run = ampwatch.open_run(folder)
     diagnosis = ampwatch.diagnose(run)
-    told = _told_at(run, label, diagnosis)
+    return _lines(name, diagnosis, _told_at(run, label, diagnosis))
+
+
+def _lines(name: str, diagnosis: Diagnosis, told: Mapping[str, int]) -> list[str]:
     lines = [{"case": name, "advice": diagnosis.learning_rate.action.value}]
     lines += [
         {
@@ -163,7 +174,9 @@ def _part(title: str, cases: Sequence[Any], lines: Iterable[str]) -> Part:
     return Part(title, score(labels, read_answers(lines)), len(cases))
 
 
-def _report(parts: Sequence[Part], cases: Sequence[Any], seconds: float) -> str:
+def _report(
+    parts: Sequence[Part], cases: Sequence[Any], seconds: float, watched: Sequence[Watched]
+) -> str:
     cited = {case.issue for case in cases if case.issue}
     recreated = sum(case.issue is not None for case in cases)
     head = (
@@ -172,7 +185,8 @@ def _report(parts: Sequence[Part], cases: Sequence[Any], seconds: float) -> str:
         f"{recreated} re-create one of {len(cited)} public threads; trained in "
         f"{seconds:.0f} s. Precision and recall count warnings and errors.\n"
     )
-    return "\n".join([head, _totals(parts), *(_details(part) for part in parts)])
+    alarms = [f"Held-out streams: {rates(watched)}\n"] if watched else []
+    return "\n".join([head, _totals(parts), *alarms, *(_details(part) for part in parts)])
 
 
 def _machine() -> str:

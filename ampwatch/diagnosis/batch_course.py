@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,6 +30,13 @@ class BatchCourse:
     times: Times = field(default_factory=Times)
     first: Outlier | None = None
     firm: int = 0  # of them, how many overflowed or had an outlying input
+    crowded: int = 0  # of them, how many came close upon two others
+    last_two: tuple[int, ...] = ()  # positions
+
+    @property
+    def are_crowded(self) -> bool:
+        """Whether they come in swarms: then they are no batches apart."""
+        return 2 * self.crowded >= self.times.count > 0
 
     def fold(self, before: Rows, rows: Rows, start: int) -> BatchCourse:
         """The course with a block more; `before` are the rows that came before it.
@@ -42,12 +49,19 @@ class BatchCourse:
         begin = max(0, len(recent) - policy.BATCH_AFTER)
         course = self
         for at, outlier in _outliers(both, begin):
-            times = course.times.and_at(outlier.step, start + at - len(recent))
             firm = outlier.signal != "loss" or bool(both.of("skipped")[at])
-            course = replace(
-                course, times=times, first=course.first or outlier, firm=course.firm + firm
-            )
+            course = course._with(outlier, start + at - len(recent), firm=firm)
         return course
+
+    def _with(self, outlier: Outlier, position: int, *, firm: bool) -> BatchCourse:
+        third = len(self.last_two) == 2 and position - self.last_two[0] < policy.BATCH_APART
+        return BatchCourse(
+            times=self.times.and_at(outlier.step, position),
+            first=self.first or outlier,
+            firm=self.firm + firm,
+            crowded=self.crowded + third,
+            last_two=(*self.last_two, position)[-2:],
+        )
 
 
 def _outliers(rows: Rows, begin: int) -> Iterator[tuple[int, Outlier]]:

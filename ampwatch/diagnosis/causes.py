@@ -33,13 +33,14 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "AMP106": ("AMP410",),
     "AMP108": ("AMP416",),
     "AMP201": ("AMP408", "AMP401", "AMP107", "AMP208", "AMP413"),
-    "AMP202": ("AMP412", *_RATE),
+    "AMP202": ("AMP412", *_RATE, "AMP303"),
     "AMP203": ("AMP209", "AMP412", *_RATE, "AMP207"),
     "AMP204": ("AMP209", "AMP412", *_RATE, "AMP207"),
     "AMP207": ("AMP404", "AMP412", "AMP414", *_RATE, "AMP104", "AMP209"),
     # Scaled gradients in the update look like far too high a rate.
     "AMP301": ("AMP404", "AMP412", "AMP209"),
     "AMP302": ("AMP404", "AMP412", "AMP209"),
+    "AMP303": ("AMP206",),
     "AMP307": _RATE,
     "AMP902": ("AMP415", "AMP506", "AMP402", "AMP406", "AMP410"),
 }

@@ -73,14 +73,45 @@ class Episode:
     last: int = 0
     last_step: int = 0
     skips: int = 0
+    streaks: int = 0  # skips in a row, with accepted steps between
+    streak: int = 0  # how long the last of them is
+    longest_streak: int = 0
+    lone_skips: int = 0  # in streaks no longer than one overflow may need
     scale_after: float = NAN
     lowest: float = NAN
     culprits: Culprits = field(default_factory=Culprits)
 
+    def take(self, segment: Segment) -> None:
+        """Take in a segment of skips."""
+        count = segment.last - segment.first + 1
+        goes_on = self.skips > 0 and segment.first == self.last + 1
+        before = self.streak if goes_on else 0
+        self.streaks += not goes_on
+        self.streak = before + count
+        self.longest_streak = max(self.longest_streak, self.streak)
+        self.lone_skips += _lone(self.streak) - _lone(before)
+        self.skips += count
+        self.last, self.last_step = segment.last, segment.last_step
+        self.scale_after = segment.scale_after
+        self.lowest = float(np.fmin(self.lowest, segment.lowest_after))
+
     @property
     def is_tooth(self) -> bool:
-        """Whether it is the price of a growth just before."""
-        return self.from_growth and self.skips <= self.tooth_skips
+        """Whether it is the price of a growth just before: one overflow, or one and an echo."""
+        few = self.streaks <= policy.SAWTOOTH_SKIPS and self.skips <= self.tooth_skips
+        return self.from_growth and few
+
+    @property
+    def is_spike(self) -> bool:
+        """Whether step after step was skipped, more than one overflow needs."""
+        return self.longest_streak >= policy.SPIKE_SKIPS
+
+    @property
+    def octaves(self) -> float:
+        """How far it took the scale down; 0 where a scale is unknown."""
+        if not (self.first_scale > 0 and self.scale_after > 0):
+            return 0.0
+        return max(0.0, math.log2(self.first_scale) - math.log2(self.scale_after))
 
     @property
     def is_fall(self) -> bool:
@@ -88,6 +119,10 @@ class Episode:
         if self.from_reset or self.skips < policy.COLLAPSE_SKIPS or self.level is None:
             return False
         return self.scale_after <= self.level * 2.0**-policy.COLLAPSE_OCTAVES
+
+
+def _lone(streak: int) -> int:
+    return streak if streak <= policy.SAWTOOTH_SKIPS else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +137,8 @@ class Span:
     last_scale: float = NAN
     first_position: int = 0
     last_position: int = -1
+    lone_skips: int = 0  # not in long streaks
+    deepest_octaves: float = 0.0  # that one of them took the scale down
 
     def with_episode(self, episode: Episode) -> Span:
         """The span with one more episode."""
@@ -114,6 +151,8 @@ class Span:
             episode.first_scale,
             self.first_position if self.episodes else episode.first,
             episode.last,
+            self.lone_skips + episode.lone_skips,
+            max(self.deepest_octaves, episode.octaves),
         )
 
 

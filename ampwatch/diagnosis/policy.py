@@ -39,6 +39,8 @@ FLOOR_SCALE = 2.0**-126
 
 # One overflow may need two halvings to pass: still one tooth of the saw.
 SAWTOOTH_SKIPS = 2
+# Step after step skipped, more than one overflow needs: a spike, that heals or becomes a fall.
+SPIKE_SKIPS = SAWTOOTH_SKIPS + 1
 # Before it is a storm: one skip a growth interval is growth's own price, and the first two are
 # free, because the initial scale is a guess.
 STORM_FREE_SKIPS = 2
@@ -115,6 +117,8 @@ BATCH_INPUT, BATCH_LOSS, BATCH_UPDATE = 5.0, 4.0, 3.0
 BATCH_WINDOW, BATCH_LEAST = 64, 20
 # Isolated: most of the next 8 steps are within twice the median again.
 BATCH_AFTER, BATCH_CALM = 8, 2.0
+# Several within 20 steps are a storm or an overflowing layer (AMP105, AMP203), not batches apart.
+BATCH_APART = 20
 # No more candidates are looked at in one block: a loss that leaps all the time has no outliers.
 BATCH_CANDIDATES = 64
 

@@ -61,6 +61,7 @@ class ScaleCourse:
     teeth: Span = field(default_factory=Span)
     after_resets: Span = field(default_factory=Span)
     loose: Span = field(default_factory=Span)
+    spikes: Span = field(default_factory=Span)  # falls, and what of the loose is a burst
     falls: tuple[Fall, ...] = ()
     culprits: Culprits = field(default_factory=Culprits)  # of overflows that nothing explains
     floor_steps: tuple[int, int] | None = None
@@ -238,11 +239,7 @@ class ScaleCourse:
             self._close()
         if self.open is None:
             self.open = self._opened(segment, self.skips - count)
-        episode = self.open
-        episode.skips += count
-        episode.last, episode.last_step = segment.last, segment.last_step
-        episode.scale_after = segment.scale_after
-        episode.lowest = float(np.fmin(episode.lowest, segment.lowest_after))
+        self.open.take(segment)
 
     def _opened(self, segment: Segment, skips_before: int) -> Episode:
         near = self.last_reset is not None and (
@@ -281,6 +278,8 @@ class ScaleCourse:
             return
         else:
             self.loose = self.loose.with_episode(episode)
+        if episode.is_spike:
+            self.spikes = self.spikes.with_episode(episode)
         self.culprits.add(episode.culprits)
 
     def _take_fall(self, episode: Episode) -> None:

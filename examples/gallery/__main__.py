@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from examples.gallery.courses import write_stream
+from examples.gallery.courses import Stream, write_stream
+from examples.gallery.held_out.streams import unseen_streams
 from examples.gallery.performing import chosen, perform_missing
 from examples.gallery.registry import all_cases
 from examples.gallery.scoring import Score, Tally, read_answers, score
@@ -44,7 +45,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _everything(pattern: str | None) -> list[Any]:
-    return [*chosen(all_cases(), pattern), *chosen(all_streams(), pattern)]
+    return [*chosen(all_cases(), pattern), *_chosen_streams(pattern)]
+
+
+def _chosen_streams(pattern: str | None) -> list[Stream]:
+    """The held-out ones, some gigabytes of them, only where they are asked for."""
+    return chosen([*all_streams(), *unseen_streams()], pattern or "streams")
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -66,7 +72,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _streams(options: argparse.Namespace) -> None:
-    for stream in chosen(all_streams(), options.only):
+    for stream in _chosen_streams(options.only):
         print(write_stream(stream, options.out, options.seed))
 
 

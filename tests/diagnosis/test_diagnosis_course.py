@@ -70,6 +70,52 @@ def test_a_skip_that_no_batch_explains_is_no_bad_batch(columns):
     assert "AMP206" not in found(run)
 
 
+def test_batches_that_come_in_swarms_are_no_batches_apart():
+    bad = [s in {60, 63, 66, 69, 72, 75} for s in range(150)]
+    run = run_with(bad, **ordinary(150, input_amax=[300.0 if b else 3.0 for b in bad]))
+    codes = found(run)
+    assert (codes["AMP206"], codes["AMP105"]) == ("info", "warning")
+    assert "close together" in finding(run, "AMP206").summary
+
+
+def spiking(skips, after, **columns):
+    """Sixty good steps, that many skips, and what follows."""
+    count = 60 + skips + after
+    return run_with([60 <= s < 60 + skips for s in range(count)], **ordinary(count, **columns))
+
+
+def test_a_burst_of_skips_that_healed_is_told_once_steps_are_established_again():
+    assert "AMP303" not in found(spiking(4, 19))
+    one = finding(spiking(4, 20), "AMP303")
+    assert (one.severity.value, one.first_step, one.last_step) == ("info", 60, 63)
+    assert "4 octaves" in one.cause
+
+
+def test_a_burst_that_healed_is_no_storm_and_the_run_is_healthy():
+    diagnosis = diagnose(spiking(6, 40))
+    assert {f.code for f in diagnosis.findings} <= {"AMP303", "AMP901"}
+    assert diagnosis.verdict.value == "healthy"
+
+
+def test_the_batch_is_the_cause_and_the_spike_its_course():
+    amax = [3.0] * 60 + [300.0] + [3.0] * 60
+    one = finding(spiking(3, 58, input_amax=amax), "AMP303")
+    assert one.because_of == "AMP206"
+
+
+@pytest.mark.parametrize(
+    ("skips", "after", "loss"),
+    [
+        (2, 60, None),  # one overflow may need two halvings
+        (12, 60, None),  # a fall from which the scale has not come back
+        (4, 100, [1.0] * 64 + [9.0] * 100),  # the loss has not come back
+    ],
+)
+def test_what_did_not_spike_or_did_not_heal_is_no_recoverable_spike(skips, after, loss):
+    columns = {"loss": loss} if loss else {}
+    assert "AMP303" not in found(spiking(skips, after, **columns))
+
+
 def drifting(count=400, factor=16.0, loss=None):
     norm = np.geomspace(1.0, factor, count)
     return run_with([False] * count, grad_norm=norm, loss=loss or np.linspace(1.0, 1.3, count))

@@ -158,6 +158,28 @@ def test_a_restart_that_repeats_steps_is_the_same_live_and_replayed():
     assert engine.look().run.steps > 100
 
 
+def test_swarms_and_spikes_are_the_same_live_and_replayed_wherever_blocks_end():
+    count = 300
+    bad = {60, 63, 66, 69, 150, 151, 152, 153, 240}
+    skipped = [step in bad for step in range(count)]
+    scaled = scaled_run(skipped, growth_interval=25).steps.select(("scale", "scale_after"))
+    steps = step_table(
+        skipped=skipped,
+        loss=[1.0] * count,
+        input_amax=[300.0 if one else 3.0 for one in skipped],
+        update_norm=[0.01] * count,
+        **scaled.to_pydict(),
+    )
+    info = Info(scaler={**DEFAULTS, "growth_interval": 25})
+    engine = Engine(**SMALL)
+    for end in range(1, count + 1, 3):
+        run = HandBuiltRun(steps.slice(0, end), info=info)
+        live = engine.feed(run).look()
+        assert same(live, Engine(**SMALL).feed(run).look())
+        assert found(live) == found(diagnose(run))
+    assert {"AMP206", "AMP303"} <= {finding.code for finding in live.findings}
+
+
 def test_a_row_that_comes_long_after_its_step_still_counts():
     run = scaled_run([False] * 200)
     engine = Engine(**SMALL).feed(run)

@@ -88,7 +88,7 @@ def test_a_fall_of_seven_octaves_is_no_collapse():
 
 def test_a_fall_that_grew_back_is_only_told():
     run = scaled_run(skips("." * 100 + "x" * 9 + "." * 400), growth_interval=20)
-    assert found(run)["AMP103"] == "info"
+    assert found(run) == {"AMP103": "info", "AMP303": "info", "AMP901": "info"}
     assert diagnose(run).verdict.value == "healthy"
 
 
@@ -101,6 +101,28 @@ def test_a_fall_after_a_start_up_search_is_measured_from_what_the_search_found()
 def test_more_skips_than_growth_explains_are_a_storm():
     run = scaled_run(skips(("." * 250 + "x") * 16))
     assert found(run)["AMP105"] == "warning"
+
+
+def test_skips_after_steps_accepted_at_the_grown_scale_are_not_growths_own():
+    # Grows sixteenfold after ten good steps; then four overflows with accepted steps between.
+    scaler = {"init_scale": 256.0, "growth_factor": 16.0, "growth_interval": 10}
+    scale, after, skipped = [], [], []
+    for _ in range(8):
+        tooth = [256.0] * 10 + [4096.0] * 3 + [2048.0] * 3 + [1024.0] * 3 + [512.0] * 3
+        scale += tooth
+        after += [*tooth[1:], 256.0]
+        skipped += [False] * 12 + [True] + [False, False, True] * 3
+    run = HandBuiltRun(
+        step_table(scale=scale, scale_after=after, skipped=skipped), info=Info(scaler=scaler)
+    )
+    assert found(run)["AMP105"] == "warning"
+    at_once = [*[False] * 10, *[True] * 4, *[False] * 8] * 8
+    scale = ([256.0] * 10 + [4096.0, 2048.0, 1024.0, 512.0] + [256.0] * 8) * 8
+    run = HandBuiltRun(
+        step_table(scale=scale, scale_after=[*scale[1:], 256.0], skipped=at_once),
+        info=Info(scaler=scaler),
+    )
+    assert found(run) == {"AMP102": "info"}
 
 
 def test_a_storm_that_begins_late_in_a_long_run_is_seen():

@@ -31,9 +31,10 @@ def performed(name: str, folder: Path) -> ampwatch.Run:
 
 def test_every_label_is_sound() -> None:
     from examples.gallery import all_cases
+    from examples.gallery.held_out.streams import unseen_streams
     from examples.gallery.streams import all_streams
 
-    cases = [*all_cases(), *all_streams()]
+    cases = [*all_cases(), *all_streams(), *unseen_streams()]
     names = [case.name for case in cases]
     assert len(set(names)) == len(names)
     for case in cases:

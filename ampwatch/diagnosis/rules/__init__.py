@@ -38,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     numbers.non_finite_input,
     rate.learning_rate_too_high,
     rate.warmup_too_steep,
+    course.recoverable_spike,
     course.gradient_norm_drift,
     rate.learning_rate_could_rise,
     course.jump_at_event,

@@ -1,4 +1,4 @@
-"""AMP206, AMP304, AMP306 and AMP307: what the course of loss and gradients tells."""
+"""AMP206, AMP303, AMP304, AMP306 and AMP307: what the course of loss and gradients tells."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _NAMES = {"input_amax": "largest input", "loss": "loss"}
         looks="An isolated overflow or leap of the loss, with the input's maximum 5 times or the "
         "loss 4 times its recent median, after an ordinary update.",
         not_to_confuse="AMP102, an overflow just after the scale grew; AMP301, where updates grow "
-        "first; AMP303, which is about how the run got over it.",
+        "first; AMP303, which is about how the run got over it. Several in 20 steps are AMP105 or "
+        "AMP203.",
         do="Look at that batch: outliers, a corrupt file, a missing normalisation. Clip or filter "
         "the input.",
         example="one image in float values of 0 to 65535 among images of 0 to 1.",
@@ -40,17 +41,62 @@ def bad_batch(case: Case) -> Iterator[Seen]:
     name = _NAMES[first.signal]
     # One leap of the loss may have other reasons; an outlying input is the data's own fault.
     lonely = first.signal == "loss" and times.count == 1 and not case.stands(times)
-    over = lonely or not case.batches.firm
+    over, crowded = lonely or not case.batches.firm, case.batches.are_crowded
+    ending = ", several close together." if crowded else ", and the run got over it."
     yield Seen(
-        severity=Severity.INFO if over else Severity.WARNING,
+        severity=Severity.INFO if over or crowded else Severity.WARNING,
         first_step=times.first_step,
         last_step=times.last_step,
         summary=f"{count_text(times.count, 'batch', 'batches')} stood out from those before"
-        + (", and the run got over it." if over else "."),
+        + (ending if over or crowded else "."),
         cause=f"At step {first.step} the {name} was {first.value:.3g}, "
         f"{first.value / first.median:.0f} times its recent median, after an ordinary update.",
         action=f"Look at the batch of step {first.step}; clip or filter such inputs.",
         evidence=(Evidence(first.signal, first.step, first.value, first.median),),
+    )
+
+
+@rule(
+    "AMP303",
+    "recoverable-spike",
+    Severity.INFO,
+    Page(
+        meaning="Several steps in a row overflowed, the loss scale fell a few octaves, and the run "
+        "got over it by itself. This finding is about the recovery; what set it off may have one "
+        "of its own.",
+        looks="Three skips in a row or more after which steps are accepted again and the loss is "
+        "back where it was. Falls of about 8 octaves have healed like this in large runs.",
+        not_to_confuse="AMP103, which does not come back; AMP206, the batch that caused it; "
+        "AMP105, skips that go on coming.",
+        do="Nothing. If it returns, restart before it and skip those batches; only then lower the "
+        "rate a little.",
+        example="a 13B model whose scale went from 65536 to 4096 and was back within 500 steps, "
+        "with nothing changed.",
+    ),
+)
+def recoverable_spike(case: Case) -> Iterator[Seen]:
+    """Bursts of skips that the run got over."""
+    scale, spikes = case.scale, case.scale.spikes
+    since = scale.entries - 1 - spikes.last_position
+    if not spikes.episodes or since < scale.scaler.established_steps:
+        return
+    if case.standing_fall is not None or case.judgement.onset is not None:
+        return
+    octaves = spikes.deepest_octaves
+    depth = f", {octaves:.0f} octaves down at most," if octaves else ""
+    yield Seen(
+        severity=Severity.INFO,
+        first_step=spikes.first_step,
+        last_step=spikes.last_step,
+        summary=f"{count_text(spikes.episodes, 'spike')} of {count_text(spikes.skips, 'skip')}"
+        f"{' in all' if spikes.episodes > 1 else ''}, and the run got over it by itself.",
+        cause=f"The loss scale fell{depth} and steps are accepted again since step "
+        f"{(spikes.last_step or 0) + 1}; the loss shows no lasting harm.",
+        action="Nothing to do. If it returns, restart before it and skip those batches.",
+        evidence=(
+            Evidence("skipped", spikes.last_step, float(spikes.skips)),
+            Evidence("scale", scale.last_step, case.final_scale, scale.level),
+        ),
     )
 
 

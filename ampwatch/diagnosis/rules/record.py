@@ -8,7 +8,7 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import Page, Seen, rule
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.words import count_text, list_text
 from ampwatch.rows import EventKind
 
 
@@ -43,9 +43,22 @@ def _blind_spots(case: Case) -> Iterator[str]:
     unexplained = case.scale.unexplained_skips > policy.STORM_FREE_SKIPS
     if not case.numbers.sees_forward and (case.numbers.any_bad_loss or unexplained):
         yield "No layer's activations were recorded, so no layer can be named."
-    bounds = case.scale.culprits.bounds
-    if bounds:
-        yield f"The layer of {count_text(bounds, 'overflow')} is a bound, not a certainty."
+    bounded = _bounded_layers(case)
+    if bounded:
+        yield (
+            f"{list_text(bounded)} only bounds the place: the overflow began there or in a "
+            "neighbour."
+        )
+
+
+def _bounded_layers(case: Case) -> list[str]:
+    """The layers that a finding names though no overflow's own data did."""
+    backward = [
+        one
+        for one in case.scale.culprits.layers.values()
+        if one.times.count >= policy.BACKWARD_OVERFLOWS
+    ]
+    return sorted({one.layer for one in (*backward, *case.ledger.forward.values()) if one.is_bound})
 
 
 @rule(

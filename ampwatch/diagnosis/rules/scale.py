@@ -208,9 +208,10 @@ def scale_at_floor(case: Case) -> Iterator[Seen]:
     Page(
         meaning="Steps are skipped more often than a growing scale explains. Each skip is a "
         "forward and a backward pass thrown away.",
-        looks="More skips than one each growth interval, most of them isolated. An error when "
-        "over half of the last 100 steps were skipped.",
-        not_to_confuse="AMP102, one skip after each doubling; AMP103, one long fall.",
+        looks="More skips than one each growth interval, most of them isolated: one or two in a "
+        "row. An error when over half of the last 100 steps were skipped.",
+        not_to_confuse="AMP102, one skip after each doubling; AMP103, one long fall; AMP303, one "
+        "burst that heals.",
         do="See which layer overflows (AMP202, AMP203) and whether the batches differ.",
         example="growth_interval 2000, 900 skips in 10,000 steps.",
     ),
@@ -230,6 +231,8 @@ def overflow_storm(case: Case) -> Iterator[Seen]:
     recent = scale.recent_skips[-(scale.entries - scale.first_accepted) :]
     full = len(recent) == policy.STORM_WINDOW_STEPS
     most = full and float(recent.mean()) > policy.STORM_ERROR_SHARE
+    if 2 * loose.lone_skips <= loose.skips and not most:
+        return  # bursts: a spike or a fall, each with a finding of its own
     quiet = max(policy.STORM_WINDOW_STEPS, policy.RECENT_SHARE * scale.entries)
     calm = full and scale.entries - loose.last_position > quiet and not recent.any()
     wasted = share_text(scale.skips, scale.entries)
