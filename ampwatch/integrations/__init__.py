@@ -1,5 +1,7 @@
-"""Callbacks for training frameworks (Lightning, Transformers, Accelerate), thin: each finds the
-framework's scaler, model and optimizer, calls `ampwatch.attach`, and closes the watch at the end.
+"""One line for those whose loop a framework writes: Lightning, Fabric, Transformers, Accelerate.
 
-None is here yet. This room and `probe` are the only ones that may import torch.
+Each file finds the framework's own scaler, model and optimizer and calls `ampwatch.attach`; the
+callbacks close the watch when training ends. Importing this room imports no framework: import the
+file of the one you use, such as `from ampwatch.integrations.lightning import AmpwatchCallback`.
+This room and `probe` are the only ones that may import torch.
 """

@@ -54,6 +54,8 @@ class Digest:
         extras: Columns = {"step": [], "name": [], "value": []}
         sets: list[tuple[Table, Columns]] = [(Table.EVENTS, _event_columns(starts))]
         for record in steps:
+            if record.layers is not None:
+                self._inner_autocast = _half_output(record.layers)
             self._step_cells(record, moved, cells)
             _extra_rows(record, extras)
             sets += self._layer_sets(record, moved, events)
@@ -83,7 +85,6 @@ class Digest:
                 record.layers, record.pack.values, scale_of(record), record.step,
                 _largest_scaled_loss(record),
             )  # fmt: skip
-            self._inner_autocast = _half_output(record.layers)
             sets.append((Table.LAYER_INFO, details.info_rows()))
             sets.append((Table.LAYERS, merged(details.rows(), known)))
         else:

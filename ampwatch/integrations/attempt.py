@@ -1,0 +1,61 @@
+"""What every callback does alike: one watch a training, which no mistake of ours may end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ampwatch.errors import AttachError
+from ampwatch.probe import NoWatch, Watch, attach, warn
+
+
+def attach_parts(
+    scaler: Any, model: Any, optimizers: Any, options: Mapping[str, Any]
+) -> Watch | NoWatch:
+    """Attach to what a framework wraps; without a scaler the optimizers show the steps."""
+    several = optimizers if isinstance(optimizers, Sequence) else [optimizers]
+    plain = [getattr(one, "optimizer", one) for one in several]
+    return attach(scaler, model, optimizer=plain if scaler is None else None, **options)
+
+
+class Attempt:
+    """The watch of a callback: begun with the training, ended with it, perhaps again later."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = dict(options)
+        self.watch: Watch | NoWatch | None = None
+
+    def begin(self, scaler: Any, model: Any, optimizers: Any, **options: Any) -> None:
+        """Attach; what the user asked for goes before what the callback would choose.
+
+        A framework's set-up that cannot be watched is said in a sentence, and trains on unwatched:
+        by now hours may have gone into loading it.
+        """
+        self.end()
+        try:
+            self.watch = attach_parts(scaler, model, optimizers, {**options, **self._options})
+        except AttachError as error:
+            warn(f"this training is not watched: {error}")
+
+    @property
+    def run_name(self) -> str | None:
+        """The folder's name of the run in progress."""
+        folder = getattr(self.watch, "run_folder", None)
+        return None if folder is None else str(folder.name)
+
+    def log(self, **scalars: Any) -> None:
+        """Add scalars to the step in progress."""
+        if self.watch is not None:
+            self.watch.log(**scalars)
+
+    def fail(self, error: BaseException) -> None:
+        """The training ends by this exception."""
+        if isinstance(self.watch, Watch):
+            self.watch.record_exception(error)
+        self.end()
+
+    def end(self) -> None:
+        """The training is over; again does nothing."""
+        if self.watch is not None:
+            self.watch.close()
+            self.watch = None

@@ -1,0 +1,69 @@
+"""Lightning: `Trainer(callbacks=[AmpwatchCallback()])` watches every fit."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ampwatch.integrations.attempt import Attempt
+
+if TYPE_CHECKING:
+    Callback = object
+elif "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
+    from pytorch_lightning import Callback  # the user's own, where both are installed
+else:
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        from pytorch_lightning import Callback
+
+
+class AmpwatchCallback(Callback):
+    """Watches the fit with the scaler of the trainer's precision plugin, or without one.
+
+    Takes what `ampwatch.attach` takes beside scaler, model and optimizer: `run`, `log_dir`,
+    `endpoint`, `layer_every`, `config`. A fit resumed by `ckpt_path` goes on in the run that the
+    checkpoint was saved from.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._attempt = Attempt(options)
+        self._resumed: dict[str, Any] = {}
+        self._loss: Tensor | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin where the checkpoint, if any, left off."""
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self._attempt.begin(
+            scaler, pl_module, trainer.optimizers, start_step=trainer.global_step, **self._resumed
+        )
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+        """Note the loss where no scaler is given it: the micro-batches' parts add up."""
+        if getattr(trainer.precision_plugin, "scaler", None) is None:
+            self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """The step in progress is the one that the noted loss belongs to."""
+        if self._loss is not None:
+            self._attempt.log(loss=self._loss)
+            self._loss = None
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Close the watch: the log is complete."""
+        self._attempt.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Keep what ended the training, and in which layer."""
+        self._attempt.fail(exception)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which run a checkpoint belongs to."""
+        name = self._attempt.run_name
+        return {} if name is None else {"run": name, "resume": True}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """A fit that resumes goes on in that run."""
+        self._resumed = dict(state_dict)

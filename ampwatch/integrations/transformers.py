@@ -1,0 +1,87 @@
+"""Transformers: `Trainer(callbacks=[AmpwatchCallback()])` watches every `train()`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ampwatch.integrations.attempt import Attempt
+
+if TYPE_CHECKING:
+    TrainerCallback = object
+else:
+    from transformers import TrainerCallback
+
+
+class AmpwatchCallback(TrainerCallback):
+    """Watches the training with the scaler that Accelerate gave the optimizer, or without one.
+
+    Takes what `ampwatch.attach` takes beside scaler, model and optimizer: `run`, `log_dir`,
+    `endpoint`, `layer_every`, `config`. Steps are the trainer's: a training resumed from a
+    checkpoint begins at its step.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._attempt = Attempt(options)
+        self._loss = _LossOfModel()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """Attach; the optimizer bears the scaler by now."""
+        model, optimizer = parts["model"], parts["optimizer"]
+        scaler = getattr(optimizer, "scaler", None)
+        if scaler is None:
+            self._loss.follow(model)
+        self._attempt.begin(scaler, model, optimizer, start_step=state.global_step)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """The step in progress is the one that this loss belongs to."""
+        loss = self._loss.take()
+        if loss is not None:
+            self._attempt.log(loss=loss)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """Close the watch: the log is complete."""
+        self._loss.release()
+        self._attempt.end()
+
+
+class _LossOfModel:
+    """What a step's backward passes began from, where no scaler is given the loss.
+
+    No callback sees the loss that the trainer divides over micro-batches, so the model's own is
+    weighed by the gradient that comes back to it. A loss that the trainer computes by itself (label
+    smoothing) sends none back: then there is no loss, rather than a wrong one.
+    """
+
+    def __init__(self) -> None:
+        self._total: Tensor | None = None
+        self._hook: Any = None
+
+    def follow(self, model: torch.nn.Module) -> None:
+        """Look at each output of the model from now on."""
+        self.release()
+        self._hook = model.register_forward_hook(self._see)
+
+    def take(self) -> Tensor | None:
+        """The sum since the last call."""
+        total, self._total = self._total, None
+        return total
+
+    def release(self) -> None:
+        """Leave the model as it was."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook, self._total = None, None
+
+    def _see(self, _model: Any, _inputs: Any, output: Any) -> None:
+        loss = getattr(output, "loss", None)
+        if isinstance(loss, Tensor) and loss.requires_grad and loss.ndim == 0:
+            hook: Any = partial(self._add, loss.detach())
+            loss.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _add(self, loss: Tensor, weight: Tensor) -> None:
+        part = loss * weight.detach()
+        self._total = part if self._total is None else self._total + part
