@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import streamlit as st
-from charts import Course
+from desk import Desk, is_live
+from drawing import Bases
 
 from ampwatch import store
 from ampwatch.errors import AmpwatchError
 from ampwatch.feed import DEFAULT_ENDPOINT
 from ampwatch.recorder import Recorder
-from ampwatch.report import rows_of_first_optimizer
-
-LIVE_S = 10.0  # a run that wrote something this lately, and no end mark, is live
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +22,10 @@ class Choice:
     """A run that can be chosen."""
 
     path: str
+    name: str  # in the page's address
     label: str
     live: bool
+    last_time_ns: int = 0
 
 
 def folders() -> list[Path]:
@@ -84,9 +83,24 @@ def shelf() -> Shelf:
         else store.list_runs()
     )
     readable = _without_copies([run for run in found if run.problem is None])
-    made = [Choice(str(run.path), _label(run), _goes_on(run)) for run in readable]
+    names = Counter(run.path.name for run in readable)
+    made = [
+        Choice(str(run.path), _name(run, names), _label(run), _goes_on(run), run.last_time_ns)
+        for run in readable
+    ]
     made.sort(key=lambda choice: not choice.live)
     return Shelf(tuple(made), tuple(run.problem for run in found if run.problem is not None))
+
+
+def chosen(name: str | None) -> Choice | None:
+    """The run that the address names, else the first there is."""
+    choices = shelf().choices
+    return next((choice for choice in choices if choice.name == name), next(iter(choices), None))
+
+
+def _name(run: store.RunSummary, names: Counter[str]) -> str:
+    """The folder's name, with a piece of the id where another folder bears the same."""
+    return run.path.name if names[run.path.name] == 1 else f"{run.path.name}~{run.id[:6]}"
 
 
 def _without_copies(found: list[store.RunSummary]) -> list[store.RunSummary]:
@@ -100,11 +114,6 @@ def _goes_on(run: store.RunSummary) -> bool:
     return is_live(run.last_time_ns, ended=run.ended)
 
 
-def is_live(last_time_ns: int, *, ended: bool) -> bool:
-    """Whether a run is going on as we look."""
-    return not ended and time.time_ns() - last_time_ns < LIVE_S * 1e9
-
-
 def _label(run: store.RunSummary) -> str:
     name = (
         run.path.name if len(run.path.name) < 36 else f"{run.path.name[:20]}…{run.path.name[-14:]}"
@@ -114,12 +123,13 @@ def _label(run: store.RunSummary) -> str:
     return f"● {escaped} live" if _goes_on(run) else escaped
 
 
-def course_of(run: store.Run) -> Course:
-    """The columns that the overview draws: the first optimizer's, and the skips of all."""
-    names = ("step", "scale", "loss", "grad_norm", "lr")
-    rows = rows_of_first_optimizer(run, names)
-    step = np.array(rows.column("step").to_numpy(), np.int64)
-    numbers = [np.array(rows.column(name).to_numpy(), np.float64) for name in names[1:]]
-    every = run.read("steps", columns=("step", "skipped"), rank=min(run.ranks, default=0))
-    is_skip = every.column("skipped").fill_null(False).to_numpy()  # noqa: FBT003
-    return Course(step, *numbers, np.isin(step, every.column("step").to_numpy()[is_skip]))
+@st.cache_resource(show_spinner=False)
+def desk() -> Desk:
+    """The open runs, shared by all tabs."""
+    return Desk()
+
+
+@st.cache_resource(show_spinner=False)
+def bases() -> Bases:
+    """The thinned points in use, shared by all tabs."""
+    return Bases()

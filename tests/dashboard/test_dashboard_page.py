@@ -53,7 +53,7 @@ def test_a_collapse_is_the_pages_headline(folder):
     assert not app.exception
     assert "FAILING" in html_of(app)
     assert "AMP103 scale-collapse" in html_of(app)
-    assert "2¹⁶" in html_of(app)
+    assert "30 of 130 · 23 %" in html_of(app)
 
 
 def test_another_choice_shows_another_run(folder):
@@ -69,13 +69,6 @@ def test_live_runs_come_first(folder):
     write_run(folder, "finished", age_s=60)
     write_run(folder, "going-on", ended=False, age_s=0.5)
     assert "live" in page().radio[0].options[0]
-
-
-def test_what_stands_beside_the_headline_is_one_click_away(folder):
-    write_run(folder, "bad", skipped=30)
-    app = page()
-    assert app.expander[0].label.startswith("All ")
-    assert "AMP204 loss-not-finite" in html_of(app)
 
 
 def test_a_recorders_copy_of_a_run_that_is_here_itself_is_not_listed(folder):
@@ -111,29 +104,15 @@ def test_a_taken_port_is_left_to_who_has_it_and_the_page_says_where_it_listens(
         runs.feed().recorder.stop()
         st.cache_resource.clear()
     assert f"{first.endpoint} is taken" in html_of(app)
-    assert app.caption[0].value.startswith("feed on 127.0.0.1:")
-    assert first.endpoint.rpartition(":")[2] not in app.caption[0].value
-
-
-def test_with_two_optimizers_one_is_drawn_and_the_skips_of_both(folder):
-    path = store.create_run(folder, store.RunInfo(id="ab" * 16, name="gan"))
-    writer = store.RankWriter(path, 0)
-    columns = {
-        "step": [0, 0, 1, 1], "optimizer": [0, 1, 0, 1], "loss": [1.0, 90.0, 2.0, 80.0],
-        "skipped": [False, False, False, True],
-    }  # fmt: skip
-    writer.append(codec.encode(Table.STEPS, columns))
-    writer.close()
-    course = runs.course_of(store.open_run(path))
-    assert list(course.loss) == [1.0, 2.0]
-    assert list(course.skipped) == [False, True]
+    assert "feed on 127.0.0.1:" in html_of(app)
+    assert f"feed on {first.endpoint.removeprefix('tcp://')}" not in html_of(app)
 
 
 def test_names_are_data(folder):
     write_run(folder, "<img src=x onerror=alert(1)> **bold**", skipped=30)
     app = page()
     assert not app.exception
-    assert "<img" not in html_of(app)
+    assert "<img src" not in html_of(app)
     assert "**" not in app.radio[0].options[0]
 
 
@@ -153,7 +132,7 @@ def test_a_live_run_moves_in_a_real_browser(folder):
         troubles = []
         tab.on("pageerror", lambda error: troubles.append(str(error)))
         tab.goto(server.url)
-        tab.wait_for_selector(".js-plotly-plot", timeout=60_000)
+        tab.wait_for_selector("[data-drawn]", timeout=60_000)
         tab.get_by_text("HEALTHY").wait_for(timeout=60_000)
         append_a_collapse(path)
         tab.get_by_text("FAILING").wait_for(timeout=60_000)

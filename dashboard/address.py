@@ -1,0 +1,67 @@
+"""The page's address carries what is looked at: run, span, step, layer; a colleague gets a link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import streamlit as st
+
+_NAMES = ("run", "span", "step", "layer")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What the address says; what it does not say, or says badly, is none."""
+
+    run: str | None = None
+    span: tuple[int, int] | None = None
+    step: int | None = None
+    layer: str | None = None
+
+    def of_run(self, run: str) -> Address:
+        """The same address for a run: of another one, no span, step or layer is kept."""
+        return self if run == self.run else Address(run=run)
+
+    def parameters(self) -> dict[str, str]:
+        """As the query of a link."""
+        texts = {
+            "run": self.run,
+            "span": None if self.span is None else f"{self.span[0]}-{self.span[1]}",
+            "step": None if self.step is None else str(self.step),
+            "layer": self.layer,
+        }
+        return {name: text for name, text in texts.items() if text is not None}
+
+
+def read() -> Address:
+    """What the address says now."""
+    query = st.query_params
+    return Address(
+        run=query.get("run"),
+        span=_span(query.get("span", "")),
+        step=_step(query.get("step", "")),
+        layer=query.get("layer"),
+    )
+
+
+def write(address: Address) -> None:
+    """Change the address in place, without loading anything."""
+    wanted = address.parameters()
+    current = {name: st.query_params[name] for name in _NAMES if name in st.query_params}
+    if wanted != current:
+        st.query_params.from_dict(wanted)
+
+
+def change(**parts: object) -> None:
+    """Change some parts of the address and keep the others."""
+    write(replace(read(), **parts))
+
+
+def _span(text: str) -> tuple[int, int] | None:
+    first, _, last = text.partition("-")
+    low, high = _step(first), _step(last)
+    return (low, high) if low is not None and high is not None and low < high else None
+
+
+def _step(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < 16 else None

@@ -1,0 +1,46 @@
+"""The live chart on a page: what this tab was sent, and what its reader dragged and clicked."""
+
+from __future__ import annotations
+
+import address
+import live
+import runs
+import streamlit as st
+from desk import Look
+from drawing import message
+
+KEY = "chart"
+_SENT = "sent base"
+
+
+def forget_sent() -> None:
+    """The browser may have lost the base with the page before: send it with the next message."""
+    st.session_state.pop(_SENT, None)
+
+
+def show(look: Look) -> None:
+    """The charts of a run for the span in the address."""
+    where = address.read()
+    if not len(look.course):
+        st.html('<div class="aw-muted">No step was logged yet.</div>')
+        return
+    base = runs.bases().of(look, where.span)
+    whole = st.session_state.get(_SENT) != (look.path, base.id)
+    live.component(
+        message(look, base, span=where.span, step=where.step, whole=whole),
+        key=KEY,
+        on_span_change=_span_changed,
+        on_step_change=_step_changed,
+        on_lost_change=forget_sent,
+    )
+    st.session_state[_SENT] = (look.path, base.id)
+
+
+def _span_changed() -> None:
+    span = st.session_state[KEY].span
+    address.change(span=None if span is None else (int(span[0]), int(span[1])))
+
+
+def _step_changed() -> None:
+    step = st.session_state[KEY].step
+    address.change(step=None if step is None else int(step))

@@ -1,0 +1,37 @@
+"""No runs yet: the one line to add, and the demo."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import runs
+import streamlit as st
+from texts import said
+
+_DEMO = "demo"
+
+
+def show() -> None:
+    """What to do where there is nothing to see."""
+    where = ", ".join(str(folder) for folder in runs.folders())
+    st.html(
+        '<p class="aw-title">No runs yet</p>'
+        f'<div class="aw-muted">Looked in {said(where)}; a run that starts appears here.</div>'
+    )
+    st.markdown("Add one line to a training loop, before the loop:")
+    st.code("ampwatch.attach(scaler, model)", language="python")
+    st.markdown("or see a small training go wrong, here and now, in under a minute:")
+    if st.button("Run the demo", type="primary"):
+        options = ["demo", "--no-dashboard", "--dir", str(runs.folders()[0])]
+        st.session_state[_DEMO] = subprocess.Popen(
+            [sys.executable, "-m", "ampwatch", *options],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    if _DEMO in st.session_state:
+        code = st.session_state[_DEMO].poll()
+        st.caption(
+            f"The demo ended with exit code {code}; `ampwatch demo` in a terminal says why."
+            if code
+            else "The demo is starting; it appears here in a few seconds."
+        )

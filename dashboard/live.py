@@ -1,0 +1,27 @@
+"""Our own Streamlit component: what is in scripts/, around the plotly.js of the plotly package.
+
+Streamlit puts a component's script into each of its messages, so it is given a loader of a few
+lines; the rest, and plotly's 4.8 MB, the browser loads once from the two folders served here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import plotly
+import streamlit as st
+from streamlit.components.v1 import declare_component
+
+_SCRIPTS = Path(__file__).with_name("scripts")
+_PLOTLY = Path(plotly.__file__).parent / "package_data"
+_NAME = "ampwatch_live"
+
+
+def component(data: bytes, key: str, **on_change: Any) -> Any:
+    """Mount it, or bring what is mounted up to date; the header in `data` says what it is."""
+    folder = declare_component("scripts", path=str(_SCRIPTS)).name
+    declare_component("plotly", path=str(_PLOTLY))
+    loader = (_SCRIPTS / "loader.js").read_text(encoding="utf-8").replace("@FOLDER@", folder)
+    mount = st.components.v2.component(_NAME, js=loader, isolate_styles=False)
+    return mount(data=data, key=key, **on_change)

@@ -1,0 +1,26 @@
+// Give each place on the page its own live object, and pass on what comes for it.
+
+import { Chart } from "./chart.js";
+import { Windows } from "./windows.js";
+import { unpack } from "./wire.js";
+
+const KINDS = { chart: Chart, windows: Windows };
+const mounted = new WeakMap();
+
+// Called by Streamlit again for every message; returns what it calls when the place is gone.
+export function mount(component, root) {
+  const { header, arrays } = unpack(component.data);
+  const place = component.parentElement;
+  let object = mounted.get(place);
+  if (!object) {
+    object = new KINDS[header.component](place, root);
+    mounted.set(place, object);
+  }
+  object.report = component.setStateValue;
+  object.ask = component.setTriggerValue;
+  object.show(header, arrays);
+  return () => {
+    mounted.delete(place);
+    object.close();
+  };
+}

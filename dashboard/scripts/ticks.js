@@ -1,0 +1,55 @@
+// Where an axis has its ticks, and numbers as people read them.
+
+const SUPERSCRIPTS = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+
+export function powerText(exponent) {
+  const whole = Math.round(exponent);
+  if (Math.abs(exponent - whole) > 1e-4) return numberText(2 ** exponent);
+  return "2" + [...String(whole)].map((sign) => SUPERSCRIPTS[sign]).join("");
+}
+
+// At most four significant digits; what is very small or large with an exponent, as rates are
+// written.
+export function numberText(value) {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-3) {
+    const [mantissa, exponent] = value.toExponential(3).split("e");
+    return `${Number(mantissa)}e${Number(exponent)}`;
+  }
+  return String(Number(value.toPrecision(4)));
+}
+
+export function countText(value) {
+  return Math.round(value).toLocaleString("en-US");
+}
+
+// Whole exponents, a stride that gives four to seven ticks.
+export function powerTicks([low, high]) {
+  const stride = [1, 2, 4, 8, 16, 32].find((size) => (high - low) / size <= 6) ?? 64;
+  return between(Math.ceil(low / stride) * stride, high, stride);
+}
+
+// 1, 2 or 5 times a power of ten.
+export function linearTicks([low, high], most = 5) {
+  const rough = (high - low) / most || 1;
+  const unit = 10 ** Math.floor(Math.log10(rough));
+  const stride = [1, 2, 5, 10].find((size) => size * unit >= rough) * unit;
+  return between(Math.ceil(low / stride) * stride, high, stride).map((v) => Number(v.toPrecision(12)));
+}
+
+// Powers of ten, and where these are few 1, 2 and 5 times them.
+export function logTicks([low, high]) {
+  const decades = between(Math.floor(Math.log10(low)), Math.log10(high), 1).map((exponent) => 10 ** exponent);
+  const among = (factors) =>
+    decades.flatMap((decade) => factors.map((factor) => factor * decade)).filter((v) => v >= low && v <= high);
+  const found = [[1], [1, 3], [1, 2, 5]].map(among).find((list) => list.length >= 2);
+  if (!found) return linearTicks([low, high]).filter((value) => value > 0);
+  return found.filter((_, at) => at % Math.ceil(found.length / 5) === 0).map((v) => Number(v.toPrecision(12)));
+}
+
+function between(first, last, stride) {
+  const found = [];
+  for (let at = 0; first + at * stride <= last + 1e-9 && at < 64; at++) found.push(first + at * stride);
+  return found;
+}

@@ -1,0 +1,67 @@
+"""The sidebar: which run, which page, and whether to follow what is live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import address
+import runs
+import streamlit as st
+from texts import said
+
+NOTES_SHOWN = 3
+LISTED = 9  # runs; the page of all runs has the others
+_FOLLOW = "follow"
+
+
+def show(pages: Mapping[str, Any]) -> None:
+    """All of it."""
+    with st.sidebar:
+        st.html('<div class="aw-brand">ampwatch</div>')
+        _choose()
+        query = address.read().parameters()
+        for page in pages.values():
+            st.page_link(page, query_params=query)
+        st.toggle("Follow live", value=True, key=_FOLLOW)
+
+
+def follows() -> bool:
+    """Whether a live run is to be followed."""
+    return bool(st.session_state.get(_FOLLOW, True))
+
+
+@st.fragment(run_every=3.0)
+def _choose() -> None:
+    """The list of runs; another choice, and a run that begins or ends, change the page."""
+    feed, shelf = runs.feed(), runs.shelf()
+    state = f"{feed.state} · {shelf.counts}" if shelf.choices else feed.state
+    st.html(f'<div class="aw-muted">{said(state)}</div>')
+    if shelf.choices:
+        _list(shelf)
+    for sentence in (*shelf.problems[:NOTES_SHOWN], *feed.notes[-NOTES_SHOWN:]):
+        st.html(f'<div class="aw-muted aw-note">{said(sentence)}</div>')
+
+
+def _list(shelf: runs.Shelf) -> None:
+    before = runs.chosen(address.read().run)
+    assert before is not None
+    listed = list(shelf.choices[:LISTED])
+    if before not in listed:
+        listed.append(before)
+    labels = {choice.path: choice.label for choice in listed}
+    path = st.radio(
+        "Runs", list(labels), format_func=lambda path: labels.get(path, path),
+        index=listed.index(before), label_visibility="collapsed",
+    )  # fmt: skip
+    choice = next(choice for choice in listed if choice.path == path)
+    state = _state(choice)
+    if state != st.session_state.setdefault("shown", _state(before)):
+        st.session_state["shown"] = state
+        address.write(address.read().of_run(choice.name))
+        st.rerun()
+
+
+def _state(choice: runs.Choice) -> tuple[str, bool, int]:
+    """What makes the page another: a live run moves by itself, a silent one may begin to."""
+    return choice.path, choice.live, 0 if choice.live else choice.last_time_ns

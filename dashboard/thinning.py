@@ -1,0 +1,112 @@
+"""Many points as few: a line keeps every extreme's look, an event is never lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from tsdownsample import MinMaxLTTBDownsampler
+
+MAX_POINTS = 2000
+MIN_POINTS = 8  # of each stretch of a broken line
+HOLE_SHARE = 0.01  # of the axis: steps missing for longer break a line
+RUG_CELLS = 4096  # finer than any screen's columns, so that none that holds an event stays empty
+
+Floats = NDArray[np.float32]
+Steps = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Points to draw in this order; a value that is nan breaks the line."""
+
+    x: NDArray[np.float64]
+    y: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Rug:
+    """Events merged by cell of the axis: the first and the last of each, and how many it holds."""
+
+    first: Steps
+    last: Steps
+    count: Steps
+
+
+NO_LINE = Line(np.zeros(0), np.zeros(0, np.float32))
+
+
+def hole_of(first: int, last: int) -> float:
+    """How many steps missing in a row the eye would see on an axis from first to last."""
+    return max(2.0, (last - first) * HOLE_SHARE)
+
+
+def broken_line(step: Steps, values: Floats) -> Line:
+    """At most `MAX_POINTS` of the values there are, broken where they are absent for long.
+
+    A line across steps that nobody logged, or whose values are not finite, would show what was not.
+    """
+    parts = _parts(step, values)
+    count = sum(len(x) for x, _ in parts)
+    if count <= MAX_POINTS:
+        return _joined(parts)
+    room = max(0, MAX_POINTS - MIN_POINTS * len(parts))
+    return _joined([thinned(x, y, MIN_POINTS - 1 + room * len(x) // count) for x, y in parts])
+
+
+def stepped_line(step: Steps, values: Floats) -> Line:
+    """Where a curve of stairs changes, and both ends of each stretch; thinned if it does often."""
+    pieces = []
+    for x, y in _parts(step, values):
+        keep = np.concatenate(([True], np.diff(y) != 0))
+        keep[-1] = True
+        some_x, some_y = thinned(x[keep], y[keep], MAX_POINTS - 2)
+        # The last step holds too, whatever thinning chose.
+        pieces.append((np.append(some_x, x[-1]), np.append(some_y, y[-1])))
+    return _joined(pieces)
+
+
+def thinned(step: Steps, values: Floats, most: int = MAX_POINTS) -> tuple[Steps, Floats]:
+    """At most so many of the points, that keep every extreme's look."""
+    if len(step) <= most:
+        return step, values
+    keep = MinMaxLTTBDownsampler().downsample(np.ascontiguousarray(values), n_out=most)
+    return step[keep], values[keep]
+
+
+def merged(events: Steps, first: int, last: int) -> Rug:
+    """The events as ticks for an axis from first to last.
+
+    A cell is finer than a column of pixels, so it lies in one or two of them: drawn at its first
+    and its last event, no column that holds an event stays empty.
+    """
+    if not len(events):
+        return Rug(events, events, events)
+    width = max(1.0, (last - first + 1) / RUG_CELLS)
+    cell = ((events - first) / width).astype(np.int64)
+    starts = np.flatnonzero(np.concatenate(([True], cell[1:] != cell[:-1])))
+    ends = np.append(starts[1:], len(events))
+    return Rug(events[starts], events[ends - 1], (ends - starts).astype(np.int64))
+
+
+def _parts(step: Steps, values: Floats) -> list[tuple[Steps, Floats]]:
+    """The stretches between holes: steps missing that the eye would see, or a step back."""
+    known = np.isfinite(values)
+    if not known.all():
+        step, values = step[known], values[known]
+    if not len(step):
+        return []
+    ahead = np.diff(step)
+    hole = hole_of(int(step.min()), int(step.max()))
+    cuts = np.flatnonzero((ahead > hole) | (ahead < 0)) + 1
+    return list(zip(np.split(step, cuts), np.split(values, cuts), strict=True))
+
+
+def _joined(pieces: list[tuple[Steps, Floats]]) -> Line:
+    """The stretches one after the other, a break between each and the next."""
+    if not pieces:
+        return NO_LINE
+    xs = [np.append(x, x[-1]) for x, _ in pieces]
+    ys = [np.append(y, np.float32(np.nan)) for _, y in pieces]
+    return Line(np.concatenate(xs)[:-1].astype(np.float64), np.concatenate(ys)[:-1])

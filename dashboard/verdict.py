@@ -1,0 +1,117 @@
+"""Is it all right? What broke, since when? What do I do? In one band, as HTML."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+from desk import Look
+from drawing import is_change
+from texts import age_text, rate_text, said
+from theme import VERDICT_COLOR
+
+from ampwatch.diagnosis import Advice, Diagnosis, Finding, Severity
+from ampwatch.rows import Table
+
+CALM = {
+    "healthy": "Nothing is wrong with this run.",
+    "incomplete": "The record ends before anything could be judged.",
+}
+YET = "Nothing can be judged yet."
+_OVERFLOWS_READ = 64
+
+
+def band(look: Look) -> str:
+    """The verdict on a run, with the headline and what to do."""
+    if look.verdict is None:
+        return _band("incomplete", "READING", f"{len(look.course):,} steps are being judged.", "")
+    diagnosis = look.verdict.diagnosis
+    verdict, head = diagnosis.verdict.value, diagnosis.headline
+    if verdict in CALM or head is None:
+        calm = YET if look.is_live and verdict == "incomplete" else CALM.get(verdict, "")
+        return _band(
+            verdict, verdict.upper(), said(calm), f'<span class="aw-where">{_state(look)}</span>'
+        )
+    since = "" if head.first_step is None else f"since step {head.first_step:,} · "
+    where = f'<span class="aw-where">{since}{said(_chain(diagnosis, head))} · {_state(look)}</span>'
+    body = (
+        f'<div class="aw-head">{said(head.summary)}</div>'
+        f'<div class="aw-do">{" &ensp;".join(_do(look, diagnosis, head))}</div>'
+    )
+    also = _also(diagnosis, head)
+    body += f'<div class="aw-also">{said(also)}</div>' if also else ""
+    return _band(verdict, verdict.upper(), where, body)
+
+
+def _band(verdict: str, word: str, where: str, body: str) -> str:
+    calm = "calm" if not body.startswith("<div") else ""
+    return (
+        f'<div class="aw-band {calm}" style="--aw-tone:var(--aw-{VERDICT_COLOR[verdict]})">'
+        f'<span class="aw-verdict">{word}</span>{where} {body}</div>'
+    )
+
+
+def _state(look: Look) -> str:
+    """How the record stands: live and how fresh, silent, or ended and how."""
+    age = (time.time_ns() - look.last_time_ns) / 1e9
+    if look.is_live:
+        return f"live, {age_text(age)} ago"
+    if look.ended:
+        return f"ended {age_text(age)} ago"
+    return f"silent for {age_text(age)}, no end mark: killed, stopped or hung"
+
+
+def _chain(diagnosis: Diagnosis, head: Finding) -> str:
+    """The headline's code and name, and its gravest consequence's."""
+    follows = [
+        f"{f.code} {f.name}" for f in diagnosis.findings
+        if f.because_of == head.code and f.severity is not Severity.INFO
+    ]  # fmt: skip
+    return " → ".join([f"{head.code} {head.name}", *follows[:1]])
+
+
+def _do(look: Look, diagnosis: Diagnosis, head: Finding) -> Iterator[str]:
+    """The action in numbers where the rate is the cure, else in words; and the culprit layer."""
+    advice = diagnosis.learning_rate
+    yield _advice_line(advice) if is_change(advice) else said(head.action)
+    culprit = first_to_overflow(look)
+    if culprit:
+        yield culprit
+
+
+def _advice_line(advice: Advice) -> str:
+    assert advice.recommended is not None
+    step = advice.restart_checkpoint_step
+    if step is not None:
+        text = f"Restart from the checkpoint of <b>step {step:,}</b> with "
+    elif advice.restart_from_step is not None:
+        text = f"Restart from <b>step {advice.restart_from_step:,}</b> or before with "
+    else:
+        text = "Restart with "
+    text += f"<b>lr = {rate_text(advice.recommended)}</b>"
+    known = [] if advice.current is None else [f"now {rate_text(advice.current)}"]
+    if advice.low is not None and advice.high is not None:
+        known.append(f"90 % interval {rate_text(advice.low)} to {rate_text(advice.high)}")
+    return f"{text} ({'; '.join(known)})." if known else f"{text}."
+
+
+def first_to_overflow(look: Look) -> str:
+    """Which layer the first overflow that names one was traced to, as a sentence."""
+    events = look.read(Table.EVENTS, ("kind", "detail")).slice(0, _OVERFLOWS_READ)
+    for row in events.to_pylist():
+        if row["kind"] == "overflow":
+            detail = json.loads(row["detail"] or "{}")
+            if detail.get("layer"):
+                where = f", in the {detail['direction']} pass" if detail.get("direction") else ""
+                return f"First to overflow: <b>{said(str(detail['layer']))}</b>{said(where)}."
+    return ""
+
+
+def _also(diagnosis: Diagnosis, head: Finding) -> str:
+    """What else is grave and not already in the chain."""
+    rest = [
+        f"{f.code} {f.name}" for f in diagnosis.findings[1:]
+        if f.severity is not Severity.INFO and f.because_of != head.code
+    ]  # fmt: skip
+    return f"Also found: {', '.join(dict.fromkeys(rest))}." if rest else ""

@@ -1,0 +1,85 @@
+"""A run's numbers in memory: grown by what is new, the same as read at once."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from course import SCALE, Numbers
+from written_runs import event_columns, step_columns, write_run
+
+from ampwatch import codec, store
+from ampwatch.rows import Table
+
+
+def append(path, columns):
+    writer = store.RankWriter(path, 0)
+    writer.append(codec.encode(Table.STEPS, columns))
+    writer.close()
+
+
+def test_rows_taken_as_they_come_are_the_rows_taken_at_once(tmp_path):
+    path = write_run(tmp_path, ended=False, accepted=50)
+    run, growing = store.open_run(path), Numbers()
+    growing.take(run)
+    for first in (50, 80, 1400):
+        append(path, step_columns(20, 10, time.time_ns(), first=first))
+        run.refresh()
+        growing.take(run)
+    grown, whole = growing.course, Numbers().take(store.open_run(path))
+    assert grown.epoch == whole.epoch
+    assert np.array_equal(grown.step, whole.step)
+    assert np.array_equal(grown.skips, whole.skips)
+    assert len(grown.skips) == 30
+    for name, values in whole.columns.items():
+        assert np.array_equal(grown.columns[name], values, equal_nan=True)
+
+
+def test_what_was_shown_does_not_change_when_rows_are_added(tmp_path):
+    path = write_run(tmp_path, ended=False, accepted=50)
+    run, growing = store.open_run(path), Numbers()
+    before = growing.take(run)
+    append(path, step_columns(5000, 0, time.time_ns(), first=50))
+    run.refresh()
+    growing.take(run)
+    assert len(before) == 50
+    assert before.ends == (0, 49)
+
+
+def test_with_two_optimizers_one_is_drawn_and_the_skips_of_both_count_once_a_step(tmp_path):
+    path = store.create_run(tmp_path, store.RunInfo(id="ab" * 16, name="gan"))
+    append(path, {
+        "step": [0, 0, 1, 1, 2, 2], "optimizer": [0, 1, 0, 1, 0, 1],
+        "loss": [1.0, 90.0, 2.0, 80.0, 3.0, 70.0],
+        "skipped": [False, False, False, True, True, True],
+    })  # fmt: skip
+    course = Numbers().take(store.open_run(path))
+    assert list(course.columns["loss"]) == [1.0, 2.0, 3.0]
+    assert list(course.skips) == [1, 2]
+
+
+def test_a_scale_that_fell_to_zero_is_absent_and_not_minus_infinity(tmp_path):
+    path = store.create_run(tmp_path, store.RunInfo(id="ab" * 16, name="fell"))
+    append(path, {"step": [0, 1, 2], "scale": [4.0, 1.0, 0.0]})
+    scale = Numbers().take(store.open_run(path)).columns[SCALE]
+    assert list(scale[:2]) == [2.0, 0.0]
+    assert np.isnan(scale[2])
+
+
+def test_a_span_of_a_run_that_was_resumed_further_back_holds_both_passes(tmp_path):
+    path = write_run(tmp_path, accepted=100)
+    writer = store.RankWriter(path, 0)
+    writer.append(codec.encode(Table.EVENTS, event_columns([(50, "started", {})], time.time_ns())))
+    writer.append(codec.encode(Table.STEPS, step_columns(70, 0, time.time_ns(), first=50)))
+    writer.close()
+    course = Numbers().take(store.open_run(path))
+    assert course.starts == (100,)
+    assert course.ends == (0, 119)
+    assert (course.step[course.rows_within(60, 70)] == 65).sum() == 2
+
+
+def test_the_latest_number_says_for_how_long_there_has_been_none(tmp_path):
+    path = write_run(tmp_path, accepted=10, skipped=4)
+    course = Numbers().take(store.open_run(path))
+    value, since = course.latest("grad_norm")
+    assert (value, since) == (1.0, 4)
