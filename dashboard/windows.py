@@ -1,4 +1,4 @@
-"""The loss scales each layer could live with: below, its gradients are lost; above, they overflow."""
+"""The loss scales a layer could live with: below, gradients are lost; above, they overflow."""
 
 from __future__ import annotations
 
