@@ -8,7 +8,8 @@ python benchmarks/learning_rate.py --report         only the table of what has b
 Truth first: every configuration is trained at 13 rates with 2 seeds. A rate is stable when it and
 all lower ones train with every seed; the limit lies between the highest stable one and the next.
 Then each unstable run of the first seed, 1.5 to 64 times over the limit, is advised on, and trained
-again at the advised rate with a fresh seed, beside a quarter, a tenth and a thirty-second.
+again at the advised rate with a fresh seed, beside a quarter, a tenth and a thirty-second; and the
+unstable run itself goes on from its checkpoint of the advised step, at the advised rate.
 
 Each finished training is a line in `data/learning_rate/NAME.jsonl`, so a run that is cut short goes
 on where it stopped. Lines that depend on the adviser carry its fingerprint and are made anew when
@@ -31,7 +32,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from learning_rate_report import report
-from learning_rate_trainings import CONFIGURATIONS, Configuration, train
+from learning_rate_trainings import CONFIGURATIONS, Configuration, restart, train
 from learning_rate_truth import SEEDS, Outcome, Truth, outcome_of, truth_of
 from rich.progress import Progress
 
@@ -50,7 +51,7 @@ FOLKLORE = (4.0, 10.0, 32.0)
 class Job:
     """One training that the benchmark wants."""
 
-    kind: str  # sweep, look, first, second, or a divisor
+    kind: str  # sweep, look, first, second, restart, or a divisor
     rate: float
     seed: int
     origin: float | None = None  # the rate of the unstable run that it is the cure of
@@ -91,25 +92,59 @@ class Book:
     def do(self, job: Job) -> dict:
         """The job's line, from the file or made now."""
         if job.key not in self.lines:
-            state = self.state(job)
-            line = {**asdict(job), **asdict(outcome_of(state))}
-            if job.kind in {"look", "first", "second"}:
-                line |= {"adviser": self.fingerprint, "advice": _plain(advise(state))}
+            line = self.restarted(job) if job.kind == "restart" else self.trained(job)
             self.lines[job.key] = line
             with self.path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
         return self.lines[job.key]
 
+    def trained(self, job: Job) -> dict:
+        """The line of a training from random weights."""
+        state = self.state(job)
+        line = {**asdict(job), **asdict(outcome_of(state.head))}
+        if job.kind in {"look", "first", "second"}:
+            line |= {"adviser": self.fingerprint, "advice": _plain(advise(state))}
+        return line
+
+    def restarted(self, job: Job) -> dict:
+        """The line of a failed training that went on from the advised step."""
+        assert job.origin is not None
+        at = self.advice(job.origin)["restart_from_step"]
+        line = {**asdict(job), "adviser": self.fingerprint, "at": at}
+        return line | asdict(outcome_of(self.restarted_rows(job, at)))
+
+    def advice(self, rate: float) -> dict:
+        """What was said of the first seed's training at this rate."""
+        return self.lines[Job("look", rate, SEEDS[0]).key]["advice"]
+
     def state(self, job: Job) -> RateState:
         """The training's course; kept ones are read, so that a new adviser needs no training."""
-        name = f"{self.configuration.name}-{math.log2(job.rate):.4f}-{job.seed}"
-        kept = None if self.rows_folder is None else self.rows_folder / name
+        kept = self.kept(job.rate, job.seed)
         if kept is not None and Path(f"{kept}.npy").exists():
             return _read_state(kept)
         state = train(self.configuration, job.rate, job.seed)
         if kept is not None:
             _write_state(kept, state)
         return state
+
+    def restarted_rows(self, job: Job, at: int) -> Rows:
+        """The same of a training that went on from a checkpoint."""
+        assert job.origin is not None
+        kept = self.kept(job.rate, job.seed, job.origin, at)
+        if kept is not None and Path(f"{kept}.npy").exists():
+            return Rows(np.load(f"{kept}.npy"))
+        rows = restart(self.configuration, job.origin, job.seed, at, job.rate)
+        if kept is not None:
+            np.save(f"{kept}.npy", rows.values)
+        return rows
+
+    def kept(self, rate: float, seed: int, origin: float | None = None, at: int = 0) -> Path | None:
+        """Where a training's rows are kept, if they are."""
+        if self.rows_folder is None:
+            return None
+        self.rows_folder.mkdir(parents=True, exist_ok=True)
+        again = "" if origin is None else f"-{math.log2(origin):.4f}-at-{at}"
+        return self.rows_folder / f"{self.configuration.name}-{math.log2(rate):.4f}-{seed}{again}"
 
     def outcome(self, job: Job) -> Outcome | None:
         line = self.lines.get(job.key)
@@ -133,21 +168,25 @@ def jobs(book: Book) -> Iterator[Job]:
     for origin in truth.unstable(rates):
         for divisor in FOLKLORE:
             yield Job(f"/{divisor:g}", origin / divisor, RERUN_SEED, origin)
-        advised = book.lines[Job("look", origin, SEEDS[0]).key]["advice"]
-        if advised["recommended"] is None:
+        advised = book.advice(origin)
+        if advised["factor"] is None:
             continue
-        first = Job("first", advised["recommended"], RERUN_SEED, origin)
+        # The factor, which holds for every group: the recommended rate is the leading group's.
+        first = Job("first", origin * advised["factor"], RERUN_SEED, origin)
         yield first
+        if advised["restart_from_step"] is not None:
+            yield Job("restart", first.rate, SEEDS[0], origin)
         again = book.lines[first.key]["advice"]
         outcome = book.outcome(first)
-        if not truth.is_stable(outcome, first.rate) and again["recommended"]:
-            yield Job("second", again["recommended"], RERUN_SEED, origin)
+        if not truth.is_stable(outcome, first.rate) and again["factor"]:
+            yield Job("second", first.rate * again["factor"], RERUN_SEED, origin)
 
 
 def fingerprint() -> str:
     """Stands for the adviser's code and constants."""
     digest = hashlib.sha256()
-    for path in sorted(Path(adviser.__file__).parent.glob("*.py")):
+    room = Path(adviser.__file__).parent
+    for path in sorted([*room.glob("*.py"), *room.parent.glob("rate_*.py")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -202,7 +241,6 @@ def _plain(advice: Advice) -> dict:
 
 
 def _write_state(path: Path, state: RateState) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     np.save(f"{path}.npy", state.head.values.astype(np.float64))
     Path(f"{path}.json").write_text(json.dumps(asdict(state.setup)))
 

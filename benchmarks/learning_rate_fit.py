@@ -1,4 +1,4 @@
-"""Fit the learning-rate formula's constants to the sweeps, and see how far those in use were off.
+"""Fit the learning-rate formula's lines to the sweeps, and see how far off they are elsewhere.
 
 python benchmarks/learning_rate_fit.py --rows FOLDER
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +19,11 @@ import numpy as np
 from learning_rate import SEEDS, Book, Job, fingerprint
 from learning_rate_trainings import CONFIGURATIONS
 
-from ampwatch.diagnosis.learning_rate import judge_rate
+from ampwatch.diagnosis.learning_rate import constants, judge_rate
 from ampwatch.diagnosis.learning_rate.family import Family
 from ampwatch.diagnosis.learning_rate.formula import Estimate
 
-QUANTILES = (5, 25, 50, 75, 95)
+QUANTILES = (2, 5, 25, 50, 75, 90, 95)
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,24 @@ class Point:
     name: str
     estimate: Estimate
     octaves: float
+
+    @property
+    def log2_u(self) -> float:
+        return math.log2(self.estimate.update or 1.0)
+
+    @property
+    def broke(self) -> float:
+        """What is added for a run that its first update broke."""
+        line = constants.PLAIN.offset + constants.SLOPE * self.log2_u
+        is_plain = self.estimate.family is Family.PLAIN
+        return (
+            max(0.0, self.estimate.octaves - line) if self.estimate.steps == 1 and is_plain else 0.0
+        )
+
+    @property
+    def error(self) -> float:
+        """By how many octaves the estimate in use is deep."""
+        return self.estimate.octaves - self.octaves
 
 
 def points(rows: Path | None) -> Iterator[Point]:
@@ -54,36 +72,29 @@ def main() -> None:
     found = list(points(parser.parse_args().rows))
     for family in (Family.ADAPTIVE, Family.PLAIN):
         here = [p for p in found if p.estimate.family is family]
-        if len(here) < 4:
-            print(f"{family.value}: {len(here)} points, too few to fit")
+        names = {p.name for p in here}
+        print(f"{family.value}: {len(here)} points of {len(names)} trainings")
+        if len(names) < 3:
             continue
-        print(f"{family.value}: {len(here)} points of {len({p.name for p in here})} trainings")
-        print(f"  fitted: {_fitted(here)}")
-        print(f"  in use: {here[0].estimate.arithmetic}")
-        print(f"  estimate - truth, octaves: {_errors(here)}")
-    few = [p for p in found if p.estimate.steps < 10]
-    print(f"fewer than 10 accepted steps ({len(few)}): {_errors(few)}")
-    print(f"all ({len(found)}): {_errors(found)}")
+        slope, free = np.polyfit([p.log2_u for p in here], [p.octaves for p in here], 1)
+        print(f"  fitted freely: x = {free:.2f} + {slope:.2f} log2 u")
+        print(f"  offset at a slope of {constants.SLOPE}: {offset(here):.2f}")
+        print(f"  estimate in use - truth: {_percentiles([p.error for p in here])}")
+        left_out = []
+        for name in names:
+            fitted = offset([p for p in here if p.name != name])
+            left_out += [fitted - offset([p]) for p in here if p.name == name]
+        print(f"  left out of the fit - truth: {_percentiles(left_out)}")
+        print(f"  its size: {_percentiles(np.abs(left_out))}")
 
 
-def _fitted(here: list[Point]) -> str:
-    plain = here[0].estimate.family is Family.PLAIN
-    columns = [np.ones(len(here)), np.log2([p.estimate.update or 1.0 for p in here])]
-    if plain:
-        columns.append(np.log2([p.estimate.predicted or 1.0 for p in here]))
-    truth = np.array([p.octaves for p in here])
-    found, *_ = np.linalg.lstsq(np.stack(columns, 1), truth, rcond=None)
-    left = truth - np.stack(columns, 1) @ found
-    names = ("x =", "+ log2 u *", "+ log2 p *")
-    text = " ".join(f"{name} {value:.2f}" for name, value in zip(names, found, strict=False))
-    return f"{text}; standard deviation left {left.std():.2f}"
+def offset(here: Sequence[Point]) -> float:
+    """The offset that is right in the mean."""
+    return float(np.mean([p.octaves - constants.SLOPE * p.log2_u - p.broke for p in here]))
 
 
-def _errors(here: list[Point]) -> str:
-    errors = [p.estimate.octaves - p.octaves for p in here]
-    if not errors:
-        return "none"
-    values = np.percentile(errors, QUANTILES)
+def _percentiles(octaves: Sequence[float]) -> str:
+    values = np.percentile(octaves, QUANTILES)
     return ", ".join(f"{q} %: {v:+.2f}" for q, v in zip(QUANTILES, values, strict=True))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from statistics import mean, median
 from typing import TYPE_CHECKING
 
+from learning_rate_trainings import NEW, SEEN
 from learning_rate_truth import SEEDS, Outcome, Truth
 
 if TYPE_CHECKING:
@@ -14,25 +15,32 @@ if TYPE_CHECKING:
 
 
 _GROUPS: dict[str, Callable[[Book, Truth], bool]] = {
-    "Made after the adviser was finished": lambda b, t: t.is_learnt and b.configuration.pristine,
-    "Never fitted, looked at once": lambda b, t: t.is_learnt and b.configuration.held_out,
-    "Used while thresholds were tuned": lambda b, t: t.is_learnt and b.configuration.is_tuned_on,
+    "All never fitted": lambda b, t: t.is_learnt and not b.configuration.is_tuned_on,
+    "Of these, made after the adviser was finished": lambda b, t: (
+        t.is_learnt and b.configuration.group == NEW
+    ),
+    "Of these, never fitted, but their misses were looked at": lambda b, t: (
+        t.is_learnt and b.configuration.group == SEEN
+    ),
+    "Fitted": lambda b, t: t.is_learnt and b.configuration.is_tuned_on,
     "Hardly learnt at any rate, so that the limit stands on noise": lambda _, t: not t.is_learnt,
 }
-
 
 _NOTES = """## How to read it
 
 - Small trainings of 160 steps on the CPU, in real fp16, watched with the default sampling.
 - A rerun counts for `ampwatch` whatever the advice was: told to keep, it is trained again at the
-  same rate. The misses at half an octave over the limit are of this kind.
+  same rate.
 - "Stable" is: finite to the end, few skips, no more than half of its progress lost, and above the
   best rate at least half of the possible decrease. The gap is the missed share of that decrease;
   in so few steps a low rate costs much of it.
+- A rate is over the limit if it or a lower one failed with either seed. Where the run that was
+  looked at trained all the same there was nothing to see: such runs are counted apart.
 - Where no rate brought the loss below three quarters of its start there is no limit to speak of;
   those trainings stand apart, after a first look that counted them in.
-- Not measured here: a restart from the advised step, late trouble, and runs that fail for other
-  reasons than their rate.
+- A restart goes on from a checkpoint (model, optimizer, scaler, state of the data) of the advised
+  step, at the advised rate; "step 0" is the beginning.
+- Not measured here: late trouble, and runs that fail for other reasons than their rate.
 """
 
 
@@ -66,7 +74,7 @@ def _policies(pairs: Sequence[tuple[Book, Truth]], folklore: Sequence[float]) ->
         "|---|---|---|---|---|",
     ]
     for kind in [*(f"/{d:g}" for d in folklore), "first"]:
-        tried = [(b, t, line) for b, t in pairs for line in _lines(b, kind)]
+        tried = [(b, t, x) for b, t in pairs for x in _lines(b, kind) if _failed(b, t, x["origin"])]
         if not tried:
             continue
         good = [t.is_stable(_outcome(line), line["rate"]) for _, t, line in tried]
@@ -86,55 +94,85 @@ def _second(book: Book, truth: Truth, first: dict) -> bool:
     return any(truth.is_stable(_outcome(x), x["rate"]) for x in tries)
 
 
+def _failed(book: Book, truth: Truth, rate: float) -> bool:
+    """Whether the run that is looked at failed itself, at a rate over the limit."""
+    here = [x for x in _lines(book, "look") if math.isclose(x["rate"], rate)]
+    return any(not truth.is_stable(_outcome(x), rate) for x in here)
+
+
 def _facts(limited: Sequence[tuple[Book, Truth]], done: Sequence[tuple[Book, Truth]]) -> str:
-    unstable = [
-        (t, line)
+    over = [
+        (b, t, line)
         for b, t in limited
         for line in _lines(b, "look")
         if line["rate"] in t.unstable(b.configuration.rates)
     ]
+    unstable = [(b, t, x) for b, t, x in over if _failed(b, t, x["rate"])]
+    lucky = [x for b, t, x in over if not _failed(b, t, x["rate"])]
     stable = [
         line
         for b, t in done
         for line in _lines(b, "look")
         if t.highest_stable is not None and line["rate"] <= t.highest_stable
     ]
-    lower = [(t, line) for t, line in unstable if line["advice"]["action"] == "lower"]
-    inside = [line["advice"]["low"] <= t.limit <= line["advice"]["high"] for t, line in lower]
-    widths = [math.log2(x["advice"]["high"] / x["advice"]["low"]) for _, x in lower]
-    regret = [abs(math.log2(x["advice"]["recommended"] / t.limit)) for t, x in lower]
-    false = [line["advice"]["action"] == "lower" for line in stable]
-    blamed = [line["advice"]["action"] == "not-the-cause" for _, line in unstable]
+    lower = [(b, t, x) for b, t, x in unstable if _is_lower(x)]
     facts = {
         "unstable runs told to lower": f"{len(lower)} of {len(unstable)}",
-        "unstable runs told `not-the-cause`": f"{sum(blamed)} of {len(unstable)}",
-        "stable runs told to lower": f"{sum(false)} of {len(false)}",
+        "unstable runs told `not-the-cause`": f"{_told(unstable, 'not-the-cause')}",
+        "stable runs told to lower": f"{sum(map(_is_lower, stable))} of {len(stable)}",
+        "runs over the limit that trained all the same": f"{len(lucky)}, "
+        f"{sum(map(_is_lower, lucky))} of them told to lower",
     }
-    told = [x for b, t in limited for x in _told_to_lower(b, t)]
     if lower:
-        facts |= {"reruns at a lowered rate, stable at the first try": _share(told)}
-        facts |= {
-            "true limit inside the interval": _share(inside),
-            "the interval's median width": f"{median(widths):.1f} octaves",
-            "between advised rate and limit": f"median {median(regret):.2f} octaves, "
-            f"largest {max(regret):.2f}",
-        }
+        facts |= _of_lowered(lower)
     return "\n".join(f"- {name}: {value}" for name, value in facts.items()) + "\n"
 
 
-def _told_to_lower(book: Book, truth: Truth) -> list[bool]:
-    """Whether the first rerun was stable, where the advice was to lower."""
-    told = {x["rate"] for x in _lines(book, "look") if x["advice"]["action"] == "lower"}
-    tries = [x for x in _lines(book, "first") if x["origin"] in told]
-    return [truth.is_stable(_outcome(x), x["rate"]) for x in tries]
+def _told(unstable: Sequence[tuple[Book, Truth, dict]], action: str) -> str:
+    told = [x for _, _, x in unstable if x["advice"]["action"] == action]
+    return f"{len(told)} of {len(unstable)}"
+
+
+def _is_lower(look: dict) -> bool:
+    return look["advice"]["action"] == "lower"
+
+
+def _of_lowered(lower: Sequence[tuple[Book, Truth, dict]]) -> dict[str, str]:
+    advice = [(_limit(t, x), x["advice"]) for _, t, x in lower]
+    inside = [a["low"] <= limit <= a["high"] for limit, a in advice]
+    widths = [math.log2(a["high"] / a["low"]) for _, a in advice]
+    regret = [abs(math.log2(a["recommended"] / limit)) for limit, a in advice]
+    again = [_trained(b, t, "first", x) for b, t, x in lower]
+    restarts = [(_trained(b, t, "restart", x), x) for b, t, x in lower]
+    later = [good for good, x in restarts if x["advice"]["restart_from_step"]]
+    return {
+        "reruns at a lowered rate, stable at the first try": _share(again),
+        "restarts from `restart_from_step` that trained": _share([good for good, _ in restarts]),
+        "those of them not from step 0": _share(later),
+        "true limit inside the interval": _share(inside),
+        "the interval's median width": f"{median(widths):.1f} octaves",
+        "between advised rate and limit": f"median {median(regret):.2f} octaves, "
+        f"largest {max(regret):.2f}",
+    }
+
+
+def _trained(book: Book, truth: Truth, kind: str, look: dict) -> bool:
+    """Whether the training of this kind, made after this look, was stable."""
+    tries = [x for x in _lines(book, kind) if x["origin"] == look["rate"]]
+    return any(truth.is_stable(_outcome(x), x["rate"]) for x in tries)
+
+
+def _limit(truth: Truth, look: dict) -> float:
+    """The limit in terms of the group that the advice speaks of."""
+    return truth.limit * look["advice"]["current"] / look["rate"]
 
 
 def _limits(done: Sequence[tuple[Book, Truth]]) -> str:
     rows = ["| configuration | best rate | highest stable | lowest unstable |", "|---|---|---|---|"]
     for book, truth in done:
-        mark = "" if book.configuration.is_tuned_on else " (never fitted)"
+        group = book.configuration.group
         rows.append(
-            f"| {book.configuration.name}{mark} | {truth.best_rate:.3g} | "
+            f"| {book.configuration.name} ({group}) | {truth.best_rate:.3g} | "
             f"{_rate(truth.highest_stable)} | {_rate(truth.lowest_unstable)} |"
         )
     return "\n".join(rows) + f"\n\nSeeds {SEEDS}."

@@ -1,9 +1,9 @@
 """The learning-rate benchmark's small trainings: a model, a task, an optimizer, a schedule each.
 
 Real trainings in real fp16 with a real GradScaler, on the CPU, watched as a user would watch them.
-`held_out` configurations fitted no constant; their results were looked at once, which led to the
-test for idle runs (fitted on the others). `pristine` ones were made after that, and nothing changed
-since they were run.
+TUNED configurations fitted the constants. SEEN ones fitted none, but their misses were looked at,
+which led to mended mechanisms: idle runs, groups of several rates, RMSprop's first steps. NEW ones
+were made after all of that, and nothing changed since they were run.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from learning_rate_tasks import TASKS, Task
+from torch import nn
 
 import ampwatch
 from ampwatch.diagnosis import Engine
-from ampwatch.diagnosis.learning_rate import RateState
+from ampwatch.diagnosis.learning_rate import RateState, Rows
 
 STEPS = 160
+LEAST_AGAIN = 60  # steps after a restart, so that the end is seen
 GRID = tuple(2.0**k for k in range(-5, 8))  # 13 rates: factors on a configuration's nominal rate
 
-Batch = tuple[Tensor, Tensor]
+TUNED, SEEN, NEW = "tuned", "seen", "new"
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,11 @@ class Configuration:
     micro_batches: int = 1
     weight_decay: float = 0.0
     two_groups: bool = False
-    held_out: bool = False
-    pristine: bool = False
+    group: str = TUNED
 
     @property
     def is_tuned_on(self) -> bool:
-        return not (self.held_out or self.pristine)
+        return self.group == TUNED
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -72,48 +73,104 @@ CONFIGURATIONS = (
     Configuration("gru-momentum-clip", "gru", "momentum", 0.2, clip=1.0),
     Configuration("regression-sgd", "regression", "sgd", 0.05),
     Configuration("regression-adam-step", "regression", "adam", 0.02, schedule="step"),
-    Configuration("autoencoder-adam", "autoencoder", "adam", 0.01, held_out=True),
-    Configuration("autoencoder-momentum", "autoencoder", "momentum", 0.2, held_out=True),
-    Configuration("bag-adamw", "bag", "adamw", 0.02, held_out=True),
-    Configuration("residual-sgd-warmup", "residual", "sgd", 0.3, "warmup", held_out=True),
-    Configuration("residual-nadam", "residual", "nadam", 0.01, held_out=True),
-    Configuration("mixer-adam-cosine", "mixer", "adam", 0.01, "cosine", held_out=True),
-    Configuration("mixer-momentum-accum", "mixer", "momentum", 0.1, micro_batches=4, held_out=True),
-    Configuration("mixer-adam-groups", "mixer", "adam", 0.01, two_groups=True, held_out=True),
-    Configuration("conv1d-adam", "conv1d", "adam", 0.01, pristine=True),
-    Configuration("conv1d-sgd-cosine", "conv1d", "sgd", 0.5, "cosine", pristine=True),
-    Configuration("batchnorm-sgd-accum", "batchnorm", "sgd", 0.5, micro_batches=2, pristine=True),
-    Configuration("batchnorm-adam-warmup", "batchnorm", "adam", 0.01, "warmup", pristine=True),
-    Configuration("sine-rmsprop", "sine", "rmsprop", 0.002, pristine=True),
-    Configuration("sine-adam-groups", "sine", "adam", 0.01, two_groups=True, pristine=True),
+    Configuration("autoencoder-adam", "autoencoder", "adam", 0.01, group=SEEN),
+    Configuration("autoencoder-momentum", "autoencoder", "momentum", 0.2, group=SEEN),
+    Configuration("bag-adamw", "bag", "adamw", 0.02, group=SEEN),
+    Configuration("residual-sgd-warmup", "residual", "sgd", 0.3, "warmup", group=SEEN),
+    Configuration("residual-nadam", "residual", "nadam", 0.01, group=SEEN),
+    Configuration("mixer-adam-cosine", "mixer", "adam", 0.01, "cosine", group=SEEN),
+    Configuration("mixer-momentum-accum", "mixer", "momentum", 0.1, micro_batches=4, group=SEEN),
+    Configuration("mixer-adam-groups", "mixer", "adam", 0.01, two_groups=True, group=SEEN),
+    Configuration("conv1d-adam", "conv1d", "adam", 0.01, group=SEEN),
+    Configuration("conv1d-sgd-cosine", "conv1d", "sgd", 0.5, "cosine", group=SEEN),
+    Configuration("batchnorm-sgd-accum", "batchnorm", "sgd", 0.5, micro_batches=2, group=SEEN),
+    Configuration("batchnorm-adam-warmup", "batchnorm", "adam", 0.01, "warmup", group=SEEN),
+    Configuration("sine-rmsprop", "sine", "rmsprop", 0.002, group=SEEN),
+    Configuration("sine-adam-groups", "sine", "adam", 0.01, two_groups=True, group=SEEN),
+    Configuration("gated-nesterov-cosine", "gated", "nesterov", 0.1, "cosine", group=NEW),
+    Configuration("groupnorm-momentum-warmup", "groupnorm", "momentum", 0.1, "warmup", group=NEW),
+    Configuration("deepset-adagrad", "deepset", "adagrad", 0.05, group=NEW),
+    Configuration("attention-pool-adamw", "attention-pool", "adamw", 0.01, "warmup", group=NEW),
+    Configuration("denoise-adam", "denoise", "adam", 0.02, group=NEW),
+    Configuration("product-sgd", "product", "sgd", 0.5, group=NEW),
+    Configuration("tied-adamw-cosine", "tied", "adamw", 0.05, "cosine", group=NEW),
+    Configuration("maxout-adamax-clip", "maxout", "adamax", 0.01, clip=1.0, group=NEW),
 )
 
 
 @dataclass(frozen=True)
-class Task:
-    """A model and where its batches come from."""
+class Training:
+    """Everything of one training that goes on from step to step."""
 
-    model: nn.Module
-    batch: Callable[[], Batch]
-    loss: Callable[[Tensor, Tensor], Tensor] = field(default=functional.cross_entropy)
+    configuration: Configuration
+    task: Task
+    data: torch.Generator
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None
+    scaler: torch.amp.GradScaler
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            _step(self.configuration, self.task, self.optimizer, self.scaler)
+            if self.scheduler is not None and self.scheduler.last_epoch < STEPS:
+                self.scheduler.step()
+
+    def watched(self, steps: int, start_step: int = 0) -> RateState:
+        """Train on; what the advice knows of it, out of the run that the watch recorded."""
+        with tempfile.TemporaryDirectory() as folder:
+            with ampwatch.attach(
+                self.scaler, self.task.model, optimizer=self.optimizer, run="run", log_dir=folder,
+                endpoint="off", start_step=start_step,
+            ):  # fmt: skip
+                self.run(steps)
+            return Engine().feed(ampwatch.open_run(Path(folder) / "run")).case().rate
+
+    def save(self, path: Path) -> None:
+        """A checkpoint as loops write it."""
+        parts = {"model": self.task.model, "optimizer": self.optimizer, "scaler": self.scaler}
+        states = {name: part.state_dict() for name, part in parts.items()}
+        torch.save({**states, "data": self.data.get_state()}, path)
+
+    def restore(self, path: Path, step: int) -> None:
+        """Go on from a checkpoint of this step, at this training's own rates."""
+        saved = torch.load(path, weights_only=True)
+        self.task.model.load_state_dict(saved["model"])
+        own = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({**saved["optimizer"], "param_groups": own})
+        self.scaler.load_state_dict(saved["scaler"])
+        self.data.set_state(saved["data"])
+        for _ in range(step if self.scheduler is not None else 0):
+            self.scheduler.step()
+
+
+def begin(configuration: Configuration, rate: float, seed: int) -> Training:
+    torch.manual_seed(seed)
+    data = torch.Generator().manual_seed(1000 + seed)
+    task = TASKS[configuration.model](data)
+    optimizer = _optimizer(configuration, task.model, rate)
+    scheduler = _scheduler(configuration, optimizer, rate)
+    return Training(configuration, task, data, optimizer, scheduler, torch.amp.GradScaler("cpu"))
 
 
 def train(configuration: Configuration, rate: float, seed: int) -> RateState:
-    """Train once; what the advice knows of it, out of the run that the watch recorded."""
-    torch.manual_seed(seed)
-    task = _TASKS[configuration.model](torch.Generator().manual_seed(1000 + seed))
-    optimizer = _optimizer(configuration, task.model, rate)
-    scheduler = _scheduler(configuration, optimizer, rate)
-    scaler = torch.amp.GradScaler("cpu")
+    """Train once, from random weights."""
+    return begin(configuration, rate, seed).watched(STEPS)
+
+
+def restart(configuration: Configuration, failed: float, seed: int, at: int, rate: float) -> Rows:
+    """The course of a failed training that went on from its checkpoint at another rate.
+
+    The rows before the restart are the failed one's, so that its progress counts.
+    """
+    before = begin(configuration, failed, seed)
     with tempfile.TemporaryDirectory() as folder:
-        with ampwatch.attach(
-            scaler, task.model, optimizer=optimizer, run="run", log_dir=folder, endpoint="off"
-        ):
-            for _ in range(STEPS):
-                _step(configuration, task, optimizer, scaler)
-                if scheduler is not None:
-                    scheduler.step()
-        return Engine().feed(ampwatch.open_run(Path(folder) / "run")).case().rate
+        path = Path(folder) / "checkpoint.pt"
+        state = before.watched(at) if at else RateState()
+        before.save(path)
+        again = begin(configuration, rate, seed)
+        again.restore(path, at)
+        head = again.watched(max(STEPS - at, LEAST_AGAIN), at).head
+    return Rows(np.concatenate([state.head.values, head.values]))
 
 
 def _step(
@@ -151,6 +208,9 @@ def _optimizer(
         "adamw": lambda: torch.optim.AdamW(groups, rate, weight_decay=decay),
         "rmsprop": lambda: torch.optim.RMSprop(groups, rate),
         "nadam": lambda: torch.optim.NAdam(groups, rate),
+        "nesterov": lambda: torch.optim.SGD(groups, rate, momentum=0.9, nesterov=True),
+        "adagrad": lambda: torch.optim.Adagrad(groups, rate),
+        "adamax": lambda: torch.optim.Adamax(groups, rate),
     }
     return make[configuration.optimizer]()
 
@@ -169,228 +229,3 @@ def _scheduler(
     }
     factor = factors.get(configuration.schedule)
     return None if factor is None else torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-
-
-# --- tasks: a teacher's labels on random inputs, so that every seed has fresh data ----------------
-
-
-def _taught(generator: torch.Generator, inputs: int, classes: int) -> Callable[[], Batch]:
-    teacher = torch.randn(inputs, classes, generator=generator)
-
-    def batch() -> Batch:
-        x = torch.randn(32, inputs, generator=generator)
-        return x, (x @ teacher).argmax(1)
-
-    return batch
-
-
-def _tokens(generator: torch.Generator) -> Callable[[], Batch]:
-    """Sequences in which each token follows from the one before by a fixed table."""
-    table = torch.randperm(16, generator=generator)
-
-    def batch() -> Batch:
-        rows = [torch.randint(16, (8,), generator=generator)]
-        for _ in range(12):
-            rows.append(table[rows[-1]])
-        tokens = torch.stack(rows, 1)
-        return tokens[:, :-1], tokens[:, 1:]
-
-    return batch
-
-
-def _per_token(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
-
-
-def _mlp(generator: torch.Generator) -> Task:
-    layers = [nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)]
-    return Task(nn.Sequential(*layers), _taught(generator, 32, 10))
-
-
-def _deep(generator: torch.Generator) -> Task:
-    hidden = [part for _ in range(6) for part in (nn.Linear(48, 48), nn.Tanh())]
-    layers = [nn.Linear(32, 48), nn.Tanh(), *hidden, nn.Linear(48, 10)]
-    return Task(nn.Sequential(*layers), _taught(generator, 32, 10))
-
-
-def _cnn(generator: torch.Generator) -> Task:
-    model = nn.Sequential(
-        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(8, 16, 3, padding=1, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10),
-    )  # fmt: skip
-    return Task(model, _taught(generator, 64, 10))
-
-
-class Sequence(nn.Module):
-    """Embedding, one sequence model, a head."""
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.embed, self.body, self.head = nn.Embedding(16, 32), body, nn.Linear(32, 16)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.body(self.embed(tokens))
-        return self.head(hidden[0] if isinstance(hidden, tuple) else hidden)
-
-
-class Block(nn.Module):
-    """A causal transformer block, its norms before or after."""
-
-    def __init__(self, *, norm_first: bool) -> None:
-        super().__init__()
-        self.norm_first = norm_first
-        self.mix, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
-        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
-        self.first, self.second = nn.LayerNorm(32), nn.LayerNorm(32)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        if self.norm_first:
-            hidden = hidden + self.attend(self.first(hidden))
-            return hidden + self.down(functional.gelu(self.up(self.second(hidden))))
-        hidden = self.first(hidden + self.attend(hidden))
-        return self.second(hidden + self.down(functional.gelu(self.up(hidden))))
-
-    def attend(self, hidden: Tensor) -> Tensor:
-        query, key, value = self.mix(hidden).chunk(3, -1)
-        length = hidden.shape[1]
-        mask = torch.full((length, length), -1e4).triu(1)
-        scores = (query @ key.transpose(1, 2)).float() / 32**0.5 + mask
-        return self.out(scores.softmax(-1).to(value.dtype) @ value)
-
-
-def _transformer(*, norm_first: bool) -> Callable[[torch.Generator], Task]:
-    def make(generator: torch.Generator) -> Task:
-        body = nn.Sequential(Block(norm_first=norm_first), Block(norm_first=norm_first))
-        return Task(Sequence(body), _tokens(generator), _per_token)
-
-    return make
-
-
-def _recurrent(kind: type[nn.Module]) -> Callable[[torch.Generator], Task]:
-    def make(generator: torch.Generator) -> Task:
-        return Task(Sequence(kind(32, 32, batch_first=True)), _tokens(generator), _per_token)
-
-    return make
-
-
-def _regression(generator: torch.Generator) -> Task:
-    teacher = torch.randn(32, 4, generator=generator) / 4
-
-    def batch() -> Batch:
-        x = torch.randn(32, 32, generator=generator)
-        return x, torch.tanh(x @ teacher)
-
-    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
-    return Task(model, batch, functional.mse_loss)
-
-
-def _autoencoder(generator: torch.Generator) -> Task:
-    basis = torch.randn(6, 40, generator=generator)
-
-    def batch() -> Batch:
-        x = torch.randn(32, 6, generator=generator) @ basis / 6**0.5
-        return x, x
-
-    model = nn.Sequential(
-        nn.Linear(40, 24), nn.GELU(), nn.Linear(24, 8), nn.GELU(), nn.Linear(8, 40)
-    )
-    return Task(model, batch, functional.mse_loss)
-
-
-def _bag(generator: torch.Generator) -> Task:
-    weights = torch.randn(200, 5, generator=generator)
-
-    def batch() -> Batch:
-        words = torch.randint(200, (32, 12), generator=generator)
-        return words, weights[words].sum(1).argmax(1)
-
-    return Task(nn.Sequential(nn.EmbeddingBag(200, 32), nn.Linear(32, 5)), batch)
-
-
-class Residual(nn.Module):
-    """A plain residual network without norms."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Linear(32, 48), nn.Linear(48, 10)
-        self.parts = nn.ModuleList(
-            nn.Sequential(nn.Linear(48, 48), nn.SiLU(), nn.Linear(48, 48)) for _ in range(4)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.enter(x)
-        for part in self.parts:
-            hidden = hidden + part(hidden)
-        return self.leave(hidden)
-
-
-class Mixer(nn.Module):
-    """Mixes along patches, then along features."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.along, self.across = nn.Linear(8, 8), nn.Linear(8, 32)
-        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = x.unflatten(1, (8, 8))
-        hidden = hidden + self.along(hidden.transpose(1, 2)).transpose(1, 2).relu()
-        return self.head(self.norm(self.across(hidden).relu()).mean(1))
-
-
-class Shifted(nn.Module):
-    """Looks back over the last three positions, twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv1d(32, 48, 3), nn.Conv1d(48, 32, 3)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        hidden = functional.pad(hidden.transpose(1, 2), (4, 0))
-        return self.second(self.first(hidden).relu()).relu().transpose(1, 2)
-
-
-def _batchnorm(generator: torch.Generator) -> Task:
-    hidden = [part for _ in range(3) for part in (nn.Linear(48, 48), nn.BatchNorm1d(48), nn.ReLU())]
-    model = nn.Sequential(nn.Linear(32, 48), nn.ReLU(), *hidden, nn.Linear(48, 10))
-    return Task(model, _taught(generator, 32, 10))
-
-
-class Sine(nn.Module):
-    """A small network of sines."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.head = nn.Linear(8, 64), nn.Linear(64, 64), nn.Linear(64, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.sin(self.second(torch.sin(2 * self.first(x)))))
-
-
-def _sine(generator: torch.Generator) -> Task:
-    teacher = torch.randn(8, 4, generator=generator) / 2
-
-    def batch() -> Batch:
-        x = torch.randn(32, 8, generator=generator)
-        return x, torch.sin(x @ teacher)
-
-    return Task(Sine(), batch, functional.mse_loss)
-
-
-_TASKS: dict[str, Callable[[torch.Generator], Task]] = {
-    "mlp": _mlp,
-    "deep": _deep,
-    "cnn": _cnn,
-    "pre-ln": _transformer(norm_first=True),
-    "post-ln": _transformer(norm_first=False),
-    "rnn": _recurrent(nn.RNN),
-    "gru": _recurrent(nn.GRU),
-    "regression": _regression,
-    "autoencoder": _autoencoder,
-    "bag": _bag,
-    "conv1d": lambda generator: Task(Sequence(Shifted()), _tokens(generator), _per_token),
-    "batchnorm": _batchnorm,
-    "sine": _sine,
-    "residual": lambda generator: Task(Residual(), _taught(generator, 32, 10)),
-    "mixer": lambda generator: Task(Mixer(), _taught(generator, 64, 10)),
-}

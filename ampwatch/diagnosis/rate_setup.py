@@ -86,7 +86,9 @@ class RateSetup:
 
 def _group(detail: Mapping[str, Any], group: Mapping[str, Any]) -> Group:
     decay = group.get("weight_decay")
-    adaptive = True if "betas" in group else False if "momentum" in group else None
+    # Only who divides by the gradient's size needs an eps (RMSprop has a momentum too).
+    divides = "betas" in group or isinstance(group.get("eps"), (int, float))
+    adaptive = True if divides else False if "momentum" in group else None
     base = group.get("max_lr") or group.get("initial_lr") or group.get("lr")
     return Group(
         base=float(base) if isinstance(base, (int, float)) else None,
@@ -94,7 +96,15 @@ def _group(detail: Mapping[str, Any], group: Mapping[str, Any]) -> Group:
         # The one thing that no step shows and no setting says.
         decoupled=adaptive is True and str(detail.get("class", "")).endswith(("W", "Lion")),
         adaptive=adaptive,
+        momentum=_share(group.get("momentum")),
+        nesterov=group.get("nesterov") is True,
+        square_decay=_share(group.get("alpha")) if divides else 0.0,
     )
+
+
+def _share(value: Any) -> float:
+    """A number of at least 0 and below 1, else 0."""
+    return float(value) if isinstance(value, (int, float)) and 0 <= value < 1 else 0.0
 
 
 def _mappings(value: Any) -> Sequence[Mapping[str, Any]]:

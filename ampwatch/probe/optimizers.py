@@ -144,7 +144,7 @@ def _shown(value: Any) -> float | None:
 def _group(group: Mapping[str, Any]) -> dict[str, Any]:
     """One group's settings as numbers and words."""
     shown: dict[str, Any] = {"parameters": len(group["params"])}
-    for name in ("lr", "initial_lr", "max_lr", "weight_decay", "momentum", "eps"):
+    for name in ("lr", "initial_lr", "max_lr", "weight_decay", "momentum", "alpha", "eps"):
         if name in group:
             shown[name] = _shown(group[name])
     betas = group.get("betas")

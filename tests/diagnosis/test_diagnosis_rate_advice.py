@@ -40,39 +40,71 @@ NAMES = (
 )  # fmt: skip
 
 
+def first_updates(rows):
+    """log2 of the first two updates over the weights, their middle."""
+    return float(np.log2(rows.of("update_norm") / rows.of("param_norm"))[:2].mean())
+
+
 def test_an_early_divergence_lowers_the_rate_by_the_formula():
-    rows = diverging()
+    rows = diverging(ratio=0.5)
     advice = look(rows, ADAM)
     assert advice.action.value == "lower"
-    seen = judge_rate(fold(RateState(), rows, ADAM))
-    before = rows.part(0, seen.onset.row)
-    u = np.percentile(before.of("update_norm") / before.of("param_norm"), 90)
-    x = 3.1 + 0.3 * math.log2(u)
-    assert advice.factor == pytest.approx(2 ** -(x + 1.2))
+    x = 1.5 + 0.75 * first_updates(rows)
+    assert advice.factor == pytest.approx(2 ** -(x + 2.5))
     assert advice.recommended == pytest.approx(0.1 * advice.factor)
-    assert (advice.low, advice.high) == pytest.approx(
-        (0.1 * 2 ** -(x + 1.25), 0.1 * 2 ** (2.25 - x))
-    )
-    assert f"x = 3.1 + 0.3 log2 u = {x:.2f}" in advice.because
+    assert advice.low == pytest.approx(0.1 * 2 ** -(x + 1.9))
+    assert advice.high == 0.1  # the rate that failed bounds the interval
+    assert "change the weights by 54 % a step" in advice.because
+    assert f"about {2**x:.2g} times too high (2^(1.5 + 0.75 log2 u), u = 0.543)" in advice.because
+    assert f"With 5.7 times to spare: divide by {1 / advice.factor:.3g}." in advice.because
     assert advice.confidence == 0.9
 
 
-def test_a_collapse_cuts_an_octave_deeper():
-    mild, hard = look(diverging(), ADAM), look(diverging(collapse=True), ADAM)
-    assert hard.action.value == "lower"
-    assert math.log2(mild.factor / hard.factor) == pytest.approx(1.0, abs=0.1)
+def test_so_small_an_update_that_the_formula_finds_nothing_still_gets_a_cut():
+    advice = look(diverging(ratio=0.02), ADAM)
+    assert advice.factor == pytest.approx(2**-3)
+    assert "1.4 times is the least that is assumed" in advice.because
 
 
-def test_a_plain_optimizer_is_known_by_what_it_does_and_has_its_own_formula():
-    advice = look(plain(diverging()))
+def test_a_plain_optimizer_is_known_by_what_it_does_and_has_its_own_offset():
+    rows = plain(diverging(ratio=0.5))
+    advice = look(rows)
     assert advice.action.value == "lower"
-    assert "0.9 log2 u + 0.35 log2 p" in advice.because
+    assert advice.factor == pytest.approx(2 ** -(2.8 + 0.75 * first_updates(rows) + 1.8))
+
+
+def test_momentum_is_judged_by_what_its_updates_grow_to():
+    calm = Setup(groups=(Group(base=0.1, adaptive=False),))
+    gathering = Setup(groups=(Group(base=0.1, adaptive=False, momentum=0.9),))
+    rows = plain(diverging(ratio=0.5))
+    share = math.log2(look(rows, calm).factor / look(rows, gathering).factor)
+    # The first update is a tenth of the steady one, the second 0.19 of it.
+    assert share == pytest.approx(-0.75 * (math.log2(0.1) + math.log2(0.19)) / 2)
+
+
+def test_a_mean_of_squares_that_begins_at_zero_is_judged_in_its_steady_state():
+    steady = Setup(groups=(Group(base=0.1, adaptive=True),))
+    begins = Setup(groups=(Group(base=0.1, adaptive=True, square_decay=0.99),))
+    rows = diverging(ratio=4.0)
+    share = math.log2(look(rows, begins).factor / look(rows, steady).factor)
+    assert share == pytest.approx(-0.75 * (math.log2(0.01) + math.log2(0.0199)) / 4)
+
+
+def test_a_plain_optimizer_that_broke_at_its_first_update_is_cut_deeper():
+    setup = Setup(groups=(Group(base=0.1, adaptive=False),))
+    rows = plain(diverging(good=1, bad=60, ratio=0.5))
+    broke = with_columns(rows, skipped=np.arange(61) > 0)
+    learnt = with_columns(rows, skipped=np.arange(61) > 1)
+    u = math.log2(rows.ratio[0])
+    assert look(broke, setup).factor == pytest.approx(2 ** -(2.8 + 0.75 * u + 0.8 + 1.8))
+    assert look(learnt, setup).factor > look(broke, setup).factor
 
 
 def test_an_optimizer_that_shows_no_family_gets_a_wide_interval():
-    known, unknown = look(diverging(), ADAM), look(with_columns(diverging(), applied_norm=1.0))
-    assert width(unknown) > width(known) + 2
-    assert "family is not known" in unknown.because
+    rows = diverging(ratio=20.0)
+    known, unknown = look(rows, ADAM), look(with_columns(rows, applied_norm=1.0))
+    assert width(unknown) > width(known) + 1
+    assert "what kind of optimizer it is, is not known" in unknown.because
     assert unknown.confidence == 0.6
 
 
@@ -86,7 +118,7 @@ def test_no_update_norm_leaves_only_a_blind_and_wide_answer():
     advice = look(rows, ADAM)
     assert advice.action.value == "lower"
     assert "No update norm is recorded" in advice.because
-    assert width(advice) == pytest.approx(8.0)
+    assert width(advice) == pytest.approx(6.0)  # the rate that failed bounds it above
     assert advice.confidence == 0.6
 
 
@@ -96,8 +128,6 @@ def test_fewer_than_ten_accepted_steps_are_half_sure_at_most():
     advice = look(with_columns(rows, skipped=skipped), ADAM)
     assert advice.action.value == "lower"
     assert advice.confidence <= 0.5
-    assert "no steady state yet" in advice.because
-    assert width(advice) > width(look(diverging(), ADAM))
 
 
 def test_a_loss_that_never_fell_while_the_weights_grew_is_the_rate():
@@ -143,9 +173,17 @@ def test_the_advice_speaks_of_the_peak_whatever_the_schedule(schedule):
 
 
 def test_the_decay_of_the_weights_is_no_part_of_the_update():
-    decoupled = Setup(groups=(Group(base=0.1, weight_decay=0.4, decoupled=True, adaptive=True),))
-    within, without = look(diverging(), decoupled), look(diverging(), ADAM)
+    decoupled = Setup(groups=(Group(base=0.1, weight_decay=4.0, decoupled=True, adaptive=True),))
+    within, without = (look(diverging(ratio=0.5), setup) for setup in (decoupled, ADAM))
     assert within.factor > without.factor
+
+
+def test_a_leading_group_of_a_higher_rate_is_judged_by_its_own_rate():
+    setup = Setup(groups=(Group(base=0.1, adaptive=True), Group(base=1.0)), lead_group=1)
+    rows = diverging(ratio=0.5)  # whose rate is the first group's
+    alone, led = look(rows, ADAM), look(rows, setup)
+    assert led.factor == pytest.approx(alone.factor)
+    assert led.current == 1.0
 
 
 def test_several_groups_get_one_factor_and_the_group_that_leads():
@@ -179,7 +217,7 @@ def test_trouble_at_a_rate_that_the_estimate_clears_is_not_blamed_on_it():
 
 def test_more_than_64_times_too_high_says_to_apply_it_again():
     setup = Setup(groups=(Group(adaptive=False),))
-    advice = look(plain(diverging(ratio=60.0, collapse=True), momentum=1e4), setup)
+    advice = look(plain(diverging(ratio=60.0, collapse=True)), setup)
     assert advice.action.value == "lower"
     assert advice.factor < 1 / 64
     assert "apply the advice to the new log" in advice.because
@@ -278,16 +316,33 @@ def test_a_rate_that_could_rise_says_so_only_where_doubling_was_stable(alignment
         assert advice.recommended == pytest.approx(2e-3)
 
 
+def together(*rates, worked=()):
+    failed = [fold(RateState(), diverging(ratio=5 * r, lr=r), ADAM_ONLY) for r in rates]
+    fine = [fold(RateState(), course(falling(300), lr=rate), ADAM_ONLY) for rate in worked]
+    return advise_together([*failed, *fine])
+
+
+ADAM_ONLY = Setup(groups=(Group(adaptive=True),))
+
+
 def test_several_runs_of_one_model_give_one_advice_between_what_worked_and_what_failed():
-    failed = fold(RateState(), diverging(), ADAM)
-    worked = fold(RateState(), course(falling(300), lr=0.03), Setup())
-    alone, together = look(diverging(), ADAM), advise_together([failed, worked])
-    assert together.action.value == "lower"
-    assert 0.03 <= together.recommended < 0.1
-    assert together.low >= 0.03
-    assert together.high <= 0.1
-    assert width(together) < width(alone)
-    assert "0.1 failed, 0.03 worked" in together.because
+    advice = together(0.1, worked=[0.03])
+    assert advice.action.value == "lower"
+    assert 0.03 <= advice.recommended < 0.1
+    assert (advice.low, advice.high) == pytest.approx((0.03, 0.1))
+    assert advice.because.startswith("2 runs together: 0.1 failed, 0.03 worked.")
+    assert "what has worked" in advice.because
+
+
+def test_several_failed_runs_are_told_from_the_lowest_of_them():
+    advice = together(0.4, 0.1, 1.6)
+    assert advice.current == 0.1
+    assert advice.recommended < 0.1
+    assert "3 runs together: 0.1 failed." in advice.because
+
+
+def test_where_no_run_failed_by_its_rate_the_last_one_speaks():
+    assert together(worked=[0.1, 0.03]).current == 0.03
 
 
 @pytest.mark.parametrize("blocks", [1, 7, 64, 500, 4096])

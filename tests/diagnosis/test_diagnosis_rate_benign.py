@@ -92,6 +92,17 @@ def test_a_flat_loss_alone_is_never_too_high_a_rate(seed):
     assert action(course(np.full(400, 6.9), noise=0.02, seed=seed)) == "keep"
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_loss_that_stands_high_up_keeps_its_rate_unless_the_weights_ran_away(seed):
+    loss = np.concatenate([np.linspace(4.2, 3.4, 40), np.full(360, 3.4)])  # to the unigrams
+    slow = np.linspace(10, 15, 400)
+    assert action(course(loss, noise=0.05, seed=seed, param_norm=slow)) == "keep"
+    still = np.concatenate([loss, np.linspace(3.4, 2.9, 400)])
+    doubled = np.minimum(10 + np.arange(800.0), 30)
+    assert action(course(still, noise=0.05, seed=seed, param_norm=doubled)) == "keep"
+    assert action(course(loss, noise=0.05, seed=seed, param_norm=doubled[:400])) == "lower"
+
+
 def test_a_loss_that_climbs_with_nothing_else_recorded_leaves_it_open():
     rows = rows_of(step=np.arange(200), loss=np.concatenate([falling(100), np.linspace(1, 4, 100)]))
     advice = look(rows)

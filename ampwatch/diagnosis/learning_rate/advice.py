@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.attribution import Attribution, Cause
 from ampwatch.diagnosis.learning_rate.course import RateState, Rows
 from ampwatch.diagnosis.learning_rate.family import Family
-from ampwatch.diagnosis.learning_rate.formula import Estimate
+from ampwatch.diagnosis.learning_rate.formula import Estimate, times_text
 from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
 from ampwatch.diagnosis.learning_rate.onset import Onset
 from ampwatch.diagnosis.words import count_text
@@ -36,7 +35,8 @@ def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
     if cause is Cause.BELOW_LIMIT and seen.estimate is not None:
         because = (
             f"From step {seen.onset.step} {seen.onset.sign.value}, but the rate is not too high: "
-            f"{seen.estimate.arithmetic}, give or take {constants.CLEARED:g}."
+            f"the first updates change the weights by {seen.estimate.update:.2g} of their size, "
+            f"over {2**constants.CLEARED:.0f} times less than such trainings bear."
         )
         return _keep(state, seen, because)
     if cause is not Cause.RATE:
@@ -127,8 +127,7 @@ def _lower(state: RateState, seen: Judgement) -> Advice:
     factor = 2.0**-found.cut
     reasons = [_trouble(seen)]
     reasons.append(
-        f"{found.arithmetic}. With {found.margin:g} octaves to spare the cut is "
-        f"2^-{found.cut:.2f} = {factor:.3g}."
+        f"{found.arithmetic}. With {times_text(found.margin)} to spare: divide by {1 / factor:.3g}."
     )
     warmup_steps = None
     if seen.warmup is not None:
@@ -242,46 +241,3 @@ def _micro_batches(rows: Rows, at: int) -> int:
     known = rows.of("micro_batches")
     known = known[np.isfinite(known) & (known >= 1) & (known < constants.MOST_MICRO_BATCHES)]
     return int(known[at]) if len(known) else 1
-
-
-def advise_together(states: Sequence[RateState]) -> Advice:
-    """One advice out of several logged runs of one model, which differ in their rate."""
-    seen = [(state, judge_rate(state)) for state in states]
-    worked = [j.base for _, j in seen if j.onset is None and j.base is not None]
-    failed = [(s, j) for s, j in seen if j.is_the_rate and j.estimate is not None and j.base]
-    if not failed:
-        return advise(states[-1])
-    # Independent estimates of one limit: their mean in octaves, held between what is known to
-    # work and what is known to fail.
-    limits = [_log2_limit(j.base, j.estimate) for _, j in failed if j.base and j.estimate]
-    widths = [j.estimate.half_width for _, j in failed if j.estimate]
-    weights = [width**-2 for width in widths]
-    limit = sum(w * x for w, x in zip(weights, limits, strict=True)) / sum(weights)
-    half = sum(weights) ** -0.5
-    lowest_failed = min(j.base for _, j in failed if j.base)
-    below = [rate for rate in worked if rate < lowest_failed]
-    floor = math.log2(max(below)) if below else -math.inf
-    ceiling = math.log2(lowest_failed)
-    limit = min(max(limit, floor), ceiling)
-    margin = min(constants.MARGIN_OTHER, half)
-    goal = max(min(limit - margin, ceiling - constants.LEAST_CUT), floor)
-    state, judgement = min(failed, key=lambda pair: pair[1].base or math.inf)
-    base = judgement.base
-    assert base is not None
-    works = f", {max(below):.3g} worked" if below else ""
-    advice = _lower(state, judgement)
-    return dataclasses.replace(
-        advice,
-        because=f"{count_text(len(states), 'run')} together: {lowest_failed:.3g} failed{works}; "
-        f"their estimates place the limit at {2**limit:.3g}. {advice.because}",
-        recommended=2.0**goal,
-        factor=2.0**goal / base,
-        low=2.0 ** max(limit - half, floor),
-        high=2.0 ** min(limit + half, ceiling),
-    )
-
-
-def _log2_limit(base: float, found: Estimate) -> float:
-    """The middle of one run's interval, in octaves."""
-    low, high = found.limits(base)
-    return (math.log2(low) + math.log2(high)) / 2

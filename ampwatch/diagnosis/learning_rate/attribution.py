@@ -14,7 +14,7 @@ import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.course import RateState, Rows
-from ampwatch.diagnosis.learning_rate.onset import Onset, Sign, deviation
+from ampwatch.diagnosis.learning_rate.onset import IDLE, Onset, Sign, deviation
 from ampwatch.diagnosis.signals import Floats
 
 
@@ -60,8 +60,9 @@ def attribute(state: RateState, onset: Onset) -> Attribution:
     data = _data(accepted, after)
     if data is not None:
         return Attribution(Cause.DATA, (data,))
-    if onset.sign is Sign.NO_LEARNING:
-        grown = _early_growth(state)
+    if onset.sign in IDLE:
+        stalled = onset.sign is Sign.STALLED
+        grown = _early_growth(state, constants.STALLED_GROWTH if stalled else constants.IDLE_GROWTH)
         return Attribution(Cause.OBJECTIVE) if grown is None else Attribution(Cause.RATE, (grown,))
     proofs = [*_by_updates(state, onset, accepted, after), *_by_loss(state, onset, after)]
     if proofs:
@@ -208,7 +209,7 @@ def _growth(state: RateState, accepted: Rows) -> float | None:
     return None if not len(first) or last is None else last / float(first[0])
 
 
-def _early_growth(state: RateState) -> Proof | None:
+def _early_growth(state: RateState, growth: float) -> Proof | None:
     """Weights that grew fast while nothing was learnt; slow tasks leave theirs as they are."""
     rows = state.head.where(state.head.accepted).part(0, constants.NO_LEARNING_STEPS)
     norms = rows.of("param_norm")
@@ -216,7 +217,7 @@ def _early_growth(state: RateState) -> Proof | None:
     if len(known) < constants.POINT_STEPS:
         return None
     first, last = float(known[0]), float(np.median(known[-constants.POINT_STEPS :]))
-    if last < constants.IDLE_GROWTH * first:
+    if last < growth * first:
         return None
     return Proof("weight norm", int(_at(rows.of("step"), len(rows) - 1)), last, first)
 

@@ -1,11 +1,13 @@
 """Every number of the learning-rate advice, once, with its reason.
 
 Those marked "fitted" come from 18 small trainings of the measurements behind the design (13 rates
-each, 2 to 3 seeds); `benchmarks/learning_rate_fit.py` prints the same fit from its own sweeps.
+each, 2 to 3 seeds); the formula's own come from the sweeps of `benchmarks/learning_rate_fit.py`.
 All of it stands on small models: treat them as a start.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 # --- the course that is kept: bounded, whatever the run's length ---
 HEAD_ROWS = 1536  # the early regime (1,000 accepted steps) and its skips
@@ -23,6 +25,9 @@ RELAPSE_SHARE = 0.5  # of the progress made ...
 RELAPSE_PROGRESS = 0.1  # ... once that is a tenth of the first loss
 NO_LEARNING = 0.9  # of the first loss ...
 NO_LEARNING_STEPS = 50  # ... after this many steps
+STALLED = 0.7  # of the first loss, or more, is left ...
+STALLED_PROGRESS = 0.1  # ... and no more than this was gained since the first quarter ...
+STALLED_STEPS = 100  # ... of this many steps
 MEDIAN_STEPS = 10
 MEDIAN_NOISE = 0.4  # a median of ten is as noisy as 1.25 / sqrt(10) of one
 FINAL_STEPS = 30  # what stands at the end is the median of these
@@ -45,6 +50,9 @@ PROOF_GROWTH = 4.0  # of the weights, with that activation
 # Weights after 50 steps over those before, where the loss did not fall: of the benchmark's tuning
 # configurations the unstable runs had 1.5 to 1000, the stable ones (slow, not idle) 1.01 at most.
 IDLE_GROWTH = 1.4
+# The same where the loss fell a little and then stood: stable runs that were so slow had 1.25.
+STALLED_GROWTH = 2.0
+UPDATE_PERCENTILE = 90.0
 BORN_ZERO = 10.0  # largest layer over whole network, at the first steps of a LoRA
 BAND_FACTOR = 2.0  # a drift doubles at least
 DATA_LOSS = 4.0  # times its recent median, after an ordinary update ...
@@ -58,21 +66,34 @@ WINDOW_SHARE = 0.02
 SUSTAINED_STEPS = 20
 POINT_STEPS = 10
 
-# --- the formula (fitted) ---
-ADAPTIVE_OFFSET, ADAPTIVE_UPDATE = 3.1, 0.3
-PLAIN_OFFSET, PLAIN_UPDATE, PLAIN_PREDICTED = 4.7, 0.9, 0.35
-UPDATE_PERCENTILE = 90.0
-MARGIN_COLLAPSED, MARGIN_OTHER = 2.2, 1.2  # octaves below the estimate
-LEAST_CUT = 0.5
-# 90 % of the limits lie within these octaves of the estimate, less a shift: on 147 unstable runs of
-# `benchmarks/learning_rate_fit.py` the estimate was 0.65 octaves deep in the median, and nine in
-# ten of its errors lay between -1.2 and +2.7. The cut stays on the deep side, the safe one.
-HALF_WIDTH, SHIFT = 1.75, 0.5
-CLEARED = 2.2  # octaves below the limit: the rate is not the cause (fitted: 95 % of the errors)
-# No steady state yet (Adam, momentum): the same fit saw hardly more error, a caution all the same.
-UNSTEADY_STEPS, UNSTEADY_WIDTH = 10, 0.25
-UNKNOWN_FAMILY_WIDTH = 1.3  # not measured, a caution
-BLIND_OCTAVES, BLIND_WIDTH = 2.0, 4.0  # no update norm: only "it was too high" is known
+# --- the formula: octaves too high = offset + slope x log2 u, u the first updates over the weights
+# at the base rate, in the steady state. Fitted by `benchmarks/learning_rate_fit.py` to 147 unstable
+# runs of the tuning configurations. Within one training the octaves grow one to one with u and over
+# all of them by 0.5 to 0.8: the flatter lines left the highest rates too high. ---
+SLOPE = 0.75
+
+
+class Line(NamedTuple):
+    """One family's offset, how far off it may be, and how much deeper to cut; all in octaves."""
+
+    offset: float
+    half_width: float  # nine in ten errors are smaller in trainings left out of the fit
+    margin: float  # the limit lies above the advised rate in 49 of 50 runs
+
+
+ADAPTIVE = Line(1.5, 1.9, 2.5)
+PLAIN = Line(2.8, 1.4, 1.8)
+UNKNOWN = Line(2.2, 2.6, 2.5)  # between the two
+UPDATE_STEPS = 2  # one may be odd, and from the third on a rate far too high has changed the run
+# Octaves on top where a plain optimizer's first update was enough to break the run: the second one
+# would have been far larger (2^4 to 2^8 times; without this all ten such runs came out 0.5 to 1.0
+# too low).
+BROKE_AT_ONCE = 0.8
+LEAST_OCTAVES = 0.5  # a rate that failed is over the limit, however small its updates
+# Octaves below the limit that clear the rate: trainings that work stay near u = 2^-10 to 2^-6, and
+# what is below all of them is not too high.
+CLEARED = 6.0
+BLIND = Line(2.0, 4.0, 1.2)  # no update norm: only "it was too high" is known
 BEYOND_ONE_SHOT = 6.0  # octaves; 64 times too high often needs a second pass
 
 # --- how sure: shares of reruns that were stable at the first try, rounded down ---

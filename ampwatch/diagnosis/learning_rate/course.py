@@ -80,7 +80,10 @@ class Group:
     base: float | None = None
     weight_decay: float = 0.0
     decoupled: bool = False  # the decay is no part of the gradient (AdamW)
-    adaptive: bool | None = None  # by its hyper-parameters: betas, or momentum
+    adaptive: bool | None = None  # by its hyper-parameters: betas or eps, or momentum
+    momentum: float = 0.0
+    nesterov: bool = False
+    square_decay: float = 0.0  # of a mean of squared gradients whose beginning is not corrected
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def _by_first_step(move: float, gradient: float, setup: Setup) -> Family | None:
 
 
 def _by_slope(move: Floats, gradient: Floats) -> Family | None:
-    if len(move) < constants.UNSTEADY_STEPS or float(np.ptp(gradient)) < 1.0:
+    if len(move) < constants.FEW_STEPS or float(np.ptp(gradient)) < 1.0:
         return None
     slope = float(np.polyfit(gradient, move, 1)[0])
     if slope < constants.ADAPTIVE_SLOPE:

@@ -1,4 +1,8 @@
-"""How far a rate that failed lies above the highest stable one: the fitted formula."""
+"""How far a rate that failed lies above the highest stable one: the fitted formula.
+
+What decides is how far the first updates move the weights, at the base rate and in the optimizer's
+steady state; what happened later is already the trouble's doing.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.course import Rows, Setup
+from ampwatch.diagnosis.learning_rate.course import Group, Rows, Setup
 from ampwatch.diagnosis.learning_rate.family import Family, family_of
 from ampwatch.diagnosis.signals import Floats
 
@@ -22,99 +26,88 @@ class Estimate:
     margin: float
     family: Family
     update: float | None  # u: the update over the weights at the base rate
-    predicted: float | None  # p: the loss decrease that gradient and update foretell, inverted
     steps: int
     arithmetic: str
-
-    @property
-    def is_below_limit(self) -> bool:
-        """Whether the estimate lies so far below the limit that the rate is not too high."""
-        return self.update is not None and self.octaves + constants.CLEARED < 0
+    is_below_limit: bool = False  # so small an update that the rate is not too high
 
     def limits(self, base: float) -> tuple[float, float]:
-        """The 90 % interval of the highest stable rate."""
-        middle = self.octaves - constants.SHIFT
-        return base * 2.0 ** -(middle + self.half_width), base * 2.0 ** -(middle - self.half_width)
+        """The 90 % interval of the highest stable rate; the rate that failed is none."""
+        low, high = self.octaves - self.half_width, self.octaves + self.half_width
+        return base * 2.0**-high, base * 2.0 ** -max(low, 0.0)
 
     @property
     def cut(self) -> float:
         """By how many octaves to lower the rate."""
-        return max(constants.LEAST_CUT, self.octaves + self.margin)
+        return self.octaves + self.margin
 
 
-def estimate(rows: Rows, base: float, setup: Setup, *, collapsed: bool) -> Estimate:
-    """The estimate from the accepted steps before the onset."""
-    margin = constants.MARGIN_COLLAPSED if collapsed else constants.MARGIN_OTHER
-    update, predicted = update_at_base(rows, base, setup), _predicted(rows, base)
-    family, steps = family_of(rows, setup), len(rows)
+_LINES = {
+    Family.ADAPTIVE: constants.ADAPTIVE,
+    Family.PLAIN: constants.PLAIN,
+    Family.UNKNOWN: constants.UNKNOWN,
+}
+
+
+def estimate(rows: Rows, base: float, setup: Setup, *, broke: bool) -> Estimate:
+    """The estimate from the accepted steps before the onset; `broke`: numbers left their format."""
+    update, family = update_at_base(rows, base, setup), family_of(rows, setup)
+    line = constants.BLIND if update is None else _LINES[family]
+    fitted = line.offset if update is None else line.offset + constants.SLOPE * math.log2(update)
+    if broke and len(rows) == 1 and family is Family.PLAIN:
+        fitted += constants.BROKE_AT_ONCE
+    octaves = max(fitted, constants.LEAST_OCTAVES)
+    return Estimate(
+        octaves=octaves,
+        half_width=line.half_width,
+        margin=line.margin,
+        family=family,
+        update=update,
+        steps=len(rows),
+        arithmetic=_arithmetic(update, family, octaves, is_least=octaves > fitted),
+        is_below_limit=update is not None and fitted + constants.CLEARED < 0,
+    )
+
+
+def _arithmetic(update: float | None, family: Family, octaves: float, *, is_least: bool) -> str:
+    times = times_text(octaves)
     if update is None:
-        text = (
-            "No update norm is recorded, so only that the rate was too high is known: "
-            f"{constants.BLIND_OCTAVES:g} octaves are assumed"
-        )
-        octaves, width = constants.BLIND_OCTAVES, constants.BLIND_WIDTH
-    else:
-        octaves, width, text = _fitted(family, update, predicted)
-    if steps < constants.UNSTEADY_STEPS:
-        width += constants.UNSTEADY_WIDTH
-        text += f"; only {steps} accepted steps before it, no steady state yet: a wider interval"
-    return Estimate(octaves, width, margin, family, update, predicted, steps, text)
+        return f"No update norm is recorded: {times} too high is assumed"
+    share = f"{100 * update:.2g} %" if update < 1 else f"{update:.2g} times their size"
+    text = f"The first updates change the weights by {share} a step, so the rate is "
+    if is_least:
+        return f"{text}hardly too high; {times} is the least that is assumed of one that failed"
+    formula = f"2^({_LINES[family].offset:g} + {constants.SLOPE:g} log2 u), u = {update:.3g}"
+    note = "; what kind of optimizer it is, is not known" if family is Family.UNKNOWN else ""
+    return f"{text}about {times} too high ({formula}{note})"
+
+
+def times_text(octaves: float) -> str:
+    """2.5 as "5.7 times"."""
+    return f"{2.0**octaves:.2g} times"
 
 
 def update_at_base(rows: Rows, base: float, setup: Setup) -> float | None:
-    """The 90th percentile of the update over the weights, as it would be at the base rate.
+    """The first updates over the weights, as they would be at the base rate in the steady state.
 
     The optimizer's own decay of the weights is no answer to a gradient: its part, which stands
     about at right angles to the rest, is subtracted.
     """
-    rate = rows.of("lr")
     decay = max((g.weight_decay for g in setup.groups if g.decoupled), default=0.0)
     with np.errstate(all="ignore"):
-        per_rate = rows.ratio / rate
-        squared = np.maximum(per_rate**2 - decay**2, 0.0)
-    known = squared[np.isfinite(squared)]
-    if not len(known):
-        return None
-    update = math.sqrt(float(np.percentile(known, constants.UPDATE_PERCENTILE))) * base
-    return update if update > 0 and math.isfinite(update) else None
+        per_rate = rows.ratio / rows.of("lr")
+        moved = np.sqrt(np.maximum(per_rate**2 - decay**2, 0.0))
+        octaves = np.log2(base * moved / _of_steady_state(setup, len(rows)))
+    first = octaves[np.isfinite(octaves)][: constants.UPDATE_STEPS]
+    return 2.0 ** float(first.mean()) if len(first) else None
 
 
-def _predicted(rows: Rows, base: float) -> float | None:
-    """The minimum of rate x loss / (gradient x update), over the base rate."""
-    with np.errstate(all="ignore"):
-        values: Floats = rows.of("lr") * rows.of("loss")
-        values = values / (rows.of("grad_norm") * rows.of("update_norm")) / base
-    known = values[np.isfinite(values) & (values > 0)]
-    return float(known.min()) if len(known) else None
+def _of_steady_state(setup: Setup, steps: int) -> Floats:
+    """How much of its steady update an optimizer makes at each of its first steps.
 
-
-def _fitted(family: Family, update: float, predicted: float | None) -> tuple[float, float, str]:
-    width = constants.HALF_WIDTH
-    adaptive = constants.ADAPTIVE_OFFSET + constants.ADAPTIVE_UPDATE * math.log2(update)
-    adaptive_text = (
-        f"u = {update:.3g} of the weights a step at the base rate; x = "
-        f"{constants.ADAPTIVE_OFFSET} + {constants.ADAPTIVE_UPDATE} log2 u = "
-        f"{adaptive:.2f} octaves too high"
-    )
-    if family is Family.ADAPTIVE:
-        return adaptive, width, adaptive_text
-    if predicted is None:
-        text = adaptive_text + " (no loss to use the other form)"
-        return adaptive, width + constants.UNKNOWN_FAMILY_WIDTH, text
-    plain = (
-        constants.PLAIN_OFFSET
-        + constants.PLAIN_UPDATE * math.log2(update)
-        + constants.PLAIN_PREDICTED * math.log2(predicted)
-    )
-    plain_text = (
-        f"u = {update:.3g}, p = {predicted:.3g}; x = {constants.PLAIN_OFFSET} + "
-        f"{constants.PLAIN_UPDATE} log2 u + {constants.PLAIN_PREDICTED} log2 p = "
-        f"{plain:.2f} octaves too high"
-    )
-    if family is Family.PLAIN:
-        return plain, width, plain_text
-    return (
-        (plain + adaptive) / 2,
-        width + constants.UNKNOWN_FAMILY_WIDTH,
-        f"The optimizer's family is not known, so between two forms: {adaptive_text}; {plain_text}",
-    )
+    Momentum has to gather first; a mean of squares that begins at zero (RMSprop) divides by too
+    little. Adam corrects both by itself.
+    """
+    group = setup.groups[0] if setup.groups else Group()
+    age = np.arange(1, steps + 1)
+    gathered = 1.0 - group.momentum ** (age + group.nesterov)
+    return np.asarray(gathered / np.sqrt(1.0 - group.square_decay**age))

@@ -18,7 +18,7 @@ from ampwatch.diagnosis.learning_rate.attribution import (
 )
 from ampwatch.diagnosis.learning_rate.course import RateState, Rows
 from ampwatch.diagnosis.learning_rate.formula import Estimate, estimate
-from ampwatch.diagnosis.learning_rate.onset import Onset, Sign, find_onset
+from ampwatch.diagnosis.learning_rate.onset import IDLE, Onset, find_onset
 from ampwatch.diagnosis.learning_rate.restart import checkpoint_step, ideal_step
 
 
@@ -69,11 +69,13 @@ def judge_rate(state: RateState) -> Judgement:
     if onset is None:
         return calm
     attribution = attribute(state, onset)
-    if onset.sign is Sign.NO_LEARNING and attribution.cause is not Cause.RATE:
+    if onset.sign in IDLE and attribution.cause is not Cause.RATE:
         return calm  # a flat loss alone is no trouble
     before, _ = rows_around(state, onset)
     learnt = _before_onset(state, before)
-    found = None if base is None else estimate(learnt, base, state.setup, collapsed=onset.collapsed)
+    share = _lead_share(state)
+    recorded = None if base is None else base / share  # rows tell the first group's rate
+    found = None if recorded is None else estimate(learnt, recorded, state.setup, broke=onset.hard)
     if onset.early and found is not None and found.is_below_limit:
         attribution = dataclasses.replace(attribution, cause=_unless_rate(attribution.cause))
     ideal = ideal_step(state, onset)
@@ -83,7 +85,7 @@ def judge_rate(state: RateState) -> Judgement:
         onset=onset,
         attribution=attribution,
         estimate=found,
-        warmup=_warmup(before, base),
+        warmup=_warmup(before, recorded, share),
         binding_clip=_binding_clip(learnt),
         restart_from_step=ideal,
         restart_checkpoint_step=checkpoint_step(state, ideal),
@@ -116,8 +118,17 @@ def _before_onset(state: RateState, before: Rows) -> Rows:
     return accepted.part(0, 1)
 
 
-def _warmup(before: Rows, base: float | None) -> Warmup | None:
-    """Whether the rate was still on its way up to the base at the onset."""
+def _lead_share(state: RateState) -> float:
+    """The leading group's base rate over the first group's."""
+    groups, lead = state.setup.groups, state.setup.lead_group
+    if not 0 < lead < len(groups):
+        return 1.0
+    first, leading = groups[0].base, groups[lead].base
+    return leading / first if first and leading else 1.0
+
+
+def _warmup(before: Rows, base: float | None, share: float) -> Warmup | None:
+    """Whether the rate was still on its way up to the base at the onset; the leading group's."""
     rate = before.of("lr")
     known = np.flatnonzero(np.isfinite(rate) & (rate > 0))
     if base is None or len(known) < constants.RISING_STEPS:
@@ -127,7 +138,7 @@ def _warmup(before: Rows, base: float | None) -> Warmup | None:
     slope = (now - float(rate[known[0]])) / max(1, known[-1] - known[0])
     if not (np.diff(recent) > 0).all() or now >= 0.98 * base or slope <= 0:
         return None
-    return Warmup(now, math.ceil(known[-1] + 1 + (base - now) / slope))
+    return Warmup(now * share, math.ceil(known[-1] + 1 + (base - now) / slope))
 
 
 def _binding_clip(learnt: Rows) -> float | None:

@@ -24,6 +24,7 @@ class Sign(str, enum.Enum):
     CLIMB = "the loss stood at 1.5 times its first value"
     RELAPSE = "the loss gave back more than half of its progress"
     NO_LEARNING = "the loss did not fall"
+    STALLED = "the loss hardly fell and then stood"
     SHIFT = "the loss left the band of its recent past"
 
 
@@ -126,10 +127,23 @@ def _soft_signs(rows: Rows, *, collapsed: bool) -> list[tuple[int, Sign]]:
         lost = max(constants.RECOVERED_SHARE * float(progress[where]), wide)
         if final > float(best[where]) + lost:
             signs.append((int(at[where]), Sign.RELAPSE))
-    tried = len(loss) >= constants.NO_LEARNING_STEPS
-    if not signs and not collapsed and tried and final > constants.NO_LEARNING * first:
-        signs.append((int(at[1]), Sign.NO_LEARNING))
+    if not signs and not collapsed and len(loss) >= constants.NO_LEARNING_STEPS:
+        if final > constants.NO_LEARNING * first:
+            signs.append((int(at[1]), Sign.NO_LEARNING))
+        elif _is_stalled(everything, first, final):
+            signs.append((int(at[1]), Sign.STALLED))
     return signs
+
+
+def _is_stalled(loss: Floats, first: float, final: float) -> bool:
+    """Whether the loss stands where it stood after the first quarter, high up."""
+    if len(loss) < constants.STALLED_STEPS or final < constants.STALLED * first:
+        return False
+    quarter = float(np.median(loss[len(loss) // 4 :][: constants.FINAL_STEPS]))
+    return quarter - final < constants.STALLED_PROGRESS * first
+
+
+IDLE = (Sign.NO_LEARNING, Sign.STALLED)  # no trouble by themselves, whatever the loss
 
 
 def _descends_below_start(rows: Rows, at: int) -> bool:
