@@ -26,6 +26,9 @@ from ampwatch.cli import (
     runs,
     watch,
 )
+from ampwatch.cli import (
+    run as run_script,
+)
 from ampwatch.cli.terminal import complain, prepare_streams
 from ampwatch.errors import AmpwatchError
 
@@ -55,7 +58,19 @@ Then:
 Nothing to watch yet? `ampwatch demo` trains something small and shows its loss scale collapse.
 """
 
-_COMMANDS = (demo, dashboard, runs, watch, report, record, export, compact, keys, explain)
+_COMMANDS = (
+    demo,
+    dashboard,
+    run_script,
+    runs,
+    watch,
+    report,
+    record,
+    export,
+    compact,
+    keys,
+    explain,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -99,7 +114,8 @@ def build() -> typer.Typer:
     )
     app.callback()(_program)
     for module in _COMMANDS:
-        app.command(module.NAME, help=module.HELP)(module.command)
+        settings = getattr(module, "CONTEXT", None)
+        app.command(module.NAME, help=module.HELP, context_settings=settings)(module.command)
     return app
 
 

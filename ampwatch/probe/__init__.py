@@ -8,7 +8,7 @@ raises into the training, nothing synchronises a device, and no bit of the train
 """
 
 from ampwatch.probe.attach import attach
-from ampwatch.probe.guard import warn
+from ampwatch.probe.guard import Guard, warn
 from ampwatch.probe.watch import NoWatch, Watch
 
-__all__ = ["NoWatch", "Watch", "attach", "warn"]
+__all__ = ["Guard", "NoWatch", "Watch", "attach", "warn"]

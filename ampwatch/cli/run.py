@@ -1,0 +1,111 @@
+"""`ampwatch run SCRIPT ARGS...`: a training is watched without a change to its code.
+
+The script is run by a fresh Python in this process's place, with a folder on its path from which
+that Python, as it starts, reads what attaches. So its arguments, exit code, signals, `__main__` and
+tracebacks are its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
+
+import typer
+
+from ampwatch.errors import AmpwatchError
+from ampwatch.integrations.script import OPTIONS
+
+NAME = "run"
+HELP = """Watch a training script without changing it: its scaler, and the model that its optimizer
+trains.
+
+\b
+Examples:
+  ampwatch run train.py --lr 1e-3 --epochs 3
+  ampwatch run -m mypackage.train --config small.yaml
+  ampwatch run --run night-3 train.py         a name for the run
+  ampwatch run torchrun --nproc-per-node 2 train.py
+  ampwatch run accelerate launch train.py
+
+What follows the script is the script's. It runs as it would alone: same arguments, exit code,
+signals and tracebacks. Then: ampwatch report RUN.
+"""
+
+CONTEXT = {"allow_interspersed_args": False}  # what follows the script is the script's
+
+
+def command(
+    script: str = typer.Argument(..., metavar="SCRIPT", help="A script, a module, or a launcher."),
+    arguments: list[str] = typer.Argument(None, metavar="ARGS...", help="Its own arguments."),
+    module: bool = typer.Option(
+        False, "-m", help="SCRIPT is a module's name, as for python -m.", show_default=False
+    ),
+    run: str = typer.Option(
+        None,
+        metavar="NAME",
+        help="Name of the run.  [default: the script's, and the time]",
+        show_default=False,
+    ),
+    log_dir: Path = typer.Option(
+        None,
+        metavar="DIR",
+        help="Where runs go.  [default: $AMPWATCH_DIR or ./ampwatch-runs]",
+        show_default=False,
+    ),
+    endpoint: str = typer.Option(
+        None, metavar="ENDPOINT", help='Where it is shown live, or "off".', show_default=False
+    ),
+    layer_every: int = typer.Option(
+        50, metavar="N", help="Detailed layer statistics on every N-th step.", min=1
+    ),
+) -> None:
+    """Become the script."""
+    asked = {
+        "run": run,
+        "log_dir": None if log_dir is None else str(log_dir.resolve()),
+        "endpoint": endpoint,
+        "layer_every": layer_every,
+    }
+    become(_command_line(script, module=module) + list(arguments or ()), _environment(asked))
+
+
+def _command_line(script: str, *, module: bool) -> list[str]:
+    python = [sys.executable, *_args_from_interpreter_flags()]
+    if module:
+        return [*python, "-m", script]
+    if Path(script).exists():
+        return [*python, script]
+    launcher = shutil.which(script)
+    if launcher is None:
+        raise AmpwatchError(
+            f"There is no script {script!r} here, and no such command on the path: give a script, "
+            "-m MODULE, or a launcher such as torchrun."
+        )
+    return [launcher]
+
+
+def _environment(asked: dict[str, object]) -> dict[str, str]:
+    """The script's environment: ours first on the path that Python reads its site from."""
+    here = str(Path(__file__).resolve().parent.parent / "integrations" / "launch")
+    paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
+    options = {name: value for name, value in asked.items() if value is not None}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), OPTIONS: json.dumps(options)}
+
+
+def become(command_line: list[str], environment: dict[str, str]) -> None:
+    """Run it in this process's place; where there is no such thing, as a child."""
+    sys.stdout.flush()
+    if sys.platform != "win32":
+        os.execve(command_line[0], command_line, environment)  # noqa: S606
+    with subprocess.Popen(command_line, env=environment) as child:
+        code: int | None = None
+        while code is None:
+            with contextlib.suppress(KeyboardInterrupt):  # it had it too, and answers as it likes
+                code = child.wait()
+    raise SystemExit(code)

@@ -1,0 +1,272 @@
+"""`ampwatch run`: real scripts in real processes, held against the same script run alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import ampwatch
+
+ROOT = Path(__file__).parents[2]
+
+TRAIN = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 1)
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)))
+def train(steps, scaler, model, optimizer):
+    for step in range(steps):
+        with torch.autocast("cpu", torch.float16):
+            loss = model(torch.randn(4, 8)).float().square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+def parts(scale=2.0**60):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return torch.amp.GradScaler("cpu", init_scale=scale), model, optimizer
+"""
+
+
+def script(folder: Path, text: str, name: str = "train.py") -> Path:
+    path = folder / name
+    path.write_text(TRAIN + textwrap.dedent(text))
+    return path
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "AMPWATCH_ENDPOINT": "off",
+        "XDG_STATE_HOME": str(folder / "state"),
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
+
+
+def ran(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder, env=environment(folder, **more), capture_output=True, text=True, timeout=150,
+        check=False,
+    )  # fmt: skip
+
+
+def watched(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return ran(folder, "-m", "ampwatch", "run", "--run", "it", *command, **more)
+
+
+def the_run(folder: Path, name: str = "it") -> ampwatch.Run:
+    return ampwatch.open_run(folder / "ampwatch-runs" / name)
+
+
+def without_ours(text: str) -> str:
+    return re.sub(r"(?m)^ampwatch: .*\n", "", text)
+
+
+SAYS = """
+    scaler, model, optimizer = parts()
+    train(60, scaler, model, optimizer)
+    print(sys.argv, __name__, __file__, sys.modules["__main__"].__dict__.get("__spec__"))
+    print(scaler.get_scale(), [float(p.detach().sum()).hex() for p in model.parameters()])
+    print([p for p in sys.path if "ampwatch" in p])
+"""
+
+
+def test_a_script_cannot_tell_and_its_every_step_is_logged(tmp_path):
+    path = script(tmp_path, SAYS + "    sys.exit(3)\n")
+    alone = ran(tmp_path, path.name, "--lr", "1", "-m", "x", "--run", "y")
+    under = watched(tmp_path, path.name, "--lr", "1", "-m", "x", "--run", "y")
+    assert under.stdout == alone.stdout
+    assert under.returncode == alone.returncode == 3
+    assert without_ours(under.stderr) == alone.stderr == ""
+    run = the_run(tmp_path)
+    assert len(run.steps) == 60
+    skips = run.steps["skipped"].to_pylist()
+    assert skips[0]  # the search from 2^60 is seen from its first step
+    assert 2.0 ** (60 - sum(skips)) == run.steps["scale_after"].to_pylist()[-1]
+    assert {"(root)", "first", "last"} == set(run.layers["layer"].to_pylist())
+    assert run.clean_end
+
+
+def test_a_module_keeps_its_package_and_name(tmp_path):
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("")
+    script(tmp_path / "pack", SAYS)
+    alone = ran(tmp_path, "-m", "pack.train", "--lr", "1")
+    under = watched(tmp_path, "-m", "pack.train", "--lr", "1")
+    assert without_ours(under.stderr) == alone.stderr
+    untold = re.compile(r"ModuleSpec\(.*?\)\)?")
+    assert untold.sub("", under.stdout) == untold.sub("", alone.stdout)
+    assert len(the_run(tmp_path).steps) == 60
+
+
+def test_a_traceback_is_the_scripts_own(tmp_path):
+    text = 'def fail():\n    train(3, *parts())\n    raise ValueError("no more")\nfail()\n'
+    path = script(tmp_path, text)
+    alone, under = ran(tmp_path, path.name), watched(tmp_path, path.name)
+    assert under.returncode == alone.returncode == 1
+    assert without_ours(under.stderr) == alone.stderr
+    assert any("no more" in (e["detail"] or "") for e in the_run(tmp_path).events.to_pylist())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
+def test_a_signal_reaches_the_script_and_ends_it_as_ever(tmp_path):
+    path = script(
+        tmp_path, 'train(3, *parts())\nprint("ready", flush=True)\ntrain(10**9, *parts())'
+    )
+    command = [sys.executable, "-m", "ampwatch", "run", "--run", "it", path.name]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.DEVNULL,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        while not len(the_run(tmp_path).steps):
+            time.sleep(0.1)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(60) == -signal.SIGTERM
+    assert not the_run(tmp_path).clean_end
+
+
+def test_torch_may_come_late_and_workers_may_be_spawned(tmp_path):
+    text = """
+    def main():
+        from torch.utils.data import DataLoader, TensorDataset
+        data = TensorDataset(torch.randn(8, 8))
+        assert len(list(DataLoader(data, num_workers=1, multiprocessing_context="spawn"))) == 8
+        train(5, *parts(2.0**10))
+    if __name__ == "__main__":
+        main()
+    """
+    script(tmp_path, text)
+    late = tmp_path / "late.py"
+    late.write_text("if __name__ == '__main__':\n    import train\n    train.main()\n")
+    under = watched(tmp_path, "late.py")
+    assert under.returncode == 0, under.stderr
+    assert under.stderr.count("watching") == 1
+    assert len(the_run(tmp_path).steps) == 5
+
+
+def test_without_a_scaler_the_optimizer_shows_the_steps(tmp_path):
+    text = """
+    _, model, optimizer = parts()
+    del _
+    for step in range(7):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(torch.randn(4, 8)).float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    """
+    under = watched(tmp_path, script(tmp_path, text).name)
+    assert under.returncode == 0, under.stderr
+    run = the_run(tmp_path)
+    assert run.steps["scale"].to_pylist() == [None] * 7
+    assert "first" in run.layers["layer"].to_pylist()
+
+
+def test_each_of_two_scalers_is_watched_with_its_own_model(tmp_path):
+    text = """
+    one, two = parts(2.0**10), parts(2.0**40)
+    for _ in range(5):
+        train(1, *one)
+        train(1, *two)
+    """
+    under = watched(tmp_path, script(tmp_path, text).name)
+    assert under.returncode == 0, under.stderr
+    runs = [the_run(tmp_path, "it"), the_run(tmp_path, "it-2")]
+    firsts = {run.steps["scale"].to_pylist()[0] for run in runs}
+    assert firsts == {2.0**10, 2.0**40}
+    assert [len(run.steps) for run in runs] == [5, 5]
+
+
+def test_a_gan_with_one_scaler_is_one_run_with_both_its_models(tmp_path):
+    text = """
+    class Judge(Net): pass
+    scaler, maker, first = parts(2.0**10)
+    judge = Judge()
+    second = torch.optim.SGD(judge.parameters(), lr=0.1)
+    for _ in range(4):
+        for model, optimizer in ((maker, first), (judge, second)):
+            loss = model(torch.randn(4, 8)).square().mean()
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+        scaler.update()
+    """
+    under = watched(tmp_path, script(tmp_path, text).name)
+    assert under.returncode == 0, under.stderr
+    run = the_run(tmp_path)
+    assert len(run.steps) == 8
+    assert {"Net.first", "Judge.first"} <= set(run.layers["layer"].to_pylist())
+
+
+@pytest.mark.timeout(170)
+def test_a_launchers_ranks_are_one_run(tmp_path):
+    text = """
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    scaler, model, optimizer = parts(2.0**10)
+    train(5, scaler, nn.parallel.DistributedDataParallel(model), optimizer)
+    dist.destroy_process_group()
+    """
+    path = script(tmp_path, text)
+    under = watched(
+        tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", path.name
+    )
+    assert under.returncode == 0, under.stderr
+    run = the_run(tmp_path)
+    assert list(run.ranks) == [0, 1]
+    assert len(run.steps) == 10
+    assert "first" in run.layers["layer"].to_pylist()
+
+
+def test_the_users_own_sitecustomize_is_read(tmp_path):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = 7\n")
+    (tmp_path / "t.py").write_text("import sitecustomize\nprint(mine, sitecustomize.__file__)\n")
+    paths = os.pathsep.join([str(tmp_path / "site"), str(ROOT)])
+    alone, under = (
+        ran(tmp_path, "t.py", PYTHONPATH=paths),
+        watched(tmp_path, "t.py", PYTHONPATH=paths),
+    )
+    assert alone.stdout.startswith("7 ")
+    assert under.stdout == alone.stdout
+
+
+def test_a_script_that_trains_nothing_is_told_so(tmp_path):
+    (tmp_path / "t.py").write_text("import torch\nprint(torch.ones(2).sum())\n")
+    under = watched(tmp_path, "t.py")
+    assert under.returncode == 0
+    assert "nothing was watched" in under.stderr
+    assert not (tmp_path / "ampwatch-runs").exists()
+
+
+def test_a_missing_script_is_one_sentence(tmp_path):
+    under = watched(tmp_path, "tarin.py")
+    assert under.returncode == 2
+    assert under.stderr.count("\n") == 1
+    assert "There is no script 'tarin.py'" in under.stderr
+
+
+def test_switched_off_the_script_runs_alone(tmp_path):
+    path = script(tmp_path, "train(3, *parts())\n")
+    under = watched(tmp_path, path.name, AMPWATCH="0")
+    assert (under.returncode, under.stderr) == (0, "")
+    assert not (tmp_path / "ampwatch-runs").exists()
