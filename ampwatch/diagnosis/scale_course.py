@@ -207,6 +207,7 @@ class ScaleCourse:
             self._take_accepted(segment)
 
     def _take_reset(self, segment: Segment) -> None:
+        self._close()  # what is skipped from here on is the new search's
         self.resets += 1
         self.last_reset = segment.first
         first = self.reset_steps[0] if self.reset_steps else segment.first_step

@@ -169,6 +169,19 @@ def test_a_jump_back_to_the_initial_scale_is_a_reset_and_explains_its_skips():
     assert diagnose(run).learning_rate.action.value == "not-the-cause"
 
 
+def test_an_overflow_shortly_before_a_reset_does_not_take_its_search_for_its_own():
+    search = [2.0 ** (32 - n) for n in range(16)]
+    scale = [*search, *[2.0**16] * 61, *[2.0**15] * 30, *search, 2.0**16, *[2.0**15] * 60]
+    skipped = skips("x" * 16 + "." * 60 + "x" + "." * 30 + "x" * 17 + "." * 60)
+    named = {"direction": "backward", "layer": "head", "exact": True}
+    overflows = event_table([(s, "overflow", named) for s, skip in enumerate(skipped) if skip])
+    after = [value / 2 if skip else value for value, skip in zip(scale, skipped, strict=True)]
+    steps = step_table(scale=scale, scale_after=after, skipped=skipped)
+    info = Info(scaler={"init_scale": 2.0**32, "growth_interval": 2000})
+    run = HandBuiltRun(steps, info=info, events=overflows)
+    assert found(run) == {"AMP101": "info", "AMP108": "warning"}
+
+
 def test_a_scale_set_on_purpose_is_no_reset():
     scale = [512.0] * 50 + [65536.0] * 50
     steps = step_table(
