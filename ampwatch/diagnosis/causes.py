@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ampwatch.diagnosis import learning_rate
 from ampwatch.diagnosis.case import Case
@@ -11,13 +11,15 @@ from ampwatch.diagnosis.findings import Action, Advice, Finding, Severity, Verdi
 from ampwatch.diagnosis.learning_rate import Judgement
 
 _RATE = ("AMP301", "AMP302")
+# The optimizer was given something else than this step's gradients.
+_MIXED = ("AMP403", "AMP412")
+_NOT_ITS_GRADIENTS = ("AMP404", *_MIXED)
 
 # Consequence: its possible causes, the surest first.
 CAUSES: dict[str, tuple[str, ...]] = {
     "AMP103": (
         "AMP209",
-        "AMP404",
-        "AMP412",
+        *_NOT_ITS_GRADIENTS,
         *_RATE,
         "AMP207",
         "AMP203",
@@ -27,23 +29,27 @@ CAUSES: dict[str, tuple[str, ...]] = {
     ),
     "AMP104": ("AMP103", "AMP209", *_RATE, "AMP207", "AMP203", "AMP204"),
     "AMP105": (
-        *("AMP209", "AMP404", "AMP412", *_RATE, "AMP207", "AMP203", "AMP204", "AMP202"),
+        *("AMP209", *_NOT_ITS_GRADIENTS, *_RATE, "AMP207", "AMP203", "AMP204", "AMP202"),
         *("AMP108", "AMP413"),
     ),
     "AMP106": ("AMP410",),
     "AMP108": ("AMP416",),
     "AMP201": ("AMP408", "AMP401", "AMP107", "AMP208", "AMP413"),
-    "AMP202": ("AMP412", *_RATE, "AMP303"),
-    "AMP203": ("AMP209", "AMP412", *_RATE, "AMP207"),
-    "AMP204": ("AMP209", "AMP412", *_RATE, "AMP207"),
-    "AMP207": ("AMP404", "AMP412", "AMP414", *_RATE, "AMP104", "AMP209"),
+    "AMP202": (*_RATE, "AMP303"),
+    "AMP203": ("AMP209", *_MIXED, *_RATE, "AMP207"),
+    "AMP204": ("AMP209", *_MIXED, *_RATE, "AMP207"),
+    "AMP207": (*_NOT_ITS_GRADIENTS, "AMP414", *_RATE, "AMP104", "AMP209"),
     # Scaled gradients in the update look like far too high a rate.
-    "AMP301": ("AMP404", "AMP412", "AMP209"),
-    "AMP302": ("AMP404", "AMP412", "AMP209"),
+    "AMP301": ("AMP404", "AMP209"),
+    "AMP302": ("AMP404", "AMP209"),
     "AMP303": ("AMP206",),
-    "AMP307": _RATE,
-    "AMP902": ("AMP415", "AMP506", "AMP402", "AMP406", "AMP410"),
+    "AMP307": (*_NOT_ITS_GRADIENTS, *_RATE),
+    "AMP902": ("AMP415", "AMP506", "AMP402", "AMP403", "AMP406", "AMP410"),
 }
+
+# What these say of a layer's backward or of the rate is read from gradients. Where several steps'
+# are mixed in them it is not a consequence of the mistake but without ground, and is not said.
+_GROUNDLESS: dict[str, tuple[str, ...]] = dict.fromkeys(("AMP202", *_RATE), _MIXED)
 
 # A cause may be seen a little later than its effect. After a skip the very next steps are looked at
 # closely; what only a sample shows (weights, all activations finite) can take longer.
@@ -55,7 +61,7 @@ _SAMPLED = frozenset({"AMP204", "AMP207"})
 _NEVER_THE_RATE = frozenset(
     (
         *("AMP106", "AMP107", "AMP108", "AMP201", "AMP208", "AMP209"),
-        *("AMP401", "AMP402", "AMP404", "AMP405", "AMP406", "AMP408", "AMP409", "AMP410"),
+        *("AMP401", "AMP402", "AMP403", "AMP404", "AMP405", "AMP406", "AMP408", "AMP409", "AMP410"),
         "AMP412",
         *("AMP413", "AMP414", "AMP415", "AMP416", "AMP417", "AMP506"),
     )
@@ -65,13 +71,16 @@ _STATIC_BEFORE_ANY_STEP = frozenset({"AMP203", "AMP204", "AMP207"})
 
 
 def link(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Give each consequence its cause, and put the headline first."""
-    linked = [dataclasses.replace(f, because_of=_cause_of(f, findings)) for f in findings]
+    """Drop what has no ground, give each consequence its cause, and put the headline first."""
+    sound = [f for f in findings if _cause_of(f, findings, _GROUNDLESS) is None]
+    linked = [dataclasses.replace(f, because_of=_cause_of(f, sound, CAUSES)) for f in sound]
     return tuple(sorted(linked, key=_rank))
 
 
-def _cause_of(finding: Finding, findings: Sequence[Finding]) -> str | None:
-    for code in CAUSES.get(finding.code, ()):
+def _cause_of(
+    finding: Finding, findings: Sequence[Finding], causes: Mapping[str, tuple[str, ...]]
+) -> str | None:
+    for code in causes.get(finding.code, ()):
         for other in findings:
             if other.code == code and _explains(other, finding):
                 return code

@@ -11,7 +11,7 @@ from ampwatch.diagnosis.signals import Event
 from ampwatch.rows import EventKind
 
 # torch's own words for mistakes in the loop; whether they ended training or were caught.
-NO_GRADIENTS = "No inf checks were recorded"
+NO_GRADIENTS = "No inf checks were recorded for this optimizer"
 FLOAT16_PARAMETERS = "Attempting to unscale FP16 gradients"
 TELLING_TEXTS = (NO_GRADIENTS, FLOAT16_PARAMETERS)
 

@@ -34,6 +34,7 @@ class NumberCourse:
     autocast_dtypes: frozenset[str] = frozenset()
     missing_updates: Times = field(default_factory=Times)
     second_steps: Times = field(default_factory=Times)
+    second_unscales: Times = field(default_factory=Times)  # after another backward
     open_missing: tuple[int, int] | None = None  # the last entry, if no update closed it
     steps: int = 0
     skipped_steps: int = 0
@@ -107,10 +108,16 @@ class NumberCourse:
     def _take_events(self, block: Block) -> None:
         for event in block.events:
             position = block.position(event.step)
-            if event.kind == EventKind.EXCEPTION.value and _is_second_step(event):
-                self.second_steps = self.second_steps.and_at(event.step, position)
+            if event.kind == EventKind.EXCEPTION.value:
+                self._take_exception(event, position)
             if _traced_to(event, "weights"):
                 self.bad_weights = self.bad_weights.and_at(event.step, position)
+
+    def _take_exception(self, event: Event, position: int) -> None:
+        if _is_second_step(event):
+            self.second_steps = self.second_steps.and_at(event.step, position)
+        elif event.detail.get("second_unscale"):
+            self.second_unscales = self.second_unscales.and_at(event.step, position)
 
 
 def forward_finite(block: Block) -> Flags:

@@ -18,11 +18,16 @@ from torch import Tensor
 from ampwatch.probe.backward import BackwardWatch
 from ampwatch.probe.guard import Guard
 from ampwatch.probe.losses import Losses
+from ampwatch.probe.own_steps import OwnSteps
 from ampwatch.probe.readback import Pack
-from ampwatch.probe.records import EventRecord, StepRecord
+from ampwatch.probe.records import EventRecord, StepRecord, Turn
 from ampwatch.probe.sampling import Sampling
+from ampwatch.probe.stale import Stale
 from ampwatch.probe.turns import Turns
 from ampwatch.rows import EventKind
+
+# torch's words where no step and no unscale_ has come before an update.
+NO_CHECKS = "No inf checks were recorded prior to update"
 
 
 class Loop:
@@ -47,7 +52,8 @@ class Loop:
         )
         self._open_step: StepRecord | None = None
         self._losses = Losses(self._backward)
-        self.turns = Turns(self, parameters, self._backward, self._losses, guard)
+        self.turns = Turns(self, parameters, self._backward, self._losses)
+        self._own_steps = OwnSteps(self, self.turns, parameters, guard)
         self.owner: Any = None  # the watch: alive as long as the scaler or optimizer that calls us
         self._closed_at: float | None = None
         self._settling: deque[StepRecord] = deque()
@@ -62,15 +68,16 @@ class Loop:
             self._open_step = StepRecord(self.step, Pack())
         return self._open_step
 
-    def event(self, kind: EventKind, detail: Mapping[str, Any]) -> None:
-        """Hand over something that happened once."""
-        self._deliver(EventRecord(self.step, time.time_ns(), kind, dict(detail)))
+    def event(self, kind: EventKind, detail: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Hand over something that happened once: in this step, or in the one in progress."""
+        at = self.step if step is None else step
+        self._deliver(EventRecord(at, time.time_ns(), kind, dict(detail)))
 
-    def misuse(self, code: str, detail: Mapping[str, Any]) -> None:
-        """A mistake is an event the first time, and a mark in the rows always."""
+    def misuse(self, code: str, detail: Mapping[str, Any], *, step: int | None = None) -> None:
+        """A mistake is an event the first time."""
         if code not in self._said:
             self._said.add(code)
-            self.event(EventKind.MISUSE, {"code": code, **detail})
+            self.event(EventKind.MISUSE, {"code": code, **detail}, step=step)
 
     # -- forward and backward --------------------------------------------------------------------
 
@@ -115,7 +122,7 @@ class Loop:
 
     def _backward_ended(self) -> None:
         if not self.enabled:
-            self.turns.backward_ended()
+            self._own_steps.backward_ended()
 
     # -- the scaler's calls ----------------------------------------------------------------------
 
@@ -133,6 +140,9 @@ class Loop:
             record.scale_after_at = record.pack.put(scale)
         if new_scale is not None:
             self.event(EventKind.SCALE_SET, {})
+        turns = record.turns
+        if len(turns) != 1 or len(self.turns.views) != 1 or not turns[0].done:
+            self.turns.update_passes(record)
         self.close_step(update_seen=True)
 
     def failed(self, where: str, error: BaseException, optimizer: Any = None) -> None:
@@ -140,14 +150,28 @@ class Loop:
         if self._last_error == id(error):
             return  # it has left unscale_ already and now leaves step
         self._last_error = id(error)
-        again = self.turns.abandon(optimizer)
-        detail = {"where": where, "type": type(error).__name__, "message": str(error)[:500]}
+        stage = self.turns.abandon(optimizer)
         if isinstance(error, Exception):
-            self.event(EventKind.EXCEPTION, {**detail, "fatal": False, "second_step": again})
+            self._say_exception(where, error, stage)
         if self._open_step is not None:
             if self.enabled and self.scaler._scale is not None:
                 self._put_scale(self._open_step)
             self.close_step(update_seen=False)
+
+    def _say_exception(self, where: str, error: Exception, stage: str | None) -> None:
+        """Its event, with what the loop had done: torch's words alone fit several mistakes."""
+        pending = bool(self._losses.pending)  # scaled since the last call for an optimizer
+        if where == "update" and pending and NO_CHECKS in str(error):
+            self.misuse("AMP403", {"raised": True})
+        detail = {
+            "where": where,
+            "type": type(error).__name__,
+            "message": str(error)[:500],
+            "fatal": False,
+            "second_step": stage == "STEPPED",
+            "second_unscale": stage == "UNSCALED" and pending,
+        }
+        self.event(EventKind.EXCEPTION, detail)
 
     def state_saved(self) -> None:
         """`scaler.state_dict()` was called: very likely a checkpoint."""
@@ -221,10 +245,17 @@ class Loop:
             record = settling.popleft()
             if overflowed(record):
                 self.sampling.arm_after(self.step)
+                self.turns.remember_used(record)
             for turn in record.turns:
-                if turn.left_over is not None and turn.left_over.value != 0.0:
-                    self.misuse("AMP412", {"optimizer": turn.optimizer})
+                if turn.stale is not None:
+                    self._say_stale(turn, turn.stale, record)
             self._deliver(record)
+
+    def _say_stale(self, turn: Turn, stale: Stale, record: StepRecord) -> None:
+        said = stale.misuse(record)
+        if said is not None:
+            code, detail = said
+            self.misuse(code, {"optimizer": turn.optimizer, **detail}, step=record.step)
 
     def close(self) -> None:
         """Close what is open and let go of every hook."""
@@ -236,6 +267,7 @@ class Loop:
             record.pack.wait()
         self.settle()
         self.turns.release()
+        self._own_steps.release()
         self._backward.release()
         self.owner = None
 

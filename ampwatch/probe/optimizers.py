@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ampwatch.probe.gradients import GradientMeter
 from ampwatch.probe.updates import Slices
+
+if TYPE_CHECKING:
+    from ampwatch.probe.stale import Mark, Waiting
 
 
 def _number(value: Any) -> float:
@@ -46,8 +49,8 @@ class OptimizerView:
         self.slices = Slices((), ())
         self.meter = GradientMeter(())
         self.measured: list[int] | None = None  # the gradients' versions as `unscale_` left them
-        # Sentinels' gradients as the last step left them: parameter, id, version, passes till then.
-        self.used: list[tuple[Tensor, int, int, int]] = []
+        self.used: tuple[Mark, ...] = ()  # sentinels' gradients as the last step left them
+        self.waiting: Waiting | None = None  # ... or as an update found them before any step
         self.sentinels: list[Tensor] = []  # a few parameters that stand for all
         self._highest: list[float] = []
         self._lrs: list[float] = []

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ampwatch.probe.capture import LayerCapture
 from ampwatch.probe.gradients import NormCapture
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.updates import UpdateCapture
 from ampwatch.rows import EventKind
+
+if TYPE_CHECKING:
+    from ampwatch.probe.stale import Stale
 
 
 @dataclass(slots=True)
@@ -53,7 +56,7 @@ class Turn:
     found_inf_at: Sequence[int] = ()
     bypassed = False  # stepped past an enabled scaler
     done = False
-    left_over: Value | None = None  # what gradients held that nobody cleared after their step
+    stale: Stale | None = None  # gradients older than this step
     update: UpdateCapture | None = None
     param_norm_at: int | None = None  # the exact norm of the matrix weights, on sampled steps
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ampwatch.probe.guard import Guard
 from ampwatch.probe.loop import Loop
-from ampwatch.probe.turns import WATCHED
+from ampwatch.probe.own_steps import WATCHED
 
 
 def swap(scaler: Any, loop: Loop, guard: Guard) -> type:

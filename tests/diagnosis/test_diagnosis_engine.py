@@ -34,7 +34,8 @@ NUMBERS = st.sampled_from([None, 0.0, 1e-320, 0.5, 1.0, 2.0, 4.0, 1024.0, 65536.
                            -1.0, math.inf, math.nan])  # fmt: skip
 TRUTHS = st.sampled_from([None, True, False, False])
 KINDS = ["overflow", "exception", "misuse", "gap", "state-loaded", "state-saved", "scale-set",
-         "optimizer", "started", "no such kind"]  # fmt: skip
+         "optimizer", "started", "scaler-replaced", "lr-changed", "batch-size-changed",
+         "no such kind"]  # fmt: skip
 DETAILS = st.one_of(
     st.none(),
     st.text(max_size=6),
@@ -46,7 +47,12 @@ DETAILS = st.one_of(
             "exact": st.sampled_from([True, False, None]),
             "fatal": TRUTHS,
             "second_step": TRUTHS,
-            "code": st.sampled_from(["AMP401", "AMP404", 9, None]),
+            "second_unscale": TRUTHS,
+            "code": st.sampled_from(["AMP401", "AMP403", "AMP412", 9, None]),
+            "scales": st.sampled_from([None, 3, [], [256.0, "inf", math.inf], [256.0, 512.0]]),
+            "updates": st.sampled_from([None, 2, "two"]),
+            "init_scale": NUMBERS,
+            "backoff_factor": NUMBERS,
             "groups": st.sampled_from([None, [], [{"lr": 0.1}, 3], [{"betas": 1, "lr": "x"}]]),
             "optimizer": st.sampled_from([0, 1, None, "a"]),
             "message": st.sampled_from(["out of memory", "same dtype", ""]),

@@ -148,32 +148,6 @@ def test_half_precision_without_a_scaler_is_said_and_bf16_is_not():
     assert found(HandBuiltRun(bf16)) == {}
 
 
-@pytest.mark.parametrize("code", ["AMP401", "AMP404", "AMP409", "AMP412"])
-def test_a_mistake_in_the_loop_is_reported_once_however_often_it_was_seen(code):
-    events = event_table([(s, "misuse", {"code": code}) for s in range(3)])
-    run = scaled_run([False] * 30, events=events)
-    assert finding(run, code).first_step == 0
-    assert diagnose(run).learning_rate.action.value == "not-the-cause"
-
-
-@pytest.mark.parametrize(("seen", "expected"), [(True, {}), (False, {"AMP402": "error"})])
-def test_steps_that_no_update_closed_are_a_mistake(seen, expected):
-    steps = step_table(loss=[1.0] * 30, scale=[4.0] * 30, update_seen=[seen] * 30)
-    assert found(HandBuiltRun(steps)) == expected
-
-
-def test_a_step_that_an_error_cut_short_is_no_missing_update():
-    steps = step_table(loss=[1.0] * 30, scale=[4.0] * 30, update_seen=[True] * 29 + [False])
-    assert found(HandBuiltRun(steps)) == {}
-
-
-def test_stepping_twice_without_an_update_raises_in_torch_and_is_named():
-    detail = {"type": "RuntimeError", "message": "step() has already", "second_step": True}
-    run = scaled_run([False] * 5, events=event_table([(4, "exception", detail)]), clean_end=False)
-    assert found(run)["AMP402"] == "error"
-    assert finding(run, "AMP902").because_of == "AMP402"
-
-
 @pytest.mark.parametrize(
     ("kind", "message", "code"),
     [

@@ -113,6 +113,14 @@ def test_scaled_gradients_in_the_update_are_a_misuse_and_not_the_rate():
     assert diagnosis.learning_rate.action.value == "not-the-cause"
 
 
+def test_a_rate_is_not_judged_by_gradients_that_nobody_cleared():
+    misuse = (1, "misuse", {"code": "AMP412"})
+    diagnosis = diagnose(run_of(diverging(good=20, ratio=5.0, collapse=True), (ADAM, misuse)))
+    assert diagnosis.headline.code == "AMP412"
+    assert "AMP301" not in codes(diagnosis)
+    assert diagnosis.learning_rate.action.value == "not-the-cause"
+
+
 def test_a_standing_finding_beside_a_calm_course_is_not_the_rates_doing():
     overflow = {"layer": "head", "direction": "backward"}
     at = range(340, 500, 30)

@@ -2,55 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 import torch
+from loop_harness import Trainer, column, events
 from torch import nn
 
 import ampwatch
-
-
-class Trainer:
-    """A small real training; `watch` it, call the loop's parts in any order, `read` the run."""
-
-    def __init__(self, folder, *, scale=1024.0, enabled=True, model=None, **settings):
-        torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=enabled)
-        watched = self.model if model is None else None
-        self.watch = ampwatch.attach(self.scaler, watched, log_dir=folder, run="r", **settings)
-
-    def loss(self, factor=1.0):
-        return self.model(torch.ones(3, 4)).square().mean() * factor
-
-    def backward(self, factor=1.0):
-        loss = self.loss(factor)
-        self.scaler.scale(loss).backward()
-        return loss.item()
-
-    def step(self, factor=1.0):
-        self.optimizer.zero_grad()
-        loss = self.backward(factor)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        return loss
-
-    def read(self):
-        self.watch.close()
-        return ampwatch.open_run(self.watch.run_folder)
-
-
-def column(run, name):
-    return run.steps[name].to_pylist()
-
-
-def events(run, kind):
-    return [
-        json.loads(event["detail"]) for event in run.events.to_pylist() if event["kind"] == kind
-    ]
 
 
 def test_each_update_closes_one_row(tmp_path):
@@ -197,7 +156,21 @@ def test_unscaling_twice_is_no_second_step(tmp_path):
     trainer.scaler.unscale_(trainer.optimizer)
     with pytest.raises(RuntimeError, match="already been called"):
         trainer.scaler.unscale_(trainer.optimizer)
-    assert [event["second_step"] for event in events(trainer.read(), "exception")] == [False]
+    said = events(trainer.read(), "exception")
+    assert [(event["second_step"], event["second_unscale"]) for event in said] == [(False, False)]
+
+
+def test_unscaling_again_after_another_backward_is_told_apart(tmp_path):
+    """The loop left its step and update out, or unscales after each micro-batch."""
+    trainer = Trainer(tmp_path)
+    trainer.step()
+    trainer.backward()
+    trainer.scaler.unscale_(trainer.optimizer)
+    trainer.backward()
+    with pytest.raises(RuntimeError, match="already been called"):
+        trainer.scaler.unscale_(trainer.optimizer)
+    said = events(trainer.read(), "exception")
+    assert [(event["second_step"], event["second_unscale"]) for event in said] == [(False, True)]
 
 
 def test_a_step_left_open_is_closed_with_the_watch(tmp_path):
@@ -481,55 +454,3 @@ def test_a_scaler_made_anew_in_the_loop_is_watched_in_place_of_the_old(tmp_path)
     assert [event["init_scale"] for event in events(run, "scaler-replaced")] == [2.0, 4.0]
     assert events(run, "misuse") == []
     assert type(attached) is type(trainer.scaler) is torch.amp.GradScaler
-
-
-def misuse_of(folder, clear, *, model=None, watched=True, steps=15):
-    """The misuse events of a loop that clears its gradients this way."""
-    trainer = Trainer(folder, enabled=watched)
-    for number in range(steps):
-        clear(trainer.optimizer, number)
-        trainer.backward()
-        trainer.scaler.unscale_(trainer.optimizer)
-        nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
-        trainer.scaler.step(trainer.optimizer)
-        trainer.scaler.update()
-    return [event["code"] for event in events(trainer.read(), "misuse")]
-
-
-@pytest.mark.parametrize("watched", [True, False])
-def test_gradients_that_are_never_cleared_are_said(tmp_path, watched):
-    assert misuse_of(tmp_path, lambda optimizer, number: None, watched=watched) == ["AMP412"]
-
-
-@pytest.mark.parametrize("watched", [True, False])
-@pytest.mark.parametrize("to_none", [True, False])
-def test_gradients_that_are_cleared_either_way_are_not(tmp_path, to_none, watched):
-    clear = lambda optimizer, number: optimizer.zero_grad(set_to_none=to_none)  # noqa: E731
-    assert misuse_of(tmp_path, clear, watched=watched) == []
-
-
-def test_gradients_zeroed_through_data_are_not(tmp_path):
-    def clear(optimizer, number):
-        for parameter in optimizer.param_groups[0]["params"]:
-            if parameter.grad is not None:
-                parameter.grad.data.zero_()
-
-    assert misuse_of(tmp_path, clear) == []
-
-
-def test_gradients_left_by_another_loss_and_then_cleared_are_not(tmp_path):
-    """A GAN: the generator's loss reaches the discriminator, which clears before its own."""
-    torch.manual_seed(0)
-    maker, judge = nn.Linear(4, 4), nn.Linear(4, 1)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (maker, judge)]
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-    models = {"maker": maker, "judge": judge}
-    with ampwatch.attach(scaler, models, log_dir=tmp_path) as watch:
-        for _ in range(15):
-            for optimizer, sign in zip(optimizers, (-1.0, 1.0), strict=True):
-                optimizer.zero_grad(set_to_none=False)
-                loss = judge(maker(torch.ones(3, 4))).mean() * sign
-                scaler.scale(loss).backward()
-                scaler.step(optimizer)
-            scaler.update()
-    assert events(ampwatch.open_run(watch.run_folder), "misuse") == []

@@ -1,8 +1,4 @@
-"""AMP401 to AMP415 and AMP506: what is wrong in the training loop, as the probe saw it happen.
-
-The probe records a mistake as a `misuse` event with the finding's code, an error that left the
-loop as an `exception` event. These rules only read them.
-"""
+"""AMP402, AMP408, AMP415 and AMP506: a loop that lacks something, and errors that ended it."""
 
 from __future__ import annotations
 
@@ -17,88 +13,42 @@ from ampwatch.diagnosis.words import count_text
 
 
 @rule(
-    "AMP401",
-    "clip-before-unscale",
-    Severity.ERROR,
-    Page(
-        meaning="Gradients were clipped (or edited) while they were still multiplied by the loss "
-        "scale, so the limit means max_norm / scale and nearly every step is cut to nothing.",
-        looks="Gradients change between backward and unscale_.",
-        not_to_confuse="Clipping after scaler.unscale_(optimizer), which is right.",
-        do="Call scaler.unscale_(optimizer) before clip_grad_norm_.",
-        example="backward, clip_grad_norm_(..., 1.0), scaler.step: an effective limit of 2^-16.",
-    ),
-)
-def clip_before_unscale(case: Case) -> Iterator[Seen]:
-    """Gradients edited before they were unscaled."""
-    for event in _misuse(case, "AMP401"):
-        yield Seen(
-            severity=Severity.ERROR,
-            first_step=event.step,
-            summary="Gradients were clipped before they were unscaled.",
-            cause="They changed between the backward pass and unscale_, when they were still "
-            "multiplied by the loss scale: the limit is that many times too small.",
-            action="Call scaler.unscale_(optimizer) before clipping.",
-            ranks=(event.rank,),
-        )
-
-
-@rule(
     "AMP402",
     "update-missing",
     Severity.ERROR,
     Page(
-        meaning="An optimizer stepped and scaler.update() did not follow: the scale never "
-        "changes, and a second scaler.step() raises.",
-        looks="A step that ends without an update.",
-        not_to_confuse="Accumulation: there, backward is called more often, not step.",
-        do="Call scaler.update() once after the last scaler.step() of each iteration.",
+        meaning="An optimizer stepped, or its gradients were unscaled, and scaler.update() did not "
+        "follow: the scale never changes, and the next scaler.step() or unscale_() raises.",
+        looks="A step that ends without an update; unscale_ a second time after another backward.",
+        not_to_confuse="Accumulation: there, backward is called more often, not step or unscale_.",
+        do="Call scaler.update() once after the last scaler.step() of each iteration, also where "
+        "the step itself is left out; in an accumulation, unscale_ before the step alone.",
         example="RuntimeError: step() has already been called since the last update().",
     ),
 )
 def update_missing(case: Case) -> Iterator[Seen]:
     """Steps that no update closed."""
-    twice = case.numbers.second_steps
-    times = case.numbers.missing_updates.joined(twice)
-    if times.count < policy.MISSING_UPDATES and not twice.count:
+    numbers = case.numbers
+    raised = numbers.second_steps.joined(numbers.second_unscales)
+    times = numbers.missing_updates.joined(raised)
+    if times.count < policy.MISSING_UPDATES and not raised.count:
         return
+    unscaled = times.count == numbers.second_unscales.count
     yield Seen(
         severity=Severity.ERROR,
         first_step=times.first_step,
         last_step=times.last_step,
         summary="scaler.update() is missing.",
-        cause=f"In {count_text(times.count, 'step')} the optimizer stepped and no update "
+        cause="unscale_() ran again after another backward pass, with no update in between."
+        if unscaled
+        else f"In {count_text(times.count, 'step')} the optimizer stepped and no update "
         "followed before the next iteration.",
-        action="Call scaler.update() once after the last scaler.step() of each iteration.",
+        action="Call scaler.update() once after the last scaler.step() of each iteration, and "
+        "unscale_ once before it, after the last backward."
+        if unscaled
+        else "Call scaler.update() once after the last scaler.step() of each iteration.",
         evidence=(Evidence("update_seen", times.first_step, "false"),),
     )
-
-
-@rule(
-    "AMP404",
-    "step-bypasses-scaler",
-    Severity.ERROR,
-    Page(
-        meaning="optimizer.step() was called directly although a scaler scales the loss: the "
-        "update uses gradients that are `scale` times too large, and overflows are not skipped.",
-        looks="An optimizer's step outside scaler.step.",
-        not_to_confuse="A second optimizer whose loss is not scaled on purpose.",
-        do="Replace optimizer.step() by scaler.step(optimizer).",
-        example="scaler.scale(loss).backward(); optimizer.step()",
-    ),
-)
-def step_bypasses_scaler(case: Case) -> Iterator[Seen]:
-    """An optimizer stepped past an enabled scaler."""
-    for event in _misuse(case, "AMP404"):
-        yield Seen(
-            severity=Severity.ERROR,
-            first_step=event.step,
-            summary="optimizer.step() was called past the scaler.",
-            cause="The loss is scaled, so this update used gradients multiplied by the scale, and "
-            "an overflow would not have been skipped.",
-            action="Call scaler.step(optimizer) instead of optimizer.step().",
-            ranks=(event.rank,),
-        )
 
 
 @rule(
@@ -127,62 +77,6 @@ def fp16_without_scaler(case: Case) -> Iterator[Seen]:
         action="Use torch.amp.GradScaler, or bfloat16, which needs none.",
         evidence=(Evidence("autocast_dtype", scale.first_step, "float16"),),
     )
-
-
-@rule(
-    "AMP409",
-    "backward-under-autocast",
-    Severity.WARNING,
-    Page(
-        meaning="backward() ran inside the autocast block. PyTorch advises against it: gradients "
-        "may be computed in another type than their forward.",
-        looks="Autocast is on when the backward pass starts.",
-        not_to_confuse="A gradient penalty's inner torch.autograd.grad, which may stand inside.",
-        do="End the `with torch.autocast(...)` block before backward().",
-        example="with torch.autocast(...): loss = f(x); scaler.scale(loss).backward()",
-    ),
-)
-def backward_under_autocast(case: Case) -> Iterator[Seen]:
-    """A backward pass that autocast still covers."""
-    for event in _misuse(case, "AMP409"):
-        yield Seen(
-            severity=Severity.WARNING,
-            first_step=event.step,
-            summary="backward() runs inside the autocast block.",
-            cause="Autocast was still on when the backward pass began.",
-            action="End the `with torch.autocast(...)` block before backward().",
-            ranks=(event.rank,),
-        )
-
-
-@rule(
-    "AMP412",
-    "grads-not-cleared",
-    Severity.ERROR,
-    Page(
-        meaning="Gradients that an optimizer's step has used are still there at its next step, so "
-        "every step also takes all the steps before it again.",
-        looks="Since the last step only backward passes have written to the gradients that it "
-        "used, and they were not zero when the pass began.",
-        not_to_confuse="Accumulation over micro-batches, which clears after its step; gradients "
-        "that another loss left and that are cleared before this one's backward.",
-        do="Call optimizer.zero_grad() once a step, before the first backward.",
-        example="for batch in data: scaler.scale(loss(batch)).backward(); scaler.step(optimizer); "
-        "scaler.update()",
-    ),
-)
-def grads_not_cleared(case: Case) -> Iterator[Seen]:
-    """A step whose gradients are added to instead of cleared."""
-    for event in _misuse(case, "AMP412"):
-        yield Seen(
-            severity=Severity.ERROR,
-            first_step=event.step,
-            summary="The gradients are not cleared between steps.",
-            cause="What the step before had used was still in .grad when the next backward began, "
-            "and was used again; one overflow stays in it for ever.",
-            action="Call optimizer.zero_grad() once a step, before the first backward.",
-            ranks=(event.rank,),
-        )
 
 
 @rule(
@@ -248,12 +142,6 @@ def out_of_memory(case: Case) -> Iterator[Seen]:
                 "Training ran out of memory",
                 "Take a smaller batch with accumulation, or checkpoint activations.",
             )
-
-
-def _misuse(case: Case, code: str) -> list[Event]:
-    """The first record of this mistake; the rest say the same."""
-    event = case.ledger.misuse.get(code)
-    return [] if event is None else [event]
 
 
 def _message(event: Event) -> str:

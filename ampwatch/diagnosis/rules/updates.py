@@ -38,7 +38,7 @@ def no_gradients(case: Case) -> Iterator[Seen]:
         last_step=event.step,
         ranks=(event.rank,),
         summary="The optimizer's parameters have no gradients.",
-        cause=f"{event.exception}: {NO_GRADIENTS} for this optimizer.",
+        cause=f"{event.exception}: {NO_GRADIENTS}.",
         action="Check the optimizer's parameters, requires_grad, and where zero_grad() stands.",
         evidence=(Evidence("exception", event.step, event.exception),),
     )

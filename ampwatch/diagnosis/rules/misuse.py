@@ -1,0 +1,160 @@
+"""AMP401, 403, 404, 409 and 412: mistakes in the loop that the probe saw happen.
+
+It records the first of each as a `misuse` event with the finding's code and numbers. All there is
+to a rule is then its page, and what the event lets one say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.registry import Page, Rule, Seen
+from ampwatch.diagnosis.signals import Event
+from ampwatch.diagnosis.words import count_text, list_text, scale_text
+
+Numbers = Callable[[Event], tuple[str, tuple[Evidence, ...]]]
+
+
+def _nothing_more(_event: Event) -> tuple[str, tuple[Evidence, ...]]:
+    return "", ()
+
+
+def _mistake(
+    code: str,
+    name: str,
+    severity: Severity,
+    page: Page,
+    *,
+    summary: str,
+    cause: str,
+    numbers: Numbers = _nothing_more,
+) -> Rule:
+    """The rule that reads this code's event; the cure is the page's."""
+
+    def check(case: Case) -> Iterator[Seen]:
+        event = case.ledger.misuse.get(code)
+        if event is None:
+            return
+        told, evidence = numbers(event)
+        yield Seen(
+            severity=severity,
+            first_step=event.step,
+            summary=summary,
+            cause=cause + told,
+            action=page.do,
+            ranks=(event.rank,),
+            evidence=evidence,
+        )
+
+    return Rule(code, name, severity, page, check)
+
+
+clip_before_unscale = _mistake(
+    "AMP401",
+    "clip-before-unscale",
+    Severity.ERROR,
+    Page(
+        meaning="Gradients were clipped (or edited) while they were still multiplied by the loss "
+        "scale, so the limit means max_norm / scale and nearly every step is cut to nothing.",
+        looks="Gradients change between backward and unscale_.",
+        not_to_confuse="Clipping after scaler.unscale_(optimizer), which is right.",
+        do="Call scaler.unscale_(optimizer) before clip_grad_norm_.",
+        example="backward, clip_grad_norm_(..., 1.0), scaler.step: an effective limit of 2^-16.",
+    ),
+    summary="Gradients were clipped before they were unscaled.",
+    cause="They changed between the backward pass and unscale_, when they were still multiplied by "
+    "the loss scale: the limit is that many times too small.",
+)
+
+
+def _mixed(event: Event) -> tuple[str, tuple[Evidence, ...]]:
+    """Between which backward passes, and under which scales."""
+    if event.detail.get("raised"):
+        return " torch refused: no optimizer had unscaled or used them.", ()
+    seen, updates = event.detail.get("scales"), event.detail.get("updates")
+    if not isinstance(updates, int) or not isinstance(seen, list):
+        return "", ()
+    scales = [float(scale) for scale in seen if isinstance(scale, (int, float))]
+    different = [scale_text(scale) for scale in dict.fromkeys(scales)]
+    told = f" In step {event.step} it had been called {count_text(updates, 'time')} before the "
+    told += f"optimizer's step; the backward passes ran at a scale of {list_text(different)}."
+    if event.detail.get("unscaled"):
+        told += " unscale_ ran each time, so the first gradients were divided more than once."
+    ends = (scales[-1], scales[0]) if scales else (None, None)
+    return told, (Evidence("scale", event.step, *ends),)
+
+
+update_inside_accumulation = _mistake(
+    "AMP403",
+    "update-inside-accumulation",
+    Severity.ERROR,
+    Page(
+        meaning="scaler.update() ran between the backward passes of one optimizer step. Gradients "
+        "of different scales are added up, or some are unscaled twice: their sum is the gradient "
+        "of nothing, and an overflow in it takes the scale down again at each update.",
+        looks="Gradients that no step has used are there when update() is called, and the next "
+        "backward adds to them: under another scale, or after unscale_.",
+        not_to_confuse="An update after a step that was left out on purpose, when the gradients "
+        "are cleared next; two optimizers whose steps differ in rhythm, while the scale stands.",
+        do="Call scaler.unscale_, step and update together, once, after a step's last backward.",
+        example="for each micro-batch: scale(loss).backward(); unscale_(optimizer); update().",
+    ),
+    summary="scaler.update() is called inside a gradient accumulation.",
+    cause="It ran while gradients waited for their optimizer's step.",
+    numbers=_mixed,
+)
+
+step_bypasses_scaler = _mistake(
+    "AMP404",
+    "step-bypasses-scaler",
+    Severity.ERROR,
+    Page(
+        meaning="optimizer.step() was called directly although a scaler scales the loss: the "
+        "update uses gradients that are `scale` times too large, and overflows are not skipped.",
+        looks="An optimizer's step outside scaler.step.",
+        not_to_confuse="A second optimizer whose loss is not scaled on purpose.",
+        do="Replace optimizer.step() by scaler.step(optimizer).",
+        example="scaler.scale(loss).backward(); optimizer.step()",
+    ),
+    summary="optimizer.step() was called past the scaler.",
+    cause="The loss is scaled, so this update used gradients multiplied by the scale, and an "
+    "overflow would not have been skipped.",
+)
+
+backward_under_autocast = _mistake(
+    "AMP409",
+    "backward-under-autocast",
+    Severity.WARNING,
+    Page(
+        meaning="backward() ran inside the autocast block. PyTorch advises against it: gradients "
+        "may be computed in another type than their forward.",
+        looks="Autocast is on when the backward pass starts.",
+        not_to_confuse="A gradient penalty's inner torch.autograd.grad, which may stand inside.",
+        do="End the `with torch.autocast(...)` block before backward().",
+        example="with torch.autocast(...): loss = f(x); scaler.scale(loss).backward()",
+    ),
+    summary="backward() runs inside the autocast block.",
+    cause="Autocast was still on when the backward pass began.",
+)
+
+grads_not_cleared = _mistake(
+    "AMP412",
+    "grads-not-cleared",
+    Severity.ERROR,
+    Page(
+        meaning="Gradients that an optimizer's step has used are still there at its next step, so "
+        "every step also takes all the steps before it again.",
+        looks="Since the last step only backward passes have written to the gradients that it "
+        "used, and they were not zero when the pass began.",
+        not_to_confuse="Accumulation over micro-batches, which clears after its step; gradients "
+        "that another loss left and that are cleared before this one's backward.",
+        do="Call optimizer.zero_grad() once a step, before the first backward.",
+        example="for batch in data: scaler.scale(loss(batch)).backward(); scaler.step(optimizer); "
+        "scaler.update()",
+    ),
+    summary="The gradients are not cleared between steps.",
+    cause="What the step before had used was still in .grad when the next backward began, and was "
+    "used again; one overflow stays in it for ever.",
+)

@@ -1,0 +1,139 @@
+"""Optimizers that step by themselves: without a scaler, past ours, or through one made anew."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ampwatch.probe.gradients import Fingerprint, NormCapture, fingerprint
+from ampwatch.probe.guard import Guard
+from ampwatch.probe.optimizers import OptimizerView
+from ampwatch.probe.records import Turn
+from ampwatch.probe.steps import Steps
+from ampwatch.probe.turns import Turns
+
+WATCHED = "_ampwatch_watched"  # marks a scaler's class as one of ours
+
+# Without a scaler nothing but the backward's end comes before the user's clipping, so norms are
+# taken there; after this many steps in which nobody edited a gradient, once a step is enough.
+STEPS_TO_LEARN_CLIPPING = 5
+
+
+class OwnSteps:
+    """Sees each optimizer's own `step`, and makes it a turn where no watched scaler does."""
+
+    def __init__(
+        self, steps: Steps, turns: Turns, parameters: Sequence[Tensor], guard: Guard
+    ) -> None:
+        self._steps = steps
+        self.turns = turns
+        self._known = frozenset(map(id, parameters))
+        self._guarded = guard.run
+        self._begun: Any = None  # the optimizer that steps without our scaler
+        # Norms taken at the end of a backward, and the gradients then, by optimizer.
+        self._early: dict[int, tuple[NormCapture | None, Fingerprint]] = {}
+        self._unedited_steps = 0
+        turns.ended_alone = self.ended
+        # The hook is every optimizer's: it may not keep this loop, and through it a model, alive.
+        hook = register_optimizer_step_pre_hook(partial(_any_optimizer_begins, weakref.ref(self)))
+        self.release = weakref.finalize(self, hook.remove)
+
+    def begins(self, optimizer: Any) -> None:
+        """An optimizer of this process steps, not through our scaler; perhaps none of ours."""
+        self._guarded(self._begin, optimizer)
+
+    def ended(self, optimizer: Any) -> None:
+        """`optimizer.step()` has run, not by our scaler."""
+        self._guarded(self._end, optimizer)
+
+    def backward_ended(self) -> None:
+        """A backward has accumulated gradients, and no scaler will unscale them."""
+        if self._unedited_steps >= STEPS_TO_LEARN_CLIPPING:
+            return
+        pack = self._steps.current().pack
+        for view in self.turns.views.values():
+            if self._steps.sampling.sampled:
+                view.meter.look_again()
+            self._early[view.number] = (view.meter.measure(pack), fingerprint(view.observed))
+
+    def _begin(self, optimizer: Any) -> None:
+        if not self._is_ours(optimizer):
+            return
+        other = stepping_scaler() if self._steps.enabled else None
+        if other is not None and getattr(type(other), WATCHED, False):
+            return  # another watch has that scaler, and with it this step
+        view = self.turns.view(optimizer)
+        turn = self.turns.turn(view)
+        turn.bypassed = self._steps.enabled and other is None
+        if other is not None:
+            self._steps.adopt(other)
+        self._begun = optimizer
+        self.turns.take_before(optimizer, view, turn)
+        self._take_norms(view, turn)
+
+    def _end(self, optimizer: Any) -> None:
+        if self._begun is not optimizer:
+            return
+        self._begun = None
+        view = self.turns.view(optimizer)
+        turn = self.turns.turn(view)
+        turn.stepped = True
+        self.turns.take_update(view, turn)
+        if turn.bypassed:
+            self._steps.misuse("AMP404", {"optimizer": view.number})
+        if not self._steps.enabled:
+            self._steps.close_step(update_seen=None)
+
+    def _is_ours(self, optimizer: Any) -> bool:
+        known = self.turns.views.get(id(optimizer))
+        return (known is not None and known.is_of(optimizer)) or any(
+            id(p) in self._known for group in optimizer.param_groups for p in group["params"]
+        )
+
+    def _take_norms(self, view: OptimizerView, turn: Turn) -> None:
+        """Before and after clipping, as far as a backward's end has been seen."""
+        pack = self._steps.current().pack
+        if self._steps.enabled:  # past the scaler: what the optimizer sees is still scaled, perhaps
+            turn.applied = view.meter.measure(pack)
+            return
+        early, left = self._early.pop(view.number, (None, None))
+        now = fingerprint(view.observed)
+        if early is not None and left == now:
+            turn.norms = early
+            self._unedited_steps += 1
+        elif early is not None:
+            turn.norms, turn.applied = early, view.meter.measure(pack)
+            self._unedited_steps = 0
+        elif self.turns.edited_since_backward(view):
+            turn.applied = view.meter.measure(pack)
+            self._unedited_steps = 0
+        else:
+            turn.norms = view.meter.measure(pack)
+
+
+def stepping_scaler() -> Any:
+    """The GradScaler whose `step` is under way around this call; None if there is none."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "step":
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, torch.amp.GradScaler):
+                return caller
+        frame = frame.f_back
+    return None
+
+
+def _any_optimizer_begins(reference: weakref.ref[OwnSteps], optimizer: Any, *_: Any) -> None:
+    own_steps = reference()
+    if own_steps is None:
+        return
+    stepping = own_steps.turns.stepping
+    if stepping is None or stepping[0] is not optimizer:  # else our scaler sees to everything
+        own_steps.begins(optimizer)

@@ -1,0 +1,177 @@
+"""Gradients that are older than the step that is about to use them.
+
+Two mistakes leave some: a step has used them and nobody cleared them (AMP412), or `scaler.update()`
+ran while they waited for their step, so that the next backward adds to them under another scale
+(AMP403). Either way only backward passes have written to the same tensor since. Clearing replaces
+the tensor, or writes zeros, which counts as one more write, but for zeros that are written through
+`.data`: so what the gradients held when the next pass began decides, read late.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampwatch.probe.backward import BackwardWatch
+from ampwatch.probe.losses import Losses
+from ampwatch.probe.optimizers import OptimizerView
+from ampwatch.probe.readback import Pack
+from ampwatch.probe.records import StepRecord, Value
+
+# A window may hold a thousand micro-batches; its first scales tell the story.
+MOST_WINDOWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One parameter's gradient as it stood at some moment."""
+
+    parameter: Tensor
+    identity: int
+    version: int
+    passes: int  # that had reached it
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Gradients that updates have passed by while they waited for their step."""
+
+    marks: tuple[Mark, ...]  # at the last of the updates
+    scales: tuple[Value, ...]  # at each of the first updates
+    held: tuple[Value, ...]  # what was there when each next backward began
+    updates: int
+    unscaled: bool  # `unscale_` had run on them
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """What a turn found to be older than itself; its values may arrive late."""
+
+    held: tuple[Value, ...]
+    waiting: Waiting | None = None  # None: a step had used them
+
+    @property
+    def is_true(self) -> bool:
+        """Whether there was something in them; zeros are as good as none."""
+        return bool(self.held) and all(value.value != 0.0 for value in self.held)
+
+    @property
+    def is_poison(self) -> bool:
+        """Whether they were not finite before this step's backward: then it is not to blame."""
+        return any(not math.isfinite(value.value) for value in self.held)
+
+    def misuse(self, record: StepRecord) -> tuple[str, dict[str, Any]] | None:
+        """The mistake, if it is one, once the values of the record have arrived."""
+        waiting = self.waiting
+        if not self.is_true:
+            return None
+        if waiting is None:
+            return "AMP412", {}
+        scales = [scale.value for scale in waiting.scales]
+        if record.scale_at is not None:
+            scales.append(record.pack.values[record.scale_at])
+        if len(set(scales)) == 1 and not waiting.unscaled:
+            return None  # no harm until the scale moves
+        told = {"scales": scales, "updates": waiting.updates, "unscaled": waiting.unscaled}
+        return "AMP403", told
+
+
+class StaleGradients:
+    """Follows what becomes of gradients between one step and the next."""
+
+    def __init__(self, backward: BackwardWatch, losses: Losses) -> None:
+        self._backward = backward
+        self._losses = losses
+        self._held: dict[int, Value] = {}  # by optimizer
+
+    def used_by(self, view: OptimizerView) -> None:
+        """A step has used this optimizer's gradients."""
+        view.used, view.waiting = self._marks(view), None
+
+    def passed_by(self, views: Iterable[OptimizerView], record: StepRecord) -> None:
+        """An update closes this record: whose gradients still wait for their step?"""
+        turns = {turn.optimizer: turn for turn in record.turns}
+        for view in views:
+            turn = turns.get(view.number)
+            if turn is not None and turn.done:
+                continue
+            if not (self._are_untouched(view.used) or self._is_added_to(view.used)):
+                view.used = ()
+                view.waiting = self._still_waiting(view, record, unscaled=turn is not None)
+
+    def backward_began(self, views: Iterable[OptimizerView], pack: Pack) -> None:
+        """Note what gradients from before hold now: zeros, if somebody cleared them."""
+        for view in views:
+            marks = view.used if view.waiting is None else view.waiting.marks
+            for mark in marks[:1]:
+                gradient = mark.parameter.grad
+                same = gradient is not None and id(gradient) == mark.identity
+                if same and gradient is not None and not gradient.is_sparse:
+                    value = Value(pack, pack.put_magnitude(*torch.aminmax(gradient.detach())))
+                    self._held.setdefault(view.number, value)
+
+    def found_by(self, view: OptimizerView) -> Stale | None:
+        """What the optimizer's turn is about to use that is older; asked once a turn."""
+        held = self._held.pop(view.number, None)
+        waiting = view.waiting
+        if not self._is_added_to(view.used if waiting is None else waiting.marks):
+            return None
+        newest = () if held is None else (held,)
+        return Stale(newest if waiting is None else (*waiting.held, *newest), waiting)
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    def _marks(self, view: OptimizerView) -> tuple[Mark, ...]:
+        return tuple(
+            Mark(p, id(p.grad), p.grad._version, self._backward.passes_of(p))
+            for p in view.sentinels
+            if p.grad is not None
+        )
+
+    def _is_added_to(self, marks: Iterable[Mark]) -> bool:
+        """Whether backward passes, and nothing else, have written to one of these since."""
+        for mark in marks:
+            added = self._backward.passes_of(mark.parameter) - mark.passes
+            left = self._backward.left(mark.parameter)
+            if added and left == (mark.identity, mark.version + added):
+                return True
+        return False
+
+    def _are_untouched(self, marks: Iterable[Mark]) -> bool:
+        """Whether one of these gradients is still there, and nobody has written to it since."""
+        return any(
+            mark.identity == id(grad := mark.parameter.grad)
+            and grad is not None
+            and grad._version == mark.version
+            for mark in marks
+        )
+
+    def _still_waiting(
+        self, view: OptimizerView, record: StepRecord, *, unscaled: bool
+    ) -> Waiting | None:
+        """What waits now; a window longer if backward passes have added to what waited before."""
+        before, marks = view.waiting, self._marks(view)
+        if before is not None and self._are_untouched(before.marks):
+            return replace(before, unscaled=before.unscaled or unscaled)
+        held = self._held.pop(view.number, None)
+        scales = () if record.scale_at is None else (Value(record.pack, record.scale_at),)
+        if before is None or not self._is_added_to(before.marks):
+            return Waiting(marks, scales, (), 1, unscaled) if marks else None
+        self._losses.doubt()  # this loop accumulates over updates: look closely
+        return Waiting(
+            marks,
+            (*before.scales, *scales)[:MOST_WINDOWS],
+            before.held if held is None else (*before.held, held)[:MOST_WINDOWS],
+            before.updates + 1,
+            before.unscaled or unscaled,
+        )
+
+
+def is_poisoned(record: StepRecord) -> bool:
+    """Whether a turn of this step used gradients that were not finite before its backward."""
+    return any(turn.stale is not None and turn.stale.is_poison for turn in record.turns)

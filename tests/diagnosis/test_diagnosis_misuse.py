@@ -1,0 +1,95 @@
+"""Mistakes in the loop: from the probe's events, and what they leave no ground for."""
+
+from __future__ import annotations
+
+import pytest
+from hand_built import HandBuiltRun, event_table, scaled_run, step_table
+
+from ampwatch.diagnosis import diagnose
+
+
+def found(run):
+    """{code: severity} of a run."""
+    return {f.code: f.severity.value for f in diagnose(run).findings}
+
+
+def finding(run, code):
+    return next(f for f in diagnose(run).findings if f.code == code)
+
+
+@pytest.mark.parametrize("code", ["AMP401", "AMP403", "AMP404", "AMP409", "AMP412"])
+def test_a_mistake_in_the_loop_is_reported_once_however_often_it_was_seen(code):
+    events = event_table([(s, "misuse", {"code": code}) for s in range(3)])
+    run = scaled_run([False] * 30, events=events)
+    assert finding(run, code).first_step == 0
+    assert diagnose(run).learning_rate.action.value == "not-the-cause"
+
+
+@pytest.mark.parametrize(("seen", "expected"), [(True, {}), (False, {"AMP402": "error"})])
+def test_steps_that_no_update_closed_are_a_mistake(seen, expected):
+    steps = step_table(loss=[1.0] * 30, scale=[4.0] * 30, update_seen=[seen] * 30)
+    assert found(HandBuiltRun(steps)) == expected
+
+
+def test_a_step_that_an_error_cut_short_is_no_missing_update():
+    steps = step_table(loss=[1.0] * 30, scale=[4.0] * 30, update_seen=[True] * 29 + [False])
+    assert found(HandBuiltRun(steps)) == {}
+
+
+def test_stepping_twice_without_an_update_raises_in_torch_and_is_named():
+    detail = {"type": "RuntimeError", "message": "step() has already", "second_step": True}
+    run = scaled_run([False] * 5, events=event_table([(4, "exception", detail)]), clean_end=False)
+    assert found(run)["AMP402"] == "error"
+    assert finding(run, "AMP902").because_of == "AMP402"
+
+
+def test_unscaling_again_after_another_backward_is_a_missing_update():
+    detail = {"type": "RuntimeError", "message": "has already been called", "second_unscale": True}
+    run = scaled_run([False] * 5, events=event_table([(4, "exception", detail)]), clean_end=False)
+    assert found(run)["AMP402"] == "error"
+    assert "after another backward" in finding(run, "AMP402").cause
+    assert diagnose(run).learning_rate.action.value == "not-the-cause"
+
+
+def test_unscaling_twice_in_a_row_is_not():
+    detail = {"type": "RuntimeError", "message": "has already been called", "second_unscale": False}
+    run = scaled_run([False] * 5, events=event_table([(4, "exception", detail)]), clean_end=False)
+    assert "AMP402" not in found(run)
+
+
+def test_an_update_that_torch_refuses_is_not_taken_for_missing_gradients():
+    message = "No inf checks were recorded prior to update."
+    events = [
+        (4, "misuse", {"code": "AMP403", "raised": True}),
+        (4, "exception", {"type": "AssertionError", "message": message, "fatal": True}),
+    ]
+    run = scaled_run([False] * 5, events=event_table(events), clean_end=False)
+    assert found(run)["AMP403"] == "error"
+    assert "AMP410" not in found(run)
+    assert finding(run, "AMP902").because_of == "AMP403"
+
+
+def test_an_update_inside_an_accumulation_is_told_with_its_scales():
+    detail = {"code": "AMP403", "scales": [256.0, 512.0], "updates": 3, "unscaled": True}
+    seen = finding(scaled_run([False] * 30, events=event_table([(7, "misuse", detail)])), "AMP403")
+    assert "3 times" in seen.cause
+    assert "2^8, 2^9" in seen.cause
+    assert (seen.evidence[0].value, seen.evidence[0].against) == (512.0, 256.0)
+
+
+def overflowing(*mistakes):
+    """Twelve overflows that name one layer, ten steps apart."""
+    skipped = [s % 10 == 9 for s in range(120)]
+    named = {"direction": "backward", "layer": "head", "exact": True}
+    events = [(s, "overflow", named) for s, skip in enumerate(skipped) if skip]
+    return scaled_run(skipped, start=2.0**30, events=event_table([*events, *mistakes]))
+
+
+@pytest.mark.parametrize("code", ["AMP403", "AMP412"])
+def test_gradients_of_several_steps_leave_no_ground_to_blame_a_layer(code):
+    assert "AMP202" not in found(overflowing((5, "misuse", {"code": code})))
+
+
+@pytest.mark.parametrize(("step", "code"), [(80, "AMP412"), (5, "AMP401")])
+def test_a_later_mistake_or_another_one_leaves_the_layer_its_blame(step, code):
+    assert found(overflowing((step, "misuse", {"code": code})))["AMP202"] == "warning"
