@@ -140,9 +140,10 @@ def _drift(case: Case) -> tuple[int, float, float] | None:
     late = sketch.start >= (1.0 - policy.DRIFT_PART) * case.rate.rows
     norm, at = sketch.rows.of("grad_norm")[late], sketch.start[late]
     windows = np.array_split(np.arange(len(norm)), policy.DRIFT_WINDOWS)
-    if any(np.isfinite(norm[part]).sum() < 1 for part in windows):
+    known = [norm[part][np.isfinite(norm[part])] for part in windows]
+    if not all(map(len, known)):
         return None
-    medians: Floats = np.array([np.nanmedian(norm[part]) for part in windows])
+    medians: Floats = np.array([np.median(values) for values in known])
     if (np.diff(medians) <= 0).any() or medians[-1] < policy.DRIFT_FACTOR * medians[0]:
         return None
     early = case.rate.accepted < policy.DRIFT_EARLY_STEPS
