@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ampwatch.alerts import watch_run as watch_run
     from ampwatch.diagnosis import diagnose as diagnose
     from ampwatch.errors import AmpwatchError as AmpwatchError
     from ampwatch.probe import Watch as Watch
@@ -28,10 +29,20 @@ _HOMES = {
     "list_runs": "ampwatch.store",
     "Run": "ampwatch.store",
     "diagnose": "ampwatch.diagnosis",
+    "watch_run": "ampwatch.alerts",
     "AmpwatchError": "ampwatch.errors",
 }
 
-__all__ = ["AmpwatchError", "Run", "Watch", "attach", "diagnose", "list_runs", "open_run"]
+__all__ = [
+    "AmpwatchError",
+    "Run",
+    "Watch",
+    "attach",
+    "diagnose",
+    "list_runs",
+    "open_run",
+    "watch_run",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ AmpwatchError
 │   ├── FutureRunError    the run was written by a newer ampwatch
 │   └── RunInUseError     another process writes or compacts it
 ├── CodecError        bytes that are no batch of ours
+├── AlertError        alerts cannot be sent as asked
 └── FeedError         the endpoint or the keys cannot be used
     ├── EndpointTakenError  another program listens there
     └── FrameError        a message that is no valid frame
@@ -45,6 +46,10 @@ class RunInUseError(RunError):
 
 class CodecError(AmpwatchError, ValueError):
     """Bytes that are no valid batch: damaged, foreign, too large or of another schema."""
+
+
+class AlertError(AmpwatchError):
+    """Alerts cannot be sent as asked; an address is never part of the message."""
 
 
 class FeedError(AmpwatchError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,26 @@ def find_run(text: str) -> Path:
         "`ampwatch runs` lists those there are.",
         path=text,
     )
+
+
+def open_newest(say: Callable[[str], None]) -> Run:
+    """Open the newest run in the usual place, and `say` which it is; one still going on first."""
+    from ampwatch.diagnosis.words import list_text
+    from ampwatch.store import is_written, list_runs, open_run
+
+    found = [run for run in list_runs(usual_folder()) if run.problem is None]
+    if not found:
+        raise NotARunError(
+            f"There is no run in {usual_folder()} yet: start a training with one line in it, "
+            "`ampwatch.attach(scaler, model)`, or try `ampwatch demo`.",
+            path=usual_folder(),
+        )
+    live = [run for run in found if not run.ended and is_written(run.path)]
+    chosen = (live or found)[0]
+    others = [run.path.name for run in live if run is not chosen]
+    more = f" Going on as well: {list_text(others)}." if others else ""
+    say(f"Watching {chosen.path.name}, the newest run{' that goes on' if live else ''}.{more}")
+    return open_run(chosen.path)
 
 
 def open_named(text: str) -> Run:

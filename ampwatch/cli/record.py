@@ -8,15 +8,21 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from ampwatch.cli.find import usual_folder
+from ampwatch.cli.notify import NOTIFY_HELP, NOTIFY_OPTION, posting
 from ampwatch.cli.terminal import say
 from ampwatch.errors import EndpointTakenError
 
+if TYPE_CHECKING:
+    from ampwatch.alerts import Desk
+    from ampwatch.recorder import Recorder
+
 NAME = "record"
-HELP = """Receive what trainers send and file it here, until Ctrl-C. No browser, no dashboard.
+HELP = f"""Receive what trainers send and file it here, until Ctrl-C. No browser, no dashboard.
 
 What is missed while it is down comes later, as long as the trainer lives: trainers keep their own
 log and send from it. `ampwatch keys` lets other machines in.
@@ -26,7 +32,9 @@ Examples:
   ampwatch record
   ampwatch record --fallback                    beside a dashboard that has the usual port
   ampwatch record --bind tcp://0.0.0.0:5797 --dir /data/runs
-"""
+  ampwatch record --notify slack://…            be told of what goes wrong in any run
+
+{NOTIFY_HELP}"""
 
 
 def command(
@@ -51,23 +59,48 @@ def command(
     insecure: bool = typer.Option(
         False, "--insecure", help="No encryption and no keys: anyone who reaches the port may send."
     ),
+    notify: list[str] = NOTIFY_OPTION,
 ) -> None:
     """Record until interrupted."""
     from ampwatch import feed
     from ampwatch.recorder import Recorder
 
     where = folder or usual_folder()
-    with _warnings_as_sentences(), _told_to_end() as ended, _flag_named():
+    with _warnings_as_sentences(), _told_to_end() as ended, _flag_named(), _desk(notify) as desk:
         recorder = Recorder(
-            bind or feed.DEFAULT_ENDPOINT, where, insecure=insecure, fallback=fallback, on_note=say
-        )
+            bind or feed.DEFAULT_ENDPOINT, where, insecure=insecure, fallback=fallback,
+            on_rows=desk.wake if desk else None, on_note=say,
+        )  # fmt: skip
         with recorder:
             say(f"Recording from {recorder.endpoint} into {where}; Ctrl-C ends.")
             while not ended.wait(0.5):  # a wait without end would keep Windows from seeing Ctrl-C
-                pass
+                if desk:
+                    desk.hear(_alive(recorder))
     stats, runs = recorder.stats, len(recorder.runs)
     what = "1 run" if runs == 1 else f"{runs} runs"
     say(f"{stats.rows:,} rows of {what} received; all of them are on disk.")
+
+
+@contextlib.contextmanager
+def _desk(addresses: list[str] | None) -> Iterator[Desk | None]:
+    """Who follows the runs, if anybody is to be told of them."""
+    with posting(addresses) as post:
+        if post is None:
+            yield None
+            return
+        from ampwatch.alerts import Desk
+
+        desk = Desk(post, on_note=say)
+        try:
+            yield desk
+        finally:
+            desk.close()
+
+
+def _alive(recorder: Recorder) -> frozenset[str]:
+    """The ids of the runs whose trainers were heard of lately."""
+    runs = recorder.runs.values()
+    return frozenset(run.id for run in runs if any(rank.is_alive for rank in run.ranks))
 
 
 @contextlib.contextmanager

@@ -3,107 +3,185 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.find import RUN_ARGUMENT, open_named
+from ampwatch.cli.find import open_named, open_newest
+from ampwatch.cli.notify import NOTIFY_HELP, NOTIFY_OPTION, posting
+from ampwatch.cli.pulse import Pulse
 from ampwatch.cli.terminal import answers, say
+from ampwatch.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from ampwatch.alerts import Follower
     from ampwatch.diagnosis import Diagnosis
     from ampwatch.store import Run
 
 NAME = "watch"
-HELP = """A live view of a run in the terminal, for people on ssh.
+HELP = f"""A live view of a run in the terminal, for people on ssh.
 
 Shows the scale, skips, loss, gradient norm and findings. Ends when the run ends, or by Ctrl-C,
-which does not touch the training. Where the output is no terminal it prints plain lines.
+which does not touch the training. Where the output is no terminal it prints plain lines. Without
+RUN it takes the newest run.
 
-Example: ampwatch watch ampwatch-runs/train-1204
-"""
+\b
+Examples:
+  ampwatch watch
+  ampwatch watch ampwatch-runs/train-1204
+  ampwatch watch train-1204 --notify slack://…        be told of warnings and errors
+
+{NOTIFY_HELP}"""
 
 PLAIN_EVERY_S = 5.0
-# A trainer on another machine cannot be seen but by its rows: it is given this long.
-QUIET_S = 60.0
+PAUSE_S = 5.0  # silent for longer than this is worth a word
 
 
 def command(
-    run: str = RUN_ARGUMENT,
+    run: str = typer.Argument(
+        None,
+        metavar="RUN",
+        show_default=False,
+        help="A run's folder, or its name in ./ampwatch-runs.",
+    ),
     every: float = typer.Option(
         1.0, metavar="SECONDS", min=0.1, max=3600.0, help="How long between two looks."
     ),
+    notify: list[str] = NOTIFY_OPTION,
 ) -> None:
     """Watch until the run ends."""
+    from ampwatch.alerts import Follower
+
     console = answers()
-    opened = open_named(run)
-    try:
-        if console.is_terminal:
-            _watch_live(console, opened, every)
-        else:
-            _watch_plain(console, opened, max(every, PLAIN_EVERY_S))
-    except KeyboardInterrupt:
-        return  # whoever watches may leave at any time
+    with posting(notify, _aside(console)) as post:
+        follower = Follower(open_named(run) if run else open_newest(say))
+
+        def tell(look: Look) -> None:
+            if post is not None:
+                for letter in follower.news(look.diagnosis, is_over=look.is_over):
+                    post.put(letter)
+
+        show = _show_live if console.is_terminal else _show_plain
+        try:
+            show(console, follower, every, tell)
+        except KeyboardInterrupt:  # whoever watches may leave at any time
+            if not follower.run.clean_end:
+                say("You stopped watching; the training was not touched.")
 
 
-def _looks(run: Run, every_s: float) -> Iterator[Diagnosis]:
-    """A diagnosis now and whenever there is more, until the run has ended."""
-    from ampwatch.diagnosis import diagnose
-    from ampwatch.store import is_written
+def _aside(console: Console) -> Callable[[str], None]:
+    """How to say something meanwhile: above a live view, else on stderr."""
+    if not console.is_terminal:
+        return say
+    return lambda sentence: console.print(printable(sentence), style="dim", soft_wrap=True)
 
-    yield diagnose(run)
-    moved_s = time.monotonic()
-    while not run.clean_end:
-        time.sleep(every_s)
-        if run.refresh():
-            moved_s = time.monotonic()
-            yield diagnose(run)
-        elif time.monotonic() - moved_s > QUIET_S and not is_written(run.path):
-            say("Nobody writes this run any more, and it has no end mark.")
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The run as it stands at one moment."""
+
+    diagnosis: Diagnosis
+    is_new: bool  # rows have come since the last look
+    is_over: bool
+    silent_s: float  # how long ago the run grew
+
+
+def _looks(follower: Follower, every_s: float) -> Iterator[Look]:
+    """A look now and after each pause, until the run has ended or nobody writes it."""
+    run = follower.run
+    pulse, diagnosis, is_new = Pulse(run), follower.look(), True
+    while True:
+        is_lost = not run.clean_end and pulse.is_lost()
+        if is_lost and run.refresh():  # its last words, written as we looked
+            diagnosis, is_new = follower.look(), True
+        is_over = run.clean_end or is_lost
+        shown = diagnosis if is_over else diagnosis.while_running()
+        yield Look(shown, is_new, is_over, pulse.silent_s)
+        if is_over:
             return
+        time.sleep(every_s)
+        is_new = run.refresh()
+        if is_new:
+            pulse.moved()
+            diagnosis = follower.look()
 
 
-def _watch_live(console: Console, run: Run, every_s: float) -> None:
+def _show_live(
+    console: Console, follower: Follower, every_s: float, tell: Callable[[Look], None]
+) -> None:
     from rich.live import Live
 
     with Live(console=console, auto_refresh=False) as live:
-        for diagnosis in _looks(run, every_s):
-            live.update(_view(console, run, diagnosis), refresh=True)
+        for look in _looks(follower, every_s):
+            live.update(_view(console, follower.run, look), refresh=True)
+            tell(look)
+    _say_how_it_ended(follower.run)
 
 
-def _view(console: Console, run: Run, diagnosis: Diagnosis) -> RenderableType:
+def _view(console: Console, run: Run, look: Look) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
     from ampwatch.report import letter
 
-    return letter(run.info.name, run, diagnosis, fancy="utf" in console.encoding.lower())
+    status = Text(_status(look), "dim")
+    if not look.diagnosis.run.steps and not look.is_over:
+        return Group(Text(run.info.name, "bold"), status)
+    body = letter(run.info.name, run, look.diagnosis, fancy="utf" in console.encoding.lower())
+    return body if look.is_over else Group(body, Text(), status)
 
 
-def _watch_plain(console: Console, run: Run, every_s: float) -> None:
-    said: set[str] = set()
-    for diagnosis in _looks(run, every_s):
-        console.print(line_of(run, diagnosis), soft_wrap=True)
-        for finding in diagnosis.findings:
-            if finding.code not in said:
-                said.add(finding.code)
-                text = (
-                    f"  {finding.severity.value}: {finding.code} {finding.name}: {finding.summary}"
-                )
+def _status(look: Look) -> str:
+    """What is going on now, for the last line of the view."""
+    leave = "Ctrl-C leaves; the training goes on."
+    if not look.diagnosis.run.steps:
+        return f"The run has begun; its first step has not ended yet. {leave}"
+    if look.silent_s < PAUSE_S:
+        return f"Live. {leave}"
+    pause = f"{look.silent_s:.0f} s" if look.silent_s < 120 else f"{look.silent_s / 60:.0f} min"
+    return f"Nothing new for {pause}. {leave}"
+
+
+def _show_plain(
+    console: Console, follower: Follower, every_s: float, tell: Callable[[Look], None]
+) -> None:
+    said: set[tuple[str, str]] = set()
+    for look in _looks(follower, max(every_s, PLAIN_EVERY_S)):
+        if look.is_new:
+            console.print(line_of(follower.run, look.diagnosis), soft_wrap=True)
+        for finding in look.diagnosis.findings:
+            severity = finding.severity.value
+            if (finding.code, severity) not in said:
+                said.add((finding.code, severity))
+                text = f"  {severity}: {finding.code} {finding.name}: {finding.summary}"
                 console.print(text, soft_wrap=True)
+        tell(look)
+    _say_how_it_ended(follower.run)
+
+
+def _say_how_it_ended(run: Run) -> None:
+    if not run.clean_end:
+        say("Nobody writes this run any more, and it has no end mark.")
+    say(f"The run is over. `ampwatch report {run.path}` shows this again.")
 
 
 def line_of(run: Run, diagnosis: Diagnosis) -> str:
     """The state of a run in one plain line."""
     from ampwatch.diagnosis.words import scale_text
     from ampwatch.report import last_values
-    from ampwatch.text import printable
 
     facts = diagnosis.run
+    if not facts.steps:
+        return "no step yet"
     values = [f"{name} {value:.4g}" for name, value in last_values(run).items()]
+    scale = [] if facts.final_scale is None else [f"scale {scale_text(facts.final_scale)}"]
     parts = [
         f"step {facts.steps:,}",
-        f"scale {scale_text(facts.final_scale)}",
+        *scale,
         f"skipped {facts.skipped:,}",
         *values,
         diagnosis.verdict.value,

@@ -128,6 +128,11 @@ class Diagnosis:
         """The gravest severity among the findings."""
         return max((f.severity for f in self.findings), key=lambda s: s.weight, default=None)
 
+    def while_running(self) -> Diagnosis:
+        """The same for a run that goes on: that it has no end mark yet is no finding."""
+        kept = tuple(f for f in self.findings if f.code != "AMP902")
+        return dataclasses.replace(self, findings=kept)
+
     def to_json(self) -> dict[str, Any]:
         """The object of `report --json`, made of what JSON knows."""
         body = _plain(dataclasses.asdict(self))

@@ -205,7 +205,8 @@ def test_watch_prints_plain_lines_where_there_is_no_terminal_and_ends_with_the_r
 
 
 def test_watching_a_run_that_was_killed_ends_and_says_so(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("ampwatch.cli.watch.QUIET_S", 0.1)
+    monkeypatch.setattr("ampwatch.cli.pulse.QUIET_S", 0.1)
+    monkeypatch.setattr("ampwatch.cli.pulse.GRACE_S", 0.1)
     monkeypatch.setattr("ampwatch.cli.watch.PLAIN_EVERY_S", 0.1)
     code, out, err = ampwatch(capsys, "watch", write_run(tmp_path, ended=False), "--every", "0.1")
     assert code == 0

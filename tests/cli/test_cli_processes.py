@@ -101,7 +101,8 @@ def test_watching_ends_when_the_run_ends(tmp_path, environment):
     code, out, err = finish(child)
     assert "step 20" in first
     assert "step 50" in out
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert f"ampwatch report {path}" in err
 
 
 def test_ctrl_c_while_watching_is_no_error(tmp_path, environment):
@@ -109,7 +110,7 @@ def test_ctrl_c_while_watching_is_no_error(tmp_path, environment):
     child.stdout.readline()
     child.send_signal(signal.SIGINT)
     code, _, err = finish(child)
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "You stopped watching; the training was not touched.\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)])

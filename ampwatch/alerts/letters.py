@@ -1,0 +1,93 @@
+"""What an alert says: plain words, on a phone's screen too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ampwatch.diagnosis import Diagnosis, Finding, Severity
+from ampwatch.diagnosis.words import count_text
+from ampwatch.text import printable
+
+_MOST_FINDINGS = 4
+_MOST_LETTERS = 6
+_LONGEST_PART = 300  # characters of a cause or an action
+_LONGEST_BODY = 1900  # the narrowest service we know of (Discord) takes 2,000
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """An alert: its title, its text, and how grave it is."""
+
+    title: str
+    body: str
+    severity: Severity
+
+
+def letter_of(name: str, place: str, diagnosis: Diagnosis, fresh: Sequence[Finding]) -> Letter:
+    """The alert that tells of these findings of a run; `place` is where the run lies."""
+    first = fresh[0]
+    more = f" (and {len(fresh) - 1} more)" if len(fresh) > 1 else ""
+    title = f"ampwatch: {name} is {diagnosis.verdict.value}: {first.summary}{more}"
+    parts = ["\n".join(_told(finding)) for finding in fresh[:_MOST_FINDINGS]]
+    left = [finding.code for finding in fresh[_MOST_FINDINGS:]]
+    if left:
+        parts.append(f"Also: {', '.join(left)}.")
+    see = f"See more: ampwatch report {_quoted(place)}\nWhat it means: ampwatch explain "
+    parts.append(see + first.code)
+    return Letter(_line(title), "\n\n".join(parts), first.severity)
+
+
+def lost_letter(name: str, place: str, diagnosis: Diagnosis) -> Letter:
+    """The alert that a run is over though it was not done."""
+    steps = count_text(diagnosis.run.steps, "step")
+    ended = next((f for f in diagnosis.findings if f.code == "AMP902"), None)
+    if ended is None or not diagnosis.run.clean_end:
+        what = "Nobody writes it any more and it has no end mark: its process was killed, or its "
+        what += "machine or connection is gone."
+    else:
+        what = f"{ended.summary} {ended.cause}"
+    return Letter(
+        _line(f"ampwatch: {name} ended uncleanly after {steps}"),
+        f"{_cut(what)}\n\nSee more: ampwatch report {_quoted(place)}",
+        Severity.ERROR,
+    )
+
+
+def bundle(letters: Sequence[Letter]) -> Letter:
+    """Several alerts as one message."""
+    if len(letters) == 1:
+        return letters[0]
+    gravest = max((letter.severity for letter in letters), key=lambda severity: severity.weight)
+    bodies = [f"{letter.title}\n\n{letter.body}" for letter in letters[:_MOST_LETTERS]]
+    if len(letters) > _MOST_LETTERS:
+        bodies.append(f"... and {len(letters) - _MOST_LETTERS} more.")
+    body = "\n\n----\n\n".join(bodies)
+    if len(body) > _LONGEST_BODY:  # every title is worth more than one letter's details
+        body = "\n".join(f"- {letter.title}" for letter in letters)[:_LONGEST_BODY]
+    return Letter(f"ampwatch: {count_text(len(letters), 'alert')}", body, gravest)
+
+
+def _told(finding: Finding) -> Iterator[str]:
+    where = "" if finding.first_step is None else f", since step {finding.first_step:,}"
+    layer = f", layer {finding.layer}" if finding.layer else ""
+    because = f", because of {finding.because_of}" if finding.because_of else ""
+    yield _line(f"{finding.severity.value} {finding.code} {finding.name}{where}{layer}{because}")
+    yield _line(finding.summary)
+    if finding.cause:
+        yield f"Why: {_cut(finding.cause)}"
+    if finding.action:
+        yield f"Do: {_cut(finding.action)}"
+
+
+def _cut(text: str) -> str:
+    line = _line(text)
+    return line if len(line) <= _LONGEST_PART else f"{line[: _LONGEST_PART - 1]}…"
+
+
+def _line(text: str) -> str:
+    return printable(" ".join(text.split()))
+
+
+def _quoted(place: str) -> str:
+    return f'"{_line(place)}"' if " " in place else _line(place)

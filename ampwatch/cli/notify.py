@@ -1,0 +1,49 @@
+"""`--notify URL`, for the commands that watch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import typer
+
+from ampwatch.cli.terminal import say
+
+if TYPE_CHECKING:
+    from ampwatch.alerts import Post
+
+NOTIFY_OPTION = typer.Option(
+    None,
+    "--notify",
+    metavar="URL",
+    envvar="AMPWATCH_NOTIFY",
+    help="Send warnings and errors there; may be given again for another place.",
+    show_default=False,
+)
+
+NOTIFY_HELP = """Alerts: --notify sends each warning and error once, and again if it gets worse, in
+plain words with what to do; what comes within a minute is one message. It needs
+`pip install 'ampwatch[notify]'`. Keep passwords out of the command line by setting AMPWATCH_NOTIFY
+instead; they are never shown.
+
+\b
+    slack://TOKEN_A/TOKEN_B/TOKEN_C/#channel
+    discord://WEBHOOK_ID/WEBHOOK_TOKEN
+    mailto://user:password@mail.example.com
+    json://my.server/hook             (and a hundred more: https://appriseit.com/services/)
+"""
+
+
+@contextlib.contextmanager
+def posting(addresses: list[str] | None, say: Callable[[str], None] = say) -> Iterator[Post | None]:
+    """A post to these addresses, closed in the end; none if nobody is to be told."""
+    if not addresses:
+        yield None
+        return
+    from ampwatch.alerts import Post, open_services
+
+    services = open_services(addresses)
+    with Post(services, on_note=say) as post:
+        say(f"Alerts go to {', '.join(service.label for service in services)} as they are found.")
+        yield post
