@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's configuration and state are the test's own; nothing is sent unless it asks."""
     home = tmp_path_factory.mktemp("home")
-    for variable in ("AMPWATCH_DIR", "AMPWATCH", "AMPWATCH_INSECURE"):
+    for variable in ("AMPWATCH_DIR", "AMPWATCH", "AMPWATCH_INSECURE", "AMPWATCH_NOTIFY"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("AMPWATCH_CONFIG_DIR", str(home / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))

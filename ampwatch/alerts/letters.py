@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ampwatch.diagnosis import Diagnosis, Finding, Severity
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.words import count_text, list_text
 from ampwatch.text import printable
 
-_MOST_FINDINGS = 4
 _MOST_LETTERS = 6
 _LONGEST_PART = 300  # characters of a cause or an action
-_LONGEST_BODY = 1900  # the narrowest service we know of (Discord) takes 2,000
+_LONGEST_BODY = 1900  # the narrowest service we know of (Discord) takes 2,000 ...
+_FOR_THE_REST = 500  # ... of which a path and the codes of other findings need some
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,13 @@ def letter_of(name: str, place: str, diagnosis: Diagnosis, fresh: Sequence[Findi
     first = fresh[0]
     more = f" (and {len(fresh) - 1} more)" if len(fresh) > 1 else ""
     title = f"ampwatch: {name} is {diagnosis.verdict.value}: {first.summary}{more}"
-    parts = ["\n".join(_told(finding)) for finding in fresh[:_MOST_FINDINGS]]
-    left = [finding.code for finding in fresh[_MOST_FINDINGS:]]
-    if left:
-        parts.append(f"Also: {', '.join(left)}.")
+    parts = ["\n".join(_told(first))]
+    for at, finding in enumerate(fresh[1:], start=1):
+        part = "\n".join(_told(finding))
+        if sum(map(len, parts)) + len(part) > _LONGEST_BODY - _FOR_THE_REST:
+            parts.append(f"Also: {list_text([left.code for left in fresh[at:]], limit=10)}.")
+            break
+        parts.append(part)
     see = f"See more: ampwatch report {_quoted(place)}\nWhat it means: ampwatch explain "
     parts.append(see + first.code)
     return Letter(_line(title), "\n\n".join(parts), first.severity)
@@ -73,7 +76,7 @@ def _told(finding: Finding) -> Iterator[str]:
     layer = f", layer {finding.layer}" if finding.layer else ""
     because = f", because of {finding.because_of}" if finding.because_of else ""
     yield _line(f"{finding.severity.value} {finding.code} {finding.name}{where}{layer}{because}")
-    yield _line(finding.summary)
+    yield _cut(finding.summary)
     if finding.cause:
         yield f"Why: {_cut(finding.cause)}"
     if finding.action:

@@ -1,0 +1,78 @@
+"""A real web server that keeps what it is sent, and findings made by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, RunFacts, Severity, Verdict
+
+PATIENCE_S = 30.0
+
+
+@dataclass
+class Hook:
+    """What came in, and whether it is to be refused."""
+
+    port: int = 0
+    refuses: bool = False
+    asked: int = 0
+    taken: list[dict] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        return f"json://me:s3cret@127.0.0.1:{self.port}/t0ken"
+
+
+@contextlib.contextmanager
+def web_hook() -> Iterator[Hook]:
+    hook = Hook()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            hook.asked += 1
+            if not hook.refuses:
+                hook.taken.append(body)
+            self.send_response(500 if hook.refuses else 200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        hook.port = server.server_address[1]
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield hook
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.01)
+
+
+def finding(code: str = "AMP103", severity: Severity = Severity.ERROR, **values) -> Finding:
+    made = {
+        "name": "scale-collapse", "first_step": 310, "last_step": 812, "ranks": (0,),
+        "layer": None, "summary": f"{code} was seen.", "cause": "Updates are too large.",
+        "action": "Lower the learning rate.", **values,
+    }  # fmt: skip
+    return Finding(code=code, severity=severity, **made)
+
+
+def diagnosis(*findings: Finding, clean_end: bool = True) -> Diagnosis:
+    facts = RunFacts("0" * 32, "ampwatch", (0,), 812, None, None, clean_end, 1.0, 1.0, 0, 0)
+    advice = Advice(Action.KEEP, "Nothing speaks against it.")
+    return Diagnosis(facts, Verdict.FAILING if findings else Verdict.HEALTHY, findings, advice)

@@ -1,0 +1,195 @@
+"""`watch_run` in the process that trains, and the desk that follows a recorder's runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from alert_parts import wait_for
+from written_runs import event_columns, step_columns, write_run
+
+import ampwatch
+from ampwatch import codec, store
+from ampwatch.alerts import Desk
+from ampwatch.diagnosis import Severity
+from ampwatch.errors import NotARunError
+from ampwatch.rows import Table
+
+
+def more(path, accepted=0, skipped=0, *, first=100, ended=False):
+    """A trainer writes on."""
+    with contextlib.closing(store.RankWriter(path, 0)) as writer:
+        now = time.time_ns()
+        writer.append(codec.encode(Table.STEPS, step_columns(accepted, skipped, now, first=first)))
+        if ended:
+            events = [(first + accepted + skipped, "ended", {})]
+            writer.append(codec.encode(Table.EVENTS, event_columns(events, now)))
+
+
+def test_each_finding_is_given_once_and_the_thread_ends_with_the_run(tmp_path):
+    path, found = write_run(tmp_path, ended=False), []
+    watch = ampwatch.watch_run(path, found.append, every_s=0.02)
+    more(path, skipped=20)
+    wait_for(lambda: found)
+    more(path, skipped=20, first=120, ended=True)
+    wait_for(lambda: not watch._thread.is_alive())
+    told = [(finding.code, finding.severity) for finding in found]
+    assert "AMP103" in {code for code, _ in told}
+    assert len(set(told)) == len(told)
+    assert all(severity is not Severity.INFO for _, severity in told)
+
+
+def test_closing_takes_a_last_look(tmp_path):
+    path, found = write_run(tmp_path, ended=False), []
+    with ampwatch.watch_run(path, found.append, every_s=3600.0):
+        time.sleep(0.1)
+        more(path, skipped=30)
+    assert "AMP103" in {finding.code for finding in found}
+
+
+def test_a_callback_that_raises_is_warned_of_once_and_called_again(tmp_path):
+    path, calls = write_run(tmp_path, skipped=40), []
+
+    def raises(finding):
+        calls.append(finding)
+        raise ValueError("mine")
+
+    with pytest.warns(RuntimeWarning, match="on_finding raised ValueError: mine") as said:
+        ampwatch.watch_run(path, raises).close()
+    assert len(calls) > 1
+    assert len(said) == 1
+
+
+def test_closing_from_within_the_callback_does_not_wait_for_itself(tmp_path):
+    done = threading.Event()
+
+    def close(_):
+        watch.close()
+        done.set()
+
+    path = write_run(tmp_path, ended=False)
+    watch = ampwatch.watch_run(path, close, every_s=0.02)
+    more(path, skipped=30)
+    assert done.wait(30)
+    watch.close()
+
+
+def test_a_path_without_a_run_is_refused_with_a_sentence(tmp_path):
+    with pytest.raises(NotARunError):
+        ampwatch.watch_run(tmp_path, print)
+
+
+TRAINING = """
+import sys, threading, torch, ampwatch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+found, seen = [], threading.Event()
+with ampwatch.attach(scaler, model, run="r") as watch:
+    def on_finding(finding):
+        found.append(finding.code)
+        assert threading.current_thread() is not threading.main_thread()
+        seen.set()
+    with ampwatch.watch_run(watch, on_finding, every_s=0.05):
+        for step in range(60):
+            with torch.autocast("cpu", torch.float16):
+                loss = model(torch.full((2, 4), float("nan"))).square().mean()
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert seen.wait(60)
+print(*found)
+print(*({"pandas", "streamlit", "plotly", "pyarrow.dataset"} & set(sys.modules)))
+"""
+
+
+def test_in_the_training_process_it_hears_of_the_run_that_goes_on(tmp_path):
+    child = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", TRAINING], capture_output=True,
+        text=True, check=False, cwd=tmp_path, timeout=120,
+        env=environment_of(tmp_path),
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+    found, loaded = child.stdout.split("\n")[:2]
+    assert "AMP209" in found.split()
+    assert loaded == ""
+
+
+def environment_of(folder):
+    return {**os.environ, "PYTHONPATH": str(Path(ampwatch.__file__).parents[1]),
+            "AMPWATCH_DIR": str(folder / "runs"), "OMP_NUM_THREADS": "1"}  # fmt: skip
+
+
+def test_with_the_watch_switched_off_nothing_is_watched(monkeypatch):
+    monkeypatch.setenv("AMPWATCH", "0")
+    with ampwatch.watch_run(ampwatch.attach(None, None), print):
+        pass
+
+
+class Letters:
+    """A post that keeps what it is given."""
+
+    def __init__(self):
+        self.titles = []
+
+    def put(self, letter):
+        self.titles.append(letter.title)
+
+
+@pytest.fixture
+def desk(monkeypatch):
+    monkeypatch.setattr("ampwatch.alerts.desk.LOOK_EVERY_S", 0.02)
+    notes = []
+    made = Desk(Letters(), notes.append)
+    made.notes = notes
+    yield made
+    made.close()
+
+
+def test_the_desk_tells_of_every_run_once(tmp_path, desk):
+    paths = [write_run(tmp_path, name, skipped=30) for name in ("one", "two")]
+    for _ in range(5):
+        for path in paths:
+            desk.wake(path)
+        time.sleep(0.05)
+    wait_for(lambda: len(desk._post.titles) == 2)
+    assert sorted(title.split()[1] for title in desk._post.titles) == ["one", "two"]
+
+
+def test_a_run_whose_trainer_is_gone_is_reported_lost_once(tmp_path, desk, monkeypatch):
+    path = write_run(tmp_path, ended=False)
+    desk.hear(frozenset([store.open_run(path).info.id]))
+    monkeypatch.setattr("ampwatch.alerts.desk.LOST_AFTER_S", 0.1)
+    desk.wake(path)
+    time.sleep(0.4)
+    assert desk._post.titles == []  # it is heard of, rows or not
+    desk.hear(frozenset())
+    wait_for(lambda: desk._post.titles)
+    time.sleep(0.3)
+    assert desk._post.titles == ["ampwatch: one ended uncleanly after 100 steps"]
+
+
+def test_a_run_that_ended_well_is_not_reported(tmp_path, desk, monkeypatch):
+    monkeypatch.setattr("ampwatch.alerts.desk.LOST_AFTER_S", 0.1)
+    desk.wake(write_run(tmp_path))
+    time.sleep(0.4)
+    assert desk._post.titles == []
+
+
+def test_a_run_that_cannot_be_read_is_said_once_and_stops_nothing(tmp_path, desk):
+    (tmp_path / "bad").mkdir()
+    good = write_run(tmp_path, skipped=30)
+    for _ in range(3):
+        desk.wake(tmp_path / "bad")
+        time.sleep(0.05)
+    desk.wake(good)
+    wait_for(lambda: desk._post.titles)
+    assert len(desk.notes) == 1
+    assert "No alerts of bad" in desk.notes[0]
