@@ -6,6 +6,7 @@ AmpwatchError
 │   ├── NotARunError      the path holds no run
 │   ├── FutureRunError    the run was written by a newer ampwatch
 │   └── RunInUseError     another process writes or compacts it
+├── LogError          a foreign log cannot be read or holds no training
 ├── CodecError        bytes that are no batch of ours
 ├── AlertError        alerts cannot be sent as asked
 └── FeedError         the endpoint or the keys cannot be used
@@ -42,6 +43,14 @@ class FutureRunError(RunError):
 
 class RunInUseError(RunError):
     """Another process holds the run's lock."""
+
+
+class LogError(AmpwatchError):
+    """A foreign log cannot be read, or nothing in it tells of a training."""
+
+    def __init__(self, message: str, *, path: object = None) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class CodecError(AmpwatchError, ValueError):

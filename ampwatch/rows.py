@@ -53,6 +53,16 @@ class EventKind(str, enum.Enum):
     GAP = "gap"
 
 
+class Mark(str, enum.Enum):
+    """How a foreign log's column is to be read where it is not a plain reading of each step."""
+
+    AVERAGED = "averaged"  # over the steps since the line before, or over all
+    ROUNDED = "rounded"  # printed with few digits: a printed 0 is not zero, and is absent
+    STALE = "stale"  # repeated from an earlier step; left out
+    IMPLIED = "implied"  # by a counter or by what follows: no line of its own tells it
+    PLACED = "placed"  # steps whose number the log does not give stand in its order
+
+
 # Stored as its position; append only.
 DTYPES = (
     "float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2",

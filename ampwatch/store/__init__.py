@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ampwatch.store.copy_notes import write_copies as write_copies
     from ampwatch.store.info import RUN_FILE as RUN_FILE
     from ampwatch.store.info import RunInfo as RunInfo
+    from ampwatch.store.info import describe_run as describe_run
     from ampwatch.store.info import read_info as read_info
     from ampwatch.store.layout import create_run as create_run
     from ampwatch.store.layout import safe_name as safe_name
@@ -45,6 +46,7 @@ _HOMES = {
     "compact": "compaction",
     "create_run": "layout",
     "default_log_dir": "catalogue",
+    "describe_run": "info",
     "is_written": "locks",
     "list_runs": "catalogue",
     "open_run": "run",

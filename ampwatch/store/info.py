@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,12 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """Who ran what, when and with which settings; written once, when the run is created."""
+    """Who ran what, when and with which settings.
+
+    Written once, when the run is created; an importer, which learns as it reads, describes the run
+    anew with `describe_run`. `notes` are sentences on what the record lacks, `marks` say of a
+    column how it is to be read (`rows.Mark`): both are a foreign log's.
+    """
 
     id: str  # 32 hex digits
     name: str
@@ -35,6 +40,8 @@ class RunInfo:
     world_size: int = 1
     layer_every: int = 50
     format: int = FORMAT
+    notes: tuple[str, ...] = ()
+    marks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The text of run.json; what JSON lacks (inf, nan, objects) becomes a string."""
@@ -54,7 +61,9 @@ class RunInfo:
             raise NotARunError(
                 f"{RUN_FILE} names no run: it lacks an id of 32 hex digits or a name."
             )
-        values["command"] = tuple(str(word) for word in values.get("command", ()))
+        for name in ("command", "notes"):
+            values[name] = tuple(str(word) for word in values.get(name, ()))
+        values["marks"] = _marks(values.get("marks", {}))
         return cls(**values)
 
 
@@ -70,7 +79,21 @@ _KINDS: dict[str, type] = {
     "scaler": dict,
     "world_size": int,
     "layer_every": int,
+    "notes": list,
+    "marks": dict,
 }
+
+
+def _marks(marks: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    return {name: tuple(map(str, m)) for name, m in marks.items() if isinstance(m, list)}
+
+
+def describe_run(run_folder: Path, info: RunInfo) -> None:
+    """Replace a run's run.json; it is the old one or the new one at any moment."""
+    path = run_folder / RUN_FILE
+    draft = path.with_name(f".{RUN_FILE}.new")
+    draft.write_text(info.to_json(), encoding="utf-8")
+    draft.replace(path)
 
 
 def read_info(run_folder: Path) -> RunInfo:

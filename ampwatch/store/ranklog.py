@@ -117,7 +117,7 @@ class RankLog:
         for table in (Table.STEPS, Table.EVENTS, Table.DEVICES):
             rows = self.rows(table)
             times = self.read(table, ["time_ns"], max(0, rows - 1))
-            newest += times.column(0).to_pylist()
+            newest += times.column(0).drop_null().to_pylist()  # a foreign log may tell no time
         return max(newest)
 
     # --- loading ---------------------------------------------------------------------------------

@@ -90,11 +90,12 @@ class Run:
             log.verify()
         self._forget_after_cut()
         copies = read_copies(self.path)
-        return tuple(
+        ranks = (
             note
             for rank, log in self._logs.items()
             for note in (*log.notes, *log.lacks(copies.get(rank)))
         )
+        return (*self.info.notes, *ranks)
 
     def read(
         self,
