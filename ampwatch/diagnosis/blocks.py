@@ -91,6 +91,7 @@ class Block:
     input_finite: Flags
     update_seen: Flags
     loss_known: Mask
+    norm_known: Mask
     param_norm_bad: Mask
     autocast_dtypes: frozenset[str]
     layers: LayerRows
@@ -145,6 +146,7 @@ def block_of(
         input_finite=_any_not(flags(rows, "input_finite"), firsts),
         update_seen=_fold(np.maximum, flags(rows, "update_seen"), firsts),
         loss_known=loss_known,
+        norm_known=known(rows, "grad_norm")[firsts],
         param_norm_bad=_fold(np.logical_or, known(rows, "param_norm") & ~np.isfinite(norm), firsts),
         autocast_dtypes=frozenset(names[code] for code in np.unique(codes) if code >= 0),
         layers=_layer_rows(layers),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +21,8 @@ from ampwatch.diagnosis.rank_course import RankCourse
 from ampwatch.diagnosis.scale_course import ScaleCourse
 from ampwatch.diagnosis.state import State
 
+NATIVE = "ampwatch"
+
 
 @dataclass(frozen=True, slots=True)
 class RecordFacts:
@@ -30,6 +33,7 @@ class RecordFacts:
     started_ns: int
     ranks: tuple[int, ...]
     notes: tuple[str, ...]
+    marks: Mapping[str, Sequence[str]]  # how a foreign log's columns are to be read
     clean_end: bool
     last_time_ns: int | None
 
@@ -40,6 +44,11 @@ class Case:
 
     record: RecordFacts
     state: State
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the record was read from another program's log."""
+        return self.record.source != NATIVE
 
     @property
     def scale(self) -> ScaleCourse:

@@ -59,6 +59,7 @@ class Engine:
             started_ns=run.info.started_ns,
             ranks=tuple(run.ranks),
             notes=tuple(run.notes),
+            marks=run.info.marks,
             clean_end=run.clean_end,
             last_time_ns=run.last_time_ns,
         )
@@ -124,7 +125,7 @@ def _facts(case: Case) -> RunFacts:
         id=record.id,
         source=record.source,
         ranks=record.ranks,
-        steps=numbers.steps,
+        steps=scale.steps if case.is_foreign else numbers.steps,
         started=_iso(record.started_ns),
         ended=_iso(record.last_time_ns),
         clean_end=record.clean_end,

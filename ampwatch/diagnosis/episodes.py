@@ -22,6 +22,7 @@ class Scaler:
     growth_interval: int
     floor: float | None
     backoff_factor: float = 0.5
+    hysteresis: int = 1  # overflows in a row before the scale falls
 
     @property
     def tooth_skips(self) -> int:
@@ -29,7 +30,7 @@ class Scaler:
         if not (self.growth_factor > 1.0 > self.backoff_factor > 0.0):
             return policy.SAWTOOTH_SKIPS
         undone = math.log(self.growth_factor) / -math.log(self.backoff_factor)
-        return max(policy.SAWTOOTH_SKIPS, math.ceil(undone - 1e-9) + 1)
+        return max(policy.SAWTOOTH_SKIPS, math.ceil(undone - 1e-9) + 1) + self.hysteresis - 1
 
     @property
     def close_steps(self) -> int:

@@ -30,6 +30,11 @@ class NumberCourse:
     bad_loss_finite_forward: Times = field(default_factory=Times)
     bad_loss_value: str = ""
     any_bad_loss: bool = False
+    told: frozenset[str] = frozenset()  # which of loss, rate and gradient norm the record tells
+    norms: int = 0  # told, finite or not
+    bad_norms: Times = field(default_factory=Times)  # the last ones in a row that were not finite
+    rates: int = 0  # told
+    any_rate: bool = False  # above zero
     bad_weights: Times = field(default_factory=Times)
     autocast_dtypes: frozenset[str] = frozenset()
     missing_updates: Times = field(default_factory=Times)
@@ -58,6 +63,7 @@ class NumberCourse:
         self.bad_forwards_running = running + self.bad_forwards_running * (running == len(bad))
         self.autocast_dtypes |= block.autocast_dtypes
         self.bad_input = self._seen(self.bad_input, bad_input, block)
+        self._take_told(block)
         self._take_loss(block, forward, bad_input)
         self.bad_weights = self._seen(self.bad_weights, self._weights_bad(block), block)
         self._take_updates(block)
@@ -74,13 +80,30 @@ class NumberCourse:
         self.last_step = int(block.step[-1])
         self.last_position = block.start + len(block) - 1
 
+    def _take_told(self, block: Block) -> None:
+        """What is told at all, and whether anything of it is a number that training can use."""
+        norm, rate = block.columns["grad_norm"], block.columns["lr"]
+        rates = rate[~np.isnan(rate)]
+        self.rates += len(rates)
+        self.any_rate |= bool((rates > 0).any())
+        at = np.flatnonzero(block.norm_known)
+        counts = {"loss": block.loss_known.sum(), "lr": len(rates), "grad_norm": len(at)}
+        self.told |= {name for name, count in counts.items() if count}
+        self.norms += len(at)
+        good = np.flatnonzero(np.isfinite(norm[at]))
+        if len(good):
+            self.bad_norms, at = Times(), at[good[-1] + 1 :]
+        self.bad_norms = self.bad_norms.and_entries(at, block.step, block.start)
+
     def _take_loss(self, block: Block, forward: Flags, bad_input: Mask) -> None:
-        bad = block.loss_known & ~np.isfinite(block.columns["loss"])
+        loss, norm = block.columns["loss"], block.columns["grad_norm"]
+        bad = block.loss_known & ~np.isfinite(loss)
+        bad |= (loss == 0) & block.norm_known & np.isnan(norm)  # a nan that was filtered
         self.any_bad_loss |= bool(bad.any())
         bad &= ~bad_input
         at = np.flatnonzero(bad)
         if len(at) and not self.bad_loss.count:
-            self.bad_loss_value = str(float(block.columns["loss"][at[0]]))
+            self.bad_loss_value = str(float(loss[at[0]]))
         self.bad_loss = self._seen(self.bad_loss, bad, block)
         self.bad_loss_finite_forward = self._seen(
             self.bad_loss_finite_forward, bad & (forward == 1), block

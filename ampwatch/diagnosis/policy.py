@@ -47,6 +47,10 @@ STORM_FREE_SKIPS = 2
 STORM_WINDOW_STEPS = 100
 STORM_ERROR_SHARE = 0.5
 
+# A foreign log whose last norms, or all of whose rates, are no numbers to train with: three lines
+# agree, and they are a fifth of the record, or twenty of them.
+DEAD_LINES, DEAD_SHARE, DEAD_MANY = 3, 0.2, 20
+
 # What happened in the last fiftieth of a run (20 steps at least) still stands at its end.
 RECENT_SHARE = 0.02
 RECENT_STEPS = 20

@@ -4,6 +4,9 @@ Skips close together are one *episode*. An episode belongs to the start-up searc
 of a growing scale, to a reset, to a collapse, or to nothing known; each belongs to one of these.
 The fold walks *segments*: entries in a row with one scale, all skipped or all accepted. A run has
 few of them, however long it is.
+
+Positions and lengths are counted in steps, not in rows: a foreign log has one row for many steps.
+What lies between two rows of one scale was accepted at it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.episodes import NAN, Episode, Fall, Scaler, Segment, Span
 from ampwatch.diagnosis.named import Culprits
-from ampwatch.diagnosis.signals import Event, Floats, Mask
+from ampwatch.diagnosis.signals import Event, Floats, Integers, Mask
 from ampwatch.rows import EventKind
 
 
@@ -27,7 +30,8 @@ class ScaleCourse:
     """What is remembered of the scale; `copy` it before folding what may still change."""
 
     scaler: Scaler
-    entries: int = 0
+    entries: int = 0  # rows, one a step that is told of
+    steps: int = 0  # that they tell of, from the first to the last
     skips: int = 0
     first_step: int | None = None
     last_step: int | None = None
@@ -66,7 +70,10 @@ class ScaleCourse:
     culprits: Culprits = field(default_factory=Culprits)  # of overflows that nothing explains
     floor_steps: tuple[int, int] | None = None
     floor_scale: float = NAN
-    recent_skips: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
+    recent_skips: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # positions
+    places: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # of the last block
+    last_place: int = -1
+    known_scale: float = NAN  # the last one that any entry tells, before or after its step
     low_scale_steps: int = 0  # accepted at an established scale below 1
     previous_skipped: bool | None = None
     levels: tuple[tuple[int, float], ...] = ()  # established within the last block, by position
@@ -86,8 +93,9 @@ class ScaleCourse:
         if not len(block):
             self._take_overflows(list(overflows))
             return
+        self.places = self._places(block)
         segments = self._segments(block)
-        waiting = list(overflows)
+        waiting = [(self._place_of(block, position), event) for position, event in overflows]
         self.levels, self.level_before = (), self.level
         for segment in segments:
             self._take(segment)
@@ -108,21 +116,34 @@ class ScaleCourse:
         if not self.has_scaler:
             return np.isnan(scale)
         before = NAN if self.level_before is None else self.level_before
-        where = np.array([position - block.start for position, _ in self.levels], np.int64)
+        where = np.array([position for position, _ in self.levels], np.int64)
         values = np.array([before, *(level for _, level in self.levels)])
-        level = values[np.searchsorted(where, np.arange(len(block)), side="right")]
+        level = values[np.searchsorted(where, self.places, side="right")]
         return np.asarray(np.isnan(level) | (scale > level * 2.0**-policy.COLLAPSE_OCTAVES))
 
     # --- one block -------------------------------------------------------------------------------
 
+    def _places(self, block: Block) -> Integers:
+        """Each entry's position in steps; a step that does not come after the last counts one."""
+        before = block.step[0] - 1 if self.last_step is None else self.last_step
+        apart = np.diff(block.step, prepend=before)
+        return np.asarray(self.steps - 1 + np.cumsum(np.maximum(apart, 1)))
+
+    def _place_of(self, block: Block, position: int) -> int:
+        at = position - block.start
+        return int(self.places[at]) if at < len(block) else int(self.places[-1]) + 1
+
     def _segments(self, block: Block) -> Iterator[Segment]:
         scale, after = block.columns["scale"], block.columns["scale_after"]
-        filled = filled_from(scale, self.scale)
+        filled = _before_each(scale, after, self.known_scale)
         reset = self._resets(block, scale, after)
+        after = np.where(np.isnan(after), np.append(scale[1:], NAN), after)
+        after = np.where(np.isnan(after), filled, after)
+        alone = np.diff(self.places, prepend=self.steps - 1) > 1
         before = np.concatenate(([self.scale], filled[:-1]))
         changed = (filled != before) & ~(np.isnan(filled) & np.isnan(before))
         skipped_before = np.concatenate(([self.previous_skipped or False], block.skipped[:-1]))
-        cut = changed | reset | (block.skipped != skipped_before)
+        cut = changed | reset | (block.skipped != skipped_before) | (block.skipped & alone)
         cut[0] = True
         begin = np.flatnonzero(cut)
         lowest = np.fmin.reduceat(after, begin)
@@ -131,10 +152,10 @@ class ScaleCourse:
             begin.tolist(), end.tolist(), filled[begin].tolist(), after[end].tolist(),
             lowest.tolist(), block.skipped[begin].tolist(), reset[begin].tolist(), strict=True,
         )  # fmt: skip
-        steps = block.step
+        steps, places = block.step, self.places
         for first, last, value, then, low, skipped, is_reset in rows:
             yield Segment(
-                block.start + first, block.start + last, int(steps[first]), int(steps[last]),
+                int(places[first]), int(places[last]), int(steps[first]), int(steps[last]),
                 value, then, low, skipped, is_reset,
             )  # fmt: skip
 
@@ -145,33 +166,49 @@ class ScaleCourse:
         set_here = np.isin(block.step, by_user)
         set_before = np.concatenate(([self.set_by_user], set_here[:-1]))
         self.set_by_user = bool(set_here[-1])
-        expected = np.concatenate(([self.scale_after], after[:-1]))
+        expected = _before_each(
+            np.full(len(scale), NAN), _last_known(scale, after), self.known_scale
+        )
         if initial is None:
             return np.zeros(len(block), np.bool_)
-        jumped = (scale == initial) & (expected != initial) & ~np.isnan(expected)
+        told = ~np.isnan(scale)
+        jumped = told & (scale == initial) & (expected != initial) & ~np.isnan(expected)
+        jumped |= ~told & ~block.skipped & (after == initial) & (expected < initial)
+        jumped &= ~self._may_have_grown(expected, initial)
         # `update(new_scale)` closes one step and shows in the next.
         reset = jumped & ~set_here & ~set_before
         for at in np.flatnonzero(reset)[-1:]:
-            self.reset_from, self.reset_to = float(expected[at]), float(scale[at])
+            self.reset_from, self.reset_to = float(expected[at]), initial
         return np.asarray(reset)
+
+    def _may_have_grown(self, before: Floats, scale: float) -> Mask:
+        """Whether growth in steps that no row tells of could have led there."""
+        unseen = np.diff(self.places, prepend=self.steps - 1) - 1
+        growths = np.where(unseen > 0, unseen // self.scaler.growth_interval + 1, 0)
+        with np.errstate(all="ignore"):
+            needed = np.log2(scale / before) / np.log2(self.scaler.growth_factor)
+        return np.asarray((growths > 0) & (needed >= 0) & (needed <= growths))
 
     def _take_facts(self, block: Block) -> None:
         scale, after = block.columns["scale"], block.columns["scale_after"]
-        first_known = scale[~np.isnan(scale)][:1]
+        both = np.column_stack([scale, after]).ravel()
+        known = both[~np.isnan(both)]
+        first_known = known[:1]
         if np.isnan(self.first_scale) and len(first_known):
             self.first_scale = float(first_known[0])
         if self.first_step is None:
             self.first_step = int(block.step[0])
-        last_known = after[~np.isnan(after)][-1:]
-        self.final_scale = float(last_known[0]) if len(last_known) else self.final_scale
+        before = _before_each(scale, after, self.known_scale)
+        if len(known):
+            self.final_scale = self.known_scale = float(known[-1])
         self.has_scaler |= bool(np.isfinite(scale).any() or np.isfinite(after).any())
-        self._take_floor(block, scale)
-        self.recent_skips = np.concatenate([self.recent_skips, block.skipped])[
-            -policy.STORM_WINDOW_STEPS :
-        ]
-        self.scale = float(filled_from(scale, self.scale)[-1])
+        self._take_floor(block, before)
+        self.scale = float(before[-1])
         self.scale_after = float(after[-1])
         self.entries += len(block)
+        self.steps = int(self.places[-1]) + 1
+        recent = np.concatenate([self.recent_skips, self.places[block.skipped]])
+        self.recent_skips = recent[recent >= self.steps - policy.STORM_WINDOW_STEPS]
         self.last_step = int(block.step[-1])
         self.previous_skipped = bool(block.skipped[-1])
 
@@ -190,7 +227,9 @@ class ScaleCourse:
 
     def _take(self, segment: Segment) -> None:
         if segment.first == 0:
-            self.first_entry_scale = segment.scale
+            told = np.isnan(segment.scale)
+            self.first_entry_scale = segment.scale_after if told else segment.scale
+        self._take_unseen(segment)
         previous = self.run_scale
         if segment.scale != previous and not np.isnan(segment.scale):
             if not np.isnan(previous):
@@ -206,6 +245,13 @@ class ScaleCourse:
         else:
             self._take_accepted(segment)
 
+    def _take_unseen(self, segment: Segment) -> None:
+        """Steps between two rows of one scale: had one been skipped, the scale had fallen."""
+        unseen = segment.first - self.last_place - 1
+        self.last_place = segment.last
+        if unseen > 0 and self.run_length and segment.scale == self.run_scale:
+            self._accept(unseen, segment)
+
     def _take_reset(self, segment: Segment) -> None:
         self._close()  # what is skipped from here on is the new search's
         self.resets += 1
@@ -219,6 +265,9 @@ class ScaleCourse:
             self.first_accepted, self.first_accepted_step = segment.first, segment.first_step
             self.first_accepted_scale = segment.scale
             self.startup_culprits = Culprits()  # the search has ended: it explains them
+        self._accept(length, segment)
+
+    def _accept(self, length: int, segment: Segment) -> None:
         self.run_length += length
         if self.run_length >= self.scaler.established_steps and np.isfinite(segment.scale):
             if self.level is None or segment.scale > self.level:
@@ -324,3 +373,13 @@ def filled_from(values: Floats, before: float) -> Floats:
     joined = np.concatenate(([before], values))
     at = np.maximum.accumulate(np.where(np.isnan(joined), 0, np.arange(len(joined))))
     return np.asarray(joined[at][1:])
+
+
+def _last_known(scale: Floats, after: Floats) -> Floats:
+    return np.where(np.isnan(after), scale, after)
+
+
+def _before_each(scale: Floats, after: Floats, before: float) -> Floats:
+    """The scale that each entry began with: its own, or the last that an entry before it tells."""
+    both = np.column_stack([scale, after]).ravel()
+    return filled_from(both, before)[::2]

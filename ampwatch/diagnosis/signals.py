@@ -36,6 +36,8 @@ class Info(Protocol):
     def started_ns(self) -> int: ...  # noqa: D102
     @property
     def scaler(self) -> Mapping[str, Any]: ...  # noqa: D102
+    @property
+    def marks(self) -> Mapping[str, Sequence[str]]: ...  # noqa: D102
 
 
 class Record(Protocol):

@@ -89,6 +89,7 @@ def new_state(info: Info) -> State:
                 growth_interval=max(1, int(min(interval, policy.LONGEST_INTERVAL))),
                 floor=positive(scaler.get("min_scale")),
                 backoff_factor=positive(scaler.get("backoff_factor")) or 0.5,
+                hysteresis=int(min(positive(scaler.get("hysteresis")) or 1.0, 16.0)),
             )
         )
     )

@@ -77,7 +77,7 @@ def bad_batch(case: Case) -> Iterator[Seen]:
 def recoverable_spike(case: Case) -> Iterator[Seen]:
     """Bursts of skips that the run got over."""
     scale, spikes = case.scale, case.scale.spikes
-    since = scale.entries - 1 - spikes.last_position
+    since = scale.steps - 1 - spikes.last_position
     if not spikes.episodes or since < scale.scaler.established_steps:
         return
     if case.standing_fall is not None or case.judgement.onset is not None:

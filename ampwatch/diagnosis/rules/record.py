@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
@@ -26,7 +26,7 @@ from ampwatch.rows import EventKind
 )
 def incomplete_data(case: Case) -> Iterator[Seen]:
     """What could not be judged, and why."""
-    missing = [*case.record.notes, *_blind_spots(case)]
+    missing = [*case.record.notes, *_blind_spots(case), *_foreign_spots(case)]
     if missing:
         yield Seen(
             severity=Severity.INFO,
@@ -61,6 +61,40 @@ def _bounded_layers(case: Case) -> list[str]:
     return sorted({one.layer for one in (*backward, *case.ledger.forward.values()) if one.is_bound})
 
 
+_NAMES = {"loss": "loss", "lr": "learning rate", "grad_norm": "gradient norm"}
+_READINGS = {
+    ("step", "placed"): "Steps whose number the log does not give stand in its order.",
+    ("skipped", "implied"): "Some skipped steps are told by a counter or by the scale's fall only.",
+    ("scale", "implied"): "The scale rose between overflows without a line that says so.",
+    ("scale", "rounded"): "Small scales are printed as 0 and are absent here.",
+    ("scale_after", "rounded"): "The scale is printed rounded: a 0 is no zero, and is absent here.",
+    ("loss", "averaged"): "The loss is an average over the steps since the line before.",
+    ("grad_norm", "averaged"): "The gradient norm is an average.",
+    ("grad_norm", "stale"): "Gradient norms that only repeat an older one are left out.",
+    ("scale_after", "averaged"): "The scale is an average.",
+}
+
+
+def _foreign_spots(case: Case) -> Iterator[str]:
+    """What another program's log leaves out, and how what it has is to be read."""
+    if not case.is_foreign or not case.numbers.steps:
+        return
+    lacking = [name for column, name in _NAMES.items() if column not in case.numbers.told]
+    if lacking:
+        yield f"The log tells no {_or(lacking)}: causes that show there cannot be told."
+    if not case.scale.has_scaler:
+        yield "It tells no loss scale."
+    yield "Layers, updates and memory are not in such a log."
+    for column, marks in sorted(case.record.marks.items()):
+        for mark in marks:
+            if (column, mark) in _READINGS:
+                yield _READINGS[column, mark]
+
+
+def _or(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
 @rule(
     "AMP902",
     "run-ended-uncleanly",
@@ -90,7 +124,7 @@ def run_ended_uncleanly(case: Case) -> Iterator[Seen]:
             cause=text or "The exception had no message.",
             action="Put the error right; the record up to there is complete.",
         )
-    elif not case.record.clean_end:
+    elif not case.record.clean_end and not case.is_foreign:  # others write no end mark
         yield Seen(
             severity=Severity.INFO,
             first_step=last,

@@ -125,17 +125,25 @@ def _failed_search(case: Case) -> Seen:
     scale, final = case.scale, case.final_scale
     first = _known(scale.first_entry_scale)
     blind = "" if case.numbers.sees_forward else " Whether the forward pass was finite is unknown."
+    accepted = "No accepted step is shown" if case.is_foreign else "No step was ever accepted"
     return Seen(
         severity=Severity.ERROR,
         first_step=scale.first_step,
         last_step=scale.last_step,
-        summary=f"No step was ever accepted: {count_text(scale.startup_skips, 'skip')} took the "
-        f"scale from {scale_text(first)} to {scale_text(final)}.",
-        cause="The gradients are not finite at any scale." + blind,
+        summary=f"{accepted}: {count_text(scale.startup_skips, 'skip')} took the scale from "
+        f"{scale_text(first)} to {scale_text(final)}.",
+        cause="The gradients are not finite at any scale." + blind + _untold(case),
         action="A lower scale or learning rate cannot help before the first update. Find the "
         "first layer or input that is not finite.",
         evidence=(Evidence("scale", scale.last_step, final, first),),
     )
+
+
+def _untold(case: Case) -> str:
+    """The caveat where the record holds nothing that could name the cause."""
+    if case.is_foreign and not case.numbers.told & {"loss", "lr"}:
+        return " Without the loss and the learning rate the cause cannot be told."
+    return ""
 
 
 def _fall(case: Case, fall: Fall, *, healed: bool) -> Seen:
@@ -151,7 +159,7 @@ def _fall(case: Case, fall: Fall, *, healed: bool) -> Seen:
         summary=f"The loss scale fell from {scale_text(fall.level)} to {scale_text(fall.lowest)} "
         f"{ending}.",
         cause=f"From there {count_text(skipped, 'step')} {'was' if skipped == 1 else 'were'} "
-        "skipped: the gradients overflowed again at every lower scale.",
+        "skipped: the gradients overflowed again at every lower scale." + _untold(case),
         action="Nothing to do unless it returns: the run recovered by itself."
         if healed
         else f"Stop: nothing is being learnt. Restart from a checkpoint before step "
@@ -219,23 +227,26 @@ def scale_at_floor(case: Case) -> Iterator[Seen]:
 def overflow_storm(case: Case) -> Iterator[Seen]:
     """More skips than growth explains."""
     scale, loose = case.scale, case.loose
+    if (dead := _nothing_learns(case)) is not None:
+        yield dead
+        return
     if scale.first_accepted is None or not loose.skips:
         return
-    since = scale.entries - scale.first_accepted
+    since = scale.steps - scale.first_accepted
     interval = scale.scaler.growth_interval
     if 2 * loose.episodes > loose.skips:  # isolated ones are counted from the first of them
-        since = scale.entries - loose.first_position
-    allowed = policy.STORM_FREE_SKIPS + since / interval
+        since = scale.steps - loose.first_position
+    allowed = policy.STORM_FREE_SKIPS + since / interval * scale.scaler.hysteresis
     if loose.skips <= allowed:
         return
-    recent = scale.recent_skips[-(scale.entries - scale.first_accepted) :]
-    full = len(recent) == policy.STORM_WINDOW_STEPS
-    most = full and float(recent.mean()) > policy.STORM_ERROR_SHARE
+    recent = len(scale.recent_skips)
+    full = scale.steps - scale.first_accepted >= policy.STORM_WINDOW_STEPS
+    most = full and recent > policy.STORM_ERROR_SHARE * policy.STORM_WINDOW_STEPS
     if 2 * loose.lone_skips <= loose.skips and not most:
         return  # bursts: a spike or a fall, each with a finding of its own
-    quiet = max(policy.STORM_WINDOW_STEPS, policy.RECENT_SHARE * scale.entries)
-    calm = full and scale.entries - loose.last_position > quiet and not recent.any()
-    wasted = share_text(scale.skips, scale.entries)
+    quiet = max(policy.STORM_WINDOW_STEPS, policy.RECENT_SHARE * scale.steps)
+    calm = full and scale.steps - loose.last_position > quiet and not recent
+    wasted = share_text(scale.skips, scale.steps)
     yield Seen(
         severity=Severity.ERROR if most else Severity.INFO if calm else Severity.WARNING,
         first_step=loose.first_step,
@@ -247,6 +258,38 @@ def overflow_storm(case: Case) -> Iterator[Seen]:
         action="See which layer overflows first, and whether those batches differ from the rest.",
         evidence=(Evidence("skipped", loose.last_step, float(loose.skips), float(allowed)),),
     )
+
+
+def _nothing_learns(case: Case) -> Seen | None:
+    """A log without a scale whose norms are never finite, or whose rate never left zero."""
+    numbers = case.numbers
+    if not case.is_foreign or case.scale.has_scaler:
+        return None
+    bad, rates = numbers.bad_norms, 0 if numbers.any_rate else numbers.rates
+    if _is_dead(bad.count, numbers.norms):
+        what, value = "gradient norm is not finite", "not finite"
+        first, count, signal = bad.first_step, bad.count, "grad_norm"
+        cause = "Each such step is skipped by a scaler, or writes nan into the weights without one."
+    elif rates >= policy.DEAD_MANY or (rates >= policy.DEAD_LINES and rates == case.scale.entries):
+        what, value = "learning rate never left 0", "0"
+        first, count, signal = case.scale.first_step, rates, "lr"
+        cause = "A scheduler that waits for accepted steps has seen none: every step is skipped."
+    else:
+        return None
+    return Seen(
+        severity=Severity.ERROR,
+        first_step=first,
+        last_step=case.scale.last_step,
+        summary=f"Nothing is learnt: the {what} in the last {count_text(count, 'line')}.",
+        cause=cause,
+        action="Stop the run. Attach ampwatch, or print the loss scale, to see which it is.",
+        evidence=(Evidence(signal, case.scale.last_step, value),),
+    )
+
+
+def _is_dead(bad: int, lines: int) -> bool:
+    few = bad < policy.DEAD_LINES
+    return not few and (bad >= policy.DEAD_SHARE * lines or bad >= policy.DEAD_MANY)
 
 
 @rule(

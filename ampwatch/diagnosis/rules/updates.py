@@ -94,7 +94,7 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
     part = case.loop.skipped_in_part
     if case.is_searching or part.count < policy.SHARED_SKIPS:
         return
-    grown = case.scale.entries / case.scale.scaler.growth_interval
+    grown = case.scale.steps / case.scale.scaler.growth_interval
     allowed = case.scale.startup_skips + policy.STORM_FREE_SKIPS + grown
     if part.count <= allowed:
         return
