@@ -8,10 +8,11 @@ import math
 import numpy as np
 import pytest
 from rich.console import Console
-from written_runs import write_run
+from written_runs import event_columns, write_run
 
-from ampwatch import diagnose, open_run
+from ampwatch import codec, diagnose, open_run, store
 from ampwatch.report import course_text, powers, print_letter, sparkline
+from ampwatch.rows import Table
 
 
 def letter_of(path, *, terminal: bool) -> str:
@@ -66,3 +67,38 @@ def test_a_sparkline_shows_every_dip():
     values[517] = 0.0
     assert sparkline(values, 40).count("▁") == 1
     assert sparkline([], 40) == ""
+
+
+def forward_overflow(tmp_path):
+    """A run whose every forward pass breaks in one layer."""
+    path = write_run(tmp_path, accepted=0, skipped=30, ended=False)
+    told = {"direction": "forward", "layer": "blocks.1.down", "exact": True}
+    writer = store.RankWriter(path, 0)
+    overflows = [(step, "overflow", told) for step in range(30)]
+    writer.append(codec.encode(Table.EVENTS, event_columns(overflows, 0)))
+    writer.close()
+    return path
+
+
+def test_lines_to_paste_stand_at_the_margin_unbroken(tmp_path):
+    lines = letter_of(forward_overflow(tmp_path), terminal=False).splitlines()
+    begin = lines.index("layer = model.get_submodule('blocks.1.down').float()")
+    code = lines[begin : lines.index("layer.forward = island") + 1]
+    compile("\n".join(code), "letter", "exec")
+
+
+def test_a_consequence_stands_below_its_cause_and_says_so(tmp_path):
+    text = letter_of(forward_overflow(tmp_path), terminal=False)
+    assert text.index("AMP203 forward-overflow") < text.index("AMP103 scale-collapse")
+    assert "(because of AMP203)" in " ".join(text.split())
+
+
+def test_the_letter_says_what_it_is_not(tmp_path):
+    text = letter_of(forward_overflow(tmp_path), terminal=False)
+    assert "not the cause. AMP203 explains what happened." in text
+    assert "ruled out" in text
+    assert text.count("is the first layer whose output overflows") == 1
+
+
+def test_a_rate_that_stays_is_said_once(tmp_path):
+    assert "keep to" not in letter_of(write_run(tmp_path, accepted=200), terminal=False)

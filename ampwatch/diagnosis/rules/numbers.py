@@ -12,6 +12,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.layer_course import LayerCourse
 from ampwatch.diagnosis.named import Named, Times
+from ampwatch.diagnosis.paste import float32_island, with_lines
 from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.signals import Integers
 from ampwatch.diagnosis.words import count_text, scale_text, steps_text
@@ -125,7 +126,7 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
         last_step=times.last_step,
         layer=most.layer,
         ranks=tuple(sorted(most.ranks)),
-        summary=f"{most.layer} is {_where(most)} to overflow in the backward pass, "
+        summary=f"{most.layer} {_is_first(most)} to overflow in the backward pass, "
         f"{times.count} times" + ("." if standing else ", and no longer at the end."),
         cause="The loss is finite; the gradient is not once it has passed this layer.",
         action="Look at this layer's gradient; run it in float32, or normalise what enters it.",
@@ -162,8 +163,8 @@ def forward_overflow(case: Case) -> Iterator[Seen]:
         last_step=times.last_step,
         layer=first.layer,
         ranks=tuple(sorted(frozenset().union(*(one.ranks for one in named)))),
-        summary=f"{first.layer} is {_where(first)} whose output leaves half precision in the "
-        f"forward pass{'' if standing else '; the run recovered'}.",
+        summary=f"{first.layer} {_is_first(first)} whose output overflows half precision"
+        f"{'.' if standing else ', and the run got over it.'}",
         cause=f"Its inputs and weights are finite, its output is not: fp16 ends at {FP16_MAX:.0f}, "
         "and the loss scale cannot help in the forward pass.",
         action=_forward_action(case, first) if standing else "Nothing to do unless it returns.",
@@ -280,17 +281,32 @@ def non_finite_input(case: Case) -> Iterator[Seen]:
 def _forward_action(case: Case, first: Named) -> str:
     """What to do depends on whether the run had worked before."""
     start, layer = case.scale.first_accepted_step, first.layer
+    island = float32_island(layer)
     if start is None or (first.times.first_step or 0) <= start:
-        return f"Run {layer} in float32, scale its activations down, or use bf16."
-    return (
-        f"The run had worked until then: look at what made the activations grow (a rate too high, "
-        f"a batch, a resume). If nothing did, run {layer} in float32 or use bf16."
+        return with_lines(f"Use bf16, or run {layer} in float32, once the model is made:", island)
+    return with_lines(
+        f"The run had worked until then: look first at {_grown(case)}. If nothing made the "
+        f"activations grow, run {layer} in float32, once the model is made:",
+        island,
     )
 
 
-def _where(named: Named) -> str:
-    """`the first`, or what the record can say when the layer is only a bound."""
-    return "the first (as far as the record can tell)" if named.is_bound else "the first"
+def _grown(case: Case) -> str:
+    """What may have made the activations grow."""
+    outlier = case.batches.first
+    if outlier is None or outlier.signal != "input_amax":
+        return "the learning rate, and at what was loaded or changed before"
+    return (
+        f"the data, whose largest input was {outlier.value / outlier.median:,.0f} times its median "
+        f"at step {outlier.step}"
+    )
+
+
+def _is_first(named: Named) -> str:
+    """`is the first layer`, or what the record can say when the layer is only a bound."""
+    if named.is_bound:
+        return "is, as far as the record can tell, the first layer"
+    return "is the first layer"
 
 
 def _innermost(names: Sequence[str]) -> list[str]:

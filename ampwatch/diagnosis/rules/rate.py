@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Action, Advice, Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Judgement, advise, constants
+from ampwatch.diagnosis.paste import with_lines
 from ampwatch.diagnosis.registry import Page, Seen, rule
 
 
@@ -127,4 +128,4 @@ def _paste(advice: Advice) -> str:
     told = ""
     if advice.recommended is not None:
         told = f"Use a base rate of {advice.recommended:.3g} instead of {advice.current:.3g}. "
-    return f"{told}Before the scheduler is made: {line}"
+    return with_lines(f"{told}Before the scheduler is made:", line)

@@ -1,72 +1,24 @@
-"""A run and its diagnosis as a letter for the terminal, or as JSON.
-
-The letter is a good doctor's: how it stands, what it is and since when, what to do, then the facts,
-on one screen. Names of runs and layers are data: they are shown, never interpreted.
-"""
+"""What a run's record holds, plainly: numbers now and their course, and what they rule out."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table as Grid
-from rich.text import Text
 
 from ampwatch.diagnosis.words import count_text, scale_text, share_text
 from ampwatch.rows import Table
-from ampwatch.text import printable
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis import Advice, Diagnosis, Finding, Record
+    from ampwatch.diagnosis import Diagnosis, Record
 
-STYLES = {
-    "failing": "bold #C8401E",
-    "error": "bold #C8401E",
-    "warning": "bold #C98A00",
-    "incomplete": "bold #6B7280",
-    "info": "#6B7280",
-    "healthy": "bold #0E8A6D",
-}
-MARKS = {"error": "x", "warning": "!", "info": "-"}
 BARS = "▁▂▃▄▅▆▇█"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-class Named(Protocol):
-    """What a letter's title needs."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-
-
-def to_json(diagnosis: Diagnosis) -> str:
-    """The text that `report --json` prints."""
-    return json.dumps(diagnosis.to_json(), indent=2, allow_nan=False, ensure_ascii=False)
-
-
-def print_letter(console: Console, name: str, run: Record, diagnosis: Diagnosis) -> None:
-    """Print the letter, as this console can show it."""
-    fancy = console.is_terminal and "utf" in console.encoding.lower()
-    console.print(letter(name, run, diagnosis, fancy=fancy), highlight=False, soft_wrap=False)
-
-
-def letter(name: str, run: Record, diagnosis: Diagnosis, *, fancy: bool) -> RenderableType:
-    """The whole letter; `fancy` writes powers as superscripts and draws small curves."""
-    write = powers if fancy else str
-    parts: list[RenderableType] = [_title(name, diagnosis)]
-    parts += [_headline(diagnosis, write), Text()]
-    parts += _others(diagnosis, write)
-    parts.append(_rate(diagnosis, write))
-    parts += [Text(), _facts(run, diagnosis, fancy=fancy)]
-    return Group(*parts)
 
 
 def powers(text: str) -> str:
@@ -87,94 +39,6 @@ def sparkline(values: Sequence[float] | npt.NDArray[np.float64], width: int) -> 
     return "".join(BARS[height] for height in heights)
 
 
-def _title(name: str, diagnosis: Diagnosis) -> Text:
-    verdict = diagnosis.verdict.value
-    facts = diagnosis.run
-    ranks = "" if len(facts.ranks) < 2 else f", {len(facts.ranks)} ranks"
-    return Text.assemble(
-        (verdict.upper(), STYLES[verdict]),
-        ("  ", ""),
-        (printable(name), "bold"),
-        (f"  {count_text(facts.steps, 'step')}{ranks}", "dim"),
-    )
-
-
-_CALM = {
-    "healthy": "Nothing is wrong with this run.",
-    "incomplete": "The record ends before anything could be judged.",
-}
-
-
-def _headline(diagnosis: Diagnosis, write: Any) -> RenderableType:
-    head = diagnosis.headline
-    if head is None or (diagnosis.verdict.value in _CALM and head.severity.value == "info"):
-        return Text(_CALM.get(diagnosis.verdict.value, ""))
-    return Group(
-        Text.assemble(
-            (write(printable(head.summary)), "bold"), (f"  {head.code} {head.name}", "dim")
-        ),
-        *_paragraphs(head, write),
-    )
-
-
-def _paragraphs(finding: Finding, write: Any) -> Iterator[RenderableType]:
-    since = "" if finding.first_step is None else f"Since step {finding.first_step}. "
-    rows = [("why", since + finding.cause), ("do", finding.action)]
-    grid = Grid.grid(padding=(0, 1))
-    grid.add_column(style="dim", min_width=4)
-    grid.add_column()
-    for label, text in rows:
-        grid.add_row(label, Text(write(printable(text))))
-    yield Padding(grid, (0, 0, 0, 2))
-
-
-def _others(diagnosis: Diagnosis, write: Any) -> list[RenderableType]:
-    """The other findings, a line each; consequences say whose."""
-    head = diagnosis.headline
-    calm = diagnosis.verdict.value in _CALM
-    shown_above = head is not None and not (calm and head.severity.value == "info")
-    rest = diagnosis.findings[1:] if shown_above else diagnosis.findings
-    if not rest:
-        return []
-    grid = Grid.grid(padding=(0, 1))
-    grid.add_column()
-    grid.add_column(no_wrap=True)
-    grid.add_column()
-    for finding in rest:
-        style = STYLES[finding.severity.value]
-        because = f" (because of {finding.because_of})" if finding.because_of else ""
-        text = finding.summary if finding.code != "AMP901" else finding.cause
-        grid.add_row(
-            Text(MARKS[finding.severity.value], style),
-            Text(f"{finding.code} {finding.name}", style),
-            Text(write(printable(text)) + because),
-        )
-    return [grid, Text()]
-
-
-def _rate(diagnosis: Diagnosis, write: Any) -> Text:
-    """The advice in numbers, and its arithmetic."""
-    advice = diagnosis.learning_rate
-    text = write(printable(f"{_advised(advice)}. {advice.because}"))
-    return Text.assemble(("Learning rate: ", "dim"), text)
-
-
-def _advised(advice: Advice) -> str:
-    """The action, the rate and where to restart, as far as they are known."""
-    parts = [advice.action.value.replace("-", " ")]
-    if advice.recommended is not None and advice.current is not None:
-        parts[0] += f" to {advice.recommended:.3g} (now {advice.current:.3g}"
-        if advice.low is not None and advice.high is not None:
-            parts[0] += f"; 90 % interval {advice.low:.2g} to {advice.high:.2g}"
-        parts[0] += ")"
-    step = advice.restart_checkpoint_step
-    if step is not None:
-        parts.append(f"restart from the checkpoint of step {step}")
-    elif advice.restart_from_step is not None:
-        parts.append(f"restart from step {advice.restart_from_step} or before")
-    return ", ".join(parts)
-
-
 @dataclass(frozen=True, slots=True)
 class Fact:
     """One line of the facts: its course, and how it stands now where that is shorter."""
@@ -187,17 +51,6 @@ class Fact:
     def now(self) -> str:
         """How it stands now."""
         return self.latest or self.text
-
-
-def _facts(run: Record, diagnosis: Diagnosis, *, fancy: bool) -> RenderableType:
-    grid = Grid.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column()
-    arrow = "→" if fancy else "to"
-    for fact in facts_of(run, diagnosis, arrow=arrow, curves=fancy):
-        text = powers(fact.text) if fancy else fact.text
-        grid.add_row(fact.label, Text(printable(text)))
-    return grid
 
 
 CURVE_WIDTH = 40
@@ -233,6 +86,8 @@ def course_text(present: npt.NDArray[np.float64], arrow: str) -> str:
     if not len(finite):
         return f"{present[-1]}, never finite"
     text = f"{finite[0]:.4g} {arrow} {finite[-1]:.4g}"
+    if (present == present[0]).all():
+        return f"{present[0]:.4g}"
     return text if math.isfinite(present[-1]) else f"{text}, then {latest_text(present)}"
 
 
@@ -295,3 +150,28 @@ def _latest_devices(devices: Any) -> list[tuple[str, int | None, int | None]]:
 
 def _floats(rows: Any, name: str) -> npt.NDArray[np.float64]:
     return np.asarray(rows.column(name).to_numpy(), dtype=np.float64)
+
+
+# What each suspicion would have shown, had it been true.
+_DATA = frozenset({"AMP206", "AMP209", "AMP605"})
+_LOST_STATE = frozenset({"AMP108", "AMP306", "AMP416"})
+
+
+def ruled_out(run: Record, diagnosis: Diagnosis) -> list[str]:
+    """What the record clears; nothing is cleared that it could not have shown."""
+    codes = {finding.code for finding in diagnosis.findings}
+    grave = {f.code for f in diagnosis.findings if f.severity.value != "info"}
+    cleared = []
+    if not codes & _DATA and _every_input_was_finite(run):
+        cleared.append("the data (every input was finite)")
+    scaled = diagnosis.run.source == "ampwatch" and diagnosis.run.first_scale is not None
+    if scaled and not any(code.startswith("AMP4") for code in grave):
+        cleared.append("the loop (its calls of the scaler are in order)")
+    if scaled and diagnosis.run.skipped and not codes & _LOST_STATE:
+        cleared.append("a lost scaler state (the scale never jumped)")
+    return cleared
+
+
+def _every_input_was_finite(run: Record) -> bool:
+    column = run.read(Table.STEPS, columns=("input_finite",)).column("input_finite")
+    return len(column) > 0 and column.null_count == 0 and bool(column.to_numpy().all())

@@ -1,0 +1,35 @@
+"""A run and its diagnosis as a letter for the terminal, or as JSON.
+
+Names of runs and layers are data: they are shown, never interpreted.
+"""
+
+from __future__ import annotations
+
+from ampwatch.report.facts import (
+    Fact,
+    course_text,
+    facts_of,
+    last_values,
+    latest_text,
+    powers,
+    rows_of_first_optimizer,
+    ruled_out,
+    sparkline,
+)
+from ampwatch.report.letter import STYLES, letter, print_letter, to_json
+
+__all__ = [
+    "STYLES",
+    "Fact",
+    "course_text",
+    "facts_of",
+    "last_values",
+    "latest_text",
+    "letter",
+    "powers",
+    "print_letter",
+    "rows_of_first_optimizer",
+    "ruled_out",
+    "sparkline",
+    "to_json",
+]
