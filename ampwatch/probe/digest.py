@@ -139,6 +139,7 @@ class Digest:
         cells: dict[str, Any] = {
             "update_norm": move.update_norm,
             "update_norm_rel_error": move.relative_error,
+            "update_alignment": move.alignment,
             "max_update_ratio": move.largest_ratio,
             "max_update_layer": move.largest_layer,
         }

@@ -6,6 +6,7 @@ hundred: the training thread needs it too.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -37,6 +38,15 @@ class Move:
     largest_layer: int | None
     ratios: Floats  # update over weight norm of each of `layers`; nan where weights are zero
     layers: NDArray[np.int64]
+    alignment: float | None  # the cosine to the update before; None where either moved nothing
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """An optimizer's latest update, as the next one needs it."""
+
+    norm: float
+    moved: NDArray[np.float32] | None  # None: the device has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,7 @@ class Mover:
         self._groupings: weakref.WeakKeyDictionary[SliceLayout, _Grouping] = (
             weakref.WeakKeyDictionary()
         )
+        self._last: weakref.WeakKeyDictionary[SliceLayout, _Last] = weakref.WeakKeyDictionary()
 
     def moves(self, steps: Iterable[StepRecord]) -> dict[int, Move]:
         """Each turn's move by the turn's id; lets go of the slices."""
@@ -69,6 +80,7 @@ class Mover:
                 elif isinstance(update, DeviceUpdate):
                     figures = _device_figures(record, update)
                     found |= self._described(update.layout, figures, [turn])
+                    self._last[update.layout] = _Last(float(figures.update_norm[0]), None)
         for pairs in groups.values():
             together = max(1, CHUNK_ELEMENTS // max(1, len(pairs[0][1].before)))
             for first in range(0, len(pairs), together):
@@ -79,9 +91,12 @@ class Mover:
         layout = pairs[0][1].layout
         before = np.stack([update.before for _, update in pairs])
         after = np.stack([update.after for _, update in pairs])
+        last = self._last.get(layout)
         with np.errstate(all="ignore"):  # weights may well be nan
-            figures = updates.figures(layout, before, after)
-        return self._described(layout, figures, [turn for turn, _ in pairs])
+            figures = updates.figures(layout, before, after, None if last is None else last.moved)
+            found = self._described(layout, figures, [turn for turn, _ in pairs])
+            self._last[layout] = _Last(float(figures.update_norm[-1]), after[-1] - before[-1])
+        return found
 
     def _described(
         self, layout: SliceLayout, figures: UpdateFigures, turns: Sequence[Turn]
@@ -94,6 +109,7 @@ class Mover:
             known = np.where(np.isfinite(ratios), ratios, -1.0)
         best = known.argmax(axis=1).tolist() if len(grouping.layers) else [0] * len(turns)
         norms, errors = figures.update_norm.tolist(), figures.relative_error.tolist()
+        alignments = self._alignments(layout, figures)
         found = {}
         for row, turn in enumerate(turns):
             largest = float(known[row, best[row]]) if len(grouping.layers) else -1.0
@@ -105,8 +121,21 @@ class Mover:
                 int(grouping.layers[best[row]]) if largest >= 0 else None,
                 ratios[row],
                 grouping.layers,
+                alignments[row],
             )
         return found
+
+    def _alignments(self, layout: SliceLayout, figures: UpdateFigures) -> list[float | None]:
+        """The cosine of each update to the one before it."""
+        last, norm = self._last.get(layout), figures.update_norm
+        with np.errstate(all="ignore"):
+            before = np.concatenate([[np.nan if last is None else last.norm], norm[:-1]])
+            cosines = figures.along / (norm * before)
+        known = np.isfinite(cosines)
+        return [
+            max(-1.0, min(1.0, cosine)) if there else None
+            for cosine, there in zip(cosines.tolist(), known.tolist(), strict=True)
+        ]
 
     def _grouping(self, layout: SliceLayout, turn: Turn) -> _Grouping:
         known = self._groupings.get(layout)
@@ -152,4 +181,7 @@ def _device_figures(record: StepRecord, update: DeviceUpdate) -> UpdateFigures:
             squares(update.moved_at),
             squares(update.squared_at),
             squares(update.weight_at),
+            np.array(
+                [math.nan if update.along_at is None else record.pack.values[update.along_at]]
+            ),
         )

@@ -19,7 +19,6 @@ from ampwatch.probe.optimizers import OptimizerView, matrix_parameters
 from ampwatch.probe.records import StepRecord, Turn
 from ampwatch.probe.stale import StaleGradients
 from ampwatch.probe.steps import Steps
-from ampwatch.probe.updates import compare
 from ampwatch.rows import EventKind
 
 
@@ -179,9 +178,7 @@ class Turns:
             view.used, view.waiting = (), None
         if self._before is not None:
             after = view.slices.after()
-            turn.update = compare(
-                view.slices.layout, self._before, after, self._steps.current().pack
-            )
+            turn.update = view.slices.compare(self._before, after, self._steps.current().pack)
             self._before = None
 
     def backward_began(self) -> None:

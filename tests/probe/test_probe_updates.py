@@ -15,7 +15,6 @@ from ampwatch.probe.updates import (
     DeviceUpdate,
     HostUpdate,
     Slices,
-    compare,
     estimate,
     figures,
     stride_of,
@@ -94,17 +93,18 @@ def test_many_steps_at_once_give_what_each_gives_alone():
 def test_the_device_path_finds_what_the_host_path_finds():
     change = lambda p: p.add_(0.01 * torch.randn_like(p))  # noqa: E731
     slices, before, after, _, _ = one_step(parameters(), change)
-    host = compare(slices.layout, before, after, Pack())
+    host = slices.compare(before, after, Pack())
     assert isinstance(host, HostUpdate)
     pack = Pack()
-    device = compare(slices.layout, torch.from_numpy(before), torch.from_numpy(after), pack)
+    device = slices.compare(torch.from_numpy(before), torch.from_numpy(after), pack)
     assert isinstance(device, DeviceUpdate)
     count = len(slices.layout.starts)
     sums = [
         np.array([pack.values[at : at + count]]) ** 2
         for at in (device.moved_at, device.squared_at, device.weight_at)
     ]
-    reduced = estimate(slices.layout, *sums)
+    assert device.along_at is None  # there was no update before
+    reduced = estimate(slices.layout, *sums, np.full(1, np.nan))
     expected = figures(slices.layout, before[None], after[None])
     assert reduced.update_norm == pytest.approx(expected.update_norm, rel=1e-5)
     assert reduced.relative_error == pytest.approx(expected.relative_error, rel=1e-3)
@@ -114,7 +114,7 @@ def test_bfloat16_parameters_are_seen_too():
     held = parameters([(64, 64)], torch.bfloat16)
     slices, before, after, norm, _ = one_step(held, lambda p: p.mul_(2.0))
     pack = Pack()
-    update = compare(slices.layout, before, after, pack)
+    update = slices.compare(before, after, pack)
     moved = np.array([pack.values[update.moved_at : update.moved_at + 1]]) ** 2
     assert math.sqrt((moved * slices.layout.weights).sum()) == pytest.approx(norm, rel=0.1)
 
