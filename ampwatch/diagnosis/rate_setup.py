@@ -99,12 +99,22 @@ def _group(detail: Mapping[str, Any], group: Mapping[str, Any]) -> Group:
         momentum=_share(group.get("momentum")),
         nesterov=group.get("nesterov") is True,
         square_decay=_share(group.get("alpha")) if divides else 0.0,
+        fade=_fade(group),
     )
 
 
 def _share(value: Any) -> float:
     """A number of at least 0 and below 1, else 0."""
     return float(value) if isinstance(value, (int, float)) and 0 <= value < 1 else 0.0
+
+
+def _fade(group: Mapping[str, Any]) -> float | None:
+    """What fades of the updates from one to the next; none where it looks ahead, too."""
+    betas = group.get("betas")
+    value = betas[0] if isinstance(betas, list) and betas else group.get("momentum", 0.0)
+    if group.get("nesterov") or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
+        return None
+    return float(value)
 
 
 def _mappings(value: Any) -> Sequence[Mapping[str, Any]]:

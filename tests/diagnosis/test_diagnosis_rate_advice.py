@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -18,6 +19,7 @@ from ampwatch.diagnosis.learning_rate import (
     judge_rate,
     rows_of,
 )
+from ampwatch.diagnosis.learning_rate.alignment import alignment_after
 
 ADAM = Setup(groups=(Group(base=0.1, adaptive=True),))
 
@@ -305,15 +307,79 @@ def test_a_batch_far_off_after_ordinary_updates_is_the_data():
     assert "the cause is the data" in advice.because
 
 
+PLAIN_ADAM = Setup(groups=(Group(base=1e-3, adaptive=True, fade=0.9),))
+
+
+def short_steps(cosine, setup=PLAIN_ADAM, **columns):
+    """A healthy run whose updates go along each other this far."""
+    loss = columns.pop("loss", falling(400, 2.3, 2.25))
+    return look(course(loss, alignment=cosine, update_norm=0.01, **columns), setup)
+
+
 @pytest.mark.parametrize(
-    ("alignment", "expected"), [(-0.8, "raise"), (-0.4, "keep"), (0.2, "keep")]
+    ("cosine", "expected"), [(0.99, "raise"), (0.96, "keep"), (0.9, "keep"), (0.5, "keep")]
 )
-def test_a_rate_that_could_rise_says_so_only_where_doubling_was_stable(alignment, expected):
-    advice = look(course(falling(400), alignment=alignment))
+def test_a_rate_that_could_rise_says_so_only_where_doubling_was_stable(cosine, expected):
+    advice = short_steps(cosine)
     assert advice.action.value == expected
     if expected == "raise":
         assert advice.factor == 2.0
         assert advice.recommended == pytest.approx(2e-3)
+
+
+def test_what_momentum_alone_makes_alike_is_no_reason_to_raise():
+    plain_sgd = Setup(groups=(Group(base=1e-3, adaptive=False, fade=0.0),))
+    assert short_steps(0.9).action.value == "keep"
+    assert short_steps(0.9, plain_sgd).action.value == "raise"
+
+
+def test_without_the_optimizers_momentum_nothing_is_said_of_raising():
+    nesterov = Setup(groups=(Group(base=1e-3, adaptive=False),))
+    assert short_steps(0.99, Setup()).action.value == "keep"
+    assert short_steps(0.99, nesterov).action.value == "keep"
+
+
+def test_a_run_that_learns_well_keeps_its_rate_however_short_its_steps():
+    assert short_steps(0.99, loss=falling(400)).action.value == "keep"
+
+
+def test_two_optimizers_are_not_told_to_raise():
+    two = dataclasses.replace(PLAIN_ADAM, several_optimizers=True)
+    assert short_steps(0.99, two).action.value == "keep"
+
+
+def test_weight_decay_that_makes_the_updates_alike_is_no_reason_to_raise():
+    decaying = Setup(groups=(dataclasses.replace(PLAIN_ADAM.groups[0], weight_decay=0.3),))
+    assert short_steps(0.99, decaying).action.value == "keep"  # 0.3 of 10 against 0.01 over 1e-3
+
+
+def gradients_and_updates(rng, curvature, momentum, rate, steps=200):
+    """Noisy gradient descent on a bowl, whole: each step's gradient and update."""
+    weights, moving, made = np.ones(64), np.zeros(64), []
+    for _ in range(steps):
+        gradient = curvature * weights + 0.3 * rng.standard_normal(64)
+        moving = momentum * moving + gradient
+        made.append((gradient, -rate * moving))
+        weights = weights - rate * moving
+    return made
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("rate", [1e-3, 0.3])
+def test_the_next_gradient_is_read_off_two_updates_in_a_row(momentum, rate):
+    made = gradients_and_updates(np.random.default_rng(0), np.linspace(0.1, 1, 64), momentum, rate)
+    norms = [np.linalg.norm(update) for _, update in made]
+    cosines = [math.nan] + [
+        later @ sooner / np.linalg.norm(later) / np.linalg.norm(sooner)
+        for (_, sooner), (_, later) in itertools.pairwise(made)
+    ]
+    truth = [
+        gradient @ update / abs(own @ update)
+        for (own, update), (gradient, _) in itertools.pairwise(made)
+    ]
+    rows = rows_of(step=np.arange(200), update_norm=norms, alignment=cosines, lr=rate)
+    seen = alignment_after(rows, Group(fade=momentum))
+    assert seen[2:] == pytest.approx(truth[1:], rel=1e-6)
 
 
 def together(*rates, worked=()):

@@ -82,6 +82,16 @@ def test_a_search_from_2_to_the_32_ends_in_health(tmp_path: Path) -> None:
     assert steps["loss"].to_pylist()[-1] < steps["loss"].to_pylist()[0] / 2
 
 
+@pytest.mark.parametrize(
+    ("name", "code"), [("rate-too-low", "AMP305"), ("scale-too-small", "AMP201")]
+)
+def test_a_fault_is_told_and_its_twin_is_not(tmp_path: Path, name: str, code: str) -> None:
+    fault, twin = (ampwatch.diagnose(performed(n, tmp_path)) for n in (name, f"{name}.twin"))
+    assert code in {finding.code for finding in fault.findings}
+    assert twin.findings == ()
+    assert twin.learning_rate.action.value == "keep"
+
+
 def test_a_case_is_not_performed_again_while_its_source_is_the_same(tmp_path: Path) -> None:
     from examples.gallery import all_cases
     from examples.gallery.performing import chosen, perform_missing

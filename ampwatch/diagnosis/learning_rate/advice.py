@@ -54,8 +54,8 @@ def _calm(state: RateState, seen: Judgement) -> Advice:
     if seen.alignment is not None and seen.alignment < constants.RAISE_ALIGNMENT and seen.base:
         factor = constants.RAISE_FACTOR
         because = (
-            f"Each update leaves the next gradient pointing the same way (alignment "
-            f"{seen.alignment:.2f}, below {constants.RAISE_ALIGNMENT}, median of "
+            f"The loss hardly falls, and each update leaves the next gradient pointing the same "
+            f"way (alignment {seen.alignment:.2f}, below {constants.RAISE_ALIGNMENT}, median of "
             f"{constants.RAISE_STEPS} steps at the full rate): in every run tried, doubling the "
             "rate was stable there."
         )

@@ -110,6 +110,7 @@ RISING_STEPS = 3
 RAISE_ALIGNMENT = -0.5  # below: doubling was stable in every run tried
 RAISE_STEPS = 100
 RAISE_FACTOR = 2.0
+DECAY_SHARE = 0.1  # beyond, weight decay makes updates alike whatever the gradients do
 
 # --- optimizers by behaviour ---
 SAME_OCTAVES = 0.35  # an identity holds within this: the update norm is an estimate

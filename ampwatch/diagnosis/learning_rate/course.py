@@ -84,6 +84,7 @@ class Group:
     momentum: float = 0.0
     nesterov: bool = False
     square_decay: float = 0.0  # of a mean of squared gradients whose beginning is not corrected
+    fade: float | None = None  # the share of an update that lives on in the next; None: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
+from ampwatch.diagnosis.learning_rate.alignment import alignment_after
 from ampwatch.diagnosis.learning_rate.attribution import (
     Attribution,
     Cause,
@@ -152,13 +153,30 @@ def _binding_clip(learnt: Rows) -> float | None:
 
 
 def _alignment(state: RateState) -> float | None:
-    """The median alignment of the last steps at the full rate, once there are enough."""
-    rows = state.tail.where(state.tail.accepted)
-    values = rows.of("alignment")
-    rate, base = rows.of("lr"), rows.of("lr_base")
-    warm = np.isfinite(values) & ~(rate < 0.98 * base)
+    """The median alignment after the last steps at the full rate, once there are enough.
+
+    None where it says nothing: of several optimizers, and where the run learns well as it is.
+    """
+    setup, rows = state.setup, state.tail
+    if setup.several_optimizers or setup.lead_group >= len(setup.groups) or _learns(rows):
+        return None
+    values = alignment_after(rows, setup.groups[setup.lead_group])
+    warm = np.isfinite(values) & rows.accepted & ~(rows.of("lr") < 0.98 * rows.of("lr_base"))
     known = values[warm][-constants.RAISE_STEPS :]
     return float(np.median(known)) if len(known) == constants.RAISE_STEPS else None
+
+
+def _learns(rows: Rows) -> bool:
+    """Whether the loss falls in these rows as much as tells learning from none."""
+    loss = rows.of("loss")
+    known = loss[np.isfinite(loss)]
+    if len(known) < constants.NO_LEARNING_STEPS:
+        return False
+    begin, end = (
+        np.median(part)
+        for part in (known[: constants.FINAL_STEPS], known[-constants.FINAL_STEPS :])
+    )
+    return bool(begin - end > (1 - constants.NO_LEARNING) * abs(begin))
 
 
 def _sees_course(state: RateState) -> bool:

@@ -70,18 +70,22 @@ def warmup_too_steep(case: Case) -> Iterator[Seen]:
     "learning-rate-could-rise",
     Severity.INFO,
     Page(
-        meaning="Each update leaves a gradient that still points the same way: the steps are "
-        "shorter than they could be.",
-        looks="The median of the next gradient's product with the update, over its size, is below "
-        "-0.5 for 100 steps at the full rate.",
-        not_to_confuse="A low loss or a slow one: neither says that the rate could rise.",
+        meaning="The run hardly learns, and each update leaves a gradient that still points the "
+        "same way: the steps are shorter than they could be.",
+        looks="The loss has fallen by less than a tenth in the last thousand steps, and the "
+        "gradient after an update is still against it: their product, over that of the update with "
+        "its own gradient, is below -0.5 in the median of 100 steps at the full rate. It is read "
+        "off `update_alignment`, the cosine of each update to the one before, of which momentum's "
+        "part is taken away.",
+        not_to_confuse="A low loss or a slow one by itself: neither says that the rate could rise. "
+        "Updates that are alike by momentum or weight decay alone.",
         do="Try twice the rate, with a checkpoint to return to.",
         example="alignment below -0.5 over 100 steps after warm-up: in every run tried, doubling "
         "was stable. Above -0.3, leave it.",
     ),
 )
 def learning_rate_could_rise(case: Case) -> Iterator[Seen]:
-    """A healthy run whose steps are short; needs `update_alignment`, which is recorded if asked."""
+    """A healthy run whose steps are short."""
     seen = case.judgement
     advice = advise(case.rate, seen)
     if advice.action is not Action.RAISE or seen.alignment is None:
@@ -94,7 +98,7 @@ def learning_rate_could_rise(case: Case) -> Iterator[Seen]:
         cause=advice.because,
         action=_paste(advice),
         evidence=(
-            Evidence("update_alignment", seen.last_step, seen.alignment, constants.RAISE_ALIGNMENT),
+            Evidence("next_gradient", seen.last_step, seen.alignment, constants.RAISE_ALIGNMENT),
         ),
     )
 
