@@ -159,11 +159,12 @@ class Slices:
             return HostUpdate(self.layout, before, after)
         counts = self.layout.counts.tolist()
         moved = after - before
-        places = [
+        moved_at, squared_at, weight_at = (
             pack.put(torch.stack(norms_of(list(values.split(counts)), half=False)))
             for values in (moved, moved * moved, before)
-        ]
-        return DeviceUpdate(self.layout, *places, self._put_product(moved, pack))
+        )
+        along_at = self._put_product(moved, pack)
+        return DeviceUpdate(self.layout, moved_at, squared_at, weight_at, along_at)
 
     def _put_product(self, moved: Tensor, pack: Pack) -> int | None:
         """How far this update goes along the one before."""
