@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from urllib.parse import urlencode
 
 import streamlit as st
 
@@ -31,6 +32,11 @@ class Address:
             "layer": self.layer,
         }
         return {name: text for name, text in texts.items() if text is not None}
+
+
+def link(page: str, address: Address) -> str:
+    """A link to a page, as the browser has it relative to any other."""
+    return f"./{page}?{urlencode(address.parameters())}"
 
 
 def read() -> Address:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import address
 import live
+import overview_chart
 import runs
 import streamlit as st
 from desk import Look
-from drawing import message
+from drawing import Arrays, Picture, live_message, still_message
 
 KEY = "chart"
 _SENT = "sent base"
@@ -24,16 +25,22 @@ def show(look: Look) -> None:
     if not len(look.course):
         st.html('<div class="aw-muted">No step was logged yet.</div>')
         return
-    base = runs.bases().of(look, where.span)
+    base = runs.bases().of(look.path, look.course, where.span)
     whole = st.session_state.get(_SENT) != (look.path, base.id)
+    picture = overview_chart.picture(look, where.span, where.step)
     live.component(
-        message(look, base, span=where.span, step=where.step, whole=whole),
+        live_message(picture, look.course, base, whole=whole),
         key=KEY,
         on_span_change=_span_changed,
         on_step_change=_step_changed,
         on_lost_change=forget_sent,
     )
     st.session_state[_SENT] = (look.path, base.id)
+
+
+def show_still(picture: Picture, arrays: Arrays, key: str) -> None:
+    """Other lines, sent whole; what the reader zooms stays in the browser."""
+    live.component(still_message(picture, arrays), key=key)
 
 
 def _span_changed() -> None:

@@ -30,8 +30,10 @@ class Course:
     skips: Steps  # the steps that any optimizer skipped
     present: frozenset[str]  # the columns that hold any number
     starts: tuple[int, ...]  # rows where steps begin anew, after a restart
-    clips: bool  # whether any gradient was changed between its norm and its use
-    autocast_dtype: str | None
+    clips: bool = False  # whether any gradient was changed between its norm and its use
+    autocast_dtype: str | None = None
+    hole: float = 0.0  # so many steps without a row are usual
+    stepped: frozenset[str] = frozenset({SCALE})  # the columns drawn as stairs
 
     def __len__(self) -> int:
         return len(self.step)

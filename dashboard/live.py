@@ -6,12 +6,14 @@ lines; the rest, and plotly's 4.8 MB, the browser loads once from the two folder
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import plotly
 import streamlit as st
 from streamlit.components.v1 import declare_component
+from wire import pack
 
 _SCRIPTS = Path(__file__).with_name("scripts")
 _PLOTLY = Path(plotly.__file__).parent / "package_data"
@@ -25,3 +27,9 @@ def component(data: bytes, key: str, **on_change: Any) -> Any:
     loader = (_SCRIPTS / "loader.js").read_text(encoding="utf-8").replace("@FOLDER@", folder)
     mount = st.components.v2.component(_NAME, js=loader, isolate_styles=False)
     return mount(data=data, key=key, **on_change)
+
+
+def html(text: str, key: str, *, search: str = "", on_go: Callable[[], None] | None = None) -> None:
+    """A piece of page that we wrote, every name in it escaped: with SVG, copy buttons and links."""
+    message = pack({"component": "html", "html": text, "search": search}, {})
+    component(message, key, **({"on_go_change": on_go} if on_go else {}))

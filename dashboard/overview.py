@@ -5,10 +5,12 @@ from __future__ import annotations
 import address
 import chart
 import live
+import navigate
 import runs
 import streamlit as st
 import windows
 from desk import Look
+from edge import guarded
 from strip import strip
 from texts import said
 from verdict import band
@@ -22,6 +24,7 @@ def show(path: str, *, follow: bool) -> None:
     st.fragment(_now, run_every=1.0 if waits and follow else None)(path, goes_on=waits)
 
 
+@guarded
 def _now(path: str, *, goes_on: bool) -> None:
     look = runs.desk().look(path)
     st.html(band(look))
@@ -45,10 +48,10 @@ def _charts(look: Look) -> None:
         chart.show(look)
     with narrow:
         live.component(scales, key="windows", on_layer_change=_layer_chosen)
+    navigate.follow()
 
 
 def _layer_chosen() -> None:
     layer = st.session_state["windows"].layer
     if layer:
-        address.change(layer=str(layer))
-        st.session_state["go to"] = "layers"
+        navigate.ask("Layers", layer=str(layer))

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import streamlit as st
 from desk import Desk, is_live
@@ -15,6 +16,9 @@ from ampwatch import store
 from ampwatch.errors import AmpwatchError
 from ampwatch.feed import DEFAULT_ENDPOINT
 from ampwatch.recorder import Recorder
+
+if TYPE_CHECKING:
+    from cards import Cards  # which is made of choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +137,11 @@ def desk() -> Desk:
 def bases() -> Bases:
     """The thinned points in use, shared by all tabs."""
     return Bases()
+
+
+@st.cache_resource(show_spinner=False)
+def cards() -> Cards:
+    """Each run in a line, shared by all tabs."""
+    from cards import Cards
+
+    return Cards()

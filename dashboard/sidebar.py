@@ -8,6 +8,7 @@ from typing import Any
 import address
 import runs
 import streamlit as st
+from edge import guarded
 from texts import said
 
 NOTES_SHOWN = 3
@@ -32,6 +33,7 @@ def follows() -> bool:
 
 
 @st.fragment(run_every=3.0)
+@guarded
 def _choose() -> None:
     """The list of runs; another choice, and a run that begins or ends, change the page."""
     feed, shelf = runs.feed(), runs.shelf()

@@ -6,55 +6,77 @@ Start it by `streamlit run dashboard` or `ampwatch dashboard`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import address
+import compare
 import empty
+import findings
+import layers
+import memory
+import navigate
 import overview
 import runs
+import runs_page
 import sidebar
 import streamlit as st
 import theme
-from texts import said
-
-from ampwatch.errors import AmpwatchError
+from edge import guarded
 
 
 def main() -> None:
     st.set_page_config(page_title="ampwatch", page_icon="📉", layout="wide")
     st.html(theme.style())
     pages = {
-        name: st.Page(_page(show), title=name, url_path=name.lower(), default=name == "Overview")
-        for name, show in PAGES.items()
+        name: st.Page(_named(show, name), title=name, url_path=path, default=path == "overview")
+        for name, (path, show) in PAGES.items()
     }
     page = st.navigation(list(pages.values()), position="hidden")
+    navigate.offer(pages)
     sidebar.show(pages)
     page.run()
 
 
-Show = Callable[[str, bool], None]
+def _runs() -> None:
+    if runs.shelf().choices:
+        runs_page.show()
+    else:
+        empty.show()
 
 
-def _overview(path: str, follow: bool) -> None:  # noqa: FBT001
-    overview.show(path, follow=follow)
+def _compare() -> None:
+    if runs.shelf().choices:
+        compare.show(follow=sidebar.follows())
+    else:
+        empty.show()
 
 
-PAGES: dict[str, Show] = {"Overview": _overview}
+def _of_run(show: Callable[..., None]) -> None:
+    choice = runs.chosen(address.read().run)
+    if choice is None:
+        empty.show()
+    else:
+        show(choice.path, follow=sidebar.follows())
 
 
-def _page(show: Show) -> Callable[[], None]:
-    """A page of the chosen run; what cannot be read is said in its place."""
+PAGES: dict[str, tuple[str, Callable[[], None]]] = {
+    "Runs": ("runs", _runs),
+    "Overview": ("overview", partial(_of_run, overview.show)),
+    "Layers": ("layers", partial(_of_run, layers.show)),
+    "Findings": ("findings", partial(_of_run, findings.show)),
+    "Memory and device": ("memory", partial(_of_run, memory.show)),
+    "Compare": ("compare", _compare),
+}
 
+
+def _named(show: Callable[[], None], name: str) -> Callable[[], None]:
+    """The page under a name of its own, by which Streamlit tells pages apart."""
+
+    @guarded
     def page() -> None:
-        choice = runs.chosen(address.read().run)
-        if choice is None:
-            empty.show()
-            return
-        try:
-            show(choice.path, sidebar.follows())
-        except (AmpwatchError, OSError) as error:
-            st.html(f'<div class="aw-problem">{said(str(error))}</div>')
+        show()
 
-    page.__name__ = show.__name__  # Streamlit tells pages apart by it
+    page.__name__ = name
     return page
 
 

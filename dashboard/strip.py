@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from desk import Look
-from texts import bytes_text, rate_text, said
+from texts import bytes_text, rate_text, said, short_dtype
 
 from ampwatch.diagnosis.words import count_text, scale_text, share_text
 from ampwatch.rows import Table
@@ -40,12 +40,7 @@ def _numbers(look: Look) -> Iterator[tuple[str, str]]:
     if memory:
         yield "GPU memory", memory
     if course.autocast_dtype:
-        yield (
-            "autocast",
-            {"float16": "fp16", "bfloat16": "bf16"}.get(
-                course.autocast_dtype, course.autocast_dtype
-            ),
-        )
+        yield "autocast", short_dtype(course.autocast_dtype)
 
 
 def _scale(look: Look) -> Iterator[tuple[str, str]]:

@@ -44,3 +44,14 @@ def bytes_text(part: int, whole: int | None = None) -> str:
     size, unit = (2**30, "GB") if (whole or part) >= 2**30 else (2**20, "MB")
     text = f"{part / size:.3g}"
     return f"{text} {unit}" if whole is None else f"{text} of {whole / size:.3g} {unit}"
+
+
+def short_dtype(name: str) -> str:
+    """A data type as people write it: fp16, bf16."""
+    return _SHORT_DTYPES.get(name, name)
+
+
+_SHORT_DTYPES = {
+    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
+}  # fmt: skip

@@ -42,12 +42,13 @@ def hole_of(first: int, last: int) -> float:
     return max(2.0, (last - first) * HOLE_SHARE)
 
 
-def broken_line(step: Steps, values: Floats) -> Line:
+def broken_line(step: Steps, values: Floats, hole: float = 0.0) -> Line:
     """At most `MAX_POINTS` of the values there are, broken where they are absent for long.
 
     A line across steps that nobody logged, or whose values are not finite, would show what was not.
+    Of what is sampled, `hole` steps in a row are usual.
     """
-    parts = _parts(step, values)
+    parts = _parts(step, values, hole)
     count = sum(len(x) for x, _ in parts)
     if count <= MAX_POINTS:
         return _joined(parts)
@@ -90,7 +91,7 @@ def merged(events: Steps, first: int, last: int) -> Rug:
     return Rug(events[starts], events[ends - 1], (ends - starts).astype(np.int64))
 
 
-def _parts(step: Steps, values: Floats) -> list[tuple[Steps, Floats]]:
+def _parts(step: Steps, values: Floats, usual: float = 0.0) -> list[tuple[Steps, Floats]]:
     """The stretches between holes: steps missing that the eye would see, or a step back."""
     known = np.isfinite(values)
     if not known.all():
@@ -98,7 +99,7 @@ def _parts(step: Steps, values: Floats) -> list[tuple[Steps, Floats]]:
     if not len(step):
         return []
     ahead = np.diff(step)
-    hole = hole_of(int(step.min()), int(step.max()))
+    hole = max(usual, hole_of(int(step.min()), int(step.max())))
     cuts = np.flatnonzero((ahead > hole) | (ahead < 0)) + 1
     return list(zip(np.split(step, cuts), np.split(values, cuts), strict=True))
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from desk import Look
-from drawing import is_change
+from overview_chart import is_change
 from texts import age_text, rate_text, said
 from theme import VERDICT_COLOR
 

@@ -140,12 +140,13 @@ export class Chart {
   look(span) {
     if (span && span[0] >= span[1]) return;
     this.span = span;
-    this.report("span", span);
+    if (this.header.reports) this.report("span", span);
     this.draw();
   }
 
   pick(pixel) {
     if (pixel < 0 || pixel > this.hover.view.width) return;
+    if (!this.header.reports) return;
     this.picked = this.stepAt(pixel);
     this.report("step", this.picked);
   }

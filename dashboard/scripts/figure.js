@@ -3,7 +3,7 @@
 
 import { axisOf } from "./axes.js";
 import { extent } from "./series.js";
-import { countText, linearTicks } from "./ticks.js";
+import { countText, linearTicks, timeText, timeTicks } from "./ticks.js";
 
 const LEFT = 54; // pixels, as all below
 const RIGHT = 14;
@@ -52,7 +52,7 @@ export function figure({ header, lines, rug, span, picked, width }, palette) {
       data.push(rugTrace(rug, rugAxis, palette));
     }
   });
-  layout.xaxis = stepAxis(span, width, palette, header.panels.length);
+  layout.xaxis = stepAxis(header.unit, span, width, palette);
   layout.shapes.push(...marks(header, span, picked, palette));
   layout.annotations.push(...labels(flags, plotHeight, palette));
   return { data, layout, plotHeight };
@@ -76,14 +76,25 @@ function plain(palette) {
   };
 }
 
-function stepAxis(span, width, palette, count) {
+const AXES = {
+  step(range, most) {
+    const at = linearTicks(range, most).filter(Number.isInteger);
+    return [at, at.map((step, n) => (n ? "" : "step ") + countText(step))];
+  },
+  second(range, most) {
+    const at = timeTicks(range, most);
+    return [at, at.map(timeText)];
+  },
+};
+
+function stepAxis(unit, span, width, palette) {
   const range = span[0] < span[1] ? span : [span[0] - 1, span[1] + 1];
-  const tickvals = linearTicks(range, Math.max(2, Math.floor(width / 110))).filter(Number.isInteger);
+  const [tickvals, ticktext] = AXES[unit](range, Math.max(2, Math.floor(width / 110)));
   return {
-    range, tickvals, ticktext: tickvals.map((at, n) => (n ? "" : "step ") + countText(at)), showgrid: false, zeroline: false,
+    range, tickvals, ticktext, showgrid: false, zeroline: false,
     showline: true, linecolor: palette.grid, ticks: "outside", ticklen: 4, tickcolor: palette.grid,
     tickfont: { color: palette.muted, size: FONT - 1 },
-    anchor: count ? "free" : undefined, position: 0, side: "bottom",
+    anchor: "free", position: 0, side: "bottom",
   };
 }
 
@@ -100,7 +111,7 @@ function trace(line, points, yaxis, palette) {
   return {
     type: "scatter", mode: alone.size ? "lines+markers" : "lines", x: points.x, y: points.y,
     xaxis: "x", yaxis, connectgaps: false, hoverinfo: "skip", opacity: line.faint ? 0.45 : 1,
-    line: { color, width: line.width ?? 1.6, shape: line.stepped ? "hv" : "linear" },
+    line: { color, width: line.width ?? 1.6, dash: line.dash, shape: line.stepped ? "hv" : "linear" },
     ...(alone.size && { marker: { color, line: { width: 0 }, size: points.x.map((_, at) => (alone.has(at) ? 4 : 0)) } }),
   };
 }

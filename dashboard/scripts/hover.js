@@ -3,7 +3,7 @@
 
 import { countNear } from "./rug.js";
 import { valueAt } from "./series.js";
-import { countText, numberText, powerText } from "./ticks.js";
+import { countText, numberText, powerText, timeText } from "./ticks.js";
 
 const REACH = 12; // pixels within which a point or a tick is meant
 
@@ -47,7 +47,8 @@ export class Hover {
     const { header, lines, rug, span, width, palette } = this.view;
     const reach = (REACH / width) * (span[1] - span[0]);
     const step = this.step;
-    const rows = [row(`step ${countText(step)}`, "", null, "aw-label-step")];
+    const place = header.unit === "step" ? `step ${countText(step)}` : timeText(step);
+    const rows = [row(place, "", null, "aw-label-step")];
     for (const panel of header.panels) {
       for (const line of panel.lines) {
         const value = valueAt(lines[line.key], step, reach, line.stepped);

@@ -1,10 +1,12 @@
 // Give each place on the page its own live object, and pass on what comes for it.
 
 import { Chart } from "./chart.js";
+import { Heatmap } from "./heatmap.js";
+import { Html } from "./html.js";
 import { Windows } from "./windows.js";
 import { unpack } from "./wire.js";
 
-const KINDS = { chart: Chart, windows: Windows };
+const KINDS = { chart: Chart, heatmap: Heatmap, html: Html, windows: Windows };
 const mounted = new WeakMap();
 
 // Called by Streamlit again for every message; returns what it calls when the place is gone.

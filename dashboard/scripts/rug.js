@@ -12,7 +12,7 @@ export function ticks(cells, since, [first, last], pixels) {
     if (before && before.column === column(step)) before.count += count;
     else found.push({ step, count, column: column(step) });
   };
-  for (let at = 0; at < (cells?.first.length ?? 0); at++) {
+  for (let at = 0; at < (cells?.first?.length ?? 0); at++) {
     const one = cells.first[at] === cells.last[at];
     put(cells.first[at], one ? cells.count[at] : cells.count[at] - 1);
     if (!one) put(cells.last[at], 1);

@@ -7,7 +7,7 @@ const nothing = new Float64Array(0);
 export function joined(base, tail, hole) {
   const x = Array.from(base?.x ?? nothing);
   const y = Array.from(base?.y ?? nothing);
-  for (let row = 0; row < (tail?.x.length ?? 0); row++) {
+  for (let row = 0; row < (tail?.x?.length ?? 0); row++) {
     if (Number.isNaN(tail.y[row])) continue;
     const ahead = x.length ? tail.x[row] - x[x.length - 1] : 1;
     if (ahead < 0 || ahead > hole) {

@@ -48,6 +48,20 @@ export function logTicks([low, high]) {
   return found.filter((_, at) => at % Math.ceil(found.length / 5) === 0).map((v) => Number(v.toPrecision(12)));
 }
 
+// Seconds since the start, at strides that people count in.
+export function timeTicks([low, high], most = 6) {
+  const strides = [1, 5, 10, 30, 60, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400];
+  const stride = strides.find((size) => (high - low) / size <= most) ?? 86400 * Math.ceil((high - low) / 86400 / most);
+  return between(Math.ceil(low / stride) * stride, high, stride);
+}
+
+export function timeText(seconds) {
+  if (seconds < 60) return `${Math.round(seconds)} s`;
+  if (seconds < 3600) return `${Number((seconds / 60).toPrecision(3))} min`;
+  if (seconds < 172800) return `${Number((seconds / 3600).toPrecision(3))} h`;
+  return `${Number((seconds / 86400).toPrecision(3))} days`;
+}
+
 function between(first, last, stride) {
   const found = [];
   for (let at = 0; first + at * stride <= last + 1e-9 && at < 64; at++) found.push(first + at * stride);

@@ -1,0 +1,193 @@
+"""The letter: each finding with its evidence, cause, what it is not, and what to do."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+
+import live
+import runs
+import sketch
+import streamlit as st
+from course import SCALE
+from desk import Look
+from edge import guarded
+from overview_chart import is_change
+from texts import rate_text, said
+from theme import SEVERITY_COLOR
+from verdict import band
+
+from ampwatch.diagnosis import RULES, Advice, Diagnosis, Evidence, Finding
+from ampwatch.diagnosis.words import list_text
+
+_PAGES = {rule.code: rule.page for rule in RULES}
+_EVERY_S = 2.0
+# Which column shows an evidence's signal.
+_COLUMNS = {
+    "scale": SCALE, "skipped": SCALE, "loss": "loss", "gradient norm": "grad_norm",
+    "grad_norm": "grad_norm", "lr": "lr", "step_time_ms": "step_time_ms",
+}  # fmt: skip
+
+
+def show(path: str, *, follow: bool) -> None:
+    """The page of findings, kept up to date while the run goes on."""
+    look = runs.desk().look(path)
+    waits = look.is_live or not look.is_judged
+    st.fragment(_now, run_every=_EVERY_S if waits and follow else None)(path)
+
+
+@guarded
+def _now(path: str) -> None:
+    look = runs.desk().look(path)
+    st.html(band(look))
+    if look.diagnosis is not None:
+        live.html(letter(look, look.diagnosis), key="letter")
+
+
+def letter(look: Look, diagnosis: Diagnosis) -> str:
+    """The whole letter, as HTML."""
+    found = [_letter(look, finding) for finding in diagnosis.findings]
+    if not found:
+        found = ['<div class="aw-muted">There is nothing to report.</div>']
+    return _rate(diagnosis.learning_rate) + "".join(found)
+
+
+def _letter(look: Look, finding: Finding) -> str:
+    proof = _picture(look, finding) + _evidence(finding.evidence)
+    return (
+        f'<section class="aw-two"><div>{letter_of(finding)}{_about(finding.code)}</div>'
+        f"<div>{proof}</div></section>"
+    )
+
+
+def letter_of(finding: Finding) -> str:
+    """One finding in words, for where it belongs."""
+    tone = SEVERITY_COLOR[finding.severity.value]
+    where = " · ".join(_places(finding))
+    action = f"<div>{said(finding.action)} {_copy(finding.action)}</div>"
+    because = f" · because of {finding.because_of}" if finding.because_of else ""
+    return (
+        f'<div class="aw-finding" style="--aw-tone:var(--aw-{tone})">'
+        f'<span class="aw-verdict">{finding.severity.value.upper()}</span>'
+        f'<span class="aw-where">{said(f"{finding.code} {finding.name}")}'
+        f"{said(because)}{' · ' if where else ''}{where}</span>"
+        f'<div class="aw-head">{said(finding.summary)}</div>'
+        f'<div class="aw-why"><span>why</span>{said(finding.cause)}</div>'
+        f'<div class="aw-why"><span>do</span>{action}</div></div>'
+    )
+
+
+def _places(finding: Finding) -> Iterator[str]:
+    if finding.first_step is not None:
+        last = finding.last_step
+        to = "" if last in {None, finding.first_step} else f" to {last:,}"
+        yield f"step{'s' if to else ''} {finding.first_step:,}{to}"
+    if finding.layer:
+        yield f"<b>{said(finding.layer)}</b>"
+    if len(finding.ranks) > 1:
+        yield said(f"ranks {list_text([str(rank) for rank in finding.ranks], 8)}")
+
+
+def _about(code: str) -> str:
+    """The finding's page, folded."""
+    page = _PAGES.get(code)
+    if page is None:
+        return ""
+    rows = {
+        "meaning": page.meaning, "looks": page.looks, "not to confuse": page.not_to_confuse,
+        "do": page.do, "example": page.example,
+    }  # fmt: skip
+    lines = "".join(
+        f'<div class="aw-why"><span>{name}</span>{said(text)}</div>' for name, text in rows.items()
+    )
+    return (
+        f'<details data-key="{code}"><summary>About {code}: what it means, how it looks, what it '
+        f"is not</summary>{lines}</details>"
+    )
+
+
+def _copy(text: str) -> str:
+    return f'<button class="aw-copy" data-copy="{html.escape(text)}"></button>'
+
+
+def _picture(look: Look, finding: Finding) -> str:
+    """The course that the evidence speaks of, around the finding's steps."""
+    if finding.first_step is None:
+        return ""
+    names = [_COLUMNS.get(piece.signal) for piece in finding.evidence]
+    column = next((name for name in names if name in look.course.present), None)
+    if column is None:
+        return ""
+    last = look.course.ends[1] if finding.last_step is None else finding.last_step
+    label = {SCALE: "loss scale", "lr": "learning rate", "grad_norm": "gradient norm",
+             "step_time_ms": "step time"}.get(column, column)  # fmt: skip
+    drawn = sketch.course_sketch(look.course, column, finding.first_step, last)
+    title = f'<div class="aw-chart-title"><b>{label}</b>shaded: {finding.code}</div>'
+    return title + drawn if drawn else ""
+
+
+def _evidence(evidence: tuple[Evidence, ...]) -> str:
+    if not evidence:
+        return ""
+    rows = "".join(
+        f"<tr><td>{said(piece.signal)}</td>"
+        f"<td>{'' if piece.step is None else f'{piece.step:,}'}</td>"
+        f"<td>{_value(piece.value)}</td><td>{_value(piece.against)}</td></tr>"
+        for piece in evidence
+    )
+    head = "<tr><th>evidence</th><th>step</th><th>value</th><th>against</th></tr>"
+    return f'<table class="aw-table">{head}{rows}</table>'
+
+
+def _value(value: float | str | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else said(str(value))
+
+
+def _rate(advice: Advice) -> str:
+    """The rate to use: where it lies, the arithmetic, and the lines to paste."""
+    if not is_change(advice) or advice.recommended is None:
+        word = advice.action.value.replace("-", " ")
+        return f'<p class="aw-muted">{said(f"Learning rate: {word}. {advice.because}")}</p>'
+    code = _lines(advice)
+    picture = sketch.interval_sketch(advice.current, advice.recommended, advice.low, advice.high)
+    return (
+        '<section class="aw-two"><div><div class="aw-chart-title"><b>Learning rate to use</b>pale: '
+        f"90 % interval of the highest stable one</div>{picture}"
+        f'<div class="aw-muted">{said(advice.because)}</div></div>'
+        f'<div><div class="aw-chart-title"><b>To paste</b>{said(_when(advice))} {_copy(code)}</div>'
+        f'<pre class="aw-code">{html.escape(code)}</pre></div></section>'
+    )
+
+
+def _when(advice: Advice) -> str:
+    step = advice.restart_checkpoint_step
+    if step is not None:
+        return f"after loading the checkpoint of step {step:,}"
+    if advice.restart_from_step is not None:
+        return f"after loading a checkpoint of step {advice.restart_from_step:,} or before"
+    return "before the loop"
+
+
+def _lines(advice: Advice) -> str:
+    """Code that sets the advised rate, whatever made the optimizer."""
+    assert advice.recommended is not None
+    factor = advice.factor
+    if factor is None and advice.current:
+        factor = advice.recommended / advice.current
+    change = f"{rate_text(advice.current)} -> " if advice.current else ""
+    lines = [f"# learning rate {change}{rate_text(advice.recommended)}; before a scheduler is made"]
+    lines += ["for group in optimizer.param_groups:"]
+    lines += [
+        f'    group["lr"] *= {factor:.4g}' if factor
+        else f'    group["lr"] = {advice.recommended:.4g}'
+    ]  # fmt: skip
+    if advice.warmup_steps is not None:
+        lines += [f"# warm up over {advice.warmup_steps:,} steps"]
+    if advice.clip is not None:
+        lines += [
+            "# after scaler.unscale_(optimizer), before scaler.step(optimizer):",
+            f"torch.nn.utils.clip_grad_norm_(model.parameters(), {advice.clip:.3g})",
+        ]
+    return "\n".join(lines)

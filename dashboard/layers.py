@@ -1,0 +1,218 @@
+"""The layers: a heatmap over steps, the scales each can live with, data types; and one layer."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from dataclasses import replace
+
+import address
+import chart
+import layer_rows
+import live
+import navigate
+import runs
+import sketch
+import streamlit as st
+import windows
+from desk import Look
+from drawing import Panel, Picture, Stroke, thinned_lines
+from edge import guarded, problem
+from findings import letter_of
+from layer_rows import QUANTITIES, Branch, Exponents
+from texts import said, short_dtype, shortened
+from theme import PALETTE
+from wire import pack
+
+_EVERY_S = 2.0
+_HEATMAP, _WINDOWS, _TREE = "heatmap", "layer windows", "layer tree"
+_NOTHING = (
+    "This run has no layer rows: it was attached without a model, or has not reached its first "
+    "sampled step. ampwatch.attach(scaler, model) records them."
+)
+_PANELS = (
+    Panel((("Gradient norm", "norm"),), (Stroke("grad_norm", "gradient norm", "norm"),)),
+    Panel((("Activation maximum", "ink"),), (Stroke("act_amax", "activation maximum", "ink"),)),
+    Panel(
+        (("Headroom", "scale"), (", octaves below fp16's maximum", "muted")),
+        (Stroke("log2_headroom", "headroom", "scale"),), height=76, unit="octaves",
+    ),
+    Panel(
+        (("Underflow", "skip"), (", share of the gradient's values that fp16 lost", "muted")),
+        (Stroke("underflow_share", "underflow share", "skip"),), height=76,
+    ),
+    Panel(
+        (("Update ratio", "rate"), (", update / weights", "muted")),
+        (Stroke("update_ratio", "update / weights", "rate"),), height=76,
+    ),
+)  # fmt: skip
+
+
+def show(path: str, *, follow: bool) -> None:
+    """The page of layers, kept up to date while the run goes on."""
+    look = runs.desk().look(path)
+    label = st.segmented_control(
+        "Quantity", [quantity.label for quantity in QUANTITIES], key="quantity",
+        default=QUANTITIES[0].label, label_visibility="collapsed",
+    )  # fmt: skip
+    st.fragment(_now, run_every=_EVERY_S if look.is_live and follow else None)(path, label)
+
+
+@guarded
+def _now(path: str, label: str | None) -> None:
+    look, where = runs.desk().look(path), address.read()
+    if not layer_rows.layer_names(look):
+        problem(_NOTHING)
+        return
+    if where.layer:
+        _one_layer(look, where.layer, where.step)
+    wide, narrow = st.columns([2.2, 1], gap="medium")
+    with wide:
+        _heatmap(look, label, where)
+    scales = windows.message(look, windows.moment(look, where.step))
+    with narrow:
+        if scales is not None:
+            live.component(scales, key=_WINDOWS, on_layer_change=_window_chosen)
+        live.html(_dtypes(layer_rows.tree(look)), key=_TREE, on_go=_tree_chosen)
+    navigate.follow()
+
+
+# --- all layers ----------------------------------------------------------------------------------
+
+
+def _heatmap(look: Look, label: str | None, where: address.Address) -> None:
+    quantity = next((q for q in QUANTITIES if q.label == label), QUANTITIES[0])
+    grid = layer_rows.grid(look, quantity, where.span)
+    if not grid.layers:
+        st.html(f'<div class="aw-muted">This run holds no {said(quantity.label)} of layers.</div>')
+        return
+    header = {
+        "component": "heatmap",
+        "layers": list(grid.layers),
+        "label": quantity.label,
+        "unit": quantity.unit,
+        "log": quantity.is_log,
+        "lowIsWorst": quantity.worst_is_low,
+        "layer": where.layer,
+        "step": where.step,
+        "palette": PALETTE,
+    }
+    message = pack(header, {"edges": grid.edges, "values": grid.values.ravel()})
+    live.component(message, key=_HEATMAP, on_cell_change=_cell_chosen)
+
+
+def _cell_chosen() -> None:
+    cell = st.session_state[_HEATMAP].cell
+    if cell:
+        address.change(layer=str(cell["layer"]), step=int(cell["step"]))
+
+
+def _window_chosen() -> None:
+    layer = st.session_state[_WINDOWS].layer
+    if layer:
+        address.change(layer=str(layer))
+
+
+def _tree_chosen() -> None:
+    layer = st.session_state[_TREE].go
+    if layer:
+        address.change(layer=str(layer))
+
+
+def _dtypes(root: Branch) -> str:
+    """The data types as a tree to fold, and where autocast is off."""
+    head = (
+        '<div class="aw-chart-title"><b>Data types</b>input, parameters, output, gradient; '
+        "fp16 and bf16 in colour</div>"
+    )
+    inside = "".join(_branch(one, one.name) for one in root.inside.values())
+    return f'{head}<div class="aw-tree">{inside}</div>'
+
+
+def _branch(branch: Branch, path: str) -> str:
+    name = (
+        f'<span class="aw-leaf" data-go="{html.escape(path)}" title="{html.escape(path)}">'
+        f"{said(shortened(branch.name, 22))}</span>{_types(branch)}"
+    )
+    if not branch.inside:
+        return f'<div class="aw-tree-row">{name}</div>'
+    inside = "".join(_branch(one, f"{path}.{one.name}") for one in branch.inside.values())
+    return (
+        f'<details data-key="{html.escape(path)}" open>'
+        f'<summary class="aw-tree-row">{name}</summary>'
+        f'<div class="aw-tree-inside">{inside}</div></details>'
+    )
+
+
+def _types(branch: Branch) -> str:
+    names = [branch.facts.get(f"{part}_dtype") for part in ("input", "param", "output", "out_grad")]
+    chips = "".join(_chip(name) for name in names)
+    off = (
+        '<span class="aw-off">autocast off</span>' if branch.facts.get("autocast") is False else ""
+    )
+    return f'<span class="aw-types">{off}{chips}</span>'
+
+
+def _chip(dtype: str | None) -> str:
+    if not dtype:
+        return '<i class="aw-dtype none">-</i>'
+    short = short_dtype(dtype)
+    half = " half" if short in {"fp16", "bf16", "fp8"} else ""
+    return f'<i class="aw-dtype{half}">{said(short)}</i>'
+
+
+# --- one layer -----------------------------------------------------------------------------------
+
+
+def _one_layer(look: Look, layer: str, step: int | None) -> None:
+    head, close = st.columns([6, 1])
+    head.html(f'<p class="aw-title">{said(layer)}</p>')
+    if close.button("All layers", width="stretch"):
+        address.change(layer=None)
+        st.rerun(scope="fragment")
+    course = layer_rows.history(look, layer)
+    if not len(course):
+        st.html(f'<div class="aw-problem">This run has no layer named {said(layer)}.</div>')
+        return
+    past, now = st.columns([2.2, 1], gap="medium")
+    with past:
+        picture = Picture(
+            name=f"{look.path} {layer}", panels=list(_panels(course.present)), ends=course.ends,
+            picked=step, rows=len(course), reports=False,
+        )  # fmt: skip
+        chart.show_still(picture, thinned_lines(course), key="layer chart")
+    with now:
+        at = windows.moment(look, step)
+        live.html(_histogram(look, layer, at) + _findings(look, layer), key="layer facts")
+
+
+def _panels(present: frozenset[str]) -> Iterator[Panel]:
+    for panel in _PANELS:
+        strokes = tuple(stroke for stroke in panel.strokes if stroke.column in present)
+        if strokes:
+            yield replace(panel, strokes=strokes)
+
+
+def _histogram(look: Look, layer: str, step: int | None) -> str:
+    found = layer_rows.exponents(look, layer, step)
+    if found is None:
+        return '<div class="aw-muted">No histogram of this layer was logged.</div>'
+    return _histogram_words(found) + sketch.exponent_sketch(found.counts)
+
+
+def _histogram_words(found: Exponents) -> str:
+    total = int(found.counts.sum())
+    zeros = f"{100 * found.counts[0] / total:.3g} % are zero" if total else ""
+    lost = found.counts[-1]
+    odd = f", {lost:,} not finite" if lost else ""
+    return (
+        '<div class="aw-chart-title"><b>Gradient at the output, by power of two</b>'
+        f"step {found.step:,}: {zeros}{odd}; pale: where fp16 loses digits</div>"
+    )
+
+
+def _findings(look: Look, layer: str) -> str:
+    if look.diagnosis is None:
+        return ""
+    mine = [f for f in look.diagnosis.findings if f.layer and layer in f.layer]
+    return "".join(letter_of(finding) for finding in mine)

@@ -1,0 +1,29 @@
+"""From one page to another: a click on a chart asks, the page that holds the chart follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import address
+import streamlit as st
+
+_PAGES, _WANTED = "pages", "go to"
+
+
+def offer(pages: Mapping[str, Any]) -> None:
+    """Say which pages there are."""
+    st.session_state[_PAGES] = pages
+
+
+def ask(page: str, **parts: object) -> None:
+    """Go to a page as soon as the page at hand calls `follow`, with these parts of the address."""
+    address.change(**parts)
+    st.session_state[_WANTED] = page
+
+
+def follow() -> None:
+    """Go where it was asked to, if it was."""
+    page = st.session_state.pop(_WANTED, None)
+    if page is not None:
+        st.switch_page(st.session_state[_PAGES][page], query_params=address.read().parameters())

@@ -1,0 +1,91 @@
+"""All runs in a table: live ones first, each with its verdict."""
+
+from __future__ import annotations
+
+import html
+import time
+
+import address
+import live
+import navigate
+import runs
+import streamlit as st
+from cards import Card
+from edge import guarded
+from texts import age_text, said
+from theme import VERDICT_COLOR
+
+from ampwatch.diagnosis.words import scale_text, share_text
+
+_EVERY_S = 2.0
+_KEY = "runs table"
+_HEADS = (
+    "verdict", "run", "loss scale", "its course", "skipped", "last step", "last row", "from",
+)  # fmt: skip
+
+
+def show() -> None:
+    """The page of all runs, kept up to date."""
+    st.html('<p class="aw-title">Runs</p>')
+    st.fragment(_now, run_every=_EVERY_S)()
+
+
+@guarded
+def _now() -> None:
+    shelf, cards = runs.shelf(), runs.cards()
+    cards.keep({choice.path for choice in shelf.choices})
+    rows = "".join(_row(choice, cards.of(choice)) for choice in shelf.choices)
+    head = "".join(f"<th>{name}</th>" for name in _HEADS)
+    live.html(
+        f'<table class="aw-runs all"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>',
+        key=_KEY, search="Search runs, verdicts, findings", on_go=_chosen,
+    )  # fmt: skip
+    for sentence in shelf.problems:
+        st.html(f'<div class="aw-muted">{said(sentence)}</div>')
+    navigate.follow()
+
+
+def _chosen() -> None:
+    name = st.session_state[_KEY].go
+    if name:
+        address.write(address.Address(run=str(name)))
+        navigate.ask("Overview")
+
+
+def _row(choice: runs.Choice, card: Card | None) -> str:
+    age = age_text((time.time_ns() - choice.last_time_ns) / 1e9)
+    when = f'<span class="aw-live">live</span> {age} ago' if choice.live else f"{age} ago"
+    words = f"{choice.name} live" if choice.live else choice.name
+    if card is not None:
+        words += f" {card.verdict} {card.headline} {card.source}"
+    link = html.escape(address.link("overview", address.Address(run=choice.name)))
+    name = (
+        f'<a href="{link}" data-go="{html.escape(choice.name)}">{said(choice.name)}</a>'
+        f'<span class="aw-muted">{said(card.headline or card.problem) if card else ""}</span>'
+    )
+    cells = [_verdict(card), name, *_numbers(card), when, said(card.source) if card else ""]
+    inside = "".join(f"<td>{cell}</td>" for cell in cells)
+    return (
+        f'<tr data-text="{html.escape(words)}" data-go="{html.escape(choice.name)}">{inside}</tr>'
+    )
+
+
+def _verdict(card: Card | None) -> str:
+    if card is None:
+        return '<span class="aw-muted">reading</span>'
+    tone = VERDICT_COLOR[card.verdict]
+    return f'<span class="aw-chip" style="--aw-tone:var(--aw-{tone})">{card.verdict}</span>'
+
+
+def _numbers(card: Card | None) -> list[str]:
+    if card is None:
+        return ["", "", "", ""]
+    scale = "" if card.final_scale is None else said(scale_text(card.final_scale))
+    spark = (
+        f'<svg viewBox="0 0 110 22" width="110" height="22"><path d="{card.spark}" fill="none" '
+        'stroke="var(--aw-scale)" stroke-width="1.4"/></svg>'
+        if card.spark
+        else ""
+    )
+    skipped = "" if card.final_scale is None else share_text(card.skipped, card.steps)
+    return [scale, spark, skipped, f"{card.last_step:,}"]

@@ -1,0 +1,151 @@
+"""Small still pictures as SVG: the course around a finding, a rate's interval, a histogram."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import thinning
+from course import SCALE, Course
+
+from ampwatch.report import powers
+from ampwatch.rows import EXPONENT_LOWEST
+
+WIDTH, HEIGHT = 320, 64
+_POINTS = 160
+_MARGIN_SHARE = 0.6  # of a finding's length, shown before and after it
+_LEAST_MARGIN = 40  # steps
+_COLORS = {SCALE: "scale", "loss": "ink", "grad_norm": "norm", "lr": "rate", "step_time_ms": "time"}
+
+
+def course_sketch(course: Course, column: str, first: int, last: int) -> str:
+    """A column around these steps, which are shaded, and the skips under it."""
+    low, high = _around(course, first, last)
+    rows = course.rows_within(low, high)
+    step, values = course.step[rows], course.columns[column][rows]
+    known = np.isfinite(values)
+    if known.sum() < 2:
+        return ""
+    xs, ys = thinning.thinned(step[known], values[known], _POINTS)
+    if column != SCALE and ys.min() > 0 and ys.max() > 30 * ys.min():
+        ys = np.log10(ys)
+    x = _scaled(xs, low, high, 0, WIDTH)
+    y = _scaled(ys, float(ys.min()), float(ys.max()), HEIGHT - 14, 6)
+    left, right = _scaled(np.array([first, last]), low, high, 0, WIDTH)
+    width = max(1.5, right - left)
+    shade = f'<rect x="{left:.1f}" width="{width:.1f}" height="{HEIGHT}" class="aw-shade"/>'
+    path = _path(x, y, stairs=column == SCALE)
+    color = f"var(--aw-{_COLORS[column]})"
+    line = f'<path d="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>'
+    return _svg(shade + line + _ticks(course, low, high), WIDTH, HEIGHT)
+
+
+def interval_sketch(
+    current: float | None, recommended: float, low: float | None, high: float | None
+) -> str:
+    """Where the advised rate lies beside the one in use, and its interval, on a log axis."""
+    known = [v for v in (current, recommended, low, high) if v]
+    left, right = np.log10(min(known)) - 0.25, np.log10(max(known)) + 0.25
+
+    def at(value: float) -> float:
+        return float(_scaled(np.array([np.log10(value)]), left, right, 8, WIDTH - 8)[0])
+
+    parts = ['<line x1="8" x2="312" y1="30" y2="30" stroke="var(--aw-grid)" stroke-width="2"/>']
+    if low and high:
+        parts.append(
+            f'<rect x="{at(low):.1f}" y="23" width="{max(2.0, at(high) - at(low)):.1f}" height="14"'
+            ' rx="3" fill="var(--aw-advice)" opacity="0.3"/>'
+        )
+    if current:
+        parts.append(_pin(at(current), "var(--aw-rate)", f"now {current:.3g}", 56))
+    parts.append(_pin(at(recommended), "var(--aw-advice)", f"advised {recommended:.3g}", 12))
+    return _svg("".join(parts), WIDTH, HEIGHT)
+
+
+def spark(values: Sequence[float] | np.ndarray, width: int = 110, height: int = 22) -> str:
+    """A course in the smallest form, as the path of an SVG of this size."""
+    known = np.asarray(values, np.float64)
+    if len(known) < 2:
+        return ""
+    x = np.linspace(1, width - 1, len(known))
+    low, high = float(known.min()), float(known.max())
+    y = np.full(len(known), height / 2) if low == high else _scaled(known, low, high, height - 3, 3)
+    return _path(x, y, stairs=True)
+
+
+def _around(course: Course, first: int, last: int) -> tuple[int, int]:
+    start, end = course.ends
+    margin = max(_LEAST_MARGIN, int((last - first) * _MARGIN_SHARE))
+    return max(start, first - margin), min(end, last + margin)
+
+
+def _scaled(values: np.ndarray, low: float, high: float, start: float, end: float) -> np.ndarray:
+    span = (high - low) or 1.0
+    return np.asarray(start + (np.asarray(values, np.float64) - low) / span * (end - start))
+
+
+def _path(x: np.ndarray, y: np.ndarray, *, stairs: bool) -> str:
+    move = "H{:.1f}V{:.1f}" if stairs else "L{:.1f},{:.1f}"
+    rest = "".join(move.format(a, b) for a, b in zip(x[1:], y[1:], strict=True))
+    return f"M{x[0]:.1f},{y[0]:.1f}{rest}"
+
+
+def _ticks(course: Course, low: int, high: int) -> str:
+    rug = thinning.merged(course.skips_within(low, high), low, high)
+    at = np.unique(np.round(_scaled(rug.first, low, high, 0, WIDTH), 0))
+    path = "".join(f"M{x:.0f},{HEIGHT - 9}v7" for x in at)
+    return f'<path d="{path}" stroke="var(--aw-skip)" stroke-width="1.2"/>' if path else ""
+
+
+def _pin(x: float, color: str, text: str, text_y: int) -> str:
+    anchor = "end" if x > WIDTH * 0.65 else "start" if x < WIDTH * 0.35 else "middle"
+    return (
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="18" y2="42" stroke="{color}" stroke-width="2.5"/>'
+        f'<text x="{x:.1f}" y="{text_y}" text-anchor="{anchor}" fill="{color}">{text}</text>'
+    )
+
+
+def _svg(inside: str, width: int, height: int) -> str:
+    return (
+        f'<svg class="aw-sketch" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img">{inside}</svg>'
+    )
+
+
+_HISTOGRAM_HEIGHT = 120
+_LOW, _HIGH = -30, 18  # the powers of two drawn; fp16 holds -24 to 15
+_SUBNORMAL = (-24, -14)
+
+
+def exponent_sketch(counts: np.ndarray) -> str:
+    """A histogram over powers of two, with what fp16 can hold of it."""
+    at = np.arange(_LOW, _HIGH)
+    shown = counts[at - EXPONENT_LOWEST + 1].astype(np.float64)
+    top = float(shown.max()) or 1.0
+    width, floor = WIDTH / len(at), _HISTOGRAM_HEIGHT - 18
+    bars = "".join(
+        f'<rect x="{n * width + 0.5:.1f}" y="{floor - height:.1f}" width="{width - 1:.1f}" '
+        f'height="{height:.1f}" fill="var(--aw-norm)"/>'
+        for n, height in enumerate(shown / top * (floor - 14))
+        if height > 0
+    )
+    return _svg(_fp16_range(width, floor) + bars, WIDTH, _HISTOGRAM_HEIGHT)
+
+
+def _fp16_range(width: float, floor: float) -> str:
+    """What lies outside fp16, in red; its subnormals, paler; and where that is."""
+    place = {power: (power - _LOW) * width for power in (*_SUBNORMAL, 0, 16)}
+    low, normal, high = place[_SUBNORMAL[0]], place[_SUBNORMAL[1]], place[16]
+    zones = [(0.0, low, 0.16), (low, normal, 0.07), (high, WIDTH, 0.16)]
+    drawn = "".join(
+        f'<rect x="{left:.1f}" y="0" width="{right - left:.1f}" height="{floor:.1f}" '
+        f'fill="var(--aw-skip)" opacity="{opacity}"/>'
+        for left, right, opacity in zones
+    )
+    labels = "".join(
+        f'<text x="{x:.1f}" y="{_HISTOGRAM_HEIGHT - 4}" text-anchor="middle" '
+        f'fill="var(--aw-muted)">'
+        f"{powers(f'2^{power}')}</text>"
+        for power, x in place.items()
+    )
+    return drawn + labels
