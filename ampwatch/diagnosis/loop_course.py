@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.named import Times
-from ampwatch.diagnosis.signals import Mask
+from ampwatch.diagnosis.signals import Event, Mask, positive
+from ampwatch.rows import EventKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class LoopCourse:
     still: Times = field(default_factory=Times)  # accepted, with a rate and a gradient, unmoved
     moved: int = 0  # accepted steps that moved the weights
     jumps: tuple[tuple[int, float, float], ...] = ()  # step, rate before, rate: the last few
+    searched: int = 0  # steps that scalers made anew skipped before the watch saw them
     last_lr: float = float("nan")
     last_skipped: bool = False
 
@@ -50,9 +53,32 @@ class LoopCourse:
             still=self._seen(self.still, pushed & (move == 0), block),
             moved=self.moved + int((pushed & (move > 0)).sum()),
             jumps=(*self.jumps, *jumps)[-policy.MOST_JUMPS :],
+            searched=self.searched + _searched(block),
             last_lr=float(lr[-1]),
             last_skipped=bool(block.skipped[-1]),
         )
 
     def _seen(self, times: Times, mask: Mask, block: Block) -> Times:
         return times.and_entries(np.flatnonzero(mask), block.step, block.start)
+
+
+def _searched(block: Block) -> int:
+    """From where each new scaler began to where it stood when its first step was taken."""
+    made = [event for event in block.events if event.kind == EventKind.SCALER_REPLACED.value]
+    if not made:
+        return 0
+    at, there = block.at_step(np.array([event.step for event in made], np.int64))
+    scales = block.columns["scale"][at].tolist()
+    return sum(
+        _halvings(event, scale)
+        for event, scale, known in zip(made, scales, there, strict=True)
+        if known
+    )
+
+
+def _halvings(event: Event, scale: float) -> int:
+    first = positive(event.detail.get("init_scale"))
+    factor = positive(event.detail.get("backoff_factor"))
+    if first is None or factor is None or factor >= 1.0 or not 0.0 < scale < first < math.inf:
+        return 0
+    return round((math.log(first) - math.log(scale)) / -math.log(factor))

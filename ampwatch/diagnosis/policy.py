@@ -88,6 +88,8 @@ RUNAWAY_SCALE = 2.0**64
 
 # A reset by a resume happens once or twice; from the third on something in the loop does it.
 RECREATED_RESETS = 3
+# A scaler made anew is seen, not inferred: the second is a habit, if it has cost steps.
+REPLACED_SCALERS = 2
 # One reset is one lost state; from the second on it is why the scale never grows.
 LOST_GROWTH_RESETS = 2
 

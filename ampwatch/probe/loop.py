@@ -113,9 +113,13 @@ class Loop:
         """The loop goes on with a scaler that nobody has attached."""
         self.scaler = scaler
         self.owner.adopt(scaler)
-        kind = type(scaler).__name__
-        init_scale = getattr(scaler, "_init_scale", None)
-        self.event(EventKind.SCALER_REPLACED, {"class": kind, "init_scale": init_scale})
+        detail = {
+            "class": type(scaler).__name__,
+            # With the scale of the step in progress these tell how often it has skipped, unseen.
+            "init_scale": getattr(scaler, "_init_scale", None),
+            "backoff_factor": getattr(scaler, "_backoff_factor", None),
+        }
+        self.event(EventKind.SCALER_REPLACED, detail)
 
     def _backward_began(self) -> None:
         self.turns.backward_began()

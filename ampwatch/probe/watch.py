@@ -44,7 +44,8 @@ class Watch:
         run_folder: Path | None,
     ) -> None:
         self.run_folder = run_folder
-        self._swapped: list[tuple[Any, type]] = []  # scalers, and the classes we gave them
+        # Scalers, and the classes we gave them; a loop may make one each step and let it go.
+        self._swapped: list[tuple[weakref.ref[Any], type]] = []
         self._survey = survey
         self._loop = loop
         self._observer = observer
@@ -69,7 +70,7 @@ class Watch:
 
     def watches(self, scaler: Any) -> bool:
         """Whether it still goes on, and for this scaler."""
-        return not self._closed and any(ours is scaler for ours, _ in self._swapped)
+        return not self._closed and any(ours() is scaler for ours, _ in self._swapped)
 
     def is_without_scaler_on(self, roots: tuple[nn.Module, ...]) -> bool:
         """Whether it watches just these models, and no scaler."""
@@ -78,7 +79,8 @@ class Watch:
     def adopt(self, scaler: Any) -> None:
         """Watch this scaler too: the loop steps with it."""
         watched = scaler_class.swap(scaler, self._loop, self._guard)
-        self._swapped.append((scaler, watched))
+        self._swapped = [pair for pair in self._swapped if pair[0]() is not None]
+        self._swapped.append((weakref.ref(scaler), watched))
 
     @property
     def lost_rows(self) -> int:
@@ -109,8 +111,10 @@ class Watch:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        for scaler, watched in self._swapped:
-            scaler_class.restore(scaler, watched)
+        for reference, watched in self._swapped:
+            scaler = reference()
+            if scaler is not None:
+                scaler_class.restore(scaler, watched)
         self._guard.run(self._loop.close)
         if self._observer is not None:
             self._guard.run(self._observer.release)

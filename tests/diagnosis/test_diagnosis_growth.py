@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hand_built import DEFAULTS, HandBuiltRun, Info, layer_table, scaled_run, step_table
+from hand_built import (
+    DEFAULTS,
+    HandBuiltRun,
+    Info,
+    event_table,
+    layer_table,
+    scaled_run,
+    step_table,
+)
 
 from ampwatch.diagnosis import diagnose
 
@@ -83,6 +91,31 @@ def test_the_new_scaler_explains_the_resets():
     findings = {f.code: f for f in diagnose(epochs(6)).findings}
     assert findings["AMP108"].because_of == "AMP416"
     assert diagnose(epochs(6)).learning_rate.action.value == "not-the-cause"
+
+
+def with_new_scalers(steps, init_scale):
+    """A steady run at 2^12 whose loop makes new scalers; their searches are not in the record."""
+    detail = {"init_scale": init_scale, "backoff_factor": 0.5}
+    events = event_table([(step, "scaler-replaced", detail) for step in steps])
+    return scaled_run([False] * 200, start=2.0**12, events=events)
+
+
+@pytest.mark.parametrize(
+    ("steps", "init_scale", "severity"),
+    [
+        ([50], 2.0**16, None),  # a resume, or a second phase
+        ([50, 100], 2.0**12, "info"),  # phases, which cost nothing
+        ([50, 100], 2.0**16, "error"),
+        ([50, 100, 150], 2.0**12, "error"),
+    ],
+)
+def test_scalers_made_anew_are_counted_where_they_are_seen(steps, init_scale, severity):
+    assert found(with_new_scalers(steps, init_scale)).get("AMP416") == severity
+
+
+def test_the_skips_of_a_new_scaler_that_nobody_saw_are_told():
+    findings = diagnose(with_new_scalers([50, 100], 2.0**16)).findings
+    assert "skipped 8 steps" in next(f.cause for f in findings if f.code == "AMP416")
 
 
 def test_a_scale_that_grows_sixteenfold_needs_more_skips_to_come_back_and_is_a_saw_all_the_same():

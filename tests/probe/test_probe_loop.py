@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -454,3 +456,31 @@ def test_a_scaler_made_anew_in_the_loop_is_watched_in_place_of_the_old(tmp_path)
     assert [event["init_scale"] for event in events(run, "scaler-replaced")] == [2.0, 4.0]
     assert events(run, "misuse") == []
     assert type(attached) is type(trainer.scaler) is torch.amp.GradScaler
+
+
+def test_how_often_a_new_scaler_skipped_before_it_was_seen_stands_in_its_event_and_row(tmp_path):
+    trainer = Trainer(tmp_path)
+    trainer.step()
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120, backoff_factor=0.25)
+    skipped, before = 0, None
+    while before != trainer.scaler.get_scale():
+        before = trainer.scaler.get_scale()
+        trainer.step(1e6)
+        skipped += trainer.scaler.get_scale() < before
+    run = trainer.read()
+    (event,) = events(run, "scaler-replaced")
+    assert (event["init_scale"], event["backoff_factor"]) == (2.0**120, 0.25)
+    assert skipped > 1
+    assert column(run, "scale")[-1] == 2.0**120 * 0.25**skipped
+
+
+def test_scalers_that_the_loop_makes_and_drops_are_not_kept(tmp_path):
+    trainer = Trainer(tmp_path)
+    made = []
+    for _ in range(10):
+        trainer.scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        made.append(weakref.ref(trainer.scaler))
+        trainer.step()
+    gc.collect()
+    assert sum(one() is not None for one in made) == 1
+    assert len(events(trainer.read(), "scaler-replaced")) == 10

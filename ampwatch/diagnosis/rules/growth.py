@@ -9,8 +9,10 @@ import numpy as np
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.words import count_text, scale_text
+from ampwatch.rows import EventKind
 
 
 @rule(
@@ -139,14 +141,20 @@ def _loss_falls(case: Case) -> bool:
     Page(
         meaning="The loss scale begins anew again and again: a new GradScaler is made every epoch "
         "or iteration, so it never learns a scale, and each time the search costs steps.",
-        looks="Three or more jumps back to the initial scale that nothing in the record explains.",
-        not_to_confuse="AMP108, one reset, which is usually a resume without the scaler's state.",
+        looks="The optimizer steps through a second and a third GradScaler; or three or more jumps "
+        "back to the initial scale that nothing in the record explains.",
+        not_to_confuse="AMP108, one reset, which is usually a resume without the scaler's state; a "
+        "second phase of training with a scaler of its own.",
         do="Make the GradScaler once, before the loop over epochs.",
         example="scaler = GradScaler() inside `for epoch in ...`: 2^16 at the start of each.",
     ),
 )
 def scaler_recreated(case: Case) -> Iterator[Seen]:
-    """Resets too many for resumes."""
+    """New scalers that were seen, or resets too many for resumes."""
+    made = case.ledger.of(EventKind.SCALER_REPLACED)
+    if made.count >= policy.REPLACED_SCALERS:
+        yield _made_anew(made, case.loop.searched)
+        return
     scale = case.scale
     if scale.resets < policy.RECREATED_RESETS or scale.reset_steps is None:
         return
@@ -160,4 +168,23 @@ def scaler_recreated(case: Case) -> Iterator[Seen]:
         f"searched again: {count_text(scale.after_resets.skips, 'step')} skipped for it.",
         action="Make one GradScaler before the training loop, and keep it.",
         evidence=(Evidence("resets", last, float(scale.resets), policy.RECREATED_RESETS),),
+    )
+
+
+def _made_anew(made: Times, searched: int) -> Seen:
+    """Two that cost nothing may be phases of one training; the third is a habit."""
+    harmless = made.count < policy.RECREATED_RESETS and not searched
+    cost = (
+        f"their searches skipped {count_text(searched, 'step')} that are not in the record."
+        if searched
+        else "each begins at its initial scale again, and never grows beyond."
+    )
+    return Seen(
+        severity=Severity.INFO if harmless else Severity.ERROR,
+        first_step=made.first_step,
+        last_step=made.last_step,
+        summary=f"The optimizer stepped through {count_text(made.count, 'new GradScaler')}.",
+        cause=f"The loop makes them while it trains, and what they had learnt is lost: {cost}",
+        action="Make one GradScaler before the training loop, and keep it.",
+        evidence=(Evidence("scaler-replaced", made.last_step, float(made.count)),),
     )
