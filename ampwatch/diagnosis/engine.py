@@ -1,13 +1,15 @@
 """The engine: holds what is known of a run, takes in what is new, gives a diagnosis at any time.
 
-Blocks whose rows can hardly change any more are folded once and for all; the rest is folded afresh
-at each look, onto a copy. A row that comes late all the same, into a block already folded, makes
-the engine begin anew. So what it says after some rows is what it would say had it read those rows
-at once, whatever their batches were.
+Blocks whose rows can hardly change any more are folded once and for all. On a copy of that stand
+the blocks after them, and on a copy of that smaller blocks yet, so that a look folds anew only the
+last few rows. A row that comes late all the same, among rows already folded, takes the engine back
+to the state before them, if need be to the beginning. So what it says after some rows is what it
+would say had it read those rows at once, whatever their batches were.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timezone
 
 import numpy as np
@@ -32,6 +34,27 @@ from ampwatch.rows import Table
 _SETTLED_ROWS = 512
 # A rank that lags is waited for, but not for ever: what waits is folded again at each look.
 _PATIENCE_ROWS = 16 * BLOCK_ROWS
+# The last whole block's rows are cut into so many parts, and wait for so much less.
+_PARTS = 4
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What was folded so far, and where the next block begins."""
+
+    state: State
+    cutter: Cutter
+
+    def copy(self) -> _Progress:
+        return _Progress(self.state.copy(), self.cutter.copy())
+
+    def fold_next(self) -> bool:
+        """Fold the next whole block; False if there is none."""
+        block = self.cutter.next_whole()
+        if block is None:
+            return False
+        self.state.fold(block)
+        return True
 
 
 class Engine:
@@ -41,18 +64,20 @@ class Engine:
         self._block_rows = block_rows
         self._settled_rows = settled_rows
         self._facts: RecordFacts | None = None
+        self._case: Case | None = None  # of the rows fed last, once somebody looked
         self._spine_rank = 0
-        self._cutter = Cutter(block_rows=block_rows)
-        self._state: State | None = None
+        # Settled blocks; on a copy all whole blocks; on a copy of that the parts of the next one.
+        self._tiers: list[_Progress] = []
 
     def feed(self, run: Record) -> Engine:
         """Take in what is new in a run; always the same run."""
         spine = min(run.ranks, default=0)
-        if self._state is None or spine != self._spine_rank or not self._show(run):
+        if spine != self._spine_rank or not self._tiers or not self._show(run):
             self._spine_rank = spine
-            self._cutter = Cutter(block_rows=self._block_rows)
-            self._state = new_state(run.info)
+            begin = _Progress(new_state(run.info), Cutter(block_rows=self._block_rows))
+            self._tiers = [begin]
             assert self._show(run), "nothing was taken, so nothing can be late"
+        self._case = None
         self._facts = RecordFacts(
             id=run.info.id,
             source=run.info.source,
@@ -63,7 +88,7 @@ class Engine:
             clean_end=run.clean_end,
             last_time_ns=run.last_time_ns,
         )
-        self._fold_settled(self._state)
+        self._fold_settled(self._tiers[0], self._settled_rows)
         return self
 
     def look(self) -> Diagnosis:
@@ -72,20 +97,22 @@ class Engine:
 
     def case(self) -> Case:
         """What the rules are given, as the run stands now."""
-        if self._facts is None or self._state is None:
+        if self._facts is None:
             raise RuntimeError("The engine has no run yet: call feed(run) before look().")
-        state, cutter = self._state.copy(), self._cutter.copy()
-        while (block := cutter.next_whole()) is not None:
-            state.fold(block)
-        state.fold(cutter.rest())
-        state.finish()
-        return Case(self._facts, state)
+        if self._case is None:
+            last = self._caught_up().copy()
+            while last.fold_next():
+                pass
+            last.state.fold(last.cutter.rest())
+            last.state.finish()
+            self._case = Case(self._facts, last.state)
+        return self._case
 
     # --- within ----------------------------------------------------------------------------------
 
     def _show(self, run: Record) -> bool:
-        """Show every lane its table; False if rows came among those that were folded."""
-        cutter, spine = self._cutter, self._spine_rank
+        """Show every lane its table; False if rows came among those that were folded for good."""
+        cutter, spine = self._tiers[0].cutter, self._spine_rank
         fine = cutter.spine.show(run.read(Table.STEPS, columns=STEP_COLUMNS, rank=spine))
         fine &= cutter.layers.show(run.read(Table.LAYERS, columns=LAYER_COLUMNS))
         fine &= cutter.events.show(run.read(Table.EVENTS, columns=EVENT_COLUMNS))
@@ -96,15 +123,33 @@ class Engine:
                     cutter.others[rank] = Lane()
                 rows = run.read(Table.STEPS, columns=OTHER_RANK_COLUMNS, rank=rank)
                 fine &= cutter.others[rank].show(rows)
+        for at, tier in enumerate(self._tiers[1:], start=1):
+            if not tier.cutter.follow(cutter):
+                del self._tiers[at:]  # it is made again from the one before it
+                break
         return fine
 
-    def _fold_settled(self, state: State) -> None:
-        cutter = self._cutter
-        while cutter.is_settled(self._settled_rows, _PATIENCE_ROWS):
-            block = cutter.next_whole()
-            if block is None:
-                return
-            state.fold(block)
+    def _caught_up(self) -> _Progress:
+        """The state nearest to the record's end that the next look may start from, too."""
+        settled, *later = self._tiers
+        if later and later[0].cutter.entries < settled.cutter.entries:
+            later = []  # so much came at once that it was overtaken
+        whole = later[0] if later else settled.copy()
+        grown = False
+        while whole.fold_next():
+            grown = True
+        if grown or len(later) < 2:
+            parts = whole.copy()
+            parts.cutter.block_rows = max(1, self._block_rows // _PARTS)
+        else:
+            parts = later[1]
+        self._fold_settled(parts, self._settled_rows // _PARTS)
+        self._tiers = [settled, whole, parts]
+        return parts
+
+    def _fold_settled(self, tier: _Progress, rows: int) -> None:
+        while tier.cutter.is_settled(rows, _PATIENCE_ROWS) and tier.fold_next():
+            pass
 
 
 def diagnose(run: Record) -> Diagnosis:

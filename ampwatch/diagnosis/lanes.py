@@ -42,9 +42,21 @@ class Lane:
             return False
         self.rows = rows.slice(self.taken)
         self.steps = steps_of(self.rows)
-        if self.limit is None:
-            return True
-        return self.reach(self.limit, self.restarts) == 0
+        return self._begins_beyond()
+
+    def follow(self, behind: Lane) -> bool:
+        """The same, from a lane of this table that has taken less and was shown it already."""
+        begin = self.taken - behind.taken
+        if begin < 0 or len(behind.steps) < begin or behind.rows is None:
+            return False
+        if begin and int(behind.steps[begin - 1]) != self.last_step:
+            return False
+        self.rows, self.steps = behind.rows.slice(begin), behind.steps[begin:]
+        return self._begins_beyond()
+
+    def _begins_beyond(self) -> bool:
+        """Whether no row that is left belongs to a block already taken."""
+        return self.limit is None or self.reach(self.limit, self.restarts) == 0
 
     def copy(self) -> Lane:
         """The same place in the same rows."""
@@ -106,6 +118,15 @@ class Cutter:
             events=self.events.copy(),
             others=others,
         )
+
+    def follow(self, behind: Cutter) -> bool:
+        """Take up what a cutter was shown that has got less far; False if rows came too late."""
+        if self.others.keys() != behind.others.keys():
+            return False
+        pairs = [(lane, behind.others[rank]) for rank, lane in self.others.items()]
+        pairs += [(self.spine, behind.spine), (self.layers, behind.layers)]
+        pairs += [(self.events, behind.events)]
+        return all(lane.follow(other) for lane, other in pairs)
 
     def next_whole(self) -> Block | None:
         """The next block whose end is known, if there is one."""

@@ -265,7 +265,7 @@ def test_what_is_remembered_does_not_grow_with_the_run():
         events = [(s, "overflow", {"direction": "backward", "layer": f"l{s % 7}"})
                   for s in range(40, len(pattern), 41)]  # fmt: skip
         run = scaled_run(pattern, layers=layer_table(rows), events=event_table(events))
-        return len(pickle.dumps(Engine(block_rows=256, settled_rows=64).feed(run)._state))
+        return len(pickle.dumps(Engine(block_rows=256, settled_rows=64).feed(run)._tiers[0].state))
 
     small, large = size(8_000), size(32_000)
     assert large < small * 1.05
