@@ -5,7 +5,8 @@ AmpwatchError
 ├── RunError          a run cannot be opened, created or written
 │   ├── NotARunError      the path holds no run
 │   ├── FutureRunError    the run was written by a newer ampwatch
-│   └── RunInUseError     another process writes or compacts it
+│   ├── RunInUseError     another process writes or compacts it
+│   └── DifferentModelsError  runs that are to be judged together are of several models
 ├── LogError          a foreign log cannot be read or holds no training
 ├── CodecError        bytes that are no batch of ours
 ├── AlertError        alerts cannot be sent as asked
@@ -43,6 +44,10 @@ class FutureRunError(RunError):
 
 class RunInUseError(RunError):
     """Another process holds the run's lock."""
+
+
+class DifferentModelsError(RunError):
+    """Runs that are to be judged together are not of one model."""
 
 
 class LogError(AmpwatchError):

@@ -1,4 +1,4 @@
-"""`ampwatch report RUN`: what is wrong with a run, why, and what to do."""
+"""`ampwatch report RUN...`: what is wrong with a run, why, and what to do."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import enum
 
 import typer
 
-from ampwatch.cli.find import RUN_ARGUMENT, open_named
+from ampwatch.cli.find import open_named
 from ampwatch.cli.terminal import answers
 
 NAME = "report"
 HELP = """What is wrong with a run, since when, why, and what to do. On one screen.
+
+Several runs of one model that differ in their learning rate get one advice on it together.
 
 \b
 Examples:
   ampwatch report ampwatch-runs/train-1204
   ampwatch report train-1204 --json | jq .verdict
   ampwatch report train-1204 --fail-on error     exit code 1 if an error stands
+  ampwatch report rate-0.1 rate-0.03             one learning rate out of both
 """
 
 
@@ -28,22 +31,26 @@ class FailOn(str, enum.Enum):
 
 
 def command(
-    run: str = RUN_ARGUMENT,
+    runs: list[str] = typer.Argument(
+        metavar="RUN...", show_default=False, help="A run's folder, or its name in ./ampwatch-runs."
+    ),
     json: bool = typer.Option(False, "--json", help="Print JSON instead of the letter."),
     fail_on: FailOn = typer.Option(
         None, "--fail-on", help="Exit with 1 if a finding this grave stands.", show_default=False
     ),
 ) -> None:
     """Print the report."""
-    from ampwatch.diagnosis import Severity, diagnose
-    from ampwatch.report import print_letter, to_json
+    from ampwatch.diagnosis import Diagnosis, Severity, diagnose, diagnose_together
+    from ampwatch.report import print_letter, print_together, to_json
 
-    opened = open_named(run)
-    diagnosis = diagnose(opened)
+    opened = [open_named(run) for run in runs]
+    said = diagnose(opened[0]) if len(opened) == 1 else diagnose_together(opened)
     if json:
-        typer.echo(to_json(diagnosis))
+        typer.echo(to_json(said))
+    elif isinstance(said, Diagnosis):
+        print_letter(answers(), opened[0].info.name, opened[0], said)
     else:
-        print_letter(answers(), opened.info.name, opened, diagnosis)
-    worst = diagnosis.worst()
+        print_together(answers(), [run.info.name for run in opened], said)
+    worst = said.worst()
     if fail_on and worst and worst.weight >= Severity(fail_on.value).weight:
         raise typer.Exit(1)

@@ -2,8 +2,8 @@
 
     run -> blocks of rows -> state (courses, folded) -> case -> rules -> causes -> verdict, advice
 
-`diagnose(run)` is the door; who watches a run grow holds an `Engine`. `RULES` are the pages that
-`ampwatch explain` prints.
+`diagnose(run)` is the door, `diagnose_together(runs)` that for several runs of one model; who
+watches a run grow holds an `Engine`. `RULES` are the pages that `ampwatch explain` prints.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ampwatch.diagnosis.findings import (
 from ampwatch.diagnosis.registry import Rule
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.signals import Record
+from ampwatch.diagnosis.together import Together, diagnose_together
 
 __all__ = [
     "RULES",
@@ -35,6 +36,8 @@ __all__ = [
     "Rule",
     "RunFacts",
     "Severity",
+    "Together",
     "Verdict",
     "diagnose",
+    "diagnose_together",
 ]

@@ -135,19 +135,21 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `report --json`, made of what JSON knows."""
-        body = _plain(dataclasses.asdict(self))
+        body = plain(self)
         assert isinstance(body, dict)
         return {"schema": SCHEMA, **body}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The same value, in JSON's own types."""
     if isinstance(value, enum.Enum):
         return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain(dataclasses.asdict(value))
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -17,6 +17,7 @@ from ampwatch.report.facts import (
     sparkline,
 )
 from ampwatch.report.letter import STYLES, letter, print_letter, to_json
+from ampwatch.report.together import print_together
 
 __all__ = [
     "STYLES",
@@ -28,6 +29,7 @@ __all__ = [
     "letter",
     "powers",
     "print_letter",
+    "print_together",
     "rows_of_first_optimizer",
     "ruled_out",
     "sparkline",

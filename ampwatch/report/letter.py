@@ -19,7 +19,7 @@ from ampwatch.report.facts import facts_of, powers, ruled_out
 from ampwatch.text import printable
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis import Advice, Diagnosis, Finding, Record
+    from ampwatch.diagnosis import Advice, Diagnosis, Finding, Record, Together
 
 STYLES = {
     "failing": "bold #C8401E",
@@ -40,7 +40,7 @@ class Named(Protocol):
     def name(self) -> str: ...  # noqa: D102
 
 
-def to_json(diagnosis: Diagnosis) -> str:
+def to_json(diagnosis: Diagnosis | Together) -> str:
     """The text that `report --json` prints."""
     return json.dumps(diagnosis.to_json(), indent=2, allow_nan=False, ensure_ascii=False)
 
@@ -58,7 +58,7 @@ def letter(name: str, run: Record, diagnosis: Diagnosis, *, fancy: bool) -> Rend
         return powers(printable(text)) if fancy else printable(text)
 
     head = _shown_head(diagnosis)
-    parts: list[RenderableType] = [_title(name, diagnosis), *_headline(diagnosis, head, write)]
+    parts: list[RenderableType] = [title(name, diagnosis), *_headline(diagnosis, head, write)]
     others = _Tree(diagnosis.findings).below(head)
     if others:
         parts += [Text(), _lines(others, write)]
@@ -67,7 +67,8 @@ def letter(name: str, run: Record, diagnosis: Diagnosis, *, fancy: bool) -> Rend
     return Group(*parts)
 
 
-def _title(name: str, diagnosis: Diagnosis) -> Text:
+def title(name: str, diagnosis: Diagnosis) -> Text:
+    """The verdict and the run's name."""
     verdict = diagnosis.verdict.value
     facts = diagnosis.run
     ranks = "" if len(facts.ranks) < 2 else f", {len(facts.ranks)} ranks"
@@ -79,7 +80,7 @@ def _title(name: str, diagnosis: Diagnosis) -> Text:
     )
 
 
-_CALM = {
+CALM = {
     "healthy": "Nothing is wrong with this run.",
     "incomplete": "The record ends before anything could be judged.",
 }
@@ -87,20 +88,20 @@ _CALM = {
 
 def _shown_head(diagnosis: Diagnosis) -> Finding | None:
     """The headline, unless the verdict is calm and it is only information."""
-    head, calm = diagnosis.headline, diagnosis.verdict.value in _CALM
+    head, calm = diagnosis.headline, diagnosis.verdict.value in CALM
     return None if head is None or (calm and head.severity.value == "info") else head
 
 
 def _headline(diagnosis: Diagnosis, head: Finding | None, write: Write) -> list[RenderableType]:
     if head is None:
-        return [Text(_CALM.get(diagnosis.verdict.value, ""))]
+        return [Text(CALM.get(diagnosis.verdict.value, ""))]
     since = "" if head.first_step is None else f", since step {head.first_step}"
     words, lines = words_and_lines(head.action)
     rows = [("why", head.cause), ("do", words)]
     shown: list[RenderableType] = [
         Text(write(head.summary), "bold"),
         Text(f"{head.code} {head.name}{since}", "dim"),
-        Padding(_labelled(rows, write), (0, 0, 0, 2)),
+        Padding(labelled(rows, write), (0, 0, 0, 2)),
     ]
     if lines:  # flush left and unbroken, or they could not be pasted
         code = Text(_printable_lines(lines), "cyan", no_wrap=True, overflow="ignore")
@@ -113,7 +114,8 @@ def _printable_lines(lines: str) -> str:
     return "\n".join(printable(line) for line in lines.split("\n"))
 
 
-def _labelled(rows: Sequence[tuple[str, str]], write: Write, width: int = 4) -> Grid:
+def labelled(rows: Sequence[tuple[str, str]], write: Write, width: int = 4) -> Grid:
+    """Texts beside their labels."""
     grid = Grid.grid(padding=(0, 1))
     grid.add_column(style="dim", min_width=width, no_wrap=True)
     grid.add_column()
@@ -179,11 +181,11 @@ def _bearings(run: Record, diagnosis: Diagnosis, head: Finding | None, write: Wr
     """What to do with the rate and why, and what else it is not."""
     advice = diagnosis.learning_rate
     because = advice.because if head is None else _not_again(advice.because, head)
-    rows = [("learning rate", f"{_advised(advice)}. {because}".rstrip())]
+    rows = [("learning rate", f"{advised(advice)}. {because}".rstrip())]
     cleared = ruled_out(run, diagnosis) if head is not None else []
     if cleared:
         rows.append(("ruled out", "; ".join(cleared)))
-    return _labelled(rows, write, width=13)
+    return labelled(rows, write, width=13)
 
 
 def _not_again(because: str, head: Finding) -> str:
@@ -196,7 +198,7 @@ def _not_again(because: str, head: Finding) -> str:
     return because if at < 0 or len(course) < 20 else because[at + len(course) :].lstrip()
 
 
-def _advised(advice: Advice) -> str:
+def advised(advice: Advice) -> str:
     """The action, the rate and where to restart, as far as they are known."""
     action = advice.action.value.replace("-", " ")
     parts = [action]
@@ -217,4 +219,4 @@ def _advised(advice: Advice) -> str:
 def _facts(run: Record, diagnosis: Diagnosis, write: Write, *, fancy: bool) -> Grid:
     arrow = "→" if fancy else "to"
     facts = facts_of(run, diagnosis, arrow=arrow, curves=fancy)
-    return _labelled([(fact.label, fact.text) for fact in facts], write, width=13)
+    return labelled([(fact.label, fact.text) for fact in facts], write, width=13)

@@ -234,6 +234,14 @@ def test_the_restart_stands_before_the_drift_and_at_a_saved_step():
     assert look(diverging(), ADAM).restart_checkpoint_step is None
 
 
+def test_the_restart_stands_before_an_update_that_left_little_of_the_weights():
+    rows = diverging(collapse=True)
+    assert look(rows, ADAM).restart_from_step > 40
+    harmful = np.where(np.arange(120) == 7, 0.5, rows.ratio)
+    rows = with_columns(rows, update_norm=10 * harmful)
+    assert look(rows, ADAM).restart_from_step == 7
+
+
 def late(count=20_000, bad=1500, top=4.5, **rest):
     loss = np.concatenate([falling(count - bad, 10, 2.7), np.linspace(2.7, top, bad)])
     grow = np.concatenate([np.ones(count - bad), np.geomspace(1, 8, bad)])

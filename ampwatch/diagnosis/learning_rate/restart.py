@@ -19,7 +19,7 @@ def ideal_step(state: RateState, onset: Onset) -> int | None:
         first = state.head.of("step")
         return int(first[0]) if len(first) and np.isfinite(first[0]) else None
     ends = [_calm_end(_signal(good, name)) for name in ("ratio", "grad_norm", "act_amax")]
-    at = max(0, min([len(good) - 1, _best_end(good.of("loss")), *ends]))
+    at = max(0, min([len(good) - 1, _best_end(good.of("loss")), _last_whole(good), *ends]))
     return int(good.of("step")[at])
 
 
@@ -45,6 +45,12 @@ def _best_end(loss: Floats) -> int:
     if last == len(known) - 1:
         return len(loss) - 1
     return int(known[max(0, last - constants.MEDIAN_STEPS // 2)])  # a median of the past lags
+
+
+def _last_whole(rows: Rows) -> int:
+    """The last position before an update that left little of the weights it found."""
+    harmful = np.flatnonzero(rows.ratio >= constants.PROOF_RATIO)
+    return int(harmful[0]) if len(harmful) else len(rows) - 1
 
 
 def _calm_end(values: Floats) -> int:
