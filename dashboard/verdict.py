@@ -12,6 +12,7 @@ from texts import age_text, rate_text, said
 from theme import VERDICT_COLOR
 
 from ampwatch.diagnosis import Advice, Diagnosis, Finding, Severity
+from ampwatch.diagnosis.paste import words_and_lines
 from ampwatch.rows import Table
 
 CALM = {
@@ -74,10 +75,17 @@ def _chain(diagnosis: Diagnosis, head: Finding) -> str:
 def _do(look: Look, diagnosis: Diagnosis, head: Finding) -> Iterator[str]:
     """The action in numbers where the rate is the cure, else in words; and the culprit layer."""
     advice = diagnosis.learning_rate
-    yield _advice_line(advice) if is_change(advice) else said(head.action)
+    yield _advice_line(advice) if is_change(advice) else _words(head)
     culprit = first_to_overflow(look)
     if culprit:
         yield culprit
+
+
+def _words(head: Finding) -> str:
+    """The action in words, its lines to paste below them."""
+    words, lines = words_and_lines(head.action)
+    code = "\n".join(said(line) for line in lines.split("\n"))
+    return f"{said(words)}<pre>{code}</pre>" if lines else said(words)
 
 
 def _advice_line(advice: Advice) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ampwatch.diagnosis import Diagnosis, Finding, Severity
+from ampwatch.diagnosis.paste import words_and_lines
 from ampwatch.diagnosis.words import count_text, list_text
 from ampwatch.text import printable
 
@@ -80,7 +81,7 @@ def _told(finding: Finding) -> Iterator[str]:
     if finding.cause:
         yield f"Why: {_cut(finding.cause)}"
     if finding.action:
-        yield f"Do: {_cut(finding.action)}"
+        yield f"Do: {_cut(words_and_lines(finding.action)[0])}"
 
 
 def _cut(text: str) -> str:

@@ -278,15 +278,22 @@ def non_finite_input(case: Case) -> Iterator[Seen]:
     )
 
 
+_ISLAND_USE = (
+    "Paste once the model is made; if the rerun then names the next layer, paste for that one, too."
+)
+
+
 def _forward_action(case: Case, first: Named) -> str:
     """What to do depends on whether the run had worked before."""
     start, layer = case.scale.first_accepted_step, first.layer
     island = float32_island(layer)
     if start is None or (first.times.first_step or 0) <= start:
-        return with_lines(f"Use bf16, or run {layer} in float32, once the model is made:", island)
+        return with_lines(
+            f"Use bf16, or run {layer} in float32 (paste once the model is made).", island
+        )
     return with_lines(
         f"The run had worked until then: look first at {_grown(case)}. If nothing made the "
-        f"activations grow, run {layer} in float32, once the model is made:",
+        f"activations grow, run {layer} in float32. {_ISLAND_USE}",
         island,
     )
 

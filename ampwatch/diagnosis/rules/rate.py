@@ -129,7 +129,11 @@ def _seen(seen: Judgement, advice: Advice, severity: Severity, summary: str) -> 
 def _paste(advice: Advice) -> str:
     """The line to paste; before any scheduler is made, which keeps the rates it finds."""
     line = f"for group in optimizer.param_groups: group['lr'] *= {advice.factor:.3g}"
-    told = ""
-    if advice.recommended is not None:
-        told = f"Use a base rate of {advice.recommended:.3g} instead of {advice.current:.3g}. "
-    return with_lines(f"{told}Before the scheduler is made:", line)
+    if advice.recommended is None:
+        return with_lines(f"{_MOMENT[0].upper()}{_MOMENT[1:]}:", line)
+    rates = f"{advice.recommended:.3g} instead of {advice.current:.3g}"
+    return with_lines(f"Use a base rate of {rates} ({_MOMENT}).", line)
+
+
+# A scheduler keeps the rates that it finds when it is made.
+_MOMENT = "paste before the scheduler is made"
