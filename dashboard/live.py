@@ -7,26 +7,33 @@ lines; the rest, and plotly's 4.8 MB, the browser loads once from the two folder
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import plotly
 import streamlit as st
 from streamlit.components.v1 import declare_component
 from wire import pack
 
 _SCRIPTS = Path(__file__).with_name("scripts")
-_PLOTLY = Path(plotly.__file__).parent / "package_data"
 _NAME = "ampwatch_live"
 
 
 def component(data: bytes, key: str, **on_change: Any) -> Any:
     """Mount it, or bring what is mounted up to date; the header in `data` says what it is."""
     folder = declare_component("scripts", path=str(_SCRIPTS)).name
-    declare_component("plotly", path=str(_PLOTLY))
+    declare_component("plotly", path=_plotly_folder())
     loader = (_SCRIPTS / "loader.js").read_text(encoding="utf-8").replace("@FOLDER@", folder)
     mount = st.components.v2.component(_NAME, js=loader, isolate_styles=False)
     return mount(data=data, key=key, **on_change)
+
+
+def _plotly_folder() -> str:
+    """Where the plotly package keeps its script; the package itself is slow to load."""
+    found = find_spec("plotly")
+    assert found is not None, "the extra `dashboard` installs plotly"
+    assert found.origin is not None, "plotly is a package of files"
+    return str(Path(found.origin).parent / "package_data")
 
 
 def html(text: str, key: str, *, search: str = "", on_go: Callable[[], None] | None = None) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import streamlit as st
@@ -16,6 +19,8 @@ from ampwatch import store
 from ampwatch.errors import AmpwatchError
 from ampwatch.feed import DEFAULT_ENDPOINT
 from ampwatch.recorder import Recorder
+
+FRESH_S = 0.5
 
 if TYPE_CHECKING:
     from cards import Cards  # which is made of choices
@@ -77,9 +82,44 @@ class Shelf:
         live = sum(choice.live for choice in self.choices)
         return f"{live} live, {len(self.choices) - live} finished"
 
+    def chosen(self, name: str | None) -> Choice | None:
+        """The run of that name, else the first there is."""
+        first = next(iter(self.choices), None)
+        return next((choice for choice in self.choices if choice.name == name), first)
+
 
 def shelf() -> Shelf:
-    """What is in the folders now."""
+    """What is in the folders, seen half a second ago at most, by whichever tab asked."""
+    return _shelves().look()
+
+
+def chosen(name: str | None) -> Choice | None:
+    """The run that the address names, else the first there is."""
+    return shelf().chosen(name)
+
+
+class _Shelves:
+    """Looks into the folders for all tabs."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._seen: Shelf | None = None
+        self._seen_at = 0.0
+
+    def look(self) -> Shelf:
+        with self._lock:
+            if self._seen is None or time.monotonic() - self._seen_at > FRESH_S:
+                self._seen = _shelf()
+                self._seen_at = time.monotonic()
+            return self._seen
+
+
+@st.cache_resource(show_spinner=False)
+def _shelves() -> _Shelves:
+    return _Shelves()
+
+
+def _shelf() -> Shelf:
     given = os.environ.get("AMPWATCH_DASHBOARD_DIRS")
     found = (
         [run for folder in folders() for run in store.list_runs(folder)]
@@ -93,13 +133,15 @@ def shelf() -> Shelf:
         for run in readable
     ]
     made.sort(key=lambda choice: not choice.live)
-    return Shelf(tuple(made), tuple(run.problem for run in found if run.problem is not None))
+    problems = [run.problem for run in found if run.problem is not None]
+    return Shelf(tuple(made), (*_unreadable(), *problems))
 
 
-def chosen(name: str | None) -> Choice | None:
-    """The run that the address names, else the first there is."""
-    choices = shelf().choices
-    return next((choice for choice in choices if choice.name == name), next(iter(choices), None))
+def _unreadable() -> Iterator[str]:
+    """A folder that may not be read looks empty; it is said."""
+    for folder in folders():
+        if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
+            yield f"{folder} cannot be read: its permissions do not allow it."
 
 
 def _name(run: store.RunSummary, names: Counter[str]) -> str:

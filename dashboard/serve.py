@@ -1,4 +1,4 @@
-"""Serve the dashboard until whoever started this process is gone.
+"""Serve the dashboard until whoever started this process is gone; record from the first moment.
 
 It holds the other end of the pipe that is stdin here: the pipe closes when that process ends,
 however it ends, on every system. So a killed `ampwatch dashboard` leaves no server behind.
@@ -12,11 +12,13 @@ import sys
 import threading
 from pathlib import Path
 
+import runs
 from streamlit.web import cli
 
 
 def main() -> None:
     threading.Thread(target=_end_with_the_starter, daemon=True).start()
+    runs.feed()  # a tab may be opened much later, and trainings send now
     entry = Path(__file__).with_name("streamlit_app.py")
     cli.main(["run", str(entry), *sys.argv[1:]], prog_name="streamlit")
 

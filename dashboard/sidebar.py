@@ -13,11 +13,13 @@ from texts import said
 
 NOTES_SHOWN = 3
 LISTED = 9  # runs; the page of all runs has the others
-_FOLLOW = "follow"
+_FOLLOW, _SHOWN = "follow", "shown"
 
 
 def show(pages: Mapping[str, Any]) -> None:
     """All of it."""
+    shown = runs.chosen(address.read().run)
+    st.session_state[_SHOWN] = None if shown is None else _state(shown)
     with st.sidebar:
         st.html('<div class="aw-brand">ampwatch</div>')
         _choose()
@@ -46,8 +48,8 @@ def _choose() -> None:
 
 
 def _list(shelf: runs.Shelf) -> None:
-    before = runs.chosen(address.read().run)
-    assert before is not None
+    before = shelf.chosen(address.read().run)
+    assert before is not None, "there are runs"
     listed = list(shelf.choices[:LISTED])
     if before not in listed:
         listed.append(before)
@@ -56,11 +58,10 @@ def _list(shelf: runs.Shelf) -> None:
         "Runs", list(labels), format_func=lambda path: labels.get(path, path),
         index=listed.index(before), label_visibility="collapsed",
     )  # fmt: skip
-    choice = next(choice for choice in listed if choice.path == path)
-    state = _state(choice)
-    if state != st.session_state.setdefault("shown", _state(before)):
-        st.session_state["shown"] = state
-        address.write(address.read().of_run(choice.name))
+    choice = next((choice for choice in listed if choice.path == path), before)
+    if choice != before:
+        address.write(address.Address(run=choice.name))
+    if _state(choice) != st.session_state.get(_SHOWN):
         st.rerun()
 
 

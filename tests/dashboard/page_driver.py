@@ -1,0 +1,119 @@
+"""A real browser on a real server: open the page, see what it says and draws."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ampwatch
+
+CHROMIUM = shutil.which("chromium")
+ARGUMENTS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+PATIENCE_MS = 60_000
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here to open the page in")
+
+# Streamlit itself looks for its health address under a page's own path first, and is told 404.
+_STREAMLITS_OWN = ("404 (Not Found)",)
+
+
+class Tab:
+    """One open page, and every error that its console tells of."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.troubles: list[str] = []
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        page.on("console", self._note)
+
+    def open(self, url: str) -> None:
+        self.page.goto(url)
+
+    def says(self, text: str) -> None:
+        """Wait until the page says this."""
+        self.page.get_by_text(text).first.wait_for()
+
+    def go(self, name: str) -> None:
+        self.page.get_by_role("link", name=name, exact=True).click()
+
+    def drawn(self, at_least: int = 1) -> None:
+        """Wait until the chart shows so many rows."""
+        self.page.wait_for_function(
+            "rows => Number(document.querySelector('[data-drawn]')?.dataset.drawn) >= rows",
+            arg=at_least,
+        )
+
+    def refreshes(self, count: int) -> None:
+        """Wait until the chart was drawn anew so often, each time with more rows."""
+        for _ in range(count):
+            rows = int(self.page.locator("[data-drawn]").first.get_attribute("data-drawn"))
+            self.drawn(rows + 1)
+
+    def lines(self) -> list[dict[str, list[float | None]]]:
+        """The points of every line, as plotly holds them."""
+        return self.page.evaluate(
+            "() => document.querySelector('.js-plotly-plot').data"
+            ".map(({x, y}) => ({x: Array.from(x), y: Array.from(y)}))"
+        )
+
+    def axis(self) -> list[float]:
+        """The steps in view."""
+        return self.page.evaluate(
+            "() => document.querySelector('.js-plotly-plot').layout.xaxis.range"
+        )
+
+    def numbers(self) -> dict[str, str]:
+        """The strip of current numbers."""
+        cells = self.page.locator(".aw-number").all()
+        return dict(cell.inner_text().split("\n", 1) for cell in cells)
+
+    def _note(self, message: Any) -> None:
+        if message.type == "error" and not any(own in message.text for own in _STREAMLITS_OWN):
+            self.troubles.append(message.text)
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        one = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield one
+        one.close()
+
+
+@contextmanager
+def tab(one: Any, scheme: str = "light", size: tuple[int, int] = (1400, 1000)) -> Iterator[Tab]:
+    page = one.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+    yield Tab(page)
+    page.close()
+
+
+@contextmanager
+def training(folder: Path, name: str, *words: object, **environment: str) -> Iterator[Any]:
+    """A real training in a process of its own; killed if it still runs at the end."""
+    script = Path(__file__).with_name("slow_training.py")
+    child = subprocess.Popen(
+        [sys.executable, str(script), name, *map(str, words)],
+        env={
+            **os.environ, "AMPWATCH_DIR": str(folder), "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(ampwatch.__file__).parents[1]), **environment,
+        },
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()

@@ -1,0 +1,125 @@
+"""Real trainings, live, in a real browser: they appear, move, and leave the reader's hand alone."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from page_driver import browser, needs_browser, tab, training
+
+from ampwatch import store
+from ampwatch.cli.dashboard import Server
+
+pytestmark = needs_browser
+
+
+@pytest.fixture(scope="module")
+def one():
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Where runs are, with a state folder and keys of their own; the feed is off."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("AMPWATCH_ENDPOINT", "off")
+    (tmp_path / "runs").mkdir()
+    return tmp_path
+
+
+def test_a_run_appears_moves_and_leaves_zoom_and_hover_to_the_reader(one, folders):
+    runs = folders / "runs"
+    with Server([runs]) as server, tab(one) as page:
+        page.open(server.url)
+        page.says("No runs yet")
+        with training(runs, "trains", 10_000, 0.02) as child:
+            page.says("HEALTHY")
+            page.drawn(40)
+            box = page.page.locator(".aw-chart").bounding_box()
+            left, middle = box["x"] + 120, box["y"] + 200
+            page.page.mouse.move(left, middle)
+            page.page.mouse.down()
+            for moved in range(20):  # two seconds, over refreshes
+                page.page.mouse.move(left + 10 * moved, middle)
+                page.page.wait_for_timeout(100)
+            page.page.mouse.up()
+            zoomed = page.axis()
+            page.page.mouse.move(left + 200, middle)
+            label = page.page.locator(".aw-label").first
+            label.wait_for()
+            step = label.inner_text().split("\n")[0]
+            page.refreshes(10)
+            assert page.axis() == zoomed
+            assert label.inner_text().split("\n")[0] == step
+            assert f"span={zoomed[0]}-{zoomed[1]}" in page.page.url
+            page.page.get_by_role("button", name="Whole run").click()
+            page.page.mouse.move(5, 5)
+            page.page.wait_for_function("() => !location.search.includes('span')")
+            rows = page.axis()[1]
+            page.refreshes(2)
+            assert page.axis()[1] > rows
+            child.kill()
+            page.says("no end mark: killed, stopped or hung")
+        assert page.troubles == []
+
+
+def test_a_healthy_run_that_begins_to_fail_is_said_while_the_page_is_open(one, folders):
+    runs = folders / "runs"
+    with Server([runs]) as server, tab(one) as page, training(runs, "falls", 260, 0.02, 140):
+        page.open(server.url)
+        page.says("HEALTHY")
+        page.says("FAILING")
+        page.says("ended")
+        run = store.open_run(runs / "falls")
+        steps = run.read("steps", columns=("step", "skipped", "scale_after"))
+        skipped = np.asarray(steps.column("skipped").to_numpy())
+        page.says(f"{skipped.sum()} of {len(skipped)}")
+        assert page.troubles == []
+
+
+def test_a_training_on_another_machine_is_seen_over_the_feed_alone(one, folders, monkeypatch):
+    monkeypatch.setenv("AMPWATCH_ENDPOINT", "tcp://127.0.0.1:5983")
+    here, there = folders / "runs", folders / "another machine"
+    with Server([here]) as server, tab(one) as page:
+        with training(there, "far", 10_000, 0.02, XDG_STATE_HOME=str(folders / "its state")):
+            page.open(server.url)
+            page.says("feed on 127.0.0.1:5983")
+            page.says("HEALTHY")
+            page.drawn(20)
+            page.refreshes(2)
+        assert [path.name for path in here.iterdir()] == ["far"]
+        assert page.troubles == []
+
+
+def test_the_numbers_on_the_page_and_the_points_drawn_are_the_logs(one, folders):
+    runs = folders / "runs"
+    with training(runs, "ends", 120, 0.0, 100) as child:
+        assert child.wait(120) == 0
+    rows = store.open_run(runs / "ends").read(
+        "steps", columns=("step", "loss", "scale", "scale_after", "grad_norm", "skipped", "lr")
+    )
+    with Server([runs]) as server, tab(one) as page:
+        page.open(server.url)
+        page.drawn(rows.num_rows)
+        page.says("FAILING")
+        numbers = page.numbers()
+        skipped = int(np.sum(rows.column("skipped").to_numpy()))
+        assert numbers["skipped"].startswith(f"{skipped} of {rows.num_rows}")
+        assert numbers["learning rate"] == "0.01"
+        scale, rug, loss, norm, *_ = page.lines()
+        log = np.log2(rows.column("scale").to_numpy())
+        at = np.searchsorted(scale["x"], np.arange(len(log)), side="right") - 1
+        assert np.allclose(np.array(scale["y"])[at], log)
+        ticks = rug["x"][::3]
+        assert ticks == rows.column("step").to_numpy()[rows.column("skipped").to_numpy()].tolist()
+        for line, column in ((loss, "loss"), (norm, "grad_norm")):
+            values = np.float32(rows.column(column).to_numpy())
+            known = np.isfinite(values)
+            drawn = [(x, y) for x, y in zip(line["x"], line["y"], strict=True) if y is not None]
+            assert [x for x, _ in drawn] == np.flatnonzero(known).tolist()
+            assert np.allclose([y for _, y in drawn], values[known])
+        assert re.search(r"run=ends", page.page.url) or page.page.url.rstrip("/") == server.url
+        assert page.troubles == []
