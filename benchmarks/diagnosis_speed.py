@@ -2,15 +2,19 @@
 
     python benchmarks/diagnosis_speed.py [--steps 1000000] [--layers 300]
 
-The rows are made up and held in memory, so this is the diagnosis alone, without reading a log.
+The rows are made up and held in memory, so this is the diagnosis alone, without reading a log. All
+figures are processor time, medians of rounds in which the works take turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import pickle
+import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +34,7 @@ class Info:
     scaler: dict[str, Any] = field(
         default_factory=lambda: {"init_scale": 65536.0, "growth_interval": INTERVAL}
     )
+    marks: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -93,44 +98,75 @@ def made_up(steps: int, layers: int, layer_every: int = 50) -> MadeUpRun:
                                                "step": pa.array([], pa.int64())})})  # fmt: skip
 
 
-def seconds(work: Callable[[], Any], repeats: int = 3) -> float:
-    """The shortest of some runs: what the work costs when nobody disturbs it."""
-    best = float("inf")
-    for _ in range(repeats):
-        began = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - began)
-    return best
+def cost(work: Callable[[], Any]) -> float:
+    """The processor time of this work: neighbours on the machine must not count."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
 
 
-def live(run: MadeUpRun, steps: int, looks: int) -> float:
-    """Feeding and looking, again and again while the run grows; per step."""
-    parts = [run.up_to(steps * n // looks) for n in range(1, looks + 1)]
+def medians(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """What each work costs, in the middle of some rounds in which all take turns."""
+    seen: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, work in works.items():
+            seen[name].append(cost(work))
+    return {name: float(np.median(costs)) for name, costs in seen.items()}
+
+
+def live(run: MadeUpRun, steps: int, every: int) -> Callable[[], None]:
+    """Feeding and looking, again and again while the run grows."""
+    parts = [run.up_to(end) for end in range(every, steps + 1, every)]
 
     def work() -> None:
         engine = Engine()
         for part in parts:
             engine.feed(part).look()
 
-    return seconds(work, 1) / steps
+    return work
+
+
+def finished_table(steps: int, layers: int, rounds: int) -> None:
+    alone, bare, full = made_up(steps, 0), made_up(steps // 10, 0), made_up(steps // 10, layers)
+    rows = full.tables[Table.LAYERS].num_rows
+    runs = {"alone": alone, "bare": bare, "full": full}
+    seen = medians({name: partial(diagnose, run) for name, run in runs.items()}, rounds)
+    print(f"| finished run of {steps:,} steps | {seen['alone']:.2f} s |")
+    print(f"| a step row of it | {seen['alone'] / steps * 1e6:.2f} µs |")
+    print(f"| a layer row, finished | {(seen['full'] - seen['bare']) / rows * 1e6:.2f} µs |")
+    held = len(pickle.dumps(Engine().feed(alone)._tiers[0].state))
+    print(f"| what is remembered of {steps:,} steps, without layers | {held / 1e3:.0f} kB |")
+
+
+def live_table(steps: int, layers: int, rounds: int) -> None:
+    run, full = made_up(steps, 0), made_up(steps, layers)
+    rows = full.tables[Table.LAYERS].num_rows
+    print(f"\n| live, {steps:,} steps | a look | a step row | with {layers} layers, every row |")
+    print("|---|---:|---:|---:|")
+    for every in (10, 100, 1000):
+        some = max(20, steps * every // 1000) if every < 1000 else steps
+        works = {"bare": live(run, some, every), "full": live(full, some, every)}
+        seen = medians(works, rounds)
+        look, row = seen["bare"] / (some // every), seen["bare"] / some
+        every_row = seen["full"] / (some + rows * some / steps)
+        print(
+            f"| a look every {every} steps | {look * 1e3:.2f} ms | {row * 1e6:.1f} µs "
+            f"| {every_row * 1e6:.1f} µs |"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--layers", type=int, default=300)
+    parser.add_argument("--live-steps", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
-    alone = made_up(asked.steps, 0)
-    print(f"| finished run of {asked.steps:,} steps | {seconds(lambda: diagnose(alone)):.2f} s |")
-    short = min(asked.steps, 100_000)
-    bare, full = made_up(short, 0), made_up(short, asked.layers)
-    rows = full.tables[Table.LAYERS].num_rows
-    without, with_layers = seconds(lambda: diagnose(bare)), seconds(lambda: diagnose(full))
-    print(f"| a step row, finished | {without / short * 1e6:.2f} µs |")
-    print(f"| a layer row, finished | {(with_layers - without) / rows * 1e6:.2f} µs |")
-    for every in (1000, 100):
-        text = f"a step row, live, a look every {every} steps"
-        print(f"| {text} | {live(bare, short, short // every) * 1e6:.1f} µs |")
+    print("| finished | |\n|---|---:|")
+    finished_table(asked.steps, asked.layers, asked.rounds)
+    live_table(asked.live_steps, asked.layers, asked.rounds)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(f"\nPeak memory of this process, its made-up rows included: {peak:.1f} GB.")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,6 +104,12 @@ class Block:
     def position(self, step: int) -> int:
         """The entry of a step, counted from the run's beginning; past the end if it has none."""
         return self.start + int(np.searchsorted(self.step, step))
+
+    def entries_of(self, steps: Sequence[int]) -> Mask:
+        """Which entries are of one of these steps."""
+        if not steps:  # as good as always, and `isin` is not cheap
+            return np.zeros(len(self), np.bool_)
+        return np.isin(self.step, steps)
 
     def at_step(self, steps: Integers) -> tuple[Integers, Mask]:
         """For each of these steps its entry in this block, and whether there is one."""

@@ -19,6 +19,7 @@ from ampwatch.diagnosis.signals import Integers, numbers, steps_of
 BLOCK_ROWS = 2048
 # Rows of another lane that a restart left behind: steps that its attempt had begun and not closed.
 _LEFT_BEHIND_STEPS = 100
+_NOWHERE: Integers = np.zeros(0, np.int64)
 
 
 class Lane:
@@ -56,7 +57,10 @@ class Lane:
 
     def _begins_beyond(self) -> bool:
         """Whether no row that is left belongs to a block already taken."""
-        return self.limit is None or self.reach(self.limit, self.restarts) == 0
+        if self.limit is None or not len(self.steps):
+            return True
+        anew = self.last_step is not None and bool(self.steps[0] < self.last_step)
+        return anew or bool(self.steps[0] > self.limit)
 
     def copy(self) -> Lane:
         """The same place in the same rows."""
@@ -180,7 +184,7 @@ def _first_rows(spine: Lane, rows: int | None) -> Integers:
     """Where each step begins: several optimizers write a row each for one step."""
     step = spine.steps[:rows]
     if not len(step):
-        return np.zeros(0, np.int64)
+        return _NOWHERE
     assert spine.rows is not None
     optimizer = numbers(spine.rows.slice(0, len(step)), "optimizer")
     # nan compares false: rows without an optimizer's number part by their step alone.
@@ -194,12 +198,12 @@ def _end_of_block(spine: Lane, block_rows: int) -> tuple[int | None, Integers]:
     And where the steps begin in it.
     """
     step = spine.steps[: block_rows + 1]
-    firsts = _first_rows(spine, len(step))
     anew = np.flatnonzero(step[1:] < step[:-1])
+    if not len(anew) and len(step) <= block_rows:
+        return None, _NOWHERE
+    firsts = _first_rows(spine, len(step))
     if len(anew):
         return int(anew[0]) + 1, firsts
-    if len(step) <= block_rows:
-        return None, firsts
     fitting = firsts[firsts > 0]
     if not len(fitting):  # one step with more rows than a block
         firsts = _first_rows(spine, None)

@@ -119,7 +119,7 @@ class NumberCourse:
     def _take_updates(self, block: Block) -> None:
         """Steps that no update closed; of the last one nobody knows yet."""
         raised = [e.step for e in block.events if e.kind == EventKind.EXCEPTION.value]
-        missing = (block.update_seen == 0) & ~np.isin(block.step, raised)
+        missing = (block.update_seen == 0) & ~block.entries_of(raised)
         if self.open_missing is not None:
             self.missing_updates = self.missing_updates.and_at(*self.open_missing)
         closed = missing.copy()
@@ -151,14 +151,14 @@ def forward_finite(block: Block) -> Flags:
         result[at[there & (layers.flags["act_finite"] == flag)]] = flag
     for direction, flag in _FORWARD_OF.items():
         steps = [event.step for event in block.events if _traced_to(event, direction)]
-        result[np.isin(block.step, steps)] = flag
+        result[block.entries_of(steps)] = flag
     return result
 
 
 def bad_input(block: Block) -> Mask:
     """Which entries' input was not finite."""
     told = [event.step for event in block.events if _traced_to(event, "input")]
-    return np.asarray((block.input_finite == 0) | np.isin(block.step, told))
+    return np.asarray((block.input_finite == 0) | block.entries_of(told))
 
 
 def _is_second_step(event: Event) -> bool:

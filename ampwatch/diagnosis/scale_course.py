@@ -163,7 +163,7 @@ class ScaleCourse:
         """Where the scale stands at its initial value though nothing led it there."""
         initial = self.scaler.initial
         by_user = [e.step for e in block.events if e.kind == EventKind.SCALE_SET.value]
-        set_here = np.isin(block.step, by_user)
+        set_here = block.entries_of(by_user)
         set_before = np.concatenate(([self.set_by_user], set_here[:-1]))
         self.set_by_user = bool(set_here[-1])
         expected = _before_each(

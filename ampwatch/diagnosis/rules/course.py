@@ -140,17 +140,21 @@ def _drift(case: Case) -> tuple[int, float, float] | None:
     late = sketch.start >= (1.0 - policy.DRIFT_PART) * case.rate.rows
     norm, at = sketch.rows.of("grad_norm")[late], sketch.start[late]
     windows = np.array_split(np.arange(len(norm)), policy.DRIFT_WINDOWS)
-    known = [norm[part][np.isfinite(norm[part])] for part in windows]
-    if not all(map(len, known)):
-        return None
-    medians: Floats = np.array([np.median(values) for values in known])
-    if (np.diff(medians) <= 0).any() or medians[-1] < policy.DRIFT_FACTOR * medians[0]:
+    medians: list[float] = []
+    for part in windows:
+        known = norm[part][np.isfinite(norm[part])]
+        if not len(known):
+            return None
+        medians.append(float(np.median(known)))
+        if len(medians) > 1 and medians[-1] <= medians[-2]:
+            return None
+    if medians[-1] < policy.DRIFT_FACTOR * medians[0]:
         return None
     early = case.rate.accepted < policy.DRIFT_EARLY_STEPS
     if early and _still_learns(sketch.rows.of("loss")[late], windows):
         return None
     began = int(sketch.rows.of("step")[late][0]) if len(at) else 0
-    return began, float(medians[0]), float(medians[-1])
+    return began, medians[0], medians[-1]
 
 
 def _still_learns(loss: Floats, windows: list[Integers]) -> bool:
