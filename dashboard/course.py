@@ -15,7 +15,7 @@ from ampwatch.store import Run
 
 LINES = ("loss", "grad_norm", "grad_norm_applied", "lr", "step_time_ms")
 SCALE = "log2_scale"
-_READ = ("step", "optimizer", "scale", "skipped", "autocast_dtype", *LINES)
+_READ = ("step", "time_ns", "optimizer", "scale", "skipped", "autocast_dtype", *LINES)
 _LOOK_BACK = 4096  # rows searched at once, from the end
 _CLIP_SHARE = 1e-3  # a norm that clipping changed by less looks the same
 
@@ -32,6 +32,7 @@ class Course:
     starts: tuple[int, ...]  # rows where steps begin anew, after a restart
     clips: bool = False  # whether any gradient was changed between its norm and its use
     autocast_dtype: str | None = None
+    last_step_ns: int = 0  # when the newest step ended
     hole: float = 0.0  # so many steps without a row are usual
     stepped: frozenset[str] = frozenset({SCALE})  # the columns drawn as stairs
 
@@ -113,6 +114,7 @@ class Numbers:
         self._present: frozenset[str] = frozenset()
         self._starts: tuple[int, ...] = ()
         self._clips, self._autocast_dtype = False, None
+        self._last_step_ns = 0
         self._course = self._snapshot()
 
     def _continues(self, rows: Any) -> bool:
@@ -133,6 +135,7 @@ class Numbers:
         self._note_restarts(step)
         self._step.extend(step)
         self._autocast_dtype = rows.column("autocast_dtype")[-1].as_py()
+        self._last_step_ns = rows.column("time_ns")[-1].as_py() or 0
         for name, values in _numbers(rows, mine).items():
             self._columns[name].extend(values)
             if name not in self._present and np.isfinite(values).any():
@@ -173,6 +176,7 @@ class Numbers:
             starts=self._starts,
             clips=self._clips,
             autocast_dtype=self._autocast_dtype,
+            last_step_ns=self._last_step_ns,
         )
 
 

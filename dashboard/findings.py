@@ -13,7 +13,7 @@ from course import SCALE
 from desk import Look
 from edge import guarded
 from overview_chart import is_change
-from texts import rate_text, said
+from texts import rate_text, said, said_lines
 from theme import SEVERITY_COLOR
 from verdict import band
 
@@ -64,7 +64,7 @@ def letter_of(finding: Finding) -> str:
     """One finding in words, for where it belongs."""
     tone = SEVERITY_COLOR[finding.severity.value]
     where = " · ".join(_places(finding))
-    action = f"<div>{said(finding.action)} {_copy(finding.action)}</div>"
+    action = f"<div>{said_lines(finding.action)} {_copy(finding.action)}</div>"
     because = f" · because of {finding.because_of}" if finding.because_of else ""
     return (
         f'<div class="aw-finding" style="--aw-tone:var(--aw-{tone})">'
@@ -72,7 +72,7 @@ def letter_of(finding: Finding) -> str:
         f'<span class="aw-where">{said(f"{finding.code} {finding.name}")}'
         f"{said(because)}{' · ' if where else ''}{where}</span>"
         f'<div class="aw-head">{said(finding.summary)}</div>'
-        f'<div class="aw-why"><span>why</span>{said(finding.cause)}</div>'
+        f'<div class="aw-why"><span>why</span>{said_lines(finding.cause)}</div>'
         f'<div class="aw-why"><span>do</span>{action}</div></div>'
     )
 
@@ -155,7 +155,7 @@ def _rate(advice: Advice) -> str:
     return (
         '<section class="aw-two"><div><div class="aw-chart-title"><b>Learning rate to use</b>pale: '
         f"90 % interval of the highest stable one</div>{picture}"
-        f'<div class="aw-muted">{said(advice.because)}</div></div>'
+        f'<div class="aw-muted">{said_lines(advice.because)}</div></div>'
         f'<div><div class="aw-chart-title"><b>To paste</b>{said(_when(advice))} {_copy(code)}</div>'
         f'<pre class="aw-code">{html.escape(code)}</pre></div></section>'
     )
@@ -177,7 +177,10 @@ def _lines(advice: Advice) -> str:
     if factor is None and advice.current:
         factor = advice.recommended / advice.current
     change = f"{rate_text(advice.current)} -> " if advice.current else ""
-    lines = [f"# learning rate {change}{rate_text(advice.recommended)}; before a scheduler is made"]
+    lines = [
+        f"# learning rate {change}{rate_text(advice.recommended)}",
+        "# before a scheduler is made",
+    ]
     lines += ["for group in optimizer.param_groups:"]
     lines += [
         f'    group["lr"] *= {factor:.4g}' if factor

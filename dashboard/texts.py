@@ -13,6 +13,11 @@ def said(text: str) -> str:
     return html.escape(powers(printable(text)))
 
 
+def said_lines(text: str) -> str:
+    """Text of several lines as HTML."""
+    return "<br>".join(said(line) for line in text.splitlines())
+
+
 def rate_text(value: float) -> str:
     """A learning rate as people write it: 1.2e-4, 0.003."""
     if not value or abs(value) >= 1e-3:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 
+import numpy as np
 from desk import Look
 from overview_chart import is_change
 from texts import age_text, rate_text, said
@@ -21,6 +22,8 @@ CALM = {
 }
 YET = "Nothing can be judged yet."
 _OVERFLOWS_READ = 64
+_STALL_S, _STALL_STEPS = 10.0, 20  # longer than both without a step is worth a word
+_STEPS_ASKED = 200
 
 
 def band(look: Look) -> str:
@@ -55,12 +58,26 @@ def _band(verdict: str, word: str, where: str, body: str) -> str:
 
 def _state(look: Look) -> str:
     """How the record stands: live and how fresh, silent, or ended and how."""
-    age = (time.time_ns() - look.last_time_ns) / 1e9
+    now = time.time_ns()
+    age = (now - look.last_time_ns) / 1e9
     if look.is_live:
+        since = (now - look.course.last_step_ns) / 1e9
+        usual = _usual_step_s(look)
+        if look.course.last_step_ns and since > max(_STALL_S, _STALL_STEPS * usual):
+            return (
+                f"live, but no step for {age_text(since)}; one usually takes {age_text(usual)}: "
+                "evaluating, saving, or hung"
+            )
         return f"live, {age_text(age)} ago"
     if look.ended:
         return f"ended {age_text(age)} ago"
     return f"silent for {age_text(age)}, no end mark: killed, stopped or hung"
+
+
+def _usual_step_s(look: Look) -> float:
+    times = look.course.columns["step_time_ms"][-_STEPS_ASKED:]
+    known = times[np.isfinite(times)]
+    return float(np.median(known)) / 1000 if len(known) else 0.0
 
 
 def _chain(diagnosis: Diagnosis, head: Finding) -> str:

@@ -54,6 +54,9 @@ def test_the_wheel_ships_the_dashboard_and_the_demo_inside_the_package(wheel):
         "ampwatch/py.typed",
         "ampwatch/_dashboard/streamlit_app.py",
         "ampwatch/_dashboard/.streamlit/config.toml",
+        "ampwatch/_dashboard/style.css",
+        "ampwatch/_dashboard/scripts/loader.js",
+        "ampwatch/_dashboard/scripts/chart.js",
         "ampwatch/_demo/charmodel.py",
         "ampwatch/_demo/lr_too_high.py",
     } <= wheel

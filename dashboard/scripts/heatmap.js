@@ -41,7 +41,8 @@ export class Heatmap {
   draw() {
     if (!this.header) return;
     const { header, canvas } = this;
-    this.palette = header.palette[getComputedStyle(this.place).colorScheme.includes("dark") ? "dark" : "light"];
+    this.isDark = getComputedStyle(this.place).colorScheme.includes("dark");
+    this.palette = header.palette[this.isDark ? "dark" : "light"];
     const count = header.layers.length;
     this.row = Math.max(ROW[0], Math.min(ROW[1], TALLEST / count));
     this.width = this.place.clientWidth;
@@ -80,7 +81,7 @@ export class Heatmap {
     this.title.replaceChildren(
       make("b", "", `Layers by step: ${header.label}${unit}`),
       make("span", "", `pale ${real(pale)} `), make("span", "aw-ramp"), make("span", "", ` ${real(strong)} strong`),
-      ...(this.values.some((value) => Math.abs(value) === Infinity) ? [make("span", "", " · "), make("b", "", "black"), make("span", "", " not finite")] : []),
+      ...(this.values.some((value) => Math.abs(value) === Infinity) ? [make("span", "", " · "), make("b", "", this.isDark ? "white" : "black"), make("span", "", " not finite")] : []),
     );
   }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,16 @@ ARGUMENTS = [
 ]  # fmt: skip
 PATIENCE_MS = 60_000
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here to open the page in")
+
+# Each page's path, and something that it alone has.
+PAGES = {
+    "Runs": ("runs", ".aw-runs.all"),
+    "Overview": ("", ".aw-strip"),
+    "Layers": ("layers", "[data-testid=stButtonGroup]"),
+    "Findings": ("findings", ".st-key-letter"),
+    "Memory and device": ("memory", "[class*='st-key-device'], .aw-problem"),
+    "Compare": ("compare", ".st-key-compare-table, .stMultiSelect"),
+}
 
 # Streamlit itself looks for its health address under a page's own path first, and is told 404.
 _STREAMLITS_OWN = ("404 (Not Found)",)
@@ -45,7 +56,11 @@ class Tab:
         self.page.get_by_text(text).first.wait_for()
 
     def go(self, name: str) -> None:
+        """Open a page by its link, and wait until it is there."""
+        path, part = PAGES[name]
         self.page.get_by_role("link", name=name, exact=True).click()
+        self.page.wait_for_url(re.compile(rf"/{path}(\?|$)"))
+        self.page.locator(part).first.wait_for()
 
     def drawn(self, at_least: int = 1) -> None:
         """Wait until the chart shows so many rows."""

@@ -1,0 +1,162 @@
+"""Every page of a real run, in a real browser: what it says and draws is what the log holds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from page_driver import PAGES, browser, needs_browser, tab, training
+from written_runs import write_run
+
+import ampwatch
+from ampwatch import store
+from ampwatch.cli.dashboard import Server
+
+pytestmark = needs_browser
+
+HOSTILE = "<img src=x onerror=document.title='taken'>"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder of runs: one real that fails, made by a training; a healthy one; one hostile."""
+    folder = tmp_path_factory.mktemp("pages")
+    kept = {name: os.environ.get(name) for name in ("XDG_STATE_HOME", "AMPWATCH_ENDPOINT")}
+    os.environ |= {"XDG_STATE_HOME": str(folder / ".state"), "AMPWATCH_ENDPOINT": "off"}
+    with training(folder, "falls", 160, 0.0, 120) as child:
+        assert child.wait(120) == 0
+    write_run(folder, HOSTILE, skipped=30, age_s=9000)
+    write_run(folder, "well", age_s=5000)
+    yield folder
+    for name, value in kept.items():
+        os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+@pytest.fixture(scope="module")
+def server(place):
+    with Server([place]) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def one():
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture
+def page(one, server):
+    with tab(one) as opened:
+        yield opened
+        assert opened.troubles == []
+
+
+@pytest.fixture(scope="module")
+def run(place):
+    return store.open_run(place / "falls")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_opens_and_is_kept_as_a_picture(one, server, tmp_path, scheme):
+    shots = Path(os.environ.get("AMPWATCH_SCREENSHOTS", tmp_path))
+    shots.mkdir(exist_ok=True)
+    with tab(one, scheme) as page:
+        page.open(f"{server.url}/?run=falls")
+        page.drawn(160)
+        for name in PAGES:
+            page.go(name)
+            page.page.wait_for_timeout(500)  # a chart's first drawing
+            assert page.page.locator("[data-testid=stException], .aw-problem").count() == 0
+            page.page.screenshot(path=shots / f"{name.split()[0].lower()}-{scheme}.png")
+        shade = page.page.evaluate("() => getComputedStyle(document.querySelector('.stApp')).color")
+        assert (sum(map(int, shade[4:-1].split(","))) > 380) == (scheme == "dark")
+        assert page.troubles == []
+
+
+def test_a_run_is_found_by_search_and_opened_by_a_click(page, server):
+    page.open(f"{server.url}/runs")
+    page.page.get_by_label("Search runs").fill("WELL")
+    rows = page.page.locator(".aw-runs tbody tr")
+    assert [row.inner_text().count("well") > 0 for row in rows.all() if row.is_visible()] == [True]
+    page.page.get_by_role("cell", name="well").click()
+    page.says("HEALTHY")
+    assert "run=well" in page.page.url
+
+
+def test_a_layer_clicked_in_the_windows_is_opened_with_its_own_numbers(page, server, run):
+    page.open(f"{server.url}/?run=falls")
+    page.page.locator(".aw-window").first.click()
+    page.page.wait_for_url("**/layers?**")
+    page.page.wait_for_function("() => location.search.includes('layer=')")
+    name = page.page.locator("p.aw-title").inner_text()
+    page.drawn()
+    rows = run.read("layers", columns=("step", "layer", "grad_norm")).to_pylist()
+    log = {r["step"]: r["grad_norm"] for r in rows if r["layer"] == name and r["grad_norm"]}
+    norm = page.lines()[0]
+    drawn = {x: y for x, y in zip(norm["x"], norm["y"], strict=True) if y is not None}
+    assert drawn == {s: pytest.approx(v, rel=1e-6) for s, v in log.items() if np.isfinite(v)}
+
+
+def test_a_link_brings_a_colleague_to_the_same_span_and_step(page, server):
+    page.open(f"{server.url}/?run=falls&span=100-140&step=121")
+    page.drawn(160)
+    assert page.axis() == [100, 140]
+    assert page.page.get_by_text("step 121").count() > 0
+
+
+def test_the_letter_says_what_the_report_says_and_can_be_copied(page, server, run):
+    diagnosis = ampwatch.diagnose(run)
+    page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.open(f"{server.url}/findings?run=falls")
+    page.page.locator(".aw-finding").first.wait_for()
+    heads = page.page.locator(".aw-finding .aw-where").all_inner_texts()
+    assert [head.split(" ")[0] for head in heads] == [f.code for f in diagnosis.findings]
+    page.page.locator(".aw-finding .aw-copy").first.click()
+    copied = page.page.evaluate("() => navigator.clipboard.readText()")
+    assert copied == diagnosis.findings[0].action
+
+
+def test_the_heatmap_tells_the_step_and_layer_under_the_mouse(page, server, run):
+    page.open(f"{server.url}/layers?run=falls")
+    canvas = page.page.locator(".aw-heatmap canvas")
+    canvas.wait_for()
+    box = canvas.bounding_box()
+    page.page.mouse.move(box["x"] + 190, box["y"] + 8)
+    page.page.locator(".aw-heatmap .aw-label").wait_for()
+    step, layer, value = page.page.locator(".aw-heatmap .aw-label").inner_text().split("\n")
+    at = int(step.removeprefix("step "))
+    rows = run.read("layers", columns=("step", "layer", "grad_norm")).to_pylist()
+    (norm,) = [r["grad_norm"] for r in rows if r["step"] == at and r["layer"] == layer]
+    assert float(value) == pytest.approx(norm, rel=1e-3)
+
+
+def test_names_are_data_on_every_page(page, server):
+    page.open(server.url)
+    page.drawn()
+    page.go("Runs")
+    page.page.get_by_role("cell", name="onerror").click()
+    page.says("FAILING")
+    for name in PAGES:
+        page.go(name)
+    assert page.page.title() != "taken"
+    assert page.page.locator("img[src=x]").count() == 0
+
+
+def test_two_runs_lie_over_one_another(page, server):
+    page.open(f"{server.url}/compare?run=falls")
+    page.drawn()
+    names = page.page.locator(".aw-runs td:first-child").all_inner_texts()
+    losses = page.lines()[: len(names)]
+    assert len(names) == 2
+    assert all(len(line["x"]) > 50 for line in losses)
+
+
+def test_the_page_fits_a_narrow_screen(one, server):
+    with tab(one, size=(420, 900)) as page:
+        page.open(f"{server.url}/?run=falls")
+        page.drawn(160)
+        width = page.page.evaluate("() => document.querySelector('.stMain').scrollWidth")
+        assert width <= 420
+        assert page.troubles == []
