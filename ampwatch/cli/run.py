@@ -22,8 +22,9 @@ from ampwatch.errors import AmpwatchError
 from ampwatch.integrations.script import OPTIONS
 
 NAME = "run"
-HELP = """Watch a training script without changing it: its scaler, and the model that its optimizer
-trains.
+HELP = """Watch a training script without changing it.
+
+Its scaler is watched, and the model that its optimizer trains.
 
 \b
 Examples:

@@ -10,7 +10,7 @@ import sys
 import pytest
 from written_runs import write_run
 
-from ampwatch import cli, open_run
+from ampwatch import cli, open_run, store
 
 
 @pytest.fixture(autouse=True)
@@ -212,6 +212,50 @@ def test_watching_a_run_that_was_killed_ends_and_says_so(capsys, tmp_path, monke
     assert code == 0
     assert "step 100" in out
     assert "no end mark" in err
+
+
+def test_watch_without_a_run_takes_the_newest(capsys, tmp_path):
+    write_run(tmp_path / "ampwatch_dir", "older", age_s=7200.0)
+    write_run(tmp_path / "ampwatch_dir", "newer", accepted=77)
+    code, out, err = ampwatch(capsys, "watch")
+    assert code == 0
+    assert "step 77" in out
+    assert "Watching newer, the newest run." in err
+
+
+def test_watch_prefers_a_run_that_is_written_and_names_the_others(tmp_path, monkeypatch):
+    from ampwatch.cli.find import open_newest
+
+    monkeypatch.setenv("AMPWATCH_DIR", str(tmp_path))
+    paths = [write_run(tmp_path, n, age_s=a, ended=False) for n, a in (("a", 9.0), ("b", 5.0))]
+    write_run(tmp_path, "finished", age_s=1.0)
+    writers = [store.RankWriter(path, 0) for path in paths]
+    said = []
+    try:
+        assert open_newest(said.append).info.name == "b"
+    finally:
+        for writer in writers:
+            writer.close()
+    assert said == ["Watching b, the newest run that goes on. Going on as well: a."]
+
+
+def test_watch_without_any_run_says_how_to_make_one(capsys):
+    code, _, err = ampwatch(capsys, "watch")
+    assert code == 2
+    assert "ampwatch.attach(scaler, model)" in err
+
+
+def test_while_a_run_goes_on_its_missing_end_mark_is_no_finding(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("ampwatch.cli.pulse.QUIET_S", 0.0)
+    monkeypatch.setattr("ampwatch.cli.pulse.GRACE_S", 0.3)
+    monkeypatch.setattr("ampwatch.cli.watch.PLAIN_EVERY_S", 0.1)
+    path = write_run(tmp_path, ended=False)
+    seen = []
+    monkeypatch.setattr("ampwatch.cli.watch.line_of", lambda _, diagnosis: seen.append(
+        [finding.code for finding in diagnosis.findings]) or "a line")  # fmt: skip
+    _, out, _ = ampwatch(capsys, "watch", path, "--every", "0.1")
+    assert "AMP902" not in seen[0]
+    assert out.index("a line") < out.index("AMP902")  # once nobody writes it
 
 
 def test_a_reader_that_leaves_early_causes_no_traceback(tmp_path):
