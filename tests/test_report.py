@@ -97,7 +97,7 @@ def test_the_letter_says_what_it_is_not(tmp_path):
     text = letter_of(forward_overflow(tmp_path), terminal=False)
     assert "not the cause. AMP203 explains what happened." in text
     assert "ruled out" in text
-    assert text.count("is the first layer whose output overflows") == 1
+    assert text.count("is the first whose output overflows") == 1
 
 
 def test_a_rate_that_stays_is_said_once(tmp_path):

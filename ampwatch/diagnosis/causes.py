@@ -57,6 +57,9 @@ DELAY_STEPS = 2
 SAMPLING_DELAY_STEPS = 20
 _SAMPLED = frozenset({"AMP204", "AMP207"})
 
+# Skips leave weights alone: beside these, weights that are not finite can only be the cause.
+_NEVER_HARM_WEIGHTS = frozenset({"AMP103", "AMP105"})
+
 # Causes that no learning rate could have brought about.
 _NEVER_THE_RATE = frozenset(
     (
@@ -92,7 +95,8 @@ def _explains(cause: Finding, effect: Finding) -> bool:
         return False
     if cause.first_step is None or effect.first_step is None:
         return True
-    if effect.code == "AMP207" or cause.code == "AMP207":
+    weights = "AMP207" in {effect.code, cause.code}
+    if weights and effect.code not in _NEVER_HARM_WEIGHTS:
         # Each may follow from the other's course: here the order in time decides, without slack.
         return cause.first_step <= effect.first_step
     delay = SAMPLING_DELAY_STEPS if cause.code in _SAMPLED else DELAY_STEPS

@@ -180,7 +180,7 @@ def _lines(findings: Sequence[tuple[int, Finding]], write: Write) -> Group:
 def _bearings(run: Record, diagnosis: Diagnosis, head: Finding | None, write: Write) -> Grid:
     """What to do with the rate and why, and what else it is not."""
     advice = diagnosis.learning_rate
-    because = advice.because if head is None else _not_again(advice.because, head)
+    because = _not_again(advice.because, diagnosis.findings)
     rows = [("learning rate", f"{advised(advice)}. {because}".rstrip())]
     cleared = ruled_out(run, diagnosis) if head is not None else []
     if cleared:
@@ -188,14 +188,14 @@ def _bearings(run: Record, diagnosis: Diagnosis, head: Finding | None, write: Wr
     return labelled(rows, write, width=13)
 
 
-def _not_again(because: str, head: Finding) -> str:
-    """The reason without what the headline has said already."""
-    told = f"{head.code} {head.name} explains what happened: {head.summary}"
-    if because == told:
-        return f"{head.code} explains what happened."
-    course = head.cause[1:]  # the advice begins it in mid-sentence
+def _not_again(because: str, findings: Sequence[Finding]) -> str:
+    """The reason without what a finding of the letter has said already."""
+    for finding in findings:
+        if because == f"{finding.code} {finding.name} explains what happened: {finding.summary}":
+            return f"{finding.code} explains what happened."
+    course = findings[0].cause[1:] if findings else ""  # the advice begins it in mid-sentence
     at = because.find(course)
-    return because if at < 0 or len(course) < 20 else because[at + len(course) :].lstrip()
+    return because if at < 0 or not course else because[at + len(course) :].lstrip()
 
 
 def advised(advice: Advice) -> str:

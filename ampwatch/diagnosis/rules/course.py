@@ -49,8 +49,8 @@ def bad_batch(case: Case) -> Iterator[Seen]:
         last_step=times.last_step,
         summary=f"{count_text(times.count, 'batch', 'batches')} stood out from those before"
         + (ending if over or crowded else "."),
-        cause=f"At step {first.step} the {name} was {first.value:.3g}, "
-        f"{first.value / first.median:.0f} times its recent median, after an ordinary update.",
+        cause=f"At step {first.step} the {name} was {first.value:,.4g}, "
+        f"{first.value / first.median:,.0f} times its recent median, after an ordinary update.",
         action=f"Look at the batch of step {first.step}; clip or filter such inputs.",
         evidence=(Evidence(first.signal, first.step, first.value, first.median),),
     )

@@ -84,7 +84,7 @@ def scale_never_grows(case: Case) -> Iterator[Seen]:
         cause="Its state is lost again and again, so it never reaches a doubling."
         if scale.resets
         else f"It doubles after {scale.scaler.growth_interval:,} accepted steps in a row, and the "
-        "record has none such.",
+        "record never reaches that.",
         action="Save scaler.state_dict() with the checkpoint and load it on resume."
         if scale.resets
         else "Give GradScaler a shorter growth_interval or a higher init_scale.",

@@ -126,7 +126,7 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
         last_step=times.last_step,
         layer=most.layer,
         ranks=tuple(sorted(most.ranks)),
-        summary=f"{most.layer} {_is_first(most)} to overflow in the backward pass, "
+        summary=f"Layer {most.layer} {_is_first(most)} to overflow in the backward pass, "
         f"{times.count} times" + ("." if standing else ", and no longer at the end."),
         cause="The loss is finite; the gradient is not once it has passed this layer.",
         action="Look at this layer's gradient; run it in float32, or normalise what enters it.",
@@ -163,7 +163,7 @@ def forward_overflow(case: Case) -> Iterator[Seen]:
         last_step=times.last_step,
         layer=first.layer,
         ranks=tuple(sorted(frozenset().union(*(one.ranks for one in named)))),
-        summary=f"{first.layer} {_is_first(first)} whose output overflows half precision"
+        summary=f"Layer {first.layer} {_is_first(first)} whose output overflows half precision"
         f"{'.' if standing else ', and the run got over it.'}",
         cause=f"Its inputs and weights are finite, its output is not: fp16 ends at {FP16_MAX:.0f}, "
         "and the loss scale cannot help in the forward pass.",
@@ -310,10 +310,8 @@ def _grown(case: Case) -> str:
 
 
 def _is_first(named: Named) -> str:
-    """`is the first layer`, or what the record can say when the layer is only a bound."""
-    if named.is_bound:
-        return "is, as far as the record can tell, the first layer"
-    return "is the first layer"
+    """`is the first`, or what the record can say when the layer is only a bound."""
+    return "is, as far as the record can tell, the first" if named.is_bound else "is the first"
 
 
 def _innermost(names: Sequence[str]) -> list[str]:
