@@ -126,6 +126,8 @@ class Run:
     def refresh(self) -> bool:
         """Take in what was logged since; True if there is more. Costs what is new."""
         changed = self._find_ranks()
+        if self.info.source != "ampwatch":  # an importer describes the run anew as it reads
+            self.info = read_info(self.path)
         for log in self._logs.values():
             changed = log.refresh() or changed
         if changed:

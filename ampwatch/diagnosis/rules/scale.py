@@ -133,7 +133,10 @@ def _failed_search(case: Case) -> Seen:
         summary=f"{accepted}: {count_text(scale.startup_skips, 'skip')} took the scale from "
         f"{scale_text(first)} to {scale_text(final)}.",
         cause="The gradients are not finite at any scale." + blind + _untold(case),
-        action="A lower scale or learning rate cannot help before the first update. Find the "
+        action="Stop: nothing is being learnt. Attach ampwatch to see which layer, input or rate "
+        "it is."
+        if case.is_foreign
+        else "A lower scale or learning rate cannot help before the first update. Find the "
         "first layer or input that is not finite.",
         evidence=(Evidence("scale", scale.last_step, final, first),),
     )

@@ -1,0 +1,56 @@
+"""NVIDIA Apex: apex.amp, apex.fp16_utils and apex.contrib.optimizers.
+
+Apex prints on every rank, never the growth, and a Python float without a floor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ampwatch.importers.format import TORCH_SCALER, Format, number, pattern
+from ampwatch.importers.sayings import Amend, Saying, Setup, Skip
+
+_SKIP = re.compile(
+    r"Gradient overflow\. +Skipping step, (?:loss scaler (\d+) )?reducing loss scale to ([-+.\w]+)"
+)
+_CLOSURE = pattern("OVERFLOW within closure! Skipping step, reducing loss scale to {}")
+_USING = pattern("Using dynamic loss scale of {}")
+_SELECTED = re.compile(r"Selected optimization level (O\d)")
+_SETTING = re.compile(
+    r"^\W*(enabled|opt_level|cast_model_type|patch_torch_functions|keep_batchnorm_fp32|"
+    r"master_weights|loss_scale) +: +(\S+)"
+)
+
+
+def read(line: str) -> Iterator[Saying]:
+    """What a line of Apex says."""
+    told = _SKIP.search(line)
+    if told:
+        yield Skip(scale_after=number(told[2]))
+    elif "Gradient overflow, skipping update" in line:
+        yield Skip()
+    elif closure := _CLOSURE.search(line):
+        yield Skip(scale_after=number(closure[1]))
+    elif using := _USING.search(line):
+        yield Amend(scale=number(using[1]))
+    elif selected := _SELECTED.search(line):
+        yield Setup(config={"opt_level": selected[1]}, begins=True)
+    elif setting := _SETTING.search(line):
+        yield Setup(config={setting[1]: _plain(setting[2])})
+
+
+def _plain(text: str) -> object:
+    return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+FORMAT = Format(
+    source="apex",
+    anchors=(
+        "Gradient overflow", "OVERFLOW within closure", "Using dynamic loss scale of",
+        "Selected optimization level", "cast_model_type ", "patch_torch_functions ",
+        "keep_batchnorm_fp32 ", "master_weights ", "loss_scale  ", "opt_level  ", "enabled  ",
+    ),
+    read=read,
+    scaler={**TORCH_SCALER, "init_scale": 65536.0, "max_scale": 2.0**24},
+)  # fmt: skip

@@ -1,0 +1,37 @@
+"""ESPnet: the skipped update, and the statistics of some batches of an epoch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, number
+from ampwatch.importers.sayings import Saying, Skip, Stats
+from ampwatch.rows import Mark
+
+_BATCHES = re.compile(r"(\d+)epoch:train:\d+-(\d+)batch: ")
+_FIELDS = {
+    "loss": re.compile(rf"[ ,]loss=({NUMBER})"),
+    "grad_norm": re.compile(rf"[ ,]grad_norm=({NUMBER})"),
+    "scale_after": re.compile(rf"[ ,]loss_scale=({NUMBER})"),
+    "lr": re.compile(rf"[ ,]optim0_lr0=({NUMBER})"),
+}
+
+
+def read(line: str) -> Iterator[Saying]:
+    """What a line of ESPnet says."""
+    if "Skipping updating the model" in line and "grad norm is" in line:
+        yield Skip()
+    elif batches := _BATCHES.search(line):
+        found = {name: wanted.search(line) for name, wanted in _FIELDS.items()}
+        values = {name: number(match[1]) for name, match in found.items() if match}
+        yield Stats(step=int(batches[2]), epoch=int(batches[1]), values=values)
+
+
+FORMAT = Format(
+    source="espnet",
+    anchors=("Skipping updating the model", "epoch:train:"),
+    read=read,
+    scaler=TORCH_SCALER,
+    marks=dict.fromkeys(("loss", "grad_norm", "scale_after"), (Mark.AVERAGED.value,)),
+)

@@ -1,0 +1,31 @@
+"""GPT-NeoX: Megatron's statistics line with its own beginning."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ampwatch.importers.format import Format
+from ampwatch.importers.formats.megatron import statistics
+from ampwatch.importers.sayings import Saying
+from ampwatch.rows import Mark
+
+_ITERATION = re.compile(r"samples/sec: .{0,40}?\| +iteration +(\d+)/ *\d+ \|")
+
+
+def read(line: str) -> Iterator[Saying]:
+    """What a line of GPT-NeoX says."""
+    iteration = _ITERATION.search(line)
+    if iteration and line.rstrip().endswith("|"):
+        yield statistics(line, int(iteration[1]))
+
+
+FORMAT = Format(
+    source="gpt-neox",
+    anchors=("samples/sec: ",),
+    read=read,
+    scaler={"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 1000.0,
+            "init_scale": 2.0**32, "min_scale": 1.0, "hysteresis": 2.0},
+    marks={"loss": (Mark.AVERAGED.value,)},
+    leads=True,
+)  # fmt: skip

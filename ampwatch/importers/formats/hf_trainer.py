@@ -1,0 +1,50 @@
+"""Hugging Face's Trainer: dictionaries of each logging step, and its progress bar for the step.
+
+It prints no scale. A loss of exactly 0.0 can be a nan that was filtered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ampwatch.importers.format import Format, keyed, number
+from ampwatch.importers.sayings import Progress, Saying, Stats
+from ampwatch.rows import Mark
+
+_DICT = re.compile(r"\{'loss': [^{}]{0,2000}\}")
+_BAR = re.compile(r"\| *(\d+)/(\d+) \[[^\]]{3,60}(?:it/s|s/it)")
+_FIELDS = {
+    "loss": keyed("'loss"),
+    "grad_norm": keyed("'grad_norm"),
+    "lr": keyed("'learning_rate"),
+    "step": keyed("'(?:global_)?step"),
+}
+
+
+def read(line: str) -> Iterator[Saying]:
+    """What a line of the Trainer says."""
+    told = _DICT.search(line)
+    bars = list(_BAR.finditer(line, 0, told.start() if told else len(line)))
+    if bars:
+        yield Progress(int(bars[-1][1]), int(bars[-1][2]))
+    if told and ("'epoch'" in told[0] or "'learning_rate'" in told[0]):
+        yield _stats(told[0])
+
+
+def _stats(text: str) -> Stats:
+    values = {}
+    for column, wanted in _FIELDS.items():
+        found = wanted.search(text)
+        if found:
+            values[column] = number(found[1])
+    step = values.pop("step", None)
+    return Stats(step=None if step is None else int(step), values=values)
+
+
+FORMAT = Format(
+    source="hf-trainer",
+    anchors=("{'loss': ", "it/s]", "s/it]", "it/s, ", "s/it, "),
+    read=read,
+    marks={"loss": (Mark.AVERAGED.value,), "step": (Mark.PLACED.value,)},
+)

@@ -1,0 +1,38 @@
+"""insightface: a line of statistics with the gradient scale, printed without digits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, number
+from ampwatch.importers.sayings import Saying, Stats
+from ampwatch.rows import Mark
+
+_STEP = re.compile(r"Global Step: *(\d+)")
+_FIELDS = {
+    "loss": re.compile(rf"\bLoss:? +({NUMBER})"),
+    "lr": re.compile(rf"LearningRate:? +({NUMBER})"),
+    "scale_after": re.compile(rf"Fp16 Grad Scale: *({NUMBER})"),
+}
+
+
+def read(line: str) -> Iterator[Saying]:
+    """What a line of insightface says."""
+    step = _STEP.search(line)
+    if not step or "Speed" not in line:
+        return
+    found = {name: wanted.search(line) for name, wanted in _FIELDS.items()}
+    values = {name: number(match[1]) for name, match in found.items() if match}
+    if values.get("scale_after") == 0:
+        del values["scale_after"]  # rounded
+    yield Stats(step=int(step[1]), values=values)
+
+
+FORMAT = Format(
+    source="insightface",
+    anchors=("Global Step:",),
+    read=read,
+    scaler=TORCH_SCALER,
+    marks={"scale_after": (Mark.ROUNDED.value,), "loss": (Mark.AVERAGED.value,)},
+)

@@ -1,0 +1,66 @@
+"""Megatron-LM from 2019 on, and Megatron-DeepSpeed: one line of statistics each so many steps.
+
+A loss is left out where its average is nan or 0. The counters are of the steps since the line
+before. DeepSpeed's skips are not counted: there a stale norm beside a missing loss tells of one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ampwatch.importers.format import NUMBER, Format, keyed, number
+from ampwatch.importers.sayings import Saying, Stats
+from ampwatch.rows import Mark
+
+_ITERATION = re.compile(r"iteration +(\d+)/ *\d+ \|")
+_LOSS = re.compile(rf"(?:lm|lm-loss|total|lm_loss)[ _-]?loss:? ({NUMBER})|\bloss: ({NUMBER})")
+_SKIPPED = keyed("number of skipped iterations")
+_NAN = keyed("number of nan iterations")
+_FIELDS = {
+    "lr": keyed("learning rate"),
+    "scale_after": keyed("loss scale"),
+    "grad_norm": keyed("grad norm"),
+    "param_norm": keyed("params norm"),
+    "step_time_ms": re.compile(rf"(?:elapsed time per iteration|time) \(ms\):? +({NUMBER})"),
+}
+
+
+def read(line: str) -> Iterator[Saying]:
+    """What a line of Megatron says."""
+    iteration = _ITERATION.search(line)
+    # The line ends in a bar; without it the terminal has wrapped it and the rest is to come.
+    if iteration and line.rstrip().endswith("|") and "validation" not in line:
+        yield statistics(line[iteration.start() :], int(iteration[1]))
+
+
+def statistics(line: str, step: int) -> Stats:
+    """The fields between the bars, in either wording."""
+    values = {}
+    for column, wanted in _FIELDS.items():
+        found = wanted.search(line)
+        if found:
+            values[column] = number(found[1])
+    loss = _LOSS.search(line)
+    if loss:
+        values["loss"] = number(loss[1] or loss[2])
+    skipped, nan = _SKIPPED.search(line), _NAN.search(line)
+    if nan and int(float(nan[1])) and "loss" not in values:
+        values["loss"] = float("nan")
+    return Stats(
+        step=step,
+        values=values,
+        window_skips=None if skipped is None else int(float(skipped[1])),
+        lost_loss=loss is None,
+    )
+
+
+FORMAT = Format(
+    source="megatron",
+    anchors=(" iteration ", "] iteration "),
+    read=read,
+    scaler={"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 1000.0,
+            "init_scale": 2.0**32, "min_scale": 1.0, "hysteresis": 2.0},
+    marks={"loss": (Mark.AVERAGED.value,)},
+    leads=True,
+)  # fmt: skip

@@ -1,0 +1,76 @@
+"""The meters of Swin, BEiT, MAE and timm: `name current (average)`.
+
+The average counts for nothing: one inf makes it nan for ever.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, number
+from ampwatch.importers.sayings import Fatal, Saying, Stats
+from ampwatch.rows import Mark
+
+_SWIN = re.compile(r"Train: \[(\d+)/\d+\]\[(\d+)/(\d+)\]")
+_TIMM = re.compile(r"Train: (\d+) \[ *(\d+)/(\d+) +\(")
+_METRIC_LOGGER = re.compile(r"Epoch: \[(\d+)\] +\[ *(\d+)/(\d+)\]")
+_STOPPING = re.compile(r"Loss is (\w+), stopping training")
+
+
+def _meter(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w.]){name}:? +({NUMBER})")
+
+
+_FIELDS: Mapping[str, re.Pattern[str]] = {
+    "loss": _meter("[Ll]oss"),
+    "lr": _meter("(?:lr|LR)"),
+    "scale_after": _meter("loss_scale"),
+    "grad_norm": _meter("grad_norm"),
+}
+
+
+def _stats(place: re.Match[str], line: str) -> Stats:
+    values = {}
+    for column, wanted in _FIELDS.items():
+        found = wanted.search(line, place.end())
+        if found:
+            values[column] = number(found[1])
+    if values.get("scale_after") == 0:
+        del values["scale_after"]  # rounded to four digits
+    epoch, batch, batches = (int(part) for part in place.groups())
+    return Stats(step=epoch * batches + batch, values=values)
+
+
+def _read_swin(line: str) -> Iterator[Saying]:
+    place = _SWIN.search(line)
+    if place:
+        yield _stats(place, line)
+
+
+def _read_timm(line: str) -> Iterator[Saying]:
+    place = _TIMM.search(line)
+    if place:
+        yield _stats(place, line)
+
+
+def _read_beit(line: str) -> Iterator[Saying]:
+    place = _METRIC_LOGGER.search(line)
+    if place and ("loss_scale" in line or "min_lr" in line):
+        yield _stats(place, line)
+    elif stopping := _STOPPING.search(line):
+        yield Stats(values={"loss": number(stopping[1])})
+        yield Fatal("SystemExit", stopping[0])
+
+
+def _read_mae(line: str) -> Iterator[Saying]:
+    place = _METRIC_LOGGER.search(line)
+    if place and "loss_scale" not in line and "min_lr" not in line and "loss" in line:
+        yield _stats(place, line)
+
+
+_SMOOTHED = dict.fromkeys(("loss", "grad_norm"), (Mark.AVERAGED.value,))
+SWIN = Format("swin", ("Train: [",), _read_swin, TORCH_SCALER)
+TIMM = Format("timm", ("Train: ",), _read_timm, TORCH_SCALER)
+BEIT = Format("beit", ("Epoch: [", ", stopping training"), _read_beit, TORCH_SCALER, _SMOOTHED)
+MAE = Format("mae", ("Epoch: [",), _read_mae, TORCH_SCALER, _SMOOTHED)

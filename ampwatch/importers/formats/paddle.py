@@ -1,0 +1,40 @@
+"""PaddlePaddle: the scale and the ratio it falls by; PaddleNLP's statistics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ampwatch.importers.format import NUMBER, Format, keyed, number
+from ampwatch.importers.sayings import Saying, Setup, Skip, Stats
+
+_FOUND = re.compile(
+    rf"Found inf or nan, current scale is: ({NUMBER}), decrease to: ({NUMBER})\*({NUMBER})"
+)
+_STEP = re.compile(r"global[_ ]step:? (\d+)")
+_FIELDS = {"loss": keyed("loss"), "lr": keyed("(?:learning_rate|lr)")}
+
+
+def read(line: str) -> Iterator[Saying]:
+    """What a line of Paddle says."""
+    found, step = _FOUND.search(line), _STEP.search(line)
+    if found:
+        ratio = number(found[3])
+        yield Setup(scaler={"backoff_factor": ratio})
+        yield Skip(number(found[1]), number(found[2]) * ratio)
+    elif step and "loss" in line and "eval" not in line:
+        values = {}
+        for column, wanted in _FIELDS.items():
+            told = wanted.search(line)
+            if told:
+                values[column] = number(told[1])
+        yield Stats(step=int(step[1]), values=values)
+
+
+FORMAT = Format(
+    source="paddle",
+    anchors=("Found inf or nan, current scale", "global_step: ", "global step "),
+    read=read,
+    scaler={"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000.0,
+            "init_scale": 32768.0},
+)  # fmt: skip

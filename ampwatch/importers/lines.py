@@ -1,0 +1,109 @@
+"""Bytes to lines: carriage returns and colours undone, over-long lines cut, candidates found.
+
+One pass of a linear-time matcher (RE2, through Arrow) over a chunk finds the lines that hold any
+format's anchor; only those are looked at again. A line of 50 MB is kept up to its first 64 kB.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+MAX_LINE_BYTES = 64 << 10
+_COLOUR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Whole lines of a log, and which of them hold an anchor."""
+
+    data: bytes
+    begins: npt.NDArray[np.int32]  # of each line, and one past the last
+    candidates: list[int]
+
+    def __len__(self) -> int:
+        return len(self.begins) - 1
+
+    def line(self, at: int) -> bytes:
+        """One line, without its end; empty where there is none."""
+        if not 0 <= at < len(self):
+            return b""
+        return self.data[self.begins[at] : min(self.begins[at + 1] - 1, self._limit(at))]
+
+    def count_filled(self, begin: int, end: int) -> int:
+        """How many of these lines hold anything; a few are enough to know."""
+        some = range(begin, min(end, begin + 8))
+        return sum(1 for at in some if self.line(at).strip())
+
+    def _limit(self, at: int) -> int:
+        return int(self.begins[at]) + MAX_LINE_BYTES
+
+
+class LineCutter:
+    """Cuts chunks into lines; what is unfinished waits for the next chunk."""
+
+    def __init__(self, anchors: Iterable[str]) -> None:
+        self._pattern = "|".join(re.escape(anchor).replace(r"\ ", " ") for anchor in anchors)
+        self._rest = b""
+        self._is_cut = False  # the rest is the beginning of a line too long to be kept
+
+    def feed(self, chunk: bytes) -> Lines:
+        """The lines that this chunk completes."""
+        end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
+        if end < 0:
+            self._keep(chunk)
+            return self._found(b"")
+        head, rest = chunk[: end + 1], chunk[end + 1 :]
+        if self._is_cut:  # what is left of the long line is dropped
+            stop = min((at for at in (head.find(b"\n"), head.find(b"\r")) if at >= 0), default=0)
+            head = head[stop:]
+        whole, self._rest, self._is_cut = self._rest + head, b"", False
+        self._keep(rest)
+        return self._found(whole)
+
+    def finish(self) -> Lines:
+        """The last line, which nothing ended."""
+        rest, self._rest, self._is_cut = self._rest, b"", False
+        return self._found(rest + b"\n" if rest else b"")
+
+    def _keep(self, part: bytes) -> None:
+        if len(self._rest) < MAX_LINE_BYTES:
+            self._rest += part[: MAX_LINE_BYTES - len(self._rest)]
+            self._is_cut = len(self._rest) >= MAX_LINE_BYTES
+
+    def _found(self, data: bytes) -> Lines:
+        data = _plain(data)
+        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
+        begins = np.concatenate(([0], ends + 1)).astype(np.int32)
+        if not len(ends):
+            return Lines(data, begins, [])
+        buffers = [None, pa.py_buffer(begins), pa.py_buffer(data)]
+        lines = pa.Array.from_buffers(pa.binary(), len(ends), buffers)
+        hits = pc.match_substring_regex(lines, self._pattern)
+        return Lines(data, begins, _true_at(hits))
+
+
+def _plain(data: bytes) -> bytes:
+    """Every kind of line end as one, and no colours; what is clean stays as it is."""
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if b"\x1b" in data:
+        data = _COLOUR.sub(b"", data)
+    return data
+
+
+def _true_at(flags: pa.BooleanArray) -> list[int]:
+    bits = np.unpackbits(np.frombuffer(flags.buffers()[1], np.uint8), bitorder="little")
+    at: list[int] = np.flatnonzero(bits[flags.offset : flags.offset + len(flags)]).tolist()
+    return at
+
+
+def all_lines(lines: Lines) -> Iterator[bytes]:
+    """Every line, for formats that need them all."""
+    return (lines.line(at) for at in range(len(lines)))

@@ -1,0 +1,106 @@
+"""One overflow, printed by several ranks, is one event.
+
+Lines that name their rank are told apart by it: the n-th overflow of any rank is the run's n-th.
+Lines that do not are gathered until something else is printed; equal ones among them are ranks of
+one event where every value of the burst stands there equally often.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ampwatch.importers.sayings import Skip
+
+_Key: TypeAlias = "tuple[float | None, float | None]"
+_MOST_WAITING = 4096
+_REMEMBERED = 4096
+_FEW_STRANGERS = 4
+
+
+def _key(skip: Skip) -> _Key:
+    return (skip.scale, skip.scale_after)
+
+
+@dataclass(slots=True)
+class NamedRanks:
+    """Overflows whose lines name a rank."""
+
+    total: int = 0
+    counts: Counter[int] = field(default_factory=Counter)
+    recent: deque[_Key] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+
+    def is_new(self, skip: Skip) -> bool:
+        """Whether no other rank has told of this event."""
+        assert skip.rank is not None
+        count = self.counts[skip.rank]
+        behind = self.total - count
+        if 0 < behind <= len(self.recent) and self.recent[-behind] == _key(skip):
+            self.counts[skip.rank] += 1
+            return False
+        if behind > 0 and self.recent[-1] == _key(skip):  # it had missed some
+            self.counts[skip.rank] = self.total
+            return False
+        self.total += 1
+        self.counts[skip.rank] = self.total
+        self.recent.append(_key(skip))
+        return True
+
+
+@dataclass(slots=True)
+class Burst:
+    """Overflows without a rank, printed with nothing between them."""
+
+    world: int | None = None  # how many ranks print, once known
+    waiting: list[Skip] = field(default_factory=list)
+    last: _Key | None = None  # of the event that may not be complete
+    last_count: int = 0
+    strangers: int = 0  # lines of other kinds since the last one
+
+    def passed(self, lines: int) -> bool:
+        """Other lines were printed; whether what waits is to be settled.
+
+        A lone overflow followed by anything else is of a single process. Where several ranks print,
+        a line of another kind may stand among theirs.
+        """
+        self.strangers += lines
+        few = _FEW_STRANGERS if len(self.waiting) > 1 or (self.world or 1) > 1 else 1
+        return bool(self.waiting) and self.strangers >= few
+
+    def add(self, skip: Skip) -> Iterator[Skip]:
+        """Hold one back; gives what is settled where too many wait."""
+        self.waiting.append(skip)
+        self.strangers = 0
+        if len(self.waiting) >= _MOST_WAITING:
+            yield from self.settle()
+
+    def settle(self) -> list[Skip]:
+        """The events among those that wait."""
+        waiting, self.waiting = self.waiting, []
+        if not waiting:
+            return []
+        if self.world is None:
+            self.world = _world(waiting)
+        return list(self._events(waiting, self.world or 1))
+
+    def _events(self, waiting: Sequence[Skip], world: int) -> Iterator[Skip]:
+        counts: Counter[_Key] = Counter()
+        if self.last is not None and self.last == _key(waiting[0]) and self.last_count % world:
+            counts[self.last] = self.last_count  # the other ranks of an event told before
+        for skip in waiting:
+            if counts[_key(skip)] % world == 0:
+                yield skip
+            counts[_key(skip)] += 1
+        self.last = _key(waiting[-1])
+        self.last_count = counts[self.last]
+
+
+def _world(waiting: Sequence[Skip]) -> int:
+    """How often each event stands there: once, unless every value agrees on more."""
+    counts = Counter(map(_key, waiting))
+    many = counts[_key(waiting[0])]
+    last = _key(waiting[-1])  # may be cut off
+    agreed = all(count % many == 0 for key, count in counts.items() if key != last)
+    return many if agreed and counts[last] <= many * max(1, len(waiting) // many) else 1

@@ -1,0 +1,260 @@
+"""Lines in, sayings out: which format a line is of, wrapped lines, and lines nobody knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from ampwatch.importers import shapes
+from ampwatch.importers.format import Format
+from ampwatch.importers.lines import Lines
+from ampwatch.importers.sayings import Amend, Progress, Saying, Scale, Skip, Stats
+from ampwatch.importers.shapes import Shape
+from ampwatch.importers.timeline import Timeline
+
+# Words by which a line of no known format looks like one about the loss scale.
+SUSPECTS = ("oss scale", "oss_scale", "rad scale", "rad_scale", "verflow", "VERFLOW", "ounce scale")
+_ABOUT_SCALE = re.compile(
+    r"(?i)(overflow|loss[ _]scale|grad[ _]scale).{0,80}?(\d|skip|reduc|decreas|set)"
+)
+# Not about numbers: capacity of experts, buffers, languages.
+_INNOCENT = re.compile(
+    r"(?i)overflow_expert|stack ?overflow|buffer overflow|rejecting batch|overflow-|--|args|config|"
+    r"minimum loss|namespace"
+)
+_BAR = re.compile(r"\| *(\d+)/(\d+) \[[^\]]{3,60}(?:it/s|s/it)")
+Columns: TypeAlias = "dict[str, np.ndarray]"
+_WRAP_LINES = 6
+_MOST_SHAPES = 8
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a format has told."""
+
+    lines: int = 0
+    scales: int = 0  # statements that hold a scale or a skip
+    printed_scales: int = 0  # statistics lines with a scale
+
+
+@dataclass(slots=True)
+class Unknown:
+    """Lines that look like scale messages of no known format."""
+
+    count: int = 0
+    example: str = ""
+
+
+@dataclass(slots=True)
+class Reader:
+    """Reads the lines of one log into a timeline."""
+
+    formats: Sequence[Format]
+    timeline: Timeline
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    unknown: Unknown = field(default_factory=Unknown)
+    _shapes: list[tuple[Shape, Format]] = field(default_factory=list)
+    _used: int = -1
+
+    def feed(self, lines: Lines) -> None:
+        """Read the candidates among these lines."""
+        self._used = before = -1
+        active: Shape | None = None
+        for at in lines.candidates:
+            if at <= self._used:
+                continue
+            if at - before > 1 and self.timeline.is_waiting:
+                self.timeline.passed(lines.count_filled(before + 1, at))
+            before = at
+            line = lines.line(at)
+            if active is not None and active.takes(line):
+                continue
+            shape = next((one for one, _ in self._shapes if one.takes(line)), None)
+            if shape is not None:
+                if active is not shape and active is not None:
+                    self._drain(active)
+                active = shape
+                continue
+            if active is not None:
+                self._drain(active)
+                active = None
+            self._slowly(lines, at, line)
+        if active is not None:
+            self._drain(active)
+        if self.timeline.is_waiting:
+            self.timeline.passed(lines.count_filled(before + 1, len(lines)))
+
+    @property
+    def anchors(self) -> list[str]:
+        """What the lines to be shown hold."""
+        wanted = {anchor for form in self.formats for anchor in form.anchors}
+        return sorted(wanted | set(SUSPECTS))
+
+    def source(self) -> Format | None:
+        """The format that printed the scale or the skips; without any, that of most lines."""
+        told = [form for form in self.formats if form.source in self.tallies]
+        leading = [f for f in told if f.leads and self.tallies[f.source].printed_scales]
+        if not told:
+            return None
+        kept = {source for form in told for source in form.instead_of}
+        pool = leading or [form for form in told if form.source not in kept]
+
+        def rank(form: Format) -> tuple[int, int]:
+            tally = self.tallies[form.source]
+            return tally.scales, tally.lines
+
+        return max(pool, key=rank)
+
+    # --- the quick way ---------------------------------------------------------------------------
+
+    def _drain(self, shape: Shape) -> None:
+        """Hand on what a shape has taken: at once where it is plain, else line by line."""
+        form = next(form for one, form in self._shapes if one is shape)
+        columns = shape.columns()
+        step = columns[shapes.STEP]
+        count = len(step)
+        tally = self._tally(form)
+        tally.lines += count
+        if "scale_after" in columns or "scale" in columns:
+            tally.scales += count
+            tally.printed_scales += count
+        plain = np.ones(count, np.bool_)
+        if shapes.SKIPS_IN_WINDOW in columns:
+            plain &= columns[shapes.SKIPS_IN_WINDOW] == 0
+        if shapes.SKIPS_IN_ALL in columns:
+            plain &= columns[shapes.SKIPS_IN_ALL] == (self.timeline.total_skips or 0)
+        values = {n: c for n, c in columns.items() if not n.startswith("(")}
+        self._hand_on(columns, values, plain)
+
+    def _hand_on(self, columns: Columns, values: Columns, plain: np.ndarray) -> None:
+        """Stretches that are plain in one go, what stands between them line by line."""
+        step, at = columns[shapes.STEP], 0
+        while at < len(step):
+            rest = plain[at:]
+            count = len(rest) if rest.all() else int(np.argmin(rest))
+            if count:
+                part = {name: column[at : at + count] for name, column in values.items()}
+                count = self.timeline.take_many(step[at : at + count], part)
+            at += count
+            if at < len(step) and (not count or not plain[at] or count < len(rest)):
+                self.timeline.take(shapes.rebuilt(columns, at))
+                at += 1
+
+    # --- the slow way ----------------------------------------------------------------------------
+
+    def _slowly(self, lines: Lines, at: int, line: bytes) -> None:
+        text = line.decode("utf-8", "replace")
+        form, said, used = self._understood(lines, at, text)
+        if form is None:
+            self._note_unknown(text)
+            return
+        self._used = max(self._used, used)
+        bar = self._bar(text)
+        if bar is not None:
+            self.timeline.take(bar)
+        is_new = form.source not in self.tallies
+        self._count(form, said)
+        if is_new:
+            self._lend_defaults()
+        for saying in said:
+            self.timeline.take(saying)
+        if used == at and len(self._shapes) < _MOST_SHAPES:
+            shape = shapes.learn(line, form.read)
+            if shape is not None:
+                self._shapes.append((shape, form))
+
+    def _understood(
+        self, lines: Lines, at: int, text: str
+    ) -> tuple[Format | None, list[Saying], int]:
+        """Who understands the line, alone or with those that a terminal broke off from it."""
+        form, said = self._asked(text)
+        if form is not None and not _may_be_cut(text, said):
+            return form, said, at
+        joined = text
+        for more in range(1, _WRAP_LINES):
+            following = lines.line(at + more).decode("utf-8", "replace")
+            if not following or self._asked(following)[0] is not None:
+                break
+            joined += following
+            other, words = self._asked(joined)
+            if other is not None and (form is None or _is_rounder(words, said)):
+                return other, words, at + more
+        if form is None and at - 1 > self._used:
+            before = lines.line(at - 1).decode("utf-8", "replace")
+            if before and self._asked(before)[0] is None:
+                other, words = self._asked(before + text)
+                if other is not None:
+                    return other, words, at
+        return form, said, at
+
+    def _asked(self, text: str) -> tuple[Format | None, list[Saying]]:
+        for form in self.formats:
+            if any(anchor in text for anchor in form.anchors):
+                said = list(form.read(text))
+                if said:
+                    return form, said
+        return None, []
+
+    @staticmethod
+    def _bar(text: str) -> Saying | None:
+        """The step of the last progress bar that is glued before the line."""
+        bars = list(_BAR.finditer(text)) if "it/s" in text or "s/it" in text else []
+        return Progress(int(bars[-1][1]), int(bars[-1][2])) if bars else None
+
+    # --- counting --------------------------------------------------------------------------------
+
+    def _tally(self, form: Format) -> Tally:
+        return self.tallies.setdefault(form.source, Tally())
+
+    def _lend_defaults(self) -> None:
+        """Let the timeline know the framework's growth window and back-off."""
+        form = self.source()
+        self.timeline.defaults = form.scaler if form else {}
+
+    def _count(self, form: Format, said: Sequence[Saying]) -> None:
+        tally = self._tally(form)
+        tally.lines += 1
+        for saying in said:
+            if isinstance(saying, Stats):
+                printed = "scale_after" in saying.values or "scale" in saying.values
+                tally.printed_scales += printed
+                tally.scales += printed or bool(saying.window_skips or saying.total_skips)
+            elif isinstance(saying, Scale):
+                tally.scales += 1
+            elif isinstance(saying, Skip | Amend):
+                # What tells no value may be another format's line with the same beginning.
+                tally.scales += 1 + (saying.scale is not None or saying.scale_after is not None)
+
+    def _note_unknown(self, text: str) -> None:
+        if _ABOUT_SCALE.search(text[:400]) and not _INNOCENT.search(text[:400]):
+            self.unknown.count += 1
+            self.unknown.example = self.unknown.example or " ".join(text.split())[:160]
+
+
+def _may_be_cut(text: str, said: Sequence[Saying]) -> bool:
+    """Whether the last number of a long line may go on in the next one."""
+    tail = text[-1:]
+    return len(text) >= 40 and (tail.isdigit() or tail in ".e-+") and bool(_scales(said))
+
+
+def _is_rounder(longer: Sequence[Saying], shorter: Sequence[Saying]) -> bool:
+    """Whether the longer reading gives powers of two where the shorter one did not."""
+    return all(map(_is_power, _scales(longer))) and not all(map(_is_power, _scales(shorter)))
+
+
+def _scales(said: Sequence[Saying]) -> list[float]:
+    return list(_scale_values(said))
+
+
+def _scale_values(said: Sequence[Saying]) -> Iterator[float]:
+    for saying in said:
+        if isinstance(saying, Skip | Amend):
+            yield from (s for s in (saying.scale, saying.scale_after) if s is not None)
+
+
+def _is_power(value: float) -> bool:
+    return value > 0 and bool(np.log2(value) == np.round(np.log2(value)))

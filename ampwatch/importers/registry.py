@@ -1,0 +1,55 @@
+"""The text formats, in the order in which they are asked; the first that understands a line has it.
+
+A new one is a file in `formats/` and its name here.
+"""
+
+from __future__ import annotations
+
+from ampwatch.importers.format import Format
+from ampwatch.importers.formats import (
+    apex,
+    colossalai,
+    deepspeed,
+    dllogger,
+    espnet,
+    fairseq,
+    fairseq2,
+    gpt_neox,
+    hf_trainer,
+    icefall,
+    insightface,
+    megatron,
+    metaseq,
+    meters,
+    mindformers,
+    nanogpt,
+    nvfp16,
+    paddle,
+    parlai,
+)
+
+FORMATS: tuple[Format, ...] = (
+    apex.FORMAT,
+    deepspeed.FORMAT,
+    nvfp16.FORMAT,
+    gpt_neox.FORMAT,
+    megatron.FORMAT,
+    fairseq2.FORMAT,
+    metaseq.FORMAT,
+    fairseq.FORMAT,
+    hf_trainer.FORMAT,
+    meters.SWIN,
+    meters.TIMM,
+    meters.BEIT,
+    meters.MAE,
+    icefall.FORMAT,
+    espnet.FORMAT,
+    parlai.FORMAT,
+    paddle.FORMAT,
+    colossalai.FORMAT,
+    mindformers.FORMAT,
+    insightface.FORMAT,
+    dllogger.FORMAT,
+    nanogpt.FORMAT,
+)
+BY_SOURCE = {form.source: form for form in FORMATS}

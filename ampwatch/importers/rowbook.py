@@ -1,0 +1,109 @@
+"""Rows of a foreign log on their way to the store: columns that grow, written batch by batch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ampwatch import codec
+from ampwatch.rows import SCHEMAS, EventKind, Table
+from ampwatch.store import RankWriter
+
+_BATCH_ROWS = 32_768
+_FLAGS = frozenset({"update_seen", "found_inf", "skipped", "stepped", "input_finite"})
+STEP_COLUMNS = frozenset(SCHEMAS[Table.STEPS].names) - {"lrs", "lr_bases", "max_update_layer"}
+
+Row = dict[str, Any]
+
+
+class RowSink(Protocol):
+    """Where rows go."""
+
+    def write(self, table: Table, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
+        """Write rows, by column."""
+
+
+class StoreSink:
+    """Rows into a run's folder, as rank 0."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._writer = RankWriter(run_folder, 0)
+
+    def write(self, table: Table, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
+        """Append a batch."""
+        self._writer.append(codec.encode(table, columns))
+
+    def close(self) -> None:
+        """Let go of the run."""
+        self._writer.close()
+
+
+class RowBook:
+    """Holds steps and events back until a batch is worth writing; the order is kept."""
+
+    def __init__(self, sink: RowSink) -> None:
+        self._sink = sink
+        self._rows: list[Row] = []
+        self._extras: list[tuple[int, str, float]] = []
+        self.count = 0
+
+    def add(self, row: Row) -> None:
+        """One step."""
+        self._rows.append(row)
+        self.count += 1
+        if len(self._rows) >= _BATCH_ROWS:
+            self.flush()
+
+    def add_columns(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Many steps at once."""
+        self.flush()
+        self.count += len(columns["step"])
+        for start in range(0, len(columns["step"]), _BATCH_ROWS):
+            part = {name: column[start : start + _BATCH_ROWS] for name, column in columns.items()}
+            self._sink.write(Table.STEPS, part)
+
+    def add_extra(self, step: int, name: str, value: float) -> None:
+        """A scalar that the steps table has no column for."""
+        self._extras.append((step, name, value))
+        if len(self._extras) >= _BATCH_ROWS:
+            self.flush()
+
+    def add_event(self, kind: EventKind, step: int | None, detail: Mapping[str, Any]) -> None:
+        """One event; a `started` one begins the attempt of all rows after it."""
+        self.flush()
+        text = json.dumps(detail, allow_nan=False, default=str)
+        columns: dict[str, list[Any]]
+        columns = {"step": [step], "time_ns": [None], "kind": [kind.value], "detail": [text]}
+        self._sink.write(Table.EVENTS, columns)
+
+    def flush(self) -> None:
+        """Write what is held."""
+        rows, self._rows = self._rows, []
+        if rows:
+            names = sorted(set().union(*rows))
+            columns = {name: _column(rows, name) for name in names}
+            self._sink.write(Table.STEPS, columns)
+        extras, self._extras = self._extras, []
+        if extras:
+            step, name, value = (list(column) for column in zip(*extras, strict=True))
+            long: dict[str, Sequence[Any]] = {"step": step, "name": name, "value": value}
+            self._sink.write(Table.EXTRAS, long)
+
+
+def _column(rows: Sequence[Row], name: str) -> list[Any]:
+    values = [row.get(name) for row in rows]
+    if name in _FLAGS:
+        return [None if value is None else bool(value) for value in values]
+    kind = str(SCHEMAS[Table.STEPS].field(name).type)
+    if kind.startswith("int"):
+        return [None if value is None else _whole(value) for value in values]
+    return values
+
+
+def _whole(value: float) -> int | None:
+    return int(value) if math.isfinite(value) else None

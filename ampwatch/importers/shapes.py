@@ -1,0 +1,141 @@
+"""Lines of one shape, read a thousand at a time.
+
+A log prints the same line again and again with other numbers. When a format has read one such
+line the slow way, its *shape* is learned by trying: each number is replaced in turn, the line read
+again, and what changed tells which field that number is. From then on one pattern takes the numbers
+out of all lines of that shape; whatever does not fit it is read the slow way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ampwatch.importers.format import NUMBER
+from ampwatch.importers.sayings import Saying, Stats
+
+_TOKEN = re.compile(NUMBER)
+_MOST_TOKENS = 64
+_CAPTURED, _COUNT, _PASSED = f"({NUMBER})", r"(\d{1,15})", r"[-+]?[\w.]+(?:[-+]\d+)?"
+SKIPS_IN_WINDOW, SKIPS_IN_ALL, STEP = "(window_skips)", "(total_skips)", "(step)"
+_COUNTS = (STEP, SKIPS_IN_WINDOW, SKIPS_IN_ALL)
+
+
+@dataclass(slots=True)
+class Shape:
+    """A pattern, which field each of its groups is, and the numbers taken so far."""
+
+    pattern: re.Pattern[bytes]
+    names: tuple[str, ...]
+    taken: list[tuple[bytes, ...]] = field(default_factory=list)
+
+    def takes(self, line: bytes) -> bool:
+        """Whether the line is of this shape; its numbers are then taken."""
+        match = self.pattern.fullmatch(line)
+        if match is None:
+            return False
+        self.taken.append(match.groups())
+        return True
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The numbers taken, by field."""
+        taken, self.taken = self.taken, []
+        return {
+            name: np.array([int(text) for text in texts], np.int64)
+            if name in _COUNTS
+            else np.array([float(text) for text in texts])
+            for name, texts in zip(self.names, zip(*taken, strict=True), strict=True)
+        }
+
+
+def learn(line: bytes, read: Callable[[str], Iterable[Saying]]) -> Shape | None:
+    """The shape of a line that says one plain thing; None where it says more, or other things."""
+    text = line.decode("utf-8", "replace")
+    if "�" in text or not (facts := _facts(read, text)):
+        return None
+    tokens = list(_TOKEN.finditer(text))
+    if STEP not in facts or len(tokens) > _MOST_TOKENS:
+        return None
+    names: dict[int, str] = {}
+    for at, token in enumerate(tokens):
+        name = _field_of(token, text, facts, read)
+        if name is None:
+            return None
+        if name:
+            names[at] = name
+    if sorted(names.values()) != sorted(facts):
+        return None
+    return Shape(_pattern(text, tokens, names), tuple(names[at] for at in sorted(names)))
+
+
+def rebuilt(columns: Mapping[str, np.ndarray], at: int) -> Stats:
+    """One of the lines taken, as the format would have said it."""
+    row = {name: column[at] for name, column in columns.items()}
+    window, total = row.pop(SKIPS_IN_WINDOW, None), row.pop(SKIPS_IN_ALL, None)
+    step = int(row.pop(STEP))
+    return Stats(
+        step=step,
+        values={name: float(value) for name, value in row.items()},
+        window_skips=None if window is None else int(window),
+        total_skips=None if total is None else int(total),
+    )
+
+
+def _facts(read: Callable[[str], Iterable[Saying]], text: str) -> dict[str, float]:
+    """Everything that a plain line of statistics says, by field; empty for any other line."""
+    said = list(read(text))
+    if len(said) != 1 or not isinstance(said[0], Stats):
+        return {}
+    stats = said[0]
+    special = stats.epoch is not None or stats.is_skipped is not None
+    if special or stats.step is None or stats.lost_loss or stats.is_summary:
+        return {}
+    facts = dict(stats.values)
+    facts[STEP] = stats.step
+    if stats.window_skips is not None:
+        facts[SKIPS_IN_WINDOW] = stats.window_skips
+    if stats.total_skips is not None:
+        facts[SKIPS_IN_ALL] = stats.total_skips
+    return facts
+
+
+# Two trials for each number: a field of its own becomes exactly what was put in its place.
+_TRIALS = ("7", "9")
+
+
+def _field_of(
+    token: re.Match[str], text: str, facts: Mapping[str, float],
+    read: Callable[[str], Iterable[Saying]],
+) -> str | None:  # fmt: skip
+    """The field that this number is, "" for none, None where it is something less plain."""
+    changed: set[str] = set()
+    for trial in _TRIALS:
+        other = _facts(read, text[: token.start()] + trial + text[token.end() :])
+        if other.keys() != facts.keys():
+            return None
+        differing = {name for name in facts if other[name] != facts[name]}
+        if any(other[name] != float(trial) for name in differing):
+            return None
+        changed |= differing
+    if len(changed) > 1:
+        return None
+    return changed.pop() if changed else ""
+
+
+def _pattern(text: str, tokens: list[re.Match[str]], names: Mapping[int, str]) -> re.Pattern[bytes]:
+    pieces, end = [], 0
+    for at, token in enumerate(tokens):
+        pieces.append(_literal(text[end : token.start()]))
+        name = names.get(at)
+        pieces.append(_PASSED if name is None else _COUNT if name in _COUNTS else _CAPTURED)
+        end = token.end()
+    pieces.append(_literal(text[end:]))
+    return re.compile("".join(pieces).encode())
+
+
+def _literal(text: str) -> str:
+    """The text, with blanks as many as they come: numbers are aligned with them."""
+    return re.sub(r"(?:\\ )+", " *", re.escape(text))

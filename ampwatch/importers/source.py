@@ -1,0 +1,181 @@
+"""A log as a stream of bytes: plain, gzip, zstd, xz or standard input, in UTF-8 or UTF-16.
+
+Nothing is held but the chunk in hand. A file that breaks off (a truncated gzip) is read as far as
+it goes, and `damage` says so.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import lzma
+import os
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from ampwatch.errors import LogError
+
+CHUNK_BYTES = 4 << 20
+SNIFF_BYTES = 64 << 10
+STANDARD_INPUT = "-"
+
+_GZIP, _XZ, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
+_BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
+
+
+class Source:
+    """An opened log; `chunks()` gives its bytes once, from the beginning."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = str(path)
+        self.damage: str | None = None
+        self._raw = opened(self.path)
+        self.size_bytes = _size(self._raw)
+        head = _first_bytes(self._raw)
+        self._stream = _inflated(self._raw, head)
+        self.is_compressed = self._stream is not self._raw
+        self._held = b""
+        self._is_over = False
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._raw is not sys.stdin.buffer:
+            self._raw.close()
+
+    @property
+    def read_bytes(self) -> int:
+        """How far the file itself has been read, for a progress bar."""
+        try:
+            return self._raw.tell()
+        except (OSError, ValueError):
+            return 0
+
+    @property
+    def head(self) -> bytes:
+        """The first 64 kB, to recognise the log by; they are read again with the rest."""
+        while len(self._held) < SNIFF_BYTES and not self._is_over:
+            self._held += self._next(SNIFF_BYTES - len(self._held))
+        return self._held
+
+    def read(self, size: int) -> bytes:
+        """The next bytes as they are; fewer only at the end."""
+        while len(self._held) < size and not self._is_over:
+            self._held += self._next(max(size - len(self._held), SNIFF_BYTES))
+        taken, self._held = self._held[:size], self._held[size:]
+        return taken
+
+    def lines(self) -> Iterator[str]:
+        """The lines of a table."""
+        rest = ""
+        for chunk in self.chunks():
+            *whole, rest = (rest + chunk.decode("utf-8", "replace")).split("\n")
+            yield from (line.rstrip("\r") for line in whole)
+            if len(rest) > CHUNK_BYTES:
+                rest = ""  # no table has such a line
+        if rest:
+            yield rest.rstrip("\r")
+
+    def chunks(self) -> Iterator[bytes]:
+        """The bytes, as UTF-8, some MB at a time."""
+        decoder: codecs.IncrementalDecoder | None = None
+        is_first = True
+        while data := self._held or self._next(CHUNK_BYTES):
+            self._held = b""
+            if is_first:
+                is_first = False
+                decoder = _decoder_of(data)
+                if decoder is None:
+                    refuse_binary(data, self.path)
+            yield data if decoder is None else decoder.decode(data).encode("utf-8", "replace")
+
+    def _next(self, size: int) -> bytes:
+        data = self._read(size)
+        self._is_over = not data
+        return data
+
+    def _read(self, size: int) -> bytes:
+        try:
+            return self._stream.read(size)
+        except _BROKEN:
+            self.damage = "The compressed file breaks off or is damaged: what follows is missing."
+        except OSError as problem:
+            if not self.is_compressed:
+                raise LogError(_why(self.path, problem), path=self.path) from None
+            self.damage = "The compressed file breaks off or is damaged: what follows is missing."
+        return b""
+
+
+def refuse_binary(head: bytes, path: str) -> None:
+    """Raise where these first bytes are no text."""
+    part = head[:SNIFF_BYTES]
+    odd = sum(part.count(byte) for byte in _CONTROLS)
+    if len(part) and odd > _ODD_SHARE * len(part):
+        raise LogError(
+            f"{path} is no text and of no kind that is known: give the log that the trainer "
+            "printed, or a CSV, JSON lines, TensorBoard or .wandb file.",
+            path=path,
+        )
+
+
+# Bytes that no text has are a tenth of random data, and half of a file of zeros.
+_ODD_SHARE = 0.05
+_CONTROLS = [bytes([code]) for code in range(32) if code not in (7, 8, 9, 10, 12, 13, 27)]
+
+
+def opened(path: str) -> BinaryIO:
+    """The file, or standard input; raises LogError with a sentence."""
+    if path == STANDARD_INPUT:
+        return sys.stdin.buffer
+    if Path(path).is_dir():
+        raise LogError(f"{path} is a folder that holds no run: name a log file.", path=path)
+    try:
+        return Path(path).open("rb")
+    except OSError as problem:
+        raise LogError(_why(path, problem), path=path) from None
+
+
+def _why(path: str, problem: OSError) -> str:
+    return f"{path} cannot be read: {problem.strerror or problem}."
+
+
+def _size(raw: BinaryIO) -> int:
+    try:
+        return os.fstat(raw.fileno()).st_size
+    except (OSError, ValueError):
+        return 0
+
+
+def _first_bytes(raw: BinaryIO) -> bytes:
+    return raw.peek(8)[:8] if isinstance(raw, io.BufferedReader) else b""
+
+
+def _inflated(raw: BinaryIO, head: bytes) -> BinaryIO:
+    if head.startswith(_GZIP):
+        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
+    if head.startswith(_XZ):
+        return lzma.LZMAFile(raw)  # type: ignore[return-value]
+    if head.startswith(_ZSTD):
+        import pyarrow as pa
+
+        stream: BinaryIO = pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd")
+        return stream
+    return raw
+
+
+def _decoder_of(head: bytes) -> codecs.IncrementalDecoder | None:
+    """The decoder that text of this beginning needs; None for UTF-8 and its like."""
+    for mark, name in ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):
+        if head.startswith(mark):
+            return codecs.getincrementaldecoder(name)("replace")
+    part = head[:SNIFF_BYTES]
+    for first, name in ((1, "utf-16-le"), (0, "utf-16-be")):
+        zeros = part[first::2].count(0)
+        if len(part) > 16 and zeros > 0.4 * len(part) and not part[1 - first :: 2].count(0):
+            return codecs.getincrementaldecoder(name)("replace")
+    return None

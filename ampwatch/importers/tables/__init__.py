@@ -1,0 +1,1 @@
+"""Structured logs: tables of named numbers, whose names are recognised or mapped."""

@@ -1,0 +1,123 @@
+"""Which column of ours a table's name means: DESIGN's own names, the usual ones, or a mapping."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ampwatch.errors import LogError
+from ampwatch.importers.rowbook import STEP_COLUMNS
+from ampwatch.importers.sayings import Stats
+
+# The usual names, the surest first; compared without case, and with `/` and `-` as `_`.
+USUAL: Mapping[str, tuple[str, ...]] = {
+    "step": (
+        "step", "train_global_step", "trainer_global_step", "global_step", "_step", "iteration",
+        "iter", "num_updates", "train_step",
+    ),
+    "loss": (
+        "loss", "train_loss", "training_loss", "train_loss_step", "loss_step", "train_batch_loss",
+        "batch_loss", "lm_loss", "train_lm_loss", "train_train_loss", "train_loss_epoch",
+        "epoch_loss",
+    ),
+    "lr": (
+        "lr", "learning_rate", "train_learning_rate", "train_lr", "lr_0", "lr_group_0",
+        "batch_learning_rate", "epoch_learning_rate", "optim_lr",
+    ),
+    "grad_norm": (
+        "grad_norm", "train_grad_norm", "gradient_norm", "gnorm", "global_norm",
+        "train_global_grad_norm", "global_grad_norm", "grad_2_0_norm_total", "grad_2_norm_total",
+    ),
+    "scale_after": (
+        "loss_scale", "train_loss_scale", "grad_scale", "train_grad_scale", "scaler_scale",
+        "amp_scale", "amp_loss_scale", "train_scale", "scaler", "batch_loss_scale",
+        "epoch_loss_scale",
+    ),
+}  # fmt: skip
+_RATE_OF = re.compile(r"lr_(adam\w*|sgd\w*|lion|rmsprop|adafactor|lamb)(_pg1|_1)?")
+_FLAGS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+_RUN_PREFIX = re.compile(r"^.{1,200}? - ")  # of W&B's exported panels
+SKIP_FLAGS = ("skipped", "found_inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """For each of our columns the table's name of it."""
+
+    of: Mapping[str, str]
+
+    def stats(self, row: Mapping[str, Any]) -> Stats | None:
+        """A row of the table as statistics; None where it holds nothing of ours."""
+        values = {
+            column: value
+            for column, name in self.of.items()
+            if (value := as_number(row.get(name))) is not None
+        }
+        step = values.pop("step", None)
+        if not values or (step is not None and not abs(step) < 2.0**53):
+            return None
+        flag = next((values[name] for name in SKIP_FLAGS if name in values), None)
+        return Stats(
+            step=None if step is None else int(step),
+            values={name: value for name, value in values.items() if name not in SKIP_FLAGS},
+            is_skipped=None if flag is None else bool(flag),
+        )
+
+
+def recognised(names: Iterable[str], mapped: Mapping[str, str], path: str) -> Names:
+    """Which of these names mean a column; raises LogError for a mapping that cannot be."""
+    there = list(dict.fromkeys(names))
+    for column, name in mapped.items():
+        if column not in STEP_COLUMNS:
+            raise LogError(
+                f"--map {column}={name}: the steps table has no column {column!r}; it has "
+                f"{', '.join(sorted(STEP_COLUMNS))}.",
+                path=path,
+            )
+        if name not in there:
+            shown = ", ".join(there[:20])
+            raise LogError(f"--map {column}={name}: {path} has no {name!r}; it has {shown}.")
+    found = dict(mapped)
+    for name in there:
+        if name in STEP_COLUMNS:
+            found.setdefault(name, name)
+    plain = {_plain(name): name for name in reversed(there)}
+    for column, usual in USUAL.items():
+        if column in found or (column == "scale_after" and "scale" in found):
+            continue
+        first = next((plain[one] for one in usual if one in plain), None)
+        if first is None and column == "lr":
+            first = next((name for one, name in plain.items() if _RATE_OF.fullmatch(one)), None)
+        if first is not None:
+            found[column] = first
+    return Names(found)
+
+
+def tells_training(names: Names) -> bool:
+    """Whether a table with these columns is of a training."""
+    return bool(names.of.keys() & {"loss", "grad_norm", "scale", "scale_after", *SKIP_FLAGS})
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[/\-. ]", "_", _RUN_PREFIX.sub("", name).strip()).lower()
+
+
+def as_number(value: Any) -> float | None:
+    """A cell's number; None where it is empty or none."""
+    if isinstance(value, (int, float)):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+    if not isinstance(value, str) or not value.strip():
+        return None
+    text = value.strip().lower()
+    if text in _FLAGS:
+        return _FLAGS[text]
+    try:
+        return float(text)
+    except ValueError:
+        return None

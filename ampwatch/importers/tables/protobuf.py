@@ -1,0 +1,60 @@
+"""Just enough of protocol buffers to read a message's fields."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+Value = int | bytes
+
+
+def fields(data: bytes) -> Iterator[tuple[int, Value]]:
+    """Each field's number and value; a message that breaks off ends there."""
+    at, end = 0, len(data)
+    while at < end:
+        key, at = _varint(data, at)
+        kind = key & 7
+        value: Value
+        if kind == 0:
+            value, at = _varint(data, at)
+        elif kind == 2:
+            length, at = _varint(data, at)
+            value, at = data[at : at + length], at + length
+        elif kind in (1, 5):
+            width = 8 if kind == 1 else 4
+            value, at = data[at : at + width], at + width
+        else:
+            return
+        if at > end:
+            return
+        yield key >> 3, value
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value, shift = 0, 0
+    while at < len(data) and shift < 70:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+    return value, len(data) + 1
+
+
+def text(value: Value) -> str:
+    """A string field."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
+
+
+def whole(value: Value) -> int:
+    """A signed integer field."""
+    if not isinstance(value, int):
+        return 0
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def float32(value: Value) -> float:
+    """A float field."""
+    if not isinstance(value, bytes) or len(value) != 4:
+        return float("nan")
+    return float(struct.unpack("<f", value)[0])

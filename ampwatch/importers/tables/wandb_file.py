@@ -1,0 +1,101 @@
+"""W&B's offline `.wandb` files: LevelDB's log of records, each a protocol buffer."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ampwatch.importers.tables.protobuf import Value, fields, text, whole
+
+_MAGIC = b":W&B"
+_HEADER_BYTES, _BLOCK_BYTES, _RECORD_HEAD = 7, 32_768, 7
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_MAX_RECORD_BYTES = 64 << 20
+HISTORY, CONFIG = 2, 5
+
+
+def looks_like_wandb(head: bytes) -> bool:
+    """Whether a file begins as W&B's do."""
+    return head.startswith(_MAGIC)
+
+
+def records(read: Callable[[int], bytes]) -> Iterator[bytes]:
+    """Every whole record; a file cut off ends at its last whole one."""
+    block = read(_BLOCK_BYTES)[_HEADER_BYTES:]
+    parts: list[bytes] = []
+    while block:
+        at = 0
+        while at + _RECORD_HEAD <= len(block):
+            _, length, kind = struct.unpack_from("<IHB", block, at)
+            data = block[at + _RECORD_HEAD : at + _RECORD_HEAD + length]
+            at += _RECORD_HEAD + length
+            if kind == 0 or len(data) < length:
+                break
+            if kind in (_FULL, _FIRST):
+                parts = []
+            parts.append(data)
+            if kind in (_FULL, _LAST):
+                yield b"".join(parts)
+                parts = []
+            elif sum(map(len, parts)) > _MAX_RECORD_BYTES:
+                return
+        block = read(_BLOCK_BYTES)
+
+
+def history_row(data: bytes) -> dict[str, Any]:
+    """The names and values of one logged step."""
+    row: dict[str, Any] = {}
+    for number, value in fields(data):
+        if number == 1 and isinstance(value, bytes):
+            name, item = _item(value)
+            row[name] = item
+        elif number == 2 and isinstance(value, bytes):
+            row.setdefault("_step", next((whole(v) for n, v in fields(value) if n == 1), 0))
+    return row
+
+
+def settings(data: bytes) -> dict[str, Any]:
+    """The names and values of a configuration record."""
+    found = {}
+    for number, value in fields(data):
+        if number == 1 and isinstance(value, bytes):
+            name, item = _item(value)
+            if name and name != "_wandb":
+                found[name] = item
+    return found
+
+
+def parts_of(record: bytes) -> Iterator[tuple[int, Value]]:
+    """What a record holds: its kind and its message."""
+    return fields(record)
+
+
+def _json(value: Value) -> Any:
+    try:
+        return json.loads(text(value))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _double(value: Value) -> float | None:
+    whole_double = isinstance(value, bytes) and len(value) == 8
+    return float(struct.unpack("<d", value)[0]) if whole_double else None  # type: ignore[arg-type]
+
+
+# Older files hold each value as JSON, newer ones by its kind.
+_PLAIN: dict[int, Callable[[Value], Any]] = {
+    4: bool, 5: whole, 6: _double, 7: text, 8: _json, 16: _json,
+}  # fmt: skip
+
+
+def _item(data: bytes) -> tuple[str, Any]:
+    names: list[str] = []
+    item: Any = None
+    for number, value in fields(data):
+        if number in (1, 2):
+            names.append(text(value))
+        elif number in _PLAIN:
+            item = _PLAIN[number](value)
+    return "/".join(name for name in names if name), item
