@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import typer
@@ -57,6 +59,24 @@ def open_newest(say: Callable[[str], None]) -> Run:
     more = f" Going on as well: {list_text(others)}." if others else ""
     say(f"Watching {chosen.path.name}, the newest run{' that goes on' if live else ''}.{more}")
     return open_run(chosen.path)
+
+
+@contextmanager
+def opened_run_or_log(text: str, source: str | None = None) -> Iterator[Run]:
+    """The run that is meant; a foreign log is made one, for as long as it is looked at."""
+    if source is None and (text != "-" and not _is_log(text)):
+        yield open_named(text)
+        return
+    from ampwatch.cli.import_ import make_run, wanted_of
+    from ampwatch.store import open_run
+
+    with TemporaryDirectory(prefix="ampwatch-") as folder:
+        yield open_run(make_run(text, Path(folder), wanted_of(source)))
+
+
+def _is_log(text: str) -> bool:
+    """Whether this names a file, and no run of that name is in the usual place."""
+    return Path(text).is_file() and Path(text).name != "run.json"
 
 
 def open_named(text: str) -> Run:

@@ -12,7 +12,8 @@ import typer
 from ampwatch.cli.find import open_named, open_newest
 from ampwatch.cli.notify import NOTIFY_HELP, NOTIFY_OPTION, posting
 from ampwatch.cli.pulse import Pulse
-from ampwatch.cli.terminal import answers, say
+from ampwatch.cli.terminal import answers, asides, say
+from ampwatch.cli.text_feed import TEXT_OPTION, following
 from ampwatch.text import printable
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ Examples:
   ampwatch watch
   ampwatch watch ampwatch-runs/train-1204
   ampwatch watch train-1204 --notify slack://…        be told of warnings and errors
+  ampwatch watch --text train.log                     another trainer's log, as it grows
+  some-trainer 2>&1 | ampwatch watch --text -         the same from a pipe, passed on
 
 {NOTIFY_HELP}"""
 
@@ -52,13 +55,26 @@ def command(
         1.0, metavar="SECONDS", min=0.1, max=3600.0, help="How long between two looks."
     ),
     notify: list[str] = NOTIFY_OPTION,
+    text: str = TEXT_OPTION,
+    as_: str = typer.Option(
+        None, "--as", metavar="FORMAT", show_default=False, help="The format of that log."
+    ),
 ) -> None:
     """Watch until the run ends."""
+    if text is not None:
+        if run is not None:
+            raise typer.BadParameter("name a RUN or a log with --text, not both")
+        with following(text, as_) as grown:
+            _watch(grown, asides() if text == "-" else answers(), every, notify)
+        return
+    _watch(open_named(run) if run else open_newest(say), answers(), every, notify)
+
+
+def _watch(run: Run, console: Console, every: float, notify: list[str]) -> None:
     from ampwatch.alerts import Follower
 
-    console = answers()
     with posting(notify, _aside(console)) as post:
-        follower = Follower(open_named(run) if run else open_newest(say))
+        follower = Follower(run)
 
         def tell(look: Look) -> None:
             if post is not None:

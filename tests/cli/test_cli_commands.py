@@ -32,13 +32,23 @@ def test_the_help_teaches_and_names_every_command(capsys):
     code, out, _ = ampwatch(capsys, "--help")
     assert code == 0
     assert "ampwatch.attach(scaler, model)" in out
-    for command in ("demo", "runs", "watch", "report", "record", "export", "compact", "keys"):
+    for command in (
+        "demo",
+        "runs",
+        "watch",
+        "report",
+        "record",
+        "import",
+        "export",
+        "compact",
+        "keys",
+    ):
         assert command in out
 
 
 @pytest.mark.parametrize(
-    "command", ["demo", "dashboard", "runs", "watch", "report", "record", "export", "compact",
-                "keys", "explain"]
+    "command", ["demo", "dashboard", "runs", "watch", "report", "record", "import", "export",
+                "compact", "keys", "explain"]
 )  # fmt: skip
 def test_every_command_has_help_with_an_example(capsys, command):
     code, out, _ = ampwatch(capsys, command, "--help")

@@ -868,9 +868,9 @@ def main() -> None:
         content, found = make()
         data = content if isinstance(content, bytes) else content.encode()
         if len(data) > LARGE_BYTES:
-            (FOLDER / f"{name}.log.gz").write_bytes(gzip.compress(data, mtime=0))
+            (FOLDER / f"{name}.txt.gz").write_bytes(gzip.compress(data, mtime=0))
         else:
-            (FOLDER / f"{name}.log").write_bytes(data)
+            (FOLDER / f"{name}.txt").write_bytes(data)
         (FOLDER / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -1,0 +1,36 @@
+"""Another trainer's log as a run that grows, for `ampwatch watch --text`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+from ampwatch.cli.find import usual_folder
+from ampwatch.cli.terminal import say
+
+if TYPE_CHECKING:
+    from ampwatch.store import Run
+
+TEXT_OPTION = typer.Option(
+    None, "--text", metavar="FILE|-", show_default=False,
+    help="Follow another trainer's log; - is a pipe, which is passed on.",
+)  # fmt: skip
+
+
+@contextmanager
+def following(path: str, source: str | None) -> Iterator[Run]:
+    """The run that the log becomes, once a first line of it is understood."""
+    from ampwatch.importers import GrowingLog, Wanted, nothing_known
+    from ampwatch.store import open_run
+
+    log = GrowingLog(path, usual_folder(), Wanted(source=source)).start()
+    try:
+        if not log.wait_until_known():
+            raise nothing_known(path)
+        say(f"Reading {path} into the run {log.folder}.")
+        yield open_run(log.folder)
+    finally:
+        log.stop()
