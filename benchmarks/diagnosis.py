@@ -10,6 +10,7 @@ rows up to a step, for ever later steps.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -29,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from diagnosis_alarms import Watched, rates, watch  # noqa: E402
+from diagnosis_early import Early, as_text, early  # noqa: E402
 
 import ampwatch  # noqa: E402 - the checkout's own, found above
 from ampwatch.diagnosis import RULES, Diagnosis  # noqa: E402
@@ -83,6 +85,10 @@ def main() -> None:
         lines += _said(case.name, options.runs / case.name, case.label)
     for stream in track(streams, "streams"):
         lines += _said(stream.name, write_stream(stream, options.runs, options.seed), stream.label)
+    soon = [
+        _early(options.runs / case.name, case.label)
+        for case in track([c for c in cases if not c.label.is_healthy], "how early")
+    ]
     unseen = chosen(unseen_streams(), options.only)
     watched = list(track(watch(unseen, options.seed), "unseen streams", total=len(unseen)))
     for one in watched:
@@ -98,7 +104,7 @@ def main() -> None:
         )
         if some
     ]  # fmt: skip
-    text = _report(parts, cases, seconds_trained(cases, options.runs), watched)
+    text = _report(parts, cases, seconds_trained(cases, options.runs), watched, soon)
     print(text)
     if options.out:
         options.out.write_text(_with_explanations(text, options.out), "utf-8")
@@ -175,7 +181,11 @@ def _part(title: str, cases: Sequence[Any], lines: Iterable[str]) -> Part:
 
 
 def _report(
-    parts: Sequence[Part], cases: Sequence[Any], seconds: float, watched: Sequence[Watched]
+    parts: Sequence[Part],
+    cases: Sequence[Any],
+    seconds: float,
+    watched: Sequence[Watched],
+    soon: Sequence[Early],
 ) -> str:
     cited = {case.issue for case in cases if case.issue}
     recreated = sum(case.issue is not None for case in cases)
@@ -185,8 +195,9 @@ def _report(
         f"{recreated} re-create one of {len(cited)} public threads; trained in "
         f"{seconds:.0f} s. Precision and recall count warnings and errors.\n"
     )
-    alarms = [f"Held-out streams: {rates(watched)}\n"] if watched else []
-    return "\n".join([head, _totals(parts), *alarms, *(_details(part) for part in parts)])
+    told = [as_text(soon), *([f"Held-out streams: {rates(watched)}"] if watched else [])]
+    further = "\n\n".join(filter(None, told)) + "\n"
+    return "\n".join([head, _totals(parts), further, *(_details(part) for part in parts)])
 
 
 def _machine() -> str:
@@ -262,6 +273,14 @@ def _no_rule(line: str, known: set[str]) -> str:
     code = next((word for word in line.split() if word.startswith("AMP")), None)
     lacks = code is not None and code not in known and ("missed" in line or "not told" in line)
     return " (no rule yet)" if lacks else ""
+
+
+def _early(folder: Path, label: Any) -> Early:
+    run = ampwatch.open_run(folder)
+    if label.onset is None or not run.ranks:
+        return Early()
+    told = functools.cache(lambda step: _alarms(ampwatch.diagnose(Prefix(run, step + 1))))
+    return early(run, told, label.onset)
 
 
 _MARK = "<!-- explanations, by hand; kept when the figures are renewed -->"
