@@ -95,6 +95,7 @@ class Block:
     param_norm_bad: Mask
     autocast_dtypes: frozenset[str]
     layers: LayerRows
+    layer_entries: tuple[Integers, Mask]  # of each layer row its entry, and whether there is one
     events: tuple[Event, ...]
     others: Mapping[int, RankRows] = field(default_factory=dict)
 
@@ -113,10 +114,14 @@ class Block:
 
     def at_step(self, steps: Integers) -> tuple[Integers, Mask]:
         """For each of these steps its entry in this block, and whether there is one."""
-        if not len(self.step):
-            return np.zeros(len(steps), np.int64), np.zeros(len(steps), np.bool_)
-        at = np.minimum(np.searchsorted(self.step, steps), len(self.step) - 1)
-        return at, np.asarray(self.step[at] == steps)
+        return _entries(self.step, steps)
+
+
+def _entries(step: Integers, steps: Integers) -> tuple[Integers, Mask]:
+    if not len(step):
+        return np.zeros(len(steps), np.int64), np.zeros(len(steps), np.bool_)
+    at = np.minimum(np.searchsorted(step, steps), len(step) - 1)
+    return at, np.asarray(step[at] == steps)
 
 
 def block_of(
@@ -136,7 +141,7 @@ def block_of(
     loss, has_loss = numbers(rows, "loss"), known(rows, "loss")
     columns["loss"], loss_known = _worst_loss(loss, has_loss, firsts)
     norm = numbers(rows, "param_norm")
-    step = steps_of(rows)[firsts]
+    step, sampled = steps_of(rows)[firsts], _layer_rows(layers)
     flag = flags(rows, "skipped")
     here = _fold(np.maximum, flag, firsts)
     names, codes = texts(rows, "autocast_dtype")
@@ -155,7 +160,8 @@ def block_of(
         norm_known=known(rows, "grad_norm")[firsts],
         param_norm_bad=_fold(np.logical_or, known(rows, "param_norm") & ~np.isfinite(norm), firsts),
         autocast_dtypes=frozenset(names[code] for code in np.unique(codes) if code >= 0),
-        layers=_layer_rows(layers),
+        layers=sampled,
+        layer_entries=_entries(step, sampled.step),
         events=_events(events),
         others=ranks,
     )

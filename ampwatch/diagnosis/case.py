@@ -19,6 +19,7 @@ from ampwatch.diagnosis.number_course import NumberCourse
 from ampwatch.diagnosis.precision_course import PrecisionCourse
 from ampwatch.diagnosis.rank_course import RankCourse
 from ampwatch.diagnosis.scale_course import ScaleCourse
+from ampwatch.diagnosis.score_course import ScoreCourse
 from ampwatch.diagnosis.state import State
 
 NATIVE = "ampwatch"
@@ -69,6 +70,11 @@ class Case:
     def layers(self) -> LayerCourse:
         """What the layers' samples say."""
         return self.state.layers
+
+    @property
+    def scores(self) -> ScoreCourse:
+        """How the attention's scores grow."""
+        return self.state.scores
 
     @property
     def precision(self) -> PrecisionCourse:

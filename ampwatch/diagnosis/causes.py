@@ -36,9 +36,11 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "AMP108": ("AMP416",),
     "AMP201": ("AMP408", "AMP401", "AMP107", "AMP208", "AMP413"),
     "AMP202": (*_RATE, "AMP303"),
-    "AMP203": ("AMP209", *_MIXED, *_RATE, "AMP207"),
-    "AMP204": ("AMP209", *_MIXED, *_RATE, "AMP207"),
+    "AMP203": ("AMP209", *_MIXED, *_RATE, "AMP207", "AMP210"),
+    "AMP204": ("AMP209", *_MIXED, *_RATE, "AMP207", "AMP210"),
+    "AMP205": ("AMP210",),
     "AMP207": (*_NOT_ITS_GRADIENTS, "AMP414", *_RATE, "AMP104", "AMP209"),
+    "AMP210": _RATE,
     # Scaled gradients in the update look like far too high a rate.
     "AMP301": ("AMP404", "AMP209"),
     "AMP302": ("AMP404", "AMP209"),
@@ -49,7 +51,11 @@ CAUSES: dict[str, tuple[str, ...]] = {
 
 # What these say of a layer's backward or of the rate is read from gradients. Where several steps'
 # are mixed in them it is not a consequence of the mistake but without ground, and is not said.
-_GROUNDLESS: dict[str, tuple[str, ...]] = dict.fromkeys(("AMP202", *_RATE), _MIXED)
+_GROUNDLESS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("AMP202", *_RATE), _MIXED),
+    # Nor does anyone raise the rate of a run whose gradients are lost or whose numbers run away.
+    "AMP305": ("AMP201", "AMP205", "AMP208", "AMP210", "AMP304", "AMP401", "AMP408"),
+}
 
 # A cause may be seen a little later than its effect. After a skip the very next steps are looked at
 # closely; what only a sample shows (weights, all activations finite) can take longer.

@@ -54,7 +54,7 @@ class LayerCourse:
         grown = self._with_names(rows.names)
         codes = np.array([grown.numbers.get(name, -1) for name in rows.names], np.int64)
         layer = np.where(rows.layer >= 0, codes[rows.layer], -1) if len(codes) else rows.layer
-        at, there = block.at_step(rows.step)
+        at, there = block.layer_entries
         good = np.zeros(len(rows), np.bool_)
         good[there] = judged[at[there]]
         named = layer >= 0

@@ -112,7 +112,7 @@ class NumberCourse:
     def _weights_bad(self, block: Block) -> Mask:
         layers = block.layers
         bad = block.param_norm_bad.copy()
-        at, there = block.at_step(layers.step)
+        at, there = block.layer_entries
         bad[at[there & (layers.flags["weight_finite"] == 0)]] = True
         return np.asarray(bad)
 
@@ -146,7 +146,7 @@ class NumberCourse:
 def forward_finite(block: Block) -> Flags:
     """Whether each entry's forward was finite, -1 where nobody saw it."""
     layers, result = block.layers, np.full(len(block), -1, np.int8)
-    at, there = block.at_step(layers.step)
+    at, there = block.layer_entries
     for flag in (1, 0):  # one layer that is not finite outweighs all that are
         result[at[there & (layers.flags["act_finite"] == flag)]] = flag
     for direction, flag in _FORWARD_OF.items():

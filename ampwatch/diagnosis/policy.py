@@ -79,6 +79,12 @@ TREND_STEPS = 100
 TREND_OCTAVES = 1.0
 TREND_FALLING_SHARE = 0.8
 
+# Attention scores that drift: over thousands of steps, in a row of windows each higher than the one
+# before, four times higher in all. What grows after a start slows down before that.
+SCORE_WINDOWS = 4
+SCORE_STEPS = 2000
+SCORE_OCTAVES = 2.0
+
 # What run.json says may be anything; no run is longer.
 LONGEST_INTERVAL = 2.0**40
 

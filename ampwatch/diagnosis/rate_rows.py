@@ -39,7 +39,7 @@ def rate_rows(block: Block, forward: Flags) -> Rows:
 def _largest_activations(block: Block) -> Floats:
     """Each step's largest activation where it was sampled."""
     layers = block.layers
-    at, there = block.at_step(layers.step)
+    at, there = block.layer_entries
     amax = layers.numbers["act_amax"]
     keep = there & np.isfinite(amax)
     result = np.full(len(block), -np.inf)

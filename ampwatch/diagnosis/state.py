@@ -22,6 +22,7 @@ from ampwatch.diagnosis.rank_course import RankCourse
 from ampwatch.diagnosis.rate_rows import rate_rows
 from ampwatch.diagnosis.rate_setup import RateSetup
 from ampwatch.diagnosis.scale_course import ScaleCourse
+from ampwatch.diagnosis.score_course import ScoreCourse
 from ampwatch.diagnosis.signals import Info, positive
 from ampwatch.rows import EventKind
 
@@ -34,6 +35,7 @@ class State:
     numbers: NumberCourse = field(default_factory=NumberCourse)
     ledger: Ledger = field(default_factory=Ledger)
     layers: LayerCourse = field(default_factory=LayerCourse)
+    scores: ScoreCourse = field(default_factory=ScoreCourse)
     rate: learning_rate.RateState = field(default_factory=learning_rate.RateState)
     precision: PrecisionCourse = field(default_factory=PrecisionCourse)
     batches: BatchCourse = field(default_factory=BatchCourse)
@@ -61,8 +63,9 @@ class State:
         self.scale.fold(block, sorted(overflows, key=lambda pair: pair[0]))
         self.numbers.fold(block, forward, bad)
         self.ledger.fold(block, frozenset(block.step[bad].tolist()))
-        judged = ~block.skipped & self.scale.at_level(block)
-        self.layers = self.layers.fold(block, np.asarray(judged))
+        judged = np.asarray(~block.skipped & self.scale.at_level(block))
+        self.layers = self.layers.fold(block, judged)
+        self.scores = self.scores.fold(block, judged)
         self.precision = self.precision.fold(block)
         self.loop = self.loop.fold(block)
         self.ranks = self.ranks.fold(block)

@@ -31,6 +31,8 @@ Columns = dict[str, list[Any]]
 
 # The half formats only: the others have room to spare.
 LARGEST_VALUES = {"float16": exponents.FLOAT16_MAX, "bfloat16": float.fromhex("0x1.fep127")}
+# What they give ends at 1 and may be float32; what they take is made by no layer, and can overflow.
+_JUDGED_BY_INPUT = frozenset({"Softmax", "LogSoftmax", "Softmax2d"})
 _NEVER_RAN = "never ran"
 _NO_TENSORS = "no tensors in or out"
 
@@ -134,6 +136,8 @@ class LayerDigester:
             visit = visits.get(layer.number)
             weights = _weight_cells(layer, capture, values)
             seen = {} if visit is None else _visit_cells(visit, tensors, scale, flushed=flushed)
+            if visit is not None and layer.kind in _JUDGED_BY_INPUT:
+                seen["log2_headroom"] = _headroom(tensors[at] for at in visit.inputs)
             if weights or seen:
                 cells[layer.number] = LayerCells(layer=layer.number, **weights, **seen)
         return LayerDigest(
@@ -305,11 +309,11 @@ def _gradient_maxima(tensors: Iterable[_Figures]) -> list[float | None]:
     return [tensor.gradient_amax for tensor in tensors]
 
 
-def _headroom(outputs: Iterable[_Figures]) -> float | None:
+def _headroom(activations: Iterable[_Figures]) -> float | None:
     """Octaves between the largest activation and the end of its format; the least of several."""
     room = [
         math.log2(LARGEST_VALUES[tensor.capture.dtype] / tensor.amax)
-        for tensor in outputs
+        for tensor in activations
         if tensor.capture.dtype in LARGEST_VALUES and 0.0 < tensor.amax < math.inf
     ]
     return min(room, default=None)

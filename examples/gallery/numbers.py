@@ -283,6 +283,22 @@ def close_to_the_end(stage: Stage, fault: bool) -> None:
 
 
 @FAMILY.fault(
+    Label(("AMP210",), may=("AMP205",), layer="attend.query", advice=NOT_THE_RATE, onset=0)
+)
+def attention_scores_drift(stage: Stage, fault: bool) -> None:
+    """Query and key grow a little every step, for thousands of steps: nothing holds the scores."""
+    model, few = Language(), tuple(part[:4] for part in tokens(0))
+    growth = 2.0 ** (5 / 2100) if fault else 1.0  # the product rises by ten octaves
+
+    def grow(_: int) -> None:
+        with torch.no_grad():
+            model.attend.query.weight.mul_(growth)
+            model.attend.key.weight.mul_(growth)
+
+    Loop(model, lambda _: few, entropy, steps=2100, before=grow).run(stage)
+
+
+@FAMILY.fault(
     Label(("AMP206",), may=("AMP303",), advice=NOT_THE_RATE, onset=70),
     issue="Lightning-AI/pytorch-lightning#4956",
 )

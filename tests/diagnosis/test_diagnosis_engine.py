@@ -67,7 +67,8 @@ STEP_ROWS = st.fixed_dictionaries(
 )  # fmt: skip
 LAYER_ROWS = st.fixed_dictionaries(
     {"step": st.integers(0, 80), "rank": st.sampled_from([0, 1]),
-     "layer": st.sampled_from(["up", "down", "head", None]), "input_finite": TRUTHS,
+     "layer": st.sampled_from(["up", "attn.q", "attn.k", "attn.softmax", "head", None]),
+     "input_finite": TRUTHS,
      "act_finite": TRUTHS, "weight_finite": TRUTHS, "underflow_share": NUMBERS,
      "log2_headroom": NUMBERS, "scale_low": NUMBERS, "scale_high": NUMBERS}
 )  # fmt: skip

@@ -129,6 +129,27 @@ def test_headroom_is_told_of_half_outputs_alone() -> None:
     assert watched.cells("1").log2_headroom is None
 
 
+class _Scored(nn.Module):
+    """Scores made between the layers; the softmax is the only one to see them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.softmax = nn.Linear(8, 8), nn.Linear(8, 8), nn.Softmax(-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.softmax(40 * self.query(x) @ self.key(x).transpose(-2, -1))
+
+
+def test_a_softmaxs_headroom_is_that_of_the_scores_it_takes() -> None:
+    x = torch.randn(4, 8)
+    watched = Watched(model := _Scored())
+    watched.step(half_step(model, lambda m: m(x).float().square().sum()))
+    cells = watched.cells("softmax")
+    assert cells.act_amax <= 1.0
+    assert cells.input_amax > 10.0
+    assert 2.0**cells.log2_headroom * cells.input_amax == pytest.approx(65504.0)
+
+
 def test_a_module_that_never_runs_says_so_until_it_does() -> None:
     class Sometimes(nn.Module):
         def __init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ampwatch.diagnosis.registry import Rule
 from ampwatch.diagnosis.rules import (
+    attention,
     course,
     growth,
     headroom,
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     numbers.weights_not_finite,
     headroom.no_scale_fits,
     numbers.non_finite_input,
+    attention.attention_logit_growth,
     rate.learning_rate_too_high,
     rate.warmup_too_steep,
     course.recoverable_spike,

@@ -1,0 +1,105 @@
+"""AMP210: attention scores that drift towards the format's end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.score_course import Score, ScoreCourse
+
+
+@rule(
+    "AMP210",
+    "attention-logit-growth",
+    Severity.WARNING,
+    Page(
+        meaning="The attention's scores have grown for thousands of steps and are due to leave "
+        "half precision. Long before, the softmax is so sure of itself that little is learnt.",
+        looks="The largest score, or the largest query times the largest key, rises from window "
+        "to window of the record; at the present pace it reaches 65504 within as many "
+        "steps as it has risen for.",
+        not_to_confuse="The growth of the first few hundred steps, which slows down by itself; a "
+        "mask of large negative numbers; AMP205, which looks at the last samples only. Fused "
+        "attention modules hide their scores and are not judged.",
+        do="Normalise queries and keys (QK norm), or take the product and the softmax in float32; "
+        "a z-loss or weight decay on the two projections slows the growth.",
+        example="scores of 20 at step 20,000 and of 2,600 at step 71,000, 40,000 at 100,000.",
+    ),
+)
+def attention_logit_growth(case: Case) -> Iterator[Seen]:
+    """Scores that have drifted up for a long time and will not stay within the format."""
+    drift = _first_due(case.scores)
+    if drift is None:
+        return
+    name, course = drift.score.layer, case.scores
+    first = int(course.first_steps[drift.begin])
+    what = "The largest query times the largest key at" if drift.score.product else "The scores at"
+    yield Seen(
+        severity=Severity.WARNING,
+        first_step=first,
+        last_step=course.last_step,
+        layer=name,
+        summary=f"Attention scores at {name} have grown since step {first} and leave half "
+        f"precision in about {drift.steps_left:,.0f} steps.",
+        cause=f"{what} {name} have risen by {drift.octaves:.1f} octaves without a break; "
+        f"{max(drift.left, 0.0):.1f} are left below 65504.",
+        action="Normalise queries and keys, or run the product and its softmax in float32:\n"
+        "    with torch.autocast(x.device.type, enabled=False):\n"
+        "        scores = q.float() @ k.float().transpose(-2, -1) / q.shape[-1] ** 0.5",
+        evidence=(Evidence("log2_headroom", course.last_step, drift.left, drift.left_before),),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Drift:
+    """One attention's scores on their way up."""
+
+    score: Score
+    begin: int  # the window
+    octaves: float  # risen since
+    left: float  # below the format's end
+    steps_left: float
+
+    @property
+    def left_before(self) -> float:
+        """Octaves below the format's end as the drift began."""
+        return self.left + self.octaves
+
+
+def _first_due(course: ScoreCourse) -> _Drift | None:
+    """The attention that is due first, if any is."""
+    if not course.scores:
+        return None
+    levels = course.levels()
+    known = ~np.isnan(levels).all(axis=0)
+    if known.sum() < policy.SCORE_WINDOWS:
+        return None
+    last = int(np.flatnonzero(known)[-1])
+    with np.errstate(invalid="ignore"):
+        falls = levels[:, :last] - levels[:, 1 : last + 1] > 0  # nan breaks the drift
+    run = np.cumprod(falls[:, ::-1], axis=1).sum(axis=1).astype(np.int64)
+    each = np.arange(len(levels))
+    begin, middle = last - run, last - run // 2
+    left, octaves = levels[:, last], levels[each, begin] - levels[:, last]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        recent = (levels[each, middle] - left) / ((last - middle) * course.width)
+        steps_left = np.maximum(left, 0.0) / recent
+        lasted = run * course.width
+        due = (run + 1 >= policy.SCORE_WINDOWS) & (lasted >= policy.SCORE_STEPS)
+        due &= (octaves >= policy.SCORE_OCTAVES) & (steps_left <= lasted)
+    if not due.any():
+        return None
+    worst = int(np.argmin(np.where(due, steps_left, np.inf)))
+    return _Drift(
+        course.scores[worst],
+        int(begin[worst]),
+        float(octaves[worst]),
+        float(left[worst]),
+        float(steps_left[worst]),
+    )
