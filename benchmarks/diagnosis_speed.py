@@ -141,17 +141,21 @@ def finished_table(steps: int, layers: int, rounds: int) -> None:
 def live_table(steps: int, layers: int, rounds: int) -> None:
     run, full = made_up(steps, 0), made_up(steps, layers)
     rows = full.tables[Table.LAYERS].num_rows
-    print(f"\n| live, {steps:,} steps | a look | a step row | with {layers} layers, every row |")
-    print("|---|---:|---:|---:|")
+    print(
+        f"\n| live, {steps:,} steps | a look | a step row | with {layers} layers, every row "
+        "| a layer row by itself |"
+    )
+    print("|---|---:|---:|---:|---:|")
     for every in (10, 100, 1000):
         some = max(20, steps * every // 1000) if every < 1000 else steps
         works = {"bare": live(run, some, every), "full": live(full, some, every)}
         seen = medians(works, rounds)
         look, row = seen["bare"] / (some // every), seen["bare"] / some
         every_row = seen["full"] / (some + rows * some / steps)
+        layer_row = (seen["full"] - seen["bare"]) / (rows * some / steps)
         print(
             f"| a look every {every} steps | {look * 1e3:.2f} ms | {row * 1e6:.1f} µs "
-            f"| {every_row * 1e6:.1f} µs |"
+            f"| {every_row * 1e6:.1f} µs | {layer_row * 1e6:.2f} µs |"
         )
 
 
