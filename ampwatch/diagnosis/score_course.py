@@ -55,13 +55,13 @@ class ScoreCourse:
     def fold(self, block: Block, judged: Mask) -> ScoreCourse:
         """The course with a block; `judged` entries are accepted and at an established scale."""
         rows = block.layers
-        ours = [n for n, name in enumerate(rows.names) if is_attention(name)]
+        ours = _attention_among(rows.names)
         if not ours or not len(block):
             return self
         grown = self._with_names(tuple(rows.names[n] for n in ours))
         codes = np.full(len(rows.names) + 1, -1)
         known = {name: number for number, name in enumerate(grown.names)}
-        codes[ours] = [known.get(rows.names[n], -1) for n in ours]
+        codes[list(ours)] = [known.get(rows.names[n], -1) for n in ours]
         layer, headroom = codes[rows.layer], rows.numbers["log2_headroom"]
         at, there = block.layer_entries
         keep = np.flatnonzero((layer >= 0) & there & np.isfinite(headroom))
@@ -134,7 +134,11 @@ def _paired(values: np.ndarray) -> np.ndarray:
     return np.concatenate([halves, np.zeros_like(halves)], axis=1)
 
 
-@functools.lru_cache(maxsize=65_536)
+@functools.lru_cache(maxsize=16)  # the same names come with every block
+def _attention_among(names: tuple[str, ...]) -> tuple[int, ...]:
+    return tuple(number for number, name in enumerate(names) if is_attention(name))
+
+
 def is_attention(name: str) -> bool:
     """Whether a layer of this name shows scores, or makes them with another."""
     last = _last_part(name)
