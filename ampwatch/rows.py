@@ -63,6 +63,10 @@ class Mark(str, enum.Enum):
     PLACED = "placed"  # steps whose number the log does not give stand in its order
 
 
+# `lr-changed` is a group's rate that became this many times higher at once, or more: a schedule's
+# ticks stand in the steps.
+LR_LEAP = 2.0
+
 # Stored as its position; append only.
 DTYPES = (
     "float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 
+from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.named import Named, Times, put
 from ampwatch.diagnosis.signals import Event
@@ -22,6 +23,7 @@ _CHANGES = frozenset(
         EventKind.OPTIMIZER_REPLACED,
         EventKind.SCALER_REPLACED,
         EventKind.BATCH_SIZE_CHANGED,
+        EventKind.LR_CHANGED,
     )
 )
 _MOST_CHANGES = 64
@@ -77,7 +79,7 @@ class Ledger:
             self._take_exception(event)
         elif event.kind == EventKind.OPTIMIZER.value:
             self.optimizers = (*self.optimizers, event)[:_MOST_KEPT]
-        elif event.kind in _CHANGES:
+        elif event.kind in _CHANGES and not _is_warmup(event, position):
             self.changes = (*self.changes, event)[-_MOST_CHANGES:]
         elif event.kind == EventKind.GAP.value:
             self._take_gap(event)
@@ -105,3 +107,8 @@ class Ledger:
             self.gap_reasons |= {str(reason)}
         if len(self.gap_ranks) < _MOST_KEPT:
             self.gap_ranks |= {event.rank}
+
+
+def _is_warmup(event: Event, position: int) -> bool:
+    """A rate that doubles in the first steps: every warm-up does."""
+    return event.kind == EventKind.LR_CHANGED.value and position < policy.JUMP_LEAST_POSITION

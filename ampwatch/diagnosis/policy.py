@@ -5,6 +5,8 @@ They are fractions, growth intervals or octaves, never counts that fit short run
 
 from __future__ import annotations
 
+from ampwatch.rows import LR_LEAP
+
 # A scale is established when this many steps in a row were accepted at it (or a growth interval,
 # if that is shorter): long enough that a lucky step inside a fall does not count.
 ESTABLISHED_STEPS = 20
@@ -144,7 +146,7 @@ DRIFT_FACTOR, DRIFT_PART, DRIFT_WINDOWS, DRIFT_ROWS = 4.0, 0.8, 5, 100
 # Trouble within 30 steps of an event is put down to it; a rate that doubles at once is one, except
 # in the first steps of a warm-up, which always doubles there.
 JUMP_STEPS = 30
-JUMP_RATE = 2.0
+JUMP_RATE = LR_LEAP
 JUMP_LEAST_POSITION = 20
 MOST_JUMPS = 64
 # "Diverging": the loss stands this far above where it began.

@@ -6,7 +6,7 @@ mode or without gradients are not training and are passed over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -26,8 +26,8 @@ _STEPS_UNTIL_BLIND = 2
 class ForwardListener(Protocol):
     """Hears of every training forward, on the thread that runs it."""
 
-    def forward_began(self, inputs: Iterable[Tensor], device_type: str) -> None:
-        """These tensors, floating and safe to reduce, enter the model."""
+    def forward_began(self, inputs: Sequence[Tensor], device_type: str) -> None:
+        """These tensors enter the model, the batch first."""
 
     def forward_ended(self, outputs: Iterable[Tensor]) -> None:
         """These tensors left it."""
@@ -165,7 +165,7 @@ class LayerObserver:
         else:
             tensors = tensors_in(*args)
         device = tensors[0].device if tensors else _device_of(module)
-        self._listener.forward_began(filter(measurable, tensors), device.type)
+        self._listener.forward_began(tensors, device.type)
 
     def _end(self, layer: Layer, _module: nn.Module, _args: Any, output: Any) -> None:
         if self._listener is not None and _trains(layer):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ampwatch.probe.backward import BackwardWatch
+from ampwatch.probe.batch_size import BatchSize
 from ampwatch.probe.guard import Guard
 from ampwatch.probe.losses import Losses
 from ampwatch.probe.own_steps import OwnSteps
@@ -23,6 +24,7 @@ from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import EventRecord, StepRecord, Turn
 from ampwatch.probe.sampling import Sampling
 from ampwatch.probe.stale import Stale
+from ampwatch.probe.tensors import measurable
 from ampwatch.probe.turns import Turns
 from ampwatch.rows import EventKind
 
@@ -55,6 +57,7 @@ class Loop:
         self.turns = Turns(self, parameters, self._backward, self._losses)
         self._own_steps = OwnSteps(self, self.turns, parameters, guard)
         self.owner: Any = None  # the watch: alive as long as the scaler or optimizer that calls us
+        self._batch_size = BatchSize()
         self._closed_at: float | None = None
         self._settling: deque[StepRecord] = deque()
         self._said: set[str] = set()
@@ -81,10 +84,12 @@ class Loop:
 
     # -- forward and backward --------------------------------------------------------------------
 
-    def forward_began(self, inputs: Iterable[Tensor], device_type: str) -> None:
-        """A training forward of a root module starts with these floating inputs."""
+    def forward_began(self, inputs: Sequence[Tensor], device_type: str) -> None:
+        """A training forward of a root module starts with these tensors."""
         record = self.current()
-        for value in inputs:
+        if inputs and inputs[0].dim():
+            record.samples += inputs[0].size(0)
+        for value in filter(measurable, inputs):
             at = record.pack.put_magnitude(*torch.aminmax(value.detach()))
             record.input_at = (*record.input_at, at)
         if torch.is_autocast_enabled(device_type):
@@ -225,6 +230,9 @@ class Loop:
         self._open_step = None
         if self._losses.pending:
             record.losses = self._losses.hand_over(())
+        batch = self._batch_size
+        if record.samples and (record.samples != batch.usual or batch.in_doubt):
+            self._say_batch_size(record)
         record.enabled = self.enabled
         record.update_seen = update_seen
         record.sampled = self.sampling.sampled
@@ -241,6 +249,13 @@ class Loop:
         self.settle()
         self.sampling.begin(self.step)
         self._losses.begin_step(sampled=self.sampling.sampled)
+
+    def _say_batch_size(self, record: StepRecord) -> None:
+        change = self._batch_size.see(record.samples, record.step)
+        if change is not None:
+            since, before = change
+            detail = {"from": before, "to": record.samples}
+            self.event(EventKind.BATCH_SIZE_CHANGED, detail, step=since)
 
     def settle(self) -> None:
         """Hand over the records whose values have arrived, in their order; never waits."""

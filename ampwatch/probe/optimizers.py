@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ampwatch.probe.gradients import GradientMeter
 from ampwatch.probe.updates import Slices
+from ampwatch.rows import LR_LEAP
 
 if TYPE_CHECKING:
     from ampwatch.probe.stale import Mark, Waiting
@@ -56,6 +57,8 @@ class OptimizerView:
         self._lrs: list[float] = []
         self._lr: float | None = None  # the first group's, as the object it was
         self._bases: list[float] = []
+        # Rates that have just leapt: group, rate before, rate. Whoever says so empties it.
+        self.leaps: list[tuple[int, float, float]] = []
         self._known = positions
         self._detailed = detailed
         self._counts: tuple[int, ...] = ()
@@ -110,6 +113,11 @@ class OptimizerView:
             return known, self._bases
         self._highest += known[len(self._highest) :]
         self._highest = [max(pair) for pair in zip(self._highest, known, strict=False)]
+        self.leaps = [
+            (group, before, now)
+            for group, (before, now) in enumerate(zip(self._lrs, known, strict=False))
+            if now >= LR_LEAP * before > 0
+        ]
         pairs = zip(groups, self._highest, strict=True)
         self._lrs, self._bases = known, [self._base(group, highest) for group, highest in pairs]
         return self._lrs, self._bases

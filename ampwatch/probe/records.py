@@ -89,6 +89,7 @@ class StepRecord:
     tracker_at: int | None = None
     scale_after_at: int | None = None
     update_seen: bool | None = None
+    samples = 0  # that its training forwards took
     input_at: Sequence[int] = ()  # largest magnitudes entering the model
     autocast_dtype: str | None = None
     first_layer: int | None = None

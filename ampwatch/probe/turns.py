@@ -156,6 +156,8 @@ class Turns:
         """What is to be known of the optimizer and its weights before they move."""
         sampled = self._steps.sampling.sampled
         turn.lrs, turn.lr_bases = view.rates(optimizer)
+        if view.leaps:
+            self._say_leaps(view)
         if (view.used or view.waiting) and self._losses.followed:
             turn.stale = self._stale.found_by(view)
         if not self.detailed:
@@ -168,6 +170,12 @@ class Turns:
                     torch.stack(norms_of(matrices, half=any_half(matrices)))
                 )
                 turn.param_norm_at = self._steps.current().pack.put(norm)
+
+    def _say_leaps(self, view: OptimizerView) -> None:
+        for group, before, now in view.leaps:
+            detail = {"optimizer": view.number, "group": group, "from": before, "to": now}
+            self._steps.event(EventKind.LR_CHANGED, detail)
+        view.leaps = []
 
     def take_update(self, view: OptimizerView, turn: Turn) -> None:
         """What the step has done to the weights; it is this optimizer's last act in the turn."""

@@ -147,6 +147,11 @@ def test_trouble_right_after_a_change_is_put_down_to_it():
     assert "a state was loaded" in finding(loaded, "AMP306").summary
     doubled = collapsing(lr=[0.1] * 195 + [0.5] * 45)
     assert "from 0.1 to 0.5" in finding(doubled, "AMP306").summary
+    leap = {"optimizer": 0, "group": 1, "from": 0.02, "to": 0.06}
+    in_group = collapsing([(195, "lr-changed", leap)])  # the steps' rate is the first group's
+    assert "the rate of group 1 went from 0.02 to 0.06" in finding(in_group, "AMP306").summary
+    grown = collapsing([(195, "batch-size-changed", {"from": 32, "to": 256})])
+    assert "the batch size went from 32 to 256" in finding(grown, "AMP306").summary
 
 
 @pytest.mark.parametrize(
@@ -183,3 +188,12 @@ def test_a_loss_that_rises_with_ordinary_updates_is_no_divergence():
     run = run_with([False] * 200, **ordinary(200, loss=loss, grad_norm=[1.0] * 200,
                                              param_norm=[10.0] * 200))  # fmt: skip
     assert "AMP307" not in found(run)
+
+
+def test_a_rate_that_doubles_in_a_warm_up_is_no_change():
+    leaps = [(s, "lr-changed", {"group": 0, "from": 0.01, "to": 0.02}) for s in (5, 15)]
+    skipped = [False] * 10 + [True] * 30
+    columns = ordinary(40, lr=[0.1] * 40, grad_norm=[1.0] * 40, param_norm=[10.0] * 40)
+    assert "AMP306" not in found(run_with(skipped, leaps, **columns))
+    later = [(9, "optimizer-replaced", {})]
+    assert "AMP306" in found(run_with(skipped, later, **columns))

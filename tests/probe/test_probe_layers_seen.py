@@ -457,7 +457,7 @@ class Listener:
         self.ended += 1
 
 
-def test_a_listener_hears_of_training_forwards_and_their_floating_inputs() -> None:
+def test_a_listener_hears_of_training_forwards_and_their_inputs() -> None:
     model = nn.Bilinear(16, 16, 2)
     observer = LayerObserver(survey(model), Strict())
     listener = Listener()

@@ -484,3 +484,55 @@ def test_scalers_that_the_loop_makes_and_drops_are_not_kept(tmp_path):
     gc.collect()
     assert sum(one() is not None for one in made) == 1
     assert len(events(trainer.read(), "scaler-replaced")) == 10
+
+
+def test_a_rate_that_leaps_is_an_event_of_its_group_and_a_schedules_ticks_are_not(tmp_path):
+    trainer = Trainer(tmp_path)
+    first, _, last = trainer.model
+    groups = [{"params": first.parameters()}, {"params": last.parameters(), "lr": 0.02}]
+    trainer.optimizer = torch.optim.SGD(groups, lr=0.1)
+    for number in range(12):
+        for group in trainer.optimizer.param_groups:
+            group["lr"] *= 1.01 if number < 11 else 0.1
+        if number == 7:
+            trainer.optimizer.param_groups[1]["lr"] = 0.06
+        trainer.step()
+    run = trainer.read()
+    (leap,) = events(run, "lr-changed")
+    assert (leap["optimizer"], leap["group"], leap["to"]) == (0, 1, 0.06)
+    assert leap["from"] == pytest.approx(0.02 * 1.01**7)
+    (step,) = (e["step"] for e in run.events.to_pylist() if e["kind"] == "lr-changed")
+    assert step == 7
+
+
+def batches_of(trainer, sizes):
+    """A step with each of these batches, or with several micro-batches."""
+    for size in sizes:
+        trainer.optimizer.zero_grad()
+        for micro in size if isinstance(size, tuple) else (size,):
+            loss = trainer.model(torch.ones(micro, 4)).square().mean()
+            trainer.scaler.scale(loss).backward()
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+    run = trainer.read()
+    kinds = run.events.to_pylist()
+    steps = [event["step"] for event in kinds if event["kind"] == "batch-size-changed"]
+    told = events(run, "batch-size-changed")
+    return [(step, one["from"], one["to"]) for step, one in zip(steps, told, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([8] * 15 + [(8, 8)] * 15, [(15, 8, 16)]),
+        ([8] * 15 + [32] * 9, []),  # not long enough to be sure
+        (([8] * 12 + [3]) * 3, []),  # an epoch's last batch
+        ([3] + [8] * 30, []),
+        ([5 + n % 7 for n in range(40)], []),  # never any usual size
+        ([8] * 15 + [16] * 15 + [8] * 15, [(15, 8, 16), (30, 16, 8)]),
+    ],
+)
+def test_a_batch_size_that_has_changed_for_good_is_an_event_of_its_first_step(
+    tmp_path, sizes, expected
+):
+    assert batches_of(Trainer(tmp_path), sizes) == expected

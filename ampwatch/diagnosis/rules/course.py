@@ -10,7 +10,7 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import Page, Seen, rule
-from ampwatch.diagnosis.signals import Floats, Integers
+from ampwatch.diagnosis.signals import Event, Floats, Integers
 from ampwatch.diagnosis.words import count_text
 
 _NAMES = {"input_amax": "largest input", "loss": "loss"}
@@ -185,8 +185,8 @@ def jump_at_event(case: Case) -> Iterator[Seen]:
     onset = case.judgement.onset
     if onset is None:
         return
-    changes = [(e.step, _said(e.kind)) for e in case.ledger.changes]
-    changes += [
+    changes = [(e.step, _said(e)) for e in case.ledger.changes]
+    changes += [  # of records without events
         (step, f"the rate went from {before:.3g} to {after:.3g}")
         for step, before, after in case.loop.jumps
     ]
@@ -207,13 +207,18 @@ def jump_at_event(case: Case) -> Iterator[Seen]:
     )
 
 
-def _said(kind: str) -> str:
+def _said(event: Event) -> str:
+    before, after = (event.detail.get(end) for end in ("from", "to"))
+    known = isinstance(before, (int, float)) and isinstance(after, (int, float))
+    way = f"went from {before:.3g} to {after:.3g}" if known else "changed"
+    group = event.detail.get("group")
     return {
         "state-loaded": "a state was loaded",
         "optimizer-replaced": "the optimizer was replaced",
         "scaler-replaced": "the scaler was replaced",
-        "batch-size-changed": "the batch size changed",
-    }[kind]
+        "batch-size-changed": f"the batch size {way}",
+        "lr-changed": f"the rate of group {group} {way}" if group else f"the rate {way}",
+    }[event.kind]
 
 
 @rule(
