@@ -12,28 +12,23 @@ STEPS_TO_BELIEVE = 10
 class BatchSize:
     """The usual number of samples that a step's forward passes take."""
 
-    __slots__ = ("_candidate", "_held", "_since", "usual")
+    __slots__ = ("_candidate", "_since", "held", "usual")
 
     def __init__(self) -> None:
         self.usual = 0  # not known yet
         self._candidate = 0
         self._since = 0  # the first step that had it
-        self._held = 0  # for so many steps
-
-    @property
-    def in_doubt(self) -> bool:
-        """Whether the last step was unusual."""
-        return self._held > 0
+        self.held = 0  # for so many steps; none while all is as usual
 
     def see(self, samples: int, step: int) -> tuple[int, int] | None:
         """A step took so many; the step that began the change, and what was usual before it."""
         if samples == self.usual:
-            self._held = 0
+            self.held = 0
             return None
-        if samples != self._candidate or not self._held:
-            self._candidate, self._since, self._held = samples, step, 0
-        self._held += 1
-        if self._held < STEPS_TO_BELIEVE:
+        if samples != self._candidate or not self.held:
+            self._candidate, self._since, self.held = samples, step, 0
+        self.held += 1
+        if self.held < STEPS_TO_BELIEVE:
             return None
-        before, self.usual, self._held = self.usual, samples, 0
+        before, self.usual, self.held = self.usual, samples, 0
         return (self._since, before) if before else None

@@ -231,7 +231,7 @@ class Loop:
         if self._losses.pending:
             record.losses = self._losses.hand_over(())
         batch = self._batch_size
-        if record.samples and (record.samples != batch.usual or batch.in_doubt):
+        if record.samples and (record.samples != batch.usual or batch.held):
             self._say_batch_size(record)
         record.enabled = self.enabled
         record.update_seen = update_seen
