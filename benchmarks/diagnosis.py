@@ -34,6 +34,7 @@ from diagnosis_early import Early, as_text, early  # noqa: E402
 
 import ampwatch  # noqa: E402 - the checkout's own, found above
 from ampwatch.diagnosis import RULES, Diagnosis  # noqa: E402
+from ampwatch.rows import Table  # noqa: E402
 from examples.gallery.courses import write_stream  # noqa: E402
 from examples.gallery.held_out.streams import unseen_streams  # noqa: E402
 from examples.gallery.performing import chosen, perform_missing, seconds_trained  # noqa: E402
@@ -57,10 +58,10 @@ class Prefix:
         self.last_time_ns = run.last_time_ns
 
     def read(self, table: Any, columns: Any = None, rank: int | None = None) -> pa.Table:
+        if table is Table.DEVICES:
+            return self._run.read(table, columns=columns, rank=rank)
         wanted = None if columns is None else list(dict.fromkeys((*columns, "step")))
         rows = self._run.read(table, columns=wanted, rank=rank)
-        if "step" not in rows.column_names:
-            return rows
         rows = rows.filter(pc.less(rows.column("step"), self._steps))
         return rows if columns is None else rows.select(list(columns))
 

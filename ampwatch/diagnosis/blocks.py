@@ -38,6 +38,10 @@ LAYER_COLUMNS = (
     "update_ratio", "param_group", "flops", "output_dtype", "param_dtype", "trainable",
 )  # fmt: skip
 EVENT_COLUMNS = ("step", "rank", "kind", "detail")
+_DEVICE_NUMBERS = (
+    "allocated_bytes", "reserved_bytes", "peak_bytes", "used_bytes", "total_bytes", "utilisation",
+)  # fmt: skip
+DEVICE_COLUMNS = ("time_ns", "device", "name", "capability", *_DEVICE_NUMBERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,20 @@ class RankRows:
     skipped: Flags
     scale: Floats
     loss: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """Samples of one rank's devices, in the order of time; they belong to no step."""
+
+    time_ns: Integers
+    devices: tuple[str, ...]
+    device: Integers  # a position in `devices`, -1 where absent
+    names: tuple[str, ...]
+    name: Integers
+    capabilities: tuple[str, ...]
+    capability: Integers
+    numbers: Mapping[str, Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +233,17 @@ def _rank_rows(rows: pa.Table) -> RankRows:
         skipped=flags(rows, "skipped"),
         scale=numbers(rows, "scale"),
         loss=numbers(rows, "loss"),
+    )
+
+
+def device_rows(rows: pa.Table) -> DeviceRows:
+    """One rank's rows of the table of devices."""
+    return DeviceRows(
+        integers(rows, "time_ns", 0),
+        *texts(rows, "device"),
+        *texts(rows, "name"),
+        *texts(rows, "capability"),
+        numbers={name: numbers(rows, name) for name in _DEVICE_NUMBERS},
     )
 
 

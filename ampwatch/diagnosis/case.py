@@ -9,6 +9,7 @@ from functools import cached_property
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.batch_course import BatchCourse
+from ampwatch.diagnosis.device_course import DeviceCourse
 from ampwatch.diagnosis.episodes import Fall, Span
 from ampwatch.diagnosis.layer_course import LayerCourse
 from ampwatch.diagnosis.learning_rate import Judgement, RateState, judge_rate
@@ -95,6 +96,11 @@ class Case:
     def ranks(self) -> RankCourse:
         """What the ranks have in common and what not."""
         return self.state.ranks
+
+    @property
+    def devices(self) -> DeviceCourse:
+        """The cards' memory and utilisation."""
+        return self.state.devices
 
     @property
     def rate(self) -> RateState:

@@ -46,6 +46,8 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "AMP302": ("AMP404", "AMP209"),
     "AMP303": ("AMP206",),
     "AMP307": (*_NOT_ITS_GRADIENTS, *_RATE),
+    "AMP505": ("AMP508",),
+    "AMP506": ("AMP503", "AMP504"),
     "AMP902": ("AMP415", "AMP506", "AMP402", "AMP403", "AMP406", "AMP410"),
 }
 

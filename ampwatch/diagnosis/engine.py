@@ -22,6 +22,7 @@ from ampwatch.diagnosis.blocks import (
 )
 from ampwatch.diagnosis.case import Case, RecordFacts
 from ampwatch.diagnosis.causes import advise, judge, link
+from ampwatch.diagnosis.device_lanes import DeviceLanes
 from ampwatch.diagnosis.findings import Diagnosis, RunFacts
 from ampwatch.diagnosis.lanes import BLOCK_ROWS, Cutter, Lane
 from ampwatch.diagnosis.rules import RULES
@@ -68,6 +69,7 @@ class Engine:
         self._spine_rank = 0
         # Settled blocks; on a copy all whole blocks; on a copy of that the parts of the next one.
         self._tiers: list[_Progress] = []
+        self._devices = DeviceLanes()
 
     def feed(self, run: Record) -> Engine:
         """Take in what is new in a run; always the same run."""
@@ -77,6 +79,9 @@ class Engine:
             begin = _Progress(new_state(run.info), Cutter(block_rows=self._block_rows))
             self._tiers = [begin]
             assert self._show(run), "nothing was taken, so nothing can be late"
+        if not self._devices.show(run):
+            self._devices = DeviceLanes()
+            self._devices.show(run)
         self._case = None
         self._facts = RecordFacts(
             id=run.info.id,
@@ -104,6 +109,7 @@ class Engine:
             while last.fold_next():
                 pass
             last.state.fold(last.cutter.rest())
+            last.state.devices = self._devices.course()
             last.state.finish()
             self._case = Case(self._facts, last.state)
         return self._case

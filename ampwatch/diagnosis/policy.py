@@ -158,3 +158,32 @@ RANKS_DIFFER = 2
 SILENT_RANK_S, SILENT_RANK_STEPS = 60.0, 20
 # Bit-identical by chance once is possible with a saturated loss, 20 times running it is not.
 SAME_LOSSES = 20
+
+# Memory and utilisation are judged in 16 to 32 windows of equal length, from this many samples on:
+# before, the warm-up of the caching allocator and of the first evaluation is most of the record.
+MEMORY_SAMPLES = 256
+# What is kept grows when what is allocated at the least rises from each quarter of the last four
+# fifths to the next, and the peak in nearly every window of it, by a tenth in all. A leak lifts
+# both alike; longer sequences lift the peak alone, so the least must rise by half as much.
+MEMORY_PART, MEMORY_QUARTERS = 0.8, 4
+MEMORY_RISING_SHARE, MEMORY_GROWTH, MEMORY_FLOOR_SHARE = 0.8, 1.1, 0.5
+# It is urgent when the card is full before the run has lasted this many times as long again.
+MEMORY_HORIZON = 4.0
+# One part in twenty is what fragments and a longer batch take. A card that is filled on purpose
+# stands still there; one that passes its own highest twice in the last half, by a hundredth, will
+# pass the limit too.
+MEMORY_LIMIT, MEMORY_LIMIT_RECORDS, MEMORY_LIMIT_RISE = 0.95, 2, 0.01
+
+# The 95th percentile below 70 %: SageMaker Debugger's LowGPUUtilization rule. Seconds in which
+# nothing ran at all (an evaluation on the host, a notebook at rest) are left out.
+IDLE_UTILISATION, IDLE_QUANTILE, IDLE_SAMPLES = 0.7, 0.95, 256
+# A launch costs the host some 5 us; the slowest card with tensor cores (T4, 65 TFLOP/s) does this
+# many operations in a third of that. Most products below it: the host cannot keep up.
+LAUNCH_FLOPS, LAUNCH_SHARE = 1e8, 0.5
+# Of several cards that hold at least a tenth of the others' memory, one is idle and one works.
+UNUSED_UTILISATION, USED_UTILISATION, UNUSED_MEMORY = 0.05, 0.3, 0.1
+
+# Volta was the first with tensor cores, Ampere the first that multiplies bf16 there; the GTX 16
+# series calls itself Turing and has none (NVIDIA's tables of compute capabilities).
+TENSOR_CORES = {"float16": 7.0, "bfloat16": 8.0}
+NO_TENSOR_CORES = "GTX 16"

@@ -12,6 +12,7 @@ import numpy as np
 from ampwatch.diagnosis import learning_rate, policy
 from ampwatch.diagnosis.batch_course import BatchCourse
 from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.device_course import DeviceCourse
 from ampwatch.diagnosis.episodes import Scaler
 from ampwatch.diagnosis.layer_course import LayerCourse
 from ampwatch.diagnosis.ledger import Ledger
@@ -40,6 +41,7 @@ class State:
     precision: PrecisionCourse = field(default_factory=PrecisionCourse)
     batches: BatchCourse = field(default_factory=BatchCourse)
     ranks: RankCourse = field(default_factory=RankCourse)
+    devices: DeviceCourse = field(default_factory=DeviceCourse)
     loop: LoopCourse = field(default_factory=LoopCourse)
     setup: RateSetup = field(default_factory=RateSetup)
 

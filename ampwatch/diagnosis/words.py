@@ -28,6 +28,15 @@ def share_text(part: int, whole: int) -> str:
     return f"{share:.1f} %" if share < 10 else f"{share:.0f} %"
 
 
+def bytes_text(count: float) -> str:
+    """`512 MB`, `2.1 GB`; decimal, as the makers of cards count."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if abs(count) >= size:
+            value = count / size
+            return f"{value:.0f} {unit}" if abs(value) >= 100 else f"{value:.1f} {unit}"
+    return f"{count / 1e3:.0f} kB"
+
+
 def steps_text(first: int | None, last: int | None) -> str:
     """`at step 3`, `in steps 3 to 9`, or nothing."""
     if first is None:

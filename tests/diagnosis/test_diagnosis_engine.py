@@ -17,6 +17,7 @@ from hand_built import (
     DEFAULTS,
     HandBuiltRun,
     Info,
+    device_table,
     event_table,
     layer_table,
     scaled_run,
@@ -60,7 +61,7 @@ DETAILS = st.one_of(
     ).map(json.dumps),
 )
 STEP_ROWS = st.fixed_dictionaries(
-    {"gap": st.sampled_from([0, 1, 1, 1, 1, 3]), "rank": st.sampled_from([0, 0, 0, 1]),
+    {"gap": st.sampled_from([0, 1, 1, 1, 1, 3]), "rank": st.sampled_from([0, 0, 0, 1, 2]),
      "optimizer": st.sampled_from([None, 0, 0, 1]), "scale": NUMBERS, "scale_after": NUMBERS,
      "skipped": TRUTHS, "loss": NUMBERS, "grad_norm": NUMBERS, "param_norm": NUMBERS,
      "input_finite": TRUTHS, "update_seen": TRUTHS}
@@ -72,12 +73,20 @@ LAYER_ROWS = st.fixed_dictionaries(
      "act_finite": TRUTHS, "weight_finite": TRUTHS, "underflow_share": NUMBERS,
      "log2_headroom": NUMBERS, "scale_low": NUMBERS, "scale_high": NUMBERS}
 )  # fmt: skip
+BYTES = st.sampled_from([None, 0, 1, 10**9, 2**40])
+DEVICE_ROWS = st.fixed_dictionaries(
+    {"rank": st.sampled_from([0, 1, 2]), "device": st.sampled_from(["cpu", "cuda:0", None]),
+     "name": st.sampled_from([None, "Tesla T4"]), "utilisation": NUMBERS,
+     "capability": st.sampled_from([None, "7.5", "gfx"]), "allocated_bytes": BYTES,
+     "peak_bytes": BYTES, "used_bytes": BYTES, "reserved_bytes": BYTES, "total_bytes": BYTES,
+     "gap": st.sampled_from([0, 1, 1, 5])}
+)  # fmt: skip
 EVENTS = st.tuples(st.one_of(st.none(), st.integers(0, 80)), st.sampled_from(KINDS), DETAILS)
 
 
 @st.composite
 def streams(draw):
-    """Rows of three tables as they arrive, and where a look is taken."""
+    """Rows of four tables as they arrive, and where a look is taken."""
     steps, now = [], 0
     for row in draw(st.lists(STEP_ROWS, max_size=70)):
         now += row["gap"]
@@ -87,6 +96,12 @@ def streams(draw):
     arrivals = list(steps)
     for one in others:
         arrivals.insert(draw(st.integers(0, len(arrivals))), one)
+    seconds, often = 0, draw(st.sampled_from([1, 40]))
+    for row in draw(st.lists(DEVICE_ROWS, max_size=10)):
+        at = draw(st.integers(0, len(arrivals)))
+        times = [seconds + row["gap"] * n for n in range(1, often + 1)]
+        arrivals[at:at] = [("devices", {**row, "time_ns": t * 10**9}) for t in times]
+        seconds = times[-1]
     cuts = draw(st.lists(st.integers(0, len(arrivals)), max_size=5))
     return arrivals, sorted(cuts)
 
@@ -95,6 +110,8 @@ def run_of(arrivals, info=None):
     """The rows in canonical order: by step, then rank, then as they came."""
     steps = sorted((r for t, r in arrivals if t == "steps"), key=lambda r: (r["step"], r["rank"]))
     layers = sorted((r for t, r in arrivals if t == "layers"), key=lambda r: (r["step"], r["rank"]))
+    devices = sorted((r for t, r in arrivals if t == "devices"), key=lambda r: r["time_ns"])
+    devices = [{name: row[name] for name in row if name != "gap"} for row in devices]
     events, last = [], 0
     for table, event in arrivals:
         if table == "events":
@@ -106,6 +123,7 @@ def run_of(arrivals, info=None):
     return HandBuiltRun(
         step_table(**{n: [row[n] for row in steps] for n in names}),
         layers=layer_table(layers),
+        devices=device_table(devices),
         events=event_table(events, raw=True),
         info=info or Info(scaler={**DEFAULTS, "growth_interval": 20}),
     )
@@ -234,6 +252,8 @@ class Prefix:
 
     def read(self, table, columns=None, rank=None):
         rows = self._run.read(table, columns=columns, rank=rank)
+        if table is Table.DEVICES:
+            return rows
         steps = rows.column("step").fill_null(0).to_numpy()
         return rows.filter(pa.array(steps <= self._last))
 
@@ -265,8 +285,14 @@ def test_what_is_remembered_does_not_grow_with_the_run():
         ]
         events = [(s, "overflow", {"direction": "backward", "layer": f"l{s % 7}"})
                   for s in range(40, len(pattern), 41)]  # fmt: skip
-        run = scaled_run(pattern, layers=layer_table(rows), events=event_table(events))
-        return len(pickle.dumps(Engine(block_rows=256, settled_rows=64).feed(run)._tiers[0].state))
+        devices = [
+            {"time_ns": n * 10**9, "device": f"cuda:{n % 8}", "allocated_bytes": n, "peak_bytes": n,
+             "total_bytes": 10**9, "utilisation": n % 100 / 100} for n in range(steps)
+        ]  # fmt: skip
+        run = scaled_run(pattern, layers=layer_table(rows), events=event_table(events),
+                         devices=device_table(devices))  # fmt: skip
+        engine = Engine(block_rows=256, settled_rows=64).feed(run)
+        return len(pickle.dumps((engine._tiers[0].state, engine._devices.settled)))
 
     small, large = size(8_000), size(32_000)
     assert large < small * 1.05

@@ -1,0 +1,295 @@
+"""AMP503 to AMP505, AMP507, AMP508 and AMP606: the cards' memory, and what they do not get to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.device_course import Card
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.memory_trend import Growth, fills_card, growth_of, limit_share
+from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.words import bytes_text, count_text, list_text
+
+_HALF = ("bfloat16", "float16")
+
+
+@rule(
+    "AMP503",
+    "memory-growth",
+    Severity.WARNING,
+    Page(
+        meaning="What stays allocated on the card grows from step to step: something keeps "
+        "tensors, and with them often the whole graph of each step.",
+        looks="The least that is allocated and the peak rise together, window after window.",
+        not_to_confuse="The caching allocator, which reserves and does not allocate; a first "
+        "evaluation, which lifts the peak once; longer sequences, which lift the peak and leave "
+        "what is kept; a buffer that is filled on purpose and then stays.",
+        do="Look for tensors that outlive a step: `total += loss` (take loss.detach()), outputs "
+        "collected in a list, retain_graph=True, hooks and caches that hold activations.",
+        example="losses.append(loss): cuda:0 keeps 2.1 GB at first and 5.3 GB an hour later, "
+        "4.0 GB an hour.",
+    ),
+)
+def memory_growth(case: Case) -> Iterator[Seen]:
+    """Memory that is kept and grows."""
+    grown = [(card, growth) for card in case.devices if (growth := growth_of(card)) is not None]
+    if not grown:
+        return
+    card, growth = max(grown, key=lambda pair: pair[1].bytes_per_hour)
+    yield Seen(
+        severity=_urgency(card, growth),
+        first_step=case.scale.first_step,
+        last_step=case.scale.last_step,
+        ranks=_ranks([one for one, _ in grown]),
+        summary=f"{_where(case, card)} keeps more and more memory: "
+        f"{bytes_text(growth.bytes_per_hour)} an hour.",
+        cause=f"What is allocated at the least rose from {bytes_text(growth.first_bytes)} to "
+        f"{bytes_text(growth.last_bytes)}, and the peak with it: tensors outlive their step.",
+        action="Look for tensors kept from step to step: total += loss (use loss.detach()), lists "
+        "of outputs, retain_graph=True.",
+        evidence=(
+            Evidence("allocated_bytes", case.scale.last_step, growth.last_bytes,
+                     growth.first_bytes),
+        ),
+    )  # fmt: skip
+
+
+def _urgency(card: Card, growth: Growth) -> Severity:
+    return Severity.WARNING if fills_card(card, growth) else Severity.INFO
+
+
+@rule(
+    "AMP504",
+    "memory-near-limit",
+    Severity.WARNING,
+    Page(
+        meaning="The peak of allocated memory is within a twentieth of what the card has for this "
+        "process, and it still rises: a longer batch ends the run.",
+        looks="Peak over total, less what other processes and the driver hold, at 95 % or more "
+        "and higher again and again in the last half of the record.",
+        not_to_confuse="A card filled on purpose, whose peak stands still; reserved memory, which "
+        "the allocator gives back when it must.",
+        do="Leave room for the longest batch: a smaller batch, activation checkpointing, or bound "
+        "the sequence length. Run the longest batch first, to see whether it fits.",
+        example="batches of growing length: the peak passes 97 % of 79.1 GB at step 41,000.",
+    ),
+)
+def memory_near_limit(case: Case) -> Iterator[Seen]:
+    """A peak near the end of the card that still rises."""
+    near = [(card, share) for card in case.devices if (share := limit_share(card)) is not None]
+    if not near:
+        return
+    card, share = max(near, key=lambda pair: pair[1])
+    yield Seen(
+        severity=Severity.WARNING,
+        first_step=case.scale.first_step,
+        last_step=case.scale.last_step,
+        ranks=_ranks([one for one, _ in near]),
+        summary=f"{_where(case, card)} is at {100 * share:.0f} % of its memory, and rises.",
+        cause=f"The peak is {bytes_text(float(card.peak_bytes.whole[-1]))} of "
+        f"{bytes_text(card.total_bytes)}, part of which others or the driver hold.",
+        action="Leave room for the longest batch: a smaller batch with accumulation, or "
+        "checkpoint activations.",
+        evidence=(Evidence("peak_share", case.scale.last_step, share, policy.MEMORY_LIMIT),),
+    )
+
+
+@rule(
+    "AMP505",
+    "gpu-idle",
+    Severity.INFO,
+    Page(
+        meaning="Even in its busiest seconds the card waits: for data, for the host, or for "
+        "copies.",
+        looks="NVML's utilisation, the share of time in which any kernel ran, has its 95th "
+        "percentile below 70 %; seconds in which nothing ran at all do not count.",
+        not_to_confuse="A pause for evaluation or a checkpoint; a card whose kernels are too small "
+        "to fill it, which reads 100 %.",
+        do="Give the DataLoader workers and pinned memory, and copy with non_blocking=True; take "
+        ".item() and print out of the loop; see AMP508 where the network is small.",
+        example="num_workers=0 on JPEG files: 34 % in the typical second, 41 % in the best.",
+    ),
+)
+def gpu_idle(case: Case) -> Iterator[Seen]:
+    """Cards that wait."""
+    idle = _waiting_cards(case)
+    if not idle:
+        return
+    card = min(idle, key=_busiest)
+    yield Seen(
+        severity=Severity.INFO,
+        first_step=case.scale.first_step,
+        last_step=case.scale.last_step,
+        ranks=_ranks(idle),
+        summary=f"{_where(case, card)} waits: kernels run "
+        f"{100 * card.utilisation_at(0.5, busy=True):.0f} % of the typical second.",
+        cause=f"In its busiest seconds it is {100 * _busiest(card):.0f} %: the card waits for "
+        "data, for the host or for copies.",
+        action="More DataLoader workers, pin_memory=True and non_blocking copies; no .item() or "
+        "print in each step.",
+        evidence=(
+            Evidence("utilisation", case.scale.last_step, _busiest(card), policy.IDLE_UTILISATION),
+        ),
+    )
+
+
+@rule(
+    "AMP507",
+    "no-tensor-cores",
+    Severity.INFO,
+    Page(
+        meaning="The card has no units for products in this precision: mixed precision saves "
+        "memory there, and hardly any time.",
+        looks="A compute capability below 7.0 (fp16) or 8.0 (bf16), or a GTX 16, and autocast on.",
+        not_to_confuse="AMP502, where the card could and the layers do not.",
+        do="Train in float32 if memory allows, or on another card; for bf16 on Volta and Turing "
+        "take fp16 with a GradScaler.",
+        example="fp16 on a GeForce GTX 1080 (6.1), which multiplies it at 1/64 of its float32 "
+        "speed.",
+    ),
+)
+def no_tensor_cores(case: Case) -> Iterator[Seen]:
+    """A card that half precision does not make faster."""
+    for dtype in _HALF:
+        cards = [card for card in case.devices if _lacks_units(card, dtype)]
+        if cards and _computes_in(case, dtype):
+            break
+    else:
+        return
+    card, needed = cards[0], policy.TENSOR_CORES[dtype]
+    yield Seen(
+        severity=Severity.INFO,
+        first_step=case.scale.first_step,
+        last_step=case.scale.last_step,
+        ranks=_ranks(cards),
+        summary=f"The {card.name or 'card'} gains no speed from {dtype}.",
+        cause=f"Its compute capability is {card.capability}; tensor cores for {dtype} came with "
+        f"{needed}."
+        if float(card.capability or 0) < needed
+        else f"Cards of the {policy.NO_TENSOR_CORES} series have no tensor cores.",
+        action="Train in float32 if memory allows, or use fp16 with a GradScaler."
+        if dtype == "bfloat16"
+        else "Train in float32 if memory allows.",
+        evidence=(Evidence("capability", case.scale.first_step, card.capability, str(needed)),),
+    )
+
+
+@rule(
+    "AMP508",
+    "host-bound",
+    Severity.INFO,
+    Page(
+        meaning="The card waits for the host: most of its products are over sooner than the host "
+        "has launched the next.",
+        looks="A card that waits (AMP505), and most matrix products below 1e8 operations, which "
+        "take a card with tensor cores less time than a launch takes the host.",
+        not_to_confuse="Slow data, where the products may be large.",
+        do="A larger batch, torch.compile or CUDA graphs, fused optimizers (fused=True), and no "
+        ".item() or print in each step.",
+        example="a perceptron of 64 by 64 on an H100: 12 of 12 products below 1e8 operations.",
+    ),
+)
+def host_bound(case: Case) -> Iterator[Seen]:
+    """Products too small to be worth their launch, on a card that waits."""
+    idle = _waiting_cards(case)
+    work = [one.flops for one in case.precision.products.values() if one.flops is not None]
+    small = sum(flops < policy.LAUNCH_FLOPS for flops in work)
+    if not idle or not work or small < policy.LAUNCH_SHARE * len(work):
+        return
+    yield Seen(
+        severity=Severity.INFO,
+        first_step=case.scale.first_step,
+        last_step=case.scale.last_step,
+        ranks=_ranks(idle),
+        summary=f"The host holds {_where(case, idle[0])} up: the network's products are small.",
+        cause=f"{small} of {count_text(len(work), 'matrix product')} need fewer than "
+        f"{policy.LAUNCH_FLOPS:.0e} operations, less time than the host needs to launch them.",
+        action="A larger batch, torch.compile(mode='reduce-overhead'), fused=True in the "
+        "optimizer.",
+        evidence=(Evidence("flops", case.scale.last_step, max(work), policy.LAUNCH_FLOPS),),
+    )
+
+
+@rule(
+    "AMP606",
+    "device-idle",
+    Severity.WARNING,
+    Page(
+        meaning="One of several cards does all the work: another holds a part of the run's memory "
+        "and computes nothing.",
+        looks="A card with at least a tenth of another's memory and hardly ever a kernel, beside "
+        "one that works.",
+        not_to_confuse="Cards of other runs, which hold nothing of this one; layers spread over "
+        "cards, which take turns; ranks that wait for one another, whose cards read 100 %.",
+        do="Under DataParallel give batches that divide by the number of cards; put inputs where "
+        "the layers are; with torchrun call torch.cuda.set_device(local_rank) first.",
+        example="DataParallel with a batch of 1: cuda:0 at 96 %, cuda:1 at 0 %.",
+    ),
+)
+def device_idle(case: Case) -> Iterator[Seen]:
+    """A card that holds memory and does nothing, beside one that works."""
+    told = [card for card in case.devices if card.seconds_used() >= policy.IDLE_SAMPLES]
+    busy = [card for card in told if card.utilisation_at(0.5) >= policy.USED_UTILISATION]
+    most = max((card.reserved_bytes for card in busy), default=0.0)
+    idle = [card for card in told if _is_unused(card, most)]
+    if not busy or not idle:
+        return
+    names = list_text([_where(case, card) for card in idle])
+    works = list_text([_where(case, card) for card in busy])
+    yield Seen(
+        severity=Severity.WARNING,
+        first_step=case.scale.first_step,
+        last_step=case.scale.last_step,
+        ranks=_ranks(idle),
+        summary=f"{names} {'does' if len(idle) == 1 else 'do'} nothing, {works} all the work.",
+        cause=f"It holds {bytes_text(idle[0].reserved_bytes)}, and a kernel runs there in at most "
+        f"{100 * idle[0].utilisation_at(policy.IDLE_QUANTILE):.0f} % of its busiest seconds.",
+        action="Send part of the batch there (DistributedDataParallel, one process a card), or "
+        "leave the card to others.",
+        evidence=(
+            Evidence("utilisation", case.scale.last_step,
+                     idle[0].utilisation_at(policy.IDLE_QUANTILE), busy[0].utilisation_at(0.5)),
+        ),
+    )  # fmt: skip
+
+
+def _waiting_cards(case: Case) -> list[Card]:
+    return [
+        card
+        for card in case.devices
+        if card.seconds_used(busy=True) >= policy.IDLE_SAMPLES
+        and _busiest(card) < policy.IDLE_UTILISATION
+    ]
+
+
+def _busiest(card: Card) -> float:
+    return card.utilisation_at(policy.IDLE_QUANTILE, busy=True)
+
+
+def _is_unused(card: Card, most_bytes: float) -> bool:
+    holds = card.reserved_bytes >= policy.UNUSED_MEMORY * most_bytes
+    return holds and card.utilisation_at(policy.IDLE_QUANTILE) <= policy.UNUSED_UTILISATION
+
+
+def _lacks_units(card: Card, dtype: str) -> bool:
+    """Whether the card is known to have no tensor cores for this format."""
+    try:
+        capability = float(card.capability or "nan")
+    except ValueError:
+        return False
+    plain = policy.NO_TENSOR_CORES in (card.name or "")
+    return capability < policy.TENSOR_CORES[dtype] or plain
+
+
+def _computes_in(case: Case, dtype: str) -> bool:
+    return dtype in case.numbers.autocast_dtypes
+
+
+def _where(case: Case, card: Card) -> str:
+    return card.device if len(case.record.ranks) == 1 else f"{card.device} of rank {card.rank}"
+
+
+def _ranks(cards: Sequence[Card]) -> tuple[int, ...]:
+    return tuple(sorted({card.rank for card in cards}))
