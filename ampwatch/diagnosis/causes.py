@@ -24,18 +24,20 @@ CAUSES: dict[str, tuple[str, ...]] = {
         "AMP207",
         "AMP203",
         "AMP204",
+        "AMP604",
+        "AMP602",
         "AMP202",
         "AMP413",
     ),
     "AMP104": ("AMP103", "AMP209", *_RATE, "AMP207", "AMP203", "AMP204"),
     "AMP105": (
         *("AMP209", *_NOT_ITS_GRADIENTS, *_RATE, "AMP207", "AMP203", "AMP204", "AMP202"),
-        *("AMP108", "AMP413"),
+        *("AMP604", "AMP602", "AMP108", "AMP413"),
     ),
     "AMP106": ("AMP410",),
     "AMP108": ("AMP416",),
     "AMP201": ("AMP408", "AMP401", "AMP107", "AMP208", "AMP413"),
-    "AMP202": (*_RATE, "AMP303"),
+    "AMP202": (*_RATE, "AMP602", "AMP303"),
     "AMP203": ("AMP209", *_MIXED, *_RATE, "AMP207", "AMP210"),
     "AMP204": ("AMP209", *_MIXED, *_RATE, "AMP207", "AMP210"),
     "AMP205": ("AMP210",),
@@ -48,6 +50,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "AMP307": (*_NOT_ITS_GRADIENTS, *_RATE),
     "AMP505": ("AMP508",),
     "AMP506": ("AMP503", "AMP504"),
+    "AMP602": ("AMP209", "AMP203", "AMP204"),
     "AMP902": ("AMP415", "AMP506", "AMP402", "AMP403", "AMP406", "AMP410"),
 }
 
@@ -63,7 +66,7 @@ _GROUNDLESS: dict[str, tuple[str, ...]] = {
 # closely; what only a sample shows (weights, all activations finite) can take longer.
 DELAY_STEPS = 2
 SAMPLING_DELAY_STEPS = 20
-_SAMPLED = frozenset({"AMP204", "AMP207"})
+_SAMPLED = frozenset({"AMP204", "AMP207", "AMP604"})
 
 # Skips leave weights alone: beside these, weights that are not finite can only be the cause.
 _NEVER_HARM_WEIGHTS = frozenset({"AMP103", "AMP105"})
@@ -75,6 +78,7 @@ _NEVER_THE_RATE = frozenset(
         *("AMP401", "AMP402", "AMP403", "AMP404", "AMP405", "AMP406", "AMP408", "AMP409", "AMP410"),
         "AMP412",
         *("AMP413", "AMP414", "AMP415", "AMP416", "AMP417", "AMP506"),
+        *("AMP601", "AMP602", "AMP603", "AMP604"),
     )
 )
 # These are not the rate's doing only when nothing had been learnt yet.

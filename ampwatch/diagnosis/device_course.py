@@ -141,6 +141,13 @@ class DeviceCourse:
                 cards[key] = known.with_rows(rows, np.flatnonzero(rows.device == code))
         return replace(self, cards=cards)
 
+    def last_times_ns(self) -> dict[int, int]:
+        """When each rank last told of its devices; a rank does so while it waits for others."""
+        last: dict[int, int] = {}
+        for card in self.cards.values():
+            last[card.rank] = max(last.get(card.rank, 0), card.last_time_ns)
+        return last
+
     def __iter__(self) -> Iterator[Card]:
         """The cards by rank and device."""
         return (self.cards[key] for key in sorted(self.cards))

@@ -35,6 +35,8 @@ from ampwatch.rows import Table
 _SETTLED_ROWS = 512
 # A rank that lags is waited for, but not for ever: what waits is folded again at each look.
 _PATIENCE_ROWS = 16 * BLOCK_ROWS
+# Each row that comes too late costs a new beginning, so the next time is waited twice as long.
+_MORE_PATIENCE = 2
 # The last whole block's rows are cut into so many parts, and wait for so much less.
 _PARTS = 4
 
@@ -66,6 +68,7 @@ class Engine:
         self._settled_rows = settled_rows
         self._facts: RecordFacts | None = None
         self._case: Case | None = None  # of the rows fed last, once somebody looked
+        self._patience_rows = _PATIENCE_ROWS
         self._spine_rank = 0
         # Settled blocks; on a copy all whole blocks; on a copy of that the parts of the next one.
         self._tiers: list[_Progress] = []
@@ -75,6 +78,9 @@ class Engine:
         """Take in what is new in a run; always the same run."""
         spine = min(run.ranks, default=0)
         if spine != self._spine_rank or not self._tiers or not self._show(run):
+            if self._tiers:
+                self._settled_rows *= _MORE_PATIENCE
+                self._patience_rows *= _MORE_PATIENCE
             self._spine_rank = spine
             begin = _Progress(new_state(run.info), Cutter(block_rows=self._block_rows))
             self._tiers = [begin]
@@ -154,7 +160,7 @@ class Engine:
         return parts
 
     def _fold_settled(self, tier: _Progress, rows: int) -> None:
-        while tier.cutter.is_settled(rows, _PATIENCE_ROWS) and tier.fold_next():
+        while tier.cutter.is_settled(rows, self._patience_rows) and tier.fold_next():
             pass
 
 

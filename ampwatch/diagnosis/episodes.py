@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis import policy
-from ampwatch.diagnosis.named import Culprits
+from ampwatch.diagnosis.culprits import Culprits
 
 NAN = float("nan")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from ampwatch.diagnosis.signals import Event, Integers
 
@@ -59,33 +59,6 @@ class Named:
         ranks = self.ranks | other.ranks
         kept = ranks if len(ranks) <= _MOST_RANKS else self.ranks
         return Named(self.layer, self.times.joined(other.times), kept, self.bounds + other.bounds)
-
-
-@dataclass(slots=True)
-class Culprits:
-    """Overflows that nothing explains: those of the backward pass by layer, and the bounds."""
-
-    layers: dict[str, Named] = field(default_factory=dict)
-    bounds: int = 0
-
-    def take(self, event: Event, position: int) -> None:
-        """Take in one overflow event."""
-        self.bounds += event.detail.get("exact") is False
-        if event.detail.get("direction") == "backward":
-            put(self.layers, event, position)
-
-    def add(self, other: Culprits) -> None:
-        """Take in all that another has."""
-        self.bounds += other.bounds
-        for layer, named in other.layers.items():
-            if layer in self.layers:
-                self.layers[layer] = self.layers[layer].joined(named)
-            elif len(self.layers) < MOST_LAYERS:
-                self.layers[layer] = named
-
-    def copy(self) -> Culprits:
-        """The same, to be changed apart."""
-        return replace(self, layers=dict(self.layers))
 
 
 def put(layers: dict[str, Named], event: Event, position: int) -> None:

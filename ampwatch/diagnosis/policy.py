@@ -154,6 +154,10 @@ DIVERGED_LOSS = 1.2
 
 # One step may be logged in the middle of an update; two steps that differ are two weights.
 RANKS_DIFFER = 2
+# What comes every hundred steps has not gone because fifty have passed: twice its own distance.
+RECURRING_GAPS = 2.0
+# How likely chance alone may be to make one rank overflow so often before it is called a wonder.
+RANK_CHANCE = 0.01
 # A checkpoint or an evaluation on one rank takes less than this, or is within 20 steps' time.
 SILENT_RANK_S, SILENT_RANK_STEPS = 60.0, 20
 # Bit-identical by chance once is possible with a saturated loss, 20 times running it is not.
@@ -173,6 +177,9 @@ MEMORY_HORIZON = 4.0
 # stands still there; one that passes its own highest twice in the last half, by a hundredth, will
 # pass the limit too.
 MEMORY_LIMIT, MEMORY_LIMIT_RECORDS, MEMORY_LIMIT_RISE = 0.95, 2, 0.01
+
+# Cached in pieces that no allocation fits: a tenth of the card is more than any one layer takes.
+SPLINTERED_SHARE = 0.1
 
 # The 95th percentile below 70 %: SageMaker Debugger's LowGPUUtilization rule. Seconds in which
 # nothing ran at all (an evaluation on the host, a notebook at rest) are left out.

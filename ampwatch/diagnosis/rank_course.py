@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block, RankRows
 from ampwatch.diagnosis.named import Times
+from ampwatch.diagnosis.signals import Event, Mask
+from ampwatch.rows import EventKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +21,14 @@ class RankFacts:
     same_losses: int = 0  # bit for bit
     last_step: int = 0
     last_time_ns: int = 0
+    ahead_ns: int | None = None  # its clock, at the first step that both have closed
 
 
 @dataclass(frozen=True, slots=True)
 class RankCourse:
     """What is remembered of the ranks; `fold` makes a new one."""
 
-    others: dict[int, RankFacts] = field(default_factory=dict)
+    others: Mapping[int, RankFacts] = field(default_factory=dict)
     first_time_ns: float = float("nan")  # of the lowest rank
     last_time_ns: float = float("nan")
     last_step: int = 0
@@ -32,15 +36,38 @@ class RankCourse:
     differ: Times = field(default_factory=Times)  # in scale, or in who skipped
     differing: tuple[int, ...] = ()  # the ranks that did
     losses_vary: bool = False
+    attempts: Mapping[int, int] = field(default_factory=dict)  # how often each rank began
+    ended: frozenset[int] = frozenset()  # those that said so
 
     def fold(self, block: Block) -> RankCourse:
         """The course with a block more."""
+        made = self._with_marks(block.events)
         if not len(block):
-            return self
-        made = self._with_spine(block)
-        for rank, rows in block.others.items():
-            made = made._with_rank(block, rank, rows)
-        return made
+            return made
+        made = made._with_spine(block)
+        apart = np.zeros(len(block), np.bool_)
+        for rank, rows in sorted(block.others.items()):
+            if len(rows.step):
+                made, here = made._with_rank(block, rank, rows)
+                apart |= here
+        where = np.flatnonzero(apart)
+        return replace(made, differ=made.differ.and_entries(where, block.step, block.start))
+
+    def is_gone(self, rank: int) -> bool:
+        """Whether this rank said that it ended, or has no part in the newest attempt."""
+        newest = max(self.attempts.values(), default=0)
+        return rank in self.ended or self.attempts.get(rank, 0) < newest
+
+    def _with_marks(self, events: tuple[Event, ...]) -> RankCourse:
+        """Which ranks began, and which said that they ended."""
+        attempts, ended = dict(self.attempts), set(self.ended)
+        for event in events:
+            if event.kind == EventKind.STARTED.value:
+                attempts[event.rank] = attempts.get(event.rank, 0) + 1
+                ended.discard(event.rank)
+            elif event.kind == EventKind.ENDED.value:
+                ended.add(event.rank)
+        return replace(self, attempts=attempts, ended=frozenset(ended))
 
     def _with_spine(self, block: Block) -> RankCourse:
         times, loss = block.columns["time_ns"], block.columns["loss"]
@@ -55,9 +82,8 @@ class RankCourse:
             last_step=int(block.step[-1]), losses_vary=vary,
         )  # fmt: skip
 
-    def _with_rank(self, block: Block, rank: int, rows: RankRows) -> RankCourse:
-        if not len(rows.step):
-            return self
+    def _with_rank(self, block: Block, rank: int, rows: RankRows) -> tuple[RankCourse, Mask]:
+        """Also where in the block it differs from the lowest rank."""
         at, there = block.at_step(rows.step)
         at, mine = at[there], np.flatnonzero(there)
         scale, theirs = block.columns["scale"][at], rows.scale[mine]
@@ -67,17 +93,24 @@ class RankCourse:
         loss, their_loss = block.columns["loss"][at], rows.loss[mine]
         both = np.isfinite(loss) & np.isfinite(their_loss)
         old = self.others.get(rank, RankFacts())
+        ahead = old.ahead_ns
+        if ahead is None:
+            ahead = _ahead_ns(block.columns["time_ns"][at], rows.time_ns[mine])
         facts = RankFacts(
             old.compared + int(both.sum()),
             old.same_losses + int((both & (loss == their_loss)).sum()),
             int(rows.step[-1]),
             int(max(old.last_time_ns, rows.time_ns.max())),
+            ahead,
         )
-        where = np.unique(at[apart])
-        differing = {*self.differing, rank} if len(where) else set(self.differing)
-        return replace(
-            self,
-            others={**self.others, rank: facts},
-            differ=self.differ.and_entries(where, block.step, block.start),
-            differing=tuple(sorted(differing)),
-        )
+        where = np.zeros(len(block), np.bool_)
+        where[at[apart]] = True
+        differing = {*self.differing, rank} if where.any() else set(self.differing)
+        others = {**self.others, rank: facts}
+        return replace(self, others=others, differing=tuple(sorted(differing))), where
+
+
+def _ahead_ns(times: np.ndarray, theirs: np.ndarray) -> int | None:
+    """By how much another rank's clock is ahead: both close a step they share together."""
+    known = np.flatnonzero((times > 0) & (theirs > 0))
+    return int(theirs[known[0]] - times[known[0]]) if len(known) else None

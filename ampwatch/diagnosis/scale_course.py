@@ -19,8 +19,9 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.culprits import Culprits
 from ampwatch.diagnosis.episodes import NAN, Episode, Fall, Scaler, Segment, Span
-from ampwatch.diagnosis.named import Culprits
+from ampwatch.diagnosis.joint_overflows import Origin
 from ampwatch.diagnosis.signals import Event, Floats, Integers, Mask
 from ampwatch.rows import EventKind
 
@@ -88,7 +89,7 @@ class ScaleCourse:
             made.open = replace(self.open, culprits=self.open.culprits.copy())
         return made
 
-    def fold(self, block: Block, overflows: Iterable[tuple[int, Event]]) -> None:
+    def fold(self, block: Block, overflows: Iterable[tuple[int, Event | Origin]]) -> None:
         """Take in a block, and its overflow events by position."""
         if not len(block):
             self._take_overflows(list(overflows))
@@ -345,11 +346,11 @@ class ScaleCourse:
                 ),
             )  # fmt: skip
 
-    def _take_overflows(self, waiting: list[tuple[int, Event]]) -> None:
+    def _take_overflows(self, waiting: list[tuple[int, Event | Origin]]) -> None:
         for position, event in waiting:
             self._take_overflow(position, event, skipped=False)
 
-    def _take_overflow(self, position: int, event: Event, *, skipped: bool) -> None:
+    def _take_overflow(self, position: int, event: Event | Origin, *, skipped: bool) -> None:
         if skipped and self.first_accepted is None:
             self.startup_culprits.take(event, position)
         elif skipped and self.open is not None:

@@ -14,6 +14,7 @@ from ampwatch.diagnosis.batch_course import BatchCourse
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.device_course import DeviceCourse
 from ampwatch.diagnosis.episodes import Scaler
+from ampwatch.diagnosis.joint_overflows import Origin, origins
 from ampwatch.diagnosis.layer_course import LayerCourse
 from ampwatch.diagnosis.ledger import Ledger
 from ampwatch.diagnosis.loop_course import LoopCourse
@@ -24,7 +25,7 @@ from ampwatch.diagnosis.rate_rows import rate_rows
 from ampwatch.diagnosis.rate_setup import RateSetup
 from ampwatch.diagnosis.scale_course import ScaleCourse
 from ampwatch.diagnosis.score_course import ScoreCourse
-from ampwatch.diagnosis.signals import Info, positive
+from ampwatch.diagnosis.signals import Event, Info, positive
 from ampwatch.rows import EventKind
 
 
@@ -57,11 +58,12 @@ class State:
     def fold(self, block: Block) -> None:
         """Take in the next block of the run."""
         forward, bad = forward_finite(block), bad_input(block)
-        overflows = [
+        overflows: list[tuple[int, Event | Origin]] = [
             (block.position(event.step), event)
             for event in block.events
             if event.kind == EventKind.OVERFLOW.value
         ]
+        overflows += [(block.position(origin.step), origin) for origin in origins(block)]
         self.scale.fold(block, sorted(overflows, key=lambda pair: pair[0]))
         self.numbers.fold(block, forward, bad)
         self.ledger.fold(block, frozenset(block.step[bad].tolist()))

@@ -158,7 +158,10 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
         guard,
     )
     enabled = scaler is not None and scaler.is_enabled()
-    observer = LayerObserver(surveyed, guard, outputs=not enabled) if surveyed.layers else None
+    observer = None
+    if surveyed.layers:
+        several = own_info.world_size > 1
+        observer = LayerObserver(surveyed, guard, outputs=not enabled, several_ranks=several)
     sampling = Sampling(observer, settings.layer_every, settings.start_step)
     loop = Loop(scaler, surveyed.parameters, courier.deliver, sampling, guard, settings.start_step)
     if observer is not None:

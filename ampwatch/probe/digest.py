@@ -19,6 +19,7 @@ from ampwatch.probe.loop import overflowed
 from ampwatch.probe.models import Survey
 from ampwatch.probe.moves import Move, Mover
 from ampwatch.probe.overflow import CulpritFinder
+from ampwatch.probe.own_backward import own_backward
 from ampwatch.probe.records import EventRecord, Loss, StepRecord, Turn
 from ampwatch.probe.stale import is_poisoned
 from ampwatch.rows import DTYPE_NUMBERS, SCHEMAS, EventKind, Table
@@ -105,16 +106,17 @@ class Digest:
         losses = [loss for turn in record.turns for loss in turn.losses if loss.counted]
         inputs = [values[at] for at in record.input_at]
         poisoned = is_poisoned(record)  # then the gradients say nothing of this step's backward
+        loss_finite = _all_finite([loss.pack.values[loss.at] for loss in losses])
+        own = own_backward(record, known, loss_finite=loss_finite)
         culprit = self._culprits.find(
-            {} if poisoned else known.parameter_finite,
-            loss_finite=_all_finite([loss.pack.values[loss.at] for loss in losses]),
+            {} if poisoned else own.parameter_finite,
+            loss_finite=loss_finite,
             input_finite=_all_finite(inputs),
             digest=details,
         )
         optimizers = [t.optimizer for t in record.turns if any(values[at] for at in t.found_inf_at)]
         detail: dict[str, Any] = {"optimizers": optimizers, "scale": scale_of(record)}
-        if poisoned:
-            detail["stale"] = True
+        detail |= {"stale": True} if poisoned else own.detail()
         if culprit is not None:
             detail |= culprit.detail()
         return EventRecord(record.step, record.time_ns, EventKind.OVERFLOW, detail)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from ampwatch.probe.records import StepRecord, Turn
 
 RING_STEPS = 64
 Columns = dict[str, list[Any]]
-EVERY_STEP = ("grad_norm", "grad_amax", "grad_finite", "update_ratio")
+EVERY_STEP = ("grad_norm", "grad_amax", "grad_finite", "grad_finite_local", "update_ratio")
 
 
 @dataclass(slots=True)
@@ -37,8 +37,10 @@ class LayerStep:
     update_ratio: NDArray[np.float64]  # nan: absent
     amax_known: NDArray[np.bool_]
     parameter_finite: dict[int, bool]  # of the parameters whose gradients were judged
+    local_finite: dict[int, bool]  # likewise of this rank's own, before ranks were joined
     first_layer: int | None = None
     first_amax: float | None = None
+    layer_local_finite: dict[int, bool] = field(default_factory=dict)
 
     def add_amax(
         self, positions: NDArray[np.int64], layer_of: NDArray[np.int64], amax: NDArray[np.float64]
@@ -64,6 +66,7 @@ class LayerLog:
     """Keeps the waiting steps; what they say of layers is worked out only when they are written."""
 
     def __init__(self, survey: Survey) -> None:
+        self._survey = survey
         self._count = len(survey.layers)
         self._layer_of = np.asarray(survey.parameter_layers, np.int64)
         self._ring: deque[_Waiting] = deque(maxlen=RING_STEPS)
@@ -97,14 +100,34 @@ class LayerLog:
             np.full(self._count, np.nan),
             np.zeros(self._count, np.bool_),
             {},
+            {} if record.local is None else record.local.finite(record.pack),
             *first_activation(record),
         )
         for turn in record.turns:
             self._add_norms(record, turn, known)
         known.grad_norm = np.sqrt(known.grad_norm)
+        self._add_local(known, record)
         for move in waiting.moves:
             known.update_ratio[move.layers] = move.ratios
         return known
+
+    def _add_local(self, known: LayerStep, record: StepRecord) -> None:
+        """Each layer's own gradients: bad if any is, good if all that were joined are known to be.
+
+        What reached the first layer tells of it on steps that were not armed: bad stays bad.
+        """
+        if record.local is None:
+            return
+        for layer in self._survey.layers:
+            judged = [at for at in layer.parameters if at in known.parameter_finite]
+            seen = [known.local_finite[at] for at in judged if at in known.local_finite]
+            if not all(seen):
+                known.layer_local_finite[layer.number] = False
+            elif judged and len(seen) == len(judged):
+                known.layer_local_finite[layer.number] = True
+        reached = record.local.first_finite(record.pack)
+        if reached is False and known.first_layer is not None:
+            known.layer_local_finite[known.first_layer] = False
 
     def _add_norms(self, record: StepRecord, turn: Turn, known: LayerStep) -> None:
         norms = turn.norms or turn.applied
@@ -182,5 +205,6 @@ def cells_of(known: LayerStep, layers: list[int]) -> Columns:
         "grad_amax": [float(known.grad_amax[n]) if known.amax_known[n] else None for n in layers],
         "grad_norm": [float(norm[n]) if known.seen[n] else None for n in layers],
         "grad_finite": [bool(finite[n]) if known.finite_known[n] else None for n in layers],
+        "grad_finite_local": [known.layer_local_finite.get(n) for n in layers],
         "update_ratio": [None if np.isnan(ratio[n]) else float(ratio[n]) for n in layers],
     }

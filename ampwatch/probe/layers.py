@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ampwatch.probe.capture import LayerCapture
 from ampwatch.probe.hooks import Guard, Hook
+from ampwatch.probe.local_gradients import LocalCapture, LocalGradients
 from ampwatch.probe.models import Layer, Survey
 from ampwatch.probe.notes import StepNotes
 from ampwatch.probe.readback import Pack
@@ -36,7 +37,9 @@ class ForwardListener(Protocol):
 class LayerObserver:
     """Hooks on every eager module while armed; two on each root, one on the first layer always."""
 
-    def __init__(self, survey: Survey, guard: Guard, *, outputs: bool = True) -> None:
+    def __init__(
+        self, survey: Survey, guard: Guard, *, outputs: bool = True, several_ranks: bool = False
+    ) -> None:
         self.armed = False
         self.first_layer: Layer | None = None
         self._survey = survey
@@ -44,6 +47,7 @@ class LayerObserver:
         self._listener: ForwardListener | None = None
         self._outputs = outputs  # whether the listener wants to hear of a forward's end too
         self._notes = StepNotes(survey, guard)
+        self._local = LocalGradients(survey, guard) if several_ranks else None
         self._while_armed: list[RemovableHandle] = []
         self._permanent: list[RemovableHandle] = []
         self._sealed: dict[int, str] = {}
@@ -66,6 +70,8 @@ class LayerObserver:
             self._notes.measure_weights()  # no hook will come to say that a forward begins
         elif not self._while_armed:
             self._hook_modules()
+            if self._local is not None:
+                self._local.arm(self._sealed)
 
     def _hook_modules(self) -> None:
         self._sealed = {}
@@ -86,12 +92,16 @@ class LayerObserver:
         """Take the hooks off again; what was noted and not collected is forgotten."""
         self.armed = False
         _remove(self._while_armed)
+        if self._local is not None:
+            self._local.disarm()
         self._begin_notes()
 
     def release(self) -> None:
         """Leave nothing of ours on the model."""
         self.disarm()
         _remove(self._permanent)
+        if self._local is not None:
+            self._local.release()
         self._listener = None
 
     def _begin_notes(self) -> None:
@@ -121,6 +131,10 @@ class LayerObserver:
             self._find_first_layer()
         self._begin_notes()
         return captured
+
+    def collect_local(self, pack: Pack) -> LocalCapture | None:
+        """What this rank's own backward gave; None where there is but one rank."""
+        return None if self._local is None else self._local.collect(pack)
 
     def collect_first(self, pack: Pack) -> list[int]:
         """Where the first layer's activation maxima of this step stand, one for each call."""
@@ -189,7 +203,10 @@ class LayerObserver:
     def _note_first(self, layer: Layer, _module: nn.Module, _args: Any, output: Any) -> None:
         if not _trains(layer):
             return
-        for tensor in tensors_in(output):
+        outputs = tensors_in(output)
+        if self._local is not None:
+            self._local.follow_first(outputs)
+        for tensor in outputs:
             if measurable(tensor):
                 seen = self._notes.extremes_of(tensor) if self.armed else extremes(tensor)
                 self._first.append(seen)

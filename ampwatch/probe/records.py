@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.probe.capture import LayerCapture
 from ampwatch.probe.gradients import NormCapture
+from ampwatch.probe.local_gradients import LocalCapture
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.updates import UpdateCapture
 from ampwatch.rows import EventKind
@@ -96,6 +97,7 @@ class StepRecord:
     first_layer_at: Sequence[int] = ()
     sampled = False
     layers: LayerCapture | None = None
+    local: LocalCapture | None = None  # only where several ranks join their gradients
     scalars: Sequence[tuple[str, int]] = ()  # the user's own
     logged_loss_at: int | None = None
 

@@ -40,6 +40,7 @@ class Sampling:
         if observer is None:
             return
         record.layers = observer.collect(record.pack)
+        record.local = observer.collect_local(record.pack)
         record.first_layer_at = observer.collect_first(record.pack)
         if record.first_layer_at and observer.first_layer is not None:
             record.first_layer = observer.first_layer.number

@@ -13,7 +13,7 @@ HALF = frozenset({torch.float16, torch.bfloat16})
 FLOATING = HALF | {torch.float32, torch.float64}
 
 # Subclasses may communicate, decompress or not compute at all when they are reduced.
-_PLAIN = (Tensor, nn.Parameter)
+PLAIN = (Tensor, nn.Parameter)
 
 # Dicts of tuples of tensors are common, deeper nests are not; a long cache of tensors is cut.
 _DEPTH = 3
@@ -56,7 +56,7 @@ def measurable(tensor: Tensor) -> bool:
     """Whether reducing this tensor now is safe, cheap and invisible."""
     return (
         tensor.dtype in FLOATING
-        and type(tensor) in _PLAIN
+        and type(tensor) in PLAIN
         and tensor.layout is torch.strided
         and tensor.numel() > 0
         and (tensor.is_cpu or _device_allows(tensor))

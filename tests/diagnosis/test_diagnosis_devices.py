@@ -59,7 +59,7 @@ def rise(first, last, count=1200, start=0.0, stop=1.0):
     return first + (last - first) * np.clip((at - start) / (stop - start), 0, 1)
 
 
-# -- memory -----------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 def test_memory_that_is_kept_from_step_to_step_is_a_warning():
@@ -126,7 +126,17 @@ def test_a_leak_explains_the_memory_that_ran_out():
     assert finding(run, "AMP506").because_of == "AMP503"
 
 
-# -- work -------------------------------------------------------------------------------------------
+def test_memory_that_ran_out_in_splinters_is_told_with_its_remedy():
+    card_then = {"device": "cuda:0", "allocated_bytes": 50e9, "total_bytes": 80e9,
+                 "inactive_split_bytes": 20e9}  # fmt: skip
+    words = {"message": "CUDA out of memory", "out_of_memory": True, "memory": [card_then, 3]}
+    run = run_with(card(10), events=event_table([(299, "exception", words)]))
+    cause = finding(run, "AMP506").cause
+    assert "cuda:0 held 50.0 GB of 80.0 GB. 20.0 GB more is cached" in cause
+    assert "expandable_segments" in cause
+
+
+# -- work ------------------------------------------------------------------------------------------
 
 
 def products(flops, count=4):
@@ -215,7 +225,7 @@ def test_a_card_without_tensor_cores_for_the_format_is_named(name, capability, d
     assert ("AMP507" in found(run)) is lacks
 
 
-# -- what there may be ------------------------------------------------------------------------------
+# -- what there may be -----------------------------------------------------------------------------
 
 
 def test_rows_of_a_processor_and_of_a_card_that_failed_say_nothing():

@@ -27,6 +27,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ampwatch.diagnosis import Engine, diagnose
+from ampwatch.diagnosis import engine as diagnosis_engine
+from ampwatch.diagnosis.state import new_state
 from ampwatch.rows import Table
 from ampwatch.store import open_run
 
@@ -34,9 +36,9 @@ SMALL = {"block_rows": 16, "settled_rows": 4}
 NUMBERS = st.sampled_from([None, 0.0, 1e-320, 0.5, 1.0, 2.0, 4.0, 1024.0, 65536.0, 2.0**-130,
                            -1.0, math.inf, math.nan])  # fmt: skip
 TRUTHS = st.sampled_from([None, True, False, False])
-KINDS = ["overflow", "exception", "misuse", "gap", "state-loaded", "state-saved", "scale-set",
-         "optimizer", "started", "scaler-replaced", "lr-changed", "batch-size-changed",
-         "no such kind"]  # fmt: skip
+KINDS = ["overflow", "overflow", "ended", "exception", "misuse", "gap", "state-loaded",
+         "state-saved", "scale-set", "optimizer", "started", "scaler-replaced", "lr-changed",
+         "batch-size-changed", "no such kind"]  # fmt: skip
 DETAILS = st.one_of(
     st.none(),
     st.text(max_size=6),
@@ -47,6 +49,8 @@ DETAILS = st.one_of(
             "layer": st.sampled_from(["up", "down", "", None, 3]),
             "exact": st.sampled_from([True, False, None]),
             "fatal": TRUTHS,
+            "own_finite": TRUTHS,
+            "own_exact": TRUTHS,
             "second_step": TRUTHS,
             "second_unscale": TRUTHS,
             "code": st.sampled_from(["AMP401", "AMP403", "AMP412", 9, None]),
@@ -81,7 +85,8 @@ DEVICE_ROWS = st.fixed_dictionaries(
      "peak_bytes": BYTES, "used_bytes": BYTES, "reserved_bytes": BYTES, "total_bytes": BYTES,
      "gap": st.sampled_from([0, 1, 1, 5])}
 )  # fmt: skip
-EVENTS = st.tuples(st.one_of(st.none(), st.integers(0, 80)), st.sampled_from(KINDS), DETAILS)
+EVENTS = st.tuples(st.one_of(st.none(), st.integers(0, 80)), st.sampled_from(KINDS), DETAILS,
+                   st.sampled_from([0, 1, 2]))  # fmt: skip
 
 
 @st.composite
@@ -124,9 +129,15 @@ def run_of(arrivals, info=None):
         step_table(**{n: [row[n] for row in steps] for n in names}),
         layers=layer_table(layers),
         devices=device_table(devices),
-        events=event_table(events, raw=True),
+        events=with_ranks(event_table([e[:3] for e in events], raw=True), [e[3] for e in events]),
         info=info or Info(scaler={**DEFAULTS, "growth_interval": 20}),
     )
+
+
+def with_ranks(events, ranks):
+    """Events of these ranks."""
+    at = events.schema.get_field_index("rank")
+    return events.set_column(at, "rank", pa.array(ranks, pa.int32()))
 
 
 def same(left, right):
@@ -301,3 +312,21 @@ def test_what_is_remembered_does_not_grow_with_the_run():
 def test_an_engine_without_a_run_says_what_to_do():
     with pytest.raises(RuntimeError, match="feed"):
         Engine().look()
+
+
+def test_a_rank_that_is_always_far_behind_costs_a_new_beginning_only_now_and_then(monkeypatch):
+    monkeypatch.setattr(diagnosis_engine, "_PATIENCE_ROWS", 64)
+    began = []
+
+    def begin(info):
+        began.append(info)
+        return new_state(info)
+
+    monkeypatch.setattr(diagnosis_engine, "new_state", begin)
+    engine = Engine(**SMALL)
+    for done in range(20, 3000, 20):
+        behind = max(1, done - 1000)
+        columns = {"step": [*range(done), *range(behind)], "rank": [0] * done + [1] * behind}
+        skipped = [False] * (done + behind)
+        engine.feed(HandBuiltRun(step_table(**columns, skipped=skipped)))
+    assert 1 < len(began) <= 6  # the first, and once for each doubling up to its lag

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-from hand_built import DEFAULTS, HandBuiltRun, Info, step_table
+import pyarrow as pa
+import pyarrow.compute
+from hand_built import (
+    DEFAULTS,
+    HandBuiltRun,
+    Info,
+    device_table,
+    event_table,
+    follow,
+    step_table,
+)
 
 from ampwatch.diagnosis import diagnose
 
@@ -65,3 +75,152 @@ def test_a_constant_loss_says_nothing_of_the_data():
     at = run.steps.schema.get_field_index("loss")
     run.steps = run.steps.set_column(at, "loss", [[1.0] * run.steps.num_rows])
     assert "AMP605" not in found(run)
+
+
+# -- whose overflow it was -------------------------------------------------------------------------
+
+
+def overflowing(at, own, *, ranks=2, count=400, exact=True, direction=None):
+    """Ranks that skip these steps together; `own` says for a step which ranks' own was finite."""
+    skipped = [step in set(at) for step in range(count)]
+    scale, after = follow(skipped, 65536.0, 2000)
+    columns = {name: values * ranks for name, values in
+               {"step": list(range(count)), "scale": scale, "scale_after": after,
+                "skipped": skipped}.items()}  # fmt: skip
+    columns["rank"] = [rank for rank in range(ranks) for _ in range(count)]
+    columns["loss"] = np.random.default_rng(0).normal(2, 0.1, count * ranks).tolist()
+    columns["time_ns"] = [SECOND * (1 + step) for step in columns["step"]]
+    events = event_table([
+        (step, "overflow", {"own_finite": own(step)[rank], "own_exact": exact}
+         | ({"direction": direction} if direction and not own(step)[rank] else {}))
+        for step in at for rank in range(ranks)
+    ])  # fmt: skip
+    of_rank = [rank for _ in at for rank in range(ranks)]
+    where = events.schema.get_field_index("rank")
+    events = events.set_column(where, "rank", [of_rank])
+    return HandBuiltRun(step_table(**columns), events=events, info=Info(scaler=DEFAULTS))
+
+
+SPREAD = range(40, 400, 30)  # a dozen, each an episode of its own
+
+
+def by_ranks(run):
+    return {
+        f.code: (f.severity.value, f.ranks)
+        for f in diagnose(run).findings
+        if f.code in {"AMP602", "AMP604"}
+    }
+
+
+def test_the_one_rank_that_always_overflows_is_named():
+    run = overflowing(SPREAD, lambda _: (True, False))
+    assert by_ranks(run) == {"AMP602": ("warning", (1,))}
+
+
+def test_ranks_that_take_turns_are_not_blamed():
+    assert by_ranks(overflowing(SPREAD, lambda step: (step % 60 == 10, step % 60 != 10))) == {}
+
+
+def test_a_few_overflows_of_one_of_two_ranks_may_be_chance():
+    assert by_ranks(overflowing(SPREAD[-4:], lambda _: (True, False))) == {}
+
+
+def test_of_eight_ranks_it_takes_fewer_to_be_no_chance():
+    own = (*(True,) * 7, False)
+    run = overflowing(SPREAD[-4:], lambda _: own, ranks=8)
+    assert by_ranks(run) == {"AMP602": ("warning", (7,))}
+
+
+def test_a_loss_that_only_one_rank_loses_is_told_at_once_and_is_a_warning_when_it_repeats():
+    once = overflowing(SPREAD[-1:], lambda _: (True, False), direction="loss")
+    assert by_ranks(once) == {"AMP602": ("info", (1,))}
+    often = overflowing(SPREAD[-3:], lambda _: (True, False), direction="forward")
+    assert by_ranks(often) == {"AMP602": ("warning", (1,))}
+
+
+def test_a_rank_that_has_long_been_well_is_told_of_without_alarm():
+    run = overflowing(SPREAD, lambda _: (True, False), count=2000)
+    assert by_ranks(run) == {"AMP602": ("info", (1,))}
+
+
+def test_finite_gradients_on_every_rank_leave_the_reduction():
+    run = overflowing(SPREAD, lambda _: (True, True))
+    assert by_ranks(run) == {"AMP604": ("error", (0, 1))}
+
+
+def test_gradients_that_nobody_saw_whole_prove_nothing_of_the_reduction():
+    assert by_ranks(overflowing(SPREAD, lambda _: (True, True), exact=False)) == {}
+
+
+def test_what_only_some_ranks_tell_proves_nothing():
+    run = overflowing(SPREAD, lambda _: (True, False))
+    run.events = run.events.filter(pa.compute.equal(run.events["rank"], 1))
+    assert by_ranks(run) == {}
+
+
+def test_a_reduction_that_overflows_while_the_scale_is_searched_is_the_search():
+    assert by_ranks(overflowing(range(8), lambda _: (True, True))) == {}
+
+
+def test_growth_that_the_reduction_caps_is_a_saw_and_no_error():
+    own = lambda _: (True, True)  # noqa: E731
+    run = overflowing(range(2000, 12000, 2001), own, count=12100)
+    assert found(run) == {"AMP102": "info"}
+
+
+# -- signs of life ---------------------------------------------------------------------------------
+
+
+def marks(*events):
+    """Events as (step, rank, kind)."""
+    table = event_table([(step, kind, {}) for step, _, kind in events])
+    where = table.schema.get_field_index("rank")
+    return table.set_column(where, "rank", [[rank for _, rank, _ in events]])
+
+
+def test_a_rank_that_said_that_it_ended_is_not_silent():
+    run = two(other_loss=1.01, other_count=100, events=marks((100, 1, "ended")))
+    assert "AMP603" not in found(run)
+
+
+def test_a_rank_that_began_again_after_its_end_and_stopped_is_silent():
+    events = marks((0, 0, "started"), (0, 1, "started"), (50, 1, "ended"), (50, 0, "started"),
+                   (50, 1, "started"))  # fmt: skip
+    assert "AMP603" in found(two(other_loss=1.01, other_count=100, events=events))
+
+
+def test_a_rank_that_a_restart_no_longer_has_is_not_silent():
+    events = marks((0, 0, "started"), (0, 1, "started"), (100, 0, "started"))
+    assert "AMP603" not in found(two(other_loss=1.01, other_count=100, events=events))
+
+
+def test_a_clock_that_is_two_minutes_behind_is_no_silence():
+    run = two(other_loss=1.01)
+    times = [SECOND * (1 + step - 120 * rank) for rank in (0, 1) for step in range(200, 400)]
+    run.steps = run.steps.set_column(run.steps.schema.get_field_index("time_ns"), "time_ns",
+                                     [times])  # fmt: skip
+    assert found(run) == {}
+
+
+def living(rank, first, last):
+    return [
+        {"time_ns": SECOND * n, "rank": rank, "device": "cpu", "host_rss_bytes": 1}
+        for n in range(first, last)
+    ]
+
+
+def test_a_rank_that_died_while_the_other_waits_for_it_is_silent():
+    """Both stop at one collective; the devices of the one that lives are sampled on."""
+    devices = device_table([*living(0, 1, 400), *living(1, 1, 200)])
+    (one,) = [
+        f for f in diagnose(two(other_loss=1.01, devices=devices)).findings if f.code == "AMP603"
+    ]
+    assert one.ranks == (1,)
+    assert "process lives" not in one.cause
+
+
+def test_a_rank_that_hangs_while_others_go_on_is_silent_though_its_process_lives():
+    devices = device_table([*living(0, 1, 200), *living(1, 1, 200)])
+    run = two(other_loss=1.01, other_count=100, devices=devices)
+    (one,) = [f for f in diagnose(run).findings if f.code == "AMP603"]
+    assert (one.ranks, "process lives" in one.cause) == ((1,), True)

@@ -40,8 +40,11 @@ def step(model, optimizer, scaler, clip=False):
     return loss.item(), scale, None if norm is None else norm.item()
 
 
-def test_nothing_of_ours_waits_for_the_device(tmp_path, monkeypatch):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_nothing_of_ours_waits_for_the_device(tmp_path, monkeypatch, ranks):
     """Inside every call of ours a synchronisation is an error, which strict mode raises."""
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))  # of several, each looks at its own gradients
+    monkeypatch.setenv("RANK", "0")
     run = guard.Guard.run
 
     def watched(self, function, *arguments):
@@ -59,7 +62,10 @@ def test_nothing_of_ours_waits_for_the_device(tmp_path, monkeypatch):
         for number in range(60):
             step(model, optimizer, scaler, clip=number % 3 == 0)
     monkeypatch.undo()
-    assert ampwatch.open_run(watch.run_folder).steps.num_rows == 60
+    run = ampwatch.open_run(watch.run_folder)
+    assert run.steps.num_rows == 60
+    known = set(run.layers["grad_finite_local"].to_pylist())
+    assert (True in known, False in known) == ((True, True) if ranks == 2 else (False, False))
 
 
 def test_training_on_the_gpu_ends_bit_for_bit_as_without_the_watch(tmp_path):
@@ -99,3 +105,16 @@ def test_devices_are_sampled_with_their_card(tmp_path):
     assert {row["device"] for row in rows} == {"cuda:0"}
     assert rows[-1]["allocated_bytes"] > 0
     assert rows[-1]["total_bytes"] > rows[-1]["allocated_bytes"]
+    major, minor = torch.cuda.get_device_capability()
+    assert rows[-1]["capability"] == f"{major}.{minor}"
+    assert rows[-1]["peak_bytes"] >= rows[-1]["allocated_bytes"]
+
+
+def test_a_small_network_on_a_card_of_its_own_is_no_trouble_to_its_memory(tmp_path):
+    """A minute is too short for any judgement of memory or idleness: all of it is warm-up."""
+    model, optimizer, scaler = parts()
+    with ampwatch.attach(scaler, model, log_dir=tmp_path) as watch:
+        for _ in range(200):
+            step(model, optimizer, scaler)
+    found = {f.code for f in ampwatch.diagnose(ampwatch.open_run(watch.run_folder)).findings}
+    assert not found & {"AMP503", "AMP504", "AMP505", "AMP506", "AMP508", "AMP606"}

@@ -1,4 +1,4 @@
-"""AMP503 to AMP505, AMP507, AMP508 and AMP606: the cards' memory, and what they do not get to do."""
+"""AMP503 to AMP505, AMP507, AMP508, AMP606: the cards' memory, and what they do not get to do."""
 
 from __future__ import annotations
 

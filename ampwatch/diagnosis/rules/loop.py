@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import Page, Seen, rule
-from ampwatch.diagnosis.signals import Event
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.signals import Event, positive
+from ampwatch.diagnosis.words import bytes_text, count_text
 
 
 @rule(
@@ -126,7 +127,8 @@ _DTYPE_MARKS = (
     Page(
         meaning="The device ran out of memory and the error ended training.",
         looks="An out-of-memory exception left the loop; the layer is the innermost one in which "
-        "it was raised, which is where memory ended, not always what used it.",
+        "it was raised, which is where memory ended, not always what used it. What the process "
+        "held then stands beside it, and AMP503 where it had been growing.",
         not_to_confuse="The host's memory: then the process is killed without an exception.",
         do="A smaller batch with accumulation, activation checkpointing, or a leaner optimizer. "
         "Look for tensors that are kept from step to step.",
@@ -137,10 +139,29 @@ def out_of_memory(case: Case) -> Iterator[Seen]:
     """The device's memory ended training."""
     for event in case.ledger.fatal:
         if event.detail.get("out_of_memory") or "out of memory" in _message(event):
-            yield _ended_by(
+            seen = _ended_by(
                 event,
                 "Training ran out of memory",
                 "Take a smaller batch with accumulation, or checkpoint activations.",
+            )
+            yield replace(seen, cause=" ".join((seen.cause, *_memory_then(event))))
+
+
+def _memory_then(event: Event) -> Iterator[str]:
+    """What the process held of each card when memory ended, and how much of it in splinters."""
+    rows = event.detail.get("memory")
+    for row in rows if isinstance(rows, list) else ():
+        held, total, split = (
+            positive(row.get(name)) if isinstance(row, dict) else None
+            for name in ("allocated_bytes", "total_bytes", "inactive_split_bytes")
+        )
+        if held is None or total is None:
+            continue
+        yield f"{row.get('device')} held {bytes_text(held)} of {bytes_text(total)}."
+        if split is not None and split >= policy.SPLINTERED_SHARE * total:
+            yield (
+                f"{bytes_text(split)} more is cached in pieces too small to use: "
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may be all it takes."
             )
 
 

@@ -1,13 +1,15 @@
-"""AMP601, AMP603 and AMP605: ranks that differ, fall silent, or do the same work."""
+"""AMP601 to AMP605: ranks that differ, overflow alone, fall silent, or do the same work."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.words import count_text
 
@@ -46,14 +48,61 @@ def ranks_disagree(case: Case) -> Iterator[Seen]:
 
 
 @rule(
+    "AMP602",
+    "one-rank-overflows",
+    Severity.WARNING,
+    Page(
+        meaning="It is always the same rank whose gradients overflow, and all ranks skip the step "
+        "for it: its share of the data is bad, or its card is.",
+        looks="Overflows, not explained by the search or by growth, in which one rank's own loss "
+        "or gradients were not finite and all others' were; more often the same rank than chance "
+        "would have it, where the scale may have had a part.",
+        not_to_confuse="A scale that is too high, which meets now this rank and now that; ranks "
+        "of which one skips and another does not (AMP601).",
+        do="Look at that rank's batches at these steps. If they are sound, run them on another "
+        "rank: what stays with the card is the card's.",
+        example="rank 1 alone in 10 of 10 overflows: its shard holds targets of 1e13.",
+    ),
+)
+def one_rank_overflows(case: Case) -> Iterator[Seen]:
+    """Overflows that one rank brings to all."""
+    joint = case.scale.culprits.joint
+    for rank, one in sorted(joint.alone.items()):
+        times = one.times
+        certain = one.before_scale >= policy.BACKWARD_OVERFLOWS
+        often = times.count >= policy.BACKWARD_OVERFLOWS and not joint.is_chance(times.count)
+        if not (certain or often or one.before_scale):
+            continue
+        standing = _stands(case, times)
+        count = f"{times.count} of {count_text(joint.judged, 'overflow')}"
+        yield Seen(
+            severity=Severity.WARNING if standing and (certain or often) else Severity.INFO,
+            first_step=times.first_step,
+            last_step=times.last_step,
+            ranks=(rank,),
+            summary=f"Rank {rank} alone overflows, in {count}"
+            + ("." if standing else ", and no longer at the end."),
+            cause="Its own loss or gradients are not finite there and the other ranks' are; the "
+            "sum is not, so all ranks skip.",
+            action=f"Look at rank {rank}'s batches at these steps; if they are sound, at its card.",
+            evidence=(
+                Evidence("overflows", times.last_step, float(times.count), float(joint.judged)),
+            ),
+        )
+
+
+@rule(
     "AMP603",
     "rank-silent",
     Severity.ERROR,
     Page(
         meaning="One rank has stopped writing while others went on: its process died, hangs, or "
         "waits for a collective that never comes.",
-        looks="A rank's last row is a minute older than another's, and 20 steps' time.",
-        not_to_confuse="A run that ended: then all ranks stop at about the same time.",
+        looks="A rank's last row is a minute older than another's, and 20 steps' time: its steps, "
+        "or the samples of its devices, which go on while a living rank waits for a dead one. "
+        "Clocks that differ are set right by the first step that both closed.",
+        not_to_confuse="A rank that said that it ended; one that a restart with fewer ranks no "
+        "longer has.",
         do="Look at that rank's process and its output; a rank that died leaves the others "
         "waiting at the next collective.",
         example="rank 2 ends at step 4,100 by an out-of-memory kill, the others at 4,180.",
@@ -61,30 +110,114 @@ def ranks_disagree(case: Case) -> Iterator[Seen]:
 )
 def rank_silent(case: Case) -> Iterator[Seen]:
     """A rank whose rows stop while others' go on."""
-    course, record = case.ranks, case.record
+    course = case.ranks
     if not course.others or math.isnan(course.last_time_ns):
         return
-    lowest = min(record.ranks, default=0)
-    ends = {r: (f.last_time_ns, f.last_step) for r, f in course.others.items() if f.last_time_ns}
-    ends[lowest] = (int(course.last_time_ns), course.last_step)
-    newest = max(time for time, _ in ends.values())
+    signs = _signs_of_life(case)
     step_ns = (course.last_time_ns - course.first_time_ns) / max(1, course.rows - 1)
     patience = max(policy.SILENT_RANK_S * 1e9, policy.SILENT_RANK_STEPS * step_ns)
-    silent = sorted(r for r, (time, _) in ends.items() if newest - time > patience)
+    newest_step = max(sign.step_ns for sign in signs)
+    newest = max(sign.any_ns for sign in signs)
+    silent = [
+        sign
+        for sign in signs
+        if (newest_step - sign.step_ns > patience or newest - sign.any_ns > patience)
+        and not course.is_gone(sign.rank)
+    ]
     if not silent:
         return
-    first = silent[0]
-    seconds = (newest - ends[first][0]) / 1e9
+    one = silent[0]
+    seconds = max(newest_step - one.step_ns, newest - one.any_ns) / 1e9
     yield Seen(
         severity=Severity.ERROR,
-        first_step=ends[first][1],
-        last_step=max(step for _, step in ends.values()),
-        ranks=tuple(silent),
-        summary=f"Rank {first} has been silent since step {ends[first][1]}.",
-        cause=f"Its last row is {seconds:.0f} s older than another rank's.",
+        first_step=one.step,
+        last_step=max(sign.step for sign in signs),
+        ranks=tuple(sign.rank for sign in silent),
+        summary=f"Rank {one.rank} has been silent since step {one.step}.",
+        cause=f"Its last row is {seconds:.0f} s older than another rank's."
+        + (
+            " Its devices are still sampled, so its process lives."
+            if newest - one.any_ns <= patience
+            else ""
+        ),
         action="Look at that rank's process: it died, hangs, or waits for the others.",
-        evidence=(Evidence("step", ends[first][1], seconds, patience / 1e9),),
+        evidence=(Evidence("step", one.step, seconds, patience / 1e9),),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    """When a rank was heard of last, by the lowest rank's clock."""
+
+    rank: int
+    step: int
+    step_ns: int  # its last step
+    any_ns: int  # its last row of any kind
+
+
+def _signs_of_life(case: Case) -> list[_Sign]:
+    course = case.ranks
+    lowest = min(case.record.ranks, default=0)
+    ends = {r: (f.last_step, f.last_time_ns, f.ahead_ns or 0)
+            for r, f in course.others.items() if f.last_time_ns}  # fmt: skip
+    ends[lowest] = (course.last_step, int(course.last_time_ns), 0)
+    heard = case.devices.last_times_ns()
+    return [
+        _Sign(rank, step, time_ns - ahead_ns, max(time_ns, heard.get(rank, 0)) - ahead_ns)
+        for rank, (step, time_ns, ahead_ns) in sorted(ends.items())
+    ]
+
+
+@rule(
+    "AMP604",
+    "reduction-overflow",
+    Severity.ERROR,
+    Page(
+        meaning="Every rank's own gradients are finite, and what they add up to is not: the sum "
+        "or its format overflows on the way between ranks.",
+        looks="Overflows, not explained by the search or by growth, before which no rank's "
+        "parameters had a gradient that was not finite. Seen on sampled steps and on the 20 "
+        "after a skip.",
+        not_to_confuse="One rank that spoils the sum (AMP602); gradients that overflow in the "
+        "backward pass of all ranks (AMP202).",
+        do="Reduce in float32, or in bf16 (bf16_compress_hook); divide before the sum and not "
+        "after; keep layers that run in float32 out of the compressed buckets.",
+        example="fp16_compress_hook on a float32 head whose scaled gradients reach 280,000: 10 of "
+        "10 overflows with finite gradients on both ranks.",
+    ),
+)
+def reduction_overflow(case: Case) -> Iterator[Seen]:
+    """Finite gradients whose sum is not."""
+    joint, times = case.scale.culprits.joint, case.scale.culprits.joint.joining
+    if times.count < policy.BACKWARD_OVERFLOWS or _still_searches(case):
+        return
+    standing = _stands(case, times)
+    yield Seen(
+        severity=Severity.ERROR if standing else Severity.INFO,
+        first_step=times.first_step,
+        last_step=times.last_step,
+        summary=f"The ranks' gradients are finite and their sum is not, "
+        f"{count_text(times.count, 'time')}" + ("." if standing else "; the run recovered."),
+        cause="Before the ranks were joined every gradient was finite, on every rank: the "
+        "reduction, or the format it is done in, overflows.",
+        action="Reduce in float32 or bf16 (bf16_compress_hook instead of fp16_compress_hook), and "
+        "divide before the sum.",
+        evidence=(Evidence("overflows", times.last_step, float(times.count), float(joint.judged)),),
+    )
+
+
+def _stands(case: Case, times: Times) -> bool:
+    """Whether it happened lately, or not longer ago than twice its own distance."""
+    if case.stands(times) or times.first_step is None or times.last_step is None:
+        return case.stands(times)
+    gap = (times.last_step - times.first_step) / max(1, times.count - 1)
+    since = (case.scale.last_step or 0) - times.last_step
+    return since <= policy.RECURRING_GAPS * gap
+
+
+def _still_searches(case: Case) -> bool:
+    """Whether the scale may still come to where the sum fits."""
+    return case.is_searching and case.scale.startup_skips < policy.STARTUP_BLIND_SKIPS
 
 
 @rule(

@@ -1,0 +1,109 @@
+"""What the ranks' overflow events of one step say together: whose backward it was, or nobody's.
+
+Where ranks join their gradients, an overflow of one is an overflow of all; each rank's event tells
+whether its own gradients were finite before. A step is judged only where every rank has told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.named import Times
+from ampwatch.diagnosis.signals import Event
+from ampwatch.rows import EventKind
+
+# No scale can help these, so chance and growth have no part in them.
+_BEFORE_THE_SCALE = frozenset(("forward", "input", "loss"))
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where one step's overflow came from: from one rank alone, or from the joining."""
+
+    step: int
+    ranks: int  # that told
+    alone: int | None = None
+    joining: bool = False
+    before_scale: bool = False  # the rank's own loss or activations were not finite
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """The overflows that came from one rank alone."""
+
+    times: Times = field(default_factory=Times)
+    before_scale: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Origins counted; `and_origin` makes a new one."""
+
+    judged: int = 0
+    ranks: int = 0  # how many there are at most
+    alone: Mapping[int, Alone] = field(default_factory=dict)
+    joining: Times = field(default_factory=Times)
+
+    def and_origin(self, origin: Origin, position: int) -> Joint:
+        """One more step."""
+        made = replace(self, judged=self.judged + 1, ranks=max(self.ranks, origin.ranks))
+        if origin.joining:
+            return replace(made, joining=self.joining.and_at(origin.step, position))
+        if origin.alone is None:
+            return made
+        old = self.alone.get(origin.alone, Alone())
+        times = old.times.and_at(origin.step, position)
+        one = Alone(times, old.before_scale + origin.before_scale)
+        return replace(made, alone={**self.alone, origin.alone: one})
+
+    def joined(self, later: Joint) -> Joint:
+        """Both together."""
+        alone = dict(self.alone)
+        for rank, one in later.alone.items():
+            old = alone.get(rank, Alone())
+            count = old.before_scale + one.before_scale
+            alone[rank] = Alone(old.times.joined(one.times), count)
+        joining = self.joining.joined(later.joining)
+        return Joint(self.judged + later.judged, max(self.ranks, later.ranks), alone, joining)
+
+    def is_chance(self, count: int) -> bool:
+        """Whether so many from one rank are no wonder, were every rank as likely each time.
+
+        Chernoff's bound on the binomial's tail, times the ranks that it might have been.
+        """
+        share = count / max(1, self.judged)
+        expected = 1.0 / max(2, self.ranks)
+        if share <= expected:
+            return True
+        surprise = share * math.log(share / expected)
+        if share < 1.0:
+            surprise += (1.0 - share) * math.log((1.0 - share) / (1.0 - expected))
+        return self.ranks * math.exp(-self.judged * surprise) > policy.RANK_CHANCE
+
+
+def origins(block: Block) -> Iterator[Origin]:
+    """The origin of each overflow of a block that all ranks tell of."""
+    told: dict[int, dict[int, Event]] = {}
+    for event in block.events:
+        if event.kind == EventKind.OVERFLOW.value and "own_finite" in event.detail:
+            told.setdefault(event.step, {})[event.rank] = event
+    for step, events in told.items():
+        there = 1 + sum(bool((rows.step == step).any()) for rows in block.others.values())
+        if len(events) >= max(2, there):
+            yield _origin(step, events)
+
+
+def _origin(step: int, events: Mapping[int, Event]) -> Origin:
+    bad = [rank for rank, event in events.items() if event.detail["own_finite"] is False]
+    if not bad:
+        exact = all(event.detail.get("own_exact") is True for event in events.values())
+        return Origin(step, len(events), joining=exact)
+    if len(bad) > 1:
+        return Origin(step, len(events))
+    direction = events[bad[0]].detail.get("direction")
+    before = str(direction) in _BEFORE_THE_SCALE
+    return Origin(step, len(events), alone=bad[0], before_scale=before)

@@ -1,0 +1,119 @@
+"""What this rank's own backward gives, before the ranks' gradients are joined.
+
+A hook on a parameter sees its gradient before it is accumulated, and so before DDP's reducer, whose
+own hooks come after. That is a reduction for each parameter, so it is done on armed steps only. On
+every step what reaches the first layer is looked at: one value that is not finite makes all bad
+that the backward reaches after it. Nothing here communicates, synchronises or writes to a gradient.
+
+Unknown stays what no hook sees: parameters inside a compiled graph, those that FSDP keeps (their
+gradients are joined before they arrive), and sparse gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from ampwatch.probe.hooks import Guard, Hook
+from ampwatch.probe.models import Survey
+from ampwatch.probe.readback import Pack
+from ampwatch.probe.tensors import PLAIN, extremes, measurable
+
+Extremes = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCapture:
+    """Where a step's largest magnitudes stand in its pack."""
+
+    parameters: Mapping[int, tuple[int, ...]]  # by the parameter's position, one for each pass
+    first: tuple[int, ...]  # of what reached the first layer's output, one for each call
+
+    def finite(self, pack: Pack) -> dict[int, bool]:
+        """Which parameters' own gradients were finite, as far as they were seen."""
+        return {
+            position: all(math.isfinite(pack.values[at]) for at in places)
+            for position, places in self.parameters.items()
+        }
+
+    def first_finite(self, pack: Pack) -> bool | None:
+        """Whether what reached the first layer was; None if nothing was seen there."""
+        if not self.first:
+            return None
+        return all(math.isfinite(pack.values[at]) for at in self.first)
+
+
+class LocalGradients:
+    """Hooks on the parameters while armed, and on the first layer's output in each forward."""
+
+    def __init__(self, survey: Survey, guard: Guard) -> None:
+        self._survey = survey
+        self._guard = guard
+        self._handles: list[RemovableHandle] = []
+        self._first_handles: list[RemovableHandle] = []
+        self._seen: dict[int, list[Extremes]] = {}
+        self._first: list[Extremes] = []
+
+    def arm(self, blind: Iterable[int]) -> None:
+        """Look at the parameters from now on, but for those of layers that no hook sees into."""
+        if self._handles:
+            return
+        unseen = frozenset(blind)
+        for position, parameter in enumerate(self._survey.parameters):
+            layer = self._survey.layers[self._survey.parameter_layers[position]]
+            sealed = layer.number in unseen or layer.parent in unseen
+            if parameter.requires_grad and type(parameter) in PLAIN and not sealed:
+                hook = Hook(self._guard, self._note, position)
+                self._handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
+
+    def disarm(self) -> None:
+        """Take the hooks off the parameters."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._seen.clear()
+
+    def release(self) -> None:
+        """Leave nothing of ours anywhere."""
+        self.disarm()
+        self._forget_first()
+
+    def follow_first(self, outputs: Iterable[Tensor]) -> None:
+        """The first layer has given these."""
+        for tensor in outputs:
+            if tensor.requires_grad and measurable(tensor):
+                hook = Hook(self._guard, self._note_first)
+                self._first_handles.append(tensor.register_hook(hook))  # type: ignore[no-untyped-call]
+
+    def collect(self, pack: Pack) -> LocalCapture | None:
+        """The step's values, put into its pack; None if nothing was seen."""
+        seen, self._seen = self._seen, {}
+        first, self._first = self._first, []
+        self._forget_first()
+        if not seen and not first:
+            return None
+        return LocalCapture(
+            {position: _put(values, pack) for position, values in seen.items()}, _put(first, pack)
+        )
+
+    def _forget_first(self) -> None:
+        """A tensor that the user keeps must not keep us."""
+        for handle in self._first_handles:
+            handle.remove()
+        self._first_handles.clear()
+
+    def _note(self, position: int, gradient: Tensor | None) -> None:
+        if gradient is not None and measurable(gradient):
+            self._seen.setdefault(position, []).append(extremes(gradient))
+
+    def _note_first(self, gradient: Tensor | None) -> None:
+        if gradient is not None and measurable(gradient):
+            self._first.append(extremes(gradient))
+
+
+def _put(values: Iterable[Extremes], pack: Pack) -> tuple[int, ...]:
+    return tuple(pack.put_magnitude(low, high) for low, high in values)
