@@ -20,6 +20,8 @@ from ampwatch.store.views import View
 
 # Each view holds its columns in memory; panels ask for a few sets, over and over.
 _MAX_VIEWS = 24
+# The diagnosis goes rank by rank, over and over, each view of a rank's own rows.
+_VIEWS_A_RANK = 2
 
 
 def open_run(path: str | Path) -> Run:
@@ -180,7 +182,7 @@ class Run:
         key = (table, tuple(names), rank)
         view = self._views.pop(key, None) or View(table, names)
         self._views[key] = view  # the newest last
-        while len(self._views) > _MAX_VIEWS:
+        while len(self._views) > _MAX_VIEWS + _VIEWS_A_RANK * len(self._logs):
             self._views.pop(next(iter(self._views)))
         return view.update([log for log in self._logs.values() if rank in (None, log.rank)])
 

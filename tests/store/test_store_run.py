@@ -13,6 +13,7 @@ from ampwatch.errors import RunError
 from ampwatch.rows import Table
 from ampwatch.store import RankWriter, create_run, open_run
 from ampwatch.store.public import PUBLIC_NAMES
+from ampwatch.store.views import View
 
 
 @pytest.fixture
@@ -209,3 +210,30 @@ def test_public_types_do_not_depend_on_how_much_was_logged(tmp_path: Path, run: 
     full = open_run(write_run(tmp_path / "full", 3))
     for table in (Table.LAYERS, Table.DEVICES, Table.EVENTS):
         assert open_run(run).read(table).schema.equals(full.read(table).schema)
+
+
+def test_a_reader_that_goes_rank_by_rank_reads_only_what_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = create_run(tmp_path, info())
+    writers = [RankWriter(folder, rank) for rank in range(40)]
+    made: list[object] = []
+
+    class Counted(View):
+        def __init__(self, *arguments: object) -> None:
+            made.append(arguments)
+            super().__init__(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("ampwatch.store.run.View", Counted)
+    run = open_run(folder)
+    for first in (0, 5):
+        for writer in writers:
+            writer.append(steps(first, 5))
+        run.refresh()
+        for rank in run.ranks:
+            assert run.read(Table.STEPS, ("step",), rank).num_rows == first + 5
+            assert run.read(Table.DEVICES, ("device",), rank).num_rows == 0
+    for writer in writers:
+        writer.close()
+    stored = [arguments for arguments in made if arguments[0] is not Table.LAYER_INFO]
+    assert len(stored) == 2 * len(writers)
