@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import json
 import math
 import weakref
 
@@ -172,3 +173,21 @@ def test_a_launched_rank_writes_what_its_own_gradients_were(tmp_path, monkeypatc
     rows = ampwatch.open_run(watch.run_folder).layers.to_pylist()
     known = {(r["step"], r["layer"]): r["grad_finite_local"] for r in rows if r["grad_norm"]}
     assert known == {(s, layer): s != 2 for s in range(4) for layer in ("0", "2")}
+
+
+def test_gradients_left_over_from_an_overflow_do_not_pass_for_the_work_of_other_ranks(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    model = model_of(nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with ampwatch.attach(scaler, model, log_dir=tmp_path, endpoint="off") as watch:
+        for step in range(6):  # and never a zero_grad
+            scaler.scale(model(torch.ones(2, 4)).sum() * (math.inf if step == 2 else 1)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    events = ampwatch.open_run(watch.run_folder).events.to_pylist()
+    own = {e["step"]: json.loads(e["detail"]).get("own_finite") for e in events
+           if e["kind"] == "overflow"}  # fmt: skip
+    assert own == {2: False, 3: None, 4: None, 5: None}
