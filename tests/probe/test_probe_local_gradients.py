@@ -179,6 +179,7 @@ def test_gradients_left_over_from_an_overflow_do_not_pass_for_the_work_of_other_
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
     model = model_of(nn.Tanh())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
