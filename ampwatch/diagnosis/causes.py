@@ -51,7 +51,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "AMP505": ("AMP508",),
     "AMP506": ("AMP503", "AMP504"),
     "AMP602": ("AMP209", "AMP203", "AMP204"),
-    "AMP902": ("AMP415", "AMP506", "AMP402", "AMP403", "AMP406", "AMP410"),
+    "AMP902": ("AMP415", "AMP506", "AMP603", "AMP402", "AMP403", "AMP406", "AMP410"),
 }
 
 # What these say of a layer's backward or of the rate is read from gradients. Where several steps'

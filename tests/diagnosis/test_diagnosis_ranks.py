@@ -224,3 +224,33 @@ def test_a_rank_that_hangs_while_others_go_on_is_silent_though_its_process_lives
     run = two(other_loss=1.01, other_count=100, devices=devices)
     (one,) = [f for f in diagnose(run).findings if f.code == "AMP603"]
     assert (one.ranks, "process lives" in one.cause) == ((1,), True)
+
+
+def ends(*told):
+    """What ranks 0 and 1 say at their end: (rank, kind, detail)."""
+    events = [(0, "started", {}), (1, "started", {}), *told]
+    table = event_table([(199 * (kind != "started"), kind, d) for _, kind, d in events])
+    where = table.schema.get_field_index("rank")
+    return table.set_column(where, "rank", [[rank for rank, _, _ in events]])
+
+
+LOST = {"fatal": True, "exception": "RuntimeError", "message": "Connection closed by peer [::1]"}
+
+
+def test_a_rank_that_was_killed_is_told_by_what_the_other_met():
+    events = ends((0, "exception", LOST), (0, "ended", {}))
+    diagnosis = diagnose(two(other_loss=1.01, events=events, clean_end=False))
+    assert (diagnosis.headline.code, diagnosis.headline.ranks) == ("AMP603", (1,))
+    assert {f.code: f.because_of for f in diagnosis.findings}["AMP902"] == "AMP603"
+
+
+def test_a_rank_that_ended_by_its_own_error_is_not_silent():
+    own = {"fatal": True, "exception": "ValueError", "message": "bad batch"}
+    events = ends((1, "exception", own), (0, "exception", LOST), (0, "ended", {}))
+    assert "AMP603" not in found(two(other_loss=1.01, events=events, clean_end=False))
+
+
+def test_an_error_that_is_not_about_the_connection_accuses_no_other_rank():
+    own = {"fatal": True, "exception": "ValueError", "message": "bad batch"}
+    events = ends((0, "exception", own), (0, "ended", {}))
+    assert "AMP603" not in found(two(other_loss=1.01, events=events, clean_end=False))

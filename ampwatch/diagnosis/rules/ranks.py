@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ampwatch.diagnosis import policy
@@ -100,7 +100,8 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
         "waits for a collective that never comes.",
         looks="A rank's last row is a minute older than another's, and 20 steps' time: its steps, "
         "or the samples of its devices, which go on while a living rank waits for a dead one. "
-        "Clocks that differ are set right by the first step that both closed.",
+        "Clocks that differ are set right by the first step that both closed. Or: it wrote "
+        "neither an end nor an error, and another lost the connection.",
         not_to_confuse="A rank that said that it ended; one that a restart with fewer ranks no "
         "longer has.",
         do="Look at that rank's process and its output; a rank that died leaves the others "
@@ -125,6 +126,7 @@ def rank_silent(case: Case) -> Iterator[Seen]:
         and not course.is_gone(sign.rank)
     ]
     if not silent:
+        yield from _left_without_a_word(case, signs)
         return
     one = silent[0]
     seconds = max(newest_step - one.step_ns, newest - one.any_ns) / 1e9
@@ -142,6 +144,36 @@ def rank_silent(case: Case) -> Iterator[Seen]:
         ),
         action="Look at that rank's process: it died, hangs, or waits for the others.",
         evidence=(Evidence("step", one.step, seconds, patience / 1e9),),
+    )
+
+
+# How gloo, NCCL and torch say that the other side is gone.
+_LOST_PEER = (
+    "Connection reset by peer", "Connection closed by peer", "remote process exited",
+    "Socket Timeout", "Timed out waiting", "Broken pipe",
+)  # fmt: skip
+
+
+def _left_without_a_word(case: Case, signs: Sequence[_Sign]) -> Iterator[Seen]:
+    """Ranks with neither an end nor an error, after which another lost its connection."""
+    course, fatal = case.ranks, case.ledger.fatal
+    lost = [e for e in fatal if any(w in str(e.detail.get("message", "")) for w in _LOST_PEER)]
+    told = {event.rank for event in fatal}
+    gone = [s for s in signs if not course.is_gone(s.rank) and s.rank not in told]
+    if not lost or not gone or len(gone) == len(signs):
+        return
+    one, after = gone[0], lost[-1]
+    yield Seen(
+        severity=Severity.ERROR,
+        first_step=one.step,
+        last_step=after.step,
+        ranks=tuple(sign.rank for sign in gone),
+        summary=f"Rank {one.rank} left without a word after step {one.step}.",
+        cause=f"It wrote neither an end nor an error, and rank {after.rank} then lost its "
+        "connection: the process was killed.",
+        action="See that machine's log for who killed it: the out-of-memory killer, the scheduler, "
+        "a fault.",
+        evidence=(Evidence("exception", after.step, after.exception),),
     )
 
 
