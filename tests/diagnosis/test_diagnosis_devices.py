@@ -107,9 +107,10 @@ def test_a_short_record_is_all_warm_up():
 
 
 def test_a_peak_that_creeps_to_the_end_of_the_card_is_near_the_limit():
-    run = run_with(card(active=rise(62 * GB, 69 * GB), reserved_bytes=int(77 * GB)))
+    full = {"reserved_bytes": int(78.5 * GB), "used_bytes": int(79 * GB)}
+    run = run_with(card(active=rise(62 * GB, 69 * GB), **full))
     assert found(run) == {"AMP504": "warning"}
-    assert "cuda:0 is at" in finding(run, "AMP504").summary
+    assert finding(run, "AMP504").summary == "cuda:0 is at 97 % of its memory, and rises."
 
 
 def test_what_others_hold_of_the_card_is_not_there_for_this_process():

@@ -61,7 +61,8 @@ def ranks_disagree(case: Case) -> Iterator[Seen]:
         "of which one skips and another does not (AMP601).",
         do="Look at that rank's batches at these steps. If they are sound, run them on another "
         "rank: what stays with the card is the card's.",
-        example="rank 1 alone in 10 of 10 overflows: its shard holds targets of 1e13.",
+        example="targets of 1e13 in one rank's share: rank 1 alone overflows, in 10 of 10 "
+        "overflows.",
     ),
 )
 def one_rank_overflows(case: Case) -> Iterator[Seen]:
@@ -106,7 +107,8 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
         "longer has.",
         do="Look at that rank's process and its output; a rank that died leaves the others "
         "waiting at the next collective.",
-        example="rank 2 ends at step 4,100 by an out-of-memory kill, the others at 4,180.",
+        example="Rank 1 left without a word after step 30. It wrote neither an end nor an error, "
+        "and rank 0 then lost its connection.",
     ),
 )
 def rank_silent(case: Case) -> Iterator[Seen]:
@@ -214,8 +216,8 @@ def _signs_of_life(case: Case) -> list[_Sign]:
         "backward pass of all ranks (AMP202).",
         do="Reduce in float32, or in bf16 (bf16_compress_hook); divide before the sum and not "
         "after; keep layers that run in float32 out of the compressed buckets.",
-        example="fp16_compress_hook on a float32 head whose scaled gradients reach 280,000: 10 of "
-        "10 overflows with finite gradients on both ranks.",
+        example="fp16_compress_hook over a head in float32: the ranks' gradients are finite and "
+        "their sum is not, 9 times.",
     ),
 )
 def reduction_overflow(case: Case) -> Iterator[Seen]:
