@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 from course import Course, Numbers
 
-from ampwatch.diagnosis import Diagnosis, Engine
+from ampwatch.diagnosis import Diagnosis, Engine, conclude
 from ampwatch.errors import AmpwatchError
 from ampwatch.rows import Table
 from ampwatch.store import Run, RunInfo, open_run
@@ -187,4 +187,4 @@ class _Doctor:
         run = self._run
         case = self._engine.feed(run).case()
         rows = run.read("steps", columns=("step",), rank=min(run.ranks, default=0)).num_rows
-        self.verdict = Verdict(rows, self._engine.look(), case.scale.level, run.notes)
+        self.verdict = Verdict(rows, conclude(case), case.scale.level, run.notes)

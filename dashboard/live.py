@@ -21,11 +21,16 @@ _NAME = "ampwatch_live"
 
 def component(data: bytes, key: str, **on_change: Any) -> Any:
     """Mount it, or bring what is mounted up to date; the header in `data` says what it is."""
+    return _declared()(data=data, key=key, **on_change)
+
+
+@st.cache_resource(show_spinner=False)
+def _declared() -> Any:
+    """Declared once: Streamlit searches all modules for the caller each time it is asked to."""
     folder = declare_component("scripts", path=str(_SCRIPTS)).name
     declare_component("plotly", path=_plotly_folder())
     loader = (_SCRIPTS / "loader.js").read_text(encoding="utf-8").replace("@FOLDER@", folder)
-    mount = st.components.v2.component(_NAME, js=loader, isolate_styles=False)
-    return mount(data=data, key=key, **on_change)
+    return st.components.v2.component(_NAME, js=loader, isolate_styles=False)
 
 
 def _plotly_folder() -> str:

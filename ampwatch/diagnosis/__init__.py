@@ -8,7 +8,7 @@ watches a run grow holds an `Engine`. `RULES` are the pages that `ampwatch expla
 
 from __future__ import annotations
 
-from ampwatch.diagnosis.engine import Engine, diagnose
+from ampwatch.diagnosis.engine import Engine, conclude, diagnose
 from ampwatch.diagnosis.findings import (
     Action,
     Advice,
@@ -38,6 +38,7 @@ __all__ = [
     "Severity",
     "Together",
     "Verdict",
+    "conclude",
     "diagnose",
     "diagnose_together",
 ]
