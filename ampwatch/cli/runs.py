@@ -10,6 +10,7 @@ import typer
 
 from ampwatch.cli.find import usual_folder
 from ampwatch.cli.terminal import answer, answers
+from ampwatch.cli.verdicts import KeptVerdicts, Standing, standing_of
 from ampwatch.errors import AmpwatchError, NotARunError
 from ampwatch.text import printable
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from ampwatch.diagnosis import Diagnosis
     from ampwatch.store import RunSummary
 
 NAME = "runs"
@@ -36,7 +36,7 @@ def command(
     folder: str = typer.Argument(None, metavar="DIR", help="Where to look.", show_default=False),
 ) -> None:
     """Print the table."""
-    from ampwatch.store import list_runs
+    from ampwatch.store import list_runs, state_folder
 
     if folder and not Path(folder).is_dir():
         raise NotARunError(f"{folder} is no folder.", path=folder)
@@ -44,9 +44,10 @@ def command(
     if not found:
         answer(f"No runs in {folder or usual_folder()}. `ampwatch demo` makes one.")
         return
-    table = _empty_table()
+    table, kept = _empty_table(), KeptVerdicts(state_folder())
     for summary in found:
-        table.add_row(*_row(summary, Path(folder or usual_folder())))
+        table.add_row(*_row(summary, Path(folder or usual_folder()), kept))
+    kept.save()
     answers().print(table)
 
 
@@ -62,41 +63,43 @@ def _empty_table() -> Table:
     return table
 
 
-def _row(summary: RunSummary, folder: Path) -> tuple[str | Text, ...]:
+def _row(summary: RunSummary, folder: Path, kept: KeptVerdicts) -> tuple[str | Text, ...]:
     """One run's cells; one that cannot be read says why in place of its figures."""
     from rich.text import Text
 
     inside = summary.path.parent.absolute() == folder.absolute()
     name = printable(summary.path.name if inside else str(summary.path))
-    diagnosis, problem = _diagnosed(summary)
-    if diagnosis is None:
-        return (name, Text(f"unreadable: {printable(problem)}", "red"))
+    try:
+        standing = _standing(summary, kept)
+    except AmpwatchError as problem:
+        return (name, Text(f"unreadable: {printable(str(problem))}", "red"))
     from ampwatch.diagnosis.words import scale_text
     from ampwatch.report import STYLES
 
-    verdict, facts = diagnosis.verdict.value, diagnosis.run
     return (
         name,
-        Text(verdict, STYLES[verdict]),
-        f"{facts.steps:,}",
-        f"{facts.skipped:,}",
-        "" if facts.final_scale is None else scale_text(facts.final_scale),
+        Text(printable(standing.verdict), STYLES.get(standing.verdict, "")),
+        f"{standing.steps:,}",
+        f"{standing.skipped:,}",
+        "" if standing.final_scale is None else scale_text(standing.final_scale),
         age_text((time.time_ns() - summary.last_time_ns) / 1e9),
-        printable(facts.source),
+        printable(standing.source),
     )
 
 
-def _diagnosed(summary: RunSummary) -> tuple[Diagnosis | None, str]:
-    """The run's diagnosis, or why there is none."""
+def _standing(summary: RunSummary, kept: KeptVerdicts) -> Standing:
+    """How a run stands, by what was kept or by a diagnosis; AmpwatchError if it is unreadable."""
     from ampwatch.diagnosis import diagnose
     from ampwatch.store import open_run
 
     if summary.problem:
-        return None, summary.problem
-    try:
-        return diagnose(open_run(summary.path)), ""
-    except AmpwatchError as problem:
-        return None, str(problem)
+        raise NotARunError(summary.problem, path=summary.path)
+    standing = kept.of(summary.path) if summary.ended else None
+    if standing is None:
+        standing = standing_of(diagnose(open_run(summary.path)))
+        if summary.ended:
+            kept.add(summary.path, standing)
+    return standing
 
 
 def age_text(seconds: float) -> str:

@@ -162,6 +162,38 @@ def test_runs_are_listed_with_their_verdicts(capsys, tmp_path):
     assert "unreadable" in lines["broken"]
 
 
+def test_a_finished_run_is_judged_once_and_again_when_its_files_change(
+    capsys, tmp_path, monkeypatch
+):
+    from ampwatch import diagnosis
+
+    judged = []
+    judge = diagnosis.diagnose
+    monkeypatch.setattr(diagnosis, "diagnose", lambda run: judged.append(run) or judge(run))
+    path = write_run(tmp_path / "all", "one", skipped=30)
+    write_run(tmp_path / "all", "going-on", ended=False)
+    first = ampwatch(capsys, "runs", tmp_path / "all")[1]
+    assert [run.info.name for run in judged] == ["going-on", "one"]
+    assert ampwatch(capsys, "runs", tmp_path / "all")[1] == first
+    assert [run.info.name for run in judged[2:]] == ["going-on"]
+    with (path / "rank-0" / "index").open("ab") as index:
+        index.write(b"torn")
+    ampwatch(capsys, "runs", tmp_path / "all")
+    assert [run.info.name for run in judged[3:]] == ["going-on", "one"]
+
+
+@pytest.mark.parametrize("kept", [b"", b"[]", b"{nonsense", b'{"RUN": 3}', b'{"RUN": {"of": 1}}'])
+def test_damaged_kept_verdicts_are_done_without(capsys, tmp_path, kept):
+    path = write_run(tmp_path / "all", "one", skipped=30)
+    state = tmp_path / "xdg_state_home" / "ampwatch"
+    state.mkdir(parents=True)
+    (state / "verdicts.json").write_bytes(kept.replace(b"RUN", str(path).encode()))
+    for _ in range(2):
+        code, out, _ = ampwatch(capsys, "runs", tmp_path / "all")
+        assert code == 0
+        assert "failing" in out
+
+
 def test_an_empty_folder_offers_the_demo(capsys):
     assert "ampwatch demo" in ampwatch(capsys, "runs")[1]
 
