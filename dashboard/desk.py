@@ -17,9 +17,9 @@ import pyarrow as pa
 from course import Course, Numbers
 
 from ampwatch.diagnosis import Diagnosis, Engine, conclude
-from ampwatch.errors import AmpwatchError
+from ampwatch.errors import AmpwatchError, RunError
 from ampwatch.rows import Table
-from ampwatch.store import Run, RunInfo, open_run
+from ampwatch.store import RUN_FILE, Run, RunInfo, open_run
 
 FRESH_S = 0.4  # younger than this, what another tab saw will do
 MOST_RUNS = 12  # kept open; the one not looked at for longest is let go
@@ -135,6 +135,8 @@ class _Watched:
 
     def _look(self) -> Look:
         run, seen = self._run, self._seen
+        if not (run.path / RUN_FILE).is_file():
+            raise RunError(f"{run.path} is gone: deleted, or its disk is away.", path=run.path)
         if run.refresh() or seen is None:
             self._numbers.take(run)
         course = self._numbers.course

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import time
 from collections.abc import Iterator
 
@@ -14,6 +14,7 @@ from theme import VERDICT_COLOR
 
 from ampwatch.diagnosis import Advice, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.paste import words_and_lines
+from ampwatch.diagnosis.signals import detail_of
 from ampwatch.rows import Table
 
 CALM = {
@@ -92,7 +93,7 @@ def _chain(diagnosis: Diagnosis, head: Finding) -> str:
 def _do(look: Look, diagnosis: Diagnosis, head: Finding) -> Iterator[str]:
     """The action in numbers where the rate is the cure, else in words; and the culprit layer."""
     advice = diagnosis.learning_rate
-    yield _advice_line(advice) if is_change(advice) else _words(head)
+    yield _advice_line(look, advice) if is_change(advice) else _words(head)
     culprit = first_to_overflow(look)
     if culprit:
         yield culprit
@@ -105,7 +106,8 @@ def _words(head: Finding) -> str:
     return f"{said(words)}<pre>{code}</pre>" if lines else said(words)
 
 
-def _advice_line(advice: Advice) -> str:
+def _advice_line(look: Look, advice: Advice) -> str:
+    """Where to restart and with which rate; under a schedule it is the base rate that is meant."""
     assert advice.recommended is not None
     step = advice.restart_checkpoint_step
     if step is not None:
@@ -114,7 +116,9 @@ def _advice_line(advice: Advice) -> str:
         text = f"Restart from <b>step {advice.restart_from_step:,}</b> or before with "
     else:
         text = "Restart with "
-    text += f"<b>lr = {rate_text(advice.recommended)}</b>"
+    rate, _ = look.course.latest("lr")
+    is_base = bool(rate and advice.current and not math.isclose(rate, advice.current, rel_tol=1e-3))
+    text += f"<b>{'base lr' if is_base else 'lr'} = {rate_text(advice.recommended)}</b>"
     known = [] if advice.current is None else [f"now {rate_text(advice.current)}"]
     if advice.low is not None and advice.high is not None:
         known.append(f"90 % interval {rate_text(advice.low)} to {rate_text(advice.high)}")
@@ -126,7 +130,7 @@ def first_to_overflow(look: Look) -> str:
     events = look.read(Table.EVENTS, ("kind", "detail")).slice(0, _OVERFLOWS_READ)
     for row in events.to_pylist():
         if row["kind"] == "overflow":
-            detail = json.loads(row["detail"] or "{}")
+            detail = detail_of(row["detail"])
             if detail.get("layer"):
                 where = f", in the {detail['direction']} pass" if detail.get("direction") else ""
                 return f"First to overflow: <b>{said(str(detail['layer']))}</b>{said(where)}."

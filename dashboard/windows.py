@@ -62,7 +62,6 @@ def message(look: Look, step: int | None) -> bytes | None:
         return None
     cap = min(windows, key=lambda window: window.high)
     shown = _tightest(windows)
-    value, _ = look.course.latest("log2_scale")
     header = {
         "component": "windows",
         "rows": [
@@ -71,13 +70,19 @@ def message(look: Look, step: int | None) -> bytes | None:
         ],
         "calm": look.diagnosis is None or look.diagnosis.verdict.value == "healthy",
         "hidden": len(windows) - len(shown),
-        "scale": value,
+        "scale": _scale_now(look),
         "level": None if look.verdict is None or not look.verdict.level
         else float(np.log2(look.verdict.level)),
         "step": step,
         "palette": PALETTE,
     }  # fmt: skip
     return pack(header, {})
+
+
+def _scale_now(look: Look) -> float | None:
+    """The power of two that the record ends with, as the strip says it."""
+    final = None if look.diagnosis is None else look.diagnosis.run.final_scale
+    return float(np.log2(final)) if final else None
 
 
 def _windows(found: dict[str, dict[str, Any]]) -> Iterator[Window]:
