@@ -27,11 +27,11 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("AMPWATCH_ENDPOINT", "off")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ".state"))
     monkeypatch.setenv("PYTHONPATH", str(Path(ampwatch.__file__).parents[1]))
-    st.cache_resource.clear()  # what was seen of another test's folder
     return tmp_path
 
 
 def page() -> AppTest:
+    st.cache_resource.clear()  # what was seen half a second ago
     return AppTest.from_file(ENTRY, default_timeout=60).run()
 
 
