@@ -39,13 +39,13 @@ def test_examples_end_bit_for_bit_as_without_the_watch(tmp_path: Path) -> None:
     bare, off = start("bare", tmp_path / "bare", "1"), start("watched", tmp_path / "off", "0")
     alone, switched_off = finish(bare), finish(off)
     watched = finish(start("watched", tmp_path / "on", "1"))
-    assert len(alone) == 6
+    assert set(alone) == set(watched) >= {"minimal", "gan", "save_and_resume"}
     for example, digest in alone.items():
         assert unequal(digest, watched[example]) == [], example
         assert unequal(digest, switched_off[example]) == [], example
     assert not list((tmp_path / "off").glob("*/run.json"))
     runs = [ampwatch.open_run(path.parent) for path in (tmp_path / "on").glob("*/run.json")]
-    assert len(runs) == 8
+    assert len(runs) == len(alone) + 2  # the recipe makes three
     assert all(len(set(run.steps["step"].to_pylist())) == STEPS for run in runs)
 
 

@@ -80,7 +80,7 @@ def make_batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 def total_norm(tensors: list[Tensor]) -> float:
-    return torch.nn.utils.get_total_norm(tensors).item()
+    return torch.stack([tensor.norm() for tensor in tensors]).norm().item()
 
 
 def train_and_log(loop: Loop, log_dir: Path) -> list[Line]:

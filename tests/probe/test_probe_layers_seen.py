@@ -403,7 +403,8 @@ def test_a_model_compiled_in_place_or_behind_our_back_is_not_disturbed() -> None
         assert counter.frame_count == frames == 1
         weights = torch.cat([p.detach().flatten() for p in model.parameters()])
         assert watched.cells("body.0").weight_norm == pytest.approx(weights.norm().item(), rel=1e-5)
-        assert watched.cells("body.0").act_amax is None
+        if torch.__version__ >= "2.6":  # older ones run hooked modules outside the graph
+            assert watched.cells("body.0").act_amax is None
 
 
 def compiled_in_place(model: nn.Module, backend: object) -> nn.Module:
