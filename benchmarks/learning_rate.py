@@ -150,11 +150,13 @@ class Book:
         line = self.lines.get(job.key)
         return None if line is None else Outcome(**{k: line[k] for k in Outcome.__annotations__})
 
+    def sweep(self, rate: float, seed: int) -> Outcome | None:
+        return self.outcome(Job("sweep", rate, seed))
+
     def truth(self) -> Truth | None:
         """The limit, once the whole sweep is done."""
-        rates = self.configuration.rates
-        sweep = {(r, s): self.outcome(Job("sweep", r, s)) for r in rates for s in SEEDS}
-        return None if None in sweep.values() else truth_of(rates, sweep)
+        sweep = {(r, s): self.sweep(r, s) for r in self.configuration.rates for s in SEEDS}
+        return None if None in sweep.values() else truth_of(self.configuration.rates, sweep)
 
 
 def jobs(book: Book) -> Iterator[Job]:

@@ -30,7 +30,7 @@ QUANTILES = (2, 5, 25, 50, 75, 90, 95)
 class Point:
     """One unstable training: what was estimated, and by how many octaves it was over the limit."""
 
-    name: str
+    model: str
     estimate: Estimate
     octaves: float
 
@@ -63,29 +63,32 @@ def points(rows: Path | None) -> Iterator[Point]:
             for seed in SEEDS:
                 seen = judge_rate(book.state(Job("sweep", rate, seed)))
                 if seen.is_the_rate and seen.estimate is not None and seen.estimate.update:
-                    yield Point(configuration.name, seen.estimate, math.log2(rate / truth.limit))
+                    yield Point(configuration.model, seen.estimate, math.log2(rate / truth.limit))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=Path)
     found = list(points(parser.parse_args().rows))
+    spread = []
     for family in (Family.ADAPTIVE, Family.PLAIN):
         here = [p for p in found if p.estimate.family is family]
-        names = {p.name for p in here}
-        print(f"{family.value}: {len(here)} points of {len(names)} trainings")
-        if len(names) < 3:
+        models = {m: [p for p in here if p.model == m] for m in sorted({p.model for p in here})}
+        print(f"{family.value}: {len(here)} points of {len(models)} models")
+        if len(models) < 3:
             continue
         slope, free = np.polyfit([p.log2_u for p in here], [p.octaves for p in here], 1)
         print(f"  fitted freely: x = {free:.2f} + {slope:.2f} log2 u")
         print(f"  offset at a slope of {constants.SLOPE}: {offset(here):.2f}")
         print(f"  estimate in use - truth: {_percentiles([p.error for p in here])}")
-        left_out = []
-        for name in names:
-            fitted = offset([p for p in here if p.name != name])
-            left_out += [fitted - offset([p]) for p in here if p.name == name]
-        print(f"  left out of the fit - truth: {_percentiles(left_out)}")
-        print(f"  its size: {_percentiles(np.abs(left_out))}")
+        offsets = {model: offset(some) for model, some in models.items()}
+        print("  by model: " + ", ".join(f"{m} {value:.2f}" for m, value in offsets.items()))
+        middle = np.mean(list(offsets.values()))
+        spread += [
+            (value - middle) * math.sqrt(len(models) / (len(models) - 1))
+            for value in offsets.values()
+        ]
+    print(f"from model to model: standard deviation {np.sqrt(np.mean(np.square(spread))):.2f}")
 
 
 def offset(here: Sequence[Point]) -> float:

@@ -44,6 +44,11 @@ def steps_text(first: int | None, last: int | None) -> str:
     return f"at step {first}" if last in {None, first} else f"in steps {first} to {last}"
 
 
+def restart_text(step: int) -> str:
+    """Where to restart from, as far as no checkpoint is known."""
+    return "Begin anew" if step == 0 else f"Restart from step {step:,} or before"
+
+
 def list_text(names: Sequence[str], limit: int = 3) -> str:
     """A few names, and how many more there are."""
     shown = ", ".join(names[:limit])

@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ampwatch.diagnosis.paste import words_and_lines
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.words import count_text, restart_text
 from ampwatch.report.facts import facts_of, powers, ruled_out
 from ampwatch.text import printable
 
@@ -212,7 +212,7 @@ def advised(advice: Advice) -> str:
     if step is not None:
         parts.append(f"restart from the checkpoint of step {step}")
     elif advice.restart_from_step is not None:
-        parts.append(f"restart from step {advice.restart_from_step} or before")
+        parts.append(restart_text(advice.restart_from_step).lower())
     return ", ".join(parts)
 
 

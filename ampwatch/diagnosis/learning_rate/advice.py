@@ -12,7 +12,7 @@ from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.attribution import Attribution, Cause
 from ampwatch.diagnosis.learning_rate.course import RateState, Rows
 from ampwatch.diagnosis.learning_rate.family import Family
-from ampwatch.diagnosis.learning_rate.formula import Estimate, times_text
+from ampwatch.diagnosis.learning_rate.formula import Estimate
 from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
 from ampwatch.diagnosis.learning_rate.onset import Onset
 from ampwatch.diagnosis.words import count_text
@@ -127,7 +127,8 @@ def _lower(state: RateState, seen: Judgement) -> Advice:
     factor = 2.0**-found.cut
     reasons = [_trouble(seen)]
     reasons.append(
-        f"{found.arithmetic}. With {times_text(found.margin)} to spare: divide by {1 / factor:.3g}."
+        f"{found.arithmetic}. Divide by {2**found.octaves:.2g}, and by {2**found.margin:.2g} more "
+        f"to be safe: by {1 / factor:.2g} in all."
     )
     warmup_steps = None
     if seen.warmup is not None:

@@ -14,7 +14,14 @@ import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.course import RateState, Rows
-from ampwatch.diagnosis.learning_rate.onset import IDLE, Onset, Sign, deviation
+from ampwatch.diagnosis.learning_rate.onset import (
+    IDLE,
+    Onset,
+    Sign,
+    deviation,
+    noise_of,
+    trailing_medians,
+)
 from ampwatch.diagnosis.signals import Floats
 
 
@@ -38,9 +45,16 @@ class Proof:
     step: int
     value: float
     against: float
+    held: str = "{} is much"  # what `against` is
 
     def __str__(self) -> str:
-        return f"{self.signal} {self.value:.3g} at step {self.step} (against {self.against:.3g})"
+        if not self.against:
+            return f"{self.signal} at step {self.step}"
+        held = self.held.format(f"{self.against:.3g}")
+        return f"{self.signal} of {self.value:.3g} at step {self.step} ({held})"
+
+
+_USUAL = "it had been {}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +109,8 @@ def _static(state: RateState, after: Rows) -> Attribution:
     if scale is not None and scale < constants.STATIC_SCALE:
         step = _at(state.tail.of("step"), len(state.tail) - 1)
         return Attribution(
-            Cause.STATIC, (Proof("scale", int(step), scale, constants.STATIC_SCALE),)
+            Cause.STATIC,
+            (Proof("scale", int(step), scale, constants.STATIC_SCALE, "{} is little"),),
         )
     return Attribution(Cause.UNDECIDED)
 
@@ -113,7 +128,7 @@ def _data(accepted: Rows, after: Rows) -> Proof | None:
     last, usual = _median(ratio[-1:]), _median(ratio[-constants.WINDOW_STEPS :])
     ordinary = last is None or usual is None or last <= constants.BAND_FACTOR * usual
     step = int(_at(near.of("step"), int(np.nanargmax(near.of("input_amax")))))
-    return Proof("input maximum", step, amax, usual_amax) if far and ordinary else None
+    return Proof("input maximum", step, amax, usual_amax, _USUAL) if far and ordinary else None
 
 
 def _by_updates(state: RateState, onset: Onset, accepted: Rows, after: Rows) -> Iterator[Proof]:
@@ -127,7 +142,9 @@ def _by_updates(state: RateState, onset: Onset, accepted: Rows, after: Rows) -> 
     length = None if onset.sign is Sign.SHIFT else constants.SUSTAINED_STEPS
     with_onset = after.where(after.accepted).part(0, length)
     now = _percentile(accepted.ratio, with_onset.ratio)
-    if now is not None and now >= constants.LARGE_UPDATE:
+    large = now is not None and now >= constants.LARGE_UPDATE
+    # A level at which the loss was falling until numbers left their format did not drive them out.
+    if now is not None and large and not (onset.hard and _stands_at_best(accepted.of("loss"))):
         step = int(_at(after.of("step"), 0))
         yield Proof("update / weights", step, now, constants.LARGE_UPDATE)
     for name in ("ratio", "grad_norm", "act_amax"):
@@ -142,6 +159,17 @@ def _by_updates(state: RateState, onset: Onset, accepted: Rows, after: Rows) -> 
         yield Proof("activation maximum", step, activation, constants.PROOF_ACTIVATION)
 
 
+def _stands_at_best(loss: Floats) -> bool:
+    """Whether the last losses were about as good as any."""
+    known = loss[np.isfinite(loss)]
+    if len(known) < constants.POINT_STEPS:
+        return False
+    smooth = trailing_medians(known)
+    best = float(smooth.min())
+    near = max(constants.NEAR_BEST * (float(smooth[0]) - best), noise_of(known))
+    return float(np.median(known[-3:])) <= best + near
+
+
 def _by_loss(state: RateState, onset: Onset, after: Rows) -> Iterator[Proof]:
     """A loss far above its beginning, and numbers that then left their format."""
     head = state.head.of("loss")
@@ -152,7 +180,7 @@ def _by_loss(state: RateState, onset: Onset, after: Rows) -> Iterator[Proof]:
     losses = np.concatenate([before.of("loss")[-constants.PROOF_STEPS :], after.of("loss")])
     worst = _most(losses)
     if worst is not None and worst >= constants.PROOF_LOSS * known[0]:
-        yield Proof("loss", onset.step, worst, float(known[0]))
+        yield Proof("loss", onset.step, worst, float(known[0]), _USUAL)
 
 
 def _drift(name: str, accepted: Rows, with_onset: Rows) -> Proof | None:
@@ -173,7 +201,7 @@ def _drift(name: str, accepted: Rows, with_onset: Rows) -> Proof | None:
     if not now > line:
         return None
     step = int(_at(accepted.of("step"), int(known[min(cut, len(known) - 1)])))
-    return Proof(_WORDS[name], step, now, level)
+    return Proof(_WORDS[name], step, now, level, _USUAL)
 
 
 _WORDS = {
@@ -219,7 +247,7 @@ def _early_growth(state: RateState, growth: float) -> Proof | None:
     first, last = float(known[0]), float(np.median(known[-constants.POINT_STEPS :]))
     if last < growth * first:
         return None
-    return Proof("weight norm", int(_at(rows.of("step"), len(rows) - 1)), last, first)
+    return Proof("weight norm", int(_at(rows.of("step"), len(rows) - 1)), last, first, _USUAL)
 
 
 def _percentile(past: Floats, now: Floats) -> float | None:

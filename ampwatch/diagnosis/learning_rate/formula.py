@@ -73,12 +73,13 @@ def _arithmetic(update: float | None, family: Family, octaves: float, *, is_leas
     if update is None:
         return f"No update norm is recorded: {times} too high is assumed"
     share = f"{100 * update:.2g} %" if update < 1 else f"{update:.2g} times their size"
-    text = f"The first updates change the weights by {share} a step, so the rate is "
+    text = f"The first updates change the weights by {share} a step"
     if is_least:
-        return f"{text}hardly too high; {times} is the least that is assumed of one that failed"
+        least = f"the least that is assumed of a rate that failed is {times} too high"
+        return f"{text}, which is borne elsewhere: {least}"
     formula = f"2^({_LINES[family].offset:g} + {constants.SLOPE:g} log2 u), u = {update:.3g}"
     note = "; what kind of optimizer it is, is not known" if family is Family.UNKNOWN else ""
-    return f"{text}about {times} too high ({formula}{note})"
+    return f"{text}, so the rate is about {times} too high ({formula}{note})"
 
 
 def times_text(octaves: float) -> str:

@@ -9,6 +9,7 @@ from ampwatch.diagnosis.findings import Action, Advice, Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Judgement, advise, constants
 from ampwatch.diagnosis.paste import with_lines
 from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.words import restart_text
 
 
 @rule(
@@ -109,7 +110,7 @@ def _seen(seen: Judgement, advice: Advice, severity: Severity, summary: str) -> 
     where = advice.restart_checkpoint_step
     restart = "" if where is None else f"Restart from the checkpoint of step {where}. "
     if where is None and advice.restart_from_step is not None:
-        restart = f"Restart from step {advice.restart_from_step} or before. "
+        restart = f"{restart_text(advice.restart_from_step)}. "
     sign = seen.onset.sign.value
     proofs = "; ".join(str(proof) for proof in seen.attribution.proofs[:2])
     return Seen(
