@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from ampwatch.diagnosis import learning_rate
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Action, Advice, Finding, Severity, Verdict
@@ -144,17 +146,31 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
         return Advice(Action.NOT_THE_CAUSE, because, current=seen.base)
     if seen.onset is not None or verdict is Verdict.HEALTHY:
         return advice
-    return _calm_beside_trouble(seen, causes)
+    return _calm_beside_trouble(case, seen, causes)
 
 
-def _calm_beside_trouble(seen: Judgement, causes: Sequence[Finding]) -> Advice:
+def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding]) -> Advice:
     """A finding stands, and the course of loss and updates shows nothing."""
     what = f"{causes[0].code} {causes[0].name}" if causes else "A finding"
     if not seen.sees_mechanism:
         because = f"{what} stands; neither updates nor gradients are recorded to judge the rate by."
         return Advice(Action.UNKNOWN, because, current=seen.base)
+    harmful = _harmful_step(case)
+    if harmful is not None:
+        because = (
+            f"{what} stands, and the update of step {harmful} was large beside the weights: "
+            "whether the rate brought it about shows in a run begun anew at a quarter of it."
+        )
+        return Advice(Action.UNKNOWN, because, current=seen.base)
     because = f"{what} stands, and neither the loss nor the updates left their bands."
     return Advice(Action.NOT_THE_CAUSE, because, current=seen.base)
+
+
+def _harmful_step(case: Case) -> int | None:
+    """The first step of the beginning whose update was a large share of all weights."""
+    rows = case.rate.head
+    large = rows.accepted & (rows.ratio >= learning_rate.constants.PROOF_RATIO)
+    return int(rows.of("step")[int(np.argmax(large))]) if large.any() else None
 
 
 def _is_not_the_rate(case: Case, finding: Finding) -> bool:

@@ -129,3 +129,12 @@ def test_a_standing_finding_beside_a_calm_course_is_not_the_rates_doing():
     diagnosis = diagnose(run_of(rows, events))
     assert diagnosis.verdict.value == "warning"
     assert diagnosis.learning_rate.action.value == "not-the-cause"
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(0.005, "not-the-cause"), (0.5, "unknown")])
+def test_trouble_with_the_loss_in_its_band_is_cleared_unless_an_update_was_large(ratio, expected):
+    first = np.where(np.arange(400) == 0, ratio, 0.005)
+    storm = np.arange(400) % 4 == 3
+    diagnosis = diagnose(run_of(course(falling(400), skipped=storm, ratio=first)))
+    assert codes(diagnosis)["AMP103"] == "error"
+    assert diagnosis.learning_rate.action.value == expected
