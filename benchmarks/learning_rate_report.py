@@ -37,8 +37,8 @@ _MISSES = """## The misses
   they are only makes the next ones smaller, and such networks bear four to eight times more than
   their first updates foretell. No fitted configuration has one. The same holds, less, where
   the weights begin very small (tied), or the steps shrink (deepset-adagrad).
-- *The restart.* One of 79: attention-pool-adamw, half an octave over its limit, restarted at step 49
-  of a warm-up that had reached its peak, gave back its progress once more.
+- *The restart.* One of 79: attention-pool-adamw, half an octave over its limit, restarted at step
+  49 when its warm-up had reached the peak, and gave back its progress once more.
 - *mixer-...* The mean over patches takes away what its labels depend on, so that no rate learns
   the task, and the norm in front of it bounds the outputs, so that hardly any rate breaks it: the
   limit is that of its last layer, not of the network whose updates are measured.
