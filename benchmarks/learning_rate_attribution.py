@@ -31,6 +31,13 @@ RESULT = Path(__file__).parent / "results" / "learning_rate_attribution.md"
 LATER = 60  # the step at which a fault begins that was not there before
 OVER = (1, 4)  # the lowest unstable rate and the fourth: half an octave over the limit, and 3.5
 Break = Callable[[Training], Training]
+_MISSES = """
+The misses: two of cnn-adam-onecycle, whose gradients had tripled in a healthy warm-up before the
+fault, which reads as a drift; a network of batch norms that goes on learning from inputs a thousand
+times as large, and is rightly told to keep its rate. Of the rate-caused runs three that half an
+octave too much only slowed down are told to keep it, and two whose first update broke the scale and
+which then recovered are left open.
+"""
 
 
 @dataclass(frozen=True)
@@ -157,13 +164,14 @@ def table(counts: dict[str, Counter[str]]) -> str:
         f"({right} of {others.total()}); told to lower it all the same: {others['lower']}\n"
         f"- the rate, and told `not-the-cause`: {wrong / max(1, rate.total()):.2f} "
         f"({wrong} of {rate.total()})\n\n"
-        "By the whole diagnosis, of runs of 160 steps watched with the default `layer_every`."
+        "By the whole diagnosis, of runs of 160 steps watched with the default `layer_every`; every "
+        "fourth training of the benchmark.\n" + _MISSES
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--every", type=int, default=2)
+    parser.add_argument("--every", type=int, default=4)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
     counts: dict[str, Counter[str]] = {"the rate": Counter()}
@@ -171,7 +179,7 @@ def main() -> None:
         list(cases(list(CONFIGURATIONS)[:: parser.parse_args().every]))
     ):
         counts.setdefault(name, Counter())[advice_on(training, fault).action.value] += 1
-    RESULT.write_text(table(counts) + "\n")
+    RESULT.write_text(table(counts))
     print(table(counts))
 
 
