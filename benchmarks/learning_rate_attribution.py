@@ -164,8 +164,8 @@ def table(counts: dict[str, Counter[str]]) -> str:
         f"({right} of {others.total()}); told to lower it all the same: {others['lower']}\n"
         f"- the rate, and told `not-the-cause`: {wrong / max(1, rate.total()):.2f} "
         f"({wrong} of {rate.total()})\n\n"
-        "By the whole diagnosis, of runs of 160 steps watched with the default `layer_every`; every "
-        "fourth training of the benchmark.\n" + _MISSES
+        "By the whole diagnosis, of runs of 160 steps watched with the default `layer_every`;\n"
+        "every fourth training of the benchmark.\n" + _MISSES
     )
 
 
