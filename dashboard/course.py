@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from thinning import Floats, Steps
 
+from ampwatch.report.thinning import Floats, Steps
 from ampwatch.rows import Table
 from ampwatch.store import Run
 

@@ -13,11 +13,12 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-import thinning
 from course import Course
 from numpy.typing import NDArray
 from theme import PALETTE
 from wire import pack
+
+from ampwatch.report import thinning
 
 # Rows after which the base is thinned anew: a share of the run, so that a run of any length is
 # thinned a few dozen times, within what a message may carry.

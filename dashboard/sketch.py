@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import thinning
 from course import SCALE, Course
 
-from ampwatch.report import powers
+from ampwatch.report import powers, thinning
 from ampwatch.rows import EXPONENT_LOWEST
 
 WIDTH, HEIGHT = 320, 64

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from tsdownsample import MinMaxLTTBDownsampler
 
 MAX_POINTS = 2000
 MIN_POINTS = 8  # of each stretch of a broken line
@@ -72,6 +71,8 @@ def thinned(step: Steps, values: Floats, most: int = MAX_POINTS) -> tuple[Steps,
     """At most so many of the points, that keep every extreme's look."""
     if len(step) <= most:
         return step, values
+    from tsdownsample import MinMaxLTTBDownsampler
+
     keep = MinMaxLTTBDownsampler().downsample(np.ascontiguousarray(values), n_out=most)
     return step[keep], values[keep]
 

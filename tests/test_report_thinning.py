@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from thinning import MAX_POINTS, RUG_CELLS, broken_line, merged, stepped_line
+
+from ampwatch.report.thinning import MAX_POINTS, RUG_CELLS, broken_line, merged, stepped_line
 
 
 def singles(values):

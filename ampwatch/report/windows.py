@@ -1,0 +1,101 @@
+"""The loss scales a layer could live with: below, gradients are lost; above, they overflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ampwatch.rows import Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ampwatch.diagnosis import Diagnosis
+
+MOST_WINDOWS = 24  # what fits beside the charts; more layers: those with the least room
+_ROWS_READ = 20_000  # samples before the moment that are searched for each layer's last
+_NO_LOW = -24.0  # smaller scales are never met: fp16 loses everything long before
+
+
+class Readable(Protocol):
+    """What has tables: a run, or a look at one."""
+
+    def read(self, table: Table, columns: Sequence[str], /) -> pa.Table:
+        """These columns of a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One layer's window, as powers of two; `low` is none where even the least loses some."""
+
+    layer: str
+    order: int
+    low: float | None
+    high: float
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no scale serves this layer."""
+        return self.low is not None and self.low > self.high
+
+
+def windows_at(run: Readable, step: int | None) -> tuple[Window, ...]:
+    """Each layer's window at a step (else at the end), in forward order."""
+    found = last_known(run, ("order", "scale_low", "scale_high"), step)
+    return tuple(_innermost(list(_windows(found))))
+
+
+def last_known(
+    run: Readable, columns: Sequence[str], step: int | None
+) -> dict[str, dict[str, Any]]:
+    """For each layer the last value there is of each column at a step, or at the end."""
+    rows = run.read(Table.LAYERS, ("step", "layer", *columns))
+    end = rows.num_rows
+    if step is not None:
+        end = int(np.searchsorted(rows.column("step").to_numpy(), step, side="right"))
+    start = max(0, end - _ROWS_READ)
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows.slice(start, end - start).to_pylist():
+        kept = found.setdefault(row["layer"], {})
+        kept.update({name: value for name, value in row.items() if value is not None})
+    return found
+
+
+def telling_step(diagnosis: Diagnosis | None) -> int | None:
+    """The step whose windows explain most: where the trouble begins; none of a calm run."""
+    head = None if diagnosis is None else diagnosis.headline
+    return head.first_step if head is not None and head.severity.weight else None
+
+
+def tightest(windows: Sequence[Window]) -> list[Window]:
+    """Those with the least room, where there are more than can be shown."""
+    if len(windows) <= MOST_WINDOWS:
+        return list(windows)
+    by_room = sorted(windows, key=lambda w: w.high - (_NO_LOW if w.low is None else w.low))
+    by_high = sorted(windows, key=lambda w: w.high)
+    chosen = {w.layer for w in by_high[: MOST_WINDOWS // 2]}
+    for window in by_room:
+        if len(chosen) < MOST_WINDOWS:
+            chosen.add(window.layer)
+    return [window for window in windows if window.layer in chosen]
+
+
+def _windows(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Window]:
+    for layer, kept in found.items():
+        high = kept.get("scale_high")
+        if layer and high and np.isfinite(high):
+            low = kept.get("scale_low")
+            log2_low = float(np.log2(low)) if low else None
+            yield Window(layer, kept.get("order", 0), log2_low, float(np.log2(high)))
+
+
+def _innermost(windows: list[Window]) -> list[Window]:
+    """Without containers: what is inside says more."""
+    names = {window.layer for window in windows}
+    outer = {name.rpartition(".")[0] for name in names} | {"(root)"}
+    outer |= {name.rsplit(".", deep)[0] for name in names for deep in range(1, name.count(".") + 1)}
+    inner = [w for w in windows if w.layer not in outer] or windows
+    return sorted(inner, key=lambda window: (window.order, window.layer))
