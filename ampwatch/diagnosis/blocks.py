@@ -36,6 +36,7 @@ LAYER_COLUMNS = (
     "step", "rank", "layer", "input_finite", "act_finite", "weight_finite", "underflow_share",
     "act_amax", "log2_headroom", "scale_low", "scale_high",
     "update_ratio", "param_group", "flops", "output_dtype", "param_dtype", "trainable",
+    "weight_shape", "rows",
 )  # fmt: skip
 EVENT_COLUMNS = ("step", "rank", "kind", "detail")
 _DEVICE_NUMBERS = (
@@ -55,6 +56,7 @@ class LayerRows:
     flags: Mapping[str, Flags]
     numbers: Mapping[str, Floats]
     dtypes: Mapping[str, tuple[tuple[str, ...], Integers]]  # names, and which of them
+    weight_shapes: pa.ChunkedArray  # as it came: few rows of a block are asked for theirs
 
     def __len__(self) -> int:
         return len(self.step)
@@ -250,7 +252,7 @@ def device_rows(rows: pa.Table) -> DeviceRows:
 _LAYER_FLAGS = ("input_finite", "act_finite", "weight_finite", "trainable")
 _LAYER_NUMBERS = (
     "underflow_share", "act_amax", "log2_headroom", "scale_low", "scale_high", "update_ratio",
-    "param_group", "flops",
+    "param_group", "flops", "rows",
 )  # fmt: skip
 
 
@@ -264,6 +266,7 @@ def _layer_rows(rows: pa.Table) -> LayerRows:
         flags={name: flags(rows, name) for name in _LAYER_FLAGS},
         numbers={name: numbers(rows, name) for name in _LAYER_NUMBERS},
         dtypes={name: texts(rows, name) for name in ("output_dtype", "param_dtype")},
+        weight_shapes=rows.column("weight_shape"),
     )
 
 

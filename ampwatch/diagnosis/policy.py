@@ -190,6 +190,11 @@ LAUNCH_FLOPS, LAUNCH_SHARE = 1e8, 0.5
 # Of several cards that hold at least a tenth of the others' memory, one is idle and one works.
 UNUSED_UTILISATION, USED_UTILISATION, UNUSED_MEMORY = 0.05, 0.3, 0.1
 
+# Half-precision products are fastest where every side is a multiple of 8 (16 bytes; NVIDIA, "Matrix
+# Multiplication Background"). Below a tenth of the operations, as in a first layer of three
+# channels, there is little to gain.
+ALIGNED_SIDE, MISALIGNED_SHARE = 8, 0.1
+
 # Volta was the first with tensor cores, Ampere the first that multiplies bf16 there; the GTX 16
 # series calls itself Turing and has none (NVIDIA's tables of compute capabilities).
 TENSOR_CORES = {"float16": 7.0, "bfloat16": 8.0}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.blocks import Block, LayerRows
 from ampwatch.diagnosis.layer_course import MOST_LAYERS
 
 _HALF = ("float16", "bfloat16")
@@ -19,6 +19,7 @@ class Precision:
     flops: float | None  # of its matrix product, if it is one
     runs_half: bool
     keeps_float16: bool  # trainable weights
+    sides: tuple[int, ...] = ()  # of the matrices it multiplies, as far as they are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class PrecisionCourse:
             name = rows.names[rows.layer[at]]
             if name in layers or len(layers) < MOST_LAYERS:
                 work = float(flops[at]) if flops[at] > 0 else None
-                layers[name] = Precision(work, bool(half[at]), bool(keeps[at]))
+                sides = _sides(rows, at) if work else ()
+                layers[name] = Precision(work, bool(half[at]), bool(keeps[at]), sides)
         steps = len(np.unique(rows.step[seen]))
         return replace(self, layers=layers, sampled_steps=self.sampled_steps + steps)
 
@@ -52,3 +54,16 @@ class PrecisionCourse:
     def products(self) -> dict[str, Precision]:
         """The layers that multiply matrices."""
         return {name: one for name, one in self.layers.items() if one.flops is not None}
+
+
+def _sides(rows: LayerRows, at: int) -> tuple[int, ...]:
+    """Outputs, inputs and, of a plain matrix, how many rows it multiplies.
+
+    A convolution of one input channel a group is no matrix product for a card.
+    """
+    shape: list[int] = rows.weight_shapes[at].as_py() or []
+    if len(shape) < 2 or (len(shape) > 2 and shape[1] == 1):
+        return ()
+    count = rows.numbers["rows"][at]
+    plain = len(shape) == 2 and count > 0
+    return (*shape[:2], int(count)) if plain else tuple(shape[:2])

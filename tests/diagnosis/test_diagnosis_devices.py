@@ -245,3 +245,51 @@ def test_windows_are_the_same_however_the_series_came(parts):
     whole = [series[n : n + 16].min() for n in range(0, 500, 16)]
     assert (windows.width, windows.values.tolist()) == (16, whole)
     assert len(windows.whole) == 500 // 16
+
+
+# -- shapes ----------------------------------------------------------------------------------------
+
+
+def product(name, shape, flops, rows=None, dtype="float16"):
+    return {"step": 50, "layer": name, "output_dtype": dtype, "flops": flops, "rows": rows,
+            "weight_shape": list(shape)}  # fmt: skip
+
+
+BODY = product("body", (1024, 768), 1e12, 8192)
+HEAD = product("head", (50257, 768), 8e11, 8192)
+
+
+def test_a_large_matrix_of_odd_sides_is_told_with_the_sides_to_take():
+    run = run_with(card(), layers=layer_table([BODY, HEAD]))
+    assert found(run) == {"AMP501": "info"}
+    one = finding(run, "AMP501")
+    assert one.layer == "head"
+    assert one.summary.startswith("44 % of the operations")
+    assert "50257 to 50264" in one.action
+
+
+def test_a_batch_that_is_no_multiple_of_eight_is_told():
+    run = run_with(card(), layers=layer_table([product("body", (1024, 768), 1e12, 8190)]))
+    assert "8190 to 8192" in finding(run, "AMP501").action
+
+
+WELL = {
+    "aligned": (card, [BODY]),
+    "a first layer of three channels": (
+        card, [BODY, product("stem", (64, 3, 7, 7), 3e10), product("classes", (10, 768), 1e6, 8)],
+    ),
+    "one channel a group": (card, [product("depthwise", (96, 1, 3, 3), 1e12)]),
+    "float32": (card, [product("head", (50257, 768), 1e12, 8192, dtype="float32")]),
+    "a card without tensor cores": (
+        lambda: card(name="NVIDIA GeForce GTX 1660", capability="7.5"), [HEAD],
+    ),
+    "a processor": (
+        lambda: card(device="cpu", name=None, capability=None, utilisation=None), [HEAD],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WELL)
+def test_shapes_that_lose_little_are_no_finding(name):
+    make, rows = WELL[name]
+    assert "AMP501" not in found(run_with(make(), layers=layer_table(rows)))

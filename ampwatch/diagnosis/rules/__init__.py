@@ -17,6 +17,7 @@ from ampwatch.diagnosis.rules import (
     rate,
     record,
     scale,
+    tensor_cores,
     updates,
 )
 
@@ -65,11 +66,12 @@ RULES: tuple[Rule, ...] = (
     growth.scaler_recreated,
     updates.silent_skip,
     precision.autocast_not_helping,
+    tensor_cores.misaligned_shapes,
     devices.memory_growth,
     devices.memory_near_limit,
     devices.gpu_idle,
     loop.out_of_memory,
-    devices.no_tensor_cores,
+    tensor_cores.no_tensor_cores,
     devices.host_bound,
     ranks.ranks_disagree,
     ranks.one_rank_overflows,

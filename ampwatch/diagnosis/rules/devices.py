@@ -1,4 +1,4 @@
-"""AMP503 to AMP505, AMP507, AMP508, AMP606: the cards' memory, and what they do not get to do."""
+"""AMP503 to AMP505, AMP508, AMP606: the cards' memory, and what they do not get to do."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.memory_trend import Growth, fills_card, growth_of, limit_share
 from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.words import bytes_text, count_text, list_text
-
-_HALF = ("bfloat16", "float16")
 
 
 @rule(
@@ -138,47 +136,6 @@ def gpu_idle(case: Case) -> Iterator[Seen]:
 
 
 @rule(
-    "AMP507",
-    "no-tensor-cores",
-    Severity.INFO,
-    Page(
-        meaning="The card has no units for products in this precision: mixed precision saves "
-        "memory there, and hardly any time.",
-        looks="A compute capability below 7.0 (fp16) or 8.0 (bf16), or a GTX 16, and autocast on.",
-        not_to_confuse="AMP502, where the card could and the layers do not.",
-        do="Train in float32 if memory allows, or on another card; for bf16 on Volta and Turing "
-        "take fp16 with a GradScaler.",
-        example="The NVIDIA GeForce GTX 1080 gains no speed from float16. Its compute capability "
-        "is 6.1; tensor cores for float16 came with 7.0.",
-    ),
-)
-def no_tensor_cores(case: Case) -> Iterator[Seen]:
-    """A card that half precision does not make faster."""
-    for dtype in _HALF:
-        cards = [card for card in case.devices if _lacks_units(card, dtype)]
-        if cards and _computes_in(case, dtype):
-            break
-    else:
-        return
-    card, needed = cards[0], policy.TENSOR_CORES[dtype]
-    yield Seen(
-        severity=Severity.INFO,
-        first_step=case.scale.first_step,
-        last_step=case.scale.last_step,
-        ranks=_ranks(cards),
-        summary=f"The {card.name or 'card'} gains no speed from {dtype}.",
-        cause=f"Its compute capability is {card.capability}; tensor cores for {dtype} came with "
-        f"{needed}."
-        if float(card.capability or 0) < needed
-        else f"Cards of the {policy.NO_TENSOR_CORES} series have no tensor cores.",
-        action="Train in float32 if memory allows, or use fp16 with a GradScaler."
-        if dtype == "bfloat16"
-        else "Train in float32 if memory allows.",
-        evidence=(Evidence("capability", case.scale.first_step, card.capability, str(needed)),),
-    )
-
-
-@rule(
     "AMP508",
     "host-bound",
     Severity.INFO,
@@ -274,20 +231,6 @@ def _busiest(card: Card) -> float:
 def _is_unused(card: Card, most_bytes: float) -> bool:
     holds = card.reserved_bytes >= policy.UNUSED_MEMORY * most_bytes
     return holds and card.utilisation_at(policy.IDLE_QUANTILE) <= policy.UNUSED_UTILISATION
-
-
-def _lacks_units(card: Card, dtype: str) -> bool:
-    """Whether the card is known to have no tensor cores for this format."""
-    try:
-        capability = float(card.capability or "nan")
-    except ValueError:
-        return False
-    plain = policy.NO_TENSOR_CORES in (card.name or "")
-    return capability < policy.TENSOR_CORES[dtype] or plain
-
-
-def _computes_in(case: Case, dtype: str) -> bool:
-    return dtype in case.numbers.autocast_dtypes
 
 
 def _where(case: Case, card: Card) -> str:

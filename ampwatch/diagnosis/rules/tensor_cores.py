@@ -1,0 +1,126 @@
+"""AMP501 and AMP507: what tensor cores need, and cards without them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.device_course import Card
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.precision_course import Precision
+from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.words import list_text
+
+_HALF = ("bfloat16", "float16")
+
+
+@rule(
+    "AMP501",
+    "misaligned-shapes",
+    Severity.INFO,
+    Page(
+        meaning="Tensor cores take half-precision matrices in pieces of eight. Products with "
+        "another side are padded or computed more slowly, up to several times.",
+        looks="A tenth or more of the operations are in layers whose outputs, inputs or rows "
+        "(batch times positions) are no multiple of 8, on a card with tensor cores.",
+        not_to_confuse="A first layer of three channels or a small head, whose share is small; "
+        "convolutions of one channel a group, which are no matrix product.",
+        do="Round vocabulary, widths and batch up to a multiple of 8 (64 for large matrices); pad "
+        "sequences with pad_to_multiple_of=8.",
+        example="34 % of the operations are in matrices whose sides are no multiple of 8. head: "
+        "50257 x 768, of 8192 rows.",
+    ),
+)
+def misaligned_shapes(case: Case) -> Iterator[Seen]:
+    """Half-precision products whose sides tensor cores do not like."""
+    cards = [card for card in case.devices if _has_units(card, "float16")]
+    products = {name: one for name, one in case.precision.products.items() if one.runs_half}
+    odd = {name: one.flops or 0.0 for name, one in products.items() if _is_odd(one.sides)}
+    total = sum(one.flops or 0.0 for one in products.values())
+    if not cards or sum(odd.values()) < policy.MISALIGNED_SHARE * total or not odd:
+        return
+    names = sorted(odd, key=lambda name: -odd[name])
+    yield Seen(
+        severity=Severity.INFO,
+        first_step=case.scale.first_step,
+        last_step=case.scale.last_step,
+        layer=names[0],
+        summary=f"{100 * sum(odd.values()) / total:.0f} % of the operations are in matrices whose "
+        f"sides are no multiple of {policy.ALIGNED_SIDE}.",
+        cause=f"{list_text([f'{name}: {_sides_text(products[name].sides)}' for name in names])}.",
+        action=f"Round up to a multiple of {policy.ALIGNED_SIDE}: {_rounded(products, names)}.",
+        evidence=(Evidence("flops", case.scale.last_step, sum(odd.values()), total),),
+    )
+
+
+def _is_odd(sides: Sequence[int]) -> bool:
+    return any(side % policy.ALIGNED_SIDE for side in sides)
+
+
+def _sides_text(sides: Sequence[int]) -> str:
+    rows = f", of {sides[2]} rows" if len(sides) > 2 else ""
+    return f"{sides[0]} x {sides[1]}{rows}"
+
+
+def _rounded(products: Mapping[str, Precision], names: Sequence[str]) -> str:
+    """Each odd side of the largest layers and what it should be, once."""
+    sides = dict.fromkeys(side for name in names[:3] for side in products[name].sides)
+    return list_text(
+        [f"{side} to {-(-side // 8) * 8}" for side in sides if side % policy.ALIGNED_SIDE]
+    )
+
+
+@rule(
+    "AMP507",
+    "no-tensor-cores",
+    Severity.INFO,
+    Page(
+        meaning="The card has no units for products in this precision: mixed precision saves "
+        "memory there, and hardly any time.",
+        looks="A compute capability below 7.0 (fp16) or 8.0 (bf16), or a GTX 16, and autocast on.",
+        not_to_confuse="AMP502, where the card could and the layers do not.",
+        do="Train in float32 if memory allows, or on another card; for bf16 on Volta and Turing "
+        "take fp16 with a GradScaler.",
+        example="The NVIDIA GeForce GTX 1080 gains no speed from float16. Its compute capability "
+        "is 6.1; tensor cores for float16 came with 7.0.",
+    ),
+)
+def no_tensor_cores(case: Case) -> Iterator[Seen]:
+    """A card that half precision does not make faster."""
+    for dtype in _HALF:
+        cards = [card for card in case.devices if _has_units(card, dtype) is False]
+        if cards and _computes_in(case, dtype):
+            break
+    else:
+        return
+    card, needed = cards[0], policy.TENSOR_CORES[dtype]
+    yield Seen(
+        severity=Severity.INFO,
+        first_step=case.scale.first_step,
+        last_step=case.scale.last_step,
+        ranks=tuple(sorted({card.rank for card in cards})),
+        summary=f"The {card.name or 'card'} gains no speed from {dtype}.",
+        cause=f"Its compute capability is {card.capability}; tensor cores for {dtype} came with "
+        f"{needed}."
+        if float(card.capability or 0) < needed
+        else f"Cards of the {policy.NO_TENSOR_CORES} series have no tensor cores.",
+        action="Train in float32 if memory allows, or use fp16 with a GradScaler."
+        if dtype == "bfloat16"
+        else "Train in float32 if memory allows.",
+        evidence=(Evidence("capability", case.scale.first_step, card.capability, str(needed)),),
+    )
+
+
+def _has_units(card: Card, dtype: str) -> bool | None:
+    """Whether the card has tensor cores for this format; None if its capability is not known."""
+    try:
+        capability = float(card.capability or "")
+    except ValueError:
+        return None
+    plain = policy.NO_TENSOR_CORES in (card.name or "")
+    return capability >= policy.TENSOR_CORES[dtype] and not plain
+
+
+def _computes_in(case: Case, dtype: str) -> bool:
+    return dtype in case.numbers.autocast_dtypes
