@@ -118,6 +118,7 @@ class Block:
     layer_entries: tuple[Integers, Mask]  # of each layer row its entry, and whether there is one
     events: tuple[Event, ...]
     others: Mapping[int, RankRows] = field(default_factory=dict)
+    next_scale: float = float("nan")  # of the row after it, if there is one
 
     def __len__(self) -> int:
         return len(self.step)
@@ -153,6 +154,7 @@ def block_of(
     layers: pa.Table,
     events: pa.Table,
     others: Mapping[int, pa.Table],
+    next_row: pa.Table,
 ) -> Block:
     """A block out of its rows of each table; `firsts` says where each step begins."""
     ranks = {rank: _rank_rows(table) for rank, table in others.items()}
@@ -184,6 +186,7 @@ def block_of(
         layer_entries=_entries(step, sampled.step),
         events=_events(events),
         others=ranks,
+        next_scale=float(numbers(next_row, "scale")[0]) if next_row.num_rows else float("nan"),
     )
 
 

@@ -156,12 +156,16 @@ class Cutter:
         )
         return heard or waiting > patience
 
+    def _begins_anew(self) -> bool:
+        """Whether the next row is the first after a restart."""
+        steps, last = self.spine.steps, self.spine.last_step
+        return last is not None and bool(len(steps) and steps[0] < last)
+
     def _block(self, end: int, firsts: Integers, limit: int | None) -> Block:
-        begins_anew = self.spine.last_step is not None and bool(
-            len(self.spine.steps) and self.spine.steps[0] < self.spine.last_step
-        )
+        begins_anew = self._begins_anew()
         firsts = firsts[firsts < end]
         rows = self.spine.take(end, limit)
+        assert self.spine.rows is not None
         restarts = self.spine.restarts
 
         def part(lane: Lane) -> pa.Table:
@@ -177,6 +181,7 @@ class Cutter:
             layers=part(self.layers),
             events=part(self.events),
             others={rank: part(lane) for rank, lane in self.others.items()},
+            next_row=self.spine.rows.slice(0, 0 if self._begins_anew() else 1),
         )
 
 

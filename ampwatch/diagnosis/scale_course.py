@@ -138,7 +138,7 @@ class ScaleCourse:
         scale, after = block.columns["scale"], block.columns["scale_after"]
         filled = _before_each(scale, after, self.known_scale)
         reset = self._resets(block, scale, after)
-        after = np.where(np.isnan(after), np.append(scale[1:], NAN), after)
+        after = np.where(np.isnan(after), np.append(scale[1:], block.next_scale), after)
         after = np.where(np.isnan(after), filled, after)
         alone = np.diff(self.places, prepend=self.steps - 1) > 1
         before = np.concatenate(([self.scale], filled[:-1]))

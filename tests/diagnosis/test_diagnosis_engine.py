@@ -183,6 +183,18 @@ def test_where_blocks_end_makes_no_difference_to_the_findings(stream):
     ]
 
 
+@pytest.mark.parametrize("accepted", range(10, 18))
+def test_a_scale_that_only_the_next_row_tells_is_known_across_the_end_of_a_block(accepted):
+    count = accepted + 6
+    steps = step_table(
+        step=list(range(count)), rank=[0] * count,
+        scale=[None] * (count - 2) + [0.0, 1024.0], scale_after=[None] * count,
+        skipped=[False] * accepted + [True] * 5 + [False],
+    )  # fmt: skip
+    small, large = (Engine(**size).feed(HandBuiltRun(steps)).look() for size in (SMALL, {}))
+    assert found(small) == found(large)
+
+
 def test_a_restart_that_repeats_steps_is_the_same_live_and_replayed():
     first = scaled_run([False] * 60 + [True] * 3 + [False] * 20, growth_interval=25)
     again = scaled_run([False] * 50, growth_interval=25)
