@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from ampwatch.cli.find import usual_folder
-from ampwatch.cli.terminal import answer, answers
+from ampwatch.cli.terminal import answer, answers, asides
 from ampwatch.cli.verdicts import KeptVerdicts, Standing, standing_of
 from ampwatch.errors import AmpwatchError, NotARunError
 from ampwatch.text import printable
@@ -27,16 +28,23 @@ HELP = """The runs in a folder, newest first, and how each stands.
 Examples:
   ampwatch runs                the runs in ./ampwatch-runs (or $AMPWATCH_DIR)
   ampwatch runs /data/runs
+  ampwatch runs --all          and every run that was ever attached elsewhere
 """
+
+# How many runs of other folders are listed unless all are asked for.
+ELSEWHERE = 20
 
 COLUMNS = ("run", "verdict", "steps", "skips", "final scale", "age", "source")
 
 
 def command(
     folder: str = typer.Argument(None, metavar="DIR", help="Where to look.", show_default=False),
+    every: bool = typer.Option(
+        False, "--all", help=f"All runs elsewhere too, not the newest {ELSEWHERE} only."
+    ),
 ) -> None:
     """Print the table."""
-    from ampwatch.store import list_runs, state_folder
+    from ampwatch.store import list_runs
 
     if folder and not Path(folder).is_dir():
         raise NotARunError(f"{folder} is no folder.", path=folder)
@@ -44,22 +52,49 @@ def command(
     if not found:
         answer(f"No runs in {folder or usual_folder()}. `ampwatch demo` makes one.")
         return
-    table, kept = _empty_table(), KeptVerdicts(state_folder())
-    for summary in found:
-        table.add_row(*_row(summary, Path(folder or usual_folder()), kept))
+    here = Path(folder or usual_folder())
+    shown = found if every else _nearest(found, here)
+    answers().print(_table(shown, here))
+    if len(shown) < len(found):
+        answer(f"And {len(found) - len(shown):,} older ones elsewhere: ampwatch runs --all.")
+
+
+def _nearest(found: Sequence[RunSummary], here: Path) -> list[RunSummary]:
+    """The runs in this folder, and the newest of those elsewhere."""
+    elsewhere = [summary.path for summary in found if not _inside(summary, here)]
+    older = set(elsewhere[ELSEWHERE:])
+    return [summary for summary in found if summary.path not in older]
+
+
+def _inside(summary: RunSummary, folder: Path) -> bool:
+    return summary.path.parent.absolute() == folder.absolute()
+
+
+def _table(found: Sequence[RunSummary], here: Path) -> Table:
+    """A row a run; the first look at long runs takes its time, which a bar shows."""
+    from rich.progress import track
+
+    from ampwatch.store import state_folder
+
+    table, kept = _empty_table(found), KeptVerdicts(state_folder())
+    for summary in track(found, "Reading runs", console=asides(), transient=True, update_period=1):
+        table.add_row(*_row(summary, here, kept)[: len(table.columns)])
     kept.save()
-    answers().print(table)
+    return table
 
 
-def _empty_table() -> Table:
+def _empty_table(found: Sequence[RunSummary]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in COLUMNS:
+    foreign = any(summary.source != "ampwatch" for summary in found)
+    for name in COLUMNS if foreign else COLUMNS[:-1]:
         numeric = name in {"steps", "skips", "final scale", "age"}
         # A name is what one types next: it is folded over lines, never cut.
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        wide = 24 if name == "run" else None
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        table.add_column(name, justify=justify, overflow="fold", min_width=wide)
     return table
 
 
@@ -67,8 +102,7 @@ def _row(summary: RunSummary, folder: Path, kept: KeptVerdicts) -> tuple[str | T
     """One run's cells; one that cannot be read says why in place of its figures."""
     from rich.text import Text
 
-    inside = summary.path.parent.absolute() == folder.absolute()
-    name = printable(summary.path.name if inside else str(summary.path))
+    name = printable(summary.path.name if _inside(summary, folder) else str(summary.path))
     try:
         standing = _standing(summary, kept)
     except AmpwatchError as problem:
