@@ -151,7 +151,7 @@ def test_a_damaged_run_is_refused_with_a_sentence(capsys, tmp_path):
 def test_of_many_runs_elsewhere_only_the_newest_are_listed(capsys, tmp_path):
     from ampwatch.store import register_run
 
-    write_run(Path(os.environ["AMPWATCH_DIR"]), "mine")
+    write_run(tmp_path / "ampwatch_dir", "mine")
     for number in range(25):
         register_run(write_run(tmp_path / "elsewhere", f"run-{number}"))
     _, out, _ = ampwatch(capsys, "runs")
