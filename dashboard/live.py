@@ -24,6 +24,11 @@ def component(data: bytes, key: str, **on_change: Any) -> Any:
     return _declared()(data=data, key=key, **on_change)
 
 
+def warm() -> None:
+    """Have the browser load plotly's script while the page is being made."""
+    component(pack({"component": "warm"}, {}), key="warm")
+
+
 @st.cache_resource(show_spinner=False)
 def _declared() -> Any:
     """Declared once: Streamlit searches all modules for the caller each time it is asked to."""
