@@ -25,6 +25,9 @@ def show(look: Look) -> None:
     if not len(look.course):
         st.html('<div class="aw-muted">No step was logged yet.</div>')
         return
+    if not look.course.present:
+        st.html('<div class="aw-muted">The run holds no numbers to draw, or none yet.</div>')
+        return
     base = runs.bases().of(look.path, look.course, where.span)
     whole = st.session_state.get(_SENT) != (look.path, base.id)
     picture = overview_chart.picture(look, where.span, where.step)

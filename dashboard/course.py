@@ -15,7 +15,8 @@ from ampwatch.store import Run
 
 LINES = ("loss", "grad_norm", "grad_norm_applied", "lr", "step_time_ms")
 SCALE = "log2_scale"
-_READ = ("step", "time_ns", "optimizer", "scale", "skipped", "autocast_dtype", *LINES)
+_QUICK = ("step", "optimizer", "scale", "skipped")  # which compress well: read in no time
+_READ = (*_QUICK, "time_ns", "autocast_dtype", *LINES)
 _LOOK_BACK = 4096  # rows searched at once, from the end
 _CLIP_SHARE = 1e-3  # a norm that clipping changed by less looks the same
 
@@ -82,8 +83,11 @@ class Course:
 class Numbers:
     """One run's growing numbers: `take` what is new, `course` as it stands."""
 
-    def __init__(self) -> None:
-        self._epoch = -1
+    def __init__(self, *, quick: bool = False) -> None:
+        """`quick` takes the scale and the skips alone: of a long run they are there at once."""
+        self._lines = () if quick else LINES
+        self._names = _QUICK if quick else _READ
+        self._epoch = -2 if quick else -1
         self._begin()
 
     @property
@@ -93,7 +97,7 @@ class Numbers:
 
     def take(self, run: Run) -> Course:
         """Take in the rows that are new; those that changed make it begin anew."""
-        rows = run.read(Table.STEPS, columns=_READ, rank=min(run.ranks, default=0))
+        rows = run.read(Table.STEPS, columns=self._names, rank=min(run.ranks, default=0))
         if not self._continues(rows):
             self._begin()
         if rows.num_rows > self._taken:
@@ -134,9 +138,10 @@ class Numbers:
         step = step[mine]
         self._note_restarts(step)
         self._step.extend(step)
-        self._autocast_dtype = rows.column("autocast_dtype")[-1].as_py()
-        self._last_step_ns = rows.column("time_ns")[-1].as_py() or 0
-        for name, values in _numbers(rows, mine).items():
+        if self._lines:
+            self._autocast_dtype = rows.column("autocast_dtype")[-1].as_py()
+            self._last_step_ns = rows.column("time_ns")[-1].as_py() or 0
+        for name, values in _numbers(rows, mine, self._lines).items():
             self._columns[name].extend(values)
             if name not in self._present and np.isfinite(values).any():
                 self._present |= {name}
@@ -144,7 +149,7 @@ class Numbers:
 
     def _did_clip(self, newest: int) -> bool:
         before, after = (self._columns[name].values for name in ("grad_norm", "grad_norm_applied"))
-        start = len(before) - newest
+        start = max(0, len(before) - newest)
         moved = np.abs(after[start:] - before[start:]) > _CLIP_SHARE * before[start:]
         return bool(moved.any())
 
@@ -180,9 +185,11 @@ class Numbers:
         )
 
 
-def _numbers(rows: Any, mine: NDArray[np.bool_] | slice) -> dict[str, Floats]:
+def _numbers(
+    rows: Any, mine: NDArray[np.bool_] | slice, lines: tuple[str, ...]
+) -> dict[str, Floats]:
     """The columns as they are drawn: the scale as its power of two, nan for what is not finite."""
-    found = {name: _single(rows, name)[mine] for name in LINES}
+    found = {name: _single(rows, name)[mine] for name in lines}
     scale = np.asarray(rows.column("scale").to_numpy(), np.float64)[mine]
     with np.errstate(divide="ignore", invalid="ignore"):
         found[SCALE] = np.log2(scale).astype(np.float32)

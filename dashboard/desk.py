@@ -19,12 +19,14 @@ from course import Course, Numbers
 from ampwatch.diagnosis import Diagnosis, Engine, conclude
 from ampwatch.errors import AmpwatchError, RunError
 from ampwatch.rows import Table
-from ampwatch.store import RUN_FILE, Run, RunInfo, open_run
+from ampwatch.store import RUN_FILE, Run, RunInfo, open_run, summarize
 
 FRESH_S = 0.4  # younger than this, what another tab saw will do
 MOST_RUNS = 12  # kept open; the one not looked at for longest is let go
 LIVE_S = 10.0  # a run that wrote something this lately, and no end mark, is live
-_AT_ONCE_ROWS = 20_000  # more rows than this are diagnosed in the background
+_AT_ONCE_ROWS = 20_000  # more rows than this are diagnosed in the background ...
+_MANY_ROWS = 2_000_000  # of more, the scale and the skips are shown while the rest is read
+_HEAD_START_S = 1.5  # ... after the first chart: it would wait for its turn otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,8 @@ class _Watched:
     ) -> None:
         self._run, self._path, self._clock, self._workers = run, path, clock, workers
         self._lock = threading.Lock()
-        self._numbers = Numbers()
+        self._numbers, self._quick = Numbers(), Numbers(quick=True)
+        self._loading: Future[tuple[Run, Numbers]] | None = None
         self._doctor = _Doctor(Path(path))
         self._pending: Future[None] | None = None
         self._seen: Look | None = None
@@ -134,13 +137,14 @@ class _Watched:
             self._lock.release()
 
     def _look(self) -> Look:
-        run, seen = self._run, self._seen
-        if not (run.path / RUN_FILE).is_file():
-            raise RunError(f"{run.path} is gone: deleted, or its disk is away.", path=run.path)
-        if run.refresh() or seen is None:
-            self._numbers.take(run)
-        course = self._numbers.course
-        self._diagnose(len(course))
+        seen = self._seen
+        if not (self._run.path / RUN_FILE).is_file():
+            path = self._run.path
+            raise RunError(f"{path} is gone: deleted, or its disk is away.", path=path)
+        course = self._read(first=seen is None)
+        run = self._run
+        if self._loading is None:
+            self._diagnose(len(course))
         self._seen = Look(
             path=self._path,
             info=run.info,
@@ -155,6 +159,22 @@ class _Watched:
         self._seen_at = self._clock()
         return self._seen
 
+    def _read(self, *, first: bool) -> Course:
+        """The course as it stands; of a long run at first only the scale and the skips."""
+        if first and summarize(self._run.path).steps > _MANY_ROWS:
+            self._quick.take(self._run)
+            self._loading = self._workers.submit(_loaded, self._run.path)
+        if self._loading is not None:
+            if not self._loading.done():
+                return self._quick.course
+            self._run, self._numbers = self._loading.result()
+            self._loading = None
+        if self._run.refresh() or first:
+            self._numbers.take(self._run)
+            if self._run.clean_end:
+                self._run = open_run(self._run.path)  # without the columns that are taken by now
+        return self._numbers.course
+
     def _diagnose(self, rows: int) -> None:
         if self._pending is not None:
             if not self._pending.done():
@@ -165,9 +185,17 @@ class _Watched:
                 raise problem
         verdict = self._doctor.verdict
         if rows - (0 if verdict is None else verdict.rows) > _AT_ONCE_ROWS:
-            self._pending = self._workers.submit(self._doctor.examine)
+            self._pending = self._workers.submit(self._doctor.examine, after_s=_HEAD_START_S)
         else:
             self._doctor.examine()
+
+
+def _loaded(path: Path) -> tuple[Run, Numbers]:
+    """All numbers of a run, through a Run of its own; the first chart is drawn before."""
+    time.sleep(_HEAD_START_S)
+    run, numbers = open_run(path), Numbers()
+    numbers.take(run)
+    return (open_run(path) if run.clean_end else run), numbers
 
 
 class _Doctor:
@@ -175,18 +203,18 @@ class _Doctor:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._run: Run | None = None
-        self._engine = Engine()
+        self._run = open_run(path)
+        self._engine: Engine | None = None
         self.verdict: Verdict | None = None
 
-    def examine(self) -> None:
-        """Bring the verdict up to date."""
-        fresh = self._run is None
-        if self._run is None:
-            self._run = open_run(self._path)
-        if not self._run.refresh() and not fresh:
+    def examine(self, after_s: float = 0.0) -> None:
+        """Bring the verdict up to date; of a run that has ended, only the verdict is kept."""
+        time.sleep(after_s)
+        if not self._run.refresh() and self.verdict is not None:
             return
-        run = self._run
+        run, self._engine = self._run, self._engine or Engine()
         case = self._engine.feed(run).case()
         rows = run.read("steps", columns=("step",), rank=min(run.ranks, default=0)).num_rows
         self.verdict = Verdict(rows, conclude(case), case.scale.level, run.notes)
+        if run.clean_end:
+            self._run, self._engine = open_run(self._path), None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -105,13 +105,35 @@ class _Shelves:
         self._lock = Lock()
         self._seen: Shelf | None = None
         self._seen_at = 0.0
+        self._lines: dict[Path, tuple[object, store.RunSummary]] = {}
 
     def look(self) -> Shelf:
         with self._lock:
             if self._seen is None or time.monotonic() - self._seen_at > FRESH_S:
-                self._seen = _shelf()
+                self._seen = _shelf(self._line)
                 self._seen_at = time.monotonic()
             return self._seen
+
+    def _line(self, path: Path) -> store.RunSummary:
+        """A run's line, made anew only when a file of it has changed."""
+        stamp = _stamp(path)
+        kept = self._lines.get(path)
+        if kept is None or kept[0] != stamp:
+            kept = self._lines[path] = (stamp, store.summarize(path))
+        return kept[1]
+
+
+def _stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """What tells a run's files from what they were."""
+    found = []
+    try:
+        for folder in (path, *(one for one in path.iterdir() if one.is_dir())):
+            for file in os.scandir(folder):
+                about = file.stat()
+                found.append((file.path, about.st_mtime_ns, about.st_size))
+    except OSError:
+        return ()  # it changes as we look; the line says what is wrong, if anything is
+    return tuple(sorted(found))
 
 
 @st.cache_resource(show_spinner=False)
@@ -119,12 +141,12 @@ def _shelves() -> _Shelves:
     return _Shelves()
 
 
-def _shelf() -> Shelf:
+def _shelf(line: Callable[[Path], store.RunSummary]) -> Shelf:
     given = os.environ.get("AMPWATCH_DASHBOARD_DIRS")
     found = (
-        [run for folder in folders() for run in store.list_runs(folder)]
+        [run for folder in folders() for run in store.list_runs(folder, line=line)]
         if given
-        else store.list_runs()
+        else store.list_runs(line=line)
     )
     readable = _without_copies([run for run in found if run.problem is None])
     names = Counter(run.path.name for run in readable)

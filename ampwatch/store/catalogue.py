@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,13 +65,18 @@ def register_run(run_folder: str | Path) -> bool:
     return True
 
 
-def list_runs(log_dir: str | Path | None = None) -> list[RunSummary]:
-    """The runs in a folder, newest first; without one, the default folder's and the registered."""
+def list_runs(
+    log_dir: str | Path | None = None, *, line: Callable[[Path], RunSummary] | None = None
+) -> list[RunSummary]:
+    """The runs in a folder, newest first; without one, the default folder's and the registered.
+
+    `line` makes a run's line in place of `summarize`, for who looks often and keeps lines.
+    """
     folders = _runs_in(default_log_dir() if log_dir is None else Path(log_dir))
     if log_dir is None:
         folders += _registered()
     distinct = {os.path.realpath(folder): folder for folder in reversed(folders)}
-    found = [summarize(folder) for folder in distinct.values()]
+    found = [(line or summarize)(folder) for folder in distinct.values()]
     return sorted(found, key=lambda run: (run.started_ns, run.name), reverse=True)
 
 
