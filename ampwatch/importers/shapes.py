@@ -19,7 +19,7 @@ from ampwatch.importers.sayings import Saying, Stats
 
 _TOKEN = re.compile(NUMBER)
 _MOST_TOKENS = 64
-_CAPTURED, _COUNT, _PASSED = f"({NUMBER})", r"(\d{1,15})", r"[-+]?[\w.]+(?:[-+]\d+)?"
+_CAPTURED, _COUNT, _PASSED = f"({NUMBER})", r"(\d{1,12})", r"[-+]?[\w.]+(?:[-+]\d+)?"
 SKIPS_IN_WINDOW, SKIPS_IN_ALL, STEP = "(window_skips)", "(total_skips)", "(step)"
 _COUNTS = (STEP, SKIPS_IN_WINDOW, SKIPS_IN_ALL)
 

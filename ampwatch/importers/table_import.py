@@ -139,6 +139,8 @@ def _wandb(source: Source, wanted: Wanted) -> Table:
                 keys.update(dict.fromkeys(wandb_file.history_row(value)))
             elif number == wandb_file.CONFIG:
                 config.update(wandb_file.settings(value))
+            elif number == wandb_file.RUN:
+                config.update(wandb_file.settings_of_run(value))
     names = recognised(keys, wanted.columns, source.path)
     rows = (
         wandb_file.history_row(value)

@@ -35,6 +35,7 @@ from ampwatch.rows import EventKind, Mark
 _REMEMBERED_STEPS = 64
 # What a damaged counter may ask for at most.
 _MOST_IMPLIED = 100_000
+_MOST_STEPS = 1 << 42
 _MOST_OCTAVES = 1100  # between the largest and the smallest float
 
 
@@ -63,6 +64,7 @@ class Timeline:
         self._total_skips: int | None = None
         self._accepted_since_skip = True
         self._is_numbered = False
+        self._is_unnumbered = False  # the open row: a bar that follows may tell its step
         self._bar_total: int | None = None
         self._bar_is_full = False
         self._has_scaler = False  # a scale other than 1, which bf16 prints, was told
@@ -78,6 +80,8 @@ class Timeline:
 
     def take(self, saying: Saying) -> None:
         """Take in what a line says."""
+        if not _is_sane(saying):
+            return
         if isinstance(saying, Skip):
             self._take_skip(saying)
             return
@@ -256,6 +260,9 @@ class Timeline:
         elif bar.total != self._bar_total:
             self._counter = None if self._is_empty else self._counter
         self._bar_total, self._bar_is_full = bar.total, bar.step == bar.total
+        if self._is_unnumbered and self._open is not None and bar.step >= self._open["step"]:
+            self._open["step"] = self._last_step = bar.step  # the bar is drawn anew below a line
+            self._is_unnumbered = False
         if self._counter is None or bar.step > self._counter:
             self._counter = bar.step
             self._is_numbered = True
@@ -286,8 +293,9 @@ class Timeline:
             row["skipped"] = row["found_inf"] = stats.is_skipped
         merged = self._closes_open(step, row)
         if not merged:
-            row["step"] = self._placed(step)
+            row["step"] = self._placed(step, is_marked=step is not None)
             self._add(row)
+            self._is_unnumbered = step is None
         if step is not None:
             self._counter, self._is_numbered = step, True
             self._recent.append(step)
@@ -375,12 +383,15 @@ class Timeline:
             told = max(told, window if self._counter is not None else 1)
         after = values.get("scale_after", values.get("scale"))
         fell = 0 if after is None or self._scale is None else _octaves(after, self._scale)
+        overflowed = after is not None and not math.isfinite(values.get("grad_norm", 0.0))
+        if overflowed and self._scale is None:
+            told = max(told, 1)  # a first line: what the scale was before it is not known
         missing = max(told, fell) - self._skips_since
         if step is not None:
             missing = min(missing, window)
         if missing <= 0:
             return
-        is_last = missing + self._skips_since >= window or silent
+        is_last = missing + self._skips_since >= window or silent or overflowed
         path = _path(self._scale, after, missing)
         self._imply(missing - is_last, step, path, None if is_last else after)
         if is_last:
@@ -452,11 +463,12 @@ class Timeline:
         if self._counter is not None and step < self._counter:
             self._restart()
 
-    def _placed(self, step: int | None) -> int:
+    def _placed(self, step: int | None, *, is_marked: bool = True) -> int:
         """The row's step: the log's own where it comes after what is there."""
         if step is not None and step > self._last_step:
             return step
-        self.mark("step", Mark.PLACED)
+        if is_marked:
+            self.mark("step", Mark.PLACED)
         if step is None and self._counter is not None:
             return max(self._counter, self._last_step) + 1
         return self._last_step + 1
@@ -499,6 +511,9 @@ class Timeline:
         row, self._open = self._open, None
         if row is None:
             return
+        if self._is_unnumbered:
+            self.mark("step", Mark.PLACED)
+            self._is_unnumbered = False
         step = row["step"]
         extras = [name for name in row if name not in STEP_COLUMNS]
         for name in extras:
@@ -528,7 +543,11 @@ class Timeline:
         self._close_row()
         self._start()
         self._is_empty = False
-        self.book.add_columns({"step": step, **columns})
+        ours = {name: column for name, column in columns.items() if name in STEP_COLUMNS}
+        self.book.add_columns({"step": step, **ours})
+        for name in columns.keys() - ours.keys():
+            for at, value in zip(step.tolist(), columns[name].tolist(), strict=True):
+                self.book.add_extra(at, name, value)
         self._last_step = self._counter = int(step[-1])
         self._is_numbered = self._accepted_since_skip = True
         self._recent.extend(step[-_REMEMBERED_STEPS:].tolist())
@@ -539,6 +558,12 @@ class Timeline:
         if "grad_norm" in columns:
             self._last_norm = float(columns["grad_norm"][-1])
         self._skips_since = 0
+
+
+def _is_sane(saying: Saying) -> bool:
+    """Whether its step can be one: a damaged line may have any number of digits."""
+    step = getattr(saying, "step", None)
+    return step is None or -_MOST_STEPS < step < _MOST_STEPS
 
 
 def _octaves(low: float, high: float) -> int:

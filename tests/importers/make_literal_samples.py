@@ -653,8 +653,8 @@ def megatron_restarted_without_its_scaler():
 @sample
 def hf_nothing_is_learnt():
     text = "".join(
-        bar(n * 10, 500) + "\n" + f"{{'loss': 0.0, 'grad_norm': nan, 'learning_rate': "
-        f"{5e-5 * (1 - n / 50)}, 'epoch': {n / 50:.2f}}}\n"
+        f"{{'loss': 0.0, 'grad_norm': nan, 'learning_rate': {5e-5 * (1 - n / 50)}, 'epoch': "
+        f"{n / 50:.2f}}}\n" + bar(n * 10, 500) + "\r"
         for n in range(1, 40)
     )
     return text, truth("hf-trainer", "failing", final_scale=None, must=["AMP204"], steps=381)

@@ -9,7 +9,7 @@ from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, number
 from ampwatch.importers.sayings import Saying, Skip, Stats
 from ampwatch.rows import Mark
 
-_BATCHES = re.compile(r"(\d+)epoch:train:\d+-(\d+)batch: ")
+_BATCHES = re.compile(r"(?<!\d)(\d{1,9})epoch:train:\d{1,12}-(\d{1,12})batch: ")
 _FIELDS = {
     "loss": re.compile(rf"[ ,]loss=({NUMBER})"),
     "grad_norm": re.compile(rf"[ ,]grad_norm=({NUMBER})"),

@@ -19,7 +19,7 @@ _OVERFLOW = re.compile(
 )
 _PARAMETER = re.compile(r"overflow in param (\S+)")
 _EPOCH = re.compile(r"epoch (\d+):? +(\d+) */ *(\d+) ")
-_PAIR = re.compile(rf"([a-z_]+)[= ]({NUMBER})(?=[, |(]|$)")
+_PAIR = re.compile(rf"(?<![a-z_])([a-z_]{{1,40}})[= ]({NUMBER})(?=[, |(]|$)")
 _FLOOR = re.compile(rf"Minimum loss scale reached \(({NUMBER})\)")
 _FIELDS = {
     "loss": "loss", "lr": "lr", "gnorm": "grad_norm", "loss_scale": "scale_after",

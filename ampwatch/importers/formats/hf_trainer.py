@@ -46,5 +46,5 @@ FORMAT = Format(
     source="hf-trainer",
     anchors=("{'loss': ", "it/s]", "s/it]", "it/s, ", "s/it, "),
     read=read,
-    marks={"loss": (Mark.AVERAGED.value,), "step": (Mark.PLACED.value,)},
+    marks={"loss": (Mark.AVERAGED.value,)},
 )

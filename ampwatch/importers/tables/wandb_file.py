@@ -13,7 +13,8 @@ _MAGIC = b":W&B"
 _HEADER_BYTES, _BLOCK_BYTES, _RECORD_HEAD = 7, 32_768, 7
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _MAX_RECORD_BYTES = 64 << 20
-HISTORY, CONFIG = 2, 5
+HISTORY, CONFIG, RUN = 2, 5, 17
+_CONFIG_OF_RUN = 4
 
 
 def looks_like_wandb(head: bytes) -> bool:
@@ -54,6 +55,15 @@ def history_row(data: bytes) -> dict[str, Any]:
         elif number == 2 and isinstance(value, bytes):
             row.setdefault("_step", next((whole(v) for n, v in fields(value) if n == 1), 0))
     return row
+
+
+def settings_of_run(data: bytes) -> dict[str, Any]:
+    """The configuration that a run's own record begins with."""
+    found: dict[str, Any] = {}
+    for number, value in fields(data):
+        if number == _CONFIG_OF_RUN and isinstance(value, bytes):
+            found.update(settings(value))
+    return found
 
 
 def settings(data: bytes) -> dict[str, Any]:

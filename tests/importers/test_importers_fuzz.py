@@ -1,0 +1,145 @@
+"""Damage to good logs, and anything at all: no exception but ours, no time that explodes."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ampwatch import diagnose, open_run
+from ampwatch.errors import AmpwatchError
+from ampwatch.importers import FORMATS, import_log
+from ampwatch.importers.sayings import Skip, Stats
+from ampwatch.importers.shapes import learn
+
+FOLDER = Path(__file__).parent / "samples"
+SAMPLES = sorted(p for p in FOLDER.rglob("*") if p.is_file() and p.suffix != ".json")
+SEEDS = range(3)
+
+
+def content_of(path: Path) -> bytes:
+    data = path.read_bytes()
+    return gzip.decompress(data) if path.suffix == ".gz" else data
+
+
+def survives(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "metrics.csv"
+        path.write_bytes(data)
+        try:
+            run = open_run(import_log(path, Path(folder) / "runs"))
+        except AmpwatchError as problem:
+            assert str(problem).endswith((".", "'"))
+            return
+        diagnose(run)
+
+
+def damaged(data: bytes, chance: random.Random) -> bytes:
+    """A good log of which parts are lost, doubled, swapped or overwritten."""
+    part = bytearray(data[:40_000])
+    for _ in range(chance.randrange(1, 12)):
+        at = chance.randrange(max(1, len(part)))
+        size = chance.randrange(1, 200)
+        kind = chance.randrange(5)
+        if kind == 0:
+            del part[at : at + size]
+        elif kind == 1:
+            part[at:at] = part[at : at + size]
+        elif kind == 2:
+            part[at : at + 3] = chance.randbytes(3)
+        elif kind == 3:
+            part[at : at + 1] = chance.choice(
+                [b"9" * 30, b"nan", b"-", b"e999", b"\n", b"\r", b"{"]
+            )
+        else:
+            part = part[: at + 1]
+    return bytes(part)
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
+def test_a_damaged_log_is_read_or_refused_and_never_trips(path):
+    data = content_of(path)
+    for seed in SEEDS:
+        survives(damaged(data, random.Random(f"{path.name} {seed}")))
+
+
+def test_lines_of_all_formats_mixed_are_read():
+    chance = random.Random(0)
+    texts = [p for p in SAMPLES if p.suffix in (".txt", ".gz")]
+    lines = [line for p in texts for line in content_of(p).splitlines()[:20]]
+    chance.shuffle(lines)
+    survives(b"\n".join(lines))
+
+
+WORDS = [
+    *(anchor for form in FORMATS for anchor in form.anchors), "step", "loss", ":", "=", "|", "[", "]",
+    "{", "}", "'", '"', "nan", "inf", "1e-320", "9" * 25, "-1", "0", "65536", "\n", " ", ",",
+    "reducing to", "skipped", "Rank 3",
+]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.sampled_from(WORDS), max_size=60))
+def test_words_of_logs_in_any_order_do_no_harm(words):
+    survives(" ".join(words).encode())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=3000))
+def test_any_bytes_do_no_harm(data):
+    survives(data)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.source)
+@pytest.mark.parametrize("filler", [" ", "0", "a", "[", "1.", "\\", "{'", "e-"])
+def test_a_reader_takes_a_long_line_in_its_stride(form, filler):
+    """A pattern that backtracks would not come back from 64 kB of this within the suite's limit."""
+    for anchor in form.anchors:
+        line = anchor + filler * (60_000 // len(filler))
+        list(form.read(line))
+        list(form.read(filler * 2000 + line))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(SAMPLES), st.data())
+def test_a_learned_shape_reads_what_its_format_reads(path, data):
+    """The quick way and the slow way say the same of every line of a log."""
+    lines = content_of(path).splitlines()[:400]
+    for form in FORMATS:
+        readable = [line for line in lines if list(form.read(line.decode("utf-8", "replace")))]
+        if not readable:
+            continue
+        first = data.draw(st.sampled_from(readable))
+        shape = learn(first, form.read)
+        if shape is None:
+            continue
+        for line in readable:
+            if shape.takes(line):
+                quick = shape.columns()
+                (slow,) = form.read(line.decode())
+                assert isinstance(slow, Stats)
+                assert quick["(step)"][0] == slow.step
+                for name, value in slow.values.items():
+                    assert quick[name][0] == value or (value != value)
+
+
+def test_the_same_events_are_told_whoever_prints_them():
+    """One skip as each format prints it: nothing but a skip comes out."""
+    lines = {
+        "apex": "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 1024.0",
+        "parlai": "[ Overflow: setting loss scale to 1024.0 ]",
+        "fairseq": "NOTE: overflow detected, setting loss scale to: 1024.0",
+        "deepspeed": "[deepspeed] OVERFLOW! Skipping step. Attempted loss scale: 2048.0, reducing "
+        "to 1024.0",
+        "nvfp16": "OVERFLOW! Skipping step. Attempted loss scale: 2048.0, reducing to 1024.0",
+    }
+    for form in FORMATS:
+        if form.source in lines:
+            (said,) = form.read(lines[form.source])
+            assert isinstance(said, Skip)
+            assert said.scale_after == 1024.0
