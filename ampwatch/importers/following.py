@@ -67,6 +67,8 @@ class GrowingLog:
             self._stop.set()
         for thread in self._threads:
             thread.join()
+        if self._pipe is None:
+            self._raw.close()
         if not self._known.is_set():
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -112,7 +114,7 @@ class GrowingLog:
         self._tell()
 
     def _tell(self) -> None:
-        if self._text.timeline.book.count:
+        if self._text.timeline.attempts:
             self._text.describe()
             self._known.set()
 

@@ -34,7 +34,9 @@ def survives(data: bytes) -> None:
         try:
             run = open_run(import_log(path, Path(folder) / "runs"))
         except AmpwatchError as problem:
-            assert str(problem).endswith((".", "'"))
+            says_what_is_wrong = str(problem).endswith((".", "'"))
+            if not says_what_is_wrong:
+                raise
             return
         diagnose(run)
 
@@ -77,8 +79,8 @@ def test_lines_of_all_formats_mixed_are_read():
 
 
 WORDS = [
-    *(anchor for form in FORMATS for anchor in form.anchors), "step", "loss", ":", "=", "|", "[", "]",
-    "{", "}", "'", '"', "nan", "inf", "1e-320", "9" * 25, "-1", "0", "65536", "\n", " ", ",",
+    *(anchor for form in FORMATS for anchor in form.anchors), "step", "loss", ":", "=", "|", "[",
+    "]", "{", "}", "'", '"', "nan", "inf", "1e-320", "9" * 25, "-1", "0", "65536", "\n", " ", ",",
     "reducing to", "skipped", "Rank 3",
 ]  # fmt: skip
 
