@@ -98,6 +98,11 @@ def chosen(name: str | None) -> Choice | None:
     return shelf().chosen(name)
 
 
+def look_again() -> None:
+    """Forget what was seen: there is a run more."""
+    _shelves.clear()
+
+
 class _Shelves:
     """Looks into the folders for all tabs."""
 

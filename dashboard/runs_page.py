@@ -6,6 +6,7 @@ import html
 import time
 
 import address
+import dropped
 import live
 import navigate
 import runs
@@ -28,6 +29,7 @@ def show() -> None:
     """The page of all runs, kept up to date."""
     st.html('<p class="aw-title">Runs</p>')
     st.fragment(_now, run_every=_EVERY_S)()
+    dropped.show()
 
 
 @guarded

@@ -81,8 +81,23 @@ def test_a_run_is_found_by_search_and_opened_by_a_click(page, server):
     rows = page.page.locator(".aw-runs tbody tr")
     assert [row.inner_text().count("well") > 0 for row in rows.all() if row.is_visible()] == [True]
     page.page.get_by_role("cell", name="well").click()
-    page.says("HEALTHY")
-    assert "run=well" in page.page.url
+    page.page.wait_for_url("**run=well**")
+    page.page.get_by_text("Nothing is wrong with this run.").wait_for()
+
+
+def test_another_trainers_log_is_dropped_onto_the_page_and_diagnosed(page, server, place, tmp_path):
+    log = tmp_path / "train_0412.log"
+    lines = [f"step {n} loss {2.0 / (n + 1):.4f}" for n in range(40)]
+    lines += [
+        f"Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {2.0 ** (15 - n)}"
+        for n in range(30)
+    ]
+    log.write_text("\n".join(lines) + "\n")
+    page.open(f"{server.url}/runs")
+    page.page.locator("input[type=file]").set_input_files(log)
+    page.page.wait_for_url("**run=*train_0412*")
+    page.says("FAILING")
+    assert [path.name for path in place.iterdir() if "train_0412" in path.name]
 
 
 def test_a_layer_clicked_in_the_windows_is_opened_with_its_own_numbers(page, server, run):
