@@ -8,6 +8,7 @@ AmpwatchError
 │   ├── RunInUseError     another process writes or compacts it
 │   └── DifferentModelsError  runs that are to be judged together are of several models
 ├── LogError          a foreign log cannot be read or holds no training
+├── ReportError       a report cannot be drawn as asked
 ├── CodecError        bytes that are no batch of ours
 ├── AlertError        alerts cannot be sent as asked
 └── FeedError         the endpoint or the keys cannot be used
@@ -56,6 +57,10 @@ class LogError(AmpwatchError):
     def __init__(self, message: str, *, path: object = None) -> None:
         super().__init__(message)
         self.path = path
+
+
+class ReportError(AmpwatchError):
+    """A report cannot be drawn as asked; the message says what to install."""
 
 
 class CodecError(AmpwatchError, ValueError):

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from ampwatch.cli.find import opened_run_or_log
-from ampwatch.cli.terminal import answers
+from ampwatch.cli.terminal import answer, answers
+from ampwatch.errors import ReportError
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis import Diagnosis, Together
+    from ampwatch.store import Run
 
 NAME = "report"
 HELP = """What is wrong with a run, since when, why, and what to do. On one screen.
@@ -22,6 +30,7 @@ Examples:
   ampwatch report train.log
   ampwatch report ampwatch-runs/train-1204
   ampwatch report train-1204 --json | jq .verdict
+  ampwatch report train-1204 --html out.html     the letter with charts and layers, to send
   ampwatch report train-1204 --fail-on error     exit code 1 if an error stands
   ampwatch report rate-0.1 rate-0.03             one learning rate out of both
 """
@@ -44,23 +53,53 @@ def command(
     fail_on: FailOn = typer.Option(
         None, "--fail-on", help="Exit with 1 if a finding this grave stands.", show_default=False
     ),
+    html: Path = typer.Option(
+        None, "--html", metavar="OUT", show_default=False, help="Write one HTML file instead."
+    ),
     as_: str = typer.Option(
         None, "--as", metavar="FORMAT", show_default=False, help="The format of FILE."
     ),
 ) -> None:
     """Print the report."""
-    from ampwatch.diagnosis import Diagnosis, Severity, diagnose, diagnose_together
-    from ampwatch.report import print_letter, print_together, to_json
+    if html and (json or len(runs) > 1):
+        raise ReportError("--html takes one run, and no --json; `ampwatch compare` takes several.")
+    from ampwatch.diagnosis import Severity, diagnose, diagnose_together
 
     with ExitStack() as stack:
         opened = [stack.enter_context(opened_run_or_log(run, as_)) for run in runs]
-        said = diagnose(opened[0]) if len(opened) == 1 else diagnose_together(opened)
-        if json:
-            typer.echo(to_json(said))
-        elif isinstance(said, Diagnosis):
-            print_letter(answers(), opened[0].info.name, opened[0], said)
+        said: Diagnosis | Together
+        if html:
+            said = write_html(opened[0], html)
         else:
-            print_together(answers(), [run.info.name for run in opened], said)
+            said = diagnose(opened[0]) if len(opened) == 1 else diagnose_together(opened)
+            print_said(opened, said, json=json)
     worst = said.worst()
     if fail_on and worst and worst.weight >= Severity(fail_on.value).weight:
         raise typer.Exit(1)
+
+
+def print_said(runs: Sequence[Run], said: Diagnosis | Together, *, json: bool) -> None:
+    """The letter, on one run or several, or the same as JSON."""
+    from ampwatch.diagnosis import Diagnosis
+    from ampwatch.report import print_letter, print_together, to_json
+
+    if json:
+        typer.echo(to_json(said))
+    elif isinstance(said, Diagnosis):
+        print_letter(answers(), runs[0].info.name, runs[0], said)
+    else:
+        print_together(answers(), [run.info.name for run in runs], said)
+
+
+def write_html(run: Run, path: Path) -> Diagnosis:
+    """Write the report as one file, which appears whole or not at all."""
+    from ampwatch.diagnosis import Engine, conclude
+    from ampwatch.report import html_report
+
+    case = Engine().feed(run).case()
+    diagnosis = conclude(case)
+    draft = path.with_name(f".{path.name}.new")
+    draft.write_text(html_report(run, diagnosis, case.scale.level), encoding="utf-8")
+    draft.replace(path)
+    answer(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    return diagnosis

@@ -1,4 +1,4 @@
-"""A run and its diagnosis as a letter for the terminal, or as JSON.
+"""A run and its diagnosis as a letter for the terminal, as JSON, or as one HTML file.
 
 Names of runs and layers are data: they are shown, never interpreted.
 """
@@ -17,6 +17,7 @@ from ampwatch.report.facts import (
     sparkline,
 )
 from ampwatch.report.letter import STYLES, letter, print_letter, to_json
+from ampwatch.report.page import html_report
 from ampwatch.report.together import print_together
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Fact",
     "course_text",
     "facts_of",
+    "html_report",
     "last_values",
     "latest_text",
     "letter",

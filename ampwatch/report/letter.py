@@ -51,8 +51,10 @@ def print_letter(console: Console, name: str, run: Record, diagnosis: Diagnosis)
     console.print(letter(name, run, diagnosis, fancy=fancy), highlight=False, soft_wrap=False)
 
 
-def letter(name: str, run: Record, diagnosis: Diagnosis, *, fancy: bool) -> RenderableType:
-    """The whole letter; `fancy` writes powers as superscripts and draws small curves."""
+def letter(
+    name: str, run: Record, diagnosis: Diagnosis, *, fancy: bool, curves: bool = True
+) -> RenderableType:
+    """The whole letter; `fancy` writes powers as superscripts and draws small curves, if wanted."""
 
     def write(text: str) -> str:
         return powers(printable(text)) if fancy else printable(text)
@@ -63,7 +65,7 @@ def letter(name: str, run: Record, diagnosis: Diagnosis, *, fancy: bool) -> Rend
     if others:
         parts += [Text(), _lines(others, write)]
     parts += [Text(), _bearings(run, diagnosis, head, write)]
-    parts += [Text(), _facts(run, diagnosis, write, fancy=fancy)]
+    parts += [Text(), _facts(run, diagnosis, write, fancy=fancy, curves=fancy and curves)]
     return Group(*parts)
 
 
@@ -216,7 +218,7 @@ def advised(advice: Advice) -> str:
     return ", ".join(parts)
 
 
-def _facts(run: Record, diagnosis: Diagnosis, write: Write, *, fancy: bool) -> Grid:
+def _facts(run: Record, diagnosis: Diagnosis, write: Write, *, fancy: bool, curves: bool) -> Grid:
     arrow = "→" if fancy else "to"
-    facts = facts_of(run, diagnosis, arrow=arrow, curves=fancy)
+    facts = facts_of(run, diagnosis, arrow=arrow, curves=curves)
     return labelled([(fact.label, fact.text) for fact in facts], write, width=13)

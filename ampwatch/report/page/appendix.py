@@ -1,0 +1,92 @@
+"""What stands behind the letter: each finding in full, the settings, and how to read the charts."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.paste import words_and_lines
+from ampwatch.diagnosis.words import steps_text
+from ampwatch.report.facts import powers
+from ampwatch.text import printable
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis import Evidence, Finding
+
+HOW_TO_READ = """\
+The loss scale is drawn as the steps were scaled, on an axis of powers of two: it holds and jumps.
+Each tick below it is a skipped step; none is left out, and those closer than a pixel are one tick
+that knows its count.
+
+A line shows at most 2,000 points, chosen so that every peak keeps its height. It breaks where
+values are absent or not finite. Drag to zoom, double-click to see all.
+
+Gradient norms are unscaled and taken before clipping, unless the notes say otherwise.
+
+A pale span is a finding's steps; the dashed line is the step to restart from. In the chart of the
+learning rate the dotted line is the advised rate, and the band the 90 % interval of the highest
+rate that would be stable."""
+
+
+def said(text: str) -> str:
+    """A text as HTML, nothing in it interpreted."""
+    return html.escape(powers(printable(text)))
+
+
+def findings_in_full(findings: Sequence[Finding]) -> str:
+    """Every finding with its cause, remedy and evidence."""
+    if not findings:
+        return ""
+    return "<h2>Findings in full</h2>" + "".join(_finding(finding) for finding in findings)
+
+
+def _finding(finding: Finding) -> str:
+    when = steps_text(finding.first_step, finding.last_step)
+    where = [f"{finding.severity.value}", when, finding.layer and f"layer {finding.layer}"]
+    where += [finding.because_of and f"because of {finding.because_of}"]
+    told = said(", ".join(part for part in where if part))
+    words, lines = words_and_lines(finding.action)
+    code = "\n".join(html.escape(printable(line)) for line in lines.split("\n"))
+    rows = [
+        ("why", said(finding.cause)),
+        ("do", said(words) + (f"<pre>{code}</pre>" if lines else "")),
+    ]
+    rows += [("evidence", "; ".join(map(_evidence, finding.evidence)))]
+    return (
+        f'<section class="finding"><h3>{finding.code} {said(finding.name)}'
+        f' <span class="dim">{told}</span></h3>'
+        f"<p>{said(finding.summary)}</p>{_labelled(rows)}</section>"
+    )
+
+
+def _evidence(evidence: Evidence) -> str:
+    at = "" if evidence.step is None else f" at step {evidence.step:,}"
+    against = "" if evidence.against is None else f" against {_value(evidence.against)}"
+    return said(f"{evidence.signal}{at}: {_value(evidence.value)}{against}")
+
+
+def _value(value: float | str | None) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _labelled(rows: Sequence[tuple[str, str]]) -> str:
+    """Labels beside what is HTML already; a row that says nothing is left out."""
+    shown = "".join(f"<tr><th>{label}</th><td>{text}</td></tr>" for label, text in rows if text)
+    return f'<table class="labelled">{shown}</table>'
+
+
+def settings_table(settings: Mapping[str, str]) -> str:
+    """Names and values as the record tells them."""
+    if not settings:
+        return ""
+    return "<h2>Settings</h2>" + _labelled([(said(n), said(text)) for n, text in settings.items()])
+
+
+def reading_notes(notes: Sequence[str]) -> str:
+    """What the record lacks, and how to read the charts."""
+    told = "".join(f"<li>{said(note)}</li>" for note in notes)
+    lacks = f"<h2>Notes on the record</h2><ul>{told}</ul>" if notes else ""
+    parts = (" ".join(part.split()) for part in HOW_TO_READ.split("\n\n"))
+    guide = "".join(f"<p>{said(part)}</p>" for part in parts)
+    return f'{lacks}<h2>How to read this</h2><div class="dim">{guide}</div>'

@@ -1,0 +1,121 @@
+"""The charts of the HTML report: one plotly figure, its panels above one another over one axis of
+steps. Plain data: colours are names of the palette (`@scale@`), and the page puts in those of its
+theme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.report.page.axes import axis_for
+from ampwatch.report.page.curves import SCALE, Curves
+from ampwatch.report.page.marks import LANE, Flag, drawn, flags_of, guides_of
+from ampwatch.report.page.panels import PANELS, Guide, Panel
+from ampwatch.report.page.traces import ticks, trace
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis import Diagnosis
+
+Json = dict[str, Any]
+
+_TITLE, _RUG, _BOTTOM = 30, 16, 46  # pixels
+
+
+def figure(curves: Curves, diagnosis: Diagnosis, level: float | None) -> Json:
+    """The figure; `level` is the scale that the run had established."""
+    panels = [panel for panel in PANELS if panel.column in curves.lines]
+    if curves.skipped and SCALE not in curves.lines:  # some logs tell of skips and of no scale
+        panels.insert(0, Panel(SCALE, "", (("Skipped steps", "skip"),), "skip", 0))
+    flags = flags_of(curves.ends, diagnosis)
+    top = LANE * (max((flag.lane for flag in flags), default=-1) + 1)
+    height = top + sum(_TITLE + panel.height for panel in panels) + _RUG
+    made = _Figure(height)
+    for number, panel in enumerate(panels):
+        made.add(number, panel, curves, list(guides_of(panel, diagnosis, level)), top)
+        top += _TITLE + panel.height + (_RUG if panel.column == SCALE else 0)
+    return made.finished(curves.ends, flags)
+
+
+class _Figure:
+    """The figure as it is put together, from the top down."""
+
+    def __init__(self, height: int) -> None:
+        self._height = height
+        self._data: list[Json] = []
+        self._axes: Json = {}
+        self._shapes: list[Json] = []
+        self._notes: list[Json] = []
+
+    def add(
+        self, number: int, panel: Panel, curves: Curves, guides: Sequence[Guide], top: int
+    ) -> None:
+        """One panel, from so many pixels below the figure's top."""
+        start, end = top + _TITLE, top + _TITLE + panel.height
+        axis = f"y{2 * number + 1}" if number else "y"
+        line = curves.lines.get(panel.column)
+        if line is not None:
+            domain = [self._share(end), self._share(start)]
+            self._axes[axis.replace("y", "yaxis")] = {
+                **_PLAIN, **axis_for(panel.kind, line, guides), "domain": domain
+            }  # fmt: skip
+            self._data.append(trace(panel, line, axis))
+            self._shapes += [shape for guide in guides for shape in drawn(guide, axis)]
+        self._notes.append(_title(panel, guides, self._share(start)))
+        if panel.column == SCALE:
+            rug = f"y{2 * number + 2}"
+            domain = [self._share(end + _RUG), self._share(end)]
+            self._axes[rug.replace("y", "yaxis")] = {**_HIDDEN, "domain": domain}
+            self._data.append(ticks(curves.skips, rug))
+
+    def finished(self, ends: tuple[int, int], flags: Sequence[Flag]) -> Json:
+        """The whole figure over its axis of steps."""
+        first, last = ends
+        room = max(0.5, 0.004 * (last - first))
+        shapes = [*self._shapes, *(flag.shape for flag in flags)]
+        layout = {
+            "height": self._height + _BOTTOM,
+            "margin": {"l": 62, "r": 16, "t": 0, "b": _BOTTOM, "pad": 0},
+            "showlegend": False, "hovermode": "x unified", "hoversubplots": "axis",
+            "dragmode": "zoom", "plot_bgcolor": "rgba(0,0,0,0)", "paper_bgcolor": "rgba(0,0,0,0)",
+            "font": {"family": "system-ui, sans-serif", "size": 12, "color": "@muted@"},
+            "hoverlabel": {
+                "bgcolor": "@page@", "bordercolor": "@grid@", "font": {"color": "@ink@"},
+                "namelength": -1,
+            },
+            "xaxis": {
+                "range": [first - room, last + room], "showgrid": False, "zeroline": False,
+                "showline": True, "linecolor": "@grid@", "ticks": "outside", "ticklen": 4,
+                "tickcolor": "@grid@", "tickformat": ",~d", "nticks": 10, "anchor": "free",
+                "position": 0, "title": {"text": "step", "standoff": 6},
+                "unifiedhovertitle": {"text": "step %{x:,d}"},
+                "showspikes": True, "spikemode": "across", "spikethickness": 1,
+                "spikedash": "solid", "spikecolor": "@muted@", "spikesnap": "cursor",
+            },
+            **self._axes, "shapes": shapes,
+            "annotations": [*self._notes, *(flag.note(self._height) for flag in flags)],
+        }  # fmt: skip
+        return {"data": self._data, "layout": layout}
+
+    def _share(self, pixels: float) -> float:
+        return round(min(1.0, max(0.0, 1 - pixels / self._height)), 5)
+
+
+_PLAIN: Json = {
+    "gridcolor": "@grid@", "zeroline": False, "ticks": "outside", "ticklen": 3,
+    "tickcolor": "rgba(0,0,0,0)", "nticks": 5,
+}  # fmt: skip
+_HIDDEN: Json = {"visible": False, "fixedrange": True, "range": [0, 1]}
+
+
+def _title(panel: Panel, guides: Sequence[Guide], y: float) -> Json:
+    words = [*panel.title, *((guide.said, "muted") for guide in guides)]
+    spans = (
+        f'<span style="color:@{color}@">{text if color == "muted" else f"<b>{text}</b>"}</span>'
+        for text, color in words
+    )
+    return {
+        "text": "".join(spans), "xref": "paper", "yref": "paper", "x": 0, "y": y,
+        "xanchor": "left", "yanchor": "bottom", "yshift": 2, "showarrow": False,
+        "font": {"size": 13},
+    }  # fmt: skip
