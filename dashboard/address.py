@@ -35,7 +35,7 @@ class Address:
 
 
 def link(page: str, address: Address) -> str:
-    """A link to a page, as the browser has it relative to any other."""
+    """A link to a page, relative to any other; the overview's path is empty."""
     return f"./{page}?{urlencode(address.parameters())}"
 
 

@@ -60,7 +60,7 @@ def _row(choice: runs.Choice, card: Card | None) -> str:
     words = f"{choice.name} live" if choice.live else choice.name
     if card is not None:
         words += f" {card.verdict} {card.headline} {card.source}"
-    link = html.escape(address.link("overview", address.Address(run=choice.name)))
+    link = html.escape(address.link("", address.Address(run=choice.name)))
     name = (
         f'<a href="{link}" data-go="{html.escape(choice.name)}">{said(choice.name)}</a>'
         f'<span class="aw-muted">{said(card.headline or card.problem) if card else ""}</span>'

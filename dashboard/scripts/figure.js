@@ -41,7 +41,7 @@ export function figure({ header, lines, rug, span, picked, width }, palette) {
       domain: [share(where[at].bottom), share(where[at].top)],
     };
     for (const line of panel.lines) data.push(trace(line, lines[line.key], axis, palette));
-    layout.annotations.push(title(panel, share(where[at].top), palette));
+    layout.annotations.push(title(panel, share(where[at].top), width, palette));
     if (panel.guides) layout.shapes.push(...guides(panel.guides, axis, palette));
     if (where[at].rug) {
       const rugAxis = `y${2 * at + 2}`;
@@ -138,9 +138,12 @@ function rugTrace(rug, yaxis, palette) {
   };
 }
 
-function title(panel, y, palette) {
+const NARROW = 620; // less than this, a title has no room for its asides
+
+function title(panel, y, width, palette) {
+  const parts = panel.title.filter(([words]) => width >= NARROW || !words.startsWith(", "));
   return {
-    text: panel.title.map(([words, color]) => `<span style="color:${palette[color]};font-weight:${color === "muted" ? 400 : 650}">${words}</span>`).join(""),
+    text: parts.map(([words, color]) => `<span style="color:${palette[color]};font-weight:${color === "muted" ? 400 : 650}">${words}</span>`).join(""),
     xref: "paper", yref: "paper", x: 0, y, xanchor: "left", yanchor: "bottom", yshift: 3,
     showarrow: false, font: { size: FONT + 0.5, color: palette.ink, weight: 600 },
   };

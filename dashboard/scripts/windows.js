@@ -33,7 +33,7 @@ export class Windows {
       axis.append(label);
     }
     const title = make("div", "aw-chart-title");
-    title.append(make("b", "", "Loss scales each layer can live with"), make("span", "aw-caps", header.calm ? "the darkest caps it" : "red caps it"));
+    title.append(make("b", "", "Loss scales each layer can live with"), make("span", "aw-caps", header.calm ? "the strongest caps it" : "red caps it"));
     const at = header.step === null ? "" : `as of step ${header.step.toLocaleString("en-US")}`;
     const hidden = header.hidden ? `${header.hidden} layers with more room are not shown` : "";
     const note = make("div", "aw-muted", [at, hidden].filter(Boolean).join(" · "));

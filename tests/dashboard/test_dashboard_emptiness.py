@@ -154,3 +154,21 @@ def test_a_run_that_is_deleted_while_it_is_shown_is_said(folder):
     shutil.rmtree(path)
     with pytest.raises(AmpwatchError, match="is gone"):
         desk.look(str(path))
+
+
+def test_each_rank_has_its_devices(folder):
+    path = store.create_run(folder, store.RunInfo(id=fresh_id("two"), name="two", world_size=2))
+    for rank in (0, 1):
+        writer = store.RankWriter(path, rank)
+        writer.append(codec.encode(Table.STEPS, step_columns(30, 0, 10**18)))
+        writer.append(
+            codec.encode(Table.DEVICES, {
+                "time_ns": [10**18, 2 * 10**18], "device": ["cuda:0"] * 2, "name": ["Card"] * 2,
+                "peak_bytes": [2**30, (rank + 2) * 2**30], "total_bytes": [16 * 2**30] * 2,
+            })
+        )  # fmt: skip
+        writer.close()
+    said = " ".join(element.proto.body for element in opened("memory", path).get("html"))
+    assert "rank 0 · Card (cuda:0)" in said
+    assert "peak 3 of 16 GB" in said
+    assert not opened("overview", path).exception

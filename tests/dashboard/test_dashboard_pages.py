@@ -13,6 +13,7 @@ from written_runs import write_run
 import ampwatch
 from ampwatch import store
 from ampwatch.cli.dashboard import Server
+from ampwatch.report.thinning import merged
 
 pytestmark = needs_browser
 
@@ -175,3 +176,25 @@ def test_the_page_fits_a_narrow_screen(one, server):
         width = page.page.evaluate("() => document.querySelector('.stMain').scrollWidth")
         assert width <= 420
         assert page.troubles == []
+
+
+TICKS = """async ([root, first, last, count, ends, pixels]) => {
+    const { ticks } = await import(`${root}/component/live.scripts/rug.js`);
+    return ticks({ first, last, count }, [], ends, pixels).map(({ step, count }) => [step, count]);
+}"""
+
+
+@pytest.mark.parametrize("ends", [(0, 999_999), (250_000, 251_000), (400_000, 700_123)])
+def test_the_browser_leaves_no_column_of_pixels_without_its_skip(page, server, ends):
+    skips = np.unique(np.random.default_rng(3).integers(0, 1_000_000, 20_000))
+    rug = merged(skips[(skips >= ends[0]) & (skips <= ends[1])], *ends)
+    page.open(server.url)
+    cells = [part.tolist() for part in (rug.first, rug.last, rug.count)]
+    drawn = page.page.evaluate(TICKS, [server.url, *cells, list(ends), 913])
+
+    def columns(steps):
+        return {int((step - ends[0]) / (ends[1] - ends[0]) * 913) for step in steps}
+
+    inside = [step for step in skips.tolist() if ends[0] <= step <= ends[1]]
+    assert columns(step for step, _ in drawn) == columns(inside)
+    assert sum(count for _, count in drawn) == len(inside)
