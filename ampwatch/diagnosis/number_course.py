@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.signals import Event, Flags, Integers, Mask
@@ -34,7 +35,7 @@ class NumberCourse:
     norms: int = 0  # told, finite or not
     bad_norms: Times = field(default_factory=Times)  # the last ones in a row that were not finite
     rates: int = 0  # told
-    any_rate: bool = False  # above zero
+    any_rate: bool = False  # that moves anything
     bad_weights: Times = field(default_factory=Times)
     autocast_dtypes: frozenset[str] = frozenset()
     missing_updates: Times = field(default_factory=Times)
@@ -85,7 +86,7 @@ class NumberCourse:
         norm, rate = block.columns["grad_norm"], block.columns["lr"]
         rates = rate[~np.isnan(rate)]
         self.rates += len(rates)
-        self.any_rate |= bool((rates > 0).any())
+        self.any_rate |= bool((rates > policy.DEAD_RATE).any())
         at = np.flatnonzero(block.norm_known)
         counts = {"loss": block.loss_known.sum(), "lr": len(rates), "grad_norm": len(at)}
         self.told |= {name for name, count in counts.items() if count}

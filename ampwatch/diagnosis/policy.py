@@ -25,6 +25,8 @@ STARTUP_ERROR_SCALE = 2.0**-32
 # Where nobody saw the forward pass: sixteen halvings of the default 2^16 end below 1.
 STARTUP_BLIND_SKIPS = 16
 STARTUP_BLIND_SCALE = 1.0
+# Where nobody tells the scale either: sixty-four halvings of 2^32 end at 2^-32.
+STARTUP_UNTOLD_SKIPS = 64
 # Five steps running whose forward is not finite: no scale can help, so it is no search.
 STARTUP_FORWARD_STEPS = 5
 
@@ -52,6 +54,12 @@ STORM_ERROR_SHARE = 0.5
 # A foreign log whose last norms, or all of whose rates, are no numbers to train with: three lines
 # agree, and they are a fifth of the record, or twenty of them.
 DEAD_LINES, DEAD_SHARE, DEAD_MANY = 3, 0.2, 20
+
+# No training has so low a rate throughout: it never left the start of its warm-up.
+DEAD_RATE = 1e-8
+
+# A course of the loss can be seen in so many lines at each end of a record, and not in fewer.
+LOSS_LINES = 3
 
 # What happened in the last fiftieth of a run (20 steps at least) still stands at its end.
 RECENT_SHARE = 0.02

@@ -150,6 +150,7 @@ class Reader:
         text = line.decode("utf-8", "replace")
         form, said, used = self._understood(lines, at, text)
         if form is None:
+            self.timeline.passed(1)
             self._note_unknown(text)
             return
         self._used = max(self._used, used)

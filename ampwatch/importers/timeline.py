@@ -35,6 +35,8 @@ from ampwatch.rows import EventKind, Mark
 _REMEMBERED_STEPS = 64
 # What a damaged counter may ask for at most.
 _MOST_IMPLIED = 100_000
+# Scales differ by halvings; one that differs by less is the same, printed with fewer digits.
+_SAME_SCALE = 0.05
 _MOST_STEPS = 1 << 42
 _MOST_OCTAVES = 1100  # between the largest and the smallest float
 
@@ -180,10 +182,9 @@ class Timeline:
         before = skip.scale if skip.scale is not None else self._before(skip.scale_after)
         self._show_growth(before)
         self._show_accepted(step, before)
-        self._add({
-            "step": self._placed(step), "scale": skip.scale, "scale_after": skip.scale_after,
-            "skipped": True, "found_inf": True,
-        })  # fmt: skip
+        scale = self._grown(before) if skip.scale is None else skip.scale
+        row: Row = {"step": self._placed(step), "scale": scale, "scale_after": skip.scale_after}
+        self._add({**row, "skipped": True, "found_inf": True})
         self._skips_since += 1
         self._skips_told += 1
         self._accepted_since_skip = False
@@ -209,6 +210,13 @@ class Timeline:
         self.mark("step", Mark.PLACED)
         self._add({"step": step, "scale_after": before, "skipped": False})
         self._accepted_since_skip = True
+
+    def _grown(self, before: float | None) -> float | None:
+        """The scale before an overflow, where it had grown since the line before it."""
+        if before is None or self._scale is None or _octaves(self._scale, before) <= 0:
+            return None
+        self.mark("scale", Mark.IMPLIED)
+        return before
 
     def _show_accepted(self, step: int | None, before: float | None) -> None:
         """An accepted row where the counter went on without an overflow being printed."""
@@ -308,8 +316,10 @@ class Timeline:
         return 0 if step is None else min(0, step - 1)
 
     def _usable(self, stats: Stats) -> dict[str, float]:
-        """The values without what a summary, a stale norm or a missing loss would falsify."""
+        """The values without what a summary or a rounded scale would falsify."""
         values = dict(stats.values)
+        if _is_same(values.get("scale_after"), self._scale):
+            values["scale_after"] = self._scale or 0.0
         if stats.is_summary and self._has_fine_losses:
             for name in ("loss", "grad_norm", "lr"):
                 values.pop(name, None)
@@ -531,6 +541,11 @@ class Timeline:
         since = self._last_step if self._counter is None else max(self._counter, self._last_step)
         plain = np.diff(step, prepend=since) > 0
         scale = columns.get("scale_after")
+        if scale is not None and self._scale:
+            with np.errstate(all="ignore"):
+                same = np.abs(scale / self._scale - 1) < _SAME_SCALE
+            scale = np.where(same, self._scale, scale)
+            columns = {**columns, "scale_after": scale}
         if scale is not None:
             before = np.nan if self._scale is None else self._scale
             plain &= ~(np.diff(scale, prepend=before) < 0)
@@ -564,6 +579,13 @@ def _is_sane(saying: Saying) -> bool:
     """Whether its step can be one: a damaged line may have any number of digits."""
     step = getattr(saying, "step", None)
     return step is None or -_MOST_STEPS < step < _MOST_STEPS
+
+
+def _is_same(printed: float | None, known: float | None) -> bool:
+    """Whether a printed scale is the known one, rounded."""
+    if not printed or not known:
+        return False
+    return abs(printed / known - 1) < _SAME_SCALE
 
 
 def _octaves(low: float, high: float) -> int:

@@ -128,8 +128,13 @@ def _loss_falls(case: Case) -> bool:
     """Whether the last losses are below the first; unknown is no."""
     head, tail = (rows.of("loss") for rows in (case.rate.head, case.rate.tail))
     first, last = head[np.isfinite(head)], tail[np.isfinite(tail)]
-    few = policy.ESTABLISHED_STEPS
-    if len(first) < 2 * few:
+    # A foreign log has few lines for many steps: a third of them at each end.
+    few = (
+        min(policy.ESTABLISHED_STEPS, len(first) // 3)
+        if case.is_foreign
+        else (policy.ESTABLISHED_STEPS)
+    )
+    if few < policy.LOSS_LINES or len(first) < 2 * few:
         return False
     return bool(np.median(last[-few:]) < np.median(first[:few]))
 

@@ -56,7 +56,7 @@ def startup_has_failed(case: Case) -> bool:
         return True
     final, skips = case.final_scale, case.scale.startup_skips
     if final is None:
-        return False
+        return skips >= policy.STARTUP_UNTOLD_SKIPS
     if case.numbers.sees_forward:
         return final < policy.STARTUP_ERROR_SCALE
     return skips >= policy.STARTUP_BLIND_SKIPS and final < policy.STARTUP_BLIND_SCALE
@@ -274,7 +274,7 @@ def _nothing_learns(case: Case) -> Seen | None:
         first, count, signal = bad.first_step, bad.count, "grad_norm"
         cause = "Each such step is skipped by a scaler, or writes nan into the weights without one."
     elif rates >= policy.DEAD_MANY or (rates >= policy.DEAD_LINES and rates == case.scale.entries):
-        what, value = "learning rate never left 0", "0"
+        what, value = "learning rate never left its start", "0"
         first, count, signal = case.scale.first_step, rates, "lr"
         cause = "A scheduler that waits for accepted steps has seen none: every step is skipped."
     else:

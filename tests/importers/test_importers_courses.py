@@ -1,0 +1,134 @@
+"""Courses of the loss scale, printed by several formats at several intervals, and what they are."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+from importers.make_literal_samples import APEX, Scaler, era_one, hydra, loss_at, megatron_line
+
+from ampwatch import diagnose, open_run
+from ampwatch.importers import import_log
+
+
+def told(text: str, tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    return diagnose(open_run(import_log(path, tmp_path / "runs")))
+
+
+def megatron(
+    every: int, steps: int, overflows: Callable[[int, float], bool], *, start: float = 65536.0,
+    most: float = math.inf,
+) -> tuple[str, Scaler]:  # fmt: skip
+    """A log of every n-th step; the loss averaged over accepted steps, the skips counted."""
+    noise, scaler, lines, losses, skips = random.Random(0), Scaler(start, 1000), [], [], 0
+    for step in range(1, steps + 1):
+        overflow = overflows(step, scaler.scale)
+        scaler.step(overflow)
+        scaler.scale = min(scaler.scale, most)
+        skips += overflow
+        if not overflow:
+            losses.append(loss_at(step, noise))
+        if step % every == 0:
+            norm = math.inf if overflow else 0.8 + 0.1 * noise.random()
+            mean = sum(losses) / len(losses) if losses else None
+            lines.append(megatron_line(step, scaler.scale, mean, norm, skips))
+            losses, skips = [], 0
+    return "".join(lines), scaler
+
+
+EVERY = pytest.mark.parametrize("every", [1, 10, 100])
+
+
+@EVERY
+def test_a_search_from_the_highest_scale_and_a_sawtooth_are_healthy(every, tmp_path):
+    text, scaler = megatron(every, 12_000, lambda _, scale: scale > 2.0**17, start=2.0**32)
+    found = told(text, tmp_path)
+    assert found.verdict.value == "healthy"
+    assert found.run.skipped == scaler.skips
+    assert found.run.final_scale == scaler.scale
+
+
+@EVERY
+def test_four_halvings_that_heal_are_a_recoverable_spike(every, tmp_path):
+    text, scaler = megatron(every, 9000, lambda step, _: 6000 <= step < 6004, most=65536.0)
+    found = told(text, tmp_path)
+    assert found.verdict.value == "healthy"
+    assert "AMP303" in {finding.code for finding in found.findings}
+    assert found.run.skipped == scaler.skips == 4
+
+
+@EVERY
+def test_a_fall_that_does_not_end_is_a_collapse(every, tmp_path):
+    text, scaler = megatron(every, 3000, lambda step, _: step > 2700)
+    found = told(text, tmp_path)
+    assert found.verdict.value == "failing"
+    assert found.headline.code == "AMP103"
+    assert found.run.skipped == scaler.skips
+
+
+def fairseq(every: int, stats: Callable[..., str], note: str) -> tuple[str, Scaler]:
+    noise, scaler, lines = random.Random(0), Scaler(128.0, 512), []
+    updates = batch = 0
+    while updates < 8000:
+        batch += 1
+        overflow = scaler.scale > 2.0**-8
+        _, after = scaler.step(overflow)
+        if overflow:
+            lines.append(note.format(after))
+            continue
+        updates += 1
+        if updates % every == 0:
+            lines.append(stats(batch, updates, loss_at(updates, noise), scaler.scale))
+    return "".join(lines), scaler
+
+
+NEW = (
+    "[2021-06-01 10:00:00,000][fairseq.trainer][INFO] - NOTE: gradient overflow detected, "
+    "ignoring gradient, setting loss scale to: {}\n"
+)
+OLD = "| WARNING: overflow detected, setting loss scale to: {}\n"
+
+
+@pytest.mark.parametrize("every", [10, 100])
+@pytest.mark.parametrize(("stats", "note"), [(hydra, NEW), (era_one, OLD)])
+def test_a_low_scale_that_saws_is_low_by_design(every, stats, note, tmp_path):
+    """Growth is never printed, and the statistics round what the overflows say exactly."""
+    text, scaler = fairseq(every, stats, note)
+    found = told(text, tmp_path)
+    assert found.verdict.value == "healthy"
+    assert {"AMP101", "AMP102", "AMP109"} <= {finding.code for finding in found.findings}
+    assert (found.run.skipped, found.run.final_scale) == (scaler.skips, scaler.scale)
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_an_overflow_every_epoch_is_one_event_each_however_many_ranks_print(ranks, tmp_path):
+    parts = [APEX.format(32768.0) * ranks]
+    for epoch in range(20):
+        parts += [f"Epoch [{epoch}/90] it {n} loss=2.0\n" for n in range(50)]
+        parts.append(APEX.format(32768.0) * ranks)
+    found = told("".join(parts), tmp_path)
+    assert found.run.overflows == found.run.skipped == 21
+    assert found.verdict.value == "healthy"
+
+
+def test_a_counter_that_counts_every_step_is_an_error(tmp_path):
+    text = "".join(
+        f"[2022-06-01 10:00:00,000] [INFO] [logging.py:68:log_dist] [Rank 0] step={n * 10}, "
+        f"skipped={n * 10}, lr=[1e-07], mom=[[0.9, 0.999]]\n"
+        for n in range(1, 30)
+    )
+    found = told(text, tmp_path)
+    assert found.verdict.value == "failing"
+    assert found.run.skipped == 290
+
+
+def test_a_rate_stuck_at_its_warm_ups_start_is_an_error(tmp_path):
+    text = "".join(
+        f"{{'loss': 9.1{n % 7}, 'learning_rate': 1e-10, 'epoch': {n / 50:.2f}}}\n"
+        for n in range(1, 40)
+    )
+    assert told(text, tmp_path).verdict.value == "failing"
