@@ -67,7 +67,7 @@ UpdateCapture = HostUpdate | DeviceUpdate
 def stride_of(shape: Sequence[int]) -> int:
     """The stride that keeps at most 1 % but at least 256 elements, coprime to the rows' length."""
     numel = math.prod(shape)
-    rows = numel // max(1, shape[0])
+    rows = math.prod(shape[1:])
     stride = LARGEST_SHARE
     while math.gcd(stride, rows) != 1:
         stride += 1
