@@ -142,3 +142,12 @@ def test_parameters_that_get_other_memory_are_followed():
     slices.after()
     held[0].data = torch.full((64, 64), 3.0)
     assert np.unique(slices.after()).tolist() == [3.0]
+
+
+def test_a_parameter_without_dimensions_is_seen_whole():
+    """CLIP's temperature is one: it may not keep the watch from starting."""
+    held = parameters([(), (4, 3)])
+    slices, before, after, norm, _ = one_step(held, lambda p: p.mul_(1.5))
+    assert slices.layout.counts.tolist() == [1, 12]
+    moved = np.linalg.norm(np.asarray(after) - np.asarray(before))
+    assert moved == pytest.approx(norm, rel=1e-6)
