@@ -148,7 +148,7 @@ class Sight(nn.Module):
 
 
 class ByTheLargest(nn.Module):
-    """Divides by the largest, in half unless `upcast`."""
+    """Divides by the largest, in units of 1e-5, in half unless `upcast`."""
 
     def __init__(self, upcast: bool) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class ByTheLargest(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Vectors of one size."""
-        wide = x.float() if self.upcast else x
+        wide = (x.float() if self.upcast else x) * 1e-5
         return wide / wide.abs().amax(-1, keepdim=True) * self.gain
 
 

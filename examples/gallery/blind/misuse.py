@@ -211,7 +211,7 @@ def checkpoint_swallows_the_gradient(stage: Stage, fault: bool) -> None:
     Loop(model, blind.rings, entropy, _adam(model), steps=80).run(stage)
 
 
-@FAMILY.fault(_misuse("AMP406", "AMP902", "AMP415", layer="hear"))
+@FAMILY.fault(_misuse("AMP406", "AMP414", "AMP902", "AMP415", layer="hear"))
 def first_layer_born_half(stage: Stage, fault: bool) -> None:
     """A pretrained first layer was stored, and is loaded, in half."""
     model = blind.Listener()
