@@ -16,6 +16,7 @@ import typer
 
 from ampwatch.cli import (
     compact,
+    compare,
     dashboard,
     demo,
     explain,
@@ -54,6 +55,7 @@ Then:
     ampwatch runs                        the runs in ./ampwatch-runs
     ampwatch watch RUN                   a live view in the terminal
     ampwatch report RUN                  what is wrong, why, and what to do
+    ampwatch compare RUN RUN             where they part, and what was set otherwise
     ampwatch dashboard                   the same in the browser
 
 Nothing to watch yet? `ampwatch demo` trains something small and shows its loss scale collapse.
@@ -68,6 +70,7 @@ _COMMANDS = (
     report,
     record,
     import_,
+    compare,
     export,
     compact,
     keys,

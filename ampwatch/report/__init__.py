@@ -5,6 +5,7 @@ Names of runs and layers are data: they are shown, never interpreted.
 
 from __future__ import annotations
 
+from ampwatch.report.comparison import Comparison, compare
 from ampwatch.report.facts import (
     Fact,
     course_text,
@@ -18,11 +19,15 @@ from ampwatch.report.facts import (
 )
 from ampwatch.report.letter import STYLES, letter, print_letter, to_json
 from ampwatch.report.page import html_report
+from ampwatch.report.side_by_side import MOST_RUNS, print_comparison
 from ampwatch.report.together import print_together
 
 __all__ = [
+    "MOST_RUNS",
     "STYLES",
+    "Comparison",
     "Fact",
+    "compare",
     "course_text",
     "facts_of",
     "html_report",
@@ -30,6 +35,7 @@ __all__ = [
     "latest_text",
     "letter",
     "powers",
+    "print_comparison",
     "print_letter",
     "print_together",
     "rows_of_first_optimizer",

@@ -1,0 +1,139 @@
+"""Several runs side by side: how each did, which settings differ, where they part, which rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ampwatch.diagnosis import Action, diagnose, diagnose_together
+from ampwatch.diagnosis.findings import SCHEMA, Advice, Diagnosis, plain
+from ampwatch.diagnosis.words import bytes_text, scale_text, share_text
+from ampwatch.errors import DifferentModelsError
+from ampwatch.report.facts import course_text, rows_of_first_optimizer
+from ampwatch.report.parting import Parting, parting_of
+from ampwatch.report.settings import settings_of
+from ampwatch.rows import Table
+
+if TYPE_CHECKING:
+    from ampwatch.store import Run
+
+_OPTIMIZER = "optimizer.class"
+_FINAL_STEPS = 30  # what stands at the end is the median of these
+_FIGURES = (
+    "verdict", "headline", "steps", "learning rate", "loss scale", "skipped", "loss",
+    "loss at the end", "gradient norm", "step time", "peak memory",
+)  # fmt: skip
+_COLUMNS = ("step", "loss", "grad_norm", "lr", "step_time_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What differs between runs; each tuple holds one value a run, in the order given."""
+
+    names: tuple[str, ...]
+    figures: Mapping[str, tuple[str, ...]]
+    settings: Mapping[str, tuple[str | None, ...]]  # those that are not all the same
+    partings: tuple[Parting, ...]  # of each run but the first, from the first
+    learning_rate: Advice | None  # for all, where they differ in their rate
+    not_together: str | None = None  # why there is no such advice
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `compare --json` prints."""
+        body = plain(self)
+        assert isinstance(body, dict)
+        return {"schema": SCHEMA, **body}
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """Compare two runs or more; the first is what the others are held against."""
+    diagnoses, advice, refusal = _judged(runs)
+    rates = {d.learning_rate.current for d in diagnoses} - {None}
+    differ = len(rates) > 1
+    settings = differing([settings_of(run) for run in runs])
+    if _OPTIMIZER in settings:
+        advice, refusal = None, "Their optimizers differ: a rate of one says nothing of another's."
+    return Comparison(
+        names=tuple(run.info.name for run in runs),
+        figures=_side_by_side([_figures(r, d) for r, d in zip(runs, diagnoses, strict=True)]),
+        settings=settings,
+        partings=tuple(parting_of(runs[0], run) for run in runs[1:]),
+        learning_rate=advice if differ else None,
+        not_together=refusal if differ else None,
+    )
+
+
+def _judged(runs: Sequence[Run]) -> tuple[tuple[Diagnosis, ...], Advice | None, str | None]:
+    try:
+        together = diagnose_together(runs)
+    except DifferentModelsError as refusal:
+        return tuple(diagnose(run) for run in runs), None, str(refusal)
+    return together.diagnoses, together.learning_rate, None
+
+
+def differing(settings: Sequence[Mapping[str, str]]) -> dict[str, tuple[str | None, ...]]:
+    """The settings that are not the same in all runs; None where a run has no such."""
+    names = dict.fromkeys(name for one in settings for name in one)
+    found = {name: tuple(one.get(name) for one in settings) for name in names}
+    return {name: values for name, values in found.items() if len(set(values)) > 1}
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+def _side_by_side(runs: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
+    """Each figure that any run has."""
+    names = [name for name in _FIGURES if any(name in one for one in runs)]
+    return {name: tuple(one.get(name, "") for one in runs) for name in names}
+
+
+def _figures(run: Run, diagnosis: Diagnosis) -> dict[str, str]:
+    facts, head = diagnosis.run, diagnosis.headline
+    found = {"verdict": diagnosis.verdict.value}
+    if head is not None and head.severity.weight:
+        since = "" if head.first_step is None else f" since step {head.first_step:,}"
+        found["headline"] = f"{head.code} {head.name}{since}"
+    found["steps"] = f"{facts.steps:,}"
+    if diagnosis.learning_rate.current is not None:
+        found["learning rate"] = f"{diagnosis.learning_rate.current:.4g}"
+    if facts.first_scale is not None:
+        found["loss scale"] = f"{scale_text(facts.first_scale)} to {scale_text(facts.final_scale)}"
+    if facts.first_scale is not None or facts.skipped:
+        found["skipped"] = f"{facts.skipped:,}, {share_text(facts.skipped, facts.steps)}"
+    return found | dict(_measured(run)) | dict(_memory(run))
+
+
+def _measured(run: Run) -> Iterator[tuple[str, str]]:
+    rows = rows_of_first_optimizer(run, _COLUMNS)
+    loss, norm, times = (_present(rows, name) for name in ("loss", "grad_norm", "step_time_ms"))
+    if len(loss):
+        yield "loss", course_text(loss, "to")
+        finite = loss[np.isfinite(loss)]
+        if len(finite) >= _FINAL_STEPS:
+            yield "loss at the end", f"{np.median(finite[-_FINAL_STEPS:]):.4g}"
+    norm, times = norm[np.isfinite(norm)], times[np.isfinite(times)]
+    if len(norm):
+        yield "gradient norm", f"{np.median(norm):.4g}"
+    if len(times):
+        yield "step time", f"{np.median(times):.3g} ms"
+
+
+def _present(rows: Any, name: str) -> Any:
+    return np.asarray(rows.column(name).drop_null().to_numpy(), np.float64)
+
+
+def _memory(run: Run) -> Iterator[tuple[str, str]]:
+    """The card's peak as torch counts it; else what was in use; without a card the process's."""
+    rows = run.read(Table.DEVICES, ("peak_bytes", "used_bytes", "host_rss_bytes"))
+    for column, where in (("peak_bytes", ""), ("used_bytes", ""), ("host_rss_bytes", " (host)")):
+        known = rows.column(column).drop_null()
+        if len(known):
+            yield "peak memory", bytes_text(int(known.to_numpy().max())) + where
+            return
+
+
+def has_boundary(advice: Advice) -> bool:
+    """Whether the runs show how high a rate is too high."""
+    return advice.action is Action.LOWER and advice.low is not None and advice.high is not None
