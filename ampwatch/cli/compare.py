@@ -12,7 +12,7 @@ from ampwatch.cli.terminal import answers
 from ampwatch.errors import RunError
 
 NAME = "compare"
-HELP = """Runs side by side: where they part, which settings differ, how each did.
+HELP = """Runs side by side: where they part, and which settings differ.
 
 It answers "it worked yesterday": the first step at which the loss, the scale or the skips are not
 those of A, and every setting (config, optimizer, scaler, versions) that is not the same. A loss

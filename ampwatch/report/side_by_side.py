@@ -78,10 +78,8 @@ def _sentences(parting: Parting, letter: str) -> Iterator[str]:
         "skips": _skips_text(parting.skips, letter),
     }
     for name, text in said.items():
-        known = name in parting.both_tell
-        yield (
-            f"{name.capitalize()}: {text}." if known else f"{name.capitalize()}: not told by both."
-        )
+        known = text if name in parting.both_tell else "not told by both"
+        yield f"{name.capitalize()}: {known}."
 
 
 def _loss_text(parting: Parting) -> str:

@@ -71,7 +71,7 @@ def test_logs_of_other_trainers_are_compared_where_both_tell_it(capsys):
     code, out, _ = compare(capsys, collapse, sawtooth)
     assert code == 0
     assert "A apex_collapse B apex_sawtooth" in out
-    assert "Loss: not told by both. Scale: differs from step" in out
+    assert "Loss: not told by both. Scale: the same. Skips: the same." in out
 
 
 @pytest.mark.parametrize("count", [1, 27])
