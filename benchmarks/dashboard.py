@@ -10,6 +10,7 @@ same run of this script. CPU time is that of all processes of the server, or of 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shutil
 import socket
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 import psutil
 from dashboard_runs import CHUNK, chunks, spike_steps, write_run, write_tensorboard
+from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from ampwatch.cli.dashboard import Server
@@ -40,8 +42,8 @@ ARGUMENTS = [
 ]  # fmt: skip
 VIEW = {"width": 1400, "height": 1000}
 DRAWN = "rows => Number(document.querySelector('[data-drawn]')?.dataset.drawn) >= rows"
-TENSORBOARD_DRAWN = """() => [...document.querySelectorAll('line-chart .series-view svg path')]
-    .some(path => (path.getAttribute('d') || '').length > 100)"""
+COLOURED = 25  # apart are a pixel's channels where a line or its title is; grids are grey
+LEAST_PIXELS = 60
 FEED_EVERY_S = 0.1
 
 
@@ -87,17 +89,32 @@ def open_ours(folder: Path, rows: int) -> float:
         page = one.new_page(viewport=VIEW)
         began = time.perf_counter()
         page.goto(server.url)
-        page.wait_for_function(DRAWN, arg=rows, polling="raf")
-        return time.perf_counter() - began
+        until_coloured(page, ".aw-chart")
+        seen = time.perf_counter() - began
+        page.wait_for_function(DRAWN, arg=rows)
+        return seen
 
 
 def open_tensorboard(folder: Path) -> float:
     with tensorboard(folder) as url, browser() as (one, _):
         page = one.new_page(viewport=VIEW)
         began = time.perf_counter()
-        page.goto(f"{url}/#scalars")
-        page.wait_for_function(TENSORBOARD_DRAWN, polling="raf", timeout=300_000)
+        page.goto(f"{url}/#timeseries")
+        until_coloured(page, "line-chart .series-view")
         return time.perf_counter() - began
+
+
+def until_coloured(page: Any, chart: str) -> None:
+    """Look at the chart's pixels until some are coloured: the same for both."""
+    page.wait_for_selector(chart, state="attached", timeout=300_000)
+    while True:
+        box = page.locator(chart).first.bounding_box()
+        if box and box["width"] > 50 and box["height"] > 50:
+            picture = Image.open(io.BytesIO(page.screenshot(clip=box))).convert("RGB")
+            apart = np.ptp(np.asarray(picture).astype(int), axis=2)
+            if (apart > COLOURED).sum() >= LEAST_PIXELS:
+                return
+        time.sleep(0.02)
 
 
 @contextmanager
