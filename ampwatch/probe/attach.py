@@ -163,7 +163,7 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
         several = own_info.world_size > 1
         observer = LayerObserver(surveyed, guard, outputs=not enabled, several_ranks=several)
     sampling = Sampling(observer, settings.layer_every, settings.start_step)
-    loop = Loop(scaler, surveyed.parameters, courier.deliver, sampling, guard, settings.start_step)
+    loop = Loop(scaler, surveyed, courier.deliver, sampling, guard, settings.start_step)
     if observer is not None:
         observer.follow(loop)
     loop.event(EventKind.STARTED, _started(own_info, settings, rank))

@@ -73,6 +73,14 @@ class BackwardWatch:
                 self._parameters.append(parameter)
                 self._left = None
 
+    def follow_instead(self, parameters: Sequence[Tensor]) -> None:
+        """Let go of all parameters: these have taken their place."""
+        self._parameters.clear()
+        self._known.clear()
+        self._passes.clear()
+        self._before = None
+        self.add(parameters)
+
     def follow(self, start: Tensor, loss: Loss | None) -> None:
         """Mark the pass that will start at this tensor."""
         if not self._parameters:  # no model was given and no optimizer has been seen yet

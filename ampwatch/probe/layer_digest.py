@@ -34,6 +34,7 @@ LARGEST_VALUES = {"float16": exponents.FLOAT16_MAX, "bfloat16": float.fromhex("0
 # What they give ends at 1 and may be float32; what they take is made by no layer, and can overflow.
 _JUDGED_BY_INPUT = frozenset({"Softmax", "LogSoftmax", "Softmax2d"})
 _NEVER_RAN = "never ran"
+_PAST_HOOKS = "compiled, or not called as a module"
 _NO_TENSORS = "no tensors in or out"
 
 
@@ -193,7 +194,8 @@ class LayerDigester:
         if reason is not None or layer.hooked is None:
             return reason
         if layer.number not in self._ever_ran:
-            return _NEVER_RAN
+            trained = any(position in capture.param_grad_dtypes for position in layer.weights)
+            return _PAST_HOOKS if trained else _NEVER_RAN
         if visit is not None and visit.input_dtype is None and visit.output_dtype is None:
             return _NO_TENSORS
         return None

@@ -48,7 +48,8 @@ class LayerObserver:
         self._outputs = outputs  # whether the listener wants to hear of a forward's end too
         self._notes = StepNotes(survey, guard)
         self._local = LocalGradients(survey, guard) if several_ranks else None
-        self._while_armed: list[RemovableHandle] = []
+        self._while_armed: dict[int, tuple[RemovableHandle, ...]] = {}  # by the layer's number
+        self._heard: set[int] = set()  # layers whose hooks have been called
         self._permanent: list[RemovableHandle] = []
         self._sealed: dict[int, str] = {}
         self._first: list[tuple[Tensor, Tensor]] = []
@@ -68,7 +69,7 @@ class LayerObserver:
         self.armed = True
         if self._is_blind():
             self._notes.measure_weights()  # no hook will come to say that a forward begins
-        elif not self._while_armed:
+        else:
             self._hook_modules()
             if self._local is not None:
                 self._local.arm(self._sealed)
@@ -76,13 +77,25 @@ class LayerObserver:
     def _hook_modules(self) -> None:
         self._sealed = {}
         for layer in self._survey.layers:
-            if layer.hooked is not None and not self._is_inside_a_graph(layer):
+            if layer.hooked is None or self._is_inside_a_graph(layer):
+                continue
+            if layer.number not in self._while_armed:
                 enter = Hook(self._guard, self._enter, layer)
                 leave = Hook(self._guard, self._leave, layer)
-                self._while_armed += (
+                self._while_armed[layer.number] = (
                     layer.hooked.register_forward_pre_hook(enter, with_kwargs=True),
                     layer.hooked.register_forward_hook(leave),
                 )
+
+    def _unhook_modules(self) -> None:
+        """Take off the hooks that have been called.
+
+        Those that have not are on modules that never ran, or were compiled behind our back: then
+        they are in the graph, where they do nothing, and to take them off would compile it anew.
+        """
+        for number in self._heard:
+            _remove(self._while_armed.pop(number, ()))
+        self._heard.clear()
 
     def _is_blind(self) -> bool:
         """Whether hooks are of no use: all is compiled, perhaps behind our back."""
@@ -91,7 +104,7 @@ class LayerObserver:
     def disarm(self) -> None:
         """Take the hooks off again; what was noted and not collected is forgotten."""
         self.armed = False
-        _remove(self._while_armed)
+        self._unhook_modules()
         if self._local is not None:
             self._local.disarm()
         self._begin_notes()
@@ -99,7 +112,10 @@ class LayerObserver:
     def release(self) -> None:
         """Leave nothing of ours on the model."""
         self.disarm()
-        _remove(self._permanent)
+        for handles in (*self._while_armed.values(), self._permanent):
+            _remove(handles)
+        self._while_armed.clear()
+        self._permanent.clear()
         if self._local is not None:
             self._local.release()
         self._listener = None
@@ -125,8 +141,6 @@ class LayerObserver:
             return None
         captured = self._notes.capture(pack, dict(self._sealed))
         self._steps_unseen = 0 if self._notes.visits else self._steps_unseen + 1
-        if self._is_blind():
-            _remove(self._while_armed)
         if self.first_layer is None and self._notes.visits:
             self._find_first_layer()
         self._begin_notes()
@@ -146,11 +160,12 @@ class LayerObserver:
     def _enter(
         self, layer: Layer, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        if _trains(layer):
+        self._heard.add(layer.number)
+        if self.armed and _trains(layer):
             self._notes.enter(layer.number, args, kwargs)
 
     def _leave(self, layer: Layer, _module: nn.Module, _args: Any, output: Any) -> None:
-        if _trains(layer):
+        if self.armed and _trains(layer):
             self._notes.leave(layer.number, output)
 
     # -- permanent hooks -------------------------------------------------------------------------
@@ -225,7 +240,6 @@ def _compiles_its_call(module: nn.Module) -> bool:
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
-def _remove(handles: list[RemovableHandle]) -> None:
+def _remove(handles: Iterable[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
-    handles.clear()

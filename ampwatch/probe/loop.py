@@ -19,6 +19,7 @@ from ampwatch.probe.backward import BackwardWatch
 from ampwatch.probe.batch_size import BatchSize
 from ampwatch.probe.guard import Guard
 from ampwatch.probe.losses import Losses
+from ampwatch.probe.models import Survey
 from ampwatch.probe.own_steps import OwnSteps
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import EventRecord, StepRecord, Turn
@@ -38,7 +39,7 @@ class Loop:
     def __init__(
         self,
         scaler: Any,
-        parameters: Sequence[Tensor],
+        survey: Survey,
         deliver: Callable[[StepRecord | EventRecord], None],
         sampling: Sampling,
         guard: Guard,
@@ -50,12 +51,12 @@ class Loop:
         self.scaler = scaler  # the one in use, where a loop has made another
         self._deliver = deliver
         self._backward = BackwardWatch(
-            parameters, self._backward_began, self._backward_ended, self.misuse, guard
+            survey.parameters, self._backward_began, self._backward_ended, self.misuse, guard
         )
         self._open_step: StepRecord | None = None
         self._losses = Losses(self._backward)
-        self.turns = Turns(self, parameters, self._backward, self._losses)
-        self._own_steps = OwnSteps(self, self.turns, parameters, guard)
+        self.turns = Turns(self, survey, self._backward, self._losses)
+        self._own_steps = OwnSteps(self, self.turns, guard)
         self.owner: Any = None  # the watch: alive as long as the scaler or optimizer that calls us
         self._batch_size = BatchSize()
         self._closed_at: float | None = None

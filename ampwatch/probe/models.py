@@ -60,12 +60,26 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
-    """Every layer and parameter of the watched models, each once, in `named_modules` order."""
+    """Every layer and parameter of the watched models, each once, in `named_modules` order.
+
+    A parameter keeps its position when another takes its place in the module (`follow`).
+    """
 
     layers: tuple[Layer, ...]
-    parameters: tuple[nn.Parameter, ...]
+    parameters: list[nn.Parameter]
+    slots: tuple[tuple[nn.Module, str], ...] = field(repr=False)  # where each parameter is held
     parameter_layers: np.ndarray[Any, np.dtype[np.int32]] = field(repr=False)
     roots: tuple[nn.Module, ...]
+
+    def follow(self) -> bool:
+        """Take up parameters put in the place of others, by `to_empty` or FSDP; were there any?"""
+        changed = False
+        for position, (module, name) in enumerate(self.slots):
+            held = module._parameters.get(name)
+            if held is not None and held is not self.parameters[position]:
+                self.parameters[position] = held
+                changed = True
+        return changed
 
     def contains(self, outer: int, inner: int) -> bool:
         """Whether layer `inner` lies inside layer `outer`."""
@@ -82,7 +96,8 @@ def survey(model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | No
         surveyor.add_root(prefix, module)
     return Survey(
         layers=tuple(surveyor.layers),
-        parameters=tuple(surveyor.parameters),
+        parameters=surveyor.parameters,
+        slots=tuple(surveyor.slots),
         parameter_layers=np.asarray(surveyor.parameter_layers, dtype=np.int32),
         roots=tuple(surveyor.roots),
     )
@@ -133,6 +148,7 @@ class _Surveyor:
     def __init__(self) -> None:
         self.layers: list[Layer] = []
         self.parameters: list[nn.Parameter] = []
+        self.slots: list[tuple[nn.Module, str]] = []
         self.parameter_layers: list[int] = []
         self.roots: list[nn.Module] = []
         self._seen: set[int] = set()
@@ -161,7 +177,7 @@ class _Surveyor:
             parent=parent,
             leaf=not children,
             sealed=_seal(module, compiled),
-            held=tuple(own.values()),
+            held=own,
         )
         if children:
             self._add_bare_parameters(module, path, root, number)
@@ -180,21 +196,22 @@ class _Surveyor:
                 parent=parent,
                 leaf=False,
                 sealed=None,
-                held=(parameter,),
+                held={name: parameter},
             )
 
-    def _add(self, *, held: tuple[nn.Parameter, ...], **fields: Any) -> None:
-        number = len(self.layers)
+    def _add(self, *, held: dict[str, nn.Parameter], **fields: Any) -> None:
         before = len(self.parameters)
-        weights = tuple(self._position(parameter, number) for parameter in held)
+        weights = tuple(self._position(fields["module"], name, held[name]) for name in held)
         owned = tuple(position for position in weights if position >= before)
-        self.layers.append(Layer(number=number, weights=weights, parameters=owned, **fields))
+        layer = Layer(number=len(self.layers), weights=weights, parameters=owned, **fields)
+        self.layers.append(layer)
 
-    def _position(self, parameter: nn.Parameter, number: int) -> int:
+    def _position(self, module: nn.Module, name: str, parameter: nn.Parameter) -> int:
         position = self._positions.setdefault(id(parameter), len(self.parameters))
         if position == len(self.parameters):
             self.parameters.append(parameter)
-            self.parameter_layers.append(number)
+            self.slots.append((module, name))
+            self.parameter_layers.append(len(self.layers))
         return position
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampwatch.probe.gradients import Fingerprint, NormCapture, fingerprint
 from ampwatch.probe.guard import Guard
 from ampwatch.probe.optimizers import OptimizerView
+from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import Turn
 from ampwatch.probe.steps import Steps
 from ampwatch.probe.turns import Turns
@@ -26,19 +26,25 @@ WATCHED = "_ampwatch_watched"  # marks a scaler's class as one of ours
 STEPS_TO_LEARN_CLIPPING = 5
 
 
+@dataclass(frozen=True, slots=True)
+class _Early:
+    """One optimizer's gradients as a backward has left them."""
+
+    pack: Pack  # the norms stand in this one
+    norms: NormCapture | None
+    left: Fingerprint
+
+
 class OwnSteps:
     """Sees each optimizer's own `step`, and makes it a turn where no watched scaler does."""
 
-    def __init__(
-        self, steps: Steps, turns: Turns, parameters: Sequence[Tensor], guard: Guard
-    ) -> None:
+    def __init__(self, steps: Steps, turns: Turns, guard: Guard) -> None:
         self._steps = steps
         self.turns = turns
-        self._known = frozenset(map(id, parameters))
         self._guarded = guard.run
         self._begun: Any = None  # the optimizer that steps without our scaler
         # Norms taken at the end of a backward, and the gradients then, by optimizer.
-        self._early: dict[int, tuple[NormCapture | None, Fingerprint]] = {}
+        self._early: dict[int, _Early] = {}
         self._unedited_steps = 0
         turns.ended_alone = self.ended
         # The hook is every optimizer's: it may not keep this loop, and through it a model, alive.
@@ -55,13 +61,15 @@ class OwnSteps:
 
     def backward_ended(self) -> None:
         """A backward has accumulated gradients, and no scaler will unscale them."""
-        if self._unedited_steps >= STEPS_TO_LEARN_CLIPPING:
+        inside = self._begun is not None  # a closure's: the optimizer evaluates within its step
+        if self._unedited_steps >= STEPS_TO_LEARN_CLIPPING and not inside:
             return
         pack = self._steps.current().pack
         for view in self.turns.views.values():
             if self._steps.sampling.sampled:
                 view.meter.look_again()
-            self._early[view.number] = (view.meter.measure(pack), fingerprint(view.observed))
+            left = fingerprint(view.observed)
+            self._early[view.number] = _Early(pack, view.meter.measure(pack), left)
 
     def _begin(self, optimizer: Any) -> None:
         if not self._is_ours(optimizer):
@@ -85,6 +93,9 @@ class OwnSteps:
         view = self.turns.view(optimizer)
         turn = self.turns.turn(view)
         turn.stepped = True
+        evaluated = self._early.pop(view.number, None)
+        if evaluated is not None:  # by a closure: what came before its last evaluation is gone
+            turn.norms, turn.applied = evaluated.norms, None
         self.turns.take_update(view, turn)
         if turn.bypassed:
             self._steps.misuse("AMP404", {"optimizer": view.number})
@@ -93,9 +104,10 @@ class OwnSteps:
 
     def _is_ours(self, optimizer: Any) -> bool:
         known = self.turns.views.get(id(optimizer))
-        return (known is not None and known.is_of(optimizer)) or any(
-            id(p) in self._known for group in optimizer.param_groups for p in group["params"]
-        )
+        if known is not None and known.is_of(optimizer):
+            return True
+        groups = optimizer.param_groups
+        return any(id(p) in self.turns.positions for group in groups for p in group["params"])
 
     def _take_norms(self, view: OptimizerView, turn: Turn) -> None:
         """Before and after clipping, as far as a backward's end has been seen."""
@@ -103,13 +115,14 @@ class OwnSteps:
         if self._steps.enabled:  # past the scaler: what the optimizer sees is still scaled, perhaps
             turn.applied = view.meter.measure(pack)
             return
-        early, left = self._early.pop(view.number, (None, None))
-        now = fingerprint(view.observed)
-        if early is not None and left == now:
-            turn.norms = early
+        early = self._early.pop(view.number, None)
+        if early is not None and early.pack is not pack:
+            early = None  # of a step that is over
+        if early is not None and early.left == fingerprint(view.observed):
+            turn.norms = early.norms
             self._unedited_steps += 1
         elif early is not None:
-            turn.norms, turn.applied = early, view.meter.measure(pack)
+            turn.norms, turn.applied = early.norms, view.meter.measure(pack)
             self._unedited_steps = 0
         elif self.turns.edited_since_backward(view):
             turn.applied = view.meter.measure(pack)

@@ -6,15 +6,15 @@ go past a scaler, or without one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ampwatch.probe.backward import BackwardWatch
 from ampwatch.probe.gradients import any_half, norms_of, versions_of
 from ampwatch.probe.losses import Losses
+from ampwatch.probe.models import Survey
 from ampwatch.probe.optimizers import OptimizerView, matrix_parameters
 from ampwatch.probe.records import StepRecord, Turn
 from ampwatch.probe.stale import StaleGradients
@@ -28,15 +28,17 @@ class Turns:
     def __init__(
         self,
         steps: Steps,
-        parameters: Sequence[Tensor],
+        survey: Survey,
         backward: BackwardWatch,
         losses: Losses,
     ) -> None:
         self.views: dict[int, OptimizerView] = {}
         self._seen_optimizers = 0
         self._steps = steps
-        self._positions = {id(p): position for position, p in enumerate(parameters)}
-        self.detailed = bool(parameters)  # without a model: the scalars and the skips alone
+        self._survey = survey
+        self.positions: dict[int, int] = {}  # of the survey's parameters, by their ids
+        self._number_parameters()
+        self.detailed = bool(survey.parameters)  # without a model: the scalars and the skips alone
         self._backward = backward
         self._losses = losses
         self._stale = StaleGradients(backward, losses)
@@ -51,10 +53,11 @@ class Turns:
             if known.follow(optimizer):
                 self._backward.add(known.parameters)
             return known
+        self._follow_parameters(optimizer)
         made = OptimizerView(
             self._seen_optimizers,
             optimizer,
-            self._positions,
+            self.positions,
             self._optimizer_ended,
             detailed=self.detailed,
         )
@@ -67,6 +70,17 @@ class Turns:
         kind = EventKind.OPTIMIZER_REPLACED if replaced else EventKind.OPTIMIZER
         self._steps.event(kind, made.describe(optimizer))
         return made
+
+    def _follow_parameters(self, optimizer: Any) -> None:
+        """An optimizer with parameters unknown so far: have they taken the place of others?"""
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not held <= self.positions.keys() and self._survey.follow():
+            self._number_parameters()
+            self._backward.follow_instead(self._survey.parameters)
+
+    def _number_parameters(self) -> None:
+        self.positions.clear()
+        self.positions.update((id(p), at) for at, p in enumerate(self._survey.parameters))
 
     def before_unscale(self, optimizer: Any) -> None:
         """`unscale_` is about to run, called by hand."""
