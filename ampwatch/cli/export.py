@@ -1,4 +1,4 @@
-"""`ampwatch export RUN --to FORMAT OUT`: a run's tables for other tools."""
+"""`ampwatch export RUN --to FORMAT OUT`: a run for other tools."""
 
 from __future__ import annotations
 
@@ -15,16 +15,22 @@ from ampwatch.errors import AmpwatchError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NAME = "export"
-HELP = """Write a run's tables as Parquet or CSV files.
+    from ampwatch.store import Run
 
-One file a table, into the folder OUT. In CSV an empty cell is absent, and lists (learning rates by
-group, exponent histograms) are JSON text.
+NAME = "export"
+HELP = """Write a run as Parquet, CSV or TensorBoard files.
+
+Parquet and CSV: one file a table, into the folder OUT. In CSV an empty cell is absent, and lists
+(learning rates by group, exponent histograms) are JSON text.
+
+TensorBoard: an event file with the scalars of steps, layers and devices, and the findings and
+settings as texts; several ranks are a run each.
 
 \b
 Examples:
   ampwatch export train-1204 --to parquet tables/
   ampwatch export train-1204 --to csv tables/
+  ampwatch export train-1204 --to tensorboard events/ && tensorboard --logdir events/
 """
 
 TABLES = ("steps", "layers", "devices", "events")
@@ -35,6 +41,7 @@ class Format(str, enum.Enum):
 
     PARQUET = "parquet"
     CSV = "csv"
+    TENSORBOARD = "tensorboard"
 
 
 def command(
@@ -42,16 +49,27 @@ def command(
     out: Path = typer.Argument(metavar="OUT", show_default=False, help="A folder; made if needed."),
     to: Format = typer.Option(..., "--to", help="The format."),
 ) -> None:
-    """Write the tables."""
+    """Write the files."""
     opened = open_named(run)
     if out.exists() and not out.is_dir():
-        raise AmpwatchError(f"{out} is a file: name a folder for the tables.")
+        raise AmpwatchError(f"{out} is a file: name a folder.")
     out.mkdir(parents=True, exist_ok=True)
+    if to is Format.TENSORBOARD:
+        _write_events(opened, out)
+        return
     for table in TABLES:
         rows = opened.read(table)
         path = out / f"{table}.{to.value}"
         write(rows, path, to)
         answer(f"{path}: {rows.num_rows:,} rows")
+
+
+def _write_events(run: Run, out: Path) -> None:
+    from ampwatch.diagnosis import diagnose
+    from ampwatch.report import write_event_files
+
+    for path in write_event_files(run, diagnose(run), out):
+        answer(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 
 def write(rows: pa.Table, path: Path, to: Format) -> None:

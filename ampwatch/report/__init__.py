@@ -20,6 +20,7 @@ from ampwatch.report.facts import (
 from ampwatch.report.letter import STYLES, letter, print_letter, to_json
 from ampwatch.report.page import html_report
 from ampwatch.report.side_by_side import MOST_RUNS, print_comparison
+from ampwatch.report.tensorboard import write_event_files
 from ampwatch.report.together import print_together
 
 __all__ = [
@@ -42,4 +43,5 @@ __all__ = [
     "ruled_out",
     "sparkline",
     "to_json",
+    "write_event_files",
 ]
