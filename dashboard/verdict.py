@@ -15,6 +15,7 @@ from theme import VERDICT_COLOR
 from ampwatch.diagnosis import Advice, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.paste import words_and_lines
 from ampwatch.diagnosis.signals import detail_of
+from ampwatch.diagnosis.words import limit_text
 from ampwatch.rows import Table
 
 CALM = {
@@ -121,7 +122,7 @@ def _advice_line(look: Look, advice: Advice) -> str:
     text += f"<b>{'base lr' if is_base else 'lr'} = {rate_text(advice.recommended)}</b>"
     known = [] if advice.current is None else [f"now {rate_text(advice.current)}"]
     if advice.low is not None and advice.high is not None:
-        known.append(f"90 % interval {rate_text(advice.low)} to {rate_text(advice.high)}")
+        known.append(limit_text(advice.low, advice.high, advice.recommended))
     return f"{text} ({'; '.join(known)})." if known else f"{text}."
 
 

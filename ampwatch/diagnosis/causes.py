@@ -45,8 +45,8 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "AMP205": ("AMP210",),
     "AMP207": (*_NOT_ITS_GRADIENTS, "AMP414", *_RATE, "AMP104", "AMP209"),
     "AMP210": _RATE,
-    # Scaled gradients in the update look like far too high a rate.
-    "AMP301": ("AMP404", "AMP209"),
+    # Scaled gradients in the update look like far too high a rate; a jump makes one of a good rate.
+    "AMP301": ("AMP404", "AMP209", "AMP306"),
     "AMP302": ("AMP404", "AMP209"),
     "AMP303": ("AMP206",),
     "AMP307": (*_NOT_ITS_GRADIENTS, *_RATE),
@@ -141,7 +141,9 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     advice = learning_rate.advise(case.rate, seen)
     causes = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]
     named = next((f for f in causes if _is_not_the_rate(case, f)), None)
-    if named is not None and not any(f.code in _RATE for f in causes):
+    # What jumped may have been the rate: that it is too high now holds all the same.
+    blamed = any(f.code in _RATE and f.because_of in {None, "AMP306"} for f in findings)
+    if named is not None and not blamed:
         because = f"{named.code} {named.name} explains what happened: {named.summary}"
         return Advice(Action.NOT_THE_CAUSE, because, current=seen.base)
     if seen.onset is not None or verdict is Verdict.HEALTHY:

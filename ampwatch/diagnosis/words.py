@@ -44,6 +44,12 @@ def steps_text(first: int | None, last: int | None) -> str:
     return f"at step {first}" if last in {None, first} else f"in steps {first} to {last}"
 
 
+def limit_text(low: float, high: float, advised: float) -> str:
+    """Where the highest stable rate lies, and that the advised one keeps below it."""
+    text = f"the highest stable rate lies in {low:.2g} to {high:.2g}, 90 % sure"
+    return text if advised >= low else f"{text}, and the advice keeps a margin below it"
+
+
 def restart_text(step: int) -> str:
     """Where to restart from, as far as no checkpoint is known."""
     return "Begin anew" if step == 0 else f"Restart from step {step:,} or before"

@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ampwatch.diagnosis.paste import words_and_lines
-from ampwatch.diagnosis.words import count_text, restart_text
+from ampwatch.diagnosis.words import count_text, limit_text, restart_text
 from ampwatch.report.facts import facts_of, powers, ruled_out
 from ampwatch.text import printable
 
@@ -208,7 +208,7 @@ def advised(advice: Advice) -> str:
         now, then = f"{advice.current:.3g}", f"{advice.recommended:.3g}"
         parts[0] = f"{action} {now}" if now == then else f"{action} to {then} (now {now}"
         if advice.low is not None and advice.high is not None and now != then:
-            parts[0] += f"; 90 % interval {advice.low:.2g} to {advice.high:.2g}"
+            parts[0] += f"; {limit_text(advice.low, advice.high, advice.recommended)}"
         parts[0] += "" if now == then else ")"
     step = advice.restart_checkpoint_step
     if step is not None:

@@ -8,6 +8,8 @@ from hand_built import HandBuiltRun, event_table, follow, step_table
 from rate_shapes import course, diverging, falling
 
 from ampwatch.diagnosis import diagnose
+from ampwatch.diagnosis.learning_rate import rows_of
+from ampwatch.diagnosis.learning_rate.course import COLUMNS
 
 ADAM = (
     0,
@@ -39,6 +41,10 @@ def run_of(rows, events=(ADAM,), **columns):
     )  # fmt: skip
 
 
+def rows_with(rows, **columns):
+    return rows_of(**{**{name: rows.of(name) for name in COLUMNS}, **columns})
+
+
 def finding(diagnosis, code):
     (one,) = [f for f in diagnosis.findings if f.code == code]
     return one
@@ -53,6 +59,22 @@ def test_a_collapse_after_growing_updates_is_the_rate_and_the_fall_is_its_course
     assert diagnosis.headline.code == "AMP301"
     assert diagnosis.verdict.value == "failing"
     assert finding(diagnosis, "AMP103").because_of == "AMP301"
+    assert diagnosis.learning_rate.action.value == "lower"
+
+
+def test_a_run_that_still_learns_a_little_is_warned_of_its_rate():
+    ratio, grown = np.where(np.arange(160) < 5, 0.5, 0.01), np.geomspace(10, 50, 160)
+    rows = course(falling(160, 2.3, 1.5, speed=2), noise=0.03, ratio=ratio)
+    diagnosis = diagnose(run_of(rows_with(rows, param_norm=grown, update_norm=grown * ratio)))
+    assert codes(diagnosis) == {"AMP301": "warning"}
+    assert diagnosis.verdict.value == "warning"
+    assert diagnosis.learning_rate.action.value == "lower"
+
+
+def test_a_rate_that_jumped_is_the_jumps_doing_and_is_lowered_all_the_same():
+    rate = np.where(np.arange(120) < 58, 0.01, 0.1)
+    diagnosis = diagnose(run_of(diverging(lr=rate, base=0.1, collapse=True)))
+    assert finding(diagnosis, "AMP301").because_of == "AMP306"
     assert diagnosis.learning_rate.action.value == "lower"
 
 

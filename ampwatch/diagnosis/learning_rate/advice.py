@@ -13,7 +13,7 @@ from ampwatch.diagnosis.learning_rate.attribution import Attribution, Cause
 from ampwatch.diagnosis.learning_rate.course import RateState, Rows
 from ampwatch.diagnosis.learning_rate.family import Family
 from ampwatch.diagnosis.learning_rate.formula import Estimate
-from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
+from ampwatch.diagnosis.learning_rate.judgement import Judgement, Warmup, judge_rate
 from ampwatch.diagnosis.learning_rate.onset import Onset
 from ampwatch.diagnosis.words import count_text
 
@@ -41,7 +41,7 @@ def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
         return _keep(state, seen, because)
     if cause is not Cause.RATE:
         return _not_the_cause(seen, seen.attribution)
-    if seen.onset.descending:
+    if seen.onset.descending and not seen.onset.is_slow:
         because = (
             f"{_trouble(seen)} The loss is coming down again as the record ends: wait, and do not "
             "cut the rate for it."
@@ -133,11 +133,15 @@ def _lower(state: RateState, seen: Judgement) -> Advice:
     warmup_steps = None
     if seen.warmup is not None:
         factor = min(factor, seen.warmup.rate / base)
-        warmup_steps = math.ceil(seen.warmup.steps / factor)
         reasons.append(
             f"The rate was still rising and stood at {seen.warmup.rate:.3g}: the advised peak is "
-            f"at most that. A warm-up of {warmup_steps} steps to the old peak would rise as slowly."
+            "at most that."
         )
+        warmup_steps = _stretched(seen.warmup, factor)
+        if warmup_steps is not None:
+            reasons.append(
+                f"A warm-up of about {warmup_steps:,} steps to the old peak would rise as slowly."
+            )
     if found.octaves > constants.BEYOND_ONE_SHOT:
         reasons.append(
             "More than 64 times too high: one cut often fails, apply the advice to the new log."
@@ -158,6 +162,15 @@ def _lower(state: RateState, seen: Judgement) -> Advice:
         clip=seen.binding_clip,
     )
     return _where(seen, advice)
+
+
+def _stretched(warmup: Warmup, factor: float) -> int | None:
+    """The warm-up that rises as slowly to the old peak, to two digits; none if it is too long."""
+    steps = math.ceil(warmup.steps / factor)
+    if factor * constants.LONGEST_STRETCH < 1 or steps > constants.LONGEST_WARMUP:
+        return None
+    unit: int = 10 ** max(0, len(str(steps)) - 2)
+    return math.ceil(steps / unit) * unit
 
 
 def _late(state: RateState, seen: Judgement) -> Advice:

@@ -29,7 +29,7 @@ class Cause(str, enum.Enum):
     """What brought an onset about."""
 
     RATE = "the learning rate"
-    STATIC = "a cause that was there before the first update"
+    STATIC = "something that was there before the first update"
     DATA = "the data"
     OPERATION = "an operation that overflows"
     OBJECTIVE = "a change of the data or of the objective"
@@ -75,8 +75,7 @@ def attribute(state: RateState, onset: Onset) -> Attribution:
     if data is not None:
         return Attribution(Cause.DATA, (data,))
     if onset.sign in IDLE:
-        stalled = onset.sign is Sign.STALLED
-        grown = _early_growth(state, constants.STALLED_GROWTH if stalled else constants.IDLE_GROWTH)
+        grown = _early_growth(state, *_RAN_AWAY[onset.sign])
         return Attribution(Cause.OBJECTIVE) if grown is None else Attribution(Cause.RATE, (grown,))
     proofs = [*_by_updates(state, onset, accepted, after), *_by_loss(state, onset, after)]
     if proofs:
@@ -143,11 +142,15 @@ def _by_updates(state: RateState, onset: Onset, accepted: Rows, after: Rows) -> 
     with_onset = after.where(after.accepted).part(0, length)
     now = _percentile(accepted.ratio, with_onset.ratio)
     large = now is not None and now >= constants.LARGE_UPDATE
-    # A level at which the loss was falling until numbers left their format did not drive them out.
-    if now is not None and large and not (onset.hard and _stands_at_best(accepted.of("loss"))):
+    # A level at which the loss was falling until numbers left their format did not drive them out;
+    # nor did gradients that had grown by then, as they do in a healthy warm-up.
+    learnt_to_the_end = onset.hard and _stands_at_best(accepted.of("loss"))
+    if now is not None and large and not learnt_to_the_end:
         step = int(_at(after.of("step"), 0))
         yield Proof("update / weights", step, now, constants.LARGE_UPDATE)
-    for name in ("ratio", "grad_norm", "act_amax"):
+    for name in _WORDS:
+        if name == "grad_norm" and learnt_to_the_end:
+            continue
         drift = _drift(name, accepted, with_onset)
         if drift is not None:
             yield drift
@@ -237,9 +240,17 @@ def _growth(state: RateState, accepted: Rows) -> float | None:
     return None if not len(first) or last is None else last / float(first[0])
 
 
-def _early_growth(state: RateState, growth: float) -> Proof | None:
-    """Weights that grew fast while nothing was learnt; slow tasks leave theirs as they are."""
-    rows = state.head.where(state.head.accepted).part(0, constants.NO_LEARNING_STEPS)
+# How much weights grow, and in how many steps, where a rate drove them and they did not learn.
+_RAN_AWAY = {
+    Sign.NO_LEARNING: (constants.IDLE_GROWTH, constants.NO_LEARNING_STEPS),
+    Sign.STALLED: (constants.STALLED_GROWTH, constants.NO_LEARNING_STEPS),
+    Sign.LITTLE_LEARNT: (constants.PROOF_GROWTH, constants.SCRATCH_STEPS),
+}
+
+
+def _early_growth(state: RateState, growth: float, steps: int) -> Proof | None:
+    """Weights that grew fast while little was learnt; slow tasks leave theirs as they are."""
+    rows = state.head.where(state.head.accepted).part(0, steps)
     norms = rows.of("param_norm")
     known = norms[np.isfinite(norms) & (norms > 0)]
     if len(known) < constants.POINT_STEPS:

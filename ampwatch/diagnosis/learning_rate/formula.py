@@ -36,6 +36,11 @@ class Estimate:
         return base * 2.0**-high, base * 2.0 ** -max(low, 0.0)
 
     @property
+    def is_over_limit(self) -> bool:
+        """Whether the updates by themselves place the rate above the limit."""
+        return self.update is not None and self.octaves > constants.LEAST_OCTAVES
+
+    @property
     def cut(self) -> float:
         """By how many octaves to lower the rate."""
         return self.octaves + self.margin

@@ -19,7 +19,7 @@ from ampwatch.diagnosis.learning_rate.attribution import (
 )
 from ampwatch.diagnosis.learning_rate.course import RateState, Rows
 from ampwatch.diagnosis.learning_rate.formula import Estimate, estimate
-from ampwatch.diagnosis.learning_rate.onset import IDLE, Onset, find_onset
+from ampwatch.diagnosis.learning_rate.onset import IDLE, Onset, Sign, find_onset
 from ampwatch.diagnosis.learning_rate.restart import checkpoint_step, ideal_step
 
 
@@ -77,6 +77,8 @@ def judge_rate(state: RateState) -> Judgement:
     share = _lead_share(state)
     recorded = None if base is None else base / share  # rows tell the first group's rate
     found = None if recorded is None else estimate(learnt, recorded, state.setup, broke=onset.hard)
+    if onset.sign is Sign.LITTLE_LEARNT and not (found and found.is_over_limit):
+        return calm
     if onset.early and found is not None and found.is_below_limit:
         attribution = dataclasses.replace(attribution, cause=_unless_rate(attribution.cause))
     ideal = ideal_step(state, onset)

@@ -25,6 +25,7 @@ class Sign(str, enum.Enum):
     RELAPSE = "the loss gave back more than half of its progress"
     NO_LEARNING = "the loss did not fall"
     STALLED = "the loss hardly fell and then stood"
+    LITTLE_LEARNT = "most of the loss was left"
     SHIFT = "the loss left the band of its recent past"
 
 
@@ -43,6 +44,11 @@ class Onset:
     def hard(self) -> bool:
         """Whether numbers left their format, which no benign course of a loss does."""
         return self.collapsed or self.sign is Sign.NOT_FINITE
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the run still learns, only less than it could; no descent after a climb."""
+        return self.sign is Sign.LITTLE_LEARNT or (self.sign in IDLE and self.descending)
 
 
 def find_onset(state: RateState) -> Onset | None:
@@ -132,6 +138,8 @@ def _soft_signs(rows: Rows, *, collapsed: bool) -> list[tuple[int, Sign]]:
             signs.append((int(at[1]), Sign.NO_LEARNING))
         elif _is_stalled(everything, first, final):
             signs.append((int(at[1]), Sign.STALLED))
+        elif len(loss) >= constants.STALLED_STEPS and final >= constants.LITTLE_LEARNT * first:
+            signs.append((int(at[1]), Sign.LITTLE_LEARNT))
     return signs
 
 
@@ -143,7 +151,8 @@ def _is_stalled(loss: Floats, first: float, final: float) -> bool:
     return quarter - final < constants.STALLED_PROGRESS * first
 
 
-IDLE = (Sign.NO_LEARNING, Sign.STALLED)  # no trouble by themselves, whatever the loss
+# No trouble by themselves, whatever the loss.
+IDLE = (Sign.NO_LEARNING, Sign.STALLED, Sign.LITTLE_LEARNT)
 
 
 def _descends_below_start(rows: Rows, at: int) -> bool:

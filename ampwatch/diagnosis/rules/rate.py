@@ -21,7 +21,9 @@ from ampwatch.diagnosis.words import restart_text
         "weights grew out of their bands before the trouble began, and the run did not recover.",
         looks="From random weights: a loss 1.5 times its first value, one that gave back half of "
         "its progress, one that never fell, or skips without end. Later: a loss that left the "
-        "band of its recent past. And, always, updates, gradients or activations out of band.",
+        "band of its recent past. And, always, updates, gradients or activations out of band. A "
+        "warning only where the run still learns: most of the loss is left, though the weights "
+        "have grown to four times and the first updates were over the limit.",
         not_to_confuse="A change of the data or the objective, which moves the loss alone; a bad "
         "batch (AMP206); an operation that overflows at any rate (AMP203); a spike that heals "
         "(AMP303). A loss alone never brings this finding.",
@@ -35,8 +37,9 @@ def learning_rate_too_high(case: Case) -> Iterator[Seen]:
     """The rate is the cause of trouble that stands, and was not on its way up any more."""
     seen = case.judgement
     advice = advise(case.rate, seen)
-    if advice.action is Action.LOWER and seen.warmup is None:
-        yield _seen(seen, advice, Severity.ERROR, "The learning rate is too high.")
+    if advice.action is Action.LOWER and seen.warmup is None and seen.onset is not None:
+        severity = Severity.WARNING if seen.onset.is_slow else Severity.ERROR
+        yield _seen(seen, advice, severity, "The learning rate is too high.")
 
 
 @rule(
