@@ -146,6 +146,9 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     if named is not None and not blamed:
         because = f"{named.code} {named.name} explains what happened: {named.summary}"
         return Advice(Action.NOT_THE_CAUSE, because, current=seen.base)
+    if verdict is Verdict.HEALTHY and advice.action is Action.NOT_THE_CAUSE:
+        # The rows of a sparse log stand close where its steps do not: no trouble, no cause.
+        return Advice(Action.KEEP, "Nothing that stands speaks against it.", current=seen.base)
     if seen.onset is not None or verdict is Verdict.HEALTHY:
         return advice
     return _calm_beside_trouble(case, seen, causes)

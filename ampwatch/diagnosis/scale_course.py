@@ -72,6 +72,7 @@ class ScaleCourse:
     floor_steps: tuple[int, int] | None = None
     floor_scale: float = NAN
     recent_skips: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # positions
+    second_step: int | None = None
     places: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # of the last block
     last_place: int = -1
     known_scale: float = NAN  # the last one that any entry tells, before or after its step
@@ -88,6 +89,14 @@ class ScaleCourse:
         if self.open is not None:
             made.open = replace(self.open, culprits=self.open.culprits.copy())
         return made
+
+    @property
+    def steps_before(self) -> int:
+        """Steps before the first row, where a log of every n-th step begins with its n-th."""
+        if self.first_step is None or self.second_step is None:
+            return 0
+        is_nth = 0 < self.first_step <= self.second_step - self.first_step
+        return self.first_step - 1 if is_nth else 0
 
     def fold(self, block: Block, overflows: Iterable[tuple[int, Event | Origin]]) -> None:
         """Take in a block, and its overflow events by position."""
@@ -197,8 +206,10 @@ class ScaleCourse:
         first_known = known[:1]
         if np.isnan(self.first_scale) and len(first_known):
             self.first_scale = float(first_known[0])
-        if self.first_step is None:
-            self.first_step = int(block.step[0])
+        if self.second_step is None:
+            told = [step for step in (self.first_step,) if step is not None]
+            told += block.step[:2].tolist()
+            self.first_step, self.second_step = told[0], told[1] if len(told) > 1 else None
         before = _before_each(scale, after, self.known_scale)
         if len(known):
             self.final_scale = self.known_scale = float(known[-1])

@@ -35,6 +35,8 @@ from ampwatch.rows import EventKind, Mark
 _REMEMBERED_STEPS = 64
 # What a damaged counter may ask for at most.
 _MOST_IMPLIED = 100_000
+# A first line of a step up to here is of a run that began with it.
+_FRESH_STEPS = 1000
 # Scales differ by halvings; one that differs by less is the same, printed with fewer digits.
 _SAME_SCALE = 0.05
 _MOST_STEPS = 1 << 42
@@ -394,6 +396,7 @@ class Timeline:
         after = values.get("scale_after", values.get("scale"))
         fell = 0 if after is None or self._scale is None else _octaves(after, self._scale)
         overflowed = after is not None and not math.isfinite(values.get("grad_norm", 0.0))
+        overflowed &= self._has_scaler or after != 1.0  # bf16 prints a constant 1
         if overflowed and self._scale is None:
             told = max(told, 1)  # a first line: what the scale was before it is not known
         missing = max(told, fell) - self._skips_since
@@ -417,7 +420,11 @@ class Timeline:
         With a scaler that is an overflow; without one the loss was nan.
         """
         norm = values.get("grad_norm")
-        if not stats.lost_loss or norm is None:
+        if not stats.lost_loss:
+            return False
+        if norm is None:  # without a scaler nothing but a nan, or a zero, leaves the loss out
+            if self._has_fine_losses and values.get("scale_after", 1.0) == 1.0:
+                self._lose_loss(values)
             return False
         stale = math.isfinite(norm) and norm == self._last_norm
         if not stale and math.isfinite(norm):
@@ -427,9 +434,13 @@ class Timeline:
             self.mark("grad_norm", Mark.STALE)
         if self._has_scaler or values.get("scale_after", 1.0) != 1.0:
             return True
-        values["loss"] = math.nan
-        self.mark("loss", Mark.IMPLIED)
+        self._lose_loss(values)
         return False
+
+    def _lose_loss(self, values: dict[str, float]) -> None:
+        if not self._has_scaler:
+            values["loss"] = math.nan
+            self.mark("loss", Mark.IMPLIED)
 
     def _told_by_counters(self, stats: Stats) -> int:
         if stats.window_skips is not None:
@@ -449,7 +460,9 @@ class Timeline:
             return
         self.mark("skipped", Mark.IMPLIED)
         self.mark("step", Mark.PLACED)
-        first = self._last_step + 1 if step is None else max(self._last_step + 1, step - count)
+        first = self._last_step + 1
+        if step is not None and not (self._counter is None and step <= _FRESH_STEPS):
+            first = max(first, step - count)  # a fresh run's first skips are its search
         for number in range(count):
             row: Row = {"step": first + number, "skipped": True, "found_inf": True}
             if path is not None:

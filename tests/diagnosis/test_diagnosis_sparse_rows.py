@@ -23,8 +23,10 @@ def codes(run) -> dict[str, str]:
 
 
 def test_the_steps_between_rows_count():
-    told = diagnose(sparse([100, 200, 300], scale_after=[8.0, 8.0, 8.0]))
-    assert told.run.steps == 201
+    scales = [8.0, 8.0, 8.0]
+    assert diagnose(sparse([100, 200, 300], scale_after=scales)).run.steps == 300
+    resumed = sparse([5100, 5200, 5300], scale_after=scales)
+    assert diagnose(resumed).run.steps == 201  # what came before is not this record's
 
 
 def test_one_skip_after_each_growth_interval_is_a_sawtooth_though_the_rows_touch():

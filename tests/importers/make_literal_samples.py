@@ -657,7 +657,7 @@ def hf_nothing_is_learnt():
         f"{n / 50:.2f}}}\n" + bar(n * 10, 500) + "\r"
         for n in range(1, 40)
     )
-    return text, truth("hf-trainer", "failing", final_scale=None, must=["AMP204"], steps=381)
+    return text, truth("hf-trainer", "failing", final_scale=None, must=["AMP204"], steps=390)
 
 
 @sample

@@ -132,3 +132,33 @@ def test_a_rate_stuck_at_its_warm_ups_start_is_an_error(tmp_path):
         for n in range(1, 40)
     )
     assert told(text, tmp_path).verdict.value == "failing"
+
+
+def test_a_healthy_sawtooth_keeps_its_rate(tmp_path):
+    """One overflow between any two lines: the rows touch, the steps do not."""
+    text = "".join(
+        OLD.format(1.0)
+        + f"| epoch {n:03d} | loss {3.6 - n / 1000:.3f} | num_updates {n * 254} | lr "
+        "0.00044 | gnorm 0.234 | loss_scale 1.000 | wall 30764\n"
+        for n in range(70, 90)
+    )
+    found = told(text, tmp_path)
+    assert found.verdict.value == "healthy"
+    assert found.learning_rate.action.value == "keep"
+
+
+def test_an_averaged_scale_is_no_scale(tmp_path):
+    """fairseq averaged its loss_scale until August 2020: 1399 is no power of two."""
+    text = NEW.format(1024.0) + era_one(3615, 3600, 0.439, 1399.0)
+    found = told(text, tmp_path)
+    assert found.run.final_scale == 1024.0
+    assert found.run.skipped == 15  # the batch's number less the updates
+
+
+def test_a_constant_scale_of_one_is_no_scaler(tmp_path):
+    """bf16 with a nan norm and no loss, from the first line on: nothing was skipped, all is nan."""
+    lines = [megatron_line(n, 1.0, None, math.nan) for n in range(5426, 5440)]
+    found = told("".join(lines), tmp_path)
+    assert found.verdict.value == "failing"
+    assert found.headline.code == "AMP204"
+    assert found.run.skipped == 0

@@ -68,6 +68,7 @@ _READINGS = {
     ("scale", "implied"): "The scale rose between overflows without a line that says so.",
     ("scale", "rounded"): "Small scales are printed as 0 and are absent here.",
     ("scale_after", "rounded"): "The scale is printed rounded: a 0 is no zero, and is absent here.",
+    ("loss", "implied"): "A loss that the log leaves out is read as nan.",
     ("loss", "averaged"): "The loss is an average over the steps since the line before.",
     ("grad_norm", "averaged"): "The gradient norm is an average.",
     ("grad_norm", "stale"): "Gradient norms that only repeat an older one are left out.",

@@ -6,6 +6,7 @@ The printed loss_scale is rounded to three digits, and before August 2020 averag
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,6 +22,8 @@ _PARAMETER = re.compile(r"overflow in param (\S+)")
 _EPOCH = re.compile(r"epoch (\d+):? +(\d+) */ *(\d+) ")
 _PAIR = re.compile(rf"(?<![a-z_])([a-z_]{{1,40}})[= ]({NUMBER})(?=[, |(]|$)")
 _FLOOR = re.compile(rf"Minimum loss scale reached \(({NUMBER})\)")
+# 0.004 is 2^-8 in three digits, 0.03 octaves off.
+_ROUNDING_OCTAVES = 0.04
 _FIELDS = {
     "loss": "loss", "lr": "lr", "gnorm": "grad_norm", "loss_scale": "scale_after",
     "num_updates": "step",
@@ -56,6 +59,14 @@ def _statistics(line: str) -> Iterator[Saying]:
     yield from _stats(pairs, is_summary=batch is None, skips=skips)
 
 
+def _is_scale(printed: float) -> bool:
+    """Whether a printed scale is one: 0 is rounded, and what is no power of two is an average."""
+    if not (printed > 0 and math.isfinite(printed)):
+        return False
+    off = abs(math.log2(printed) - round(math.log2(printed)))
+    return off < _ROUNDING_OCTAVES
+
+
 def _json(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text[: text.rfind("}") + 1])
@@ -73,8 +84,8 @@ def _stats(
     step = values.pop("step", None)
     if step is None or not abs(step) < 2.0**53:
         return
-    if values.get("scale_after") == 0:
-        del values["scale_after"]  # rounded
+    if not _is_scale(values.get("scale_after", 1.0)):
+        del values["scale_after"]
     yield Stats(step=int(step), values=values, total_skips=skips, is_summary=is_summary)
 
 
