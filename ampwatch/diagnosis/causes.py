@@ -50,6 +50,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "AMP302": ("AMP404", "AMP209"),
     "AMP303": ("AMP206",),
     "AMP307": (*_NOT_ITS_GRADIENTS, *_RATE),
+    "AMP414": ("AMP406",),  # weights in float32 have an eps to divide by
     "AMP505": ("AMP508",),
     "AMP506": ("AMP503", "AMP504"),
     "AMP602": ("AMP209", "AMP203", "AMP204"),

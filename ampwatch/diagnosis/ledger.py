@@ -14,7 +14,8 @@ from ampwatch.rows import EventKind
 # torch's own words for mistakes in the loop; whether they ended training or were caught.
 NO_GRADIENTS = "No inf checks were recorded for this optimizer"
 FLOAT16_PARAMETERS = "Attempting to unscale FP16 gradients"
-TELLING_TEXTS = (NO_GRADIENTS, FLOAT16_PARAMETERS)
+NO_GRAPH = "does not require grad and does not have a grad_fn"
+TELLING_TEXTS = (NO_GRADIENTS, NO_GRAPH, FLOAT16_PARAMETERS)
 
 _CHANGES = frozenset(
     kind.value

@@ -45,9 +45,13 @@ def test_a_layer_that_grows_towards_the_end_is_named_before_it_is_there():
 
 @pytest.mark.parametrize(
     "headroom",
-    [[8.0, 7.9, 7.8, 7.7, 7.6, 7.5, 7.4, 7.3], [8.0, 5.0, 8.0, 5.0, 8.0, 5.0, 8.0, 4.0]],
+    [
+        [30.0, 27.0, 24.5, 22.5, 20.5, 19.0, 18.0, 17.0],
+        [8.0, 7.9, 7.8, 7.7, 7.6, 7.5, 7.4, 7.3],
+        [8.0, 5.0, 8.0, 5.0, 8.0, 5.0, 8.0, 4.0],
+    ],
 )
-def test_a_slow_or_a_restless_layer_is_not_due(headroom):
+def test_a_slow_or_a_restless_layer_or_one_that_begins_at_zero_is_not_due(headroom):
     assert found(sampled(log2_headroom=headroom)) == {}
 
 

@@ -159,6 +159,22 @@ def test_half_precision_without_a_scaler_is_said_and_bf16_is_not():
         ("RuntimeError", "expected scalar type Half but found Float", "AMP415"),
         (
             "RuntimeError",
+            "dtypes match, got Float for the destination and Half for the source.",
+            "AMP415",
+        ),
+        (
+            "RuntimeError",
+            "index_add_(): self (Float) and source (Half) must have the same scalar type",
+            "AMP415",
+        ),
+        ("RuntimeError", "scatter(): Expected self.dtype to be equal to src.dtype", "AMP415"),
+        (
+            "RuntimeError",
+            "result type Float can't be cast to the desired output type Half",
+            "AMP415",
+        ),
+        (
+            "RuntimeError",
             "torch.nn.functional.binary_cross_entropy is unsafe to autocast.",
             "AMP415",
         ),
@@ -173,6 +189,20 @@ def test_the_error_that_ended_training_is_told_with_its_layer(kind, message, cod
     assert finding(run, code).layer == "head"
     assert finding(run, "AMP902").because_of == code
     assert diagnose(run).verdict.value == "failing"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "half of the workers left",
+        "float division by zero",
+        "Expected float or double, got an int: wrong type",
+        "mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6), half as many as usual",
+    ],
+)
+def test_an_error_about_something_else_names_no_formats(message):
+    events = event_table([(29, "exception", {"exception": "RuntimeError", "message": message})])
+    assert "AMP415" not in found(scaled_run([False] * 30, events=events, clean_end=False))
 
 
 def test_an_error_that_the_loop_survived_did_not_end_it():

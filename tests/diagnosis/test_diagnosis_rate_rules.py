@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hand_built import HandBuiltRun, event_table, follow, step_table
-from rate_shapes import course, diverging, falling
+from rate_shapes import action, course, diverging, falling
 
 from ampwatch.diagnosis import diagnose
 from ampwatch.diagnosis.learning_rate import rows_of
@@ -76,6 +76,31 @@ def test_a_rate_that_jumped_is_the_jumps_doing_and_is_lowered_all_the_same():
     diagnosis = diagnose(run_of(diverging(lr=rate, base=0.1, collapse=True)))
     assert finding(diagnosis, "AMP301").because_of == "AMP306"
     assert diagnosis.learning_rate.action.value == "lower"
+
+
+def test_weights_that_grew_while_the_loss_fell_to_the_end_are_an_operations_overflow():
+    """A target outside half precision: the last layer climbs towards it, and learns as it does."""
+    good, bad = 60, 30
+    loss = np.concatenate([np.linspace(140.0, 40.0, good), np.full(bad, np.inf)])
+    skipped = np.concatenate([np.zeros(good), np.ones(bad)])
+    grown = np.concatenate([np.linspace(5.0, 12e3, good), np.full(bad, 12e3)])
+    activation = np.concatenate([np.linspace(3.0, 65e3, good), np.full(bad, np.nan)])
+
+    def advised(loss):
+        return action(
+            course(
+                loss,
+                skipped=skipped,
+                param_norm=grown,
+                update_norm=200.0,
+                ratio=0.02,
+                act_amax=activation,
+            )
+        )
+
+    assert advised(loss) == "not-the-cause"
+    # The same numbers under a loss that had turned are a rate's work.
+    assert advised(np.where(np.arange(good + bad) > 30, loss + 150, loss)) == "lower"
 
 
 def test_the_action_is_a_line_to_paste_that_does_what_the_advice_says():

@@ -27,6 +27,16 @@ def test_torchs_complaint_about_missing_gradients_is_named():
     assert found(run)["AMP410"] == "error"
 
 
+def test_a_loss_that_hangs_on_no_parameter_is_named_though_no_step_was_made():
+    message = "element 0 of tensors does not require grad and does not have a grad_fn"
+    detail = {"exception": "RuntimeError", "message": message, "fatal": True}
+    run = scaled_run([], events=event_table([(0, "exception", detail)]), clean_end=False)
+    diagnosis = diagnose(run)
+    assert diagnosis.headline.code == "AMP410"
+    assert diagnosis.verdict.value == "failing"
+    assert diagnosis.learning_rate.action.value == "not-the-cause"
+
+
 def warmup(moves_on_skips):
     skipped = [True] * 5 + [False] * 95
     rate, lr = 0.0, []

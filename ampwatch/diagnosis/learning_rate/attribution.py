@@ -143,7 +143,7 @@ def _by_updates(state: RateState, onset: Onset, accepted: Rows, after: Rows) -> 
     now = _percentile(accepted.ratio, with_onset.ratio)
     large = now is not None and now >= constants.LARGE_UPDATE
     # A level at which the loss was falling until numbers left their format did not drive them out;
-    # nor did gradients that had grown by then, as they do in a healthy warm-up.
+    # nor did gradients or weights that had grown by then, as they do in a healthy warm-up.
     learnt_to_the_end = onset.hard and _stands_at_best(accepted.of("loss"))
     if now is not None and large and not learnt_to_the_end:
         step = int(_at(after.of("step"), 0))
@@ -156,7 +156,7 @@ def _by_updates(state: RateState, onset: Onset, accepted: Rows, after: Rows) -> 
             yield drift
     activation = _most(np.concatenate([late.of("act_amax"), with_onset.of("act_amax")]))
     growth = _growth(state, accepted)
-    grown = growth is not None and growth >= constants.PROOF_GROWTH
+    grown = growth is not None and growth >= constants.PROOF_GROWTH and not learnt_to_the_end
     if grown and activation is not None and activation >= constants.PROOF_ACTIVATION:
         step = int(_at(after.of("step"), 0))
         yield Proof("activation maximum", step, activation, constants.PROOF_ACTIVATION)

@@ -90,7 +90,8 @@ def _first_due(layers: LayerCourse) -> _Close | None:
     with np.errstate(divide="ignore", invalid="ignore"):
         left = np.maximum(values[:, -1], 0.0) * span / lost
     due = falling & (span >= policy.TREND_STEPS) & (lost >= policy.TREND_OCTAVES)
-    due &= left <= policy.HEADROOM_HORIZON_STEPS
+    # No further than the samples themselves show: what begins at zero (LoRA) grows fast, far below.
+    due &= (left <= policy.HEADROOM_HORIZON_STEPS) & (values[:, -1] <= lost)
     if not due.any():
         return None
     first = int(np.argmin(np.where(due, left, np.inf)))

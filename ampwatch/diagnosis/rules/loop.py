@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -97,7 +98,7 @@ def fp16_without_scaler(case: Case) -> Iterator[Seen]:
 def dtype_mismatch(case: Case) -> Iterator[Seen]:
     """An exception about mixed data types."""
     for event in case.ledger.fatal:
-        if any(mark in _message(event) for mark in _DTYPE_MARKS):
+        if _is_about_dtypes(_message(event)):
             yield _ended_by(
                 event,
                 "Training ended by a mixed-dtype error",
@@ -117,7 +118,21 @@ _DTYPE_MARKS = (
     "unsafe to autocast",
     "must match the dtype",
     "same dtype",
+    "dtype to be equal",
 )
+# ... and otherwise, as scatters and norms do, by naming two formats of which one is half.
+_FORMATS = re.compile(
+    r"\b(bfloat16|float16|half|float32|float64|float|double)(?:tensor)?\b", re.IGNORECASE
+)
+_TYPES = re.compile(r"\bd?types?\b", re.IGNORECASE)
+_HALF = frozenset({"half", "float16", "bfloat16"})
+
+
+def _is_about_dtypes(message: str) -> bool:
+    if any(mark in message for mark in _DTYPE_MARKS):
+        return True
+    named = {name.lower() for name in _FORMATS.findall(message)}
+    return len(named) > 1 and bool(named & _HALF) and _TYPES.search(message) is not None
 
 
 @rule(

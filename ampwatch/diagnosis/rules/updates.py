@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.ledger import NO_GRADIENTS
+from ampwatch.diagnosis.ledger import NO_GRADIENTS, NO_GRAPH
 from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.words import count_text, share_text
 
@@ -17,29 +17,39 @@ from ampwatch.diagnosis.words import count_text, share_text
     "no-gradients",
     Severity.ERROR,
     Page(
-        meaning="The optimizer stepped and none of its parameters had a gradient.",
-        looks="torch's error that no inf checks were recorded for this optimizer.",
+        meaning="The optimizer stepped and none of its parameters had a gradient, or the loss "
+        "hangs on none of them.",
+        looks="torch's error that no inf checks were recorded for this optimizer, or that the loss "
+        "does not require grad.",
         not_to_confuse="Gradients that are zero; parameters that are frozen on purpose beside "
         "others that learn.",
         do="Check that the optimizer was given this model's parameters, that they require "
-        "gradients, that the loss is not detached, and that zero_grad() does not stand between "
-        "backward() and step().",
+        "gradients, that the loss is not detached (re-entrant checkpointing detaches what no input "
+        "with a gradient enters), and that zero_grad() does not stand between backward() and "
+        "step().",
         example="the optimizer was made before the model was replaced by its compiled copy.",
     ),
 )
 def no_gradients(case: Case) -> Iterator[Seen]:
-    """The scaler found no gradient to check."""
-    event = case.ledger.raised.get(NO_GRADIENTS)
-    if event is None:
+    """The scaler found no gradient to check, or the backward pass nothing to begin with."""
+    raised = case.ledger.raised
+    text = next((text for text in (NO_GRAPH, NO_GRADIENTS) if text in raised), None)
+    if text is None:
         return
+    event = raised[text]
     yield Seen(
         severity=Severity.ERROR,
         first_step=event.step,
         last_step=event.step,
         ranks=(event.rank,),
-        summary="The optimizer's parameters have no gradients.",
-        cause=f"{event.exception}: {NO_GRADIENTS}.",
-        action="Check the optimizer's parameters, requires_grad, and where zero_grad() stands.",
+        summary="The optimizer's parameters have no gradients."
+        if text is NO_GRADIENTS
+        else "The loss hangs on no parameter that learns.",
+        cause=f"{event.exception}: {text}.",
+        action="Check the optimizer's parameters, requires_grad, and where zero_grad() stands."
+        if text is NO_GRADIENTS
+        else "Check requires_grad, detach() and no_grad() on the way to the loss; checkpoint(..., "
+        "use_reentrant=False).",
         evidence=(Evidence("exception", event.step, event.exception),),
     )
 
