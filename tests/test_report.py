@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 
@@ -11,7 +12,9 @@ from rich.console import Console
 from written_runs import event_columns, write_run
 
 from ampwatch import codec, diagnose, open_run, store
+from ampwatch.diagnosis import Action, Advice
 from ampwatch.report import course_text, powers, print_letter, sparkline
+from ampwatch.report.letter import advised
 from ampwatch.rows import Table
 
 
@@ -102,3 +105,12 @@ def test_the_letter_says_what_it_is_not(tmp_path):
 
 def test_a_rate_that_stays_is_said_once(tmp_path):
     assert "keep to" not in letter_of(write_run(tmp_path, accepted=200), terminal=False)
+
+
+def test_an_advice_below_its_interval_says_whose_interval_it_is():
+    advice = Advice(Action.LOWER, "", current=1.0, recommended=0.07, low=0.092, high=0.64)
+    assert advised(advice) == (
+        "lower to 0.07 (now 1; the highest stable rate lies between 0.092 and 0.64, 90 % sure, and "
+        "the advice keeps a margin below it)"
+    )
+    assert "margin" not in advised(dataclasses.replace(advice, recommended=0.1))

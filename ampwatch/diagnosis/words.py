@@ -46,7 +46,7 @@ def steps_text(first: int | None, last: int | None) -> str:
 
 def limit_text(low: float, high: float, advised: float) -> str:
     """Where the highest stable rate lies, and that the advised one keeps below it."""
-    text = f"the highest stable rate lies in {low:.2g} to {high:.2g}, 90 % sure"
+    text = f"the highest stable rate lies between {low:.2g} and {high:.2g}, 90 % sure"
     return text if advised >= low else f"{text}, and the advice keeps a margin below it"
 
 
