@@ -63,6 +63,13 @@ def test_no_line_is_drawn_where_nothing_was_logged_or_nothing_was_finite():
     assert np.isfinite(line.y).sum() == np.isfinite(values).sum()
 
 
+def test_a_log_of_each_hundredth_step_is_no_row_of_holes():
+    step = np.delete(np.arange(0, 8000, 100), [20, 50, 51])
+    values = np.ones(len(step), np.float32)
+    for line in (broken_line(step, values), stepped_line(step, values)):
+        assert list(line.x[np.isnan(line.y)]) == [4900]  # one missed is no hole, two are
+
+
 def test_a_restart_from_an_earlier_step_breaks_a_line():
     step = np.concatenate((np.arange(100), np.arange(50, 100)))
     line = broken_line(step, np.ones(150, np.float32))

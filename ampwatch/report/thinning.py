@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 MAX_POINTS = 2000
 MIN_POINTS = 8  # of each stretch of a broken line
 HOLE_SHARE = 0.01  # of the axis: steps missing for longer break a line
+MISSED_SHARE = 2.5  # of the usual distance of logged steps
 RUG_CELLS = 4096  # finer than any screen's columns, so that none that holds an event stays empty
 
 Floats = NDArray[np.float32]
@@ -100,9 +101,15 @@ def _parts(step: Steps, values: Floats, usual: float = 0.0) -> list[tuple[Steps,
     if not len(step):
         return []
     ahead = np.diff(step)
-    hole = max(usual, hole_of(int(step.min()), int(step.max())))
+    hole = max(usual, hole_of(int(step.min()), int(step.max())), _usual_hole(ahead))
     cuts = np.flatnonzero((ahead > hole) | (ahead < 0)) + 1
     return list(zip(np.split(step, cuts), np.split(values, cuts), strict=True))
+
+
+def _usual_hole(ahead: Steps) -> float:
+    """In a log of each hundredth step, a hundred steps are no hole, nor is one line missed."""
+    usual = float(np.median(ahead[ahead > 0])) if (ahead > 0).any() else 0.0
+    return MISSED_SHARE * usual if usual > 1 else 0.0
 
 
 def _joined(pieces: list[tuple[Steps, Floats]]) -> Line:

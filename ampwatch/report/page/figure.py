@@ -5,9 +5,11 @@ theme.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ampwatch.diagnosis.words import count_text
 from ampwatch.report.page.axes import axis_for
 from ampwatch.report.page.curves import SCALE, Curves
 from ampwatch.report.page.marks import LANE, Flag, drawn, flags_of, guides_of
@@ -19,14 +21,13 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+_AND = (" and ", "muted")
 _TITLE, _RUG, _BOTTOM = 30, 16, 46  # pixels
 
 
 def figure(curves: Curves, diagnosis: Diagnosis, level: float | None) -> Json:
     """The figure; `level` is the scale that the run had established."""
-    panels = [panel for panel in PANELS if panel.column in curves.lines]
-    if curves.skipped and SCALE not in curves.lines:  # some logs tell of skips and of no scale
-        panels.insert(0, Panel(SCALE, "", (("Skipped steps", "skip"),), "skip", 0))
+    panels = list(_panels(curves))
     flags = flags_of(curves.ends, diagnosis)
     top = LANE * (max((flag.lane for flag in flags), default=-1) + 1)
     height = top + sum(_TITLE + panel.height for panel in panels) + _RUG
@@ -35,6 +36,17 @@ def figure(curves: Curves, diagnosis: Diagnosis, level: float | None) -> Json:
         made.add(number, panel, curves, list(guides_of(panel, diagnosis, level)), top)
         top += _TITLE + panel.height + (_RUG if panel.column == SCALE else 0)
     return made.finished(curves.ends, flags)
+
+
+def _panels(curves: Curves) -> Iterator[Panel]:
+    """Those with something to draw; some logs tell of skips and of no scale."""
+    skips = (count_text(curves.skipped, "skipped step"), "skip")
+    for panel in PANELS:
+        if panel.column in curves.lines:
+            counts = panel.column == SCALE and curves.skipped
+            yield replace(panel, title=(*panel.title, _AND, skips)) if counts else panel
+        elif panel.column == SCALE and curves.skipped:
+            yield Panel(SCALE, "", (skips,), "skip", 0)
 
 
 class _Figure:

@@ -31,7 +31,10 @@ _FACTS = ("order", "kind", "param_dtype", "output_dtype", "scale_low", "scale_hi
 
 
 def windows_chart(run: Run, step: int | None, level: float | None, final: float | None) -> str:
-    """One bar a layer; what caps the scale in red. Empty where the run has no windows."""
+    """One bar a layer; what caps the scale stands out, in red where there is trouble.
+
+    Empty where the run has no windows.
+    """
     windows = windows_at(run, step)
     if not windows:
         return ""
@@ -50,12 +53,14 @@ def windows_chart(run: Run, step: int | None, level: float | None, final: float 
     at = (
         "at the end of the record" if step is None else f"at step {step:,}, where the trouble began"
     )
+    calm = " calm" if step is None else ""
+    cap_text = "the darkest" if calm else '<span style="color:var(--skip)">red</span>'
     rest = f" {hidden} layers with more room are not shown." if hidden else ""
     return (
         "<h2>Loss scales each layer can live with</h2>"
         '<p class="dim">Below its bar a layer loses its small gradients, above it they overflow; '
-        f'<span style="color:var(--skip)">red</span> caps the scale. As it was {at}.{rest}</p>'
-        f'<svg class="windows" viewBox="0 0 {_WIDTH} {height}" role="img">{drawn}</svg>'
+        f"{cap_text} caps the scale. As it was {at}.{rest}</p>"
+        f'<svg class="windows{calm}" viewBox="0 0 {_WIDTH} {height}" role="img">{drawn}</svg>'
     )
 
 

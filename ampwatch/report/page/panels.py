@@ -35,7 +35,7 @@ class Panel:
 PANELS = (
     Panel(
         SCALE, "loss scale",
-        (("Loss scale", "scale"), (" and ", "muted"), ("skipped steps", "skip")),
+        (("Loss scale", "scale"),),
         "scale", 170, "power",
     ),
     Panel("loss", "loss", (("Loss", "ink"),), "ink"),

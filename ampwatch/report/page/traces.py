@@ -13,6 +13,7 @@ from ampwatch.report.page.curves import SCALE
 from ampwatch.report.page.panels import Panel
 from ampwatch.report.thinning import Line, Rug
 
+_MANY_TICKS = 600  # thinner, or they would look like one band
 HOLDS = 400  # over the axis: one every few pixels
 
 
@@ -70,7 +71,9 @@ def ticks(skips: Rug, axis: str) -> dict[str, Any]:
     return {
         "type": "scatter", "mode": "lines", "x": x, "y": y, "yaxis": axis, "name": "skipped",
         "text": texts, "hovertemplate": "%{text}",
-        "line": {"color": "@skip@", "width": 1.5, "simplify": False},
+        "line": {
+            "color": "@skip@", "width": 1.5 if len(texts) < _MANY_TICKS else 1, "simplify": False
+        },
     }  # fmt: skip
 
 
