@@ -16,7 +16,7 @@ from ampwatch.cli.dashboard import Server
 from ampwatch.cli.demo import SCENARIOS, train
 
 PICTURE = Path(__file__).parent / "dashboard.png"
-SIZE = {"width": 1400, "height": 920}
+SIZE = {"width": 1400, "height": 985}
 ARGUMENTS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
