@@ -45,11 +45,12 @@ class Seen:
 class Visit:
     """What one layer took and gave in the step, over all its calls."""
 
-    __slots__ = ("autocast", "input_dtype", "input_shapes", "inputs", "order", "output_dtype",
-                 "output_shape", "outputs")  # fmt: skip
+    __slots__ = ("autocast", "calls", "input_dtype", "input_shapes", "inputs", "order",
+                 "output_dtype", "output_shape", "outputs")  # fmt: skip
 
     def __init__(self, order: int) -> None:
         self.order = order
+        self.calls = 0
         self.inputs: list[Seen] = []
         self.outputs: list[Seen] = []
         self.input_dtype: torch.dtype | None = None
@@ -78,6 +79,7 @@ class VisitCapture:
 
     layer: int
     order: int
+    calls: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     input_dtype: str | None
@@ -133,6 +135,7 @@ def capture_of(
         VisitCapture(
             layer=number,
             order=visit.order,
+            calls=visit.calls,
             inputs=tuple(map(place, visit.inputs)),
             outputs=tuple(map(place, visit.outputs)),
             input_dtype=_name(visit.input_dtype),

@@ -45,6 +45,7 @@ class LayerState:
     in_grad_finite: bool | None = None
     grad_finite: bool | None = None  # of its own parameters
     bad_in_grads: frozenset[int] = frozenset()  # which input tensors' gradients are not finite
+    own_making: bool = False  # called again and again: its bad inputs came after its bad outputs
     act_amax: float | None = None
     in_grad_amax: float | None = None
     act_limit: float | None = None  # the largest value of its output's format
@@ -145,7 +146,9 @@ def _forward(chain: _Chain) -> Culprit | None:
     """The first innermost module that made bad values from good ones."""
     judged = [layer for layer in chain.ran if layer.number not in chain.step.usually_not_finite]
     makers = chain.innermost(
-        layer for layer in judged if layer.act_finite is False and layer.input_finite is not False
+        layer
+        for layer in judged
+        if layer.act_finite is False and (layer.input_finite is not False or layer.own_making)
     )
     if makers:
         return _forward_at(makers[0], exact=True)

@@ -71,6 +71,7 @@ class LayerDigest:
     cells: Mapping[int, LayerCells]
     orders: Mapping[int, int]
     bad_in_grads: Mapping[int, frozenset[int]]  # tensors by identity: layers may share one
+    own_making: frozenset[int]  # layers called again and again that spoilt their own later inputs
     changed: tuple[LayerInfo, ...]
 
     def rows(self) -> Columns:
@@ -146,6 +147,7 @@ class LayerDigester:
             cells=cells,
             orders={visit.layer: visit.order for visit in capture.visits},
             bad_in_grads={visit.layer: _bad_gradients(visit, tensors) for visit in capture.visits},
+            own_making=frozenset(v.layer for v in capture.visits if _is_own_making(v, tensors)),
             changed=self._changed(capture, visits, tensors),
         )
 
@@ -305,6 +307,22 @@ def _amax_and_finite(name: str, maxima: Iterable[float | None]) -> dict[str, Any
 def _bad_gradients(visit: VisitCapture, tensors: Sequence[_Figures]) -> frozenset[int]:
     maxima = ((at, tensors[at].gradient_amax) for at in visit.inputs)
     return frozenset(at for at, amax in maxima if amax is not None and not math.isfinite(amax))
+
+
+def _is_own_making(visit: VisitCapture, tensors: Sequence[_Figures]) -> bool:
+    """Whether one call gave values that are not finite before any call took some."""
+    took = _first_bad_call(visit.inputs, visit.calls, tensors)
+    gave = _first_bad_call(visit.outputs, visit.calls, tensors)
+    return took is not None and gave is not None and gave < took
+
+
+def _first_bad_call(noted: Sequence[int], calls: int, tensors: Sequence[_Figures]) -> int | None:
+    """The first call with a value that is not finite, where all calls noted equally many."""
+    if not calls or len(noted) % calls:
+        return None
+    bad = (at for at, tensor in enumerate(noted) if not math.isfinite(tensors[tensor].amax))
+    first = next(bad, None)
+    return None if first is None else first * calls // len(noted)
 
 
 def _gradient_maxima(tensors: Iterable[_Figures]) -> list[float | None]:

@@ -44,6 +44,7 @@ class StepNotes:
         if visit is None:
             visit = self.visits[number] = Visit(next(self._order))
             _describe_call(visit, tensors)
+        visit.calls += 1
         visit.inputs += self._note(tensors)
 
     def leave(self, number: int, output: Any) -> None:

@@ -87,6 +87,7 @@ class CulpritFinder:
             bad_in_grads=frozenset()
             if digest is None
             else digest.bad_in_grads.get(number, frozenset()),
+            own_making=digest is not None and number in digest.own_making,
             act_amax=cells.act_amax,
             in_grad_amax=cells.in_grad_amax,
             act_limit=None if info is None else _limit(info.output_dtype),

@@ -101,6 +101,28 @@ def test_an_operation_between_modules_is_named_by_the_module_around_it() -> None
     assert (culprit.direction, culprit.layer, culprit.exact) == (Direction.FORWARD, "1", True)
 
 
+class Repeated(nn.Module):
+    """One layer, again and again, each time added to what it took."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__()
+        self.cell, self.leave, self.rounds = nn.Linear(16, 16, bias=False), nn.Linear(16, 4), rounds
+        self.cell.weight.data = 3.0 * torch.eye(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = 3.0 * x / x.abs().max()
+        for _ in range(self.rounds):
+            x = x + self.cell(x)  # four times as large
+        return self.leave(x)
+
+
+def test_a_layer_that_spoils_its_own_next_input_is_named_and_not_what_is_around_it() -> None:
+    trial = Trial(Repeated(rounds=12))
+    culprit = trial.overflow()
+    assert culprit is not None
+    assert (culprit.direction, culprit.layer, culprit.exact) == (Direction.FORWARD, "cell", True)
+
+
 def test_an_operation_outside_every_watched_module_is_bounded() -> None:
     loose = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 4)])
     forward = lambda m: m[1]((m[0](ROWS) * 1e30).half()).float().pow(2).mean()  # noqa: E731
