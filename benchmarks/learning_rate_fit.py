@@ -62,6 +62,8 @@ def points(rows: Path | None) -> Iterator[Point]:
         for rate in truth.unstable(configuration.rates):
             for seed in SEEDS:
                 seen = judge_rate(book.state(Job("sweep", rate, seed)))
+                if seen.onset is None or seen.onset.is_slow:  # their estimate is bounded
+                    continue
                 if seen.is_the_rate and seen.estimate is not None and seen.estimate.update:
                     yield Point(configuration.model, seen.estimate, math.log2(rate / truth.limit))
 

@@ -186,6 +186,15 @@ def test_little_learnt_under_updates_over_the_limit_and_weights_that_ran_away_is
     assert advice.factor < 0.125
 
 
+def test_a_rate_under_which_a_run_still_learns_is_taken_to_be_a_little_too_high():
+    grown = np.geomspace(10, 50, 160)
+    ratio = np.where(np.arange(160) < 5, 8.0, 0.01)
+    advice = look(with_columns(little_learnt(), param_norm=grown, update_norm=grown * ratio), ADAM)
+    assert advice.factor == 2.0**-4.0  # 1.5 octaves and the margin of 2.5
+    assert advice.high == advice.current
+    assert "as the run still learns, 2.8 times is taken for it" in advice.because
+
+
 def test_little_learnt_alone_or_with_one_of_the_two_signs_keeps_the_rate():
     grown = np.geomspace(10, 50, 160)
     assert action(little_learnt(), ADAM) == "keep"  # weights as they were

@@ -97,6 +97,8 @@ UPDATE_STEPS = 2  # one may be odd, and from the third on a rate far too high ha
 # too low).
 BROKE_AT_ONCE = 0.8
 LEAST_OCTAVES = 0.5  # a rate that failed is over the limit, however small its updates
+# A run that still learns is not far over: the fitted ones were 0.5 to 1.5, whatever their updates.
+MOST_OCTAVES_LEARNING = 1.5
 # Octaves below the limit that clear the rate: trainings that work stay near u = 2^-10 to 2^-6, and
 # what is below all of them is not too high.
 CLEARED = 6.0

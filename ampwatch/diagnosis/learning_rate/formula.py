@@ -7,7 +7,7 @@ steady state; what happened later is already the trouble's doing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,6 +39,15 @@ class Estimate:
     def is_over_limit(self) -> bool:
         """Whether the updates by themselves place the rate above the limit."""
         return self.update is not None and self.octaves > constants.LEAST_OCTAVES
+
+    @property
+    def of_one_that_learns(self) -> Estimate:
+        """The same for a run that still learns, which no rate far over the limit allows."""
+        most = constants.MOST_OCTAVES_LEARNING
+        if self.octaves <= most:
+            return self
+        note = f"as the run still learns, {times_text(most)} is taken for it"
+        return replace(self, octaves=most, arithmetic=f"{self.arithmetic}; {note}")
 
     @property
     def cut(self) -> float:

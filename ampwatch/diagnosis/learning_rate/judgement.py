@@ -81,6 +81,8 @@ def judge_rate(state: RateState) -> Judgement:
         return calm
     if onset.early and found is not None and found.is_below_limit:
         attribution = dataclasses.replace(attribution, cause=_unless_rate(attribution.cause))
+    if found is not None and onset.is_slow:
+        found = found.of_one_that_learns
     ideal = ideal_step(state, onset)
     return Judgement(
         base=base,
