@@ -96,6 +96,8 @@ def write_html(run: Run, path: Path) -> Diagnosis:
     from ampwatch.diagnosis import Engine, conclude
     from ampwatch.report import html_report
 
+    if path.is_dir() or not path.parent.is_dir():
+        raise ReportError(f"{path} cannot be written: name a file in a folder that is there.")
     case = Engine().feed(run).case()
     diagnosis = conclude(case)
     draft = path.with_name(f".{path.name}.new")

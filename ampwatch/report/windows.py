@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -86,10 +87,10 @@ def tightest(windows: Sequence[Window]) -> list[Window]:
 def _windows(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Window]:
     for layer, kept in found.items():
         high = kept.get("scale_high")
-        if layer and high and np.isfinite(high):
+        if layer and high and 0 < high < math.inf:
             low = kept.get("scale_low")
-            log2_low = float(np.log2(low)) if low else None
-            yield Window(layer, kept.get("order", 0), log2_low, float(np.log2(high)))
+            log2_low = math.log2(low) if low and low > 0 else None
+            yield Window(layer, kept.get("order", 0), log2_low, math.log2(high))
 
 
 def _innermost(windows: list[Window]) -> list[Window]:

@@ -98,3 +98,17 @@ def test_every_value_comes_back_to_the_last_digit(run, tmp_path, capsys, to, tab
     for name in wanted.column_names:
         # As text: nan equals itself, and -0.0 is told from 0.0.
         assert str(found[name].to_pylist()) == str(wanted[name].to_pylist()), name
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # a rate of 1.8e308, doubled
+def test_an_awkward_run_is_drawn_compared_and_exported_all_the_same(run, tmp_path, capsys):
+    page, events = tmp_path / "out.html", tmp_path / "events"
+    for words in (
+        ("report", run, "--html", page),
+        ("compare", run, run),
+        ("compare", run, run, "--json"),
+        ("export", run, "--to", "tensorboard", events),
+    ):
+        assert cli.run([str(word) for word in words]) == 0, capsys.readouterr().err
+    assert "</html>" in page.read_text("utf-8")
+    assert [file.suffix for file in events.iterdir()] == [".ampwatch"]

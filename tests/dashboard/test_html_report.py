@@ -166,6 +166,37 @@ def test_no_steps_make_a_report_without_charts(tmp_path, capsys):
     assert 'id="charts"' not in text
 
 
+def test_a_scale_that_ran_away_is_still_a_report(tmp_path, capsys):
+    path = write_run(tmp_path, accepted=0)
+    writer = store.RankWriter(path, 0)
+    columns = step_columns(200, 0, 0)
+    scale = np.where(np.arange(200) > 150, np.inf, 2.0 ** np.minimum(np.arange(200) * 6, 1000))
+    columns |= {"scale": scale, "scale_after": scale}
+    writer.append(codec.encode(Table.STEPS, columns))
+    writer.append(codec.encode(Table.LAYER_INFO, {"step": [0], "layer": [0], "name": ["fc"]}))
+    bounds = {"scale_low": [math.inf], "scale_high": [64.0]}
+    writer.append(codec.encode(Table.LAYERS, {"step": [0], "layer": [0], **bounds}))
+    writer.close()
+    text = own_part(html_of(path, tmp_path / "out.html", capsys))
+    assert "no scale serves it" in text
+
+
+@pytest.mark.parametrize("place", ["folder", "absent/out.html"])
+def test_a_place_that_is_no_file_is_refused_before_any_work(tmp_path, capsys, place):
+    (tmp_path / "folder").mkdir()
+    out = tmp_path / place
+    assert cli.run(["report", str(write_run(tmp_path)), "--html", str(out)]) == 2
+    assert "name a file" in capsys.readouterr().err
+    assert list(tmp_path.glob("**/.*new")) == []
+
+
+def test_a_large_configuration_leaves_the_file_small(tmp_path, capsys):
+    config = {f"{'x' * 400}{n}": "y" * 1000 for n in range(5000)}
+    text = own_part(html_of(write_run(tmp_path, config=config), tmp_path / "out.html", capsys))
+    assert len(text) < 2_000_000
+    assert "more settings" in text
+
+
 def test_without_plotly_it_says_what_to_install(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("ampwatch.report.page.find_spec", lambda name: None)
     out = tmp_path / "out.html"

@@ -14,6 +14,8 @@ from ampwatch.text import printable
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Evidence, Finding
 
+_MOST_SETTINGS, _MOST_LETTERS = 500, 120
+
 HOW_TO_READ = """\
 The loss scale is drawn as the steps were scaled, on an axis of powers of two: it holds and jumps.
 Each tick below it is a skipped step; none is left out, and those closer than a pixel are one tick
@@ -80,7 +82,14 @@ def settings_table(settings: Mapping[str, str]) -> str:
     """Names and values as the record tells them."""
     if not settings:
         return ""
-    return "<h2>Settings</h2>" + _labelled([(said(n), said(text)) for n, text in settings.items()])
+    rows = [(said(_cut(name)), said(text)) for name, text in settings.items()][:_MOST_SETTINGS]
+    hidden = len(settings) - len(rows)
+    more = f'<p class="dim">{hidden:,} more settings are in run.json.</p>' if hidden > 0 else ""
+    return f"<h2>Settings</h2>{_labelled(rows)}{more}"
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _MOST_LETTERS else f"{name[:_MOST_LETTERS]}…"
 
 
 def reading_notes(notes: Sequence[str]) -> str:

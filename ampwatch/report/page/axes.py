@@ -50,6 +50,6 @@ def _power_axis(low: float, high: float) -> dict[str, Any]:
 def power_text(exponent: float) -> str:
     """A power of two as people read it."""
     if not math.isfinite(exponent):
-        return ""
+        return "" if math.isnan(exponent) else f"{exponent}"
     whole = round(float(exponent))
     return powers(f"2^{whole}") if abs(exponent - whole) < 1e-4 else f"{2.0**exponent:.4g}"

@@ -43,7 +43,7 @@ def windows_chart(run: Run, step: int | None, level: float | None, final: float 
     lines = [
         (math.log2(scale), name)
         for scale, name in ((level, "established"), (final, "last scale"))
-        if scale
+        if scale and scale > 0
     ]
     place = _Place(shown, [value for value, _ in lines])
     bars = "".join(_bar(n, w, place, caps=w is cap or w.is_empty) for n, w in enumerate(shown))
@@ -70,6 +70,7 @@ class _Place:
     def __init__(self, windows: Sequence[Window], scales: Sequence[float]) -> None:
         lows = [window.low for window in windows if window.low is not None]
         values = [*lows, *(w.high for w in windows), *(max(s, -_EDGE) for s in scales)]
+        values = [value for value in values if math.isfinite(value)]
         self.low, self.high = math.floor(min(0, *values)) - 1, math.ceil(max(16, *values)) + 1
 
     def x(self, exponent: float) -> float:
@@ -191,7 +192,7 @@ def _number(column: str, value: float | None) -> str:
 
 def _scales(facts: Mapping[str, Any]) -> str:
     low, high = facts.get("scale_low"), facts.get("scale_high")
-    if not high or not math.isfinite(high):
+    if not high or not 0 < high < math.inf:
         return ""
-    log2_low = math.log2(low) if low else None
+    log2_low = math.log2(low) if low and low > 0 else None
     return _range_text(Window("", 0, log2_low, math.log2(high)))

@@ -22,13 +22,14 @@ _WIDTH = 900  # pixels, about: which labels would lie over one another
 def guides_of(panel: Panel, diagnosis: Diagnosis, level: float | None) -> Iterator[Guide]:
     """The established scale, and the advised rate with its interval."""
     advice = diagnosis.learning_rate
-    if panel.column == SCALE and level and panel.height:
+    if panel.column == SCALE and level and 0 < level < math.inf and panel.height:
         value = math.log2(level)
         yield Guide(value, value, value, "scale", ", dotted the established level")
     if panel.column == "lr" and advice.recommended is not None and _is_change(advice):
         low, high = advice.low or advice.recommended, advice.high or advice.recommended
         said = ", dotted the advised one, pale the 90 % interval of the highest stable one"
-        yield Guide(advice.recommended, low, high, "advice", said, fits=True)
+        if all(map(math.isfinite, (low, advice.recommended, high))):
+            yield Guide(advice.recommended, low, high, "advice", said, fits=True)
 
 
 def _is_change(advice: Advice) -> bool:
