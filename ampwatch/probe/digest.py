@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ampwatch.probe.capture import LayerCapture
+from ampwatch.probe.gradients import NormCapture
 from ampwatch.probe.layer_digest import LayerDigest, LayerDigester
 from ampwatch.probe.layer_rows import LayerLog, LayerStep, merged, rows_of
 from ampwatch.probe.loop import overflowed
@@ -26,6 +27,10 @@ from ampwatch.rows import DTYPE_NUMBERS, SCHEMAS, EventKind, Table
 
 Columns = dict[str, list[Any]]
 STEP_COLUMNS = tuple(SCHEMAS[Table.STEPS].names)
+
+# What a rank holds of sharded gradients; squared and added up over the ranks that share one copy
+# of the model it is the norm, which no rank knows.
+SHARD_NORM = "grad_norm_shard"
 
 
 class Digest:
@@ -241,12 +246,15 @@ def _turn_cells(record: StepRecord, turn: Turn) -> dict[str, Any]:
     return cells
 
 
-def total_norm(record: StepRecord, norms: Any) -> float | None:
+def total_norm(record: StepRecord, norms: NormCapture | None) -> float | None:
     """One measurement's global norm, of unscaled gradients."""
-    if norms is None:
-        return None
-    if norms.unseen:
+    if norms is None or norms.unseen or norms.sharded:
         return None  # a part is missing: no total
+    return _held_norm(record, norms)
+
+
+def _held_norm(record: StepRecord, norms: NormCapture) -> float | None:
+    """The norm of the gradients that this process holds."""
     values = record.pack.values
     if norms.total_at is None:
         parts = values[norms.at : norms.at + norms.count]
@@ -268,6 +276,12 @@ def _extra_rows(record: StepRecord, extras: Columns) -> None:
         extras["step"].append(record.step)
         extras["name"].append(name)
         extras["value"].append(record.pack.values[at])
+    for turn in record.turns:
+        if turn.norms is not None and turn.norms.sharded:
+            extras["step"].append(record.step)
+            extras["name"].append(SHARD_NORM)
+            extras["value"].append(_held_norm(record, turn.norms))
+            return
 
 
 def _event_columns(events: Sequence[EventRecord]) -> Columns:

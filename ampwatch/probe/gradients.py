@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ampwatch.probe.readback import Pack
+from ampwatch.probe.tensors import is_shard
 
 _HALF = frozenset((torch.float16, torch.bfloat16))
 
@@ -31,6 +32,7 @@ class NormCapture:
     amax_at: int | None  # largest magnitudes per parameter, where they were needed
     unseen: int  # gradients that could not be measured without synchronising
     scaled: bool  # whether the gradients still held the loss scale
+    sharded: bool = False  # whether other ranks hold parts of these gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +64,20 @@ class GradientMeter:
     tensor each step would cost as much as the norms of a small network: `look_again` asks.
     """
 
-    __slots__ = ("_dense", "_half", "_on_host", "_one_device", "_parameters")
+    __slots__ = ("_dense", "_half", "_on_host", "_one_device", "_parameters", "_sharded")
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = parameters
         self._dense = self._one_device = self._on_host = False
         self._half = True
+        self._sharded = False
 
     def look_again(self) -> None:
         """Learn what kind of gradients there are now."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         self._dense = all(type(g) is Tensor and g.layout is torch.strided for g in gradients)
         self._half = any_half(gradients)
+        self._sharded = any(map(is_shard, self._parameters))
         devices = {g.device for g in gradients}
         self._one_device = len(devices) == 1
         self._on_host = self._one_device and devices.pop().type == "cpu"
@@ -101,7 +105,9 @@ class GradientMeter:
             present, gradients = tuple(n for n, _ in dense), [g for _, g in dense]
         norms = norms_of(gradients, half=self._half)
         at, total_at, amax_at = self._put(gradients, norms, pack, amax=amax)
-        return NormCapture(present, at, len(gradients), total_at, amax_at, unseen, scaled)
+        return NormCapture(
+            present, at, len(gradients), total_at, amax_at, unseen, scaled, self._sharded
+        )
 
     def _put(
         self, gradients: list[Tensor], norms: list[Tensor], pack: Pack, *, amax: bool

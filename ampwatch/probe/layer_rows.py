@@ -30,6 +30,7 @@ class LayerStep:
 
     step: int
     seen: NDArray[np.bool_]  # has gradients at all
+    norm_known: NDArray[np.bool_]  # and all of them are here
     grad_norm: NDArray[np.float64]
     grad_amax: NDArray[np.float64]  # nan: absent, or not a number
     finite_known: NDArray[np.bool_]
@@ -93,6 +94,7 @@ class LayerLog:
         known = LayerStep(
             record.step,
             np.zeros(self._count, np.bool_),
+            np.zeros(self._count, np.bool_),
             np.zeros(self._count),
             np.full(self._count, np.nan),
             np.zeros(self._count, np.bool_),
@@ -152,6 +154,7 @@ class LayerLog:
         ours = positions >= 0
         layers = self._layer_of[positions[ours]]
         known.seen[layers] = True
+        known.norm_known[layers] = not norms.sharded
         np.add.at(known.grad_norm, layers, parts[ours] ** 2)
         np.logical_and.at(known.grad_finite, layers, finite[ours])
         known.finite_known[layers] = True
@@ -203,7 +206,7 @@ def cells_of(known: LayerStep, layers: list[int]) -> Columns:
     norm, finite, ratio = known.grad_norm, known.grad_finite, known.update_ratio
     return {
         "grad_amax": [float(known.grad_amax[n]) if known.amax_known[n] else None for n in layers],
-        "grad_norm": [float(norm[n]) if known.seen[n] else None for n in layers],
+        "grad_norm": [float(norm[n]) if known.norm_known[n] else None for n in layers],
         "grad_finite": [bool(finite[n]) if known.finite_known[n] else None for n in layers],
         "grad_finite_local": [known.layer_local_finite.get(n) for n in layers],
         "update_ratio": [None if np.isnan(ratio[n]) else float(ratio[n]) for n in layers],

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ampwatch.probe.gradients import GradientMeter
+from ampwatch.probe.tensors import is_shard
 from ampwatch.probe.updates import Slices
 from ampwatch.rows import LR_LEAP
 
@@ -172,5 +173,9 @@ def matrix_parameters(parameters: Sequence[Tensor]) -> list[Tensor]:
     return [
         p.detach()
         for p in parameters
-        if p.ndim >= 2 and p.requires_grad and p.is_floating_point() and p.layout == torch.strided
+        if p.ndim >= 2
+        and p.requires_grad
+        and p.is_floating_point()
+        and p.layout == torch.strided
+        and not is_shard(p)  # to reduce one would be to communicate
     ]

@@ -112,7 +112,8 @@ class StaleGradients:
                 gradient = mark.parameter.grad
                 same = gradient is not None and id(gradient) == mark.identity
                 if same and gradient is not None and not gradient.is_sparse:
-                    value = Value(pack, pack.put_magnitude(*torch.aminmax(gradient.detach())))
+                    held = getattr(gradient, "_local_tensor", gradient).detach()
+                    value = Value(pack, pack.put_magnitude(*torch.aminmax(held)))
                     self._held.setdefault(view.number, value)
 
     def found_by(self, view: OptimizerView) -> Stale | None:

@@ -65,6 +65,18 @@ def measurable(tensor: Tensor) -> bool:
     )
 
 
+def is_shard(parameter: Tensor) -> bool:
+    """Whether other ranks hold parts of this parameter; asks nobody."""
+    if getattr(parameter, "_fsdp_flattened", False):  # FullyShardedDataParallel's mark
+        return True
+    mesh = getattr(parameter, "device_mesh", None)  # a DTensor's
+    placements = getattr(parameter, "placements", ())
+    return mesh is not None and any(
+        mesh.size(dimension) > 1 and not placement.is_replicate()
+        for dimension, placement in enumerate(placements)
+    )
+
+
 def _device_allows(tensor: Tensor) -> bool:
     if tensor.is_cuda:
         # A captured graph would replay our reductions for ever.

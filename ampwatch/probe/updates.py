@@ -97,11 +97,14 @@ class Slices:
     """The slices of one optimizer's parameters; follows parameters whose memory is replaced."""
 
     def __init__(self, parameters: Sequence[Tensor], positions: Sequence[int]) -> None:
-        self._parameters = [p for p in parameters if p.is_floating_point() and _flat(p) is not None]
+        flats = [(p, _flat(p)) for p in parameters if p.is_floating_point()]
+        self._parameters = [p for p, flat in flats if flat is not None]
         at = {id(p): position for p, position in zip(parameters, positions, strict=True)}
         strides = [stride_of(p.shape) for p in self._parameters]
         self._strides = strides
-        counts = [-(-p.numel() // s) for p, s in zip(self._parameters, strides, strict=True)]
+        # Of a sharded parameter this rank's part stands for the whole.
+        held = [flat.numel() for _, flat in flats if flat is not None]
+        counts = [-(-numel // s) for numel, s in zip(held, strides, strict=True)]
         self.layout = SliceLayout(
             np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
             if counts

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ampwatch.probe.capture import WeightCapture
 from ampwatch.probe.readback import Pack
-from ampwatch.probe.tensors import extremes, measurable
+from ampwatch.probe.tensors import extremes, is_shard, measurable
 
 
 class WeightMeasure:
@@ -22,7 +22,7 @@ class WeightMeasure:
         chosen = {
             position: parameter.detach()
             for position, parameter in enumerate(parameters)
-            if type(parameter) is nn.Parameter and measurable(parameter)
+            if type(parameter) is nn.Parameter and measurable(parameter) and not is_shard(parameter)
         }
         self._positions = list(chosen)
         tensors = list(chosen.values())

@@ -183,8 +183,10 @@ def hooks_of(model) -> int:
 
 
 def norm_of(parameters) -> float:
-    squares = (p.grad.double().square().sum() for p in parameters if p.grad is not None)
-    return sum(square.item() for square in squares) ** 0.5
+    """In double precision; of sharded gradients, what this rank holds."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    held = [getattr(gradient, "_local_tensor", gradient).double() for gradient in gradients]
+    return sum(part.square().sum().item() for part in held) ** 0.5
 
 
 def parameters_by_layer(model) -> dict[str, list[nn.Parameter]]:
