@@ -62,6 +62,7 @@ class ScaleCourse:
     reset_steps: tuple[int, int] | None = None
     reset_from: float = NAN
     reset_to: float = NAN
+    reset_by_hand: bool = False  # the last one
     open: Episode | None = None
     teeth: Span = field(default_factory=Span)
     after_resets: Span = field(default_factory=Span)
@@ -186,9 +187,12 @@ class ScaleCourse:
         jumped |= ~told & ~block.skipped & (after == initial) & (expected < initial)
         jumped &= ~self._may_have_grown(expected, initial)
         # `update(new_scale)` closes one step and shows in the next.
-        reset = jumped & ~set_here & ~set_before
+        began = np.concatenate(([self.scale], _before_each(scale, after, self.known_scale)[:-1]))
+        by_hand = set_before & told & (scale == initial) & block.skipped & _is_far(began, initial)
+        reset = (jumped & ~set_here & ~set_before) | by_hand
         for at in np.flatnonzero(reset)[-1:]:
-            self.reset_from, self.reset_to = float(expected[at]), initial
+            self.reset_by_hand, self.reset_to = bool(by_hand[at]), initial
+            self.reset_from = float((began if by_hand[at] else expected)[at])
         return np.asarray(reset)
 
     def _may_have_grown(self, before: Floats, scale: float) -> Mask:
@@ -378,6 +382,11 @@ class ScaleCourse:
 
 def _or_none(value: float) -> float | None:
     return None if np.isnan(value) else value
+
+
+def _is_far(scale: Floats, initial: float) -> Mask:
+    """Whether the initial scale is so far above that going back there loses a search's steps."""
+    return np.asarray(scale <= initial * 2.0**-policy.COLLAPSE_OCTAVES)
 
 
 def filled_from(values: Floats, before: float) -> Floats:

@@ -195,6 +195,26 @@ def test_a_scale_set_on_purpose_is_no_reset():
     assert found(run) == {}
 
 
+@pytest.mark.parametrize(("octaves", "is_reset"), [(15, True), (3, False)])
+def test_a_scale_set_far_back_to_where_it_began_is_a_reset_if_the_next_step_overflows(
+    octaves, is_reset
+):
+    search = [2.0 ** (9 + octaves - n) for n in range(octaves)]
+    scale = [512.0] * 50 + search + [512.0] * 60
+    steps = step_table(
+        scale=scale,
+        scale_after=[*scale[1:], 512.0],
+        skipped=[False] * 50 + [True] * octaves + [False] * 60,
+    )
+    info = Info(scaler={"init_scale": search[0], "growth_interval": 2000})
+    run = HandBuiltRun(steps, info=info, events=event_table([(49, "scale-set", {})]))
+    assert found(run).get("AMP108") == ("warning" if is_reset else None)
+    if is_reset:
+        (reset,) = diagnose(run).findings
+        assert "update(new_scale) set it back" in reset.cause
+        assert "2^9" in reset.cause
+
+
 def test_a_step_of_several_optimizers_is_one_step_and_one_skip():
     steps = step_table(
         step=[0, 0, 1, 1],

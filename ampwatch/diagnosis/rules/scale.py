@@ -304,7 +304,8 @@ def _is_dead(bad: int, lines: int) -> bool:
         "lost: usually a resume without scaler.load_state_dict(), or a new GradScaler.",
         looks="The scale is the initial one though neither growth nor a skip led there, then a "
         "burst of log2(initial / old) skips.",
-        not_to_confuse="scaler.update(new_scale), which is a decision and is recorded as one.",
+        not_to_confuse="scaler.update(new_scale), which is a decision and is recorded as one; "
+        "unless it goes far back to the initial value and the very next step overflows.",
         do="Save scaler.state_dict() with the checkpoint and load it on resume.",
         example="2^9 before a restart, 2^16 after it, then 7 skips.",
     ),
@@ -322,9 +323,15 @@ def scale_reset(case: Case) -> Iterator[Seen]:
         last_step=last,
         summary=f"The loss scale was reset to its initial {scale_text(scale.scaler.initial)} "
         f"in mid-run, {times}.",
-        cause=f"It stood at {scale_text(scale.reset_from)} and nothing in the record leads from "
-        "there: the scaler's state was lost.",
-        action="Save scaler.state_dict() with each checkpoint and load it on resume.",
+        cause=f"It stood at {scale_text(scale.reset_from)}; "
+        + (
+            "update(new_scale) set it back, and the very next step overflowed."
+            if scale.reset_by_hand
+            else "nothing in the record leads from there: the scaler's state was lost."
+        ),
+        action="Call scaler.update() without a scale: it finds and keeps its level."
+        if scale.reset_by_hand
+        else "Save scaler.state_dict() with each checkpoint and load it on resume.",
         evidence=(Evidence("scale", last, scale.reset_to, scale.reset_from),),
     )
 
