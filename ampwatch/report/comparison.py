@@ -15,7 +15,7 @@ from ampwatch.errors import DifferentModelsError
 from ampwatch.report.facts import course_text, rows_of_first_optimizer
 from ampwatch.report.parting import Parting, parting_of
 from ampwatch.report.settings import settings_of
-from ampwatch.rows import Table
+from ampwatch.rows import Mark, Table
 
 if TYPE_CHECKING:
     from ampwatch.store import Run
@@ -37,6 +37,7 @@ class Comparison:
     figures: Mapping[str, tuple[str, ...]]
     settings: Mapping[str, tuple[str | None, ...]]  # those that are not all the same
     partings: tuple[Parting, ...]  # of each run but the first, from the first
+    uncounted: tuple[str, ...]  # runs whose log does not number its steps
     learning_rate: Advice | None  # for all, where they differ in their rate
     not_together: str | None = None  # why there is no such advice
 
@@ -60,9 +61,14 @@ def compare(runs: Sequence[Run]) -> Comparison:
         figures=_side_by_side([_figures(r, d) for r, d in zip(runs, diagnoses, strict=True)]),
         settings=settings,
         partings=tuple(parting_of(runs[0], run) for run in runs[1:]),
+        uncounted=tuple(run.info.name for run in runs if _is_uncounted(run)),
         learning_rate=advice if differ else None,
         not_together=refusal if differ else None,
     )
+
+
+def _is_uncounted(run: Run) -> bool:
+    return any(Mark.PLACED.value in marks for marks in run.info.marks.values())
 
 
 def _judged(runs: Sequence[Run]) -> tuple[tuple[Diagnosis, ...], Advice | None, str | None]:

@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ampwatch.diagnosis.words import count_text, scale_text
+from ampwatch.diagnosis.words import count_text, list_text, scale_text
 from ampwatch.report.comparison import Comparison, has_boundary
 from ampwatch.report.facts import powers
 from ampwatch.report.letter import STYLES, Write, advised, labelled
@@ -64,6 +64,9 @@ def _partings(comparison: Comparison) -> Iterator[tuple[str, str]]:
     for letter, parting in zip(_LETTERS[1:], comparison.partings, strict=False):
         labels = chain([f"A and {letter}"], repeat(""))
         yield from zip(labels, _sentences(parting, letter), strict=False)
+    if comparison.uncounted:
+        names = list_text(comparison.uncounted)
+        yield "note", f"The steps of {names} are counted: their log does not number them."
 
 
 def _sentences(parting: Parting, letter: str) -> Iterator[str]:

@@ -71,6 +71,7 @@ def test_logs_of_other_trainers_are_compared_where_both_tell_it(capsys):
     code, out, _ = compare(capsys, collapse, sawtooth)
     assert code == 0
     assert "A apex_collapse B apex_sawtooth" in out
+    assert "The steps of apex_collapse, apex_sawtooth are counted" in out
     assert "Loss: not told by both. Scale: the same. Skips: the same." in out
 
 
