@@ -49,6 +49,7 @@ export class Chart {
   }
 
   close() {
+    this.closed = true; // a drawing may still wait for plotly's script
     this.resize.disconnect();
     window.removeEventListener("pointerup", this.release);
     if (this.library) this.library.purge(this.plot);
@@ -59,7 +60,7 @@ export class Chart {
 
   async draw() {
     await this.ready;
-    if (this.held !== null || !this.header) return; // drawn at the mouse's release
+    if (this.closed || this.held !== null || !this.header) return; // held: drawn at the release
     const view = this.view();
     const { data, layout, plotHeight } = figure({ ...view, width: this.place.clientWidth }, view.palette);
     await this.library.react(this.plot, data, layout, CONFIG);
