@@ -109,9 +109,12 @@ def _share(value: Any) -> float:
 
 
 def _fade(group: Mapping[str, Any]) -> float | None:
-    """What fades of the updates from one to the next; none where it looks ahead, too."""
+    """What fades of the updates from one to the next; none where it looks ahead, too.
+
+    One that names neither may keep a momentum of its own, as optimizers written by hand do.
+    """
     betas = group.get("betas")
-    value = betas[0] if isinstance(betas, list) and betas else group.get("momentum", 0.0)
+    value = betas[0] if isinstance(betas, list) and betas else group.get("momentum")
     if group.get("nesterov") or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
         return None
     return float(value)

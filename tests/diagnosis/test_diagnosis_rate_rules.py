@@ -152,6 +152,12 @@ def test_a_rate_that_could_rise_is_told_only_of_a_healthy_run():
     assert "AMP305" not in codes(diagnose(run_of(diverging(alignment=0.99))))
 
 
+def test_an_optimizer_that_does_not_name_its_momentum_is_not_told_to_raise():
+    by_hand = (0, "optimizer", {"optimizer": 0, "class": "Muon", "groups": [{"lr": 0.1}]})
+    rows = course(falling(500, 2.3, 2.25), alignment=0.99, update_norm=0.01)
+    assert codes(diagnose(run_of(rows, (by_hand,)))) == {}
+
+
 def test_scaled_gradients_in_the_update_are_a_misuse_and_not_the_rate():
     misuse = (1, "misuse", {"code": "AMP404", "step": 1})
     diagnosis = diagnose(run_of(diverging(good=20, ratio=5.0, collapse=True), (ADAM, misuse)))

@@ -67,7 +67,7 @@ def one_cycle_peak_too_high(stage: Stage, fault: bool) -> None:
 def lion_64_times_too_fast(stage: Stage, fault: bool) -> None:
     """A sign optimizer written by hand, at the rate that Adam's bigger brother would take."""
     model = blind.switch()
-    optimizer = blind.Lion(model.parameters(), 1.0 if fault else 1e-3)
+    optimizer = blind.Lion(model.parameters(), 0.256 if fault else 4e-3)
     Loop(model, blind.rings, entropy, optimizer, steps=160).run(stage)
 
 
