@@ -16,6 +16,11 @@ NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[Nn][Aa
 TORCH_SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000.0}
 
 
+def any_scale(_: float) -> bool:
+    """Whatever is printed is the scale."""
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """One framework's text: how its lines are found and read.
@@ -29,6 +34,7 @@ class Format:
     read: Callable[[str], Iterable[Saying]]
     scaler: Mapping[str, float] = field(default_factory=dict)  # the framework's defaults
     marks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    is_scale: Callable[[float], bool] = any_scale  # else it is rounded away, or an average
     instead_of: tuple[str, ...] = ()  # formats whose lines this framework prints as well
     leads: bool = False  # names the source even where a library below it prints the skips
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ _BAR = re.compile(r"\| *(\d+)/(\d+) \[[^\]]{3,60}(?:it/s|s/it)")
 Columns: TypeAlias = "dict[str, np.ndarray]"
 _WRAP_LINES = 6
 _MOST_SHAPES = 8
+_MOST_TRIALS = 64  # in vain, one after another: this log has no lines of one shape
 
 
 @dataclass(slots=True)
@@ -59,6 +61,7 @@ class Reader:
     unknown: Unknown = field(default_factory=Unknown)
     _shapes: list[tuple[Shape, Format]] = field(default_factory=list)
     _used: int = -1
+    _trials: int = 0
 
     def feed(self, lines: Lines) -> None:
         """Read the candidates among these lines."""
@@ -128,6 +131,13 @@ class Reader:
         if shapes.SKIPS_IN_ALL in columns:
             plain &= columns[shapes.SKIPS_IN_ALL] == (self.timeline.total_skips or 0)
         values = {n: c for n, c in columns.items() if not n.startswith("(")}
+        if "scale_after" in columns:
+            told = np.unique(columns["scale_after"])
+            false = [scale for scale in told.tolist() if not form.is_scale(scale)]
+            if false:
+                is_false = np.isin(columns["scale_after"], false)
+                plain &= ~is_false
+                columns["scale_after"][is_false] = np.nan
         self._hand_on(columns, values, plain)
 
     def _hand_on(self, columns: Columns, values: Columns, plain: np.ndarray) -> None:
@@ -149,6 +159,7 @@ class Reader:
     def _slowly(self, lines: Lines, at: int, line: bytes) -> None:
         text = line.decode("utf-8", "replace")
         form, said, used = self._understood(lines, at, text)
+        said = [_without_false_scale(saying, form) for saying in said]
         if form is None:
             self.timeline.passed(1)
             self._note_unknown(text)
@@ -163,9 +174,11 @@ class Reader:
             self._lend_defaults()
         for saying in said:
             self.timeline.take(saying)
-        if used == at and len(self._shapes) < _MOST_SHAPES:
+        if used == at and len(self._shapes) < _MOST_SHAPES and self._trials < _MOST_TRIALS:
             shape = shapes.learn(line, form.read)
+            self._trials += 1
             if shape is not None:
+                self._trials = 0
                 self._shapes.append((shape, form))
 
     def _understood(
@@ -234,6 +247,16 @@ class Reader:
         if _ABOUT_SCALE.search(text[:400]) and not _INNOCENT.search(text[:400]):
             self.unknown.count += 1
             self.unknown.example = self.unknown.example or " ".join(text.split())[:160]
+
+
+def _without_false_scale(saying: Saying, form: Format | None) -> Saying:
+    """Statistics without a scale that the format's digits do not tell."""
+    if form is None or not isinstance(saying, Stats) or "scale_after" not in saying.values:
+        return saying
+    if form.is_scale(saying.values["scale_after"]):
+        return saying
+    kept = {name: value for name, value in saying.values.items() if name != "scale_after"}
+    return dataclasses.replace(saying, values=kept)
 
 
 def _may_be_cut(text: str, said: Sequence[Saying]) -> bool:

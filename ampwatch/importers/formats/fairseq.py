@@ -84,8 +84,6 @@ def _stats(
     step = values.pop("step", None)
     if step is None or not abs(step) < 2.0**53:
         return
-    if not _is_scale(values.get("scale_after", 1.0)):
-        del values["scale_after"]
     yield Stats(step=int(step), values=values, total_skips=skips, is_summary=is_summary)
 
 
@@ -97,5 +95,6 @@ FORMAT = Format(
     read=read,
     scaler={"growth_factor": 2.0, "backoff_factor": 0.5, "init_scale": 128.0, "min_scale": 1e-4},
     marks={"scale_after": (Mark.ROUNDED.value,), "loss": (Mark.AVERAGED.value,)},
+    is_scale=_is_scale,
     leads=True,
 )  # fmt: skip

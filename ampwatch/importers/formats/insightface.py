@@ -24,8 +24,6 @@ def read(line: str) -> Iterator[Saying]:
         return
     found = {name: wanted.search(line) for name, wanted in _FIELDS.items()}
     values = {name: number(match[1]) for name, match in found.items() if match}
-    if values.get("scale_after") == 0:
-        del values["scale_after"]  # rounded
     yield Stats(step=int(step[1]), values=values)
 
 
@@ -34,5 +32,6 @@ FORMAT = Format(
     anchors=("Global Step:",),
     read=read,
     scaler=TORCH_SCALER,
+    is_scale=lambda printed: printed != 0,  # rounded
     marks={"scale_after": (Mark.ROUNDED.value,), "loss": (Mark.AVERAGED.value,)},
 )

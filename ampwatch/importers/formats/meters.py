@@ -36,8 +36,6 @@ def _stats(place: re.Match[str], line: str) -> Stats:
         found = wanted.search(line, place.end())
         if found:
             values[column] = number(found[1])
-    if values.get("scale_after") == 0:
-        del values["scale_after"]  # rounded to four digits
     epoch, batch, batches = (int(part) for part in place.groups())
     return Stats(step=epoch * batches + batch, values=values)
 
@@ -70,7 +68,16 @@ def _read_mae(line: str) -> Iterator[Saying]:
 
 
 _SMOOTHED = dict.fromkeys(("loss", "grad_norm"), (Mark.AVERAGED.value,))
-SWIN = Format("swin", ("Train: [",), _read_swin, TORCH_SCALER)
-TIMM = Format("timm", ("Train: ",), _read_timm, TORCH_SCALER)
-BEIT = Format("beit", ("Epoch: [", ", stopping training"), _read_beit, TORCH_SCALER, _SMOOTHED)
-MAE = Format("mae", ("Epoch: [",), _read_mae, TORCH_SCALER, _SMOOTHED)
+
+
+def _is_scale(printed: float) -> bool:
+    """Whether four digits were enough for it."""
+    return printed != 0
+
+
+SWIN = Format("swin", ("Train: [",), _read_swin, TORCH_SCALER, is_scale=_is_scale)
+TIMM = Format("timm", ("Train: ",), _read_timm, TORCH_SCALER, is_scale=_is_scale)
+BEIT = Format(
+    "beit", ("Epoch: [", ", stopping training"), _read_beit, TORCH_SCALER, _SMOOTHED, _is_scale
+)
+MAE = Format("mae", ("Epoch: [",), _read_mae, TORCH_SCALER, _SMOOTHED, _is_scale)
