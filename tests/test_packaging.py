@@ -37,6 +37,11 @@ def test_a_report_needs_neither_torch_nor_zmq():
     assert loaded_by("import ampwatch; ampwatch.diagnose, ampwatch.open_run") == {"pyarrow"}
 
 
+def test_the_letter_and_the_html_report_load_no_view():
+    code = "from ampwatch.report import compare, html_report, print_letter, write_event_files"
+    assert loaded_by(code) == {"pyarrow"}
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """The names of the files in a freshly built wheel."""
@@ -52,6 +57,8 @@ def wheel(tmp_path_factory):
 def test_the_wheel_ships_the_dashboard_and_the_demo_inside_the_package(wheel):
     assert {
         "ampwatch/py.typed",
+        "ampwatch/report/page/page.css",
+        "ampwatch/report/page/page.js",
         "ampwatch/_dashboard/streamlit_app.py",
         "ampwatch/_dashboard/.streamlit/config.toml",
         "ampwatch/_dashboard/style.css",

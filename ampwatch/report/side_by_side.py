@@ -121,5 +121,4 @@ def _rate(comparison: Comparison) -> str:
         return comparison.not_together or ""
     if not has_boundary(advice):
         return "None of these runs failed by its rate: they show no upper limit to it."
-    limit = f"The highest stable rate lies between {advice.low:.2g} and {advice.high:.2g} (90 %)."
-    return f"{limit} {advised(advice).capitalize()}. {advice.because}"
+    return f"For all: {advised(advice)}. {advice.because}"
