@@ -5,10 +5,16 @@
 Prints the microseconds of `send` and `poll` for one batch of 15 steps (what a loop of 10 ms a step
 makes in one flush) with nobody there, with a recorder, and while an hour's log is served beside it;
 then the CPU share of a recorder that ten ranks send ten batches a second.
+
+    python benchmarks/feed.py --ranks 256 --seconds 60
+
+sends so from that many ranks, and says what the recorder filed, its CPU share, and its memory at
+each sixth of the time.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import secrets
@@ -141,14 +147,56 @@ def recorder_share(folder: Path) -> None:
             trainer.close()
 
 
+def many_ranks(folder: Path, count: int, seconds: int) -> None:
+    """One process plays all ranks; its own lateness is told, for then the rate was not kept."""
+    with recorder(folder / "copies") as (endpoint, process):
+        run_id = secrets.token_hex(16)
+        ranks = [Trainer(folder / "ranks", endpoint, rank, run_id) for rank in range(count)]
+        for trainer in ranks:
+            trainer.flush()
+        for trainer in ranks:
+            connected(trainer)
+        memory = [process.memory_info().rss]
+        began, busy = time.perf_counter(), sum(process.cpu_times()[:2])
+        for beat in range(seconds * BATCHES_PER_S):
+            for trainer in ranks:
+                trainer.flush()
+            time.sleep(max(0.0, began + (beat + 1) / BATCHES_PER_S - time.perf_counter()))
+            if (beat + 1) % max(1, seconds * BATCHES_PER_S // 6) == 0:
+                memory.append(process.memory_info().rss)
+        took = time.perf_counter() - began
+        share = (sum(process.cpu_times()[:2]) - busy) / took
+        for trainer in ranks:
+            connected(trainer)
+        sent = sum(trainer.log.next_sequence for trainer in ranks)
+        for trainer in ranks:
+            trainer.close()
+    filed = store.open_run(next((folder / "copies").glob("*/run.json")).parent)
+    rows = filed.read("steps", ["step"]).num_rows
+    print(f"{count} ranks, {sent / took:.0f} batches/s for {took:.1f} s; load {os.getloadavg()[0]}")
+    print(f"filed {rows // ranks[0].batch.row_count} of {sent} batches, {share:.2%} of a core")
+    print("memory, MiB:", *(f"{rss / 2**20:.0f}" for rss in memory))
+
+
 def cpu_share(process: psutil.Process, work: Callable[[], object]) -> float:
     before, start = sum(process.cpu_times()[:2]), time.perf_counter()
     work()
     return (sum(process.cpu_times()[:2]) - before) / (time.perf_counter() - start)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=0)
+    parser.add_argument("--seconds", type=int, default=60)
+    asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["AMPWATCH_CONFIG_DIR"] = os.environ["XDG_STATE_HOME"] = f"{scratch}/home"
+        if asked.ranks:
+            many_ranks(Path(scratch), asked.ranks, asked.seconds)
+            return
         sender_costs(Path(scratch))
         recorder_share(Path(scratch))
+
+
+if __name__ == "__main__":
+    main()

@@ -24,8 +24,9 @@ A rank's part of a sharded gradient stands in the column `grad_norm_shard`, and 
 absent: ampwatch adds no communication. Squared and added up over the ranks that share one copy of
 the model, the parts are the norm. `update_norm` is estimated from the rank's part.
 
-`DataParallel` needs two GPUs and was not tried. LBFGS: torch refuses a closure while the scaler is
-enabled; with a disabled one or none, `grad_norm` is that of the closure's last evaluation.
+`DataParallel` needs two GPUs: its test (`gpu`) is written and was not run. LBFGS: torch
+refuses a closure while the scaler is enabled; with a disabled one or none, `grad_norm` is that of
+the closure's last evaluation.
 """
 
 
