@@ -16,6 +16,7 @@ import numpy as np
 from ampwatch.errors import LogError
 from ampwatch.importers.asking import Seen, Wanted, fresh_info
 from ampwatch.importers.rowbook import RowBook, StoreSink
+from ampwatch.importers.sayings import Stats
 from ampwatch.importers.source import Source
 from ampwatch.importers.tables import delimited, objects, tensorboard, wandb_file
 from ampwatch.importers.tables.names import Names, recognised, tells_training
@@ -90,13 +91,34 @@ def import_table(
 
 
 def _take_rows(timeline: Timeline, table: Table, tell: Callable[[], object]) -> None:
-    for number, row in enumerate(table.rows):
-        stats = table.names.stats(row)
-        if stats is not None:
-            timeline.take(stats)
+    told = (table.names.stats(row) for row in table.rows)
+    for number, stats in enumerate(_with_scale_after(one for one in told if one is not None)):
+        timeline.take(stats)
         if not number % 10_000:
             tell()
     timeline.finish()
+
+
+def _with_scale_after(told: Iterator[Stats]) -> Iterator[Stats]:
+    """Each row with the scale that the next step began with, where only scales before are told.
+
+    A scale that fell between two steps tells of a skip of the first, not of the second.
+    """
+    for stats, following in itertools.pairwise(itertools.chain(told, (None,))):
+        if stats is None:
+            return
+        if following is not None and _tells_end_of(stats, following):
+            values = {**stats.values, "scale_after": following.values["scale"]}
+            yield dataclasses.replace(stats, values=values)
+        else:
+            yield stats
+
+
+def _tells_end_of(stats: Stats, following: Stats) -> bool:
+    """Whether `following` is the very next step, and both tell the scale before theirs only."""
+    consecutive = following.step == (None if stats.step is None else stats.step + 1)
+    both = "scale" in stats.values and "scale" in following.values
+    return consecutive and both and "scale_after" not in stats.values
 
 
 # --- text tables ---------------------------------------------------------------------------------

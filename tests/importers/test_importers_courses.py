@@ -162,3 +162,16 @@ def test_a_constant_scale_of_one_is_no_scaler(tmp_path):
     assert found.verdict.value == "failing"
     assert found.headline.code == "AMP204"
     assert found.run.skipped == 0
+
+
+@pytest.mark.parametrize("is_numbered", [True, False])
+def test_a_table_of_scales_before_the_step_tells_one_skip_for_one_fall(is_numbered, tmp_path):
+    scales = [2.0**16] * 50 + [2.0**15] * 50
+    rows = [f"{2 * 0.99**number:.4f},{scale}" for number, scale in enumerate(scales)]
+    if is_numbered:
+        rows = [f"{number},{row}" for number, row in enumerate(rows)]
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join(["step,loss,scale" if is_numbered else "loss,scale", *rows]))
+    steps = open_run(import_log(log, tmp_path / "runs")).steps
+    assert steps["scale"].to_pylist() == scales
+    assert [n for n, skipped in enumerate(steps["skipped"].to_pylist()) if skipped] == [49]
