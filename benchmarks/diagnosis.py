@@ -95,13 +95,14 @@ def main() -> None:
     for one in watched:
         lines += _lines(one.stream.name, one.at_end, {})
     (options.runs / "findings.jsonl").write_text("\n".join(lines), "utf-8")
-    open_cases = [case for case in cases if not case.held_out]
+    blind = [case for case in cases if case.family == "blind"]
+    open_cases = [case for case in cases if not case.held_out and case.family != "blind"]
     held_out = [case for case in cases if case.held_out]
     parts = [
         _part(title, some, lines)
         for title, some in (
-            ("Gallery", open_cases), ("Held out", held_out), ("Long streams", streams),
-            ("Long streams, held out", unseen),
+            ("Gallery", open_cases), ("Held out", held_out), ("Blind, mended since", blind),
+            ("Long streams", streams), ("Long streams, held out", unseen),
         )
         if some
     ]  # fmt: skip

@@ -55,6 +55,17 @@ def test_a_slow_or_a_restless_layer_or_one_that_begins_at_zero_is_not_due(headro
     assert found(sampled(log2_headroom=headroom)) == {}
 
 
+def losing(skipped):
+    """A layer that loses nine tenths of its gradients in its first ten accepted steps."""
+    rows = [{"step": s, "layer": "up", "underflow_share": 0.9} for s in range(10)]
+    return scaled_run(skipped, layers=layer_table(rows))
+
+
+def test_what_a_run_loses_while_it_falls_apart_is_no_underflow_of_its_own():
+    assert "AMP201" in found(losing([False] * 40))
+    assert "AMP201" not in found(losing([False] * 12 + [True] * 28))
+
+
 def two_layers(low, high, share=0.9):
     rows = [
         row

@@ -44,7 +44,8 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
     """A layer loses its small gradients, in most of its samples."""
     layers = case.layers
     lost = layers.losing_layers()
-    if not len(lost):
+    # A run that collapsed before it had a level shows what it lost while it fell apart.
+    if not len(lost) or (case.scale.level is None and case.standing_fall is not None):
         return
     worst = _worst(layers, lost)
     share = float(layers.share_sum[worst] / layers.samples[worst])
