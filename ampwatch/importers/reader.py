@@ -227,7 +227,7 @@ class Reader:
     def _lend_defaults(self) -> None:
         """Let the timeline know the framework's growth window and back-off."""
         form = self.source()
-        self.timeline.defaults = form.scaler if form else {}
+        self.timeline.expect(form.scaler if form else {})
 
     def _count(self, form: Format, said: Sequence[Saying]) -> None:
         tally = self._tally(form)

@@ -1,0 +1,135 @@
+"""The rows of a run as its log is read: where a step stands, and where an attempt begins.
+
+The step numbers are the log's own. A row that has none stands right after what came before it; a
+counter that falls begins a new attempt.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ampwatch.importers.ranks import Burst, NamedRanks
+from ampwatch.importers.rowbook import STEP_COLUMNS, Row, RowBook
+from ampwatch.rows import EventKind, Mark
+
+# A counter that stands in two lines of one file at the same value is the same step; a few lines
+# back is still the same attempt, printed late by another rank.
+REMEMBERED_STEPS = 64
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What is known of the attempt that the log is at."""
+
+    open: Row | None = None  # the last row: the next line may say more of its step
+    last_step: int = -1
+    counter: int | None = None  # as last printed
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_STEPS))
+    scale: float | None = None  # after the last row
+    skips_since: int = 0  # since the last line of statistics
+    skips_told: int = 0  # of this attempt, as far as rows show
+    total_skips: int | None = None
+    accepted_since_skip: bool = True
+    is_numbered: bool = False
+    is_unnumbered: bool = False  # the open row: a bar that follows may tell its step
+    bar_total: int | None = None
+    bar_is_full: bool = False
+    has_scaler: bool = False  # a scale other than 1, which bf16 prints, was told
+    has_fine_losses: bool = False
+    last_norm: float | None = None
+    epoch: tuple[int, int] | None = None  # the last epoch, and its offset
+    named: NamedRanks = field(default_factory=NamedRanks)
+    burst: Burst = field(default_factory=Burst)
+    is_empty: bool = True
+    started: bool = False
+
+
+class Course:
+    """Puts rows into the book in the log's order."""
+
+    def __init__(self, book: RowBook) -> None:
+        self.book = book
+        self.scaler: dict[str, float] = {}
+        self.defaults: Mapping[str, float] = {}  # of the framework, once it is known
+        self.marks: dict[str, set[Mark]] = {}
+        self.first_scale: float | None = None  # before its step
+        self.attempts = 0
+        self.now = Attempt()
+
+    def mark(self, column: str, *marks: Mark) -> None:
+        """Say of a column that its values are not plain readings."""
+        self.marks.setdefault(column, set()).update(marks)
+
+    def setting(self, name: str, otherwise: float) -> float:
+        """What the log says of the scaler, else the framework's default."""
+        return self.scaler.get(name, self.defaults.get(name, otherwise))
+
+    def meet(self, step: int) -> None:
+        """A numbered line: where the counter has fallen, a new attempt begins before it."""
+        if self.now.counter is not None and step < self.now.counter:
+            self.restart()
+
+    def restart(self) -> None:
+        """A new attempt begins here."""
+        self.close_row()
+        self.now = Attempt()
+
+    def placed(self, step: int | None, *, is_marked: bool = True) -> int:
+        """The row's step: the log's own where it comes after what is there."""
+        if step is not None and step > self.now.last_step:
+            return step
+        if is_marked:
+            self.mark("step", Mark.PLACED)
+        if step is None and self.now.counter is not None:
+            return max(self.now.counter, self.now.last_step) + 1
+        return self.now.last_step + 1
+
+    def add(self, row: Row) -> None:
+        """A row behind the last one, which is thereby complete."""
+        self.close_row()
+        self.start()
+        self.now.is_empty = False
+        self.seen_scale(row.get("scale"))
+        self.now.open = row
+        self.now.last_step = row["step"]
+        after = row.get("scale_after")
+        if after is None:
+            after = row.get("scale")
+        self.now.scale = self.now.scale if after is None else after
+        self.now.has_scaler |= after is not None and after != 1.0
+
+    def close_row(self) -> None:
+        """The last row is complete: nothing more will be said of its step."""
+        row, self.now.open = self.now.open, None
+        if row is None:
+            return
+        if self.now.is_unnumbered:
+            self.mark("step", Mark.PLACED)
+            self.now.is_unnumbered = False
+        step = row["step"]
+        extras = [name for name in row if name not in STEP_COLUMNS]
+        for name in extras:
+            self.book.add_extra(step, name, row.pop(name))
+        self.book.add(row)
+
+    def event(self, kind: EventKind, detail: Mapping[str, Any]) -> None:
+        """An event behind the last row, at its step."""
+        step = None if self.now.open is None else self.now.open["step"]
+        self.close_row()
+        self.start()
+        self.book.add_event(kind, step, detail)
+
+    def start(self) -> None:
+        """The attempt has begun, if it had not."""
+        if not self.now.started:
+            self.now.started = True
+            self.attempts += 1
+            self.book.add_event(EventKind.STARTED, None, {})
+
+    def seen_scale(self, scale: float | None) -> None:
+        """A scale before its step; the first is the one the run began with."""
+        if self.first_scale is None and scale is not None:
+            self.first_scale = scale

@@ -1,0 +1,34 @@
+"""Scales against one another: they differ by halvings, however few digits are printed."""
+
+from __future__ import annotations
+
+import math
+
+# One that differs by less is the same, printed with fewer digits.
+SAME_SCALE = 0.05
+MOST_OCTAVES = 1100  # between the largest and the smallest float
+
+
+def is_same(printed: float | None, known: float | None) -> bool:
+    """Whether a printed scale is the known one, rounded."""
+    if not printed or not known:
+        return False
+    return abs(printed / known - 1) < SAME_SCALE
+
+
+def octaves_between(low: float, high: float) -> int:
+    """How many doublings lead from the one to the other, about; 0 where that says nothing."""
+    if not (low > 0 and high > 0 and math.isfinite(low) and math.isfinite(high)):
+        return 0
+    octaves = math.log2(high) - math.log2(low)
+    return round(octaves) if abs(octaves) < MOST_OCTAVES + 100 else 0
+
+
+def halvings(begin: float | None, end: float | None, count: int) -> list[float] | None:
+    """The scales from one to the other by halvings, where `count` of them lead there."""
+    if begin is None or end is None or octaves_between(end, begin) != count or count <= 0:
+        return None
+    factor = (end / begin) ** (1 / count)
+    if not math.isclose(factor, 0.5, rel_tol=0.05):
+        return None
+    return [*(begin * factor**number for number in range(count)), end]
