@@ -38,11 +38,11 @@ slowed down is told to keep it, and one with many overflows, which went on learn
 Before, two of cnn-adam-onecycle were told to lower it: their gradients had tripled in a healthy
 warm-up when the fault came, which no longer counts while the loss stands at its best.
 
-The other three quarters, looked at once and for no rule: of 50 runs that failed by their rate 0 were
-told `not-the-cause`; of 142 others 127 (0.89) were told so. 9 of the 15 did not fail at all (tanh or
-a norm bounds what overflowed, and the loss goes on falling), so that it is 127 of 133 (0.95) of
-those that did. The 6: a transformer at a loss of 0.00 whose backward broke and which then climbed
-is told to lower (pre-ln-adamw-warmup), another to keep (tied-adamw-cosine); two sine networks with
+The other three quarters, looked at once and for no rule: of 50 runs that failed by their rate none
+was told `not-the-cause`; of 142 others 127 (0.89) were told so. 9 of the 15 did not fail at all
+(tanh or a norm bounds what overflowed, and the loss goes on falling): of those that did it is 127
+of 133 (0.95). The 6: a transformer at a loss of 0.00 whose backward broke and which then climbed is
+told to lower (pre-ln-adamw-warmup), another to keep (tied-adamw-cosine); two sine networks with
 inputs a thousand times as large to keep; two are left open, for large updates beside the fault.
 """
 
