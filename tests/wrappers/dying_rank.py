@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,7 @@ def main(folder, last_step):
             training.scaler.step(training.optimizers[0])
             training.scaler.update()
             if step == last_step and os.environ["DIES"] == str(rank):
+                time.sleep(1.0)  # what a killed rank has not flushed nobody can know
                 os.kill(os.getpid(), signal.SIGKILL)
 
 

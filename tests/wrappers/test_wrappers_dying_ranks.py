@@ -56,4 +56,5 @@ def test_the_run_of_the_survivors_is_readable_and_the_dead_rank_is_named(tmp_pat
         last[row["rank"]] = max(last[row["rank"]], row["step"])
     assert all(last[rank] >= LAST_STEP for rank in range(WORLD) if rank != dies)
     found = {f.code: f.ranks for f in ampwatch.diagnose(run).findings}
-    assert found.get("AMP603") == (dies,)
+    said = [e for e in run.events.to_pylist() if e["kind"] == "exception"]
+    assert found.get("AMP603") == (dies,), said
