@@ -31,5 +31,5 @@ def test_the_thirty_lines_of_the_page_are_an_importer(tmp_path, monkeypatch):
     log = tmp_path / "train.log"
     log.write_text("".join([*before, "inf found, scale now 32768.0\n", *after]))
     run = diagnose(open_run(import_log(log, tmp_path / "runs"))).run
-    assert (run.source, run.steps, run.skipped) == ("tinytrainer", 391, 1)
+    assert (run.source, run.steps, run.skipped) == ("tinytrainer", 390, 1)
     assert (run.first_scale, run.final_scale) == (65536.0, 32768.0)
