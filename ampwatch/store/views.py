@@ -58,18 +58,27 @@ class View:
 
     def _fresh(self, log: RankLog) -> _Piece | None:
         start = self._taken.get(log.rank, 0)
-        rows = log.read(self._table, self._names, start)
+        rows = self._read(log, start)
         if not rows.num_rows:
             return None
         self._taken[log.rank] = start + rows.num_rows
-        if rows.column(0).num_chunks > _MANY_CHUNKS:
-            rows = rows.combine_chunks()
         attempts = log.attempts(self._table, start)[: rows.num_rows]
         keys = self._keys(log.rank, rows.column(self._key_name), attempts)
         ranks = column(np.full(rows.num_rows, log.rank), pa.int32())
         rows = rows.append_column(RANK, ranks)
         rows = rows.append_column(ATTEMPT, column(attempts, pa.int32()))
         return _Piece(keys, rows)
+
+    def _read(self, log: RankLog, start: int) -> pa.Table:
+        """The rows from `start` on, in few pieces; of a long log those go column by column."""
+        rows = log.read(self._table, self._names, start)
+        if rows.column(0).num_chunks <= _MANY_CHUNKS:
+            return rows
+        columns = []
+        for name in self._names:
+            columns.append(rows.column(name).combine_chunks())
+            rows = rows.drop_columns([name])  # nobody else holds its pieces
+        return pa.Table.from_arrays(columns, self._names)
 
     def _keys(self, rank: int, values: pa.ChunkedArray, attempts: np.ndarray) -> np.ndarray:
         numbers = integers(values)

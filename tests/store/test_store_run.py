@@ -237,3 +237,35 @@ def test_a_reader_that_goes_rank_by_rank_reads_only_what_is_new(
         writer.close()
     stored = [arguments for arguments in made if arguments[0] is not Table.LAYER_INFO]
     assert len(stored) == 2 * len(writers)
+
+
+def test_columns_read_with_others_are_not_decoded_again_and_never_stale(run: Path) -> None:
+    writer = RankWriter(run, 0)
+    writer.append(steps(0, 3, loss=[1.0, 2.0, None]))
+    opened = open_run(run)
+    wide = opened.read(Table.STEPS, ("step", "loss", "scale"), 0)
+    narrow = opened.read(Table.STEPS, ("loss", "step"), 0)
+    assert narrow.equals(wide.select(["loss", "step"]))
+    assert _address(narrow) == _address(wide)
+    assert _address(opened.read(Table.STEPS, ("loss",))) != _address(wide)  # of every rank
+    writer.append(steps(3, 1, loss=[4.0]))
+    assert opened.refresh()
+    found = opened.read(Table.STEPS, ("loss", "step"), 0).to_pydict()
+    assert found == {"loss": [1.0, 2.0, None, 4.0], "step": [0, 1, 2, 3]}
+    writer.close()
+
+
+def _address(rows: pa.Table) -> int:
+    return int(rows.column("loss").chunk(0).buffers()[1].address)
+
+
+def test_a_log_of_many_batches_is_read_in_few_pieces(run: Path) -> None:
+    writer = RankWriter(run, 0)
+    for step in range(40):
+        writer.append(steps(step, 1, loss=[step / 2 if step % 3 else None]))
+    found = open_run(run).read(Table.STEPS, ("loss", "autocast_dtype", "step"))
+    writer.close()
+    assert found.column("loss").num_chunks == 1
+    assert found.column("step").to_pylist() == list(range(40))
+    assert found.column("loss").to_pylist() == [n / 2 if n % 3 else None for n in range(40)]
+    assert found.column("autocast_dtype").null_count == 40
