@@ -802,6 +802,35 @@ def beit_and_its_median():
     return text, truth("beit", "healthy", **found)
 
 
+def timm_line(n: int, loss: float, mean: float) -> str:
+    """timm's own train.py, which tells neither the norm nor the scale."""
+    epoch, batch = divmod(n, 1251)
+    return (
+        f"Train: {epoch} [{batch:>4d}/1251 ({100.0 * (batch + 1) / 1251:>3.0f}%)]  Loss: "
+        f"{loss:#.3g} ({mean:#.3g})  Time: 0.400s,  640.00/s  (0.500s,  512.00/s)  LR: 5.000e-04  "
+        "Data: 0.001 (0.002)\n"
+    )
+
+
+@sample
+def timm_over_three_epochs():
+    noise = random.Random(27)
+    losses = [loss_at(n, noise) for n in range(0, 3000, 50)]
+    lines = [timm_line(50 * at, loss, 6.91) for at, loss in enumerate(losses)]
+    found = {"final_scale": None, "overflows": 0, "skipped": 0, "steps": 2951}
+    return "".join(lines), truth("timm", "healthy", last_loss=losses[-1], **found)
+
+
+@sample
+def timm_loss_is_lost():
+    """The loss is nan from a step on and stays so; the average has been nan since."""
+    noise = random.Random(28)
+    lines = [timm_line(n, loss_at(n, noise), 6.91) for n in range(0, 1500, 50)]
+    lines += [timm_line(n, math.nan, math.nan) for n in range(1500, 2500, 50)]
+    found = {"final_scale": None, "overflows": 0, "skipped": 0}
+    return "".join(lines), truth("timm", "failing", must=["AMP204"], **found)
+
+
 @sample
 def mae_stops_at_nan():
     noise = random.Random(23)

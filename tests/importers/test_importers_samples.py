@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from importers.sample_table import TABLE, TRUTHS, compared, document
 
+from ampwatch.importers import FORMATS
+
 
 @pytest.mark.parametrize("path", TRUTHS, ids=lambda path: path.stem)
 def test_every_field_of_a_sample_is_right(path):
@@ -15,6 +17,10 @@ def test_there_are_enough_samples_and_enough_of_them_are_real():
     names = [path.stem for path in TRUTHS]
     assert len(names) >= 70
     assert sum(name.startswith("real_") for name in names) >= 20
+
+
+def test_every_text_format_has_a_sample():
+    assert {compared(path).truth["source"] for path in TRUTHS} >= {form.source for form in FORMATS}
 
 
 def test_the_table_of_samples_says_what_is_told_of_them():
