@@ -127,10 +127,13 @@ def environment_of(folder):
             "AMPWATCH_DIR": str(folder / "runs"), "OMP_NUM_THREADS": "1"}  # fmt: skip
 
 
-def test_with_the_watch_switched_off_nothing_is_watched(monkeypatch):
+def test_with_the_watch_switched_off_nothing_is_watched(monkeypatch, tmp_path):
     monkeypatch.setenv("AMPWATCH", "0")
-    with ampwatch.watch_run(ampwatch.attach(None, None), print):
-        pass
+    monkeypatch.chdir(tmp_path)
+    told, threads = [], threading.active_count()
+    with ampwatch.watch_run(ampwatch.attach(None, None), told.append):
+        assert threading.active_count() == threads
+    assert (told, list(tmp_path.iterdir())) == ([], [])
 
 
 class Letters:
