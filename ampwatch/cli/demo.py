@@ -49,6 +49,7 @@ class Scenario:
     script: str
     steps: int
     shows: str
+    ranks: int = 1
 
 
 SCENARIOS = (
@@ -56,6 +57,7 @@ SCENARIOS = (
     Scenario("healthy", "healthy.py", 360, "all is well: the scale grows, overflows, comes back"),
     Scenario("forward-overflow", "forward_overflow.py", 80, "an activation leaves fp16"),
     Scenario("underflow", "underflow.py", 200, "no scaler: gradients are lost in fp16"),
+    Scenario("one-bad-rank", "one_bad_rank.py", 200, "two processes, the data of one is bad", 2),
 )
 _LOOK_EVERY_S = 0.3
 
@@ -101,10 +103,9 @@ def train(scenario: Scenario, folder: Path, seed: int) -> Path:
     """Run the scenario's script with a progress bar; the run that it left."""
     folder.mkdir(parents=True, exist_ok=True)
     path = _free_folder(folder, f"demo-{scenario.name}")
-    script = scripts_folder() / scenario.script
     options = ["--seed", str(seed), "--steps", str(scenario.steps), "--run", path.name]
     child = subprocess.Popen(
-        [sys.executable, str(script), *options],
+        [sys.executable, *_program(scenario), *options],
         env=_environment(folder),
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr,
@@ -123,6 +124,15 @@ def train(scenario: Scenario, folder: Path, seed: int) -> Path:
             f"the demo's training ended with exit code {child.returncode}; its message is above."
         )
     return path
+
+
+def _program(scenario: Scenario) -> list[str]:
+    """The script, under torch's own launcher where several processes train together."""
+    script = str(scripts_folder() / scenario.script)
+    if scenario.ranks == 1:
+        return [script]
+    processes = f"--nproc-per-node={scenario.ranks}"
+    return ["-m", "torch.distributed.run", "--standalone", processes, "--", script]
 
 
 def scripts_folder() -> Path:
@@ -196,7 +206,7 @@ def _progress_of(run: Run) -> tuple[int, str]:
     from ampwatch.diagnosis.words import scale_text
     from ampwatch.report import powers
 
-    rows = run.read("steps", columns=("step", "scale_after"))
+    rows = run.read("steps", columns=("step", "scale_after"), rank=min(run.ranks, default=0))
     known = rows.column("scale_after").drop_null()
     if not len(known):
         return rows.num_rows, ""

@@ -38,7 +38,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     ),
     "AMP106": ("AMP410",),
     "AMP108": ("AMP416",),
-    "AMP201": ("AMP408", "AMP401", "AMP107", "AMP208", "AMP413"),
+    "AMP201": ("AMP408", "AMP401", "AMP107", "AMP208", "AMP413", "AMP604", "AMP602"),
     "AMP202": (*_RATE, "AMP602", "AMP303"),
     "AMP203": ("AMP209", *_MIXED, *_RATE, "AMP207", "AMP210"),
     "AMP204": ("AMP209", *_MIXED, *_RATE, "AMP207", "AMP210"),

@@ -29,6 +29,8 @@ class Origin:
     alone: int | None = None
     joining: bool = False
     before_scale: bool = False  # the rank's own loss or activations were not finite
+    layer: str | None = None  # that the rank alone names
+    is_bound: bool = False  # whether it only bounds the place
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,19 @@ class Alone:
 
     times: Times = field(default_factory=Times)
     before_scale: int = 0
+    layer: str | None = None  # the one that all of them name
+    is_bound: bool = False  # whether any of them only bounds the place
+
+    def joined(self, later: Alone) -> Alone:
+        """Both together."""
+        if not self.times.count:
+            return later
+        return Alone(
+            self.times.joined(later.times),
+            self.before_scale + later.before_scale,
+            self.layer if self.layer == later.layer else None,
+            self.is_bound or later.is_bound,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +70,16 @@ class Joint:
             return replace(made, joining=self.joining.and_at(origin.step, position))
         if origin.alone is None:
             return made
+        times = Times().and_at(origin.step, position)
+        one = Alone(times, int(origin.before_scale), origin.layer, origin.is_bound)
         old = self.alone.get(origin.alone, Alone())
-        times = old.times.and_at(origin.step, position)
-        one = Alone(times, old.before_scale + origin.before_scale)
-        return replace(made, alone={**self.alone, origin.alone: one})
+        return replace(made, alone={**self.alone, origin.alone: old.joined(one)})
 
     def joined(self, later: Joint) -> Joint:
         """Both together."""
         alone = dict(self.alone)
         for rank, one in later.alone.items():
-            old = alone.get(rank, Alone())
-            count = old.before_scale + one.before_scale
-            alone[rank] = Alone(old.times.joined(one.times), count)
+            alone[rank] = alone.get(rank, Alone()).joined(one)
         joining = self.joining.joined(later.joining)
         return Joint(self.judged + later.judged, max(self.ranks, later.ranks), alone, joining)
 
@@ -104,6 +117,9 @@ def _origin(step: int, events: Mapping[int, Event]) -> Origin:
         return Origin(step, len(events), joining=exact)
     if len(bad) > 1:
         return Origin(step, len(events))
-    direction = events[bad[0]].detail.get("direction")
-    before = str(direction) in _BEFORE_THE_SCALE
-    return Origin(step, len(events), alone=bad[0], before_scale=before)
+    event = events[bad[0]]
+    return Origin(
+        step, len(events), alone=bad[0], layer=event.layer,
+        before_scale=str(event.detail.get("direction")) in _BEFORE_THE_SCALE,
+        is_bound=event.detail.get("exact") is False,
+    )  # fmt: skip

@@ -162,8 +162,9 @@ DIVERGED_LOSS = 1.2
 
 # One step may be logged in the middle of an update; two steps that differ are two weights.
 RANKS_DIFFER = 2
-# What comes every hundred steps has not gone because fifty have passed: twice its own distance.
-RECURRING_GAPS = 2.0
+# What comes by chance every hundred steps has not gone because two hundred pass without it: of such
+# gaps one in e^2 = 7 is longer than twice the usual, and one in e^4 = 55 longer than four times.
+RECURRING_GAPS = 4.0
 # How likely chance alone may be to make one rank overflow so often before it is called a wonder.
 RANK_CHANCE = 0.01
 # A checkpoint or an evaluation on one rank takes less than this, or is within 20 steps' time.

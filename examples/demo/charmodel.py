@@ -1,7 +1,8 @@
-"""A small language model of characters, and the text it learns: Python's own argparse.py."""
+"""A small language model of characters, and the text it learns: a module of Python's own."""
 
 import argparse
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,8 @@ def device() -> str:
 class Batches:
     """Random pieces of the text, each with the character that follows it."""
 
-    def __init__(self, seed: int, size: int = 96) -> None:
-        text = Path(argparse.__file__).read_bytes()
+    def __init__(self, seed: int, size: int = 96, of: ModuleType = argparse) -> None:
+        text = Path(str(of.__file__)).read_bytes()
         self.text = torch.tensor([min(byte, CHARACTERS - 1) for byte in text])
         self.random = torch.Generator().manual_seed(seed)
         self.size = size

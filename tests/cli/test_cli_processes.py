@@ -151,6 +151,7 @@ def test_a_port_that_is_taken_is_said(tmp_path, environment):
         ("healthy", "healthy", set()),
         ("forward-overflow", "failing", {"AMP203", "AMP103"}),
         ("underflow", "warning", {"AMP408", "AMP201"}),
+        ("one-bad-rank", "failing", {"AMP602", "AMP103"}),
     ],
 )
 @pytest.mark.timeout(300)
@@ -158,7 +159,7 @@ def test_each_scenario_shows_what_it_says(tmp_path, monkeypatch, environment, na
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
     (scenario,) = [one for one in SCENARIOS if one.name == name]
-    if name != "lr-too-high":  # that one needs its whole course
+    if name not in {"lr-too-high", "one-bad-rank"}:  # those need their whole course
         scenario = dataclasses.replace(scenario, steps=min(scenario.steps, 120))
     run = open_run(train(scenario, tmp_path / "demo", seed=1))
     diagnosis = ampwatch.diagnose(run)
@@ -177,16 +178,19 @@ def test_the_demo_prints_the_report_and_says_where_the_run_is(tmp_path, environm
     assert "ampwatch report" in err
 
 
-def test_ctrl_c_in_the_demo_ends_the_training_too_and_keeps_the_run(tmp_path, environment):
+@pytest.mark.parametrize("name", ["lr-too-high", "one-bad-rank"])
+def test_ctrl_c_in_the_demo_ends_the_training_too_and_keeps_the_run(tmp_path, environment, name):
+    words = ["demo", "--scenario", name, "--no-dashboard", "--dir", str(tmp_path / "d")]
     child = subprocess.Popen(
-        [sys.executable, "-m", "ampwatch", "demo", "--no-dashboard", "--dir", str(tmp_path / "d")],
+        [sys.executable, "-m", "ampwatch", *words],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
-    path = tmp_path / "d" / "demo-lr-too-high"
+    path = tmp_path / "d" / f"demo-{name}"
     while child.poll() is None and not (path.is_dir() and open_run(path).steps.num_rows):
         time.sleep(0.1)
     os.killpg(child.pid, signal.SIGINT)  # as a terminal does: everybody in the foreground gets it
     code, _, _ = finish(child)
     assert code == 130
     assert open_run(path).steps.num_rows > 0
+    assert psutil.Process().children(recursive=True) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
+import pytest
 from hand_built import (
     DEFAULTS,
     HandBuiltRun,
@@ -80,8 +81,11 @@ def test_a_constant_loss_says_nothing_of_the_data():
 # -- whose overflow it was -------------------------------------------------------------------------
 
 
-def overflowing(at, own, *, ranks=2, count=400, exact=True, direction=None):
-    """Ranks that skip these steps together; `own` says for a step which ranks' own was finite."""
+def overflowing(at, own, *, ranks=2, count=400, exact=True, direction=None, named=None):
+    """Ranks that skip these steps together; `own` says for a step which ranks' own was finite.
+
+    `named` says for a step what else the rank whose own was not finite tells.
+    """
     skipped = [step in set(at) for step in range(count)]
     scale, after = follow(skipped, 65536.0, 2000)
     columns = {name: values * ranks for name, values in
@@ -92,7 +96,8 @@ def overflowing(at, own, *, ranks=2, count=400, exact=True, direction=None):
     columns["time_ns"] = [SECOND * (1 + step) for step in columns["step"]]
     events = event_table([
         (step, "overflow", {"own_finite": own(step)[rank], "own_exact": exact}
-         | ({"direction": direction} if direction and not own(step)[rank] else {}))
+         | ({"direction": direction} if direction and not own(step)[rank] else {})
+         | (named(step) if named and not own(step)[rank] else {}))
         for step in at for rank in range(ranks)
     ])  # fmt: skip
     of_rank = [rank for _ in at for rank in range(ranks)]
@@ -115,6 +120,26 @@ def by_ranks(run):
 def test_the_one_rank_that_always_overflows_is_named():
     run = overflowing(SPREAD, lambda _: (True, False))
     assert by_ranks(run) == {"AMP602": ("warning", (1,))}
+
+
+@pytest.mark.parametrize(
+    ("exact", "said"), [(True, "first in layer head."), (False, "in or beside layer head.")]
+)
+def test_the_layer_that_every_overflow_of_the_rank_begins_in_is_named_too(exact, said):
+    tells = {"layer": "head", "exact": exact}
+    run = overflowing(SPREAD, lambda _: (True, False), named=lambda _: tells)
+    (one,) = [f for f in diagnose(run).findings if f.code == "AMP602"]
+    assert (one.layer, one.summary.endswith(said)) == ("head", True)
+
+
+def test_a_rank_that_overflows_now_here_and_now_there_is_named_without_a_layer():
+    run = overflowing(
+        SPREAD, lambda _: (True, False),
+        named=lambda step: {"layer": "head" if step > SPREAD[3] else "embed", "exact": True},
+    )  # fmt: skip
+    (one,) = [f for f in diagnose(run).findings if f.code == "AMP602"]
+    assert (one.layer, one.ranks) == (None, (1,))
+    assert "layer" not in one.summary
 
 
 def test_ranks_that_take_turns_are_not_blamed():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.joint_overflows import Alone
 from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.words import count_text
@@ -80,8 +81,10 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
             severity=Severity.WARNING if standing and (certain or often) else Severity.INFO,
             first_step=times.first_step,
             last_step=times.last_step,
+            layer=one.layer,
             ranks=(rank,),
             summary=f"Rank {rank} alone overflows, in {count}"
+            + _beginning(one)
             + ("." if standing else ", and no longer at the end."),
             cause="Its own loss or gradients are not finite there and the other ranks' are; the "
             "sum is not, so all ranks skip.",
@@ -90,6 +93,13 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
                 Evidence("overflows", times.last_step, float(times.count), float(joint.judged)),
             ),
         )
+
+
+def _beginning(one: Alone) -> str:
+    """The layer that it begins in, as a part of a sentence."""
+    if one.layer is None:
+        return ""
+    return f", {'in or beside' if one.is_bound else 'first in'} layer {one.layer}"
 
 
 @rule(
@@ -241,7 +251,7 @@ def reduction_overflow(case: Case) -> Iterator[Seen]:
 
 
 def _stands(case: Case, times: Times) -> bool:
-    """Whether it happened lately, or not longer ago than twice its own distance."""
+    """Whether it happened lately, or not longer ago than its own distances allow."""
     if case.stands(times) or times.first_step is None or times.last_step is None:
         return case.stands(times)
     gap = (times.last_step - times.first_step) / max(1, times.count - 1)
