@@ -42,6 +42,10 @@ ARGUMENTS = [
 ]  # fmt: skip
 VIEW = {"width": 1400, "height": 1000}
 DRAWN = "rows => Number(document.querySelector('[data-drawn]')?.dataset.drawn) >= rows"
+BOX = """chart => {
+    const box = document.querySelector(chart)?.getBoundingClientRect();
+    return box && box.width > 50 && box.height > 50
+        ? {x: box.x, y: box.y, width: box.width, height: box.height} : null; }"""
 COLOURED = 25  # apart are a pixel's channels where a line or its title is; grids are grey
 LEAST_PIXELS = 60
 FEED_EVERY_S = 0.1
@@ -89,10 +93,9 @@ def open_ours(folder: Path, rows: int) -> float:
         page = one.new_page(viewport=VIEW)
         began = time.perf_counter()
         page.goto(server.url)
-        until_coloured(page, ".aw-chart")
-        seen = time.perf_counter() - began
+        seen = until_coloured(page, ".aw-chart")
         page.wait_for_function(DRAWN, arg=rows)
-        return seen
+        return seen - began
 
 
 def open_tensorboard(folder: Path) -> float:
@@ -100,21 +103,20 @@ def open_tensorboard(folder: Path) -> float:
         page = one.new_page(viewport=VIEW)
         began = time.perf_counter()
         page.goto(f"{url}/#timeseries")
-        until_coloured(page, "line-chart .series-view")
-        return time.perf_counter() - began
+        return until_coloured(page, "line-chart .series-view") - began
 
 
-def until_coloured(page: Any, chart: str) -> None:
-    """Look at the chart's pixels until some are coloured: the same for both."""
-    page.wait_for_selector(chart, state="attached", timeout=300_000)
+def until_coloured(page: Any, chart: str) -> float:
+    """Look at the chart's pixels until some are coloured, and say when: the same for both. Asked
+    at once and again: Playwright's own waiting looks every half second."""
     while True:
-        box = page.locator(chart).first.bounding_box()
-        if box and box["width"] > 50 and box["height"] > 50:
-            picture = Image.open(io.BytesIO(page.screenshot(clip=box))).convert("RGB")
-            apart = np.ptp(np.asarray(picture).astype(int), axis=2)
-            if (apart > COLOURED).sum() >= LEAST_PIXELS:
-                return
-        time.sleep(0.02)
+        box = page.evaluate(BOX, chart)
+        if box:
+            picture, seen = page.screenshot(clip=box), time.perf_counter()
+            pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")).astype(int)
+            if (np.ptp(pixels, axis=2) > COLOURED).sum() >= LEAST_PIXELS:
+                return seen
+        time.sleep(0.01)
 
 
 @contextmanager
@@ -236,11 +238,11 @@ def losing(folder: Path, quick: bool) -> Iterator[Row]:
     yield "pixel columns with a skip and no tick", str(empty), "0"
 
 
-SPIKE_DRAWN = """step => document.querySelector('.js-plotly-plot').data
-    .some(line => line.yaxis === 'y5' && line.x.some((x, at) => x === step && line.y[at] > 30))"""
-TICKS = """() => { const {data, layout} = document.querySelector('.js-plotly-plot');
-    const rug = data.find(line => line.yaxis === 'y2');
-    return [rug.x.filter((_, at) => at % 3 === 0), layout.width - 68]; }"""
+SPIKE_DRAWN = """step => document.querySelector('.aw-plot').drawn.panels
+    .flatMap(panel => panel.lines)
+    .some(({key, x, y}) => key === 'grad_norm' && x.some((at, n) => at === step && y[n] > 30))"""
+TICKS = """() => { const {panels, plotWidth} = document.querySelector('.aw-plot').drawn;
+    return [panels.find(({rug}) => rug).rug.ticks.map(({step}) => step), plotWidth]; }"""
 
 
 def columns_without_their_skip(page: Any, steps: int) -> int:

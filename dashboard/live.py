@@ -1,13 +1,12 @@
-"""Our own Streamlit component: what is in scripts/, around the plotly.js of the plotly package.
+"""Our own Streamlit component: what is in scripts/.
 
 Streamlit puts a component's script into each of its messages, so it is given a loader of a few
-lines; the rest, and plotly's 4.8 MB, the browser loads once from the two folders served here.
+lines; the rest the browser loads once from the folder served here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +23,12 @@ def component(data: bytes, key: str, **on_change: Any) -> Any:
     return _declared()(data=data, key=key, **on_change)
 
 
-def warm() -> None:
-    """Have the browser load plotly's script while the page is being made."""
-    component(pack({"component": "warm"}, {}), key="warm")
-
-
 @st.cache_resource(show_spinner=False)
 def _declared() -> Any:
     """Declared once: Streamlit searches all modules for the caller each time it is asked to."""
     folder = declare_component("scripts", path=str(_SCRIPTS)).name
-    declare_component("plotly", path=_plotly_folder())
     loader = (_SCRIPTS / "loader.js").read_text(encoding="utf-8").replace("@FOLDER@", folder)
     return st.components.v2.component(_NAME, js=loader, isolate_styles=False)
-
-
-def _plotly_folder() -> str:
-    """Where the plotly package keeps its script; the package itself is slow to load."""
-    found = find_spec("plotly")
-    assert found is not None, "the extra `dashboard` installs plotly"
-    assert found.origin is not None, "plotly is a package of files"
-    return str(Path(found.origin).parent / "package_data")
 
 
 def html(text: str, key: str, *, search: str = "", on_go: Callable[[], None] | None = None) -> None:

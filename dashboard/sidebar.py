@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import address
-import live
 import runs
 import streamlit as st
 from edge import guarded
@@ -22,7 +21,6 @@ def show(pages: Mapping[str, Any]) -> None:
     shown = runs.chosen(address.read().run)
     st.session_state[_SHOWN] = None if shown is None else _state(shown)
     with st.sidebar:
-        live.warm()
         st.html('<div class="aw-brand">ampwatch</div>')
         _choose()
         query = address.read().parameters()

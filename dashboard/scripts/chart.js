@@ -1,20 +1,21 @@
 // The live chart: keeps the base that the server thinned, joins the rows that came since, draws in
 // place, and reports the span that was dragged and the step that was clicked.
 
-import { plotly } from "./bundle.js";
-import { MARGINS, figure } from "./figure.js";
+import { LEFT, RIGHT, figure } from "./figure.js";
 import { Hover } from "./hover.js";
+import { paint } from "./paint.js";
 import { ticks } from "./rug.js";
 import { joined } from "./series.js";
 
-const CONFIG = { staticPlot: true, responsive: false }; // what the mouse does is ours
+const LEAST_WIDTH = 120;
 const CLICK_PIXELS = 4; // a mouse moved less has clicked, not dragged
 
 export class Chart {
-  constructor(place, root) {
+  constructor(place) {
     this.place = document.createElement("div");
     this.place.className = "aw-chart";
     this.plot = document.createElement("div");
+    this.plot.className = "aw-plot";
     this.place.append(this.plot);
     place.append(this.place);
     this.hover = new Hover(this.place);
@@ -27,7 +28,6 @@ export class Chart {
     this.span = undefined; // what the reader chose; null for the whole run
     this.picked = null;
     this.held = null; // where the mouse went down: nothing is drawn under a drag
-    this.ready = plotly(root).then((library) => (this.library = library));
     this.watch();
   }
 
@@ -49,30 +49,28 @@ export class Chart {
   }
 
   close() {
-    this.closed = true; // a drawing may still wait for plotly's script
     this.resize.disconnect();
     window.removeEventListener("pointerup", this.release);
-    if (this.library) this.library.purge(this.plot);
     this.place.remove();
   }
 
   // --- drawing -----------------------------------------------------------------------------------
 
-  async draw() {
-    await this.ready;
-    if (this.closed || this.held !== null || !this.header) return; // held: drawn at the release
+  draw() {
+    if (this.held !== null || !this.header) return; // drawn at the mouse's release
+    if (this.place.clientWidth < LEAST_WIDTH) return; // not laid out yet: the resize draws
     const view = this.view();
-    const { data, layout, plotHeight } = figure({ ...view, width: this.place.clientWidth }, view.palette);
-    await this.library.react(this.plot, data, layout, CONFIG);
+    const drawn = figure({ ...view, width: this.place.clientWidth }, view.palette);
+    paint(this.plot, drawn);
     this.whole.hidden = this.span === null;
-    this.hover.show({ ...view, height: plotHeight });
+    this.hover.show({ ...view, height: drawn.plotHeight });
     this.place.dataset.drawn = this.header.rows; // for whoever looks from outside
   }
 
   view() {
     const { header } = this;
     const span = this.span ?? header.axis;
-    const width = Math.max(50, this.place.clientWidth - MARGINS.left - MARGINS.right);
+    const width = Math.max(50, this.place.clientWidth - LEFT - RIGHT);
     const { base, tail } = { base: this.bases.arrays, tail: this.arrays };
     const lines = {};
     for (const panel of header.panels) {
@@ -87,7 +85,7 @@ export class Chart {
     const cells = { first: base["base.skips.first"], last: base["base.skips.last"], count: base["base.skips.count"] };
     const rug = ticks(cells, tail["tail.skips"], span, width);
     const palette = header.palette[this.isDark() ? "dark" : "light"];
-    return { header, lines, rug, span, picked: this.picked, left: MARGINS.left, width, palette };
+    return { header, lines, rug, span, picked: this.picked, left: LEFT, width, palette };
   }
 
   isDark() {
@@ -99,7 +97,7 @@ export class Chart {
   watch() {
     this.resize = new ResizeObserver(() => this.draw());
     this.resize.observe(this.place);
-    const pixel = (event) => event.clientX - this.place.getBoundingClientRect().left - MARGINS.left;
+    const pixel = (event) => event.clientX - this.place.getBoundingClientRect().left - LEFT;
     this.place.addEventListener("pointermove", (event) => {
       this.hover.move(this.held === null ? pixel(event) : null);
       this.drag(pixel(event));
@@ -129,7 +127,7 @@ export class Chart {
     const { width, height } = this.hover.view;
     const [from, to] = [this.held, pixel].map((at) => Math.min(width, Math.max(0, at))).sort((a, b) => a - b);
     this.box.hidden = to - from < CLICK_PIXELS;
-    Object.assign(this.box.style, { left: `${MARGINS.left + from}px`, width: `${to - from}px`, height: `${height}px` });
+    Object.assign(this.box.style, { left: `${LEFT + from}px`, width: `${to - from}px`, height: `${height}px` });
   }
 
   stepAt(pixel) {

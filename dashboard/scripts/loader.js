@@ -4,5 +4,5 @@ export default async function (component) {
   const page = document.querySelector('script[src*="static/js/"]').src;
   const root = new URL(`../../component/@FOLDER@/`, page); // right behind any proxy's prefix too
   const { mount } = await import(new URL("mount.js", root));
-  return mount(component, root);
+  return mount(component);
 }

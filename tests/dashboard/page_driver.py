@@ -76,17 +76,22 @@ class Tab:
             self.drawn(rows + 1)
 
     def lines(self) -> list[dict[str, list[float | None]]]:
-        """The points of every line, as plotly holds them."""
+        """The points of every line as they were drawn, from the top."""
         return self.page.evaluate(
-            "() => document.querySelector('.js-plotly-plot').data"
+            "() => document.querySelector('.aw-plot').drawn.panels.flatMap(({lines}) => lines)"
             ".map(({x, y}) => ({x: Array.from(x), y: Array.from(y)}))"
+        )
+
+    def ticks(self) -> list[float]:
+        """The skipped steps that were drawn."""
+        return self.page.evaluate(
+            "() => document.querySelector('.aw-plot').drawn.panels"
+            ".flatMap(({rug}) => rug ? rug.ticks.map(({step}) => step) : [])"
         )
 
     def axis(self) -> list[float]:
         """The steps in view."""
-        return self.page.evaluate(
-            "() => document.querySelector('.js-plotly-plot').layout.xaxis.range"
-        )
+        return self.page.evaluate("() => document.querySelector('.aw-plot').drawn.span")
 
     def numbers(self) -> dict[str, str]:
         """The strip of current numbers."""
