@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import live
 import runs
@@ -17,8 +19,19 @@ from texts import rate_text, said, said_lines
 from theme import SEVERITY_COLOR
 from verdict import band
 
-from ampwatch.diagnosis import RULES, Advice, Diagnosis, Evidence, Finding
+from ampwatch.diagnosis import (
+    RULES,
+    Advice,
+    Diagnosis,
+    Engine,
+    Evidence,
+    Finding,
+    conclude,
+)
+from ampwatch.diagnosis.paste import words_and_lines
 from ampwatch.diagnosis.words import list_text
+from ampwatch.report import html_report
+from ampwatch.store import open_run
 
 _PAGES = {rule.code: rule.page for rule in RULES}
 _EVERY_S = 2.0
@@ -34,6 +47,17 @@ def show(path: str, *, follow: bool) -> None:
     look = runs.desk().look(path)
     waits = look.is_live or not look.is_judged
     st.fragment(_now, run_every=_EVERY_S if waits and follow else None)(path)
+    st.download_button(
+        "Take it along as one HTML file", partial(_as_file, path), f"{Path(path).name}.html",
+        "text/html", on_click="ignore", help="The letter, charts, layers and settings",
+    )  # fmt: skip
+
+
+def _as_file(path: str) -> str:
+    """The report that `ampwatch report --html` writes, made when it is asked for."""
+    run = open_run(path)
+    case = Engine().feed(run).case()
+    return html_report(run, conclude(case), case.scale.level)
 
 
 @guarded
@@ -64,7 +88,6 @@ def letter_of(finding: Finding) -> str:
     """One finding in words, for where it belongs."""
     tone = SEVERITY_COLOR[finding.severity.value]
     where = " · ".join(_places(finding))
-    action = f"<div>{said_lines(finding.action)} {_copy(finding.action)}</div>"
     because = f" · because of {finding.because_of}" if finding.because_of else ""
     return (
         f'<div class="aw-finding" style="--aw-tone:var(--aw-{tone})">'
@@ -73,8 +96,16 @@ def letter_of(finding: Finding) -> str:
         f"{said(because)}{' · ' if where else ''}{where}</span>"
         f'<div class="aw-head">{said(finding.summary)}</div>'
         f'<div class="aw-why"><span>why</span>{said_lines(finding.cause)}</div>'
-        f'<div class="aw-why"><span>do</span>{action}</div></div>'
+        f'<div class="aw-why"><span>do</span><div>{_action(finding.action)}</div></div></div>'
     )
+
+
+def _action(action: str) -> str:
+    """What to do; where there are lines to paste, they are what is copied."""
+    words, lines = words_and_lines(action)
+    if not lines:
+        return f"{said(words)} {_copy(words)}"
+    return f'{said(words)} {_copy(lines)}<pre class="aw-code">{html.escape(lines)}</pre>'
 
 
 def _places(finding: Finding) -> Iterator[str]:

@@ -69,6 +69,8 @@ def _now(path: str, label: str | None) -> None:
     wide, narrow = st.columns([2.2, 1], gap="medium")
     with wide:
         _heatmap(look, label, where)
+        if not where.layer:
+            _suspect(look, where.step)
     scales = windows.message(look, windows.moment(look, where.step))
     with narrow:
         if scales is not None:
@@ -164,26 +166,46 @@ def _chip(dtype: str | None) -> str:
 # --- one layer -----------------------------------------------------------------------------------
 
 
+def _suspect(look: Look, step: int | None) -> None:
+    """The layer that the diagnosis names first, until the reader has chosen one."""
+    found = () if look.diagnosis is None else look.diagnosis.findings
+    layer = next((finding.layer for finding in found if finding.layer), None)
+    if layer is None or layer not in layer_rows.layer_names(look):
+        st.html('<div class="aw-muted">Click a layer: its history, histogram and findings.</div>')
+        return
+    st.html(f'<p class="aw-title">{said(layer)}</p>')
+    _history(look, layer, step)
+    _facts(look, layer, step)
+
+
 def _one_layer(look: Look, layer: str, step: int | None) -> None:
     head, close = st.columns([6, 1])
     head.html(f'<p class="aw-title">{said(layer)}</p>')
     if close.button("All layers", width="stretch"):
         address.change(layer=None)
         st.rerun(scope="fragment")
-    course = layer_rows.history(look, layer)
-    if not len(course):
+    if layer not in layer_rows.layer_names(look):
         st.html(f'<div class="aw-problem">This run has no layer named {said(layer)}.</div>')
         return
     past, now = st.columns([2.2, 1], gap="medium")
     with past:
-        picture = Picture(
-            name=f"{look.path} {layer}", panels=list(_panels(course.present)), ends=course.ends,
-            picked=step, rows=len(course), reports=False,
-        )  # fmt: skip
-        chart.show_still(picture, thinned_lines(course), key="layer chart")
+        _history(look, layer, step)
     with now:
-        at = windows.moment(look, step)
-        live.html(_histogram(look, layer, at) + _findings(look, layer), key="layer facts")
+        _facts(look, layer, step)
+
+
+def _history(look: Look, layer: str, step: int | None) -> None:
+    course = layer_rows.history(look, layer)
+    picture = Picture(
+        name=f"{look.path} {layer}", panels=list(_panels(course.present)), ends=course.ends,
+        picked=step, rows=len(course), reports=False,
+    )  # fmt: skip
+    chart.show_still(picture, thinned_lines(course), key="layer chart")
+
+
+def _facts(look: Look, layer: str, step: int | None) -> None:
+    at = windows.moment(look, step)
+    live.html(_histogram(look, layer, at) + _findings(look, layer), key="layer facts")
 
 
 def _panels(present: frozenset[str]) -> Iterator[Panel]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import math
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import address
 import numpy as np
 from desk import Look
 from overview_chart import is_change
@@ -94,17 +97,21 @@ def _chain(diagnosis: Diagnosis, head: Finding) -> str:
 def _do(look: Look, diagnosis: Diagnosis, head: Finding) -> Iterator[str]:
     """The action in numbers where the rate is the cure, else in words; and the culprit layer."""
     advice = diagnosis.learning_rate
-    yield _advice_line(look, advice) if is_change(advice) else _words(head)
+    yield _advice_line(look, advice) if is_change(advice) else _words(look, head)
     culprit = first_to_overflow(look)
     if culprit:
         yield culprit
 
 
-def _words(head: Finding) -> str:
-    """The action in words, its lines to paste below them."""
+def _words(look: Look, head: Finding) -> str:
+    """The action in words; lines to paste would push the charts off the screen."""
     words, lines = words_and_lines(head.action)
-    code = "\n".join(said(line) for line in lines.split("\n"))
-    return f"{said(words)}<pre>{code}</pre>" if lines else said(words)
+    if not lines:
+        return said(words)
+    letter = html.escape(address.link("findings", address.Address(run=Path(look.path).name)))
+    return (
+        f'{said(words)} <a class="aw-lines" href="{letter}" target="_self">The lines to paste</a>'
+    )
 
 
 def _advice_line(look: Look, advice: Advice) -> str:

@@ -74,15 +74,22 @@ export class Heatmap {
   }
 
   words() {
+    const { header } = this;
+    const unit = header.unit ? `, ${header.unit}` : "";
+    const odd = this.values.some((value) => Math.abs(value) === Infinity);
+    this.title.replaceChildren(
+      make("b", "", `Layers by step: ${header.label}${unit}`), ...this.ramp(),
+      ...(odd ? [make("b", "", this.isDark ? " white" : " black"), make("span", "", " not finite")] : []),
+    );
+  }
+
+  // What the shades mean; without a finite value there is none.
+  ramp() {
     const { header, range } = this;
+    if (!(range.low < Infinity)) return [];
     const real = (value) => numberText(header.log ? Number((10 ** value).toPrecision(2)) : Number(value.toPrecision(2)));
     const [pale, strong] = header.lowIsWorst ? [range.high, range.low] : [range.low, range.high];
-    const unit = header.unit ? `, ${header.unit}` : "";
-    this.title.replaceChildren(
-      make("b", "", `Layers by step: ${header.label}${unit}`),
-      make("span", "", `pale ${real(pale)} `), make("span", "aw-ramp"), make("span", "", ` ${real(strong)} strong`),
-      ...(this.values.some((value) => Math.abs(value) === Infinity) ? [make("span", "", " · "), make("b", "", this.isDark ? "white" : "black"), make("span", "", " not finite")] : []),
-    );
+    return [make("span", "", `pale ${real(pale)} `), make("span", "aw-ramp"), make("span", "", ` ${real(strong)} strong · `)];
   }
 
   x(step) {

@@ -13,6 +13,7 @@ from written_runs import write_run
 import ampwatch
 from ampwatch import store
 from ampwatch.cli.dashboard import Server
+from ampwatch.diagnosis.paste import words_and_lines
 from ampwatch.report.thinning import merged
 
 pytestmark = needs_browser
@@ -106,6 +107,7 @@ def test_a_layer_clicked_in_the_windows_is_opened_with_its_own_numbers(page, ser
     page.page.locator(".aw-window").first.click()
     page.page.wait_for_url("**/layers?**")
     page.page.wait_for_function("() => location.search.includes('layer=')")
+    page.page.get_by_role("button", name="All layers").wait_for()
     name = page.page.locator("p.aw-title").inner_text()
     page.drawn()
     rows = run.read("layers", columns=("step", "layer", "grad_norm")).to_pylist()
@@ -131,7 +133,25 @@ def test_the_letter_says_what_the_report_says_and_can_be_copied(page, server, ru
     assert [head.split(" ")[0] for head in heads] == [f.code for f in diagnosis.findings]
     page.page.locator(".aw-finding .aw-copy").first.click()
     copied = page.page.evaluate("() => navigator.clipboard.readText()")
-    assert copied == diagnosis.findings[0].action
+    words, lines = words_and_lines(diagnosis.findings[0].action)
+    assert copied == (lines or words)
+
+
+def test_the_letter_is_taken_along_as_one_file_that_holds_the_same_words(page, server, run):
+    page.open(f"{server.url}/findings?run=falls")
+    with page.page.expect_download() as download:
+        page.page.get_by_role("button", name="one HTML file").click()
+    taken = download.value.path().read_text("utf-8")
+    assert download.value.suggested_filename == "falls.html"
+    for finding in ampwatch.diagnose(run).findings:
+        assert finding.code in taken
+
+
+def test_the_layer_that_the_diagnosis_names_is_shown_before_any_is_chosen(page, server, run):
+    named = next(finding.layer for finding in ampwatch.diagnose(run).findings if finding.layer)
+    page.open(f"{server.url}/layers?run=falls")
+    page.page.locator("p.aw-title").wait_for()
+    assert page.page.locator("p.aw-title").inner_text() == named
 
 
 def test_the_heatmap_tells_the_step_and_layer_under_the_mouse(page, server, run):
