@@ -1,6 +1,6 @@
 """What the dashboard costs: to open a long run, to refresh a live one, to stay open for a day.
 
-    python benchmarks/dashboard.py [open live tabs memory idle loss] [--quick] [--out FILE.md]
+    python benchmarks/dashboard.py [open live delay tabs memory idle loss] [--quick] [--out FILE.md]
 
 Headless Chromium looks at the page; TensorBoard, with its fast loader, shows the same losses in the
 same run of this script. CPU time is that of all processes of the server, or of the browser.
@@ -10,15 +10,12 @@ same run of this script. CPU time is that of all processes of the server, or of 
 from __future__ import annotations
 
 import argparse
-import io
 import os
-import shutil
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,29 +23,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
-from dashboard_runs import CHUNK, chunks, spike_steps, write_run, write_tensorboard
-from PIL import Image
-from playwright.sync_api import sync_playwright
+from dashboard_parts import (
+    DRAWN,
+    VIEW,
+    Cost,
+    browser,
+    count_refreshes,
+    feeding,
+    server_processes,
+    until_coloured,
+    watching,
+)
+from dashboard_runs import chunks, spike_steps, write_run, write_tensorboard
 
+import ampwatch
 from ampwatch.cli.dashboard import Server
-from ampwatch.codec import encode
-from ampwatch.rows import Table
-from ampwatch.store import RankWriter, RunInfo, create_run
-
-ARGUMENTS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-VIEW = {"width": 1400, "height": 1000}
-DRAWN = "rows => Number(document.querySelector('[data-drawn]')?.dataset.drawn) >= rows"
-BOX = """chart => {
-    const box = document.querySelector(chart)?.getBoundingClientRect();
-    return box && box.width > 50 && box.height > 50
-        ? {x: box.x, y: box.y, width: box.width, height: box.height} : null; }"""
-COLOURED = 25  # apart are a pixel's channels where a line or its title is; grids are grey
-LEAST_PIXELS = 60
-FEED_EVERY_S = 0.1
 
 
 def main() -> None:
@@ -106,25 +95,10 @@ def open_tensorboard(folder: Path) -> float:
         return until_coloured(page, "line-chart .series-view") - began
 
 
-def until_coloured(page: Any, chart: str) -> float:
-    """Look at the chart's pixels until some are coloured, and say when: the same for both. Asked
-    at once and again: Playwright's own waiting looks every half second."""
-    while True:
-        box = page.evaluate(BOX, chart)
-        if box:
-            picture, seen = page.screenshot(clip=box), time.perf_counter()
-            pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")).astype(int)
-            if (np.ptp(pixels, axis=2) > COLOURED).sum() >= LEAST_PIXELS:
-                return seen
-        time.sleep(0.01)
-
-
 @contextmanager
 def tensorboard(folder: Path) -> Iterator[str]:
     """TensorBoard with its fast loader, once it has loaded everything."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     child = subprocess.Popen(
         [sys.executable, "-m", "tensorboard.main", f"--logdir={folder}", f"--port={port}",
          "--load_fast=true", "--samples_per_plugin=scalars=1000"],
@@ -152,6 +126,66 @@ def refreshing(folder: Path, quick: bool) -> Iterator[Row]:
     yield "refreshes counted", str(drawn), f"about {seconds}"
     yield "server CPU a refresh, ms", f"{server_ms:.0f}", "75"
     yield "browser CPU a refresh, ms", f"{browser_ms:.0f}", "280"
+
+
+def delays(folder: Path, quick: bool) -> Iterator[Row]:
+    """From a step of a real training to its being drawn: over the log on this disk, and over the
+    feed from a trainer whose own log the server does not see."""
+    steps = 200 if quick else 1000
+    for way, trainer_folder in (("log", folder / "log"), ("feed", folder / "away")):
+        place = folder / way
+        endpoint = f"tcp://127.0.0.1:{free_port()}" if way == "feed" else "off"
+        os.environ["AMPWATCH_ENDPOINT"] = endpoint
+        place.mkdir(exist_ok=True)
+        with Server([place]) as server, browser() as (one, _):
+            page = one.new_page(viewport=VIEW)
+            page.goto(server.url)
+            with trained(trainer_folder, steps, endpoint):
+                seen = watch_rows(page, steps)
+        times = ampwatch.open_run(trainer_folder / "delayed").read("steps", columns=("time_ns",))
+        late = lateness(times.column("time_ns").to_numpy() / 1e9, seen)
+        yield (
+            f"a step on the screen, over the {way}: median, 95 %, worst, s",
+            ", ".join(f"{np.quantile(late, q):.2f}" for q in (0.5, 0.95, 1)), "1.5",
+        )  # fmt: skip
+    os.environ["AMPWATCH_ENDPOINT"] = "off"
+
+
+@contextmanager
+def trained(folder: Path, steps: int, endpoint: str) -> Iterator[None]:
+    """A real training of 20 steps a second, in a process of its own."""
+    script = Path(__file__).parents[1] / "tests" / "dashboard" / "slow_training.py"
+    child = subprocess.Popen(
+        [sys.executable, str(script), "delayed", str(steps), "0.05"],
+        env={**os.environ, "AMPWATCH_DIR": str(folder), "AMPWATCH_ENDPOINT": endpoint},
+    )
+    try:
+        yield
+    finally:
+        child.wait(600)
+
+
+ROWS = "() => Number(document.querySelector('[data-drawn]')?.dataset.drawn ?? 0)"
+
+
+def watch_rows(page: Any, steps: int) -> list[tuple[float, int]]:
+    """How many rows were drawn at which time, until all are."""
+    seen = [(time.time(), 0)]
+    while seen[-1][1] < steps:
+        drawn = page.evaluate(
+            "() => Number(document.querySelector('[data-drawn]')?.dataset.drawn ?? 0)"
+        )
+        seen.append((time.time(), drawn))
+        time.sleep(0.02)
+    return seen
+
+
+def lateness(times_s: np.ndarray, seen: list[tuple[float, int]]) -> np.ndarray:
+    """Seconds from each step to the first look that had it; the page's own start left out."""
+    looks, rows = np.array(seen).T
+    first = np.searchsorted(rows, np.arange(len(times_s)) + 1)
+    began = int(rows[rows > 0][0])
+    return (looks[first] - times_s)[began:]
 
 
 def many_tabs(folder: Path, quick: bool) -> Iterator[Row]:
@@ -255,102 +289,10 @@ def columns_without_their_skip(page: Any, steps: int) -> int:
     return len(columns_of(skips) - columns_of(np.array(drawn)))
 
 
-# --- tools ---------------------------------------------------------------------------------------
-
-
-@contextmanager
-def browser() -> Iterator[tuple[Any, list[int]]]:
-    """Chromium, and the processes that are its."""
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    with sync_playwright() as playwright:
-        one = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
-        after = {child.pid for child in psutil.Process().children(recursive=True)}
-        yield one, sorted(after - before)
-        one.close()
-
-
-@contextmanager
-def feeding(folder: Path, steps_a_second: float) -> Iterator[None]:
-    """A run that grows: a thread writes it as a trainer's courier does."""
-    path = create_run(folder, RunInfo(id="ab" * 16, name="live", started_ns=time.time_ns()))
-    writer, stop = RankWriter(path, 0), threading.Event()
-    columns = next(chunks(CHUNK))
-
-    def write() -> None:
-        began, written = time.monotonic(), 0
-        while not stop.wait(FEED_EVERY_S):
-            due = int((time.monotonic() - began) * steps_a_second) + 1
-            if due > written:
-                writer.append(encode(Table.STEPS, piece(columns, written, due)))
-                written = due
-        writer.close()
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-def piece(columns: dict[str, np.ndarray], start: int, stop: int) -> dict[str, np.ndarray]:
-    at = np.arange(start, stop)
-    made = {name: values[at % CHUNK] for name, values in columns.items()}
-    return {**made, "step": at, "time_ns": np.full(len(at), time.time_ns())}
-
-
-def watching(one: Any, url: str) -> Any:
-    page = one.new_page(viewport=VIEW)
-    page.goto(url)
-    page.wait_for_function(DRAWN, arg=10, timeout=60_000)
-    return page
-
-
-def count_refreshes(page: Any, seconds: float) -> int:
-    """How often the chart was drawn anew."""
-    seen, last, until = 0, "", time.monotonic() + seconds
-    while time.monotonic() < until:
-        rows = page.evaluate("() => document.querySelector('[data-drawn]').dataset.drawn")
-        seen += rows != last
-        last = rows
-        time.sleep(0.2)
-    return seen
-
-
-class Cost:
-    """CPU time from now on."""
-
-    def __init__(self, server: list[psutil.Process], browser_pids: list[int]) -> None:
-        self._server = server
-        self._browser = [psutil.Process(pid) for pid in browser_pids]
-        self._began = time.monotonic()
-        self._before = cpu_of(self._server), cpu_of(self._browser)
-
-    def milliseconds(self, count: int) -> tuple[float, float]:
-        server = cpu_of(self._server) - self._before[0]
-        tab = cpu_of(self._browser) - self._before[1]
-        return 1000 * server / count, 1000 * tab / count
-
-    def server_share(self) -> float:
-        return (cpu_of(self._server) - self._before[0]) / (time.monotonic() - self._began)
-
-
-def cpu_of(processes: list[psutil.Process]) -> float:
-    total = 0.0
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            for one in [process, *process.children(recursive=True)]:
-                times = one.cpu_times()
-                total += times.user + times.system
-    return total
-
-
-def server_processes(server: Server) -> list[psutil.Process]:
-    port = server.port
-    found = [c for c in psutil.Process().children() if f"--server.port={port}" in c.cmdline()]
-    assert found, "the server is a child of this process"
-    return found
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def wait_for_port(port: int) -> None:
@@ -368,6 +310,7 @@ def median(measure: Callable[[], float], times: int) -> float:
 MEASURES: dict[str, Callable[[Path, bool], Iterator[Row]]] = {
     "open": opening,
     "live": refreshing,
+    "delay": delays,
     "tabs": many_tabs,
     "memory": staying,
     "idle": resting,
