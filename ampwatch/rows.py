@@ -60,6 +60,7 @@ class Mark(str, enum.Enum):
     ROUNDED = "rounded"  # printed with few digits: a printed 0 is not zero, and is absent
     STALE = "stale"  # repeated from an earlier step; left out
     IMPLIED = "implied"  # by a counter or by what follows: no line of its own tells it
+    ASSUMED = "assumed"  # a setting: the framework's default, which the log does not tell
     PLACED = "placed"  # steps whose number the log does not give stand in its order
 
 

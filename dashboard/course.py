@@ -16,6 +16,7 @@ from ampwatch.store import Run
 LINES = ("loss", "grad_norm", "grad_norm_applied", "lr", "step_time_ms")
 SCALE = "log2_scale"
 _QUICK = ("step", "optimizer", "scale", "skipped")  # which compress well: read in no time
+_TOLD_AFTER = "scale_after"  # all that some foreign logs tell
 _READ = (*_QUICK, "time_ns", "autocast_dtype", *LINES)
 _LOOK_BACK = 4096  # rows searched at once, from the end
 _CLIP_SHARE = 1e-3  # a norm that clipping changed by less looks the same
@@ -97,7 +98,8 @@ class Numbers:
 
     def take(self, run: Run) -> Course:
         """Take in the rows that are new; those that changed make it begin anew."""
-        rows = run.read(Table.STEPS, columns=self._names, rank=min(run.ranks, default=0))
+        names = self._names if run.info.source == "ampwatch" else (*self._names, _TOLD_AFTER)
+        rows = run.read(Table.STEPS, columns=names, rank=min(run.ranks, default=0))
         if not self._continues(rows):
             self._begin()
         if rows.num_rows > self._taken:
@@ -190,12 +192,21 @@ def _numbers(
 ) -> dict[str, Floats]:
     """The columns as they are drawn: the scale as its power of two, nan for what is not finite."""
     found = {name: _single(rows, name)[mine] for name in lines}
-    scale = np.asarray(rows.column("scale").to_numpy(), np.float64)[mine]
+    scale = _scales(rows)[mine]
     with np.errstate(divide="ignore", invalid="ignore"):
         found[SCALE] = np.log2(scale).astype(np.float32)
     for values in found.values():
         values[~np.isfinite(values)] = np.nan
     return found
+
+
+def _scales(rows: Any) -> NDArray[np.float64]:
+    """What each step was scaled with; where a foreign log tells only what it became, that."""
+    scale = np.asarray(rows.column("scale").to_numpy(), np.float64)
+    if _TOLD_AFTER not in rows.column_names:
+        return scale
+    after = np.asarray(rows.column(_TOLD_AFTER).to_numpy(), np.float64)
+    return np.where(np.isnan(scale), after, scale)
 
 
 def _single(rows: Any, name: str) -> Floats:

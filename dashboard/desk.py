@@ -19,7 +19,7 @@ from course import Course, Numbers
 from ampwatch.diagnosis import Diagnosis, Engine, conclude
 from ampwatch.errors import AmpwatchError, RunError
 from ampwatch.rows import Table
-from ampwatch.store import RUN_FILE, Run, RunInfo, open_run, summarize
+from ampwatch.store import RUN_FILE, Run, RunInfo, is_written, open_run, summarize
 
 FRESH_S = 0.4  # younger than this, what another tab saw will do
 MOST_RUNS = 12  # kept open; the one not looked at for longest is let go
@@ -66,6 +66,8 @@ class Look:
     @property
     def is_live(self) -> bool:
         """Whether the run goes on as we look."""
+        if self.info.source != "ampwatch":  # the log's own times are of another clock, if any
+            return not self.ended and is_written(self._run.path)
         return is_live(self.last_time_ns, ended=self.ended)
 
     @property

@@ -151,6 +151,9 @@ class Bases:
         return base
 
 
+_RECENT_ROWS = 4096  # tell at which distance steps are logged now
+
+
 def thinned_base(course: Course, span: Span | None) -> Base:
     """The points for a span, or for all there is."""
     first, last = span or course.ends
@@ -162,7 +165,8 @@ def thinned_base(course: Course, span: Span | None) -> Base:
         "base.skips.count": rug.count,
     }
     named = "all" if span is None else f"{first}-{last}"
-    hole = thinning.hole_of(first, last)
+    recent = course.step[-_RECENT_ROWS:]
+    hole = max(course.hole, thinning.hole_of(first, last), thinning.usual_hole(recent))
     return Base(f"{course.epoch}.{len(course)}.{named}", len(course), hole, arrays)
 
 

@@ -184,6 +184,8 @@ def _without_copies(found: list[store.RunSummary]) -> list[store.RunSummary]:
 
 
 def _goes_on(run: store.RunSummary) -> bool:
+    if run.source != "ampwatch":
+        return not run.ended and store.is_written(run.path)
     return is_live(run.last_time_ns, ended=run.ended)
 
 

@@ -56,7 +56,8 @@ def _chosen() -> None:
 
 def _row(choice: runs.Choice, card: Card | None) -> str:
     age = age_text((time.time_ns() - choice.last_time_ns) / 1e9)
-    when = f'<span class="aw-live">live</span> {age} ago' if choice.live else f"{age} ago"
+    when = f"{age} ago" if choice.last_time_ns else ""  # a log without times does not tell
+    when = f'<span class="aw-live">live</span> {when}' if choice.live else when
     words = f"{choice.name} live" if choice.live else choice.name
     if card is not None:
         words += f" {card.verdict} {card.headline} {card.source}"

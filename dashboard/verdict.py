@@ -64,6 +64,9 @@ def _band(verdict: str, word: str, where: str, body: str) -> str:
 def _state(look: Look) -> str:
     """How the record stands: live and how fresh, silent, or ended and how."""
     now = time.time_ns()
+    if look.info.source != "ampwatch":  # others write no end mark, and many no times
+        live = "live, " if look.is_live else ""
+        return f"{live}read from a log of {look.info.source}"
     age = (now - look.last_time_ns) / 1e9
     if look.is_live:
         since = (now - look.course.last_step_ns) / 1e9

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +33,11 @@ def find_run(text: str) -> Path:
         if (folder / "run.json").is_file():
             return folder
     if Path(text).is_file():
-        raise NotARunError(f"{text} is a file; a run is a folder that holds run.json.", path=text)
+        raise NotARunError(
+            f"{text} is a file; a run is a folder that holds run.json. `ampwatch import {text}` "
+            "makes one of another trainer's log.",
+            path=text,
+        )
     raise NotARunError(
         f"{text} is no run: neither that folder nor {usual_folder() / text} holds a run.json. "
         "`ampwatch runs` lists those there are.",
@@ -62,21 +66,24 @@ def open_newest(say: Callable[[str], None]) -> Run:
 
 
 @contextmanager
-def opened_run_or_log(text: str, source: str | None = None) -> Iterator[Run]:
+def opened_run_or_log(
+    text: str, source: str | None = None, mapped: Sequence[str] = ()
+) -> Iterator[Run]:
     """The run that is meant; a foreign log is made one, for as long as it is looked at."""
-    if source is None and (text != "-" and not _is_log(text)):
+    if source is None and not mapped and (text != "-" and not _is_log(text)):
         yield open_named(text)
         return
     from ampwatch.cli.import_ import make_run, wanted_of
     from ampwatch.store import open_run
 
     with TemporaryDirectory(prefix="ampwatch-") as folder:
-        yield open_run(make_run(text, Path(folder), wanted_of(source)))
+        yield open_run(make_run(text, Path(folder), wanted_of(source, mapped)))
 
 
 def _is_log(text: str) -> bool:
     """Whether this names a file, and no run of that name is in the usual place."""
-    return Path(text).is_file() and Path(text).name != "run.json"
+    path = Path(text)  # a shell's <(...) is a pipe, which is as good
+    return path.exists() and not path.is_dir() and path.name != "run.json"
 
 
 def open_named(text: str) -> Run:

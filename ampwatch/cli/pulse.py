@@ -28,9 +28,14 @@ class Pulse:
 
     @property
     def silent_s(self) -> float:
-        """How long ago it grew; before it did so under our eyes, what its rows say."""
+        """How long ago it grew; before it did so under our eyes, what its rows say.
+
+        Rows of a log without times say nothing: then it is how long we have looked.
+        """
         if self._moved_s is not None:
             return time.monotonic() - self._moved_s
+        if not self._run.last_time_ns:
+            return time.monotonic() - self._since_s
         return max(0.0, (time.time_ns() - self._run.last_time_ns) / 1e9)
 
     def is_lost(self) -> bool:
@@ -41,4 +46,5 @@ class Pulse:
             self._was_written = True
             return False
         is_early = time.monotonic() - self._since_s < GRACE_S
-        return not is_early and (self._was_written or self.silent_s > QUIET_S)
+        is_quiet = self.silent_s > QUIET_S or not self._run.last_time_ns
+        return not is_early and (self._was_written or is_quiet)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ampwatch.cli.find import opened_run_or_log
+from ampwatch.cli.import_ import MAP_OPTION
 from ampwatch.cli.terminal import answer, answers
 from ampwatch.errors import ReportError
 
@@ -59,6 +60,7 @@ def command(
     as_: str = typer.Option(
         None, "--as", metavar="FORMAT", show_default=False, help="The format of FILE."
     ),
+    mapped: list[str] = MAP_OPTION,
 ) -> None:
     """Print the report."""
     if html and (json or len(runs) > 1):
@@ -66,7 +68,7 @@ def command(
     from ampwatch.diagnosis import Severity, diagnose, diagnose_together
 
     with ExitStack() as stack:
-        opened = [stack.enter_context(opened_run_or_log(run, as_)) for run in runs]
+        opened = [stack.enter_context(opened_run_or_log(run, as_, mapped)) for run in runs]
         said: Diagnosis | Together
         if html:
             said = write_html(opened[0], html)

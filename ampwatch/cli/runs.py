@@ -92,7 +92,7 @@ def _empty_table(found: Sequence[RunSummary]) -> Table:
     for name in COLUMNS if foreign else COLUMNS[:-1]:
         numeric = name in {"steps", "skips", "final scale", "age"}
         # A name is what one types next: it is folded over lines, never cut.
-        wide = 24 if name == "run" else None
+        wide = {"run": 16 if foreign else 24, "source": 10}.get(name)
         justify: Literal["left", "right"] = "right" if numeric else "left"
         table.add_column(name, justify=justify, overflow="fold", min_width=wide)
     return table
@@ -116,7 +116,7 @@ def _row(summary: RunSummary, folder: Path, kept: KeptVerdicts) -> tuple[str | T
         f"{standing.steps:,}",
         f"{standing.skipped:,}",
         "" if standing.final_scale is None else scale_text(standing.final_scale),
-        age_text((time.time_ns() - summary.last_time_ns) / 1e9),
+        _age(summary),
         printable(standing.source),
     )
 
@@ -134,6 +134,13 @@ def _standing(summary: RunSummary, kept: KeptVerdicts) -> Standing:
         if summary.ended:
             kept.add(summary.path, standing)
     return standing
+
+
+def _age(summary: RunSummary) -> str:
+    """How long ago it grew; a log without times does not tell."""
+    if not summary.last_time_ns:
+        return ""
+    return age_text((time.time_ns() - summary.last_time_ns) / 1e9)
 
 
 def age_text(seconds: float) -> str:

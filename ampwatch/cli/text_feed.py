@@ -30,7 +30,8 @@ def following(path: str, source: str | None) -> Iterator[Run]:
     try:
         if not log.wait_until_known():
             raise nothing_known(path)
-        say(f"Reading {path} into the run {log.folder}.")
+        read = "standard input" if path == "-" else path
+        say(f"Reading {read} into the run {log.folder}.")
         yield open_run(log.folder)
     finally:
         log.stop()

@@ -180,7 +180,9 @@ def _show_plain(
 
 
 def _say_how_it_ended(run: Run) -> None:
-    if not run.clean_end:
+    if run.info.source != "ampwatch":
+        say("The log has ended, or nobody reads it any more.")
+    elif not run.clean_end:
         say("Nobody writes this run any more, and it has no end mark.")
     say(f"The run is over. `ampwatch report {run.path}` shows this again.")
 

@@ -118,6 +118,11 @@ class Case:
         return self.scale.first_accepted is None
 
     @property
+    def is_one_line(self) -> bool:
+        """Whether a foreign log holds one line only, and no scale: there is no course to judge."""
+        return self.is_foreign and self.numbers.steps <= 1 and not self.scale.has_scaler
+
+    @property
     def final_scale(self) -> float | None:
         """The scale that the record ends with."""
         final = self.scale.final_scale

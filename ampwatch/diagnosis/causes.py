@@ -129,7 +129,7 @@ def judge(case: Case, findings: Sequence[Finding]) -> Verdict:
     severities = {finding.severity for finding in findings}
     if Severity.ERROR in severities:
         return Verdict.FAILING
-    if case.is_searching:
+    if case.is_searching or case.is_one_line:
         return Verdict.INCOMPLETE
     return Verdict.WARNING if Severity.WARNING in severities else Verdict.HEALTHY
 
@@ -137,7 +137,8 @@ def judge(case: Case, findings: Sequence[Finding]) -> Verdict:
 def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     """What to do with the rate; a finding that names another cause comes before the numbers."""
     if verdict is Verdict.INCOMPLETE:
-        return Advice(Action.UNKNOWN, "The record ends before any step was accepted.")
+        told = "any step was accepted" if case.is_searching else "it shows any course"
+        return Advice(Action.UNKNOWN, f"The record ends before {told}.")
     seen = case.judgement
     advice = learning_rate.advise(case.rate, seen)
     causes = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]

@@ -26,7 +26,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 class Info(Protocol):
-    """What of a run's identity the diagnosis reads."""
+    """What of a run's identity the diagnosis and its letter read."""
 
     @property
     def id(self) -> str: ...  # noqa: D102
@@ -34,6 +34,8 @@ class Info(Protocol):
     def source(self) -> str: ...  # noqa: D102
     @property
     def started_ns(self) -> int: ...  # noqa: D102
+    @property
+    def config(self) -> Mapping[str, Any]: ...  # noqa: D102
     @property
     def scaler(self) -> Mapping[str, Any]: ...  # noqa: D102
     @property

@@ -37,11 +37,18 @@ def bytes_text(count: float) -> str:
     return f"{count / 1e3:.0f} kB"
 
 
+def time_text(milliseconds: float) -> str:
+    """`12.3 ms`, `850 ms`, `2.02 s`."""
+    if milliseconds < 1000:
+        return f"{milliseconds:.3g} ms"
+    return f"{milliseconds / 1000:.3g} s"
+
+
 def steps_text(first: int | None, last: int | None) -> str:
     """`at step 3`, `in steps 3 to 9`, or nothing."""
     if first is None:
         return ""
-    return f"at step {first}" if last in {None, first} else f"in steps {first} to {last}"
+    return f"at step {first:,}" if last in {None, first} else f"in steps {first:,} to {last:,}"
 
 
 def limit_text(low: float, high: float, advised: float) -> str:

@@ -1,4 +1,4 @@
-"""A log as a stream of bytes: plain, gzip, zstd, xz or standard input, in UTF-8 or UTF-16.
+"""A log as a stream of bytes: plain, gzip, bzip2, zstd, xz or standard input, in UTF-8 or UTF-16.
 
 Nothing is held but the chunk in hand. A file that breaks off (a truncated gzip) is read as far as
 it goes, and `damage` says so.
@@ -6,6 +6,7 @@ it goes, and `damage` says so.
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import gzip
 import io
@@ -23,7 +24,8 @@ CHUNK_BYTES = 4 << 20
 SNIFF_BYTES = 64 << 10
 STANDARD_INPUT = "-"
 
-_GZIP, _XZ, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
+_GZIP, _BZIP2, _XZ, _ZSTD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
+_ZIP = b"PK\x03\x04"
 _BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 
@@ -114,6 +116,8 @@ class Source:
 def refuse_binary(head: bytes, path: str) -> None:
     """Raise where these first bytes are no text."""
     part = head[:SNIFF_BYTES]
+    if head.startswith(_ZIP):
+        raise LogError(f"{path} is a zip archive: unpack it and name the log in it.", path=path)
     odd = sum(part.count(byte) for byte in _CONTROLS)
     if len(part) and odd > _ODD_SHARE * len(part):
         raise LogError(
@@ -158,6 +162,8 @@ def _first_bytes(raw: BinaryIO) -> bytes:
 def _inflated(raw: BinaryIO, head: bytes) -> BinaryIO:
     if head.startswith(_GZIP):
         return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
+    if head.startswith(_BZIP2):
+        return bz2.BZ2File(raw)  # type: ignore[return-value]
     if head.startswith(_XZ):
         return lzma.LZMAFile(raw)  # type: ignore[return-value]
     if head.startswith(_ZSTD):

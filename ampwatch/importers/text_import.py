@@ -16,6 +16,7 @@ from ampwatch.importers.registry import BY_SOURCE, FORMATS
 from ampwatch.importers.rowbook import RowBook, StoreSink
 from ampwatch.importers.source import Source
 from ampwatch.importers.timeline import Timeline
+from ampwatch.rows import Mark
 from ampwatch.store import RunInfo, create_run, describe_run
 
 
@@ -63,6 +64,8 @@ def described(
     scaler = {**(form.scaler if form else {}), **timeline.scaler}
     if not _is_confirmed(scaler.get("init_scale"), timeline.first_scale):
         scaler.pop("init_scale", None)
+    for name in scaler.keys() - timeline.scaler.keys():
+        marks[f"scaler.{name}"] = {Mark.ASSUMED.value}
     return dataclasses.replace(
         info,
         source=form.source if form else info.source,

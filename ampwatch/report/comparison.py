@@ -10,7 +10,7 @@ import numpy as np
 
 from ampwatch.diagnosis import Action, diagnose, diagnose_together
 from ampwatch.diagnosis.findings import SCHEMA, Advice, Diagnosis, plain
-from ampwatch.diagnosis.words import bytes_text, scale_text, share_text
+from ampwatch.diagnosis.words import bytes_text, scale_text, share_text, time_text
 from ampwatch.errors import DifferentModelsError
 from ampwatch.report.facts import course_text, rows_of_first_optimizer
 from ampwatch.report.parting import Parting, parting_of
@@ -123,7 +123,7 @@ def _measured(run: Run) -> Iterator[tuple[str, str]]:
     if len(norm):
         yield "gradient norm", f"{np.median(norm):.4g}"
     if len(times):
-        yield "step time", f"{np.median(times):.3g} ms"
+        yield "step time", time_text(float(np.median(times)))
 
 
 def _present(rows: Any, name: str) -> Any:

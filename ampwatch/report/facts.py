@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ampwatch.diagnosis.words import count_text, scale_text, share_text
+from ampwatch.diagnosis.words import count_text, list_text, scale_text, share_text, time_text
 from ampwatch.rows import Table
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ def facts_of(
         if len(present):
             yield Fact(label, course_text(present, arrow), latest_text(present))
     yield from _setting(run, rows)
+    if diagnosis.run.source != "ampwatch" and run.info.config:
+        yield Fact("settings", list_text([f"{k} {v}" for k, v in run.info.config.items()], 8))
     for note in run.notes:
         yield Fact("note", note)
 
@@ -129,7 +131,7 @@ def _setting(run: Record, rows: Any) -> Iterator[Fact]:
     if precisions:
         yield Fact("autocast", ", ".join(precisions))
     if len(times):
-        median = f"{np.median(times):.3g} ms"
+        median = time_text(float(np.median(times)))
         yield Fact("step time", f"{median} (median)", median)
     devices = run.read(Table.DEVICES, columns=("device", "name", "used_bytes", "total_bytes"))
     for name, used, total in _latest_devices(devices):

@@ -8,15 +8,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ampwatch.diagnosis.signals import detail_of
-from ampwatch.rows import EventKind, Table
+from ampwatch.rows import EventKind, Mark, Table
 from ampwatch.store import Run
 
 _MOST_LETTERS = 300  # of one value: a config may hold a whole vocabulary
 
 
 def settings_of(run: Run) -> dict[str, str]:
-    """Every setting that the run's record tells, by its dotted name."""
+    """Every setting that the run's record tells, by its dotted name; no assumed default."""
     info = run.info
+    is_ours = info.source == "ampwatch"
     groups: dict[str, Any] = {
         "command": shlex.join(info.command),
         "config": info.config,
@@ -25,9 +26,17 @@ def settings_of(run: Run) -> dict[str, str]:
         "autocast": _autocast(run),
         "versions": info.versions,
         "host": info.host,
-        "processes": info.world_size,
+        "processes": info.world_size if is_ours else "",
     }
-    return {name: text for name, text in _flat("", groups) if text}
+    assumed = {name for name, marks in info.marks.items() if Mark.ASSUMED.value in marks}
+    return {name: text for name, text in _flat("", groups) if text and name not in assumed}
+
+
+def assumed_settings(run: Run) -> dict[str, str]:
+    """What a foreign log's scale was read against: its framework's defaults, by dotted name."""
+    marks = run.info.marks
+    every = dict(_flat("scaler", run.info.scaler))
+    return {name: text for name, text in every.items() if Mark.ASSUMED.value in marks.get(name, ())}
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:

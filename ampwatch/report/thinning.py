@@ -101,13 +101,14 @@ def _parts(step: Steps, values: Floats, usual: float = 0.0) -> list[tuple[Steps,
     if not len(step):
         return []
     ahead = np.diff(step)
-    hole = max(usual, hole_of(int(step.min()), int(step.max())), _usual_hole(ahead))
+    hole = max(usual, hole_of(int(step.min()), int(step.max())), usual_hole(step))
     cuts = np.flatnonzero((ahead > hole) | (ahead < 0)) + 1
     return list(zip(np.split(step, cuts), np.split(values, cuts), strict=True))
 
 
-def _usual_hole(ahead: Steps) -> float:
+def usual_hole(step: Steps) -> float:
     """In a log of each hundredth step, a hundred steps are no hole, nor is one line missed."""
+    ahead = np.diff(step)
     usual = float(np.median(ahead[ahead > 0])) if (ahead > 0).any() else 0.0
     return MISSED_SHARE * usual if usual > 1 else 0.0
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import pytest
 from course import SCALE, Numbers
+from drawing import thinned_base
 from written_runs import event_columns, step_columns, write_run
 
 from ampwatch import codec, store
@@ -64,6 +66,24 @@ def test_a_scale_that_fell_to_zero_is_absent_and_not_minus_infinity(tmp_path):
     scale = Numbers().take(store.open_run(path)).columns[SCALE]
     assert list(scale[:2]) == [2.0, 0.0]
     assert np.isnan(scale[2])
+
+
+def test_where_a_foreign_log_tells_only_what_the_scale_became_that_is_drawn(tmp_path):
+    info = store.RunInfo(id="ab" * 16, name="told", source="apex")
+    path = store.create_run(tmp_path, info)
+    append(path, {"step": [0, 1, 2], "scale": [None, 8.0, None], "scale_after": [16.0, 4.0, 4.0]})
+    course = Numbers().take(store.open_run(path))
+    assert list(course.columns[SCALE]) == [4.0, 3.0, 2.0]
+    assert SCALE in course.present
+    assert list(Numbers(quick=True).take(store.open_run(path)).columns[SCALE]) == [4.0, 3.0, 2.0]
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_what_is_usual_between_two_lines_of_a_log_breaks_no_line_that_grows(tmp_path, every):
+    path = store.create_run(tmp_path, store.RunInfo(id="ab" * 16, name="sparse"))
+    append(path, {"step": list(range(0, 5 * every, every)), "loss": [1.0] * 5})
+    base = thinned_base(Numbers().take(store.open_run(path)), None)
+    assert every <= base.hole < 4 * every
 
 
 def test_a_span_of_a_run_that_was_resumed_further_back_holds_both_passes(tmp_path):

@@ -137,6 +137,21 @@ def test_dark_and_paper_have_colours_of_their_own(tmp_path, capsys, one):
         assert dark.troubles == []
 
 
+@needs_browser
+def test_on_a_telephone_no_title_is_cut_and_no_word_broken(tmp_path, capsys, one):
+    out = tmp_path / "out.html"
+    html_of(write_run(tmp_path, skipped=30), out, capsys)
+    with tab(one) as opened:
+        opened.page.set_viewport_size({"width": 390, "height": 844})
+        draw(opened, out)
+        ends = "() => [...document.querySelectorAll('.annotation-text')].map("
+        ends += "(title) => title.getBoundingClientRect().right)"
+        assert max(opened.page.evaluate(ends)) <= 390
+        heights = "() => [...document.querySelectorAll('.finding th')].map((th) => "
+        heights += "[th.textContent, th.getClientRects()[0].width])"
+        assert all(width > 5 * len(word) for word, width in opened.page.evaluate(heights))
+
+
 def test_a_million_steps_are_less_than_two_megabytes_and_no_skip_is_lost(tmp_path):
     random = np.random.default_rng(3)
     columns = step_columns(1_000_000, 0, 0)

@@ -24,6 +24,7 @@ class Info:
     started_ns: int = 1_700_000_000_000_000_000
     scaler: Mapping[str, Any] = field(default_factory=lambda: dict(DEFAULTS))
     marks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass

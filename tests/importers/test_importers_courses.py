@@ -11,6 +11,7 @@ from importers.make_literal_samples import APEX, Scaler, era_one, hydra, loss_at
 
 from ampwatch import diagnose, open_run
 from ampwatch.importers import import_log
+from ampwatch.report.settings import assumed_settings, settings_of
 
 
 def told(text: str, tmp_path):
@@ -175,3 +176,19 @@ def test_a_table_of_scales_before_the_step_tells_one_skip_for_one_fall(is_number
     steps = open_run(import_log(log, tmp_path / "runs")).steps
     assert steps["scale"].to_pylist() == scales
     assert [n for n, skipped in enumerate(steps["skipped"].to_pylist()) if skipped] == [49]
+
+
+def test_one_line_of_a_loss_is_no_course_and_so_incomplete(tmp_path):
+    found = told("{'loss': 2.5, 'learning_rate': 0.001, 'epoch': 0.1}\n", tmp_path)
+    assert found.verdict.value == "incomplete"
+    assert found.learning_rate.action.value == "unknown"
+    both = told("{'loss': 2.5, 'learning_rate': 0.001, 'epoch': 0.1}\n" * 2, tmp_path)
+    assert both.verdict.value == "healthy"
+
+
+def test_the_frameworks_defaults_are_no_settings_that_the_log_tells(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text("Selected optimization level O1:  Insert\n" + APEX.format(32768.0))
+    run = open_run(import_log(path, tmp_path / "runs"))
+    assert settings_of(run) == {"config.opt_level": "O1"}
+    assert assumed_settings(run)["scaler.growth_interval"] == "2000"

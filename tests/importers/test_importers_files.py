@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import lzma
 
@@ -33,7 +34,7 @@ def zstd(data: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     "pack",
-    [bytes, gzip.compress, lzma.compress, zstd,
+    [bytes, gzip.compress, bz2.compress, lzma.compress, zstd,
      lambda data: data.replace(b"\n", b"\r\n"),
      lambda data: data.replace(b"\n", b"\r"),
      lambda data: data.decode().encode("utf-16"),
@@ -41,8 +42,8 @@ def zstd(data: bytes) -> bytes:
      lambda data: data.replace(b"Gradient", b"\x1b[1;31mGradient").replace(b"\n", b"\x1b[0m\n"),
      lambda data: b"\xe9t\xe9 \xff\n" + data,
      lambda data: data.rstrip(b"\n")],
-    ids=["plain", "gzip", "xz", "zstd", "crlf", "cr", "utf-16", "utf-16-le", "colours", "latin-1",
-         "no last end"],
+    ids=["plain", "gzip", "bzip2", "xz", "zstd", "crlf", "cr", "utf-16", "utf-16-le", "colours",
+         "latin-1", "no last end"],
 )  # fmt: skip
 def test_the_same_text_reads_the_same_however_it_is_packed(pack, tmp_path):
     path = tmp_path / "train.log"

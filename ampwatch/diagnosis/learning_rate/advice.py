@@ -28,8 +28,8 @@ def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
         return Advice(Action.UNKNOWN, _undecided(seen.onset), current=seen.base)
     if cause is Cause.OBJECTIVE:
         because = (
-            f"From step {seen.onset.step} {seen.onset.sign.value}, but updates and gradients "
-            "stayed within their bands: a change of the data or of the objective, not the rate."
+            f"From step {seen.onset.step} {seen.onset.sign.value}, but "
+            f"{_in_band(seen.attribution)}."
         )
         return _keep(state, seen, because)
     if cause is Cause.BELOW_LIMIT and seen.estimate is not None:
@@ -103,12 +103,23 @@ def _not_the_cause(seen: Judgement, attribution: Attribution) -> Advice:
     rest = {
         Cause.STATIC: "no update had been made before it, so no rate had a part in it.",
         Cause.DATA: "the update before it was ordinary.",
-        Cause.OPERATION: "updates, gradients and activations were in their bands before it.",
+        Cause.OPERATION: f"{_in_band(attribution)} until then.",
     }
     assert seen.onset is not None
     cause = attribution.cause
     because = f"At step {seen.onset.step} the cause is {cause.value}{told}: {rest[cause]}"
     return Advice(Action.NOT_THE_CAUSE, because, current=seen.base)
+
+
+def _in_band(attribution: Attribution) -> str:
+    """Which signals stayed as they were, and what that says; nothing of what is not recorded."""
+    if not attribution.in_band:
+        return "nothing that is recorded speaks against the rate"
+    *first, last = attribution.in_band
+    words = f"{', '.join(first)} and {last}" if first else last
+    if attribution.cause is Cause.OBJECTIVE:
+        return f"{words} stayed in band: a change of the data or of the objective, not the rate"
+    return f"{words} stayed in band"
 
 
 def _trouble(seen: Judgement) -> str:

@@ -63,6 +63,7 @@ class Attribution:
 
     cause: Cause
     proofs: tuple[Proof, ...] = ()
+    in_band: tuple[str, ...] = ()  # what was recorded of the mechanism, where none of it moved
 
 
 def attribute(state: RateState, onset: Onset) -> Attribution:
@@ -76,13 +77,17 @@ def attribute(state: RateState, onset: Onset) -> Attribution:
         return Attribution(Cause.DATA, (data,))
     if onset.sign in IDLE:
         grown = _early_growth(state, *_RAN_AWAY[onset.sign])
-        return Attribution(Cause.OBJECTIVE) if grown is None else Attribution(Cause.RATE, (grown,))
+        if grown is not None:
+            return Attribution(Cause.RATE, (grown,))
+        return Attribution(Cause.OBJECTIVE, in_band=recorded_mechanism(before, after))
     proofs = [*_by_updates(state, onset, accepted, after), *_by_loss(state, onset, after)]
     if proofs:
         return Attribution(Cause.RATE, tuple(proofs))
-    if not sees_mechanism(before, after):
+    in_band = recorded_mechanism(before, after)
+    if not in_band:
         return Attribution(Cause.UNDECIDED)
-    return Attribution(Cause.OPERATION if onset.collapsed else Cause.OBJECTIVE)
+    cause = Cause.OPERATION if onset.collapsed else Cause.OBJECTIVE
+    return Attribution(cause, in_band=in_band)
 
 
 def rows_around(state: RateState, onset: Onset) -> tuple[Rows, Rows]:
@@ -218,10 +223,20 @@ def _signal(name: str, rows: Rows) -> Floats:
     return rows.ratio if name == "ratio" else rows.of(name)
 
 
-def sees_mechanism(before: Rows, after: Rows) -> bool:
-    """Whether updates or gradients were recorded at all."""
-    names = ("update_norm", "grad_norm", "max_ratio", "act_amax")
-    return any(np.isfinite(rows.of(name)).any() for rows in (before, after) for name in names)
+_MECHANISM = {
+    "updates": ("update_norm", "max_ratio"),
+    "gradients": ("grad_norm",),
+    "activations": ("act_amax",),
+}
+
+
+def recorded_mechanism(before: Rows, after: Rows) -> tuple[str, ...]:
+    """Which parts of the mechanism were recorded at all."""
+    return tuple(
+        word
+        for word, names in _MECHANISM.items()
+        if any(np.isfinite(rows.of(name)).any() for rows in (before, after) for name in names)
+    )
 
 
 def _born_zero(state: RateState) -> bool:

@@ -14,8 +14,8 @@ from ampwatch.diagnosis.learning_rate.attribution import (
     Attribution,
     Cause,
     attribute,
+    recorded_mechanism,
     rows_around,
-    sees_mechanism,
 )
 from ampwatch.diagnosis.learning_rate.course import RateState, Rows
 from ampwatch.diagnosis.learning_rate.formula import Estimate, estimate
@@ -64,7 +64,7 @@ def judge_rate(state: RateState) -> Judgement:
         alignment=_alignment(state),
         last_step=None if last is None else int(last),
         sees_course=_sees_course(state),
-        sees_mechanism=sees_mechanism(state.head, state.tail),
+        sees_mechanism=bool(recorded_mechanism(state.head, state.tail)),
     )
     onset = find_onset(state)
     if onset is None:

@@ -40,8 +40,7 @@ def _blind_spots(case: Case) -> Iterator[str]:
     if not case.numbers.steps:
         yield "The record holds no steps."
         return
-    unexplained = case.scale.unexplained_skips > policy.STORM_FREE_SKIPS
-    if not case.numbers.sees_forward and (case.numbers.any_bad_loss or unexplained):
+    if _lacks_layers(case) and not case.is_foreign:
         yield "No layer's activations were recorded, so no layer can be named."
     bounded = _bounded_layers(case)
     if bounded:
@@ -49,6 +48,12 @@ def _blind_spots(case: Case) -> Iterator[str]:
             f"{list_text(bounded)} only bounds the place: the overflow began there or in a "
             "neighbour."
         )
+
+
+def _lacks_layers(case: Case) -> bool:
+    """Whether a layer was to be named and none was watched."""
+    unexplained = case.scale.unexplained_skips > policy.STORM_FREE_SKIPS
+    return not case.numbers.sees_forward and (case.numbers.any_bad_loss or unexplained)
 
 
 def _bounded_layers(case: Case) -> list[str]:
@@ -85,7 +90,8 @@ def _foreign_spots(case: Case) -> Iterator[str]:
         yield f"The log tells no {_or(lacking)}: causes that show there cannot be told."
     if not case.scale.has_scaler:
         yield "It tells no loss scale."
-    yield "Layers, updates and memory are not in such a log."
+    unnamed = ", so no layer can be named" if _lacks_layers(case) else ""
+    yield f"Layers, updates and memory are not in such a log{unnamed}."
     for column, marks in sorted(case.record.marks.items()):
         for mark in marks:
             if (column, mark) in _READINGS:

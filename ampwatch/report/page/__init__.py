@@ -17,13 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.errors import ReportError
 from ampwatch.report.letter import letter
-from ampwatch.report.page.appendix import findings_in_full, reading_notes, settings_table
+from ampwatch.report.page.appendix import (
+    assumed_note,
+    findings_in_full,
+    reading_notes,
+    settings_table,
+)
 from ampwatch.report.page.curves import curves_of
 from ampwatch.report.page.figure import figure
 from ampwatch.report.page.layers import layers_table, windows_chart
 from ampwatch.report.page.markup import markup
 from ampwatch.report.palette import DARK, LIGHT, VERDICT_COLOR
-from ampwatch.report.settings import settings_of
+from ampwatch.report.settings import assumed_settings, settings_of
 from ampwatch.report.windows import telling_step
 from ampwatch.text import printable
 
@@ -64,6 +69,7 @@ def _body(run: Run, diagnosis: Diagnosis, level: float | None) -> str:
         layers_table(run, step),
         findings_in_full(diagnosis.findings),
         settings_table(settings_of(run)),
+        assumed_note(run.info.source, assumed_settings(run)),
         reading_notes(run.notes),
         _origin(diagnosis),
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.paste import words_and_lines
-from ampwatch.diagnosis.words import steps_text
+from ampwatch.diagnosis.words import scale_text, steps_text
 from ampwatch.report.facts import powers
 from ampwatch.text import printable
 
@@ -26,8 +26,9 @@ values are absent or not finite. Drag to zoom, double-click to see all.
 
 Gradient norms are unscaled and taken before clipping, unless the notes say otherwise.
 
-A pale span is a finding's steps; the dashed line is the step to restart from. In the chart of the
-learning rate the dotted line is the advised rate, and the band the 90 % interval of the highest
+A pale span is a finding's steps; the dashed line is the step to restart from. The dotted line
+across the loss scale is the level that it had established; across the learning rate it is the
+advised rate, and the band the 90 % interval of the highest
 rate that would be stable."""
 
 
@@ -64,12 +65,15 @@ def _finding(finding: Finding) -> str:
 
 def _evidence(evidence: Evidence) -> str:
     at = "" if evidence.step is None else f" at step {evidence.step:,}"
-    against = "" if evidence.against is None else f" against {_value(evidence.against)}"
-    return said(f"{evidence.signal}{at}: {_value(evidence.value)}{against}")
+    value, against = (_value(evidence.signal, v) for v in (evidence.value, evidence.against))
+    compared = "" if evidence.against is None else f" against {against}"
+    return said(f"{evidence.signal}{at}: {value}{compared}")
 
 
-def _value(value: float | str | None) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _value(signal: str, value: float | str | None) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return scale_text(value) if signal.startswith("scale") else f"{value:.4g}"
 
 
 def _labelled(rows: Sequence[tuple[str, str]]) -> str:
@@ -85,7 +89,17 @@ def settings_table(settings: Mapping[str, str]) -> str:
     rows = [(said(_cut(name)), said(text)) for name, text in settings.items()][:_MOST_SETTINGS]
     hidden = len(settings) - len(rows)
     more = f'<p class="dim">{hidden:,} more settings are in run.json.</p>' if hidden > 0 else ""
-    return f"<h2>Settings</h2>{_labelled(rows)}{more}"
+    return f'<h2>Settings</h2><div class="settings">{_labelled(rows)}</div>{more}'
+
+
+def assumed_note(source: str, settings: Mapping[str, str]) -> str:
+    """The framework's defaults that the scale was read against: the log does not tell them."""
+    if not settings:
+        return ""
+    told = ", ".join(f"{name.split('.')[-1]} {text}" for name, text in settings.items())
+    return (
+        f'<p class="dim">Not told by the log, read as {said(source)} sets them: {said(told)}.</p>'
+    )
 
 
 def _cut(name: str) -> str:

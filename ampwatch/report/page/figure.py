@@ -58,6 +58,7 @@ class _Figure:
         self._axes: Json = {}
         self._shapes: list[Json] = []
         self._notes: list[Json] = []
+        self._short: list[str] = []  # the titles, for a screen that the guides' words do not fit
 
     def add(
         self, number: int, panel: Panel, curves: Curves, guides: Sequence[Guide], top: int
@@ -74,6 +75,7 @@ class _Figure:
             self._data.append(trace(panel, line, axis))
             self._shapes += [shape for guide in guides for shape in drawn(guide, axis)]
         self._notes.append(_title(panel, guides, self._share(start)))
+        self._short.append(_spans(panel.title))
         if panel.column == SCALE:
             rug = f"y{2 * number + 2}"
             domain = [self._share(end + _RUG), self._share(end)]
@@ -107,7 +109,7 @@ class _Figure:
             **self._axes, "shapes": shapes,
             "annotations": [*self._notes, *(flag.note(self._height) for flag in flags)],
         }  # fmt: skip
-        return {"data": self._data, "layout": layout}
+        return {"data": self._data, "layout": layout, "short": self._short}
 
     def _share(self, pixels: float) -> float:
         return round(min(1.0, max(0.0, 1 - pixels / self._height)), 5)
@@ -120,14 +122,17 @@ _PLAIN: Json = {
 _HIDDEN: Json = {"visible": False, "fixedrange": True, "range": [0, 1]}
 
 
-def _title(panel: Panel, guides: Sequence[Guide], y: float) -> Json:
-    words = [*panel.title, *((guide.said, "muted") for guide in guides)]
-    spans = (
+def _spans(words: Sequence[tuple[str, str]]) -> str:
+    return "".join(
         f'<span style="color:@{color}@">{text if color == "muted" else f"<b>{text}</b>"}</span>'
         for text, color in words
     )
+
+
+def _title(panel: Panel, guides: Sequence[Guide], y: float) -> Json:
+    words = (*panel.title, *((guide.said, "muted") for guide in guides))
     return {
-        "text": "".join(spans), "xref": "paper", "yref": "paper", "x": 0, "y": y,
+        "text": _spans(words), "xref": "paper", "yref": "paper", "x": 0, "y": y,
         "xanchor": "left", "yanchor": "bottom", "yshift": 2, "showarrow": False,
         "font": {"size": 13},
     }  # fmt: skip

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MOST_MARKS = 4
 LANE = 15  # pixels, of the labels above the charts
-_WIDTH = 900  # pixels, about: which labels would lie over one another
+_WIDTH = 320  # pixels, on a telephone: which labels would lie over one another
 
 
 def guides_of(panel: Panel, diagnosis: Diagnosis, level: float | None) -> Iterator[Guide]:
