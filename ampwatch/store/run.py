@@ -124,6 +124,30 @@ class Run:
             self._published[key] = rows
         return self._published[key]
 
+    def logged(
+        self,
+        table: Table,
+        columns: Sequence[str],
+        rank: int,
+        start: int = 0,
+        most: int | None = None,
+    ) -> pa.Table:
+        """Stored columns of a rank's rows in the order of its log: at most so many, from `start`.
+
+        A row keeps its number while the log grows and is compacted, so whoever remembers how many
+        there were misses none and meets none twice; nothing of them is kept in memory.
+        """
+        log = self._logs.get(rank)
+        if log is None:
+            return pa.Table.from_batches([], pa.schema([SCHEMAS[table].field(n) for n in columns]))
+        stop = log.rows(table) if most is None else min(log.rows(table), start + most)
+        return log.read(table, columns, start, max(start, stop))
+
+    def rows_logged(self, table: Table, rank: int) -> int:
+        """How many rows of a table a rank has logged."""
+        log = self._logs.get(rank)
+        return log.rows(table) if log is not None else 0
+
     def column_names(self, table: Table | str) -> tuple[str, ...]:
         """The public columns of a table; for steps with the user's scalars."""
         table = _known_table(table)
