@@ -169,7 +169,9 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     loop.event(EventKind.STARTED, _started(own_info, settings, rank))
     for one in optimizers:
         loop.turns.view(one)
-    return Watch(scaler, surveyed, loop, observer, digest, courier, devices, guard, run_folder)
+    return Watch(
+        scaler, surveyed, loop, observer, digest, courier, devices, guard, run_folder, rank
+    )
 
 
 def _run_info(scaler: Any, settings: Settings) -> tuple[RunInfo, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -42,8 +43,11 @@ class Watch:
         devices: DeviceSampler,
         guard: Guard,
         run_folder: Path | None,
+        rank: int,
     ) -> None:
         self.run_folder = run_folder
+        self.rank = rank
+        self._afterwards: list[Callable[[], None]] = []
         # Scalers, and the classes we gave them; a loop may make one each step and let it go.
         self._swapped: list[tuple[weakref.ref[Any], type]] = []
         self._survey = survey
@@ -98,6 +102,10 @@ class Watch:
             return
         self._guard.run(self._loop.log, scalars)
 
+    def after_close(self, callback: Callable[[], None]) -> None:
+        """Call this once the log is complete: when the watch is closed, or the process ends."""
+        self._afterwards.append(callback)
+
     def close(self) -> None:
         """End the watch: the scaler is as it was, the log complete. Again does nothing."""
         self._close(wait=True)
@@ -123,6 +131,8 @@ class Watch:
         self._guard.run(self._devices.close)
         self._cancel()
         _LIVE.discard(self)
+        for callback in self._afterwards if wait else ():
+            self._guard.run(callback)
 
     def record_exception(self, error: BaseException) -> None:
         """Note an exception that ends the training, with the layer it came from."""
@@ -170,6 +180,7 @@ class NoWatch:
     """What `attach` returns where AMPWATCH=0: does nothing, at no cost."""
 
     run_folder: Path | None = None
+    rank = 0
     closed = True
     lost_rows = 0
 
@@ -177,6 +188,12 @@ class NoWatch:
         """Ignored."""
 
     def close(self) -> None:
+        """Ignored."""
+
+    def after_close(self, callback: Callable[[], None]) -> None:
+        """Ignored."""
+
+    def close_at_exit(self) -> None:
         """Ignored."""
 
     def record_exception(self, error: BaseException) -> None:
