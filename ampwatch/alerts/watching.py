@@ -99,10 +99,10 @@ class RunWatch:
     def _warn(self, sentence: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            _warn(f"ampwatch: {sentence} It goes on watching.")
+            warn(f"ampwatch: {sentence} It goes on watching.")
 
 
-def _warn(sentence: str) -> None:
+def warn(sentence: str) -> None:
     """Say it in the user's own way; a filter that makes warnings errors does not end the thread."""
     try:
         warnings.warn(sentence, RuntimeWarning, stacklevel=3)

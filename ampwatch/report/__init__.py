@@ -6,6 +6,7 @@ Names of runs and layers are data: they are shown, never interpreted.
 from __future__ import annotations
 
 from ampwatch.report.comparison import Comparison, compare
+from ampwatch.report.event_file import EventStream
 from ampwatch.report.facts import (
     Fact,
     course_text,
@@ -27,6 +28,7 @@ __all__ = [
     "MOST_RUNS",
     "STYLES",
     "Comparison",
+    "EventStream",
     "Fact",
     "compare",
     "course_text",

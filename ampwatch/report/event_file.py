@@ -24,26 +24,20 @@ _MASK = 0xA282EAD8  # a checksum of bytes that hold checksums would be weak: the
 _DT_STRING = 7
 
 
-class EventFile:
-    """One event file; it appears whole under its name when it is closed without an error."""
+class EventStream:
+    """Events written to a file one after the other; TensorBoard reads it while it grows."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._draft = path.with_name(".export.new")
-        self._file: BinaryIO = self._draft.open("wb")
+        self._file: BinaryIO = path.open("wb")
         self._write(_field(3, _VERSION), time_s=0.0)
 
-    def __enter__(self) -> EventFile:
-        return self
+    def flush(self) -> None:
+        """Let readers see what was written."""
+        self._file.flush()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End the file."""
         self._file.close()
-        if kind is None:
-            self._draft.replace(self._path)
-        else:
-            self._draft.unlink(missing_ok=True)
 
     def scalars(
         self,
@@ -69,6 +63,27 @@ class EventFile:
     def _write(self, event: bytes, time_s: float) -> None:
         whole = b"\x09" + struct.pack("<d", time_s) + event
         self._file.write(_framed(np.frombuffer(whole, np.uint8)[None, :]).tobytes())
+
+
+class EventFile(EventStream):
+    """One event file; it appears whole under its name when it is closed without an error."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._draft = path.with_name(".export.new")
+        super().__init__(self._draft)
+
+    def __enter__(self) -> EventFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        self.close()
+        if kind is None:
+            self._draft.replace(self._path)
+        else:
+            self._draft.unlink(missing_ok=True)
 
 
 def _named(text: str) -> bytes:
