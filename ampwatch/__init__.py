@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ampwatch.alerts import watch_run as watch_run
     from ampwatch.diagnosis import diagnose as diagnose
     from ampwatch.errors import AmpwatchError as AmpwatchError
+    from ampwatch.mirrors import mirror as mirror
     from ampwatch.probe import Watch as Watch
     from ampwatch.probe.attach import attach as attach
     from ampwatch.store import Run as Run
@@ -30,6 +31,7 @@ _HOMES = {
     "Run": "ampwatch.store",
     "diagnose": "ampwatch.diagnosis",
     "watch_run": "ampwatch.alerts",
+    "mirror": "ampwatch.mirrors",
     "AmpwatchError": "ampwatch.errors",
 }
 
@@ -40,6 +42,7 @@ __all__ = [
     "attach",
     "diagnose",
     "list_runs",
+    "mirror",
     "open_run",
     "watch_run",
 ]

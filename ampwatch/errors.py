@@ -11,6 +11,7 @@ AmpwatchError
 ├── ReportError       a report cannot be drawn as asked
 ├── CodecError        bytes that are no batch of ours
 ├── AlertError        alerts cannot be sent as asked
+├── MirrorError       a run cannot be mirrored as asked
 └── FeedError         the endpoint or the keys cannot be used
     ├── EndpointTakenError  another program listens there
     └── FrameError        a message that is no valid frame
@@ -69,6 +70,10 @@ class CodecError(AmpwatchError, ValueError):
 
 class AlertError(AmpwatchError):
     """Alerts cannot be sent as asked; an address is never part of the message."""
+
+
+class MirrorError(AmpwatchError):
+    """A run cannot be mirrored as asked; the message says what to install, or to call before."""
 
 
 class FeedError(AmpwatchError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -36,7 +36,9 @@ instead; they are never shown.
 
 
 @contextlib.contextmanager
-def posting(addresses: list[str] | None, say: Callable[[str], None] = say) -> Iterator[Post | None]:
+def posting(
+    addresses: Sequence[str] | None, say: Callable[[str], None] = say
+) -> Iterator[Post | None]:
     """A post to these addresses, closed in the end; none if nobody is to be told."""
     if not addresses:
         yield None

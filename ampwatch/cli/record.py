@@ -6,19 +6,22 @@ import contextlib
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from ampwatch.cli.find import usual_folder
+from ampwatch.cli.mirror import LEAVING_WAIT_S, THIN_OPTION, TO_HELP, TO_OPTION, mirroring
 from ampwatch.cli.notify import NOTIFY_HELP, NOTIFY_OPTION, posting
 from ampwatch.cli.terminal import say
 from ampwatch.errors import EndpointTakenError
 
 if TYPE_CHECKING:
     from ampwatch.alerts import Desk
+    from ampwatch.mirrors import Line
     from ampwatch.recorder import Recorder
 
 NAME = "record"
@@ -33,8 +36,10 @@ Examples:
   ampwatch record --fallback                    beside a dashboard that has the usual port
   ampwatch record --bind tcp://0.0.0.0:5797 --dir /data/runs
   ampwatch record --notify slack://…            be told of what goes wrong in any run
+  ampwatch record --to prometheus://:9464       have every run scraped
 
-{NOTIFY_HELP}"""
+{NOTIFY_HELP}
+{TO_HELP}"""
 
 
 def command(
@@ -60,16 +65,24 @@ def command(
         False, "--insecure", help="No encryption and no keys: anyone who reaches the port may send."
     ),
     notify: list[str] = NOTIFY_OPTION,
+    to: list[str] = TO_OPTION,
+    thin: int = THIN_OPTION,
 ) -> None:
     """Record until interrupted."""
     from ampwatch import feed
     from ampwatch.recorder import Recorder
 
     where = folder or usual_folder()
-    with _warnings_as_sentences(), _told_to_end() as ended, _flag_named(), _desk(notify) as desk:
+    with (
+        _warnings_as_sentences(),
+        _told_to_end() as ended,
+        _flag_named(),
+        _desk(notify) as desk,
+        mirroring(to, thin, wait_s=LEAVING_WAIT_S) as lines,
+    ):
         recorder = Recorder(
             bind or feed.DEFAULT_ENDPOINT, where, insecure=insecure, fallback=fallback,
-            on_rows=desk.wake if desk else None, on_note=say,
+            on_rows=partial(_wake, desk, lines), on_note=say,
         )  # fmt: skip
         with recorder:
             say(f"Recording from {recorder.endpoint} into {where}; Ctrl-C ends.")
@@ -79,6 +92,13 @@ def command(
     stats, runs = recorder.stats, len(recorder.runs)
     what = "1 run" if runs == 1 else f"{runs} runs"
     say(f"{stats.rows:,} rows of {what} received; all of them are on disk.")
+
+
+def _wake(desk: Desk | None, lines: Sequence[Line], folder: Path) -> None:
+    """Rows have come for a run: whoever follows it hears of them."""
+    for follower in (*lines, desk):
+        if follower is not None:
+            follower.wake(folder)
 
 
 @contextlib.contextmanager

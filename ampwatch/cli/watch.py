@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ampwatch.cli.find import open_named, open_newest
+from ampwatch.cli.mirror import LEAVING_WAIT_S, THIN_OPTION, TO_HELP, TO_OPTION, close, mirroring
 from ampwatch.cli.notify import NOTIFY_HELP, NOTIFY_OPTION, posting
 from ampwatch.cli.pulse import Pulse
 from ampwatch.cli.terminal import answers, asides, say
@@ -35,10 +36,12 @@ Examples:
   ampwatch watch
   ampwatch watch ampwatch-runs/train-1204
   ampwatch watch train-1204 --notify slack://…        be told of warnings and errors
+  ampwatch watch train-1204 --to tensorboard:tb       and see its curves elsewhere
   ampwatch watch --text train.log                     another trainer's log, as it grows
   some-trainer 2>&1 | ampwatch watch --text -         the same from a pipe, passed on
 
-{NOTIFY_HELP}"""
+{NOTIFY_HELP}
+{TO_HELP}"""
 
 PLAIN_EVERY_S = 5.0
 PAUSE_S = 5.0  # silent for longer than this is worth a word
@@ -55,25 +58,41 @@ def command(
         1.0, metavar="SECONDS", min=0.1, max=3600.0, help="How long between two looks."
     ),
     notify: list[str] = NOTIFY_OPTION,
+    to: list[str] = TO_OPTION,
+    thin: int = THIN_OPTION,
     text: str = TEXT_OPTION,
     as_: str = typer.Option(
         None, "--as", metavar="FORMAT", show_default=False, help="The format of that log."
     ),
 ) -> None:
     """Watch until the run ends."""
+    asked = Asked(every, tuple(notify or ()), tuple(to or ()), thin)
     if text is not None:
         if run is not None:
             raise typer.BadParameter("name a RUN or a log with --text, not both")
         with following(text, as_) as grown:
-            _watch(grown, asides() if text == "-" else answers(), every, notify)
+            _watch(grown, asides() if text == "-" else answers(), asked)
         return
-    _watch(open_named(run) if run else open_newest(say), answers(), every, notify)
+    _watch(open_named(run) if run else open_newest(say), answers(), asked)
 
 
-def _watch(run: Run, console: Console, every: float, notify: list[str]) -> None:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How often to look, and who else is to hear of it."""
+
+    every_s: float
+    notify: tuple[str, ...]
+    to: tuple[str, ...]
+    thin: int
+
+
+def _watch(run: Run, console: Console, asked: Asked) -> None:
     from ampwatch.alerts import Follower
 
-    with posting(notify, _aside(console)) as post:
+    aside = _aside(console)
+    with posting(asked.notify, aside) as post, mirroring(asked.to, asked.thin, aside) as lines:
+        for line in lines:
+            line.follow(run.path)
         follower = Follower(run)
 
         def tell(look: Look) -> None:
@@ -83,10 +102,11 @@ def _watch(run: Run, console: Console, every: float, notify: list[str]) -> None:
 
         show = _show_live if console.is_terminal else _show_plain
         try:
-            show(console, follower, every, tell)
+            show(console, follower, asked.every_s, tell)
         except KeyboardInterrupt:  # whoever watches may leave at any time
             if not follower.run.clean_end:
                 say("You stopped watching; the training was not touched.")
+            close(lines, LEAVING_WAIT_S)
 
 
 def _aside(console: Console) -> Callable[[str], None]:

@@ -1,0 +1,67 @@
+"""`--to PLACE`, for the commands that watch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from ampwatch.cli.terminal import say
+
+if TYPE_CHECKING:
+    from ampwatch.mirrors import Line
+
+TO_OPTION = typer.Option(
+    None,
+    "--to",
+    metavar="PLACE",
+    help="Show scalars and findings there as well; may be given again for another place.",
+    show_default=False,
+)
+
+LEAVING_WAIT_S = 20.0  # for what a mirror has not taken yet, when somebody wants to leave
+
+THIN_OPTION = typer.Option(
+    1, "--thin", metavar="N", min=1, help="With --to: each N-th step, and every skipped one."
+)
+
+TO_HELP = """Mirrors: --to shows the scale, skips, loss, rate, norms, step time, memory and findings
+in what you already have, through that project's own client.
+
+\b
+    tensorboard:DIR                   event files in DIR/RUN
+    prometheus://:9464                an endpoint to scrape (pip install prometheus-client)
+"""
+
+
+@contextlib.contextmanager
+def mirroring(
+    places: Sequence[str] | None,
+    thin: int,
+    say: Callable[[str], None] = say,
+    *,
+    wait_s: float | None = None,
+) -> Iterator[list[Line]]:
+    """A line to each place, closed in the end: then it has `wait_s` to take the rest."""
+    if not places:
+        yield []
+        return
+    from ampwatch.mirrors import Line, open_mirror
+
+    mirrors = [open_mirror(place, is_inside=False) for place in places]
+    lines = [Line(mirror, say, thin=thin) for mirror in mirrors]
+    say(f"Mirrored to {', '.join(mirror.label for mirror in mirrors)}.")
+    try:
+        yield lines
+    except BaseException:
+        close(lines, LEAVING_WAIT_S)
+        raise
+    close(lines, wait_s)
+
+
+def close(lines: Sequence[Line], wait_s: float | None) -> None:
+    """Let each take the rest, and end it; again does nothing."""
+    for line in lines:
+        line.close(wait_s)

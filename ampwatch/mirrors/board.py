@@ -1,0 +1,100 @@
+"""How runs stand now, for places that ask for the present only: Prometheus, OpenTelemetry."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ampwatch.diagnosis import Finding
+from ampwatch.mirrors.readings import READINGS, Bulletin, Points, Reading
+
+MOST_ENDED_RUNS = 100  # whoever records for months shows no more of them than that
+
+STEP = Reading("step", "step", "The newest step.")
+ENDED = Reading("ended", "run_ended", "1 once the run has ended.")
+FINDING = Reading("finding", "finding", "1 for each finding that stands.")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One number now, and whose it is."""
+
+    value: float
+    labels: dict[str, str]
+
+
+@dataclass(slots=True)
+class _Standing:
+    """One run: by rank and optimizer the newest of each reading, and what was found."""
+
+    values: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    is_over: bool = False
+
+
+class Board:
+    """Kept by the mirror's thread, read by whichever thread is asked for the numbers."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, _Standing] = {}
+        self._lock = threading.Lock()
+
+    def note(self, bulletin: Bulletin) -> None:
+        """Take in what is new of a run."""
+        with self._lock:
+            standing = self._runs.setdefault(Path(bulletin.place).name, _Standing())
+            for points in bulletin.points:
+                own = standing.values.setdefault((points.rank, points.optimizer), {})
+                own.update(_newest(points))
+            if bulletin.diagnosis is not None:
+                standing.findings = bulletin.diagnosis.findings
+            standing.is_over = bulletin.is_over
+            self._forget()
+
+    def samples(self) -> Iterator[tuple[Reading, list[Sample]]]:
+        """Every metric that somebody has, with its samples."""
+        with self._lock:
+            runs = [(name, standing) for name, standing in self._runs.items()]
+            for reading in (STEP, *READINGS):
+                samples = [s for name, one in runs for s in _samples(reading, name, one)]
+                if samples:
+                    yield reading, samples
+            yield ENDED, [Sample(float(one.is_over), {"run": name}) for name, one in runs]
+            yield FINDING, [s for name, one in runs for s in _findings(name, one)]
+
+    def _forget(self) -> None:
+        """Let go of the runs that ended first."""
+        ended = [name for name, standing in self._runs.items() if standing.is_over]
+        for name in ended[:-MOST_ENDED_RUNS]:
+            del self._runs[name]
+
+
+def _newest(points: Points) -> Iterator[tuple[str, float]]:
+    yield STEP.name, float(points.steps[-1])
+    for reading in READINGS:
+        _, values = points.known(reading.name)
+        if len(values):
+            yield reading.name, float(values[-1]) * reading.factor
+
+
+def _samples(reading: Reading, run: str, standing: _Standing) -> Iterator[Sample]:
+    for (rank, optimizer), values in standing.values.items():
+        if reading.name in values:
+            labels = {"run": run, "rank": str(rank), "optimizer": str(optimizer)}
+            yield Sample(values[reading.name], labels)
+
+
+def _findings(run: str, standing: _Standing) -> Iterator[Sample]:
+    for finding in standing.findings:
+        yield Sample(
+            1.0,
+            {
+                "run": run,
+                "code": finding.code,
+                "name": finding.name,
+                "severity": finding.severity.value,
+                "layer": finding.layer or "",
+            },
+        )

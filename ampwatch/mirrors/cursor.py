@@ -1,0 +1,81 @@
+"""How far one rank's log was handed on; the log itself is the queue, so nothing is held here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ampwatch.mirrors.readings import Points
+from ampwatch.rows import Table
+from ampwatch.store import Run
+
+_PLAIN = ("scale", "loss", "lr", "grad_norm", "grad_norm_applied", "step_time_ms")
+_COLUMNS = ("step", "time_ns", "skipped", "optimizer", *_PLAIN)
+
+
+class Cursor:
+    """Reads a rank's rows on from where it stopped, and counts its skips."""
+
+    def __init__(self, rank: int, *, thin: int = 1) -> None:
+        self._rank = rank
+        self._thin = thin
+        self._steps_read = self._samples_read = 0
+        self._skipped: dict[int | None, int] = {}  # by optimizer, in the order of first sight
+
+    def waiting(self, run: Run) -> int:
+        """How many rows of steps were not read yet."""
+        return max(0, run.rows_logged(Table.STEPS, self._rank) - self._steps_read)
+
+    def read(self, run: Run, most: int) -> tuple[Points, ...]:
+        """The next rows, at most so many; an item an optimizer."""
+        rows = run.logged(Table.STEPS, _COLUMNS, self._rank, self._steps_read, most)
+        self._steps_read += rows.num_rows
+        rows = _placed(rows, run.info.started_ns)
+        if not rows.num_rows:
+            return ()
+        rows = rows.append_column("memory_peak_bytes", self._peaks(run, rows, most))
+        numbers = rows.column("optimizer")
+        parts = []
+        for number in numbers.unique().to_pylist():
+            mine = pc.is_null(numbers) if number is None else pc.equal(numbers, number)
+            parts.append(self._points(number, rows.filter(mine)))
+        return tuple(part for part in parts if part.rows.num_rows)
+
+    def _points(self, number: int | None, rows: pa.Table) -> Points:
+        before = self._skipped.setdefault(number, 0)
+        skips = _integers(rows.column("skipped").cast(pa.int8())) > 0
+        counts = before + np.cumsum(skips)
+        self._skipped[number] = int(counts[-1])
+        rows = rows.drop_columns(["skipped", "optimizer"])
+        rows = rows.append_column("skipped", pa.array(counts, pa.int64()))
+        if self._thin > 1:  # a skip is never thinned out
+            steps = np.asarray(rows.column("step").to_numpy(), np.int64)
+            rows = rows.filter(pa.array((steps % self._thin == 0) | skips))
+        return Points(self._rank, list(self._skipped).index(number), rows)
+
+    def _peaks(self, run: Run, rows: pa.Table, most: int) -> pa.Array:
+        """A column with each sample of the devices at the step then under way."""
+        names = ("time_ns", "peak_bytes")
+        samples = run.logged(Table.DEVICES, names, self._rank, self._samples_read, most)
+        ends = np.maximum.accumulate(_integers(rows.column("time_ns")))
+        times = _integers(samples.column("time_ns"))
+        due = int(np.searchsorted(np.maximum.accumulate(times), ends[-1], side="right"))
+        self._samples_read += due
+        known = np.asarray(samples.column("peak_bytes").is_valid().to_numpy(), np.bool_)[:due]
+        places = np.minimum(np.searchsorted(ends, times[:due][known]), len(ends) - 1)
+        peaks = np.full(len(ends), -1, np.int64)
+        np.maximum.at(peaks, places, _integers(samples.column("peak_bytes"))[:due][known])
+        return pa.array(peaks, mask=peaks < 0)
+
+
+def _placed(rows: pa.Table, started_ns: int) -> pa.Table:
+    """The rows that have a step; a foreign log may tell no time."""
+    rows = rows.filter(rows.column("step").is_valid())
+    place = rows.schema.get_field_index("time_ns")
+    return rows.set_column(place, "time_ns", rows.column("time_ns").fill_null(started_ns))
+
+
+def _integers(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    return np.asarray(column.fill_null(0).to_numpy(), np.int64)

@@ -1,0 +1,121 @@
+"""`mirror`: a run is shown, while it goes on, in what people already have."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.alerts.watching import warn
+from ampwatch.errors import MirrorError
+from ampwatch.mirrors.line import EVERY_S, Line
+from ampwatch.mirrors.places import active_places, open_mirror
+
+if TYPE_CHECKING:
+    from ampwatch.probe import NoWatch, Watch
+
+CLOSE_WAIT_S = 10.0
+
+
+def mirror(
+    run: Watch | NoWatch | str | Path,
+    to: str | Sequence[str] | None = None,
+    *,
+    thin: int = 1,
+    every_s: float = EVERY_S,
+    wait_s: float = CLOSE_WAIT_S,
+) -> Mirroring:
+    """Show a run's scalars and findings elsewhere as well, in a thread of its own.
+
+    `run` is what `attach` returned, or a run's folder. `to` names one place or several:
+    "wandb", "mlflow" and "trackio" are the run that is active in this process, "wandb:PROJECT",
+    "mlflow:EXPERIMENT" and "trackio:PROJECT" a new run there; "tensorboard:DIR",
+    "prometheus://:9464", "prometheus" (this process's own endpoint), "otlp://HOST:4318", "otlp"
+    (this process's own meter provider). None takes whichever run is active. `thin` keeps each
+    so-manieth step, and every skipped one.
+
+    A thread reads the run's log every `every_s` seconds; the training is asked for nothing. What a
+    client raises is warned of once and tried again, and closing the watch sends the rest, waiting
+    `wait_s` at most. MirrorError says here, and only here, what is missing. With AMPWATCH=0 nothing
+    is done.
+    """
+    folder, rank = _place_of(run)
+    if thin < 1:
+        raise MirrorError(f"thin is {thin!r}: pass a whole number of steps from 1 on.")
+    lines: list[Line] = []
+    if folder is not None:
+        places = active_places() if to is None else [to] if isinstance(to, str) else list(to)
+        mirrors = [open_mirror(place, is_inside=rank is not None) for place in places]
+        lines = [Line(one, _warn, every_s=every_s, thin=thin) for one in mirrors]
+        for line in lines:
+            line.follow(folder, rank)
+    mirroring = Mirroring(lines, wait_s)
+    if rank is not None and lines:
+        _end_with(run, mirroring)
+    return mirroring
+
+
+class Mirroring:
+    """A run being mirrored; `close` sends what is left and ends it. Closing the watch does so."""
+
+    def __init__(self, lines: Sequence[Line], wait_s: float) -> None:
+        self._lines = tuple(lines)
+        self._wait_s = wait_s
+
+    @property
+    def failures(self) -> int:
+        """How often a client raised."""
+        return sum(line.failures for line in self._lines)
+
+    @property
+    def lost_rows(self) -> int:
+        """How many rows did not arrive; known once it is closed."""
+        return sum(line.lost_rows for line in self._lines)
+
+    def close(self) -> None:
+        """Send what there is and end; again does nothing."""
+        for line in self._lines:
+            line.close(self._wait_s)
+
+    def __enter__(self) -> Mirroring:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _place_of(run: Watch | NoWatch | str | Path) -> tuple[Path | None, int | None]:
+    """A run's folder, if there is one, and the rank that this process trains, if it does."""
+    if isinstance(run, (str, Path)):
+        return Path(run), None
+    return run.run_folder, run.rank
+
+
+def _end_with(watch: Any, mirroring: Mirroring) -> None:
+    """Send the rest when the watch ends, and end it before clients end what was begun before us.
+
+    A client puts its own end in when its run begins. Ours, put in now, comes before that.
+    """
+    from ampwatch.probe import ending
+
+    reference = weakref.ref(watch)
+
+    def at_end() -> None:
+        if (still := reference()) is not None:
+            still.close_at_exit()
+        mirroring.close()
+
+    cancel = ending.at_end(at_end)
+    watch.after_close(mirroring.close)
+    watch.after_close(cancel)
+
+
+def _warn(sentence: str) -> None:
+    warn(f"ampwatch: {sentence}")

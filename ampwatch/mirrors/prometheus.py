@@ -1,0 +1,103 @@
+"""Prometheus: how each run stands now, read by whoever scrapes; gauges and counters of our own.
+
+`prometheus://:9464` opens an endpoint; `prometheus` alone adds to the registry that this process
+already shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from ampwatch.errors import MirrorError
+from ampwatch.mirrors.board import Board, Sample
+from ampwatch.mirrors.clients import client
+from ampwatch.mirrors.readings import Bulletin, Reading
+
+_EXAMPLE = "prometheus://:9464, or prometheus://127.0.0.1:9464 for this machine alone"
+
+
+def open_mirror(rest: str, *, is_inside: bool) -> PrometheusMirror:
+    """A mirror that serves at the address `rest`, or shows in the process's own registry."""
+    prometheus = client("prometheus_client", "prometheus-client")
+    board = Board()
+    if not rest:
+        if not is_inside:
+            raise MirrorError(f"Say where to serve: {_EXAMPLE}.")
+        return PrometheusMirror(board, prometheus.REGISTRY, _Collector(board))
+    host, port = _address(rest)
+    registry = prometheus.CollectorRegistry()
+    mirror = PrometheusMirror(board, registry, _Collector(board))
+    try:
+        mirror.server, _ = prometheus.start_http_server(port, host or "0.0.0.0", registry)  # noqa: S104  as documented: whoever scrapes is elsewhere
+    except OSError as error:
+        raise MirrorError(
+            f"Nothing can be served at {rest.lstrip('/')} ({error.strerror or error}): name "
+            f"another port, as in {_EXAMPLE}."
+        ) from error
+    return mirror
+
+
+class PrometheusMirror:
+    """Numbers for whoever asks; the endpoint ends with the mirror."""
+
+    label = "Prometheus"
+
+    def __init__(self, board: Board, registry: Any, collector: _Collector) -> None:
+        self.server: Any = None
+        self._board, self._registry, self._collector = board, registry, collector
+        registry.register(collector)
+
+    def take(self, bulletin: Bulletin) -> None:
+        """Note it for the next who asks."""
+        self._board.note(bulletin)
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._registry.unregister(self._collector)
+        if self.server is not None:
+            self.server.shutdown()
+            self.server.server_close()
+
+
+class _Collector:
+    """What prometheus_client asks at each scrape."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def describe(self) -> list[Any]:
+        """Nothing yet: runs come and go."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Every metric with its samples."""
+        for reading, samples in self._board.samples():
+            yield _family(reading, samples)
+
+
+def _family(reading: Reading, samples: list[Sample]) -> Any:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    kind = CounterMetricFamily if reading.is_count else GaugeMetricFamily
+    unit = f"_{reading.unit}" if reading.unit else ""
+    names = list(samples[0].labels) if samples else list(_NO_FINDING)
+    family = kind(f"ampwatch_{reading.metric}{unit}", reading.help, labels=names)
+    for sample in samples:
+        family.add_metric([sample.labels[name] for name in names], sample.value)
+    return family
+
+
+_NO_FINDING = ("run", "code", "name", "severity", "layer")
+
+
+def _address(rest: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(f"prometheus:{rest}")
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        host, port = "", None
+    if port is None:
+        raise MirrorError(f"{rest!r} names no port: write {_EXAMPLE}.")
+    return host, port

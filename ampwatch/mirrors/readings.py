@@ -1,0 +1,118 @@
+"""The vocabulary: what of a run is mirrored, under which names, and how it is handed on.
+
+A mirror is handed bulletins. In them absent is null and is left out; nan and inf are numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ampwatch.diagnosis import Diagnosis, Finding
+from ampwatch.store import RunInfo
+
+PREFIX = "ampwatch/"
+STEP = PREFIX + "step"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One curve: its name, and how metrics systems, which want base units, know it."""
+
+    name: str
+    metric: str
+    help: str
+    unit: str = ""  # of the metric: "seconds", "bytes"
+    factor: float = 1.0  # from the reading to that unit
+    is_count: bool = False  # only grows
+
+
+READINGS = (
+    Reading("scale", "loss_scale", "The loss scale that the gradients were scaled with."),
+    Reading("skipped", "skipped_steps", "Steps skipped so far.", is_count=True),
+    Reading("loss", "loss", "The loss."),
+    Reading("lr", "learning_rate", "The first group's learning rate."),
+    Reading("grad_norm", "gradient_norm", "The unscaled gradients' norm, before clipping."),
+    Reading("grad_norm_applied", "gradient_norm_applied", "That norm as the optimizer saw it."),
+    Reading("step_time_ms", "step_time", "How long a step took.", "seconds", 1e-3),
+    Reading(
+        "memory_peak_bytes", "memory_peak", "The fullest that a device of the rank was.", "bytes"
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """New rows of one rank and optimizer, oldest first.
+
+    `rows` has `step` and `time_ns`, neither ever null, and a column a reading.
+    """
+
+    rank: int
+    optimizer: int  # 0 for the first one seen
+    rows: pa.Table
+
+    @property
+    def prefix(self) -> str:
+        """What the readings' names begin with where curves are known by name alone."""
+        return f"{PREFIX}optimizer-{self.optimizer}/" if self.optimizer else PREFIX
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """The rows' steps."""
+        return np.asarray(self.rows.column("step").to_numpy(), np.int64)
+
+    def known(self, name: str) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """In which rows a reading is there, and its values in those."""
+        values = self.rows.column(name)
+        mask = np.asarray(values.is_valid().to_numpy(), np.bool_)
+        return mask, np.asarray(values.to_numpy(), np.float64)[mask]
+
+    def one_by_one(self) -> Iterator[tuple[int, int, dict[str, float]]]:
+        """Each row as step, time in ns, and its readings by their full names."""
+        names = [(reading.name, self.prefix + reading.name) for reading in READINGS]
+        for row in self.rows.to_pylist():
+            readings = {full: row[name] for name, full in names if row[name] is not None}
+            yield row["step"], row["time_ns"], readings
+
+
+@dataclass(frozen=True, slots=True)
+class Bulletin:
+    """What is new of a run since the bulletin before.
+
+    `diagnosis` is there when there is a new one; `fresh` are its findings that are new or worse.
+    """
+
+    info: RunInfo
+    place: str  # where the run lies
+    points: tuple[Points, ...]
+    diagnosis: Diagnosis | None = None
+    fresh: tuple[Finding, ...] = ()
+    is_over: bool = False
+
+    @property
+    def row_count(self) -> int:
+        """How many rows it brings."""
+        return sum(points.rows.num_rows for points in self.points)
+
+
+class Mirror(Protocol):
+    """A place that shows runs. Used by one thread; may take its time, and may raise.
+
+    A bulletin that it raised at is handed to it again later. `close` follows the last one.
+    """
+
+    @property
+    def label(self) -> str:
+        """What it is called in sentences."""
+
+    def take(self, bulletin: Bulletin) -> None:
+        """Show what is new."""
+
+    def close(self) -> None:
+        """Send what is still held back, and end."""

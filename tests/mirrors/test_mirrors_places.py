@@ -1,0 +1,65 @@
+"""What may be asked for, and what is said where it cannot be had."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+from written_runs import write_run
+
+import ampwatch
+from ampwatch import cli
+from ampwatch.errors import MirrorError
+from ampwatch.mirrors import open_mirror
+from ampwatch.mirrors.places import PLACES
+
+CLIENTS = {"prometheus://:0": ("prometheus_client", "prometheus-client")}
+
+
+@pytest.mark.parametrize("place", CLIENTS)
+def test_a_client_that_is_missing_is_named_with_what_to_install(monkeypatch, place):
+    module, package = CLIENTS[place]
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MirrorError, match=f"pip install {package}"):
+        open_mirror(place, is_inside=False)
+
+
+@pytest.mark.parametrize("place", ["", "nowhere", "tensorboard", "tensorboard:"])
+def test_a_place_that_is_none_is_refused_with_examples(tmp_path, capsys, place):
+    assert cli.run(["watch", str(write_run(tmp_path)), "--to", place]) == 2
+    error = capsys.readouterr().err
+    assert "tensorboard:DIR" in error
+    assert error.count("\n") == 1
+
+
+def test_with_no_run_active_it_says_what_to_begin(tmp_path):
+    with pytest.raises(MirrorError, match="active"):
+        ampwatch.mirror(write_run(tmp_path))
+
+
+def test_thinning_takes_a_whole_number(tmp_path):
+    with pytest.raises(MirrorError, match="thin is 0"):
+        ampwatch.mirror(write_run(tmp_path), to=f"tensorboard:{tmp_path}", thin=0)
+
+
+def test_with_the_watch_switched_off_nothing_is_mirrored(monkeypatch, tmp_path):
+    monkeypatch.setenv("AMPWATCH", "0")
+    threads = threading.active_count()
+    with ampwatch.mirror(ampwatch.attach(None, None), to=f"tensorboard:{tmp_path}/tb"):
+        assert threading.active_count() == threads
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_client_is_loaded_before_it_is_asked_for():
+    code = "import sys, ampwatch.mirrors; print(*sys.modules)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in child.stdout.split()}
+    assert not loaded & {"wandb", "mlflow", "trackio", "prometheus_client", "opentelemetry"}
+    assert not loaded & {"torch", "pandas", "plotly", "streamlit", "tensorboard"}
+
+
+def test_every_place_is_documented():
+    for name in PLACES:
+        assert f"    {name}" in cli.mirror.TO_HELP
