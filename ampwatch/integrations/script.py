@@ -3,15 +3,15 @@
 Nothing of the script's is read or changed before it imports torch by itself. From then on its
 scalers and optimizers tell us when they are made. At the first forward pass in training mode of a
 module whose parameters an optimizer holds, everything stands and the watch begins; the hooks that
-waited for it are gone again. Where several scalers leave open which is whose, each is watched from
-its first step on, with the model of the optimizer that it steps.
+waited for it are gone again. A script that compiles is watched from its first loss on instead:
+torch warns of a hook on every module, and would compile it along. Where several scalers leave open
+which is whose, each is watched from its first step on, with the model of the optimizer that it
+steps. Without a scaler the loss is what `backward` was called on.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
-import gc
 import importlib.abc
 import importlib.util
 import json
@@ -19,13 +19,16 @@ import multiprocessing
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ampwatch.integrations.telling import tell_of_calls, tell_of_each, tell_of_function
+from ampwatch.integrations.trained_models import is_trained, trained_models
+
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 OPTIONS = "AMPWATCH_RUN_OPTIONS"
 """Where `ampwatch run` leaves what it was asked for, as JSON."""
@@ -33,8 +36,16 @@ OPTIONS = "AMPWATCH_RUN_OPTIONS"
 
 def prepare() -> None:
     """Wait for the script to import torch."""
-    if os.environ.get("AMPWATCH") != "0":
+    if os.environ.get("AMPWATCH") == "0":
+        return
+    if "torch" in sys.modules:  # a package's .pth file has imported it before us
+        _begin()
+    else:
         sys.meta_path.insert(0, _Torch())
+
+
+def _begin() -> None:
+    Script(json.loads(os.environ.get(OPTIONS, "{}"))).begin()
 
 
 class _Torch(importlib.abc.MetaPathFinder):
@@ -58,7 +69,7 @@ def _follow_up(loader: Any) -> None:
 
     def exec_module(module: ModuleType) -> None:
         load(module)
-        Script(json.loads(os.environ.get(OPTIONS, "{}"))).begin()
+        _begin()
 
     loader.exec_module = exec_module
 
@@ -74,15 +85,22 @@ class Script:
         self._scalers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._waiting: Any = None
+        self._compiles = False
         self._watches: list[Any] = []
+        self._optimizes = False
+        self._losses = _Losses()
 
     def begin(self) -> None:
-        """Be told of every scaler and optimizer that is made."""
+        """Be told of every scaler and optimizer that is made, and of what compiles."""
         import torch
 
-        _tell_of_each(torch.amp.GradScaler, self._made_scaler)
-        _tell_of_each(torch.optim.Optimizer, self._made_optimizer)
-        _tell_of_steps(torch.amp.GradScaler, self._stepping)
+        tell_of_each(torch.amp.GradScaler, self._made_scaler)
+        tell_of_each(torch.optim.Optimizer, self._made_optimizer)
+        tell_of_calls(torch.amp.GradScaler, "scale", self._scaling)
+        tell_of_calls(torch.amp.GradScaler, "step", self._stepping)
+        tell_of_calls(torch.Tensor, "backward", self._going_back)
+        tell_of_function(torch, "compile", self._compiling)
+        self._losses.begin()
         atexit.register(self._say_if_nothing)
 
     def _made_scaler(self, scaler: Any) -> None:
@@ -90,6 +108,7 @@ class Script:
         self._wait()
 
     def _made_optimizer(self, optimizer: Any) -> None:
+        self._optimizes = True
         self._optimizers.add(optimizer)
         self._wait()
 
@@ -97,8 +116,18 @@ class Script:
         """Look at forward passes until there is nothing left to attach to."""
         from torch.nn.modules.module import register_module_forward_pre_hook
 
-        if self._waiting is None:
+        if self._waiting is None and not self._compiles:
             self._waiting = register_module_forward_pre_hook(self._forward)
+
+    def _wait_no_more(self) -> None:
+        if self._waiting is not None:
+            self._waiting.remove()
+            self._waiting = None
+
+    def _compiling(self) -> None:
+        """Losses tell from here on."""
+        self._compiles = True
+        self._wait_no_more()
 
     def _forward(self, module: nn.Module, _inputs: Any) -> None:
         import torch
@@ -107,21 +136,33 @@ class Script:
             self._guard.run(self._begin_with, module)
 
     def _begin_with(self, module: nn.Module) -> None:
-        """Attach if an optimizer holds something of what runs here, and only one scaler is new."""
-        optimizers = list(self._optimizers)
-        if not _share(module, optimizers):
-            return
-        self._waiting.remove()
-        self._waiting = None
+        """Attach if an optimizer holds something of what runs here."""
+        if is_trained(module, list(self._optimizers)):
+            self._wait_no_more()
+            self._attach_to_all(module)
+
+    def _scaling(self, *_: Any, **__: Any) -> None:
+        if self._compiles and self._optimizers:
+            self._guard.run(self._attach_to_all, None)
+
+    def _going_back(self, loss: Tensor, *_: Any, **__: Any) -> None:
+        if self._compiles and self._optimizers:
+            self._guard.run(self._attach_to_all, None)
+        if self._losses.watch is not None:
+            self._guard.run(self._losses.take, loss)
+
+    def _attach_to_all(self, running: nn.Module | None) -> None:
+        """Attach, if only one scaler is new."""
         scalers = [scaler for scaler in self._scalers if not scaler.is_enabled()]
         scalers = [scaler for scaler in self._scalers if scaler.is_enabled()] or scalers
         if len(scalers) > 1:
             return  # their first steps will tell which model each belongs to
+        optimizers = list(self._optimizers)
         self._scalers.clear()
         self._optimizers.clear()
-        self._attach(next(iter(scalers), None), optimizers, module)
+        self._attach(next(iter(scalers), None), optimizers, running)
 
-    def _stepping(self, scaler: Any, optimizer: Any) -> None:
+    def _stepping(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
         """Attach to a scaler that is still new at its first step."""
         if scaler in self._scalers:
             self._scalers.discard(scaler)
@@ -132,7 +173,7 @@ class Script:
         from ampwatch.errors import AttachError
         from ampwatch.probe import attach, warn
 
-        models = _named(_roots(_held(optimizers)) or ([running] if running is not None else []))
+        models = trained_models(optimizers, running)
         try:
             watch = attach(
                 scaler, models, optimizer=optimizers if scaler is None else None, **self._options
@@ -141,96 +182,48 @@ class Script:
             warn(f"this training is not watched: {error}")
             return
         self._watches.append(watch)
+        if scaler is None:
+            self._losses.watch = watch
         if watch.run_folder is not None:
             folder = os.path.relpath(watch.run_folder)
             sys.stderr.write(f"ampwatch: watching; see `ampwatch report {folder}`\n")
 
     def _say_if_nothing(self) -> None:
-        if not self._watches and multiprocessing.parent_process() is None:
+        """Say that nothing was watched, but not of a launcher, whose children train."""
+        launches = not self._optimizes and os.times().children_user > 0
+        if not self._watches and not launches and multiprocessing.parent_process() is None:
             sys.stderr.write(
                 "ampwatch: nothing was watched: no optimizer's model ran in training mode.\n"
             )
 
 
-# -- being told ----------------------------------------------------------------------------------
+class _Losses:
+    """What the backward passes of a step began from, where no scaler is given the loss."""
 
+    def __init__(self) -> None:
+        self.watch: Any = None
+        self._total: Tensor | None = None
+        self._stepping = False  # within an optimizer's step: a closure evaluates anew
 
-def _tell_of_each(kind: type, tell: Callable[[Any], None]) -> None:
-    """Call `tell` with each object of this class, and of its subclasses, once it is made."""
-    make = kind.__init__  # type: ignore[misc]
+    def begin(self) -> None:
+        """Be told of optimizers' steps: a sum of losses ends there."""
+        from torch.optim import optimizer
 
-    @functools.wraps(make)
-    def init(self: Any, *arguments: Any, **named: Any) -> None:
-        make(self, *arguments, **named)
-        tell(self)
+        optimizer.register_optimizer_step_pre_hook(self._begins_step)
+        optimizer.register_optimizer_step_post_hook(self._ended_step)
 
-    kind.__init__ = init  # type: ignore[misc]
+    def take(self, loss: Tensor) -> None:
+        """`loss.backward()` is about to run: micro-batches' parts add up to the step's."""
+        from torch.overrides import has_torch_function_unary
 
+        if loss.ndim or has_torch_function_unary(loss) or self.watch.closed:
+            return  # a tensor's subclass comes again, as a plain tensor
+        part = loss.detach().clone()
+        self._total = part if self._total is None or self._stepping else self._total + part
+        self.watch.log(loss=self._total)
 
-def _tell_of_steps(kind: Any, tell: Callable[[Any, Any], None]) -> None:
-    """Call `tell` before each step of a scaler; a class that it swaps takes this very step."""
-    plain = kind.step
+    def _begins_step(self, *_: Any) -> None:
+        self._stepping = True
 
-    @functools.wraps(plain)
-    def step(self: Any, optimizer: Any, *arguments: Any, **named: Any) -> Any:
-        before = type(self)
-        tell(self, optimizer)
-        if type(self) is not before:
-            return self.step(optimizer, *arguments, **named)
-        return plain(self, optimizer, *arguments, **named)
-
-    kind.step = step
-
-
-# -- which model ---------------------------------------------------------------------------------
-
-
-def _held(optimizers: Iterable[Any]) -> set[int]:
-    return {
-        id(parameter)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-
-
-def _share(module: nn.Module, optimizers: Iterable[Any]) -> bool:
-    held = _held(optimizers)
-    return any(id(parameter) in held for parameter in module.parameters())
-
-
-def _roots(held: set[int]) -> list[nn.Module]:
-    """The outermost modules around these parameters, of all that there are in the process."""
-    from torch import nn
-
-    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
-    around: dict[int, list[nn.Module]] = {}
-    for module in modules:
-        for child in module.__dict__.get("_modules", {}).values():
-            around.setdefault(id(child), []).append(module)
-    found: dict[int, nn.Module] = {}
-    seen: set[int] = set()
-    reached = [m for m in modules if any(id(p) in held for p in _own_parameters(m))]
-    while reached:
-        module = reached.pop()
-        if id(module) not in seen:
-            seen.add(id(module))
-            outer = around.get(id(module), [])
-            reached += outer
-            if not outer:
-                found[id(module)] = module
-    return [module for module in modules if id(module) in found]
-
-
-def _own_parameters(module: nn.Module) -> list[Any]:
-    return list(module.__dict__.get("_parameters", {}).values())
-
-
-def _named(models: list[nn.Module]) -> Any:
-    """None, one model, or several by the name of their class."""
-    if len(models) < 2:
-        return models[0] if models else None
-    names = [type(model).__name__ for model in models]
-    if len(set(names)) == len(names):
-        return dict(zip(names, models, strict=True))
-    return models
+    def _ended_step(self, *_: Any) -> None:
+        self._stepping, self._total = False, None

@@ -231,6 +231,7 @@ def test_a_launchers_ranks_are_one_run(tmp_path):
         tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", path.name
     )
     assert under.returncode == 0, under.stderr
+    assert "nothing was watched" not in under.stderr  # the launcher trains nothing, and is silent
     run = the_run(tmp_path)
     assert list(run.ranks) == [0, 1]
     assert len(run.steps) == 10
@@ -270,3 +271,98 @@ def test_switched_off_the_script_runs_alone(tmp_path):
     under = watched(tmp_path, path.name, AMPWATCH="0")
     assert (under.returncode, under.stderr) == (0, "")
     assert not (tmp_path / "ampwatch-runs").exists()
+
+
+def test_a_script_that_compiles_gets_no_warning_and_no_graph_more(tmp_path):
+    text = """
+    import warnings
+    from torch._dynamo.utils import counters
+    warnings.simplefilter("error")
+    scaler, plain, optimizer = parts(2.0**10)
+    graphs = []
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+    model = torch.compile(plain, backend=backend)
+    model.eval()
+    with torch.no_grad():
+        model(torch.randn(4, 8))
+    model.train()
+    train(5, scaler, model, optimizer)
+    print(len(graphs), sum(counters["graph_break"].values()), scaler.get_scale())
+    """
+    path = script(tmp_path, text)
+    alone, under = ran(tmp_path, path.name), watched(tmp_path, path.name)
+    assert alone.returncode == 0, alone.stderr
+    assert (without_ours(under.stderr), under.stdout) == (alone.stderr, alone.stdout)
+    run = the_run(tmp_path)
+    assert len(run.steps) == 5
+    assert None not in run.steps["loss"].to_pylist()
+    assert None not in run.steps["grad_norm"].to_pylist()
+
+
+def test_a_script_that_compiles_and_has_no_scaler_is_watched_from_its_first_loss(tmp_path):
+    text = """
+    _, model, optimizer = parts()
+    del _
+    model.compile(backend="eager")
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+    """
+    under = watched(tmp_path, script(tmp_path, text).name)
+    assert under.returncode == 0, under.stderr
+    run = the_run(tmp_path)
+    assert len(run.steps) == 4
+    assert None not in run.steps["loss"].to_pylist()
+
+
+def test_without_a_scaler_the_loss_is_what_went_backward_in_the_step(tmp_path):
+    text = """
+    _, model, optimizer = parts()
+    del _
+    told = []
+    for step in range(6):
+        optimizer.zero_grad()
+        losses = [model(torch.randn(4, 8)).square().mean() / 2 for _ in range(2)]
+        for loss in losses:
+            loss.backward()
+        told.append(float(sum(loss.detach() for loss in losses)))
+        losses[0].detach().mul_(7)  # ours is the value that went backward
+        optimizer.step()
+    print(told)
+    """
+    under = watched(tmp_path, script(tmp_path, text).name)
+    assert under.returncode == 0, under.stderr
+    told = [float(value) for value in under.stdout.strip(" []\n").split(",")]
+    assert the_run(tmp_path).steps["loss"].to_pylist() == pytest.approx(told, rel=1e-6)
+
+
+def test_a_closure_is_told_by_its_last_evaluation(tmp_path):
+    text = """
+    _, model, _ = parts()
+    del _
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    x, seen = torch.randn(4, 8), []
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        seen.append(loss.item())
+        return loss
+    optimizer.step(closure)
+    assert len(seen) > 1
+    print(seen[-1])
+    """
+    under = watched(tmp_path, script(tmp_path, text).name)
+    assert under.returncode == 0, under.stderr
+    assert the_run(tmp_path).steps["loss"].to_pylist() == pytest.approx([float(under.stdout)])
+
+
+def test_torch_may_be_there_before_the_script(tmp_path):
+    path = script(tmp_path, "train(3, *parts(2.0**10))\n")
+    before = "import torch; from ampwatch.integrations.script import prepare; prepare(); "
+    under = ran(tmp_path, "-c", before + f"import runpy; runpy.run_path({path.name!r})")
+    assert under.returncode == 0, under.stderr
+    assert len(ampwatch.list_runs(tmp_path / "ampwatch-runs")) == 1

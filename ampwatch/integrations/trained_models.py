@@ -1,0 +1,63 @@
+"""Which models a script trains: those around the parameters that its optimizers hold."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def is_trained(module: nn.Module, optimizers: Iterable[Any]) -> bool:
+    """Whether an optimizer holds something of this module."""
+    held = _held(optimizers)
+    return any(id(parameter) in held for parameter in module.parameters())
+
+
+def trained_models(optimizers: Iterable[Any], running: nn.Module | None) -> Any:
+    """None, one model, or several by the name of their class; `running` if none is found."""
+    models = _roots(_held(optimizers)) or ([running] if running is not None else [])
+    if len(models) < 2:
+        return models[0] if models else None
+    names = [type(model).__name__ for model in models]
+    if len(set(names)) == len(names):
+        return dict(zip(names, models, strict=True))
+    return models
+
+
+def _held(optimizers: Iterable[Any]) -> set[int]:
+    return {
+        id(parameter)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
+def _roots(held: set[int]) -> list[nn.Module]:
+    """The outermost modules around these parameters, of all that there are in the process."""
+    from torch import nn
+
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    around: dict[int, list[nn.Module]] = {}
+    for module in modules:
+        for child in module.__dict__.get("_modules", {}).values():
+            around.setdefault(id(child), []).append(module)
+    found: dict[int, nn.Module] = {}
+    seen: set[int] = set()
+    reached = [m for m in modules if any(id(p) in held for p in _own_parameters(m))]
+    while reached:
+        module = reached.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            outer = around.get(id(module), [])
+            reached += outer
+            if not outer:
+                found[id(module)] = module
+    return [module for module in modules if id(module) in found]
+
+
+def _own_parameters(module: nn.Module) -> list[Any]:
+    return list(module.__dict__.get("_parameters", {}).values())
