@@ -258,6 +258,11 @@ def test_several_groups_get_one_factor_and_the_group_that_leads():
     assert "group 1 leads" in advice.because
 
 
+def test_a_leading_groups_rate_is_not_the_first_of_a_warmup_that_the_loop_makes():
+    began = Setup(groups=(Group(base=0.001, adaptive=True), Group(base=0.002)), lead_group=1)
+    assert look(diverging(), began).current == pytest.approx(0.2)  # the rows' 0.1, twice
+
+
 def test_accumulation_and_a_batch_ramp_are_named():
     ramp = np.where(np.arange(120) < 40, 2.0, 8.0)
     because = look(with_columns(diverging(), micro_batches=ramp), ADAM).because

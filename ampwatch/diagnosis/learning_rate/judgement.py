@@ -106,12 +106,15 @@ def _unless_rate(cause: Cause) -> Cause:
 
 
 def base_rate(state: RateState) -> float | None:
-    """The base rate of the leading group, as the last row that knows it says."""
-    groups, lead = state.setup.groups, state.setup.lead_group
-    if lead and lead < len(groups) and groups[lead].base:
-        return groups[lead].base
+    """The base rate of the leading group, as the last row that knows it says.
+
+    Rows tell the first group's; what the optimizer began with may be the first step of a warm-up.
+    """
     base = _last_finite(state.tail, "lr_base") or _last_finite(state.tail, "lr")
-    return base if base is not None and base > 0 and math.isfinite(base) else None
+    if base is not None and base > 0 and math.isfinite(base):
+        return base * _lead_share(state)
+    groups, lead = state.setup.groups, state.setup.lead_group
+    return groups[lead].base or None if 0 < lead < len(groups) else None
 
 
 def _before_onset(state: RateState, before: Rows) -> Rows:
