@@ -1,4 +1,4 @@
-"""No runs yet: the one line to add, and the demo."""
+"""No runs yet, or not the one that was asked for: what to do."""
 
 from __future__ import annotations
 
@@ -12,12 +12,24 @@ from texts import said
 _DEMO = "demo"
 
 
+def show_awaited(name: str) -> None:
+    """A run that is named in the address and not there."""
+    st.html(
+        f'<p class="aw-title">Waiting for {said(name)}</p><div class="aw-muted">No run of this '
+        f"name is in {said(_places())} yet; it appears here within seconds of its first step. "
+        f"{'The others are on the left.' if runs.shelf().choices else ''}</div>"
+    )
+
+
+def _places() -> str:
+    return ", ".join(str(folder) for folder in runs.folders())
+
+
 def show() -> None:
     """What to do where there is nothing to see."""
-    where = ", ".join(str(folder) for folder in runs.folders())
     st.html(
         '<p class="aw-title">No runs yet</p>'
-        f'<div class="aw-muted">Looked in {said(where)}; a run that starts appears here.</div>'
+        f'<div class="aw-muted">Looked in {said(_places())}; a run that starts appears here.</div>'
     )
     st.markdown("Add one line to a training loop, before the loop:")
     st.code("ampwatch.attach(scaler, model)", language="python")

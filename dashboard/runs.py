@@ -83,9 +83,8 @@ class Shelf:
         return f"{live} live, {len(self.choices) - live} finished"
 
     def chosen(self, name: str | None) -> Choice | None:
-        """The run of that name, else the first there is."""
-        first = next(iter(self.choices), None)
-        return next((choice for choice in self.choices if choice.name == name), first)
+        """The run of that name, be there one; without a name, the first there is."""
+        return next((one for one in self.choices if name in {None, one.name}), None)
 
 
 def shelf() -> Shelf:
@@ -94,7 +93,7 @@ def shelf() -> Shelf:
 
 
 def chosen(name: str | None) -> Choice | None:
-    """The run that the address names, else the first there is."""
+    """The run that the address names, be there one; if it names none, the first there is."""
     return shelf().chosen(name)
 
 

@@ -48,20 +48,19 @@ def _choose() -> None:
 
 
 def _list(shelf: runs.Shelf) -> None:
-    before = shelf.chosen(address.read().run)
-    assert before is not None, "there are runs"
+    before = shelf.chosen(address.read().run)  # none while a run that was named is awaited
     listed = list(shelf.choices[:LISTED])
-    if before not in listed:
+    if before is not None and before not in listed:
         listed.append(before)
     labels = {choice.path: choice.label for choice in listed}
     path = st.radio(
         "Runs", list(labels), format_func=lambda path: labels.get(path, path),
-        index=listed.index(before), label_visibility="collapsed",
+        index=None if before is None else listed.index(before), label_visibility="collapsed",
     )  # fmt: skip
     choice = next((choice for choice in listed if choice.path == path), before)
-    if choice != before:
+    if choice is not None and choice != before:
         address.write(address.Address(run=choice.name))
-    if _state(choice) != st.session_state.get(_SHOWN):
+    if choice is not None and _state(choice) != st.session_state.get(_SHOWN):
         st.rerun()
 
 

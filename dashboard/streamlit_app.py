@@ -52,8 +52,11 @@ def _compare() -> None:
 
 
 def _of_run(show: Callable[..., None]) -> None:
-    choice = runs.chosen(address.read().run)
-    if choice is None:
+    name = address.read().run
+    choice = runs.chosen(name)
+    if choice is None and name:
+        empty.show_awaited(name)
+    elif choice is None:
         empty.show()
     else:
         show(choice.path, follow=sidebar.follows())

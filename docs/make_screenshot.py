@@ -13,7 +13,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 from ampwatch.cli.dashboard import Server
-from ampwatch.cli.demo import SCENARIOS, train
+from ampwatch.cli.demo import SCENARIOS, free_path, train
 
 PICTURE = Path(__file__).parent / "dashboard.png"
 SIZE = {"width": 1400, "height": 985}
@@ -27,7 +27,7 @@ def main() -> None:
     """Train, serve, look."""
     os.environ["AMPWATCH_ENDPOINT"] = "off"
     with tempfile.TemporaryDirectory() as folder:
-        run = train(SCENARIOS[0], Path(folder), seed=1)
+        run = train(SCENARIOS[0], free_path(SCENARIOS[0], Path(folder)), seed=1)
         with Server([Path(folder)]) as server:
             take_picture(f"{server.url}/?run={run.name}")
 

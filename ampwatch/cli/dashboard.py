@@ -105,10 +105,10 @@ class Server:
             with self._child:  # closes the pipe and waits
                 pass
 
-    def open_browser(self) -> None:
-        """Open the page, where there is a screen to show it on."""
+    def open_browser(self, run: str = "") -> None:
+        """Open the page, of a run or of the newest, where there is a screen to show it on."""
         if sys.platform in {"darwin", "win32"} or {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
-            webbrowser.open(self.url)
+            webbrowser.open(f"{self.url}/?run={run}" if run else self.url)
 
     def wait(self) -> None:
         """Until Ctrl-C, or until the server ends by itself."""

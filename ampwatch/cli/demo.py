@@ -90,23 +90,30 @@ def command(
         say(f"{absent} Here is the report instead.")
     if dashboard and not absent:
         with Server([where]) as server:
-            say(f"The dashboard is at {server.url}")
-            server.open_browser()
-            _report(train(chosen, where, seed))
+            path = free_path(chosen, where)
+            say(f"The dashboard is at {server.url}/?run={path.name}")
+            server.open_browser(path.name)
+            _report(train(chosen, path, seed))
             say(f"The dashboard stays at {server.url} until Ctrl-C.")
             server.wait()
     else:
-        _report(train(chosen, where, seed))
+        _report(train(chosen, free_path(chosen, where), seed))
 
 
-def train(scenario: Scenario, folder: Path, seed: int) -> Path:
+def free_path(scenario: Scenario, folder: Path) -> Path:
+    """Where the scenario's next run goes."""
+    name = f"demo-{scenario.name}"
+    numbers = (name if n == 1 else f"{name}-{n}" for n in range(1, 10_000))
+    return next(folder / free for free in numbers if not (folder / free).exists())
+
+
+def train(scenario: Scenario, path: Path, seed: int) -> Path:
     """Run the scenario's script with a progress bar; the run that it left."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = _free_folder(folder, f"demo-{scenario.name}")
+    path.parent.mkdir(parents=True, exist_ok=True)
     options = ["--seed", str(seed), "--steps", str(scenario.steps), "--run", path.name]
     child = subprocess.Popen(
         [sys.executable, *_program(scenario), *options],
-        env=_environment(folder),
+        env=_environment(path.parent),
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr,
     )
@@ -164,11 +171,6 @@ def _environment(folder: Path) -> dict[str, str]:
         "AMPWATCH_DIR": str(folder.resolve()),
         "PYTHONPATH": search_path(),
     }
-
-
-def _free_folder(folder: Path, name: str) -> Path:
-    numbers = (name if n == 1 else f"{name}-{n}" for n in range(1, 10_000))
-    return next(folder / free for free in numbers if not (folder / free).exists())
 
 
 def _follow(child: subprocess.Popen[bytes], path: Path, scenario: Scenario) -> None:

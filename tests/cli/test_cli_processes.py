@@ -19,7 +19,7 @@ from written_runs import event_columns, step_columns, write_run
 
 import ampwatch
 from ampwatch import codec, open_run, store
-from ampwatch.cli.demo import SCENARIOS, train
+from ampwatch.cli.demo import SCENARIOS, free_path, train
 from ampwatch.recorder import Recorder
 from ampwatch.rows import Table
 
@@ -161,7 +161,7 @@ def test_each_scenario_shows_what_it_says(tmp_path, monkeypatch, environment, na
     (scenario,) = [one for one in SCENARIOS if one.name == name]
     if name not in {"lr-too-high", "one-bad-rank"}:  # those need their whole course
         scenario = dataclasses.replace(scenario, steps=min(scenario.steps, 120))
-    run = open_run(train(scenario, tmp_path / "demo", seed=1))
+    run = open_run(train(scenario, free_path(scenario, tmp_path / "demo"), seed=1))
     diagnosis = ampwatch.diagnose(run)
     assert diagnosis.verdict.value == verdict
     assert codes <= {finding.code for finding in diagnosis.findings}

@@ -66,6 +66,20 @@ def test_a_run_appears_moves_and_leaves_zoom_and_hover_to_the_reader(one, folder
         assert page.troubles == []
 
 
+def test_a_run_that_is_named_is_awaited_and_no_other_is_shown_for_it(one, folders):
+    runs = folders / "runs"
+    with training(runs, "other", 30, 0.0) as child:
+        assert child.wait(120) == 0
+    with Server([runs]) as server, tab(one) as page:
+        page.open(f"{server.url}/?run=later")
+        page.says("Waiting for later")
+        assert page.page.locator(".aw-band").count() == 0
+        with training(runs, "later", 10_000, 0.02):
+            page.drawn(10)
+            page.says("live,")
+        assert page.troubles == []
+
+
 def test_a_healthy_run_that_begins_to_fail_is_said_while_the_page_is_open(one, folders):
     runs = folders / "runs"
     with Server([runs]) as server, tab(one) as page, training(runs, "falls", 260, 0.02, 140):
