@@ -148,7 +148,8 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     if named is not None and not blamed:
         because = f"{named.code} {named.name} explains what happened: {named.summary}"
         return Advice(Action.NOT_THE_CAUSE, because, current=seen.base)
-    if verdict is Verdict.HEALTHY and advice.action is Action.NOT_THE_CAUSE:
+    calm = verdict is Verdict.HEALTHY and seen.onset is not None
+    if calm and advice.action in {Action.NOT_THE_CAUSE, Action.UNKNOWN}:
         # The rows of a sparse log stand close where its steps do not: no trouble, no cause.
         return Advice(Action.KEEP, "Nothing that stands speaks against it.", current=seen.base)
     if seen.onset is not None or verdict is Verdict.HEALTHY:

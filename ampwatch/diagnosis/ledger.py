@@ -15,6 +15,8 @@ from ampwatch.rows import EventKind
 NO_GRADIENTS = "No inf checks were recorded for this optimizer"
 FLOAT16_PARAMETERS = "Attempting to unscale FP16 gradients"
 NO_GRAPH = "does not require grad and does not have a grad_fn"
+# The words with which other frameworks give up at their lowest scale.
+AT_FLOOR = ("inimum loss scale reached", "loss scale already at minimum", "grad_scale is too small")
 TELLING_TEXTS = (NO_GRADIENTS, NO_GRAPH, FLOAT16_PARAMETERS)
 
 _CHANGES = frozenset(

@@ -27,6 +27,7 @@ class Attempt:
     open: Row | None = None  # the last row: the next line may say more of its step
     last_step: int = -1
     counter: int | None = None  # as last printed
+    first_counter: int | None = None  # of a bar: what came before it was not seen
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_STEPS))
     scale: float | None = None  # after the last row
     skips_since: int = 0  # since the last line of statistics

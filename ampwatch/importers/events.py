@@ -12,7 +12,8 @@ from ampwatch.importers.implied import (
     show_growth,
 )
 from ampwatch.importers.rowbook import Row
-from ampwatch.importers.sayings import Amend, Progress, Scale, Skip
+from ampwatch.importers.sayings import Amend, Progress, Scale, Skip, Stats
+from ampwatch.importers.statistics import take_stats
 from ampwatch.rows import EventKind
 
 
@@ -28,6 +29,10 @@ def put_skip(course: Course, skip: Skip) -> None:
     show_accepted(course, step, before)
     scale = grown_before(course, before) if skip.scale is None else skip.scale
     row: Row = {"step": course.placed(step), "scale": scale, "scale_after": skip.scale_after}
+    if skip.grad_norm is not None:
+        row["grad_norm"] = skip.grad_norm
+    if skip.time_ns is not None:
+        row["time_ns"] = skip.time_ns
     course.add({**row, "skipped": True, "found_inf": True})
     course.now.skips_since += 1
     course.now.skips_told += 1
@@ -81,6 +86,10 @@ def take_progress(course: Course, bar: Progress) -> None:
     if now.is_unnumbered and now.open is not None and bar.step >= now.open["step"]:
         now.open["step"] = now.last_step = bar.step  # the bar is drawn anew below a line
         now.is_unnumbered = False
+    if now.first_counter is None:
+        now.first_counter = bar.step
     if now.counter is None or bar.step > now.counter:
         now.counter = bar.step
         now.is_numbered = True
+    if bar.values:
+        take_stats(course, Stats(step=bar.step, values=bar.values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -45,6 +46,14 @@ def number(text: str) -> float:
         return float(text.strip("'\" ").replace(",", ""))
     except ValueError:
         return float("nan")
+
+
+def snapped(scale: float) -> float:
+    """The power of two that prints as this scale, in a few digits."""
+    if not (scale > 0 and math.isfinite(scale)):
+        return scale
+    near: float = 2.0 ** round(math.log2(scale))
+    return near if math.isclose(near, scale, rel_tol=0.05) else scale
 
 
 def pattern(text: str) -> re.Pattern[str]:

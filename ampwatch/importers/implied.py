@@ -155,6 +155,9 @@ def grown_before(course: Course, before: float | None) -> float | None:
 
 def show_accepted(course: Course, step: int | None, before: float | None) -> None:
     """An accepted row where the counter went on without an overflow being printed."""
+    attempt = course.now
+    if attempt.is_empty and step is None and attempt.counter == attempt.first_counter:
+        return  # it went on before the log begins
     now = course.now.counter if step is None else step - 1
     if now is None or now <= max(course.now.last_step, 0):
         return

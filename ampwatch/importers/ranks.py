@@ -18,6 +18,8 @@ _Key: TypeAlias = "tuple[float | None, float | None]"
 _MOST_WAITING = 4096
 _REMEMBERED = 4096
 _FEW_STRANGERS = 4
+# Ranks that have joined their gradients print within a moment; a step takes longer.
+_MOMENT_NS = 100_000_000
 
 
 def _key(skip: Skip) -> _Key:
@@ -87,20 +89,36 @@ class Burst:
 
     def _events(self, waiting: Sequence[Skip], world: int) -> Iterator[Skip]:
         counts: Counter[_Key] = Counter()
+        began: dict[_Key, int | None] = {}  # when the event was first told of
         if self.last is not None and self.last == _key(waiting[0]) and self.last_count % world:
             counts[self.last] = self.last_count  # the other ranks of an event told before
         for skip in waiting:
-            if counts[_key(skip)] % world == 0:
+            key = _key(skip)
+            if _is_later(skip.time_ns, began.get(key)):
+                counts[key] = 0
+            if counts[key] % world == 0:
+                began[key] = skip.time_ns
                 yield skip
-            counts[_key(skip)] += 1
+            counts[key] += 1
         self.last = _key(waiting[-1])
         self.last_count = counts[self.last]
 
 
+def _is_later(time_ns: int | None, began_ns: int | None) -> bool:
+    """Whether a line was printed too late to be another rank's of the same event."""
+    return time_ns is not None and began_ns is not None and time_ns - began_ns > _MOMENT_NS
+
+
 def _world(waiting: Sequence[Skip]) -> int:
-    """How often each event stands there: once, unless every value agrees on more."""
+    """How often each event stands there: once, unless every value agrees on more.
+
+    Lines without a value are not told apart by it, so each is one; and one value alone, again and
+    again, is of ranks only where it is printed by as many as machines have.
+    """
     counts = Counter(map(_key, waiting))
     many = counts[_key(waiting[0])]
+    if _key(waiting[0]) == (None, None) or (len(counts) == 1 and many & (many - 1)):
+        return 1
     last = _key(waiting[-1])  # may be cut off
     agreed = all(count % many == 0 for key, count in counts.items() if key != last)
     return many if agreed and counts[last] <= many * max(1, len(waiting) // many) else 1

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ampwatch.importers import shapes
-from ampwatch.importers.format import Format
+from ampwatch.importers.format import NUMBER, Format, fields
 from ampwatch.importers.lines import Lines
 from ampwatch.importers.sayings import Amend, Progress, Saying, Scale, Skip, Stats
 from ampwatch.importers.shapes import Shape
@@ -27,7 +27,9 @@ _INNOCENT = re.compile(
     r"(?i)overflow_expert|stack ?overflow|buffer overflow|rejecting batch|overflow-|--|args|config|"
     r"minimum loss|namespace"
 )
-_BAR = re.compile(r"\| *(\d+)/(\d+) \[[^\]]{3,60}(?:it/s|s/it)")
+_BAR = re.compile(r"\| *(\d+)/(\d+) \[[^\]]{3,60}(?:it/s|s/it)([^\]]{0,400}\])?")
+_SHOWN = {name: re.compile(rf"[, ]{name}=({NUMBER})[,\]]") for name in ("loss", "lr")}
+_PADDING = re.compile(r" {8,}")  # where a terminal's copy was joined again in mid-word
 Columns: TypeAlias = "dict[str, np.ndarray]"
 _WRAP_LINES = 6
 _MOST_SHAPES = 8
@@ -188,6 +190,10 @@ class Reader:
         form, said = self._asked(text)
         if form is not None and not _may_be_cut(text, said):
             return form, said, at
+        if form is None and _PADDING.search(text):
+            unpadded, words = self._asked(_PADDING.sub("", text))
+            if unpadded is not None:
+                return unpadded, words, at
         joined = text
         for more in range(1, _WRAP_LINES):
             following = lines.line(at + more).decode("utf-8", "replace")
@@ -215,9 +221,12 @@ class Reader:
 
     @staticmethod
     def _bar(text: str) -> Saying | None:
-        """The step of the last progress bar that is glued before the line."""
+        """The step, and what else it shows, of the last progress bar glued before the line."""
         bars = list(_BAR.finditer(text)) if "it/s" in text or "s/it" in text else []
-        return Progress(int(bars[-1][1]), int(bars[-1][2])) if bars else None
+        if not bars:
+            return None
+        shown = fields(bars[-1][3] or "", _SHOWN)
+        return Progress(int(bars[-1][1]), int(bars[-1][2]), shown)
 
     # --- counting --------------------------------------------------------------------------------
 

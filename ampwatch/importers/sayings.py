@@ -35,6 +35,8 @@ class Skip:
     scale_after: float | None = None
     step: int | None = None
     rank: int | None = None  # that printed it
+    grad_norm: float | None = None  # where the line says how it is not finite
+    time_ns: int | None = None  # when it was printed
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Progress:
 
     step: int
     total: int | None = None  # that the bar goes to: bars of other loops have another
+    values: Mapping[str, float] = field(default_factory=dict)  # that the bar shows at its end
 
 
 @dataclass(frozen=True, slots=True)

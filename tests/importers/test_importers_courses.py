@@ -192,3 +192,79 @@ def test_the_frameworks_defaults_are_no_settings_that_the_log_tells(tmp_path):
     run = open_run(import_log(path, tmp_path / "runs"))
     assert settings_of(run) == {"config.opt_level": "O1"}
     assert assumed_settings(run)["scaler.growth_interval"] == "2000"
+
+
+def bar(step: int, more: str = "") -> str:
+    return f"\r  1%|█▍      | {step}/1184 [00:21<1:09:10,  3.52s/it{more}]"
+
+
+def zero(scale: float) -> str:
+    to = f"Attempted loss scale: {scale}, reducing to {scale / 2}"
+    return f"[2021-02-04 15:06:19,825] [INFO] [deepscale] OVERFLOW! Rank 0 Skipping step. {to}\n"
+
+
+def test_a_search_that_a_bar_shows_from_its_first_step_on_is_no_fall(tmp_path):
+    """The bar stands at 1 when the log begins: nothing says that a step was accepted before."""
+    text = "".join(bar(n) + zero(2.0 ** (33 - n)) for n in range(1, 13))
+    found = told(text + "".join(map(bar, range(13, 60))), tmp_path)
+    assert found.verdict.value == "healthy"
+    assert (found.run.skipped, found.run.final_scale) == (12, 2.0**20)
+
+
+def test_a_bar_that_shows_a_loss_that_is_nan_is_believed(tmp_path):
+    shown = [", loss=265.2, lr=2.5e-05", *[", loss=nan, lr=2.5e-05"] * 18]
+    lines = (bar(n, more) + zero(2.0 ** (33 - n)) for n, more in enumerate(shown, 1))
+    found = told("".join(lines), tmp_path)
+    assert found.headline.code == "AMP204"
+    assert found.learning_rate.action.value == "unknown"
+
+
+def test_a_line_that_a_terminals_copy_has_padded_in_mid_word_is_read(tmp_path):
+    lines = [zero(2.0 ** (16 - n)).replace("scale:", "sca" + 30 * " " + "le:") for n in range(3)]
+    assert told("".join(lines), tmp_path).run.final_scale == 2.0**13
+
+
+def test_a_run_that_its_framework_ended_at_the_lowest_scale_fails_however_few_lines_tell(tmp_path):
+    text = "".join(
+        f"| epoch {n:03d} | loss {4 - n / 10} | num_updates {n * 327} | lr 0.0003 | gnorm 0.6 | "
+        "loss_scale 0.001 |\n"
+        for n in range(1, 29)
+    )
+    text += "| WARNING: overflow detected, setting loss scale to: 0.000244140625\n"
+    assert told(text, tmp_path).verdict.value == "healthy"
+    text += "FloatingPointError: Minimum loss scale reached (0.0001). Your loss is exploding.\n"
+    found = told(text, tmp_path)
+    assert (found.verdict.value, found.headline.code) == ("failing", "AMP104")
+
+
+def test_a_scale_beyond_any_search_is_a_failure_though_no_line_tells_of_a_skip(tmp_path):
+    text = "2024-01-14 01:03:00,826 WARNING [train.py:1057] (2/4) Grad scale is small: {}\n"
+    found = told("".join(text.format(1.3e-20 / 2**n) for n in range(3)), tmp_path)
+    assert found.headline.code == "AMP104"
+    assert told(text.format(0.0078125) * 3, tmp_path).verdict.value != "failing"
+
+
+def test_norms_that_are_nan_at_every_update_are_a_failure_where_no_scale_is_told(tmp_path):
+    line = "[user] 2021-04-23 19:{:02d}:{:02d},420 (trainer:581) WARNING: The grad norm is nan. "
+    line += "Skipping updating the model.\n"
+    lines = [line.format(n // 60, n % 60) for n in range(120)]
+    found = told("".join(lines), tmp_path)
+    assert found.run.skipped == 120
+    assert found.verdict.value == "failing"
+    text = "(trainer:636) INFO: 1epoch:train:{}-{}batch: loss=8.1, optim0_lr0=1e-03\n"
+    often = (text.format(n * 50 + 1, n * 50 + 50) for n in range(40))
+    mixed = "".join(line + (lines[n] if n % 8 == 0 else "") for n, line in enumerate(often))
+    assert told(mixed, tmp_path).verdict.value == "healthy"
+
+
+@pytest.mark.parametrize(("lines", "events"), [(8, 1), (5, 5)])
+def test_one_value_again_and_again_is_of_ranks_where_there_are_as_many(lines, events, tmp_path):
+    assert told(APEX.format(1.0) * lines, tmp_path).run.overflows == events
+
+
+def test_one_gradient_norm_is_no_band_that_speaks_for_the_rate(tmp_path):
+    text = "| epoch 027 | loss 6.3 | num_updates 10198 | lr 0.0006 | gnorm 0.390 | loss_scale 1 |\n"
+    skips = (f"| WARNING: overflow detected, setting loss scale to: {2.0**-n}\n" for n in range(14))
+    found = told(text + "".join(skips), tmp_path)
+    assert found.verdict.value == "failing"
+    assert found.learning_rate.action.value == "unknown"

@@ -197,7 +197,7 @@ def _drift(name: str, accepted: Rows, with_onset: Rows) -> Proof | None:
     known = np.flatnonzero(np.isfinite(past))
     # The last steps before the onset belong to the trouble; half of a short record is its past.
     cut = max(len(known) // 2, len(known) - constants.PROOF_STEPS)
-    if cut < 5:
+    if cut < _FEWEST_NORMS:
         return None
     usual = past[known[:cut]][-constants.WINDOW_STEPS :]
     around = np.concatenate([past[known[cut:]], _signal(name, with_onset)])
@@ -223,6 +223,7 @@ def _signal(name: str, rows: Rows) -> Floats:
     return rows.ratio if name == "ratio" else rows.of(name)
 
 
+_FEWEST_NORMS = 5
 _MECHANISM = {
     "updates": ("update_norm", "max_ratio"),
     "gradients": ("grad_norm",),
@@ -236,6 +237,8 @@ def recorded_mechanism(before: Rows, after: Rows) -> tuple[str, ...]:
         word
         for word, names in _MECHANISM.items()
         if any(np.isfinite(rows.of(name)).any() for rows in (before, after) for name in names)
+        # A band is what some values before the onset lay in.
+        and (word != "gradients" or np.isfinite(before.of("grad_norm")).sum() >= _FEWEST_NORMS)
     )
 
 

@@ -92,9 +92,11 @@ def _foreign_spots(case: Case) -> Iterator[str]:
         yield "It tells no loss scale."
     unnamed = ", so no layer can be named" if _lacks_layers(case) else ""
     yield f"Layers, updates and memory are not in such a log{unnamed}."
+    absent = {*_NAMES} - case.numbers.told
+    absent |= set() if case.scale.has_scaler else {"scale", "scale_after"}
     for column, marks in sorted(case.record.marks.items()):
         for mark in marks:
-            if (column, mark) in _READINGS:
+            if (column, mark) in _READINGS and column not in absent:
                 yield _READINGS[column, mark]
 
 

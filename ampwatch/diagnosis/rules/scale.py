@@ -1,4 +1,4 @@
-"""AMP101 to AMP108: what the loss scale itself tells."""
+"""AMP101 to AMP103, AMP105 and AMP108: what the loss scale itself tells."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def startup_search(case: Case) -> Iterator[Seen]:
         summary=f"{count_text(skips, 'step')} skipped while the scale searched its level"
         + (", and none was accepted yet." if case.is_searching else "."),
         cause=f"The scale began at {began}, above what the gradients "
-        f"allow, and stood at {scale_text(scale.startup_scale_after)} after the last of them.",
+        f"allow, and stood at {scale_text(scale.startup_scale_after)} after the last of them."
+        if scale.has_scaler
+        else "Nothing tells the scale, nor whether steps were accepted between them.",
         action="Watch the next steps: the search should have ended by now."
         if slow
         else "Nothing to do: this is how a loss scale finds its level.",
@@ -132,7 +134,7 @@ def _failed_search(case: Case) -> Seen:
         last_step=scale.last_step,
         summary=f"{accepted}: {count_text(scale.startup_skips, 'skip')} took the scale from "
         f"{scale_text(first)} to {scale_text(final)}.",
-        cause="The gradients are not finite at any scale." + blind + _untold(case),
+        cause="The gradients are not finite at any scale." + blind + untold(case),
         action="Stop: nothing is being learnt. Attach ampwatch to see which layer, input or rate "
         "it is."
         if case.is_foreign
@@ -142,7 +144,7 @@ def _failed_search(case: Case) -> Seen:
     )
 
 
-def _untold(case: Case) -> str:
+def untold(case: Case) -> str:
     """The caveat where the record holds nothing that could name the cause."""
     if case.is_foreign and not case.numbers.told & {"loss", "lr"}:
         return " Without the loss and the learning rate the cause cannot be told."
@@ -162,7 +164,7 @@ def _fall(case: Case, fall: Fall, *, healed: bool) -> Seen:
         summary=f"The loss scale fell from {scale_text(fall.level)} to {scale_text(fall.lowest)} "
         f"{ending}.",
         cause=f"From there {count_text(skipped, 'step')} {'was' if skipped == 1 else 'were'} "
-        "skipped: the gradients overflowed again at every lower scale." + _untold(case),
+        "skipped: the gradients overflowed again at every lower scale." + untold(case),
         action="Nothing to do unless it returns: the run recovered by itself."
         if healed
         else f"Stop: nothing is being learnt. Restart from a checkpoint before step "
@@ -171,44 +173,6 @@ def _fall(case: Case, fall: Fall, *, healed: bool) -> Seen:
             Evidence("scale", last, final, fall.level),
             Evidence("skipped", last, float(skipped)),
         ),
-    )
-
-
-@rule(
-    "AMP104",
-    "scale-at-floor",
-    Severity.ERROR,
-    Page(
-        meaning="The loss scale is zero, at the framework's minimum, or so small that no step can "
-        "succeed. At 2^-128 and below its inverse is inf in float32: torch then finds no "
-        "overflow, takes the step, and destroys the weights without a word.",
-        looks="A skip at the minimum, or any step at a scale below 2^-126.",
-        not_to_confuse="AMP109: a loss summed over many items lives well below 1 in good health.",
-        do="Stop the run. Restart from a checkpoint with a healthy scale; a minimum scale or a "
-        "lower floor cures nothing.",
-        example="scale 1.2e-38 and still skipping.",
-    ),
-)
-def scale_at_floor(case: Case) -> Iterator[Seen]:
-    """A step at a scale that leaves no room."""
-    if case.scale.floor_steps is None:
-        return
-    first, last = case.scale.floor_steps
-    scale, final, floor = case.scale.floor_scale, case.final_scale, case.scale.scaler.floor
-    healed = final is not None and final > max(policy.FLOOR_SCALE, floor or 0.0)
-    yield Seen(
-        severity=Severity.INFO if healed else Severity.ERROR,
-        first_step=first,
-        last_step=last,
-        summary=f"The loss scale stood at its floor, {scale_text(scale)}"
-        + (", and rose again." if healed else ": no step can succeed."),
-        cause="It fell as far as it can; at this size its inverse is no longer a finite number."
-        if scale < policy.FLOOR_SCALE
-        else "It fell to the lowest scale that the framework allows, and steps still overflow.",
-        action="Nothing to do unless it returns."
-        if healed
-        else "Stop, and restart from a checkpoint with a healthy scale.",
-        evidence=(Evidence("scale", first, scale, policy.FLOOR_SCALE),),
     )
 
 
@@ -269,7 +233,9 @@ def _nothing_learns(case: Case) -> Seen | None:
     if not case.is_foreign or case.scale.has_scaler:
         return None
     bad, rates = numbers.bad_norms, 0 if numbers.any_rate else numbers.rates
-    if _is_dead(bad.count, numbers.norms):
+    # Where only skipped steps have a norm, it is their share that tells.
+    rare = numbers.norms <= numbers.skipped_steps <= case.scale.entries / 2
+    if not rare and _is_dead(bad.count, numbers.norms):
         what, value = "gradient norm is not finite", "not finite"
         first, count, signal = bad.first_step, bad.count, "grad_norm"
         cause = "Each such step is skipped by a scaler, or writes nan into the weights without one."

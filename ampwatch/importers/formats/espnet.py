@@ -10,6 +10,7 @@ from ampwatch.importers.sayings import Saying, Skip, Stats
 from ampwatch.rows import Mark
 
 _BATCHES = re.compile(r"(?<!\d)(\d{1,9})epoch:train:\d{1,12}-(\d{1,12})batch: ")
+_SKIPPED = re.compile(r"grad norm is (nan|inf)\. Skipping updating the model")
 _FIELDS = {
     "loss": re.compile(rf"[ ,]loss=({NUMBER})"),
     "grad_norm": re.compile(rf"[ ,]grad_norm=({NUMBER})"),
@@ -20,8 +21,8 @@ _FIELDS = {
 
 def read(line: str) -> Iterator[Saying]:
     """What a line of ESPnet says."""
-    if "Skipping updating the model" in line and "grad norm is" in line:
-        yield Skip()
+    if skipped := _SKIPPED.search(line):
+        yield Skip(grad_norm=number(skipped[1]))
     elif batches := _BATCHES.search(line):
         found = {name: wanted.search(line) for name, wanted in _FIELDS.items()}
         values = {name: number(match[1]) for name, match in found.items() if match}

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ampwatch.importers.format import NUMBER, Format, number
-from ampwatch.importers.sayings import Amend, Fatal, Saying, Setup, Skip, Stats
+from ampwatch.importers.sayings import Amend, Fatal, Saying, Scale, Setup, Skip, Stats
 from ampwatch.rows import Mark
 
 _OVERFLOW = re.compile(
@@ -21,6 +21,7 @@ _OVERFLOW = re.compile(
 _PARAMETER = re.compile(r"overflow in param (\S+)")
 _EPOCH = re.compile(r"epoch (\d+):? +(\d+) */ *(\d+) ")
 _PAIR = re.compile(rf"(?<![a-z_])([a-z_]{{1,40}})[= ]({NUMBER})(?=[, |(]|$)")
+_SCALE_ALONE = re.compile(rf"loss_scale=({NUMBER})")
 _FLOOR = re.compile(rf"Minimum loss scale reached \(({NUMBER})\)")
 # 0.004 is 2^-8 in three digits, 0.03 octaves off.
 _ROUNDING_OCTAVES = 0.04
@@ -44,6 +45,9 @@ def read(line: str) -> Iterator[Saying]:
         yield Fatal("FloatingPointError", line[floor.start() :].strip()[:300])
     elif "num_updates" in line and "valid on" not in line and "valid_loss" not in line:
         yield from _statistics(line)
+    elif (batch := _EPOCH.search(line)) and (told := _SCALE_ALONE.match(line, batch.end())):
+        # Before the first update there is nothing else to print.
+        yield from (Scale(scale) for scale in (number(told[1]),) if _is_scale(scale))
 
 
 def _statistics(line: str) -> Iterator[Saying]:
@@ -91,6 +95,7 @@ FORMAT = Format(
     source="fairseq",
     anchors=(
         "overflow detected", "overflow in param", "Minimum loss scale reached", "num_updates",
+        " loss_scale=",
     ),
     read=read,
     scaler={"growth_factor": 2.0, "backoff_factor": 0.5, "init_scale": 128.0, "min_scale": 1e-4},

@@ -10,7 +10,7 @@ from ampwatch.importers.sayings import Fatal, Saying, Scale, Stats
 from ampwatch.rows import Mark
 
 _BATCH = re.compile(r"Epoch (\d+), batch (\d+),")
-_LOSS = re.compile(rf"[, ]loss\[loss=({NUMBER})")
+_LOSS = re.compile(rf"[, ]loss\[(?:\w{{1,40}}=[^,\]]{{1,40}}, ){{0,8}}loss=({NUMBER})")
 _RATE = re.compile(rf", lr: ({NUMBER})")
 _SCALE = re.compile(rf", grad_scale: ({NUMBER})")
 _SMALL = re.compile(rf"Grad scale is small: ({NUMBER})")

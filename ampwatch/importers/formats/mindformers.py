@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 
-from ampwatch.importers.format import NUMBER, Format, keyed, number
+from ampwatch.importers.format import NUMBER, Format, keyed, number, snapped
 from ampwatch.importers.sayings import Saying, Stats
 from ampwatch.rows import Mark
 
@@ -32,7 +31,7 @@ def read(line: str) -> Iterator[Saying]:
         if told:
             values[column] = number(told[1])
     if "scale" in values:
-        values["scale"] = _snapped(values["scale"])
+        values["scale"] = snapped(values["scale"])
         if not values["scale"]:
             del values["scale"]
     yield Stats(step=_step(line), values=values, is_skipped=cond[1] == "True")
@@ -43,14 +42,6 @@ def _step(line: str) -> int | None:
     if place:
         return (int(place[1]) - 1) * int(place[3]) + int(place[2])
     return int(bare[1]) if bare else None
-
-
-def _snapped(scale: float) -> float:
-    """The power of two that prints as this."""
-    if not (scale > 0 and math.isfinite(scale)):
-        return scale
-    near: float = 2.0 ** round(math.log2(scale))
-    return near if math.isclose(near, scale, rel_tol=0.05) else scale
 
 
 FORMAT = Format(

@@ -1,0 +1,84 @@
+"""AMP104: a loss scale that can fall no further."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.ledger import AT_FLOOR
+from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.rules.scale import untold
+from ampwatch.diagnosis.words import scale_text
+
+
+@rule(
+    "AMP104",
+    "scale-at-floor",
+    Severity.ERROR,
+    Page(
+        meaning="The loss scale is zero, at the framework's minimum, or so small that no step can "
+        "succeed. At 2^-128 and below its inverse is inf in float32: torch then finds no "
+        "overflow, takes the step, and destroys the weights without a word.",
+        looks="A skip at the minimum, or any step at a scale below 2^-126. In another trainer's "
+        "log also the error by which it gave up there.",
+        not_to_confuse="AMP109: a loss summed over many items lives well below 1 in good health.",
+        do="Stop the run. Restart from a checkpoint with a healthy scale; a minimum scale or a "
+        "lower floor cures nothing.",
+        example="scale 1.2e-38 and still skipping.",
+    ),
+)
+def scale_at_floor(case: Case) -> Iterator[Seen]:
+    """A step at a scale that leaves no room."""
+    if case.scale.floor_steps is None:
+        yield from _gave_up(case)
+        return
+    first, last = case.scale.floor_steps
+    scale, final, floor = case.scale.floor_scale, case.final_scale, case.scale.scaler.floor
+    healed = final is not None and final > max(policy.FLOOR_SCALE, floor or 0.0)
+    yield Seen(
+        severity=Severity.INFO if healed else Severity.ERROR,
+        first_step=first,
+        last_step=last,
+        summary=f"The loss scale stood at its floor, {scale_text(scale)}"
+        + (", and rose again." if healed else ": no step can succeed."),
+        cause="It fell as far as it can; at this size its inverse is no longer a finite number."
+        if scale < policy.FLOOR_SCALE
+        else "It fell to the lowest scale that the framework allows, and steps still overflow.",
+        action="Nothing to do unless it returns."
+        if healed
+        else "Stop, and restart from a checkpoint with a healthy scale.",
+        evidence=(Evidence("scale", first, scale, policy.FLOOR_SCALE),),
+    )
+
+
+def _gave_up(case: Case) -> Iterator[Seen]:
+    """The framework itself ended the run there, or a foreign log's scale is beyond any search."""
+    final, last = case.final_scale, case.ledger.fatal[-1:]
+    told = next((e for e in last if any(w in str(e.detail.get("message")) for w in AT_FLOOR)), None)
+    if told is not None and told.step >= (case.scale.last_step or 0):
+        summary = f"The run was ended: its loss scale, {scale_text(final)}, could fall no further."
+        cause = "The framework gave up: steps overflowed at the lowest scale that it allows."
+        step: int | None = told.step
+    elif case.is_foreign and _is_lost(case, final):
+        summary = f"The loss scale stands at {scale_text(final)}: no gradient survives that."
+        cause = "No loss that a training sums up needs so low a scale; it fell, step after step."
+        step = case.scale.last_step
+    else:
+        return
+    yield Seen(
+        severity=Severity.ERROR,
+        first_step=step,
+        last_step=step,
+        summary=summary,
+        cause=cause + untold(case),
+        action="Restart from a checkpoint with a healthy scale, with what made it fall put right.",
+        evidence=(Evidence("scale", step, final, case.scale.scaler.floor),),
+    )
+
+
+def _is_lost(case: Case, final: float | None) -> bool:
+    """Whether the scale is below any that a search ends at, and no finding says so yet."""
+    low = final is not None and final < policy.STARTUP_ERROR_SCALE
+    return low and not case.is_searching and case.standing_fall is None
