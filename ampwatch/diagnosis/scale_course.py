@@ -22,8 +22,8 @@ from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.culprits import Culprits
 from ampwatch.diagnosis.episodes import NAN, Episode, Fall, Scaler, Segment, Span
 from ampwatch.diagnosis.joint_overflows import Origin
+from ampwatch.diagnosis.scale_segments import Lead, before_each, filled_from, segments_of
 from ampwatch.diagnosis.signals import Event, Floats, Integers, Mask
-from ampwatch.rows import EventKind
 
 
 @dataclass(slots=True)
@@ -145,63 +145,15 @@ class ScaleCourse:
         return int(self.places[at]) if at < len(block) else int(self.places[-1]) + 1
 
     def _segments(self, block: Block) -> Iterator[Segment]:
-        scale, after = block.columns["scale"], block.columns["scale_after"]
-        filled = _before_each(scale, after, self.known_scale)
-        reset = self._resets(block, scale, after)
-        after = np.where(np.isnan(after), np.append(scale[1:], block.next_scale), after)
-        after = np.where(np.isnan(after), filled, after)
-        alone = np.diff(self.places, prepend=self.steps - 1) > 1
-        before = np.concatenate(([self.scale], filled[:-1]))
-        changed = (filled != before) & ~(np.isnan(filled) & np.isnan(before))
-        skipped_before = np.concatenate(([self.previous_skipped or False], block.skipped[:-1]))
-        cut = changed | reset | (block.skipped != skipped_before) | (block.skipped & alone)
-        cut[0] = True
-        begin = np.flatnonzero(cut)
-        lowest = np.fmin.reduceat(after, begin)
-        end = np.append(begin[1:], len(scale)) - 1
-        rows = zip(
-            begin.tolist(), end.tolist(), filled[begin].tolist(), after[end].tolist(),
-            lowest.tolist(), block.skipped[begin].tolist(), reset[begin].tolist(), strict=True,
-        )  # fmt: skip
-        steps, places = block.step, self.places
-        for first, last, value, then, low, skipped, is_reset in rows:
-            yield Segment(
-                int(places[first]), int(places[last]), int(steps[first]), int(steps[last]),
-                value, then, low, skipped, is_reset,
-            )  # fmt: skip
-
-    def _resets(self, block: Block, scale: Floats, after: Floats) -> Mask:
-        """Where the scale stands at its initial value though nothing led it there."""
-        initial = self.scaler.initial
-        by_user = [e.step for e in block.events if e.kind == EventKind.SCALE_SET.value]
-        set_here = block.entries_of(by_user)
-        set_before = np.concatenate(([self.set_by_user], set_here[:-1]))
-        self.set_by_user = bool(set_here[-1])
-        expected = _before_each(
-            np.full(len(scale), NAN), _last_known(scale, after), self.known_scale
-        )
-        if initial is None:
-            return np.zeros(len(block), np.bool_)
-        told = ~np.isnan(scale)
-        jumped = told & (scale == initial) & (expected != initial) & ~np.isnan(expected)
-        jumped |= ~told & ~block.skipped & (after == initial) & (expected < initial)
-        jumped &= ~self._may_have_grown(expected, initial)
-        # `update(new_scale)` closes one step and shows in the next.
-        began = np.concatenate(([self.scale], _before_each(scale, after, self.known_scale)[:-1]))
-        by_hand = set_before & told & (scale == initial) & block.skipped & _is_far(began, initial)
-        reset = (jumped & ~set_here & ~set_before) | by_hand
-        for at in np.flatnonzero(reset)[-1:]:
-            self.reset_by_hand, self.reset_to = bool(by_hand[at]), initial
-            self.reset_from = float((began if by_hand[at] else expected)[at])
-        return np.asarray(reset)
-
-    def _may_have_grown(self, before: Floats, scale: float) -> Mask:
-        """Whether growth in steps that no row tells of could have led there."""
-        unseen = np.diff(self.places, prepend=self.steps - 1) - 1
-        growths = np.where(unseen > 0, unseen // self.scaler.growth_interval + 1, 0)
-        with np.errstate(all="ignore"):
-            needed = np.log2(scale / before) / np.log2(self.scaler.growth_factor)
-        return np.asarray((growths > 0) & (needed >= 0) & (needed <= growths))
+        skipped = self.previous_skipped or False
+        lead = Lead(self.steps, self.scale, self.known_scale, skipped, self.set_by_user)
+        segments, resets = segments_of(block, self.places, lead, self.scaler)
+        self.set_by_user = resets.set_by_user
+        if resets.mask.any():
+            assert self.scaler.initial is not None, "a reset goes back to it"
+            self.reset_by_hand, self.reset_to = resets.by_hand, self.scaler.initial
+            self.reset_from = resets.scale_from
+        return segments
 
     def _take_facts(self, block: Block) -> None:
         scale, after = block.columns["scale"], block.columns["scale_after"]
@@ -214,7 +166,7 @@ class ScaleCourse:
             told = [step for step in (self.first_step,) if step is not None]
             told += block.step[:2].tolist()
             self.first_step, self.second_step = told[0], told[1] if len(told) > 1 else None
-        before = _before_each(scale, after, self.known_scale)
+        before = before_each(scale, after, self.known_scale)
         if len(known):
             self.final_scale = self.known_scale = float(known[-1])
         self.has_scaler |= bool(np.isfinite(scale).any() or np.isfinite(after).any())
@@ -382,25 +334,3 @@ class ScaleCourse:
 
 def _or_none(value: float) -> float | None:
     return None if np.isnan(value) else value
-
-
-def _is_far(scale: Floats, initial: float) -> Mask:
-    """Whether the initial scale is so far above that going back there loses a search's steps."""
-    return np.asarray(scale <= initial * 2.0**-policy.COLLAPSE_OCTAVES)
-
-
-def filled_from(values: Floats, before: float) -> Floats:
-    """Unknown entries take the last known value, so that a gap is no change."""
-    joined = np.concatenate(([before], values))
-    at = np.maximum.accumulate(np.where(np.isnan(joined), 0, np.arange(len(joined))))
-    return np.asarray(joined[at][1:])
-
-
-def _last_known(scale: Floats, after: Floats) -> Floats:
-    return np.where(np.isnan(after), scale, after)
-
-
-def _before_each(scale: Floats, after: Floats, before: float) -> Floats:
-    """The scale that each entry began with: its own, or the last that an entry before it tells."""
-    both = np.column_stack([scale, after]).ravel()
-    return filled_from(both, before)[::2]
