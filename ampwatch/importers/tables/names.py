@@ -41,6 +41,7 @@ _RATE_OF = re.compile(r"lr_(adam\w*|sgd\w*|lion|rmsprop|adafactor|lamb)(_pg1|_1)
 _FLAGS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 _RUN_PREFIX = re.compile(r"^.{1,200}? - ")  # of W&B's exported panels
 SKIP_FLAGS = ("skipped", "found_inf")
+_MIRRORED = "ampwatch/"  # a run of ours as `mirrors` showed it; its skips are a count, no flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,7 @@ def recognised(names: Iterable[str], mapped: Mapping[str, str], path: str) -> Na
         if name not in there:
             shown = ", ".join(there[:20])
             raise LogError(f"--map {column}={name}: {path} has no {name!r}; it has {shown}.")
-    found = dict(mapped)
-    for name in there:
-        if name in STEP_COLUMNS:
-            found.setdefault(name, name)
+    found = {**_named_by_us(there), **mapped}
     plain = {_plain(name): name for name in reversed(there)}
     for column, usual in USUAL.items():
         if column in found or (column == "scale_after" and "scale" in found):
@@ -94,6 +92,17 @@ def recognised(names: Iterable[str], mapped: Mapping[str, str], path: str) -> Na
         if first is not None:
             found[column] = first
     return Names(found)
+
+
+def _named_by_us(names: Iterable[str]) -> dict[str, str]:
+    """The names that are ours by column: those of a mirror, which stand together, before others."""
+    found = {}
+    for name in sorted(names, key=lambda name: name.startswith(_MIRRORED)):
+        column = name.removeprefix(_MIRRORED)
+        is_count = column != name and column in SKIP_FLAGS
+        if not is_count and (column in STEP_COLUMNS or (column != name and column == "step")):
+            found[column] = name
+    return found
 
 
 def tells_training(names: Names) -> bool:
