@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors import prometheus, tensorboard
+from ampwatch.mirrors import mlflow, prometheus, tensorboard, trackio, wandb
 from ampwatch.mirrors.readings import Mirror
 
-EXAMPLES = "tensorboard:DIR, prometheus://:9464"
+EXAMPLES = "tensorboard:DIR, prometheus://:9464, wandb:PROJECT, mlflow:EXPERIMENT, trackio:PROJECT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,9 @@ class _Place:
 PLACES = {
     "tensorboard": _Place(tensorboard.open_mirror),
     "prometheus": _Place(prometheus.open_mirror),
+    "wandb": _Place(wandb.open_mirror, wandb.is_active),
+    "mlflow": _Place(mlflow.open_mirror, mlflow.is_active),
+    "trackio": _Place(trackio.open_mirror, trackio.is_active),
 }
 
 

@@ -59,8 +59,14 @@ class Points:
 
     @property
     def prefix(self) -> str:
-        """What the readings' names begin with where curves are known by name alone."""
+        """What the readings' names begin with where each rank has a run of its own."""
         return f"{PREFIX}optimizer-{self.optimizer}/" if self.optimizer else PREFIX
+
+    @property
+    def full_prefix(self) -> str:
+        """The same where all ranks' curves stand in one run; of the first rank it is no longer."""
+        rank = f"{PREFIX}rank-{self.rank}/" if self.rank else PREFIX
+        return self.prefix.replace(PREFIX, rank)
 
     @property
     def steps(self) -> NDArray[np.int64]:
@@ -75,7 +81,7 @@ class Points:
 
     def one_by_one(self) -> Iterator[tuple[int, int, dict[str, float]]]:
         """Each row as step, time in ns, and its readings by their full names."""
-        names = [(reading.name, self.prefix + reading.name) for reading in READINGS]
+        names = [(reading.name, self.full_prefix + reading.name) for reading in READINGS]
         for row in self.rows.to_pylist():
             readings = {full: row[name] for name, full in names if row[name] is not None}
             yield row["step"], row["time_ns"], readings

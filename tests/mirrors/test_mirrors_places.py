@@ -15,7 +15,12 @@ from ampwatch.errors import MirrorError
 from ampwatch.mirrors import open_mirror
 from ampwatch.mirrors.places import PLACES
 
-CLIENTS = {"prometheus://:0": ("prometheus_client", "prometheus-client")}
+CLIENTS = {
+    "prometheus://:0": ("prometheus_client", "prometheus-client"),
+    "wandb:p": ("wandb", "wandb"),
+    "mlflow:e": ("mlflow", "mlflow"),
+    "trackio:p": ("trackio", "trackio"),
+}
 
 
 @pytest.mark.parametrize("place", CLIENTS)

@@ -1,0 +1,79 @@
+"""trackio: every row at its own step, and alerts."""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+from typing import Any
+
+from ampwatch.diagnosis import Severity
+from ampwatch.errors import MirrorError
+from ampwatch.mirrors.clients import client
+from ampwatch.mirrors.readings import Bulletin
+from ampwatch.mirrors.words import letter_on
+from ampwatch.store import RunInfo
+
+_LEVELS = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR"}
+# Of the machine that mirrors, nothing; older versions know fewer of these.
+_QUIET = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+
+
+def is_active() -> bool:
+    """Whether a run goes on in this thread."""
+    return _active(client("trackio", "trackio")) is not None
+
+
+def open_mirror(rest: str, *, is_inside: bool) -> TrackioMirror:
+    """The active run; in the project `rest`, or from outside, runs of their own."""
+    trackio = client("trackio", "trackio")
+    if rest or not is_inside:
+        return TrackioMirror(trackio, project=rest or "ampwatch")
+    run = _active(trackio)  # known to the thread that began it only
+    if run is None:
+        raise MirrorError(
+            "No trackio run is active: call trackio.init() before ampwatch.mirror(), or name a "
+            "project, as in trackio:PROJECT, for a run of its own."
+        )
+    return TrackioMirror(trackio, run=run)
+
+
+class TrackioMirror:
+    """Logs to the run it is given, or to one of its own for each run."""
+
+    label = "trackio"
+
+    def __init__(self, trackio: Any, *, run: Any = None, project: str = "") -> None:
+        self._trackio, self._run, self._project = trackio, run, project
+        self._own: dict[str, Any] = {}
+
+    def take(self, bulletin: Bulletin) -> None:
+        """Log every row, and alert of what is fresh."""
+        run = self._run or self._begun(bulletin.info)
+        for points in bulletin.points:
+            for step, _, readings in points.one_by_one():
+                run.log(readings, step=step)
+        letter = letter_on(bulletin)
+        if letter is not None:
+            level = getattr(self._trackio.AlertLevel, _LEVELS[letter.severity])
+            run.alert(letter.title, letter.body, level, bulletin.fresh[0].first_step)
+        if bulletin.is_over and bulletin.info.id in self._own:
+            self._own.pop(bulletin.info.id).finish()
+
+    def close(self) -> None:
+        """Finish runs of our own; the active one is the user's to finish."""
+        while self._own:
+            self._own.popitem()[1].finish()
+
+    def _begun(self, info: RunInfo) -> Any:
+        if info.id not in self._own:
+            known = inspect.signature(self._trackio.init).parameters
+            quiet = {name: value for name, value in _QUIET.items() if name in known}
+            # In a context of its own: init() finishes the run that it finds in its context.
+            self._own[info.id] = contextvars.Context().run(
+                self._trackio.init, self._project, name=info.name, config=dict(info.config), **quiet
+            )
+        return self._own[info.id]
+
+
+def _active(trackio: Any) -> Any:
+    return trackio.context_vars.current_run.get()

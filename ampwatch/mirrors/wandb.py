@@ -1,0 +1,151 @@
+"""W&B: the run that is active here, or one of its own with every step.
+
+W&B drops what is logged at a step below its newest, and each point of ours would move that on. So
+in the user's run ours wait for theirs: they are added, uncommitted, to the next point that the loop
+itself logs, and the run's steps stay as they would have been. A run of its own takes every row.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ampwatch.alerts.watching import warn
+from ampwatch.diagnosis import Diagnosis, Severity
+from ampwatch.errors import MirrorError
+from ampwatch.mirrors.clients import client
+from ampwatch.mirrors.readings import PREFIX, READINGS, STEP, Bulletin
+from ampwatch.mirrors.words import letter_on
+
+_LEVELS = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR"}
+_COLUMNS = ["code", "name", "severity", "first step", "layer", "summary", "action"]
+
+
+def is_active() -> bool:
+    """Whether a run goes on in this process."""
+    return client("wandb", "wandb").run is not None
+
+
+def open_mirror(rest: str, *, is_inside: bool) -> WandbActive | WandbOwn:
+    """The active run; in the project `rest`, or from outside, runs of their own."""
+    wandb = client("wandb", "wandb")
+    if rest or not is_inside:
+        return WandbOwn(wandb, rest or os.environ.get("WANDB_PROJECT") or "ampwatch")
+    if wandb.run is None:
+        raise MirrorError(
+            "No W&B run is active: call wandb.init() before ampwatch.mirror(), or name a project, "
+            "as in wandb:PROJECT, for a run of its own."
+        )
+    return WandbActive(wandb, wandb.run)
+
+
+class WandbActive:
+    """The user's run: the newest readings ride on the next point that the user logs."""
+
+    label = "W&B"
+
+    def __init__(self, wandb: Any, run: Any) -> None:
+        self._run = run
+        self._shown = _Findings(wandb, run)
+        self._rides = self._first_at = self._last_at = 0  # at which of the run's own steps
+
+    def take(self, bulletin: Bulletin) -> None:
+        """Add what is newest to the point in progress."""
+        newest: dict[str, float] = {}
+        for points in bulletin.points:
+            for reading in READINGS:
+                _, values = points.known(reading.name)
+                if len(values):
+                    newest[points.full_prefix + reading.name] = float(values[-1])
+            newest[STEP] = max(newest.get(STEP, 0), int(points.steps[-1]))
+        if newest:
+            self._run.log(newest, commit=False)
+            self._last_at = self._run.step  # of a run that is finished it would wait for ever
+            self._first_at = self._first_at if self._rides else self._last_at
+            self._rides += 1
+        self._shown.show(bulletin)
+
+    def close(self) -> None:
+        """The run is the user's to finish."""
+        if self._rides > 1 and self._first_at == self._last_at:
+            warn(
+                "ampwatch: this W&B run logged nothing by itself meanwhile, so ampwatch's curves "
+                'there have one point; to="wandb:PROJECT" makes a run of its own with every step.'
+            )
+
+
+class WandbOwn:
+    """A run of its own for each run, every row a point."""
+
+    label = "W&B"
+
+    def __init__(self, wandb: Any, project: str) -> None:
+        self._wandb, self._project = wandb, project
+        self._runs: dict[str, tuple[Any, _Findings]] = {}
+
+    def take(self, bulletin: Bulletin) -> None:
+        """Log every row."""
+        run, shown = self._begun(bulletin)
+        for points in bulletin.points:
+            for step, _, readings in points.one_by_one():
+                run.log({STEP: step, **readings})
+        shown.show(bulletin)
+        if bulletin.is_over:
+            self._finish(bulletin.info.id, exit_code=0)
+
+    def close(self) -> None:
+        """Finish what did not end before our eyes."""
+        for run_id in list(self._runs):
+            self._finish(run_id, exit_code=1)
+
+    def _begun(self, bulletin: Bulletin) -> tuple[Any, _Findings]:
+        info = bulletin.info
+        if info.id not in self._runs:
+            settings = self._wandb.Settings(console="off", x_disable_stats=True, silent=True)
+            run = self._wandb.init(
+                project=self._project,
+                id=info.id,  # mirrored again, it takes the place of what is there
+                name=info.name,
+                config=dict(info.config),
+                job_type="ampwatch",
+                reinit="create_new",  # whatever else is active stays so
+                settings=settings,
+            )
+            self._runs[info.id] = (run, _Findings(self._wandb, run))
+        return self._runs[info.id]
+
+    def _finish(self, run_id: str, *, exit_code: int) -> None:
+        run, _ = self._runs.pop(run_id)
+        run.finish(exit_code=exit_code)
+
+
+class _Findings:
+    """A run's findings: alerts as they come, the verdict in its summary, and all as a table."""
+
+    def __init__(self, wandb: Any, run: Any) -> None:
+        self._wandb, self._run = wandb, run
+        self._said: tuple[object, ...] = ()
+        run.define_metric(STEP, hidden=True)
+        run.define_metric(f"{PREFIX}*", step_metric=STEP)
+
+    def show(self, bulletin: Bulletin) -> None:
+        """Show what changed."""
+        letter = letter_on(bulletin)
+        if letter is not None:
+            level = getattr(self._wandb.AlertLevel, _LEVELS[letter.severity])
+            self._run.alert(title=letter.title, text=letter.body, level=level)
+        diagnosis = bulletin.diagnosis
+        if diagnosis is None:
+            return
+        said = (diagnosis.verdict, *((f.code, f.severity) for f in diagnosis.findings))
+        if said != self._said:
+            self._said = said
+            self._run.summary[f"{PREFIX}verdict"] = diagnosis.verdict.value
+            self._run.log({f"{PREFIX}findings": self._table(diagnosis)}, commit=False)
+
+    def _table(self, diagnosis: Diagnosis) -> Any:
+        rows = [
+            [f.code, f.name, f.severity.value, f.first_step, f.layer, f.summary, f.action]
+            for f in diagnosis.findings
+        ]
+        return self._wandb.Table(columns=_COLUMNS, data=rows)

@@ -1,0 +1,35 @@
+"""What the mirrors' tests share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mirror_parts import train, weights
+
+import ampwatch
+
+
+@pytest.fixture(scope="session")
+def bare_weights(tmp_path_factory):
+    """What the training ends with when nothing is mirrored."""
+    return weights(train(tmp_path_factory.mktemp("bare"), AMPWATCH_ENDPOINT="off"))
+
+
+@pytest.fixture
+def run_python(tmp_path):
+    """Run some Python in a process of its own, where clients may leave threads and settings."""
+
+    def run(code, *arguments):
+        environment = {**os.environ, "PYTHONPATH": str(Path(ampwatch.__file__).parents[1])}
+        child = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False,
+            cwd=tmp_path, timeout=150, env=environment,
+        )  # fmt: skip
+        assert child.returncode == 0, child.stderr
+        return child.stdout
+
+    return run
