@@ -16,6 +16,7 @@ from ampwatch.text import printable
 
 EVERY_S = 5.0
 LONGEST_RETRY_S = 60.0
+LAST_TRY_S = 2.0  # at the end, for a client that failed last time
 _LONGEST_REASON = 200  # letters of what a client says
 
 
@@ -74,6 +75,8 @@ class Line:
         if self._was_closed or self._thread is threading.current_thread():
             return
         self._was_closed = True
+        if wait_s is not None and self._failed_in_a_row:
+            wait_s = min(wait_s, LAST_TRY_S)
         self._thread.join(wait_s)
         sources = self._sources.values()
         self.lost_rows = sum(source.waiting_rows for source in sources)

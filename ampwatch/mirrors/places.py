@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors import mlflow, prometheus, tensorboard, trackio, wandb
+from ampwatch.mirrors import mlflow, otlp, prometheus, tensorboard, trackio, wandb
 from ampwatch.mirrors.readings import Mirror
 
-EXAMPLES = "tensorboard:DIR, prometheus://:9464, wandb:PROJECT, mlflow:EXPERIMENT, trackio:PROJECT"
+EXAMPLES = (
+    "tensorboard:DIR, prometheus://:9464, otlp://HOST:4318, wandb:PROJECT, mlflow:EXPERIMENT, "
+    "trackio:PROJECT"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,8 @@ class _Place:
 PLACES = {
     "tensorboard": _Place(tensorboard.open_mirror),
     "prometheus": _Place(prometheus.open_mirror),
+    "otlp": _Place(otlp.open_mirror),
+    "otlps": _Place(partial(otlp.open_mirror, scheme="https")),
     "wandb": _Place(wandb.open_mirror, wandb.is_active),
     "mlflow": _Place(mlflow.open_mirror, mlflow.is_active),
     "trackio": _Place(trackio.open_mirror, trackio.is_active),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from written_runs import write_run
@@ -15,8 +16,12 @@ from ampwatch.errors import MirrorError
 from ampwatch.mirrors import open_mirror
 from ampwatch.mirrors.places import PLACES
 
+OTLP = "opentelemetry.exporter.otlp.proto.{}.metric_exporter"
 CLIENTS = {
     "prometheus://:0": ("prometheus_client", "prometheus-client"),
+    "otlp://h": ("opentelemetry.sdk.metrics", "opentelemetry-sdk"),
+    "otlps://h": (OTLP.format("http"), "opentelemetry-exporter-otlp-proto-http"),
+    "otlp://h:4317": (OTLP.format("grpc"), "opentelemetry-exporter-otlp-proto-grpc"),
     "wandb:p": ("wandb", "wandb"),
     "mlflow:e": ("mlflow", "mlflow"),
     "trackio:p": ("trackio", "trackio"),
@@ -67,4 +72,5 @@ def test_no_client_is_loaded_before_it_is_asked_for():
 
 def test_every_place_is_documented():
     for name in PLACES:
-        assert f"    {name}" in cli.mirror.TO_HELP
+        assert name in cli.mirror.TO_HELP
+        assert f"`{name}:" in (Path(__file__).parents[2] / "docs" / "mirrors.md").read_text("utf-8")

@@ -1,0 +1,146 @@
+"""OpenTelemetry: how each run stands now, as gauges and counters, through its own SDK.
+
+`otlp://HOST:4318` sends to a collector whenever there is something new; `otlp` alone adds to the
+meter provider that this process has, which sends when it does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+from ampwatch.errors import MirrorError
+from ampwatch.mirrors.board import ENDED, FINDING, STEP, Board
+from ampwatch.mirrors.clients import client
+from ampwatch.mirrors.readings import READINGS, Bulletin, Reading
+
+_SDK = "opentelemetry-sdk"
+_HTTP, _HTTP_PORT = "opentelemetry-exporter-otlp-proto-http", 4318
+_GRPC, _GRPC_PORT = "opentelemetry-exporter-otlp-proto-grpc", 4317
+_UNITS = {"": "", "seconds": "s", "bytes": "By"}
+_FLUSH_MS = 5000
+
+
+def open_mirror(
+    rest: str, *, is_inside: bool, scheme: str = "http"
+) -> OtlpMirror | OtlpActiveMirror:
+    """A mirror that sends to the collector at `rest`, or shows in the process's own provider."""
+    client("opentelemetry.sdk.metrics", _SDK)
+    if not rest and is_inside and (provider := _active_provider()) is not None:
+        return OtlpActiveMirror(provider)
+    return OtlpMirror(_exporter(rest, scheme))
+
+
+class OtlpMirror:
+    """Sends how runs stand after each bulletin."""
+
+    label = "OpenTelemetry"
+
+    def __init__(self, exporter: Any) -> None:
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+        self._board = Board()
+        self._exporter = exporter
+        self._reader = InMemoryMetricReader()
+        provider = MeterProvider([self._reader], _resource(), shutdown_on_exit=False)
+        _observe(provider, lambda: self._board)
+
+    def take(self, bulletin: Bulletin) -> None:
+        """Note it and send; raises where the collector does not take it."""
+        from opentelemetry.sdk.metrics.export import MetricExportResult
+
+        self._board.note(bulletin)
+        metrics = self._reader.get_metrics_data()
+        if metrics and self._exporter.export(metrics) is not MetricExportResult.SUCCESS:
+            raise MirrorError("the collector did not take it")
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._exporter.shutdown()
+
+
+class OtlpActiveMirror:
+    """Shows how runs stand in the process's own provider, whose readers send when they do."""
+
+    label = "OpenTelemetry"
+
+    def __init__(self, provider: Any) -> None:
+        self._provider = provider
+        self._board = Board()
+        _observe(provider, lambda: self._board)
+
+    def take(self, bulletin: Bulletin) -> None:
+        """Note it for the next time that the provider's readers ask."""
+        self._board.note(bulletin)
+
+    def close(self) -> None:
+        """Have the last state sent; from then on there is nothing to see."""
+        self._provider.force_flush(_FLUSH_MS)
+        self._board = Board()  # an instrument cannot be taken back
+
+
+def _observe(provider: Any, board: Callable[[], Board]) -> None:
+    """An instrument a reading, which asks the board."""
+    meter = provider.get_meter("ampwatch")
+    for reading in (STEP, *READINGS, ENDED, FINDING):
+        make = (
+            meter.create_observable_counter if reading.is_count else meter.create_observable_gauge
+        )
+        make(
+            f"ampwatch.{reading.metric}",
+            [partial(_observations, board, reading)],
+            unit=_UNITS[reading.unit],
+            description=reading.help,
+        )
+
+
+def _observations(board: Callable[[], Board], wanted: Reading, _options: Any) -> Iterator[Any]:
+    from opentelemetry.metrics import Observation
+
+    for reading, samples in board().samples():
+        if reading is wanted:
+            yield from (Observation(sample.value, sample.labels) for sample in samples)
+
+
+def _active_provider() -> Any:
+    from opentelemetry import metrics
+    from opentelemetry.sdk.metrics import MeterProvider
+
+    provider = metrics.get_meter_provider()
+    return provider if isinstance(provider, MeterProvider) else None
+
+
+def _exporter(rest: str, scheme: str) -> Any:
+    """By HTTP, or by gRPC where the port is gRPC's; without an address as the environment says."""
+    if not rest:
+        return client(_module("http"), _HTTP).OTLPMetricExporter()
+    try:
+        parts = urlsplit(f"otlp:{rest}")
+        host, port = parts.hostname, parts.port or _HTTP_PORT
+    except ValueError:
+        host, port = None, _HTTP_PORT
+    if not host:
+        raise MirrorError(f"{rest!r} names no collector: write otlp://HOST:{_HTTP_PORT}.")
+    if port == _GRPC_PORT:
+        grpc = client(_module("grpc"), _GRPC)
+        return grpc.OTLPMetricExporter(f"{host}:{port}", insecure=scheme == "http")
+    path = parts.path if parts.path not in ("", "/") else "/v1/metrics"
+    return client(_module("http"), _HTTP).OTLPMetricExporter(f"{scheme}://{host}:{port}{path}")
+
+
+def _module(protocol: str) -> str:
+    return f"opentelemetry.exporter.otlp.proto.{protocol}.metric_exporter"
+
+
+def _resource() -> Any:
+    """Whose metrics these are: what the environment says, else ours."""
+    from opentelemetry.sdk.resources import Resource
+
+    named = "OTEL_SERVICE_NAME" in os.environ or "service.name" in os.environ.get(
+        "OTEL_RESOURCE_ATTRIBUTES", ""
+    )
+    return Resource.create({} if named else {"service.name": "ampwatch"})

@@ -1,0 +1,175 @@
+"""A real OTLP receiver: what arrives over HTTP, decoded by OpenTelemetry's own protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+from alert_parts import wait_for
+from mirror_parts import more, train, weights, write
+from written_runs import write_run
+
+from ampwatch import cli, open_run
+from ampwatch.errors import MirrorError
+from ampwatch.mirrors import Line, open_mirror
+from ampwatch.rows import Table
+
+pytest.importorskip("opentelemetry.sdk", reason="no opentelemetry-sdk here")
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="no OTLP exporter here")
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+
+
+@dataclass
+class Collector:
+    """What came in, and how it is answered."""
+
+    port: int = 0
+    status: int = 200
+    asked: int = 0
+    taken: list[ExportMetricsServiceRequest] = field(default_factory=list)
+
+    def metrics(self):
+        """The metrics that came last, by name."""
+        if not self.taken:
+            return {}
+        return {
+            metric.name: metric
+            for resource in self.taken[-1].resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        }
+
+    def values(self, name):
+        """A metric's last numbers, with their attributes."""
+        metric = self.metrics().get(f"ampwatch.{name}")
+        if metric is None:
+            return []
+        return [
+            ({one.key: one.value.string_value for one in point.attributes}, point.as_double)
+            for point in getattr(metric, metric.WhichOneof("data")).data_points
+        ]
+
+
+@pytest.fixture
+def collector():
+    made = Collector()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            made.asked += 1
+            if made.status == 200 and self.path == "/v1/metrics":
+                made.taken.append(ExportMetricsServiceRequest.FromString(body))
+            self.send_response(made.status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        made.port = server.server_address[1]
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield made
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
+def mirrored(collector, notes=None):
+    mirror = open_mirror(f"otlp://127.0.0.1:{collector.port}", is_inside=False)
+    line = Line(mirror, (notes if notes is not None else []).append, every_s=0.02)
+    try:
+        yield line
+    finally:
+        line.close()
+
+
+def test_what_arrives_is_how_the_run_stands(tmp_path, collector):
+    path = write_run(tmp_path, accepted=50, skipped=20, ended=False)
+    more(path, accepted=1, first=70, step_time_ms=[2.5])
+    newest = open_run(path).steps["time_ns"][-1].as_py()
+    write(path, Table.DEVICES, {"time_ns": [newest], "device": ["cuda:0"], "peak_bytes": [1 << 30]})
+    with mirrored(collector) as line:
+        line.follow(path)
+        wait_for(lambda: collector.values("step"))
+    labels = {"run": "one", "rank": "0", "optimizer": "0"}
+    for name, value, unit in (
+        ("step", 70.0, ""),
+        ("loss_scale", 65536.0, ""),
+        ("skipped_steps", 20.0, ""),
+        ("loss", 2.0, ""),
+        ("step_time", 0.0025, "s"),
+        ("memory_peak", float(1 << 30), "By"),
+    ):
+        assert collector.values(name) == [(labels, pytest.approx(value))], name
+        assert collector.metrics()[f"ampwatch.{name}"].unit == unit
+    assert collector.metrics()["ampwatch.skipped_steps"].sum.is_monotonic
+    [resource] = collector.taken[-1].resource_metrics
+    names = {one.key: one.value.string_value for one in resource.resource.attributes}
+    assert names["service.name"] == "ampwatch"
+
+
+def test_the_findings_that_stand_are_gauges(tmp_path, collector):
+    path = write_run(tmp_path, skipped=40)
+    assert cli.run(["watch", str(path), "--to", f"otlp://127.0.0.1:{collector.port}"]) == 0
+    found = {labels["code"]: labels for labels, _ in collector.values("finding")}
+    assert (found["AMP103"]["severity"], found["AMP103"]["run"]) == ("error", "one")
+    assert collector.values("run_ended") == [({"run": "one"}, 1.0)]
+
+
+def test_a_collector_that_refuses_is_said_once_and_gets_it_later(tmp_path, collector):
+    collector.status, notes = 400, []
+    path = write_run(tmp_path, skipped=3)
+    with mirrored(collector, notes) as line:
+        line.follow(path)
+        wait_for(lambda: collector.asked >= 3)
+        collector.status = 200
+        wait_for(lambda: collector.values("run_ended") == [({"run": "one"}, 1.0)])
+    assert collector.values("skipped_steps")[0][1] == 3.0  # counted once, sent again
+    assert line.failures >= 2
+    assert len(notes) == 1
+    assert "the collector did not take it" in notes[0]
+
+
+ACTIVE = """
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+reader = PeriodicExportingMetricReader(OTLPMetricExporter("http://127.0.0.1:{port}/v1/metrics"))
+metrics.set_meter_provider(MeterProvider([reader]))
+metrics.get_meter("theirs").create_counter("theirs").add(1)
+"""
+
+
+def test_a_training_shows_itself_in_the_provider_that_it_has(tmp_path, collector, bare_weights):
+    child = train(
+        tmp_path,
+        before=ACTIVE.replace("{port}", str(collector.port)),
+        after="ampwatch.mirror(watch, to='otlp', every_s=0.02)",
+        end="watch.close()",
+    )
+    assert weights(child) == bare_weights
+    shown = [
+        {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
+        for request in collector.taken
+        for resource in request.resource_metrics
+    ]
+    closing = next(one for one in shown if "ampwatch.skipped_steps" in one)
+    assert [point.as_double for point in closing["ampwatch.skipped_steps"].sum.data_points] == [2.0]
+    assert "theirs" in closing
+
+
+@pytest.mark.parametrize("place", ["otlp://", "otlp://:x", "otlps://:4318"])
+def test_an_address_without_a_collector_is_refused_with_an_example(place):
+    with pytest.raises(MirrorError, match="otlp://HOST:4318"):
+        open_mirror(place, is_inside=False)
