@@ -1,4 +1,4 @@
-"""The page's address carries what is looked at: run, span, step, layer; a colleague gets a link."""
+"""The page's address carries what is looked at: run, rank, span, step, layer; it is a link."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
-_NAMES = ("run", "span", "step", "layer")
+_NAMES = ("run", "rank", "span", "step", "layer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,18 +15,20 @@ class Address:
     """What the address says; what it does not say, or says badly, is none."""
 
     run: str | None = None
+    rank: int | None = None  # all of them
     span: tuple[int, int] | None = None
     step: int | None = None
     layer: str | None = None
 
     def of_run(self, run: str) -> Address:
-        """The same address for a run: of another one, no span, step or layer is kept."""
+        """The same address for a run: of another one, nothing else is kept."""
         return self if run == self.run else Address(run=run)
 
     def parameters(self) -> dict[str, str]:
         """As the query of a link."""
         texts = {
             "run": self.run,
+            "rank": None if self.rank is None else str(self.rank),
             "span": None if self.span is None else f"{self.span[0]}-{self.span[1]}",
             "step": None if self.step is None else str(self.step),
             "layer": self.layer,
@@ -44,8 +46,9 @@ def read() -> Address:
     query = st.query_params
     return Address(
         run=query.get("run"),
+        rank=_number(query.get("rank", "")),
         span=_span(query.get("span", "")),
-        step=_step(query.get("step", "")),
+        step=_number(query.get("step", "")),
         layer=query.get("layer"),
     )
 
@@ -65,9 +68,9 @@ def change(**parts: object) -> None:
 
 def _span(text: str) -> tuple[int, int] | None:
     first, _, last = text.partition("-")
-    low, high = _step(first), _step(last)
+    low, high = _number(first), _number(last)
     return (low, high) if low is not None and high is not None and low < high else None
 
 
-def _step(text: str) -> int | None:
+def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) < 16 else None

@@ -28,8 +28,8 @@ def show(look: Look) -> None:
     if not look.course.present:
         st.html('<div class="aw-muted">The run holds no numbers to draw, or none yet.</div>')
         return
-    base = runs.bases().of(look.path, look.course, where.span)
-    whole = st.session_state.get(_SENT) != (look.path, base.id)
+    base = runs.bases().of(look.name, look.course, where.span)
+    whole = st.session_state.get(_SENT) != (look.name, base.id)
     picture = overview_chart.picture(look, where.span, where.step)
     live.component(
         live_message(picture, look.course, base, whole=whole),
@@ -38,7 +38,7 @@ def show(look: Look) -> None:
         on_step_change=_step_changed,
         on_lost_change=forget_sent,
     )
-    st.session_state[_SENT] = (look.path, base.id)
+    st.session_state[_SENT] = (look.name, base.id)
 
 
 def show_still(picture: Picture, arrays: Arrays, key: str) -> None:

@@ -52,7 +52,7 @@ def show(*, follow: bool) -> None:
 
 @guarded
 def _now(chosen: Sequence[runs.Choice]) -> None:
-    looks = [(choice.name, runs.desk().look(choice.path)) for choice in chosen]
+    looks = [(choice.name, _of_lowest_rank(choice)) for choice in chosen]
     live.html(_table(looks), key="compare table")
     arrays: Arrays = {}
     for number, (_, look) in enumerate(looks):
@@ -65,6 +65,10 @@ def _now(chosen: Sequence[runs.Choice]) -> None:
         reports=False,
     )
     chart.show_still(picture, arrays, key="compare chart")
+
+
+def _of_lowest_rank(choice: runs.Choice) -> Look:
+    return runs.desk().look(choice.path, min(choice.ranks, default=None))
 
 
 def _ends(looks: Sequence[Look]) -> tuple[int, int]:

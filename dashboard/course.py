@@ -84,11 +84,17 @@ class Course:
 class Numbers:
     """One run's growing numbers: `take` what is new, `course` as it stands."""
 
-    def __init__(self, *, quick: bool = False) -> None:
-        """`quick` takes the scale and the skips alone: of a long run they are there at once."""
+    waits = False  # no row is held back
+
+    def __init__(self, *, rank: int | None = None, epoch: int = 0, quick: bool = False) -> None:
+        """Of the lowest rank, if no other is named; `epoch` is that of the first rows.
+
+        `quick` takes the scale and the skips alone: of a long run they are there at once.
+        """
+        self._rank = rank
         self._lines = () if quick else LINES
         self._names = _QUICK if quick else _READ
-        self._epoch = -2 if quick else -1
+        self._epoch = epoch - (2 if quick else 1)
         self._begin()
 
     @property
@@ -98,8 +104,9 @@ class Numbers:
 
     def take(self, run: Run) -> Course:
         """Take in the rows that are new; those that changed make it begin anew."""
+        rank = min(run.ranks, default=0) if self._rank is None else self._rank
         names = self._names if run.info.source == "ampwatch" else (*self._names, _TOLD_AFTER)
-        rows = run.read(Table.STEPS, columns=names, rank=min(run.ranks, default=0))
+        rows = run.read(Table.STEPS, columns=names, rank=rank)
         if not self._continues(rows):
             self._begin()
         if rows.num_rows > self._taken:
@@ -115,8 +122,8 @@ class Numbers:
         self._epoch += 1
         self._taken, self._last_step = 0, None
         self._optimizer: int | None = None
-        self._step, self._skips = _Growing(np.int64), _Growing(np.int64)
-        self._columns = {name: _Growing(np.float32) for name in (SCALE, *LINES)}
+        self._step, self._skips = Growing(np.int64), Growing(np.int64)
+        self._columns = {name: Growing(np.float32) for name in (SCALE, *LINES)}
         self._present: frozenset[str] = frozenset()
         self._starts: tuple[int, ...] = ()
         self._clips, self._autocast_dtype = False, None
@@ -214,7 +221,7 @@ def _single(rows: Any, name: str) -> Floats:
         return np.array(rows.column(name).to_numpy(), np.float32)
 
 
-class _Growing:
+class Growing:
     """An array with room at its end; a view taken of it never changes."""
 
     def __init__(self, kind: type[np.generic]) -> None:
@@ -223,9 +230,11 @@ class _Growing:
 
     @property
     def values(self) -> NDArray[Any]:
+        """What it holds by now."""
         return self._room[: self._length]
 
     def extend(self, values: NDArray[Any]) -> None:
+        """Add these at the end."""
         length = self._length + len(values)
         if length > len(self._room):
             room = np.zeros(max(length, self._length + self._length // 2), self._room.dtype)

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pyarrow as pa
 from course import Course, Numbers
+from rank_course import MOST, RankNumbers
 
-from ampwatch.diagnosis import Diagnosis, Engine, conclude
+from ampwatch.diagnosis import Diagnosis, Engine, Severity, conclude
 from ampwatch.errors import AmpwatchError, RunError
 from ampwatch.rows import Table
 from ampwatch.store import RUN_FILE, Run, RunInfo, is_written, open_run, summarize
@@ -46,17 +47,30 @@ class Look:
     path: str
     info: RunInfo
     ranks: tuple[int, ...]
-    course: Course
+    rank: int | None  # the one looked at; all of them if none
+    shown: tuple[int, ...]  # the ranks that the course holds
+    course: Course  # that rank's; of all, the lowest one's with what differs on the others
     ended: bool
     last_time_ns: int
     verdict: Verdict | None  # none while the first diagnosis is made
+    _is_judged: bool
     _run: Run
     _lock: threading.Lock
 
-    def read(self, table: Table, columns: Sequence[str], rank: int | None = None) -> pa.Table:
-        """These columns of a table, as they stand by now."""
+    def read(self, table: Table, columns: Sequence[str]) -> pa.Table:
+        """These columns of a table, as they stand by now, of the ranks looked at."""
         with self._lock:
-            return self._run.read(table, columns=columns, rank=rank)
+            return self._run.read(table, columns=columns, rank=self.rank)
+
+    def read_all(self, table: Table, columns: Sequence[str]) -> pa.Table:
+        """The same of all ranks."""
+        with self._lock:
+            return self._run.read(table, columns=columns)
+
+    @property
+    def name(self) -> str:
+        """What tells it from a look at another run or rank."""
+        return self.path if self.rank is None else f"{self.path} rank {self.rank}"
 
     @property
     def diagnosis(self) -> Diagnosis | None:
@@ -73,7 +87,7 @@ class Look:
     @property
     def is_judged(self) -> bool:
         """Whether the verdict is of all there is."""
-        return self.verdict is not None and self.verdict.rows >= len(self.course)
+        return self.verdict is not None and self._is_judged
 
 
 def is_live(last_time_ns: int, *, ended: bool) -> bool:
@@ -87,42 +101,55 @@ class Desk:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._watched: OrderedDict[str, _Watched] = OrderedDict()
+        self._watched: OrderedDict[tuple[str, int | None], _Watched] = OrderedDict()
+        self._doctors: dict[str, _Doctor] = {}
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="ampwatch-diagnosis")
 
-    def look(self, path: str) -> Look:
-        """The run as it stands; AmpwatchError says why it cannot be read."""
+    def look(self, path: str, rank: int | None = None) -> Look:
+        """The run as it stands, of one rank or of all; AmpwatchError says why it cannot be read."""
+        key = (path, rank)
         with self._lock:
-            watched = self._watched.get(path)
+            watched = self._watched.get(key)
         if watched is None:
-            made = _Watched(open_run(path), path, self._clock, self._workers)
-            with self._lock:
-                watched = self._watched.setdefault(path, made)
+            watched = self._opened(path, rank)
         with self._lock:
-            if path in self._watched:
-                self._watched.move_to_end(path)
+            if key in self._watched:
+                self._watched.move_to_end(key)
             while len(self._watched) > MOST_RUNS:
-                self._watched.popitem(last=False)
+                self._forget(next(iter(self._watched)))
         try:
             return watched.look()
         except AmpwatchError:
             with self._lock:  # opened anew at the next look: the disk may be back
-                self._watched.pop(path, None)
+                self._forget(key)
             raise
+
+    def _opened(self, path: str, rank: int | None) -> _Watched:
+        run, doctor = open_run(path), _Doctor(Path(path), self._workers)
+        with self._lock:
+            doctor = self._doctors.setdefault(path, doctor)
+            made = _Watched(run, path, rank, doctor, self._clock, self._workers)
+            return self._watched.setdefault((path, rank), made)
+
+    def _forget(self, key: tuple[str, int | None]) -> None:
+        self._watched.pop(key, None)
+        if not any(path == key[0] for path, _ in self._watched):
+            self._doctors.pop(key[0], None)
 
 
 class _Watched:
-    """One open run."""
+    """One open run, of which one rank or all are looked at."""
 
     def __init__(
-        self, run: Run, path: str, clock: Callable[[], float], workers: ThreadPoolExecutor
-    ) -> None:
-        self._run, self._path, self._clock, self._workers = run, path, clock, workers
+        self, run: Run, path: str, rank: int | None, doctor: _Doctor,
+        clock: Callable[[], float], workers: ThreadPoolExecutor,
+    ) -> None:  # fmt: skip
+        self._run, self._path, self._rank = run, path, rank
+        self._doctor, self._clock, self._workers = doctor, clock, workers
         self._lock = threading.Lock()
-        self._numbers, self._quick = Numbers(), Numbers(quick=True)
-        self._loading: Future[tuple[Run, Numbers]] | None = None
-        self._doctor = _Doctor(Path(path))
-        self._pending: Future[None] | None = None
+        self._shown = self._wanted()
+        self._numbers, self._quick = _numbers_of(self._shown), Numbers(quick=True)
+        self._loading: Future[tuple[Run, Numbers | RankNumbers]] | None = None
         self._seen: Look | None = None
         self._seen_at = 0.0
 
@@ -145,16 +172,18 @@ class _Watched:
             raise RunError(f"{path} is gone: deleted, or its disk is away.", path=path)
         course = self._read(first=seen is None)
         run = self._run
-        if self._loading is None:
-            self._diagnose(len(course))
+        is_judged = self._loading is None and self._doctor.examine(len(course))
         self._seen = Look(
             path=self._path,
             info=run.info,
             ranks=run.ranks,
+            rank=self._rank if self._rank in run.ranks else None,
+            shown=self._shown,
             course=course,
             ended=run.clean_end,
             last_time_ns=run.last_time_ns,
             verdict=self._doctor.verdict,
+            _is_judged=is_judged,
             _run=run,
             _lock=self._lock,
         )
@@ -165,37 +194,48 @@ class _Watched:
         """The course as it stands; of a long run at first only the scale and the skips."""
         if first and summarize(self._run.path).steps > _MANY_ROWS:
             self._quick.take(self._run)
-            self._loading = self._workers.submit(_loaded, self._run.path)
+            self._loading = self._workers.submit(_loaded, self._run.path, self._shown)
         if self._loading is not None:
             if not self._loading.done():
                 return self._quick.course
             self._run, self._numbers = self._loading.result()
             self._loading = None
-        if self._run.refresh() or first:
+        has_rows = self._run.refresh() or first or self._numbers.waits
+        if self._follows_ranks() or has_rows:
             self._numbers.take(self._run)
             if self._run.clean_end:
                 self._run = open_run(self._run.path)  # without the columns that are taken by now
         return self._numbers.course
 
-    def _diagnose(self, rows: int) -> None:
-        if self._pending is not None:
-            if not self._pending.done():
-                return
-            problem = self._pending.exception()
-            self._pending = None
-            if problem is not None:
-                raise problem
-        verdict = self._doctor.verdict
-        if rows - (0 if verdict is None else verdict.rows) > _AT_ONCE_ROWS:
-            self._pending = self._workers.submit(self._doctor.examine, after_s=_HEAD_START_S)
-        else:
-            self._doctor.examine()
+    def _follows_ranks(self) -> bool:
+        """Take up a rank that joins late, or that a finding names; whether there is one."""
+        wanted = self._wanted()
+        if wanted == self._shown:
+            return False
+        self._shown = wanted
+        self._numbers = _numbers_of(wanted, epoch=self._numbers.course.epoch + 1)
+        return True
+
+    def _wanted(self) -> tuple[int, ...]:
+        """The rank that is asked for; else the lowest, those that findings name, and the next."""
+        ranks = self._run.ranks
+        if self._rank in ranks:
+            return (self._rank,)
+        named = [rank for rank in self._doctor.named_ranks if rank in ranks]
+        first = dict.fromkeys([*ranks[:1], *named, *ranks])
+        return tuple(sorted(list(first)[:MOST]))
 
 
-def _loaded(path: Path) -> tuple[Run, Numbers]:
+def _numbers_of(ranks: tuple[int, ...], epoch: int = 0) -> Numbers | RankNumbers:
+    if len(ranks) > 1:
+        return RankNumbers(ranks, epoch=epoch)
+    return Numbers(rank=next(iter(ranks), None), epoch=epoch)
+
+
+def _loaded(path: Path, ranks: tuple[int, ...]) -> tuple[Run, Numbers | RankNumbers]:
     """All numbers of a run, through a Run of its own; the first chart is drawn before."""
     time.sleep(_HEAD_START_S)
-    run, numbers = open_run(path), Numbers()
+    run, numbers = open_run(path), _numbers_of(ranks)
     numbers.take(run)
     return (open_run(path) if run.clean_end else run), numbers
 
@@ -203,14 +243,48 @@ def _loaded(path: Path) -> tuple[Run, Numbers]:
 class _Doctor:
     """The diagnosis of one run, through a Run of its own: it may work while the other is read."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, workers: ThreadPoolExecutor) -> None:
+        self._path, self._workers = path, workers
+        self._lock = threading.Lock()
         self._run = open_run(path)
         self._engine: Engine | None = None
+        self._pending: Future[None] | None = None
         self.verdict: Verdict | None = None
 
-    def examine(self, after_s: float = 0.0) -> None:
-        """Bring the verdict up to date; of a run that has ended, only the verdict is kept."""
+    @property
+    def named_ranks(self) -> tuple[int, ...]:
+        """The ranks that findings tell from the others."""
+        if self.verdict is None:
+            return ()
+        diagnosis = self.verdict.diagnosis
+        return tuple(
+            rank
+            for finding in diagnosis.findings
+            if finding.severity is not Severity.INFO and finding.ranks != diagnosis.run.ranks
+            for rank in finding.ranks
+        )
+
+    def examine(self, rows: int) -> bool:
+        """Bring the verdict up to date, in the background if there is much to read; whether it is.
+
+        `rows` is how many the run has by now.
+        """
+        with self._lock:
+            if self._pending is not None:
+                if not self._pending.done():
+                    return False
+                problem = self._pending.exception()
+                self._pending = None
+                if problem is not None:
+                    raise problem
+            if rows - (0 if self.verdict is None else self.verdict.rows) > _AT_ONCE_ROWS:
+                self._pending = self._workers.submit(self._judge, after_s=_HEAD_START_S)
+                return False
+            self._judge()
+            return True
+
+    def _judge(self, after_s: float = 0.0) -> None:
+        """Judge what is new; of a run that has ended, only the verdict is kept."""
         time.sleep(after_s)
         if not self._run.refresh() and self.verdict is not None:
             return

@@ -136,13 +136,13 @@ class Bases:
         self._lock = Lock()
         self._kept: OrderedDict[tuple[str, Span | None], tuple[int, Base]] = OrderedDict()
 
-    def of(self, path: str, course: Course, span: Span | None) -> Base:
+    def of(self, name: str, course: Course, span: Span | None) -> Base:
         """The base for a span, thinned anew once its tail is too long."""
-        key = (path, span)
+        key = (name, span)
         with self._lock:
             epoch, base = self._kept.get(key, (-1, None))
         if base is None or epoch != course.epoch or _is_long(course, base, span):
-            base = thinned_base(course, span)
+            base = thinned_base(name, course, span)
             with self._lock:
                 self._kept[key] = (course.epoch, base)
                 self._kept.move_to_end(key)
@@ -154,8 +154,8 @@ class Bases:
 _RECENT_ROWS = 4096  # tell at which distance steps are logged now
 
 
-def thinned_base(course: Course, span: Span | None) -> Base:
-    """The points for a span, or for all there is."""
+def thinned_base(name: str, course: Course, span: Span | None) -> Base:
+    """The points for a span, or for all there is; `name` tells courses apart."""
     first, last = span or course.ends
     rug = thinning.merged(course.skips_within(first, last), first, last)
     arrays = {
@@ -167,7 +167,7 @@ def thinned_base(course: Course, span: Span | None) -> Base:
     named = "all" if span is None else f"{first}-{last}"
     recent = course.step[-_RECENT_ROWS:]
     hole = max(course.hole, thinning.hole_of(first, last), thinning.usual_hole(recent))
-    return Base(f"{course.epoch}.{len(course)}.{named}", len(course), hole, arrays)
+    return Base(f"{name} {course.epoch}.{len(course)}.{named}", len(course), hole, arrays)
 
 
 def thinned_lines(course: Course, span: Span | None = None, prefix: str = "") -> Arrays:

@@ -37,14 +37,15 @@ _PAGES = {rule.code: rule.page for rule in RULES}
 _EVERY_S = 2.0
 # Which column shows an evidence's signal.
 _COLUMNS = {
-    "scale": SCALE, "skipped": SCALE, "loss": "loss", "gradient norm": "grad_norm",
-    "grad_norm": "grad_norm", "lr": "lr", "step_time_ms": "step_time_ms",
+    "scale": SCALE, "skipped": SCALE, "overflows": SCALE, "loss": "loss",
+    "gradient norm": "grad_norm", "grad_norm": "grad_norm", "lr": "lr",
+    "step_time_ms": "step_time_ms",
 }  # fmt: skip
 
 
 def show(path: str, *, follow: bool) -> None:
     """The page of findings, kept up to date while the run goes on."""
-    look = runs.desk().look(path)
+    look = runs.look(path)
     waits = look.is_live or not look.is_judged
     st.fragment(_now, run_every=_EVERY_S if waits and follow else None)(path)
     st.download_button(
@@ -62,7 +63,7 @@ def _as_file(path: str) -> str:
 
 @guarded
 def _now(path: str) -> None:
-    look = runs.desk().look(path)
+    look = runs.look(path)
     st.html(band(look))
     if look.diagnosis is not None:
         live.html(letter(look, look.diagnosis), key="letter")
@@ -78,16 +79,17 @@ def letter(look: Look, diagnosis: Diagnosis) -> str:
 
 def _letter(look: Look, finding: Finding) -> str:
     proof = _picture(look, finding) + _evidence(finding.evidence)
+    words = letter_of(finding, has_ranks=len(look.ranks) > 1)
     return (
-        f'<section class="aw-two"><div>{letter_of(finding)}{_about(finding.code)}</div>'
+        f'<section class="aw-two"><div>{words}{_about(finding.code)}</div>'
         f"<div>{proof}</div></section>"
     )
 
 
-def letter_of(finding: Finding) -> str:
+def letter_of(finding: Finding, *, has_ranks: bool) -> str:
     """One finding in words, for where it belongs."""
     tone = SEVERITY_COLOR[finding.severity.value]
-    where = " · ".join(_places(finding))
+    where = " · ".join(_places(finding, has_ranks=has_ranks))
     because = f" · because of {finding.because_of}" if finding.because_of else ""
     return (
         f'<div class="aw-finding" style="--aw-tone:var(--aw-{tone})">'
@@ -108,7 +110,7 @@ def _action(action: str) -> str:
     return f'{said(words)} {_copy(lines)}<pre class="aw-code">{html.escape(lines)}</pre>'
 
 
-def _places(finding: Finding) -> Iterator[str]:
+def _places(finding: Finding, *, has_ranks: bool) -> Iterator[str]:
     if finding.first_step is not None:
         last = finding.last_step
         to = "" if last in {None, finding.first_step} else f" to {last:,}"
@@ -117,6 +119,8 @@ def _places(finding: Finding) -> Iterator[str]:
         yield f"<b>{said(finding.layer)}</b>"
     if len(finding.ranks) > 1:
         yield said(f"ranks {list_text([str(rank) for rank in finding.ranks], 8)}")
+    elif has_ranks:
+        yield said(f"rank {finding.ranks[0]}")
 
 
 def _about(code: str) -> str:

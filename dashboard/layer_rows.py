@@ -79,16 +79,32 @@ def layer_names(look: Look) -> tuple[str, ...]:
 
 def history(look: Look, layer: str) -> Course:
     """One layer's numbers over the sampled steps."""
-    rows = look.read(Table.LAYERS, ("step", "rank", "layer", *HISTORY))
+    rows = look.read(Table.LAYERS, ("step", "layer", *HISTORY))
     rows = rows.filter(_is(rows, layer))
-    columns = {name: _finite(rows.column(name)) for name in HISTORY}
     step = np.asarray(rows.column("step").to_numpy(), np.int64)
+    columns = {name: _finite(rows.column(name)) for name in HISTORY}
+    if len(look.ranks) > 1 and look.rank is None:
+        step, columns = _worst_of_ranks(step, columns)
     present = frozenset(name for name, values in columns.items() if np.isfinite(values).any())
     starts = tuple(int(at) + 1 for at in np.flatnonzero(np.diff(step) < 0))
     return Course(
         0, step, columns, np.zeros(0, np.int64), present, starts,
         hole=_USUAL_HOLES * look.info.layer_every,
     )  # fmt: skip
+
+
+def _worst_of_ranks(
+    step: NDArray[np.int64], columns: dict[str, NDArray[np.float32]]
+) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]:
+    """One row a step: of what the ranks say at it, the worst."""
+    if not len(step):
+        return step, columns
+    starts = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
+    low = {quantity.column for quantity in QUANTITIES if quantity.worst_is_low}
+    return step[starts], {
+        name: (np.fmin if name in low else np.fmax).reduceat(values, starts)
+        for name, values in columns.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

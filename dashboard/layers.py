@@ -50,7 +50,7 @@ _PANELS = (
 
 def show(path: str, *, follow: bool) -> None:
     """The page of layers, kept up to date while the run goes on."""
-    look = runs.desk().look(path)
+    look = runs.look(path)
     label = st.segmented_control(
         "Quantity", [quantity.label for quantity in QUANTITIES], key="quantity",
         default=QUANTITIES[0].label, label_visibility="collapsed",
@@ -60,7 +60,7 @@ def show(path: str, *, follow: bool) -> None:
 
 @guarded
 def _now(path: str, label: str | None) -> None:
-    look, where = runs.desk().look(path), address.read()
+    look, where = runs.look(path), address.read()
     if not layer_rows.layer_names(look):
         problem(_NOTHING)
         return
@@ -91,7 +91,7 @@ def _heatmap(look: Look, label: str | None, where: address.Address) -> None:
     header = {
         "component": "heatmap",
         "layers": list(grid.layers),
-        "label": quantity.label,
+        "label": quantity.label + _of_ranks(look),
         "unit": quantity.unit,
         "log": quantity.is_log,
         "lowIsWorst": quantity.worst_is_low,
@@ -101,6 +101,11 @@ def _heatmap(look: Look, label: str | None, where: address.Address) -> None:
     }
     message = pack(header, {"edges": grid.edges, "values": grid.values.ravel()})
     live.component(message, key=_HEATMAP, on_cell_change=_cell_chosen)
+
+
+def _of_ranks(look: Look) -> str:
+    is_one = look.rank is not None or len(look.ranks) < 2
+    return "" if is_one else f", the worst of {len(look.ranks)} ranks"
 
 
 def _cell_chosen() -> None:
@@ -237,4 +242,4 @@ def _findings(look: Look, layer: str) -> str:
     if look.diagnosis is None:
         return ""
     mine = [f for f in look.diagnosis.findings if f.layer and layer in f.layer]
-    return "".join(letter_of(finding) for finding in mine)
+    return "".join(letter_of(f, has_ranks=len(look.ranks) > 1) for f in mine)

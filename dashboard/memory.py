@@ -46,13 +46,13 @@ class Device:
 
 def show(path: str, *, follow: bool) -> None:
     """The page of devices, kept up to date while the run goes on."""
-    look = runs.desk().look(path)
+    look = runs.look(path)
     st.fragment(_now, run_every=_EVERY_S if look.is_live and follow else None)(path)
 
 
 @guarded
 def _now(path: str) -> None:
-    look = runs.desk().look(path)
+    look = runs.look(path)
     found = list(devices(look))
     if not found:
         problem(

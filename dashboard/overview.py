@@ -19,14 +19,14 @@ from verdict import band
 def show(path: str, *, follow: bool) -> None:
     """The whole page of a run; while it goes on, only this part is brought up to date."""
     chart.forget_sent()
-    look = runs.desk().look(path)
+    look = runs.look(path)
     waits = look.is_live or not look.is_judged
     st.fragment(_now, run_every=1.0 if waits and follow else None)(path, goes_on=waits)
 
 
 @guarded
 def _now(path: str, *, goes_on: bool) -> None:
-    look = runs.desk().look(path)
+    look = runs.look(path)
     st.html(band(look))
     st.html(strip(look))
     _charts(look)

@@ -9,11 +9,15 @@ import numpy as np
 from course import SCALE, Course
 from desk import Look
 from drawing import Guide, Mark, Panel, Picture, Span, Stroke
+from rank_course import column_of
 from theme import SEVERITY_COLOR
 
 from ampwatch.diagnosis import Action, Advice, Finding, Severity
 
 MOST_MARKS = 4
+# A rank has one colour and, where colours come round again, one kind of line, on all panels.
+RANK_COLORS = ("scale", "advice", "norm", "rate")
+RANK_DASHES = ("solid", "dot")
 CLIPPED = "grad_norm_applied"
 
 PANELS = (
@@ -65,7 +69,31 @@ def _panels(look: Look) -> Iterator[Panel]:
     for panel in PANELS:
         strokes = tuple(s for s in panel.strokes if _is_shown(look.course, s))
         if strokes:
-            yield replace(panel, strokes=strokes, guides=tuple(_guides(look, strokes[-1].column)))
+            guides = tuple(_guides(look, strokes[-1].column))
+            yield _of_ranks(look, replace(panel, strokes=strokes, guides=guides))
+
+
+def _of_ranks(look: Look, panel: Panel) -> Panel:
+    """The panel with a line for each rank whose numbers differ from the lowest one's."""
+    if len(look.shown) < 2:
+        return panel
+    line, lowest = panel.strokes[-1], look.shown[0]
+    columns = {rank: column_of(line.column, rank) for rank in look.shown[1:]}
+    drawn = {lowest: line.column} | {r: c for r, c in columns.items() if c in look.course.present}
+    if len(drawn) == 1:
+        return replace(panel, title=(*panel.title, (", the same on all ranks", "muted")))
+    title, strokes = list(panel.title), []
+    for rank, column in drawn.items():
+        color, dash = _rank_style(look.shown.index(rank))
+        title += [(": " if rank == lowest else ", ", "muted"), (f"rank {rank}", color)]
+        label = f"{line.label}, rank {rank}"
+        strokes.append(replace(line, column=column, label=label, color=color, dash=dash))
+    return replace(panel, title=tuple(title), strokes=tuple(strokes))
+
+
+def _rank_style(number: int) -> tuple[str, str]:
+    colors = len(RANK_COLORS)
+    return RANK_COLORS[number % colors], RANK_DASHES[number // colors % len(RANK_DASHES)]
 
 
 def _is_shown(course: Course, stroke: Stroke) -> bool:

@@ -11,8 +11,9 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
+import address
 import streamlit as st
-from desk import Desk, is_live
+from desk import Desk, Look, is_live
 from drawing import Bases
 
 from ampwatch import store
@@ -35,6 +36,7 @@ class Choice:
     label: str
     live: bool
     last_time_ns: int = 0
+    ranks: tuple[int, ...] = ()
 
 
 def folders() -> list[Path]:
@@ -155,7 +157,14 @@ def _shelf(line: Callable[[Path], store.RunSummary]) -> Shelf:
     readable = _without_copies([run for run in found if run.problem is None])
     names = Counter(run.path.name for run in readable)
     made = [
-        Choice(str(run.path), _name(run, names), _label(run), _goes_on(run), run.last_time_ns)
+        Choice(
+            str(run.path),
+            _name(run, names),
+            _label(run),
+            _goes_on(run),
+            run.last_time_ns,
+            run.ranks,
+        )
         for run in readable
     ]
     made.sort(key=lambda choice: not choice.live)
@@ -201,6 +210,11 @@ def _label(run: store.RunSummary) -> str:
 def desk() -> Desk:
     """The open runs, shared by all tabs."""
     return Desk()
+
+
+def look(path: str) -> Look:
+    """A run as it stands, of the rank that the address names."""
+    return desk().look(path, address.read().rank)
 
 
 @st.cache_resource(show_spinner=False)

@@ -13,7 +13,8 @@ from texts import said
 
 NOTES_SHOWN = 3
 LISTED = 9  # runs; the page of all runs has the others
-_FOLLOW, _SHOWN = "follow", "shown"
+_FOLLOW, _SHOWN, _RANK = "follow", "shown", "rank"
+_ALL = "all"
 
 
 def show(pages: Mapping[str, Any]) -> None:
@@ -23,6 +24,7 @@ def show(pages: Mapping[str, Any]) -> None:
     with st.sidebar:
         st.html('<div class="aw-brand">ampwatch</div>')
         _choose()
+        _choose_rank(shown)
         query = address.read().parameters()
         for page in pages.values():
             st.page_link(page, query_params=query)
@@ -47,6 +49,24 @@ def _choose() -> None:
         st.html(f'<div class="aw-muted aw-note">{said(sentence)}</div>')
 
 
+def _choose_rank(choice: runs.Choice | None) -> None:
+    """All ranks over one another, or one alone."""
+    ranks = () if choice is None else choice.ranks
+    if len(ranks) < 2:
+        return
+    chosen = address.read().rank
+    st.session_state[_RANK] = chosen if chosen in ranks else _ALL
+    st.selectbox(
+        "Ranks", [_ALL, *ranks], key=_RANK, on_change=_rank_chosen,
+        format_func=lambda one: f"all {len(ranks)} ranks" if one == _ALL else f"rank {one}",
+    )  # fmt: skip
+
+
+def _rank_chosen() -> None:
+    rank = st.session_state[_RANK]
+    address.change(rank=None if rank == _ALL else rank)
+
+
 def _list(shelf: runs.Shelf) -> None:
     before = shelf.chosen(address.read().run)  # none while a run that was named is awaited
     listed = list(shelf.choices[:LISTED])
@@ -64,6 +84,6 @@ def _list(shelf: runs.Shelf) -> None:
         st.rerun()
 
 
-def _state(choice: runs.Choice) -> tuple[str, bool, int]:
+def _state(choice: runs.Choice) -> tuple[str, bool, int, tuple[int, ...]]:
     """What makes the page another: a live run moves by itself, a silent one may begin to."""
-    return choice.path, choice.live, 0 if choice.live else choice.last_time_ns
+    return choice.path, choice.live, 0 if choice.live else choice.last_time_ns, choice.ranks

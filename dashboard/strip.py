@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from desk import Look
+from rank_course import column_of
 from texts import bytes_text, rate_text, said, short_dtype
 
 from ampwatch.diagnosis.words import count_text, scale_text, share_text
@@ -32,7 +33,9 @@ def _numbers(look: Look) -> Iterator[tuple[str, str]]:
         yield "steps", f"{len(course):,}"
     for label, column in _LINES.items():
         if column in course.present:
-            yield label, _latest(look, column)
+            differs = any(column_of(column, rank) in course.present for rank in look.shown)
+            who = f", rank {look.shown[0]}" if differs else ""
+            yield label + who, _latest(look, column)
     times = course.columns["step_time_ms"][-_RECENT:]
     if np.isfinite(times).any():
         yield "step time", _time(float(np.nanmedian(times)))

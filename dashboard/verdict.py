@@ -10,6 +10,7 @@ from pathlib import Path
 
 import address
 import numpy as np
+import pyarrow.compute as pc
 from desk import Look
 from overview_chart import is_change
 from texts import age_text, rate_text, said
@@ -26,7 +27,7 @@ CALM = {
     "incomplete": "The record ends before anything could be judged.",
 }
 YET = "Nothing can be judged yet."
-_OVERFLOWS_READ = 64
+_OVERFLOWS_READ = 1024
 _STALL_S, _STALL_STEPS = 10.0, 20  # longer than both without a step is worth a word
 _STEPS_ASKED = 200
 
@@ -138,13 +139,18 @@ def _advice_line(look: Look, advice: Advice) -> str:
 
 def first_to_overflow(look: Look) -> str:
     """Which layer the first overflow that names one was traced to, as a sentence."""
-    events = look.read(Table.EVENTS, ("kind", "detail")).slice(0, _OVERFLOWS_READ)
-    for row in events.to_pylist():
-        if row["kind"] == "overflow":
-            detail = detail_of(row["detail"])
-            if detail.get("layer"):
-                where = f", in the {detail['direction']} pass" if detail.get("direction") else ""
-                return f"First to overflow: <b>{said(str(detail['layer']))}</b>{said(where)}."
+    events = look.read_all(Table.EVENTS, ("step", "rank", "kind", "detail"))
+    overflows = events.filter(pc.equal(pc.cast(events.column("kind"), "string"), "overflow"))
+    told = [
+        (row["step"], row["rank"], detail_of(row["detail"]))
+        for row in overflows.slice(0, _OVERFLOWS_READ).to_pylist()
+    ]
+    for step, rank, detail in told:
+        if detail.get("layer"):
+            alone = any(at == step and other.get("own_finite") for at, _, other in told)
+            who = f" of <b>rank {rank}</b>" if alone else ""
+            where = f", in the {detail['direction']} pass" if detail.get("direction") else ""
+            return f"First to overflow: <b>{said(str(detail['layer']))}</b>{who}{said(where)}."
     return ""
 
 

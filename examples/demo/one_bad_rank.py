@@ -19,7 +19,7 @@ import ampwatch
 def weights_by(text: Tensor) -> Tensor:
     """What each character's loss is multiplied by: 1 for the usual ones, more for the rare."""
     shares = torch.bincount(text, minlength=charmodel.CHARACTERS) / len(text)
-    return (0.01 / (shares + 1e-30)).clamp(min=1.0)
+    return (0.01 / (shares + 1e-16)).clamp(min=1.0)
 
 
 options = charmodel.arguments()

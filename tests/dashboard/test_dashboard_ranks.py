@@ -1,0 +1,140 @@
+"""Two real processes that train together, in a real browser: both are drawn, the bad one named."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from page_driver import PAGES, PATIENCE_MS, browser, needs_browser, tab
+
+import ampwatch
+from ampwatch import store
+from ampwatch.cli.dashboard import Server
+from ampwatch.cli.demo import SCENARIOS, train
+
+pytestmark = [
+    needs_browser,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed"),
+]
+BAD = 1  # the rank whose text is bad
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with the run of the demo's two processes."""
+    folder = tmp_path_factory.mktemp("ranks")
+    kept = {name: os.environ.get(name) for name in ("XDG_STATE_HOME", "AMPWATCH_ENDPOINT")}
+    os.environ |= {"XDG_STATE_HOME": str(folder / ".state"), "AMPWATCH_ENDPOINT": "off"}
+    train(next(one for one in SCENARIOS if one.ranks == 2), folder, seed=0)
+    yield folder
+    for name, value in kept.items():
+        os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+@pytest.fixture(scope="module")
+def run(place):
+    return store.open_run(next(path for path in place.iterdir() if path.name.startswith("demo")))
+
+
+@pytest.fixture(scope="module")
+def server(place):
+    with Server([place]) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def one():
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture
+def page(one, server):
+    with tab(one) as opened:
+        yield opened
+        assert opened.troubles == []
+
+
+def of_rank(run, rank, column):
+    """What the log holds: {step: value}."""
+    rows = run.read("steps", columns=("step", column), rank=rank).to_pylist()
+    return {row["step"]: np.float32(row[column]) for row in rows}
+
+
+def is_drawn(page, values):
+    """Whether any line shows exactly these numbers."""
+    for line in page.lines():
+        pairs = zip(line["x"], line["y"], strict=True)
+        points = {x: y for x, y in pairs if y is not None and x is not None}
+        if points.keys() == values.keys() and np.allclose(
+            [points[step] for step in values], list(values.values()), rtol=1e-6
+        ):
+            return True
+    return False
+
+
+def wait_until(holds):
+    """Until it is so: the page draws in its own time."""
+    end = time.monotonic() + PATIENCE_MS / 1000
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def choose(page, words):
+    """Another rank, in the sidebar."""
+    page.page.get_by_test_id("stSidebar").get_by_test_id("stSelectbox").click()
+    page.page.get_by_role("option", name=words, exact=True).click()
+
+
+def test_the_page_names_the_rank_and_the_layer_and_draws_both_ranks(page, server, run):
+    page.open(server.url)
+    page.drawn(200)
+    page.says("FAILING")
+    assert ampwatch.diagnose(run).headline.code == "AMP602"
+    band = page.page.locator(".aw-band").inner_text()
+    assert f"Rank {BAD} alone overflows" in band
+    assert f"First to overflow: head of rank {BAD}, in the backward pass." in band
+    assert is_drawn(page, of_rank(run, 0, "loss"))
+    assert is_drawn(page, of_rank(run, BAD, "loss"))
+    page.says(", the same on all ranks")
+    numbers = page.numbers()
+    assert numbers["loss, rank 0"] == f"{of_rank(run, 0, 'loss')[199]:.4g}"
+    assert numbers["skipped"].startswith(f"{sum(of_rank(run, 0, 'skipped').values()):.0f} of 200")
+
+
+def test_one_rank_is_chosen_in_the_sidebar_and_told_by_the_address(page, server, run):
+    page.open(server.url)
+    page.drawn(200)
+    for rank in (BAD, 0):
+        choose(page, f"rank {rank}")
+        page.page.wait_for_url(f"**rank={rank}**")
+        theirs, others = (of_rank(run, one, "loss") for one in (rank, 1 - rank))
+        wait_until(lambda: is_drawn(page, theirs) and not is_drawn(page, others))  # noqa: B023
+    choose(page, "all 2 ranks")
+    page.page.wait_for_function("() => !location.search.includes('rank=')")
+
+
+def test_every_page_tells_the_ranks_apart_and_is_kept_as_a_picture(one, server, tmp_path):
+    shots = Path(os.environ.get("AMPWATCH_SCREENSHOTS", tmp_path))
+    shots.mkdir(exist_ok=True)
+    with tab(one) as page:
+        page.open(server.url)
+        page.drawn(200)
+        for name in PAGES:
+            page.go(name)
+            page.page.wait_for_timeout(700)  # a chart's first drawing
+            assert page.page.locator("[data-testid=stException], .aw-problem").count() == 0
+            page.page.screenshot(path=shots / f"ranks-{name.split()[0].lower()}.png")
+        page.go("Findings")
+        letter = page.page.locator(".aw-finding").first.inner_text()
+        assert "rank 1" in letter
+        assert "head" in letter
+        page.go("Memory and device")
+        titles = page.page.locator(".stMain p.aw-title").all_inner_texts()
+        assert [title.split(" ·")[0] for title in titles] == ["rank 0", "rank 1"]
+        assert page.troubles == []
