@@ -82,7 +82,7 @@ def test_where_a_foreign_log_tells_only_what_the_scale_became_that_is_drawn(tmp_
 def test_what_is_usual_between_two_lines_of_a_log_breaks_no_line_that_grows(tmp_path, every):
     path = store.create_run(tmp_path, store.RunInfo(id="ab" * 16, name="sparse"))
     append(path, {"step": list(range(0, 5 * every, every)), "loss": [1.0] * 5})
-    base = thinned_base(Numbers().take(store.open_run(path)), None)
+    base = thinned_base("sparse", Numbers().take(store.open_run(path)), None)
     assert every <= base.hole < 4 * every
 
 

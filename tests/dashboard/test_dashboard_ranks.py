@@ -29,7 +29,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     kept = {name: os.environ.get(name) for name in ("XDG_STATE_HOME", "AMPWATCH_ENDPOINT")}
     os.environ |= {"XDG_STATE_HOME": str(folder / ".state"), "AMPWATCH_ENDPOINT": "off"}
-    train(next(one for one in SCENARIOS if one.ranks == 2), folder, seed=0)
+    train(next(one for one in SCENARIOS if one.ranks == 2), folder / "pair", seed=0)
     yield folder
     for name, value in kept.items():
         os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
@@ -37,7 +37,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(place):
-    return store.open_run(next(path for path in place.iterdir() if path.name.startswith("demo")))
+    return store.open_run(place / "pair")
 
 
 @pytest.fixture(scope="module")
