@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.batch_course import BatchCourse
 from ampwatch.diagnosis.device_course import DeviceCourse
@@ -135,7 +137,27 @@ class Case:
         if final is None:
             return None
         below = 2.0**-policy.COLLAPSE_OCTAVES
-        return next((fall for fall in self.scale.falls if final <= fall.level * below), None)
+        fall = next((fall for fall in self.scale.falls if final <= fall.level * below), None)
+        return None if fall is None or self._learnt_on(fall) else fall
+
+    def _learnt_on(self, fall: Fall) -> bool:
+        """Whether a foreign log's loss went on below all that stood before the fall.
+
+        Its rows tell of a window each: how close together the skips were is not known, and a scale
+        that came down line by line while the loss fell has found its level.
+        """
+        established = self.scale.run_length >= self.scale.scaler.established_steps
+        if not self.is_foreign or not established:
+            return False
+        parts = (self.rate.head, self.rate.points.rows, self.rate.tail)
+        step = np.concatenate([rows.of("step") for rows in parts])
+        loss = np.concatenate([rows.of("loss") for rows in parts])
+        known = np.isfinite(loss)
+        before, after = loss[known & (step < fall.first_step)], loss[known & (step > fall.end_step)]
+        few = policy.LOSS_LINES
+        if not len(before) or len(after) < few:
+            return False
+        return bool(np.median(after[-few:]) < before.min())
 
     @property
     def teeth(self) -> Span:
@@ -150,5 +172,6 @@ class Case:
     def stands(self, times: Times) -> bool:
         """Whether what was seen last then still stands at the end of the record."""
         entries = self.scale.entries
-        recent = max(policy.RECENT_STEPS, int(entries * policy.RECENT_SHARE))
+        apart = self.scale.steps / entries if self.is_foreign and entries else 1
+        recent = max(policy.RECENT_STEPS / apart, policy.LOSS_LINES, entries * policy.RECENT_SHARE)
         return times.last_position >= entries - recent

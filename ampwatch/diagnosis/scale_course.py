@@ -181,6 +181,11 @@ class ScaleCourse:
         self.previous_skipped = bool(block.skipped[-1])
 
     def _take_floor(self, block: Block, scale: Floats) -> None:
+        floor = self.scaler.floor
+        if floor is not None and (scale < floor / 2).any():  # it was a default, and another is set
+            self.scaler = replace(self.scaler, floor=None)
+            if self.floor_scale >= policy.FLOOR_SCALE:
+                self.floor_steps, self.floor_scale = None, NAN
         tiny = scale < policy.FLOOR_SCALE
         if self.scaler.floor is not None:
             tiny = tiny | (block.skipped & (scale <= self.scaler.floor))

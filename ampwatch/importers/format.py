@@ -22,6 +22,11 @@ def any_scale(_: float) -> bool:
     return True
 
 
+def as_printed(scale: float) -> float:
+    """The very number."""
+    return scale
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """One framework's text: how its lines are found and read.
@@ -36,6 +41,7 @@ class Format:
     scaler: Mapping[str, float] = field(default_factory=dict)  # the framework's defaults
     marks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_scale: Callable[[float], bool] = any_scale  # else it is rounded away, or an average
+    meant: Callable[[float], float] = as_printed  # the scale that is printed with few digits
     instead_of: tuple[str, ...] = ()  # formats whose lines this framework prints as well
     leads: bool = False  # names the source even where a library below it prints the skips
 

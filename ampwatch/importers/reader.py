@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -134,10 +134,12 @@ class Reader:
             plain &= columns[shapes.SKIPS_IN_ALL] == (self.timeline.total_skips or 0)
         values = {n: c for n, c in columns.items() if not n.startswith("(")}
         if "scale_after" in columns:
-            told = np.unique(columns["scale_after"])
+            told, where = np.unique(columns["scale_after"], return_inverse=True)
+            meant = np.array([form.meant(scale) for scale in told.tolist()])
+            columns["scale_after"] = values["scale_after"] = meant[where]
             false = [scale for scale in told.tolist() if not form.is_scale(scale)]
             if false:
-                is_false = np.isin(columns["scale_after"], false)
+                is_false = np.isin(told, false)[where]
                 plain &= ~is_false
                 columns["scale_after"][is_false] = np.nan
         self._hand_on(columns, values, plain)
@@ -161,7 +163,7 @@ class Reader:
     def _slowly(self, lines: Lines, at: int, line: bytes) -> None:
         text = line.decode("utf-8", "replace")
         form, said, used = self._understood(lines, at, text)
-        said = [_without_false_scale(saying, form) for saying in said]
+        said = [_with_true_scale(saying, form) for saying in said]
         if form is None:
             self.timeline.passed(1)
             self._note_unknown(text)
@@ -258,14 +260,19 @@ class Reader:
             self.unknown.example = self.unknown.example or " ".join(text.split())[:160]
 
 
-def _without_false_scale(saying: Saying, form: Format | None) -> Saying:
-    """Statistics without a scale that the format's digits do not tell."""
+def _with_true_scale(saying: Saying, form: Format | None) -> Saying:
+    """Statistics with the scale that is meant, without one that the format's digits do not tell."""
     if form is None or not isinstance(saying, Stats) or "scale_after" not in saying.values:
         return saying
-    if form.is_scale(saying.values["scale_after"]):
-        return saying
+    printed = saying.values["scale_after"]
+    if form.is_scale(printed):
+        return _replaced(saying, {**saying.values, "scale_after": form.meant(printed)})
     kept = {name: value for name, value in saying.values.items() if name != "scale_after"}
-    return dataclasses.replace(saying, values=kept)
+    return _replaced(saying, kept)
+
+
+def _replaced(saying: Stats, values: Mapping[str, float]) -> Stats:
+    return dataclasses.replace(saying, values=values)
 
 
 def _may_be_cut(text: str, said: Sequence[Saying]) -> bool:

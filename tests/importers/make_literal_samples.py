@@ -14,7 +14,7 @@ import gzip
 import json
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -170,9 +170,9 @@ def nvfp16_tacotron():
     line = "OVERFLOW! Skipping step. Attempted loss scale: {}, reducing to {}\n"
     text = "".join(line.format(*pair) for pair in pairs)
     text += "".join(
-        f"Train loss {n} {2.0 - n / 100:.6f} Grad Norm 1.02 0.54s/it\n" for n in range(9)
+        f"Train loss {n} {2.0 - n / 100:.6f} Grad Norm 1.02 0.54s/it\n" for n in range(12, 21)
     )
-    return text, truth("nvfp16", "incomplete", pairs, first_scale=2.0**32)
+    return text, truth("nvfp16", "healthy", pairs, first_scale=2.0**32, last_loss=1.8)
 
 
 @sample
@@ -891,9 +891,9 @@ def unknown_scale_messages():
     return text, truth("nanogpt", "*", final_scale=None, note="20 lines look like a scale message")
 
 
-def main() -> None:
+def write(samples: Mapping[str, Callable[[], tuple[str | bytes, dict]]]) -> None:
     FOLDER.mkdir(exist_ok=True)
-    for name, make in SAMPLES.items():
+    for name, make in samples.items():
         content, found = make()
         data = content if isinstance(content, bytes) else content.encode()
         if len(data) > LARGE_BYTES:
@@ -904,4 +904,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write(SAMPLES)

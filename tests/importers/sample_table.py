@@ -29,7 +29,8 @@ _HEAD = """\
 # Foreign logs against their truth
 
 {samples} samples, {real} of them printed by the framework itself, run for the purpose (the truth is
-what its own objects held); the others are its literal lines around a course whose truth is known.
+what its own objects held); the others are its literal lines around a course whose truth is known,
+{public} of them the course of a log that somebody has pasted in a public issue.
 {checked:,} fields are compared, {right:,} are right. A field is one fact: the source, the first and
 last scale, the number of overflows, skips, steps or attempts, a setting, each loss, norm, rate,
 scale and step number where the truth holds them one by one, a finding that must be there, and the
@@ -80,6 +81,11 @@ class Compared:
         return self.name.startswith("real_")
 
     @property
+    def is_public(self) -> bool:
+        """Whether its course is that of a public thread."""
+        return self.name.startswith("public_")
+
+    @property
     def right(self) -> int:
         """How many of the fields are."""
         return sum(field.is_right for field in self.fields)
@@ -88,7 +94,8 @@ class Compared:
         """Its line of the table."""
         wanted = "" if self.truth["verdict"] == "*" else self.truth["verdict"]
         must = ", ".join(self.truth.get("must", ()))
-        printed = "the framework" if self.is_real else "literal lines"
+        literal = "literal lines, a public thread's" if self.is_public else "literal lines"
+        printed = "the framework" if self.is_real else literal
         cells = (
             self.name, self.source, printed, len(self.fields), self.right, wanted, self.verdict,
             must, self.headline,
@@ -170,6 +177,7 @@ def document(every: Sequence[Compared]) -> str:
     head = _HEAD.format(
         samples=len(every),
         real=sum(one.is_real for one in every),
+        public=sum(one.is_public for one in every),
         checked=sum(len(one.fields) for one in every),
         right=sum(one.right for one in every),
     )

@@ -109,6 +109,9 @@ def _static(state: RateState, after: Rows) -> Attribution:
     if len(bad):
         step = _at(after.of("step"), int(bad[0]))
         return Attribution(Cause.STATIC, (Proof("non-finite forward", int(step), 1.0, 0.0),))
+    first = state.head.of("scale")
+    if len(first) and first[0] < constants.STATIC_SCALE:  # the record begins long after the run
+        return Attribution(Cause.UNDECIDED)
     scale = _least(state.tail.of("scale"))
     if scale is not None and scale < constants.STATIC_SCALE:
         step = _at(state.tail.of("step"), len(state.tail) - 1)

@@ -61,6 +61,8 @@ def startup_has_failed(case: Case) -> bool:
         return skips >= policy.STARTUP_UNTOLD_SKIPS
     if case.numbers.sees_forward:
         return final < policy.STARTUP_ERROR_SCALE
+    if skips >= policy.COLLAPSE_SKIPS and final < policy.STARTUP_ERROR_SCALE:
+        return True  # a log's last lines: the search had begun long before them
     return skips >= policy.STARTUP_BLIND_SKIPS and final < policy.STARTUP_BLIND_SCALE
 
 
@@ -156,7 +158,9 @@ def _fall(case: Case, fall: Fall, *, healed: bool) -> Seen:
     last = fall.end_step if healed else scale.last_step
     skipped = fall.skips if healed else scale.skips - fall.skips_before
     final = fall.end_scale if healed else case.final_scale
-    ending = "and it came back" if healed else "and it does not come back"
+    stays = final is not None and final <= fall.level * 2.0**-policy.COLLAPSE_OCTAVES
+    back = "and the loss fell on at that scale" if stays else "and it came back"
+    ending = back if healed else "and it does not come back"
     return Seen(
         severity=Severity.INFO if healed else Severity.ERROR,
         first_step=fall.first_step,

@@ -50,9 +50,10 @@ def attempted(line: str) -> Iterator[Skip]:
     for match in _ATTEMPTED.finditer(line):
         before = number(match[2])
         after = before if match[4] is not None else number(match[3])
+        rounded = match[2] == "0" or match[3] == "0"  # through int(); a float's 0.0 is a zero
         yield Skip(
-            scale=before or None,
-            scale_after=after or None,
+            scale=before or (None if rounded else before),
+            scale_after=after or (None if rounded else after),
             rank=None if match[1] is None else int(match[1]),
         )
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ampwatch.importers.format import Format
-from ampwatch.importers.formats.megatron import statistics
+from ampwatch.importers.formats.megatron import meant, statistics
 from ampwatch.importers.sayings import Saying
 from ampwatch.rows import Mark
 
@@ -27,5 +27,6 @@ FORMAT = Format(
     scaler={"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 1000.0,
             "init_scale": 2.0**32, "min_scale": 1.0, "hysteresis": 2.0},
     marks={"loss": (Mark.AVERAGED.value,)},
+    meant=meant,
     leads=True,
 )  # fmt: skip

@@ -6,6 +6,7 @@ before. DeepSpeed's skips are not counted: there a stale norm beside a missing l
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -55,6 +56,11 @@ def statistics(line: str, step: int) -> Stats:
     )
 
 
+def meant(printed: float) -> float:
+    """A printed 0.2 is a quarter."""
+    return 2.0 ** round(math.log2(printed)) if 0 < printed < 1 else printed
+
+
 FORMAT = Format(
     source="megatron",
     anchors=(" iteration ", "] iteration "),
@@ -62,5 +68,6 @@ FORMAT = Format(
     scaler={"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 1000.0,
             "init_scale": 2.0**32, "min_scale": 1.0, "hysteresis": 2.0},
     marks={"loss": (Mark.AVERAGED.value,)},
+    meant=meant,
     leads=True,
 )  # fmt: skip
