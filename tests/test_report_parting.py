@@ -60,6 +60,13 @@ def test_a_loss_that_is_lost_soon_after_it_leapt_parts_at_the_leap(tmp_path):
     assert 298 <= parting.loss.step <= 302
 
 
+def test_too_few_steps_are_not_told_from_noise(tmp_path):
+    few = [run_of(tmp_path, name, falling(seed)[:20]) for seed, name in enumerate("ab")]
+    assert (parting_of(*few).loss, parting_of(*few).knows_noise) == (None, False)
+    many = [run_of(tmp_path, name, falling(seed)) for seed, name in enumerate("cd")]
+    assert parting_of(*many).knows_noise
+
+
 def test_one_lost_step_is_no_parting_beyond_noise(tmp_path):
     lost = falling(1)
     lost[300] = np.inf

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampwatch.diagnosis import learning_rate
+from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.engine import Engine, conclude
 from ampwatch.diagnosis.findings import SCHEMA, Action, Advice, Diagnosis, Severity, plain
 from ampwatch.diagnosis.signals import Record
@@ -32,7 +33,7 @@ class Together:
 
 
 def diagnose_together(runs: Sequence[Record]) -> Together:
-    """Diagnose runs of one model together; runs of several models are refused."""
+    """Diagnose runs of one model together; of several models or optimizers they are refused."""
     cases = [Engine().feed(run).case() for run in runs]
     sizes = {case.rate.setup.elements for case in cases} - {None}
     if len(sizes) > 1:
@@ -40,6 +41,12 @@ def diagnose_together(runs: Sequence[Record]) -> Together:
         raise DifferentModelsError(
             f"these are not runs of one model: they train {told} parameters. "
             "Report each of them by itself."
+        )
+    kinds = sorted({kind for case in cases for kind in _optimizers(case)})
+    if len(kinds) > 1:
+        raise DifferentModelsError(
+            f"their optimizers differ ({' and '.join(kinds)}): a rate of one says nothing of "
+            "another's. Report each of them by itself."
         )
     diagnoses = tuple(conclude(case) for case in cases)
     # What something else brought down says nothing of the rate.
@@ -51,3 +58,11 @@ def diagnose_together(runs: Sequence[Record]) -> Together:
     if not telling:
         return Together(diagnoses, diagnoses[-1].learning_rate)
     return Together(diagnoses, learning_rate.advise_together(telling))
+
+
+def _optimizers(case: Case) -> set[str]:
+    """The classes of a run's optimizers, as far as it tells them; those of a GAN are several."""
+    told = {
+        str(event.detail["class"]) for event in case.ledger.optimizers if "class" in event.detail
+    }
+    return {" with ".join(sorted(told))} if told else set()

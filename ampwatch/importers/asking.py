@@ -24,5 +24,15 @@ class Wanted:
 
 def fresh_info(path: str, wanted: Wanted) -> RunInfo:
     """A run of its own, named for its file."""
-    stem = "standard-input" if path == STANDARD_INPUT else Path(path).name.split(".")[0]
+    stem = "standard-input" if path == STANDARD_INPUT else _stem(Path(path))
     return RunInfo(id=secrets.token_hex(16), name=wanted.name or stem or "log", source="text")
+
+
+_PACKED = {".gz", ".bz2", ".xz", ".zst"}
+
+
+def _stem(path: Path) -> str:
+    """The file's name without what says how it is packed and what it is: `lr-0.1` of a log."""
+    if path.name.startswith("events.out."):
+        return "events"
+    return Path(path.stem).stem if path.suffix in _PACKED else path.stem

@@ -20,7 +20,6 @@ from ampwatch.rows import Mark, Table
 if TYPE_CHECKING:
     from ampwatch.store import Run
 
-_OPTIMIZER = "optimizer.class"
 _FINAL_STEPS = 30  # what stands at the end is the median of these
 _FIGURES = (
     "verdict", "headline", "steps", "learning rate", "loss scale", "skipped", "loss",
@@ -54,8 +53,9 @@ def compare(runs: Sequence[Run]) -> Comparison:
     rates = {d.learning_rate.current for d in diagnoses} - {None}
     differ = len(rates) > 1
     settings = differing([settings_of(run) for run in runs])
-    if _OPTIMIZER in settings:
-        advice, refusal = None, "Their optimizers differ: a rate of one says nothing of another's."
+    if differ and not any(name.endswith(".lr") for name in settings):  # no optimizer was told
+        told = (d.learning_rate.current for d in diagnoses)
+        settings["learning rate"] = tuple(None if r is None else f"{r:.4g}" for r in told)
     return Comparison(
         names=tuple(run.info.name for run in runs),
         figures=_side_by_side([_figures(r, d) for r, d in zip(runs, diagnoses, strict=True)]),

@@ -53,6 +53,7 @@ class Parting:
     both_tell: tuple[str, ...] = ()  # of loss, scale and skips; of others nothing is said
     loss_bits: Difference | None = None
     loss: Difference | None = None
+    knows_noise: bool = False  # whether both losses are long enough to tell a difference from it
     scale: Difference | None = None
     skips: Difference | None = None
 
@@ -90,6 +91,7 @@ def parting_of(first: Record, second: Record) -> Parting:
         tuple(name for name, pair in pairs.items() if len(pair.step)),
         loss.at(_unequal(loss)),
         loss.at(_beyond_noise(loss)),
+        _both_finite(loss) >= _LEAST_STEPS,
         scale.at(_unequal(scale)),
         skips.at(_unequal(skips)),
     )
@@ -133,13 +135,17 @@ def _unequal(pair: _Pair) -> NDArray[np.intp]:
     return np.flatnonzero((pair.one != pair.other) & ~both_lost)
 
 
+def _both_finite(pair: _Pair) -> int:
+    return int((np.isfinite(pair.one) & np.isfinite(pair.other)).sum())
+
+
 def _beyond_noise(pair: _Pair) -> NDArray[np.intp]:
     """Where stretches begin, long or to the end, whose medians are apart by more than noise.
 
     A loss that is not finite is apart from one that is by more than any noise.
     """
     finite = np.isfinite(pair.one), np.isfinite(pair.other)
-    if (finite[0] & finite[1]).sum() < _LEAST_STEPS:
+    if _both_finite(pair) < _LEAST_STEPS:
         return np.flatnonzero(finite[0] != finite[1])
     told = np.flatnonzero(finite[0] | finite[1])
     away = np.abs(np.where(finite[0] & finite[1], pair.one - pair.other, np.inf)[told])

@@ -90,12 +90,18 @@ def _loss_text(parting: Parting) -> str:
     if bits is None:
         return "the same to the last bit"
     text = f"differs from step {bits.step:,}"
+    if apart is None and not parting.knows_noise:
+        return f"{text} ({_pair(bits)}), in too few steps to tell it from noise"
     if apart is None:
         return f"{text}, never by more than noise"
-    said = f"{_number(apart.first)} against {_number(apart.second)}"
+    said = _pair(apart)
     if apart.step == bits.step:
         return f"{text} ({said}), beyond noise"
     return f"{text}, beyond noise from step {apart.step:,} ({said})"
+
+
+def _pair(difference: Difference) -> str:
+    return f"{_number(difference.first)} against {_number(difference.second)}"
 
 
 def _scale_text(scale: Difference | None) -> str:
@@ -118,7 +124,8 @@ def _number(value: float | None) -> str:
 def _rate(comparison: Comparison) -> str:
     advice = comparison.learning_rate
     if advice is None:
-        return comparison.not_together or ""
+        told = comparison.not_together or ""
+        return told[:1].upper() + told[1:]
     if not has_boundary(advice):
         return "None of these runs failed by its rate: they show no upper limit to it."
     return f"For all: {advised(advice)}. {advice.because}"

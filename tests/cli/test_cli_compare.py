@@ -64,6 +64,17 @@ def test_rates_of_two_optimizers_are_not_held_together(capsys, tmp_path):
         writer.close()
     _, out, _ = compare(capsys, tmp_path / "SGD", tmp_path / "Adam")
     assert "Their optimizers differ" in out
+    assert cli.run(["report", str(tmp_path / "SGD"), str(tmp_path / "Adam")]) == 2
+    assert "their optimizers differ (Adam and SGD)" in " ".join(capsys.readouterr().err.split())
+
+
+def test_rates_that_only_the_logs_lines_tell_are_a_setting_that_differs(capsys, tmp_path):
+    for rate in ("0.1", "0.3"):
+        rows = "".join(f"{step},{5 - step / 50},{rate}\n" for step in range(60))
+        (tmp_path / f"rate-{rate}.csv").write_text("step,loss,lr\n" + rows)
+    _, out, _ = compare(capsys, tmp_path / "rate-0.1.csv", tmp_path / "rate-0.3.csv")
+    assert "A rate-0.1 B rate-0.3" in out
+    assert "learning rate 0.1 0.3" in out.split("Settings that differ")[1]
 
 
 def test_logs_of_other_trainers_are_compared_where_both_tell_it(capsys):
