@@ -16,6 +16,8 @@ import pyarrow as pa
 
 Values = Sequence[Any] | np.ndarray
 
+_WRAPS = int(np.__version__.partition(".")[0]) < 2  # a number that does not fit, without a word
+
 
 def column(values: Values, kind: pa.DataType) -> pa.Array:
     """An Arrow array from a list (`None` is null) or a numpy array, without loading pandas."""
@@ -63,7 +65,7 @@ def numpy_type(kind: pa.DataType) -> np.dtype[Any]:
 def _number_column(values: Values, kind: pa.DataType) -> pa.Array:
     dtype = numpy_type(kind)
     try:
-        data = np.ascontiguousarray(values, dtype)
+        data = _numbers(values, dtype)
     except TypeError:  # a None among whole numbers
         return _number_column_with_nulls(values, kind)
     # numpy makes a None among floats a NaN: one sum shows whether there can be one.
@@ -75,8 +77,19 @@ def _number_column(values: Values, kind: pa.DataType) -> pa.Array:
 
 def _number_column_with_nulls(values: Values, kind: pa.DataType) -> pa.Array:
     filled, validity, null_count = _split_nulls(values, 0)
-    data = np.ascontiguousarray(filled, numpy_type(kind))
+    data = _numbers(filled, numpy_type(kind))
     return pa.Array.from_buffers(kind, len(data), [validity, pa.py_buffer(data)], null_count)
+
+
+def _numbers(values: Values, dtype: np.dtype[Any]) -> np.ndarray:
+    """As this type; a whole number in a list that does not fit raises OverflowError."""
+    if not _WRAPS or dtype.kind not in "iu" or isinstance(values, np.ndarray):
+        return np.ascontiguousarray(values, dtype)
+    wide = np.ascontiguousarray(values, "u8" if dtype == np.uint64 else "i8")
+    data = wide.astype(dtype)
+    if (data != wide).any():
+        raise OverflowError(f"a number is out of bounds for {dtype}")
+    return data
 
 
 def _flag_column(values: Values, kind: pa.DataType) -> pa.Array:
