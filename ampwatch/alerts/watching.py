@@ -17,10 +17,12 @@ from ampwatch.store import Run, open_run
 
 
 class Watched(Protocol):
-    """What `attach` returns; only its run is needed."""
+    """What `attach` returns; only its run is needed, and when it began to write it."""
 
     @property
     def run_folder(self) -> Path | None: ...  # noqa: D102
+    @property
+    def began_ns(self) -> int: ...  # noqa: D102
 
 
 def watch_run(
@@ -33,17 +35,24 @@ def watch_run(
     anything, and `on_finding` may take its time. What it raises is warned of once. The thread ends
     with the run, with `close`, or with the process. With AMPWATCH=0 nothing is watched.
     """
-    folder = run if isinstance(run, (str, Path)) else run.run_folder
-    return RunWatch(None if folder is None else open_run(folder), on_finding, every_s)
+    if isinstance(run, (str, Path)):
+        return RunWatch(open_run(run), on_finding, every_s)
+    opened = None if run.run_folder is None else open_run(run.run_folder)
+    return RunWatch(opened, on_finding, every_s, run.began_ns)
 
 
 class RunWatch:
     """A run being watched for findings; `close` takes a last look and ends it."""
 
     def __init__(
-        self, run: Run | None, on_finding: Callable[[Finding], None], every_s: float
+        self,
+        run: Run | None,
+        on_finding: Callable[[Finding], None],
+        every_s: float,
+        began_ns: int = 0,
     ) -> None:
         self._run = run
+        self._began_ns = began_ns
         self._on_finding = on_finding
         self._every_s = every_s
         self._engine, self._news = Engine(), News()
@@ -88,7 +97,8 @@ class RunWatch:
         run.refresh()
         for finding in self._news.of(self._engine.feed(run).look()):
             self._tell(finding)
-        return not run.clean_end
+        # Of a run that is resumed, the end mark of the attempt before is no end.
+        return not (run.clean_end and run.last_time_ns >= self._began_ns)
 
     def _tell(self, finding: Finding) -> None:
         try:

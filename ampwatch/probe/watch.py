@@ -47,6 +47,7 @@ class Watch:
     ) -> None:
         self.run_folder = run_folder
         self.rank = rank
+        self.began_ns = time.time_ns()
         self._afterwards: list[Callable[[], None]] = []
         # Scalers, and the classes we gave them; a loop may make one each step and let it go.
         self._swapped: list[tuple[weakref.ref[Any], type]] = []
@@ -181,6 +182,7 @@ class NoWatch:
 
     run_folder: Path | None = None
     rank = 0
+    began_ns = 0
     closed = True
     lost_rows = 0
 

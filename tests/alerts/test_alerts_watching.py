@@ -80,6 +80,18 @@ def test_closing_from_within_the_callback_does_not_wait_for_itself(tmp_path):
     watch.close()
 
 
+def test_of_a_run_that_is_resumed_the_end_before_is_no_end(tmp_path):
+    class Resumed:
+        run_folder, began_ns = write_run(tmp_path), time.time_ns()
+
+    found = []
+    watch = ampwatch.watch_run(Resumed, found.append, every_s=0.02)
+    time.sleep(0.1)
+    more(Resumed.run_folder, skipped=30, ended=True)
+    wait_for(lambda: not watch._thread.is_alive())
+    assert "AMP103" in {finding.code for finding in found}
+
+
 def test_a_path_without_a_run_is_refused_with_a_sentence(tmp_path):
     with pytest.raises(NotARunError):
         ampwatch.watch_run(tmp_path, print)
