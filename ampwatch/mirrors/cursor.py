@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,12 +17,21 @@ _PLAIN = ("scale", "loss", "lr", "grad_norm", "grad_norm_applied", "step_time_ms
 _COLUMNS = ("step", "time_ns", "skipped", "optimizer", *_PLAIN)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which of a run's rows are shown."""
+
+    thin: int = 1  # each so-manieth step, and every skipped one
+    rank: int | None = None  # this one's only
+    began_ns: int = 0  # when the attempt began that is followed
+    shows_past: bool = True  # attempts before it, too
+
+
 class Cursor:
     """Reads a rank's rows on from where it stopped, and counts its skips."""
 
-    def __init__(self, rank: int, *, thin: int = 1) -> None:
-        self._rank = rank
-        self._thin = thin
+    def __init__(self, rank: int, part: Part) -> None:
+        self._rank, self._part = rank, part
         self._steps_read = self._samples_read = 0
         self._skipped: dict[int | None, int] = {}  # by optimizer, in the order of first sight
 
@@ -50,10 +61,15 @@ class Cursor:
         self._skipped[number] = int(counts[-1])
         rows = rows.drop_columns(["skipped", "optimizer"])
         rows = rows.append_column("skipped", pa.array(counts, pa.int64()))
-        if self._thin > 1:  # a skip is never thinned out
-            steps = np.asarray(rows.column("step").to_numpy(), np.int64)
-            rows = rows.filter(pa.array((steps % self._thin == 0) | skips))
-        return Points(self._rank, list(self._skipped).index(number), rows)
+        return Points(self._rank, list(self._skipped).index(number), self._shown(rows, skips))
+
+    def _shown(self, rows: pa.Table, skips: NDArray[np.bool_]) -> pa.Table:
+        kept = np.ones(len(skips), np.bool_)
+        if self._part.thin > 1:
+            kept &= (_integers(rows.column("step")) % self._part.thin == 0) | skips
+        if not self._part.shows_past:
+            kept &= _integers(rows.column("time_ns")) >= self._part.began_ns
+        return rows if kept.all() else rows.filter(pa.array(kept))
 
     def _peaks(self, run: Run, rows: pa.Table, most: int) -> pa.Array:
         """A column with each sample of the devices at the step then under way."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ampwatch.diagnosis.words import count_text
 from ampwatch.errors import AmpwatchError
+from ampwatch.mirrors.cursor import Part
 from ampwatch.mirrors.readings import Bulletin, Mirror
 from ampwatch.mirrors.source import Source
 from ampwatch.text import printable
@@ -47,6 +48,7 @@ class Line:
         self._lock = threading.Lock()
         self._stirred = threading.Event()  # do not wait for the next round
         self._is_closing = self._was_closed = False
+        self._is_open_ended = False  # more runs may come
         self._thread = threading.Thread(target=self._work, name="ampwatch-mirror", daemon=True)
         self._thread.start()
 
@@ -55,18 +57,20 @@ class Line:
         """Whether its thread runs."""
         return self._thread.is_alive()
 
-    def follow(self, folder: Path, rank: int | None = None) -> None:
-        """Mirror a run until it ends."""
+    def follow(self, folder: Path, rank: int | None = None, began_ns: int = 0) -> None:
+        """Mirror a run until it ends; `began_ns` is when this process began to write it."""
+        part = Part(self._thin, rank, began_ns, self._mirror.shows_past)
         with self._lock:
-            self._sources[folder] = Source(folder, rank=rank, thin=self._thin)
+            self._sources[folder] = Source(folder, part)
             self._followed.add(folder)
         self._stirred.set()
 
     def wake(self, folder: Path) -> None:
         """Rows have come for a run; returns at once."""
         with self._lock:
-            self._sources.setdefault(folder, Source(folder, thin=self._thin))
+            self._sources.setdefault(folder, Source(folder, Part(self._thin)))
             self._woken.add(folder)
+            self._is_open_ended = True
 
     def close(self, wait_s: float | None = None) -> None:
         """Send what there is and end; a mirror that hangs is left behind after `wait_s`."""
@@ -95,7 +99,15 @@ class Line:
             self._stirred.clear()
             is_last = self._is_closing
             self._round(is_last=is_last)
+            is_last = is_last or self._is_done
         self._try(self._mirror.close)
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether all that it followed has ended and arrived."""
+        with self._lock:
+            is_idle = not self._followed and not self._woken
+            return bool(self._sources) and is_idle and not self._is_open_ended
 
     def _round(self, *, is_last: bool) -> None:
         with self._lock:

@@ -41,7 +41,7 @@ def mirror(
     `wait_s` at most. MirrorError says here, and only here, what is missing. With AMPWATCH=0 nothing
     is done.
     """
-    folder, rank = _place_of(run)
+    folder, rank, began_ns = _place_of(run)
     if thin < 1:
         raise MirrorError(f"thin is {thin!r}: pass a whole number of steps from 1 on.")
     lines: list[Line] = []
@@ -50,7 +50,7 @@ def mirror(
         mirrors = [open_mirror(place, is_inside=rank is not None) for place in places]
         lines = [Line(one, _warn, every_s=every_s, thin=thin) for one in mirrors]
         for line in lines:
-            line.follow(folder, rank)
+            line.follow(folder, rank, began_ns)
     mirroring = Mirroring(lines, wait_s)
     if rank is not None and lines:
         _end_with(run, mirroring)
@@ -91,11 +91,11 @@ class Mirroring:
         self.close()
 
 
-def _place_of(run: Watch | NoWatch | str | Path) -> tuple[Path | None, int | None]:
-    """A run's folder, if there is one, and the rank that this process trains, if it does."""
+def _place_of(run: Watch | NoWatch | str | Path) -> tuple[Path | None, int | None, int]:
+    """A run's folder, if it has one; the rank that this process trains, if any, and since when."""
     if isinstance(run, (str, Path)):
-        return Path(run), None
-    return run.run_folder, run.rank
+        return Path(run), None, 0
+    return run.run_folder, run.rank, run.began_ns
 
 
 def _end_with(watch: Any, mirroring: Mirroring) -> None:

@@ -49,6 +49,7 @@ class MlflowMirror:
     ) -> None:
         self._entities, self._server = mlflow.entities, server
         self._active_id, self._experiment = active_id, experiment
+        self.shows_past = active_id is None
         self._own: dict[str, str] = {}  # MLflow's id by ours
         self._tags: dict[str, dict[str, str]] = {}  # as they stand, by MLflow's id
 

@@ -38,6 +38,7 @@ class OtlpMirror:
     """Sends how runs stand after each bulletin."""
 
     label = "OpenTelemetry"
+    shows_past = True
 
     def __init__(self, exporter: Any) -> None:
         from opentelemetry.sdk.metrics import MeterProvider
@@ -67,6 +68,7 @@ class OtlpActiveMirror:
     """Shows how runs stand in the process's own provider, whose readers send when they do."""
 
     label = "OpenTelemetry"
+    shows_past = True
 
     def __init__(self, provider: Any) -> None:
         self._provider = provider

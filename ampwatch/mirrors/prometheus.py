@@ -43,6 +43,7 @@ class PrometheusMirror:
     """Numbers for whoever asks; the endpoint ends with the mirror."""
 
     label = "Prometheus"
+    shows_past = True
 
     def __init__(self, board: Board, registry: Any, collector: _Collector) -> None:
         self.server: Any = None

@@ -117,6 +117,10 @@ class Mirror(Protocol):
     def label(self) -> str:
         """What it is called in sentences."""
 
+    @property
+    def shows_past(self) -> bool:
+        """Whether what was logged before this process is wanted, too: else it is there already."""
+
     def take(self, bulletin: Bulletin) -> None:
         """Show what is new."""
 

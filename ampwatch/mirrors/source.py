@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ampwatch.alerts.news import News
 from ampwatch.diagnosis import Engine
-from ampwatch.mirrors.cursor import Cursor
+from ampwatch.mirrors.cursor import Cursor, Part
 from ampwatch.mirrors.readings import Bulletin, Points
 from ampwatch.store import Run, open_run
 
@@ -16,13 +16,13 @@ MOST_ROWS = 4096  # of a rank in one bulletin: what a client has to take at once
 class Source:
     """A run that one mirror follows. A bulletin comes again until `taken` says that it arrived.
 
-    `rank` is the only one whose curves are shown; findings are the whole run's.
+    `part` says which rows are shown; findings are the whole run's.
     """
 
-    def __init__(self, folder: Path, *, rank: int | None = None, thin: int = 1) -> None:
+    def __init__(self, folder: Path, part: Part) -> None:
         self.folder = folder
         self.is_over = False
-        self._rank, self._thin = rank, thin
+        self._part = part
         self._run: Run | None = None
         self._cursors: dict[int, Cursor] = {}
         self._engine, self._news = Engine(), News()
@@ -39,7 +39,7 @@ class Source:
         if grown:
             self._is_judged = False
         for rank in self._shown(self._run):
-            self._cursors.setdefault(rank, Cursor(rank, thin=self._thin))
+            self._cursors.setdefault(rank, Cursor(rank, self._part))
 
     def next(self) -> Bulletin | None:
         """What is to be shown next; None if all of it was."""
@@ -68,7 +68,7 @@ class Source:
     # --- within ----------------------------------------------------------------------------------
 
     def _shown(self, run: Run) -> list[int]:
-        return [rank for rank in run.ranks if self._rank in (None, rank)]
+        return [rank for rank in run.ranks if self._part.rank in (None, rank)]
 
     def _bulletin(self, run: Run) -> Bulletin | None:
         points = self._points(run)
@@ -95,5 +95,7 @@ class Source:
         return sum(cursor.waiting(run) for cursor in self._cursors.values())
 
     def _has_ended(self, run: Run) -> bool:
-        expected = run.info.world_size if self._rank is None else 1
-        return len(self._cursors) >= expected and all(run.ended[rank] for rank in self._cursors)
+        """Whether all that is shown has its end mark, and not that of an attempt before."""
+        expected = run.info.world_size if self._part.rank is None else 1
+        has_ended = len(self._cursors) >= expected and all(run.ended[r] for r in self._cursors)
+        return has_ended and run.last_time_ns >= self._part.began_ns

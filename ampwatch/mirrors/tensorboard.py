@@ -28,6 +28,7 @@ class TensorBoardMirror:
     """Writes DIR/RUN, and DIR/RUN/rank-N where several ranks train together."""
 
     label = "TensorBoard"
+    shows_past = True
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

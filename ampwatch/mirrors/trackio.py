@@ -45,6 +45,7 @@ class TrackioMirror:
     def __init__(self, trackio: Any, *, run: Any = None, project: str = "") -> None:
         self._trackio, self._run, self._project = trackio, run, project
         self._own: dict[str, Any] = {}
+        self.shows_past = run is None
 
     def take(self, bulletin: Bulletin) -> None:
         """Log every row, and alert of what is fresh."""

@@ -43,6 +43,7 @@ class WandbActive:
     """The user's run: the newest readings ride on the next point that the user logs."""
 
     label = "W&B"
+    shows_past = False
 
     def __init__(self, wandb: Any, run: Any) -> None:
         self._run = run
@@ -78,6 +79,7 @@ class WandbOwn:
     """A run of its own for each run, every row a point."""
 
     label = "W&B"
+    shows_past = True
 
     def __init__(self, wandb: Any, project: str) -> None:
         self._wandb, self._project = wandb, project

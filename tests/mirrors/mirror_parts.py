@@ -37,6 +37,7 @@ class Kept:
     """A mirror that keeps what it is handed, unless it is told to raise."""
 
     label = "the test"
+    shows_past = True
 
     def __init__(self, trouble=None):
         self.trouble, self.asked, self.closed = trouble, 0, 0
@@ -72,9 +73,9 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-watch = ampwatch.attach(scaler, model, run="r", config={{"rate": 0.1}})
+watch = ampwatch.attach(scaler, model, run="r", config={{"rate": 0.1}}{options})
 {after}
-for step in range({steps}):
+for step in range(40):
     x = torch.randn(3, 4)
     if step in (5, 6):
         x = x * 1e6
@@ -91,9 +92,9 @@ print(hashlib.sha256(weights).hexdigest())
 """
 
 
-def train(folder, *, before="", after="", each="pass", end="", steps=40, **environment):
+def train(folder, *, before="", options="", after="", each="pass", end="", **environment):
     """A small real training in a process of its own; the child, whose stdout ends with a hash."""
-    code = TRAINING.format(before=before, after=after, each=each, end=end, steps=steps)
+    code = TRAINING.format(before=before, options=options, after=after, each=each, end=end)
     environment = {
         **os.environ, "PYTHONPATH": str(Path(ampwatch.__file__).parents[1]),
         "AMPWATCH_DIR": str(folder / "runs"), "OMP_NUM_THREADS": "1", **environment,

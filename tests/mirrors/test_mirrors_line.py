@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from written_runs import fresh_id, step_columns, write_run
 
 from ampwatch import store
 from ampwatch.mirrors import Line
+from ampwatch.mirrors.cursor import Part
 from ampwatch.mirrors.source import Source
 from ampwatch.rows import Table
 
@@ -37,7 +39,7 @@ def line(notes):
 
 def whole(path, **options):
     """All that a source hands on of a run as it stands."""
-    source, mirror = Source(path, **options), Kept()
+    source, mirror = Source(path, Part(**options)), Kept()
     source.look()
     while (bulletin := source.next()) is not None:
         mirror.take(bulletin)
@@ -208,6 +210,29 @@ def test_a_run_that_is_removed_is_said_once_and_stops_nothing(tmp_path, line, no
     wait_for(lambda: mirror.bulletins and mirror.bulletins[-1].is_over)
     assert len(notes) == 1
     assert "bad is no longer mirrored" in notes[0]
+
+
+def test_a_place_that_has_the_past_is_shown_this_attempt_only_with_all_skips_counted(
+    tmp_path, line
+):
+    class Resumed(Kept):
+        shows_past = False
+
+    path, mirror = write_run(tmp_path, accepted=10, skipped=3, ended=False), Resumed()
+    began_ns = time.time_ns()
+    more(path, accepted=2, skipped=1, first=13, ended=True)
+    line(mirror).follow(path, 0, began_ns)
+    wait_for(lambda: mirror.bulletins and mirror.bulletins[-1].is_over)
+    assert mirror.curve("skipped") == [(13, 3), (14, 3), (15, 4)]
+
+
+def test_with_the_last_run_that_it_follows_its_thread_ends(tmp_path, line):
+    mirror = Kept()
+    one = line(mirror)
+    one.follow(write_run(tmp_path))
+    wait_for(lambda: not one.is_at_work)
+    assert mirror.closed == 1
+    assert mirror.bulletins[-1].is_over
 
 
 def test_a_run_that_ended_and_goes_on_is_not_shown_twice(tmp_path, line):

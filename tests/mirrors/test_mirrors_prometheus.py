@@ -70,10 +70,11 @@ def test_what_is_scraped_is_how_the_run_stands(tmp_path, endpoint):
 def test_the_findings_that_stand_are_gauges(tmp_path, endpoint):
     line, port = endpoint
     path = write_run(tmp_path, ended=False)
-    line.follow(path)
+    line.wake(path)
     wait_for(lambda: values(port, "step"))
     assert not values(port, "finding", code="AMP103")
     more(path, skipped=40, ended=True)
+    line.wake(path)
     wait_for(lambda: values(port, "run_ended", run="one")[0][1])
     [(labels, value)] = values(port, "finding", code="AMP103")
     assert (labels["name"], labels["severity"], value) == ("scale-collapse", "error", 1.0)

@@ -84,6 +84,20 @@ def test_in_the_users_run_theirs_and_ours_stand_side_by_side(tmp_path, store, ba
     assert curve(found, "skipped")[-1] == (39, 2)
 
 
+def test_of_a_training_that_is_resumed_the_active_run_has_each_step_once(tmp_path, store):
+    begin = "import trackio\ntrackio.init(project='p', name='n', embed=False, resume='allow')"
+    options = ", resume=True", ", resume=True, start_step=40"
+    for option in options:
+        train(
+            tmp_path, before=begin, options=option, end="watch.close(); trackio.finish()",
+            after="ampwatch.mirror(watch)",
+        )  # fmt: skip
+    found, _ = rows(store, "p")
+    assert curve(found, "scale") == logged(tmp_path / "runs" / "r", "scale")
+    assert [step for step, _ in curve(found, "skipped")] == list(range(80))
+    assert curve(found, "skipped")[-1] == (79, 4)
+
+
 def test_a_run_of_its_own_leaves_the_users_alone(tmp_path, store):
     train(
         tmp_path,
