@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ampwatch.errors import AttachError
+from ampwatch.errors import AttachError, MirrorError
 from ampwatch.probe import NoWatch, Watch, attach, warn
 
 
@@ -23,6 +23,7 @@ class Attempt:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
+        self._mirror = self._options.pop("mirror", None)
         self.watch: Watch | NoWatch | None = None
 
     def begin(self, scaler: Any, model: Any, optimizers: Any, **options: Any) -> None:
@@ -36,6 +37,20 @@ class Attempt:
             self.watch = attach_parts(scaler, model, optimizers, {**options, **self._options})
         except AttachError as error:
             warn(f"this training is not watched: {error}")
+            return
+        if self._mirror is not None:
+            self._show(self.watch)
+
+    def _show(self, watch: Watch | NoWatch) -> None:
+        """Mirror the first rank, whose process has the framework's loggers."""
+        from ampwatch.mirrors import mirror
+
+        if watch.rank:
+            return
+        try:
+            mirror(watch, self._mirror)
+        except MirrorError as error:
+            warn(f"this training is not mirrored: {error}")
 
     @property
     def run_name(self) -> str | None:

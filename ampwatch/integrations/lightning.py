@@ -24,8 +24,9 @@ class AmpwatchCallback(Callback):
     """Watches the fit with the scaler of the trainer's precision plugin, or without one.
 
     Takes what `ampwatch.attach` takes beside scaler, model and optimizer: `run`, `log_dir`,
-    `endpoint`, `layer_every`, `config`. A fit resumed by `ckpt_path` goes on in the run that the
-    checkpoint was saved from.
+    `endpoint`, `layer_every`, `config`; and `mirror`, which is `ampwatch.mirror`'s `to`: "active"
+    is the run of the framework's own logger. A fit resumed by `ckpt_path` goes on in the run that
+    the checkpoint was saved from.
     """
 
     def __init__(self, **options: Any) -> None:

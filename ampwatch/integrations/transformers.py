@@ -20,7 +20,8 @@ class AmpwatchCallback(TrainerCallback):
     """Watches the training with the scaler that Accelerate gave the optimizer, or without one.
 
     Takes what `ampwatch.attach` takes beside scaler, model and optimizer: `run`, `log_dir`,
-    `endpoint`, `layer_every`, `config`. Steps are the trainer's: a training resumed from a
+    `endpoint`, `layer_every`, `config`; and `mirror`, which is `ampwatch.mirror`'s `to`: "active"
+    is the run of the framework's own logger. Steps are the trainer's: a training resumed from a
     checkpoint begins at its step.
     """
 

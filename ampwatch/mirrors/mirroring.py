@@ -30,11 +30,14 @@ def mirror(
     """Show a run's scalars and findings elsewhere as well, in a thread of its own.
 
     `run` is what `attach` returned, or a run's folder. `to` names one place or several:
-    "wandb", "mlflow" and "trackio" are the run that is active in this process, "wandb:PROJECT",
-    "mlflow:EXPERIMENT" and "trackio:PROJECT" a new run there; "tensorboard:DIR",
-    "prometheus://:9464", "prometheus" (this process's own endpoint), "otlp://HOST:4318", "otlp"
-    (this process's own meter provider). None takes whichever run is active. `thin` keeps each
-    so-manieth step, and every skipped one.
+
+    - "active", or None: whichever run of W&B, MLflow or trackio is active in this process
+    - "wandb", "mlflow", "trackio": that one's active run
+    - "wandb:PROJECT", "mlflow:EXPERIMENT", "trackio:PROJECT": a new run there
+    - "tensorboard:DIR", "prometheus://:9464", "otlp://HOST:4318"
+    - "prometheus", "otlp": the registry or the meter provider that this process has
+
+    `thin=10` keeps each tenth step, and every skipped one.
 
     A thread reads the run's log every `every_s` seconds; the training is asked for nothing. What a
     client raises is warned of once and tried again, and closing the watch sends the rest, waiting
@@ -46,8 +49,7 @@ def mirror(
         raise MirrorError(f"thin is {thin!r}: pass a whole number of steps from 1 on.")
     lines: list[Line] = []
     if folder is not None:
-        places = active_places() if to is None else [to] if isinstance(to, str) else list(to)
-        mirrors = [open_mirror(place, is_inside=rank is not None) for place in places]
+        mirrors = [open_mirror(place, is_inside=rank is not None) for place in _places(to)]
         lines = [Line(one, _warn, every_s=every_s, thin=thin) for one in mirrors]
         for line in lines:
             line.follow(folder, rank, began_ns)
@@ -89,6 +91,12 @@ class Mirroring:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _places(to: str | Sequence[str] | None) -> list[str]:
+    if to is None or to == "active":
+        return active_places()
+    return [to] if isinstance(to, str) else list(to)
 
 
 def _place_of(run: Watch | NoWatch | str | Path) -> tuple[Path | None, int | None, int]:

@@ -23,13 +23,13 @@ def bare_weights(tmp_path_factory):
 def run_python(tmp_path):
     """Run some Python in a process of its own, where clients may leave threads and settings."""
 
-    def run(code, *arguments):
+    def run(code, *arguments, errors=False, given=None):
         environment = {**os.environ, "PYTHONPATH": str(Path(ampwatch.__file__).parents[1])}
         child = subprocess.run(
             [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False,
-            cwd=tmp_path, timeout=150, env=environment,
+            input=given, cwd=tmp_path, timeout=150, env=environment,
         )  # fmt: skip
         assert child.returncode == 0, child.stderr
-        return child.stdout
+        return child.stderr if errors else child.stdout
 
     return run
