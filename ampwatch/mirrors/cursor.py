@@ -13,15 +13,17 @@ from ampwatch.mirrors.readings import Points
 from ampwatch.rows import Table
 from ampwatch.store import Run
 
-_PLAIN = ("scale", "loss", "lr", "grad_norm", "grad_norm_applied", "step_time_ms")
-_COLUMNS = ("step", "time_ns", "skipped", "optimizer", *_PLAIN)
+_COLUMNS = (
+    "step", "time_ns", "skipped", "optimizer", "scale", "scale_after", "loss", "lr", "grad_norm",
+    "grad_norm_applied", "step_time_ms",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """Which of a run's rows are shown."""
 
-    thin: int = 1  # each so-manieth step, and every skipped one
+    thin: int = 1  # 10: each tenth step, and every skipped one
     rank: int | None = None  # this one's only
     began_ns: int = 0  # when the attempt began that is followed
     shows_past: bool = True  # attempts before it, too
@@ -87,10 +89,12 @@ class Cursor:
 
 
 def _placed(rows: pa.Table, started_ns: int) -> pa.Table:
-    """The rows that have a step; a foreign log may tell no time."""
+    """The rows that have a step. A foreign log may tell no times, and only the scale after each."""
     rows = rows.filter(rows.column("step").is_valid())
-    place = rows.schema.get_field_index("time_ns")
-    return rows.set_column(place, "time_ns", rows.column("time_ns").fill_null(started_ns))
+    times = rows.column("time_ns").fill_null(started_ns)
+    scales = pc.coalesce(rows.column("scale"), rows.column("scale_after"))
+    rows = rows.drop_columns(["time_ns", "scale", "scale_after"])
+    return rows.append_column("time_ns", times).append_column("scale", scales)
 
 
 def _integers(column: pa.ChunkedArray) -> NDArray[np.int64]:

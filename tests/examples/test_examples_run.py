@@ -130,6 +130,19 @@ def test_both_networks_of_a_gan_have_rows_of_their_own(watched: Callable[[str], 
     assert {"generator.0", "discriminator.4"} <= layers
 
 
+def test_a_mirrored_loop_shows_what_it_printed(watched: Callable[[str], Ran]) -> None:
+    pytest.importorskip("tensorboard", reason="no tensorboard here to read it back")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    ran = watched("mirrored")
+    lines = printed(ran.output, "step N loss N scale N")
+    shown = EventAccumulator(str(ran.folder / "runs" / "tensorboard" / "mirrored"))
+    shown.Reload()
+    losses = shown.Scalars("ampwatch/loss")
+    assert [event.step for event in losses] == [step for step, _, _ in lines]
+    agree([event.value for event in losses], [loss for _, loss, _ in lines])
+
+
 def test_a_resumed_training_is_one_run_of_two_attempts(watched: Callable[[str], Ran]) -> None:
     ran = watched("save_and_resume")
     lines = printed(ran.output, "step N loss N scale N")

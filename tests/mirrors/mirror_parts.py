@@ -92,9 +92,15 @@ print(hashlib.sha256(weights).hexdigest())
 """
 
 
-def train(folder, *, before="", options="", after="", each="pass", end="", **environment):
-    """A small real training in a process of its own; the child, whose stdout ends with a hash."""
-    code = TRAINING.format(before=before, options=options, after=after, each=each, end=end)
+def train(folder, *, fails=False, **parts):
+    """A small real training in a process of its own; the child, whose stdout ends with a hash.
+
+    `parts` fill the script, and those in capitals its environment.
+    """
+    own = {name: text for name, text in parts.items() if not name.isupper()}
+    environment = {name: text for name, text in parts.items() if name.isupper()}
+    empty = {"before": "", "options": "", "after": "", "each": "pass", "end": ""}
+    code = TRAINING.format(**(empty | own))
     environment = {
         **os.environ, "PYTHONPATH": str(Path(ampwatch.__file__).parents[1]),
         "AMPWATCH_DIR": str(folder / "runs"), "OMP_NUM_THREADS": "1", **environment,
@@ -103,7 +109,7 @@ def train(folder, *, before="", options="", after="", each="pass", end="", **env
         [sys.executable, "-c", code], capture_output=True, text=True, check=False,
         cwd=folder, timeout=150, env=environment,
     )  # fmt: skip
-    assert child.returncode == 0, child.stderr
+    assert (child.returncode != 0) == fails, child.stderr
     return child
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from alert_parts import wait_for
@@ -16,6 +18,8 @@ pytest.importorskip("tensorboard", reason="no tensorboard here to read it back")
 from tensorboard.backend.event_processing.event_accumulator import (
     EventAccumulator,
 )
+
+SAMPLES = Path(__file__).parents[1] / "importers" / "samples"
 
 
 def read_back(folder):
@@ -80,3 +84,28 @@ def test_a_training_that_is_mirrored_ends_with_the_same_bits_and_all_rows(tmp_pa
     assert curve(found, "skipped") == skips(path)
     assert curve(found, "skipped")[-1] == (39, 2)
     assert ampwatch.open_run(path).clean_end
+
+
+def test_a_training_that_fails_is_shown_to_its_end_and_its_exception_is_kept(tmp_path):
+    asked = f"ampwatch.mirror(watch, to='tensorboard:{tmp_path}/tb', every_s=3600)"
+    child = train(tmp_path, after=asked, end="raise RuntimeError('boom')", fails=True)
+    assert child.stderr.rstrip().endswith("RuntimeError: boom")
+    path = tmp_path / "runs" / "r"
+    assert "exception" in ampwatch.open_run(path).events["kind"].to_pylist()
+    assert curve(read_back(tmp_path / "tb" / "r"), "scale") == logged(path, "scale")
+
+
+def test_another_trainers_log_is_mirrored_too(tmp_path, monkeypatch, run_python):
+    monkeypatch.setenv("AMPWATCH_DIR", str(tmp_path / "runs"))
+    watching = """
+import sys
+from ampwatch import cli
+sys.exit(cli.run(["watch", "--text", "-", "--to", "tensorboard:tb"]))
+"""
+    run_python(watching, given=(SAMPLES / "apex_collapse.txt").read_text("utf-8"))
+    [path] = (tmp_path / "runs").iterdir()
+    [out] = (tmp_path / "tb").iterdir()
+    found = read_back(out)
+    assert curve(found, "scale") == logged(path, "scale_after")
+    assert curve(found, "skipped") == skips(path)
+    assert curve(found, "skipped")[-1][1] > 0

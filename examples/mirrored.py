@@ -1,0 +1,51 @@
+"""A loop whose curves and findings also show in TensorBoard, while it trains.
+
+python examples/mirrored.py, then: tensorboard --logdir ampwatch-runs/tensorboard
+Other places (W&B, MLflow, trackio, Prometheus, OpenTelemetry) are named likewise: docs/mirrors.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+import ampwatch
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = read_options(arguments)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(options.seed)
+
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler(device)
+
+    # The watch ends with the block, and before that everything has been shown.
+    with ampwatch.attach(scaler, model, run="mirrored", log_dir=options.log_dir) as watch:
+        ampwatch.mirror(watch, to=f"tensorboard:{options.log_dir}/tensorboard")
+
+        for step in range(options.steps):
+            inputs = torch.randn(64, 32, device=device)
+            with torch.autocast(device, torch.float16):
+                loss = nn.functional.mse_loss(model(inputs), inputs[:, :4].sum(1, keepdim=True))
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            print(f"step {step}  loss {loss.item():.6g}  scale {scaler.get_scale():g}")
+
+
+def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--log-dir", default="ampwatch-runs")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()
