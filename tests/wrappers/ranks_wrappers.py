@@ -15,7 +15,8 @@ from torch import multiprocessing, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.parallel import DistributedDataParallel
-from wrapper_parts import Net, Training, batch, unwatched, watched
+from wrapper_parts import RATE_STEPS, Net, Training, batch, unwatched, watched
+from wrapper_rank_cells import RANK_WRAPPERS
 
 WORLD = 2
 
@@ -103,9 +104,13 @@ def whole(tensor):
 
 def work(rank, meet, folder):
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=WORLD)
-    for name, make in MAKES.items():
+    for wrapper in RANK_WRAPPERS:
+        name, make = wrapper.name, MAKES[wrapper.name]
         truth = unwatched(make)
         ends, _ = watched(make, folder, run=name)
+        for word, factor in (("well", 1.0), ("too high", wrapper.too_high)):
+            rates = {"steps": RATE_STEPS, "spoilt": None, "rate_factor": factor}
+            watched(make, folder, run=f"{name} {word}", **rates)
         for one in (truth, ends):
             one.weights = [whole(weight) for weight in one.weights]
         torch.save((truth, ends), Path(folder) / f"{name}-{rank}.pt")

@@ -9,7 +9,10 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from wrapper_cells import WRAPPERS
-from wrapper_parts import SPOILT, STEPS, culprits, unwatched, watched
+from wrapper_parts import RATE_STEPS, SPOILT, STEPS, culprits, unwatched, watched
+
+import ampwatch
+from ampwatch.diagnosis import Action
 
 every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda wrapper: wrapper.name)
 pytestmark = [
@@ -81,3 +84,17 @@ def test_norms_are_those_of_the_unwatched_twin(wrapper, trained):
 def test_the_layer_that_overflows_is_named(wrapper, trained):
     *_, run = trained(wrapper)
     assert culprits(run) == {SPOILT: wrapper.culprit}
+
+
+@pytest.mark.parametrize(
+    "wrapper", [w for w in WRAPPERS if w.too_high], ids=lambda wrapper: wrapper.name
+)
+def test_a_rate_that_is_too_high_is_to_be_lowered_and_one_that_is_not_is_not(wrapper, tmp_path):
+    told = {}
+    for factor in (1.0, wrapper.too_high):
+        _, run = watched(wrapper.make, tmp_path, RATE_STEPS, spoilt=None, rate_factor=factor)
+        told[factor] = ampwatch.diagnose(run).learning_rate
+    assert told[1.0].action is not Action.LOWER
+    high = told[wrapper.too_high]
+    assert high.action is Action.LOWER
+    assert high.recommended < high.current

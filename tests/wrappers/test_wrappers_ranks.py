@@ -13,6 +13,7 @@ from wrapper_parts import SPOILT, STEPS, culprits
 from wrapper_rank_cells import RANK_WRAPPERS
 
 import ampwatch
+from ampwatch.diagnosis import Action
 
 every_wrapper = pytest.mark.parametrize("wrapper", RANK_WRAPPERS, ids=lambda wrapper: wrapper.name)
 pytestmark = [
@@ -96,3 +97,14 @@ def test_the_shards_norms_add_up_to_that_of_the_same_training_unsharded(trained)
 def test_the_layer_that_overflows_is_named_by_each_rank(wrapper, trained):
     run = ampwatch.open_run(trained / wrapper.name)
     assert [culprits(run, rank) for rank in (0, 1)] == [{SPOILT: wrapper.culprit}] * 2
+
+
+@every_wrapper
+def test_a_rate_that_is_too_high_is_to_be_lowered_and_one_that_is_not_is_not(wrapper, trained):
+    well, high = (
+        ampwatch.diagnose(ampwatch.open_run(trained / f"{wrapper.name} {word}")).learning_rate
+        for word in ("well", "too high")
+    )
+    assert well.action is not Action.LOWER
+    assert high.action is Action.LOWER
+    assert high.recommended < high.current

@@ -24,6 +24,7 @@ class Wrapper:
     culprit: str | None = "gain"
     unknown: tuple[int, ...] = ()  # steps of which no norm is told
     compiled: bool = False
+    too_high: float | None = 200.0  # times the rate that it trains well with; none: not tried
 
 
 # -- models ----------------------------------------------------------------------------------------
@@ -252,7 +253,7 @@ class Foreign:
 
     def step(self):
         for p in self.param_groups[0]["params"]:
-            p.data.sub_(p.grad, alpha=0.1)
+            p.data.sub_(p.grad, alpha=self.param_groups[0]["lr"])
 
 
 def stepped_by(optimizer) -> Callable[[], Training]:
@@ -324,12 +325,12 @@ WRAPPERS = (
     Wrapper("the same with custom_fwd(float32)", lambda: Training(Net(Custom(DoubledWide))),
             {**EAGER, "middle": "float32"}),
     Wrapper("functional_call", functional),
-    Wrapper("10,000 modules", many),
+    Wrapper("10,000 modules", many, too_high=None),
     Wrapper("gradient accumulation", lambda: Training(backward=accumulated)),
     Wrapper("gradient penalty", lambda: Training(backward=penalised)),
     Wrapper("two losses, two optimizers", two_losses,
             {f"one.{name}": dtype for name, dtype in EAGER.items()}, "one.gain"),
-    Wrapper("a third-party optimizer", stepped_by(Lion)),
+    Wrapper("a third-party optimizer", stepped_by(Lion), too_high=2000.0),
     Wrapper("an optimizer that is not torch's", stepped_by(Foreign)),
     Wrapper("another scaler in mid-run", lambda: Training(between_steps=another_scaler),
             unknown=(2,)),

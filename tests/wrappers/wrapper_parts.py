@@ -18,6 +18,8 @@ from torch import nn
 import ampwatch
 
 STEPS, SPOILT = 6, 4
+BATCHES = 4
+RATE_STEPS = 40  # in which a rate that is too high shows
 
 
 class Gain(nn.Module):
@@ -51,7 +53,8 @@ class Net(nn.Module):
 
 
 def batch(step, part=0):
-    random = torch.Generator().manual_seed(100 * step + part)
+    """One of a few that come again and again: there is something to learn."""
+    random = torch.Generator().manual_seed(100 * (step % BATCHES) + part)
     return torch.randn(8, 8, generator=random), torch.randn(8, 4, generator=random)
 
 
@@ -123,24 +126,37 @@ def unwatched(make, steps=STEPS) -> Truth:
         return ended(training, truth)
 
 
-def watched(make, folder, steps=STEPS, **settings) -> tuple[Truth, ampwatch.Run]:
+def watched(
+    make, folder, steps=STEPS, spoilt=SPOILT, rate_factor=1.0, **settings
+) -> tuple[Truth, ampwatch.Run]:
     """The same training with ampwatch; the run it left."""
     with seeded():
         training = make()
+        raised = raise_rates(training, rate_factor)
         own_class = type(training.scaler)
         settings = {"log_dir": folder, "run": "r", **settings}
         watch = ampwatch.attach(training.scaler, training.attached, **settings)
         if training.once_attached is not None:
             training.once_attached(training)
-        train(training, steps=steps)
+            raise_rates(training, rate_factor, but=raised)
+        train(training, steps=steps, spoilt=spoilt)
         watch.close()
         assert type(training.scaler) is own_class
         return ended(training, Truth()), ampwatch.open_run(watch.run_folder)
 
 
-def train(training, note=None, steps=STEPS):
+def raise_rates(training, factor, but=()):
+    """Other learning rates, of optimizers made meanwhile as well; those that have them now."""
+    groups = [group for one in training.optimizers for group in one.param_groups]
+    for group in groups:
+        if not any(group is one for one in but):
+            group["lr"] *= factor
+    return groups
+
+
+def train(training, note=None, steps=STEPS, spoilt=SPOILT):
     for step in range(steps):
-        spoil(training.model, step == SPOILT)
+        spoil(training.model, step == spoilt)
         for optimizer in training.optimizers:
             optimizer.zero_grad()
         training.run_backward(step)

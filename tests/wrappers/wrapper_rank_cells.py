@@ -17,6 +17,7 @@ class RankWrapper:
     culprit: str | None = "gain"
     sharded: bool = False
     compiled: bool = False
+    too_high: float = 200.0  # times the learning rate that it trains well with
 
 
 RANK_WRAPPERS = (
