@@ -44,6 +44,15 @@ def time_text(milliseconds: float) -> str:
     return f"{milliseconds / 1000:.3g} s"
 
 
+def duration_text(milliseconds: float) -> str:
+    """`42 s`, `19 min`, `3.5 h`, `2.1 days`."""
+    for unit, length_ms in (("days", 172_800_000), ("h", 7_200_000), ("min", 120_000)):
+        if milliseconds >= length_ms:
+            value = milliseconds / {"days": 86_400_000, "h": 3_600_000, "min": 60_000}[unit]
+            return f"{value:.0f} {unit}" if unit == "min" else f"{value:.1f} {unit}"
+    return time_text(milliseconds)
+
+
 def steps_text(first: int | None, last: int | None) -> str:
     """`at step 3`, `in steps 3 to 9`, or nothing."""
     if first is None:

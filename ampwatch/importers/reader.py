@@ -15,6 +15,7 @@ from ampwatch.importers.format import NUMBER, Format, fields
 from ampwatch.importers.lines import Lines
 from ampwatch.importers.sayings import Amend, Progress, Saying, Scale, Skip, Stats
 from ampwatch.importers.shapes import Shape
+from ampwatch.importers.stamps import time_ns
 from ampwatch.importers.timeline import Timeline
 
 # Words by which a line of no known format looks like one about the loss scale.
@@ -176,8 +177,10 @@ class Reader:
         self._count(form, said)
         if is_new:
             self._lend_defaults()
+        at_ns = time_ns(text)
+        self.timeline.tell_time(at_ns)
         for saying in said:
-            self.timeline.take(saying)
+            self.timeline.take(_timed(saying, at_ns))
         if used == at and len(self._shapes) < _MOST_SHAPES and self._trials < _MOST_TRIALS:
             shape = shapes.learn(line, form.read)
             self._trials += 1
@@ -258,6 +261,15 @@ class Reader:
         if _ABOUT_SCALE.search(text[:400]) and not _INNOCENT.search(text[:400]):
             self.unknown.count += 1
             self.unknown.example = self.unknown.example or " ".join(text.split())[:160]
+
+
+def _timed(saying: Saying, at_ns: int | None) -> Saying:
+    """The saying with when it was printed."""
+    if at_ns is None or not isinstance(saying, Stats | Skip):
+        return saying
+    if isinstance(saying, Skip):
+        return dataclasses.replace(saying, time_ns=at_ns)
+    return _replaced(saying, {**saying.values, shapes.TIME: at_ns})
 
 
 def _with_true_scale(saying: Saying, form: Format | None) -> Saying:

@@ -9,11 +9,12 @@ out of all lines of that shape; whatever does not fit it is read the slow way.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from ampwatch.importers import stamps
 from ampwatch.importers.format import NUMBER
 from ampwatch.importers.sayings import Saying, Stats
 
@@ -22,6 +23,7 @@ _MOST_TOKENS = 64
 _CAPTURED, _COUNT, _PASSED = f"({NUMBER})", r"(\d{1,12})", r"[-+]?[\w.]+(?:[-+]\d+)?"
 SKIPS_IN_WINDOW, SKIPS_IN_ALL, STEP = "(window_skips)", "(total_skips)", "(step)"
 _COUNTS = (STEP, SKIPS_IN_WINDOW, SKIPS_IN_ALL)
+TIME = "time_ns"
 
 
 @dataclass(slots=True)
@@ -43,12 +45,17 @@ class Shape:
     def columns(self) -> dict[str, np.ndarray]:
         """The numbers taken, by field."""
         taken, self.taken = self.taken, []
-        return {
-            name: np.array([int(text) for text in texts], np.int64)
-            if name in _COUNTS
-            else np.array([float(text) for text in texts])
-            for name, texts in zip(self.names, zip(*taken, strict=True), strict=True)
-        }
+        told = zip(self.names, zip(*taken, strict=True), strict=True)
+        found = {name: _column(name, texts) for name, texts in told}
+        return {name: column for name, column in found.items() if column is not None}
+
+
+def _column(name: str, texts: Sequence[bytes]) -> np.ndarray | None:
+    if name == TIME:
+        return stamps.times_ns(texts)
+    if name in _COUNTS:
+        return np.array([int(text) for text in texts], np.int64)
+    return np.array([float(text) for text in texts])
 
 
 def learn(line: bytes, read: Callable[[str], Iterable[Saying]]) -> Shape | None:
@@ -68,7 +75,23 @@ def learn(line: bytes, read: Callable[[str], Iterable[Saying]]) -> Shape | None:
             names[at] = name
     if sorted(names.values()) != sorted(facts):
         return None
-    return Shape(_pattern(text, tokens, names), tuple(names[at] for at in sorted(names)))
+    stamp = stamps.find(text)
+    within = [] if stamp is None else _within(stamp, tokens)
+    if within:
+        names[within[0]] = TIME
+    pattern = _pattern(text, tokens, names, stamp.span() if within and stamp else (0, 0))
+    return Shape(pattern, tuple(names[at] for at in sorted(names)))
+
+
+def _within(stamp: re.Match[str], tokens: Sequence[re.Match[str]]) -> list[int]:
+    """The numbers that the stamp is made of; none where it ends within one."""
+    touched = [
+        at for at, token in enumerate(tokens)
+        if token.start() < stamp.end() and token.end() > stamp.start()
+    ]  # fmt: skip
+    first, last = tokens[touched[0]], tokens[touched[-1]]
+    whole = first.start() >= stamp.start() and last.end() <= stamp.end()
+    return touched if whole else []
 
 
 def rebuilt(columns: Mapping[str, np.ndarray], at: int) -> Stats:
@@ -79,7 +102,7 @@ def rebuilt(columns: Mapping[str, np.ndarray], at: int) -> Stats:
     return Stats(
         step=step,
         values={
-            name: float(value)
+            name: int(value) if name == TIME else float(value)
             for name, value in row.items()
             if name != "scale_after" or value == value
         },
@@ -129,9 +152,16 @@ def _field_of(
     return changed.pop() if changed else ""
 
 
-def _pattern(text: str, tokens: list[re.Match[str]], names: Mapping[int, str]) -> re.Pattern[bytes]:
+def _pattern(
+    text: str, tokens: list[re.Match[str]], names: Mapping[int, str], stamp: tuple[int, int]
+) -> re.Pattern[bytes]:
     pieces, end = [], 0
     for at, token in enumerate(tokens):
+        if stamp[0] <= token.start() < stamp[1]:
+            if names.get(at) == TIME:
+                pieces += [_literal(text[end : stamp[0]]), f"({stamps.PATTERN})"]
+                end = stamp[1]
+            continue
         pieces.append(_literal(text[end : token.start()]))
         name = names.get(at)
         pieces.append(_PASSED if name is None else _COUNT if name in _COUNTS else _CAPTURED)

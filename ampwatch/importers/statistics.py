@@ -78,7 +78,7 @@ def _is_repeat(course: Course, step: int, values: Mapping[str, float]) -> bool:
         return False
     if step == course.now.counter:
         return True
-    return step > course.now.counter - REMEMBERED_STEPS and not values
+    return step > course.now.counter - REMEMBERED_STEPS and not values.keys() - {"time_ns"}
 
 
 def _merge(course: Course, values: Mapping[str, float]) -> None:

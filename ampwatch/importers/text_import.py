@@ -71,6 +71,7 @@ def described(
         source=form.source if form else info.source,
         config=dict(timeline.config),
         scaler=scaler,
+        started_ns=timeline.started_ns or info.started_ns,
         notes=tuple(notes),
         marks={column: sorted(found) for column, found in sorted(marks.items())},
     )

@@ -40,6 +40,7 @@ class Timeline:
     def __init__(self, book: RowBook) -> None:
         self._course = Course(book)
         self.config: dict[str, Any] = {}
+        self.started_ns: int | None = None  # as the first line that counts tells
 
     def take(self, saying: Saying) -> None:
         """Take in what a line says."""
@@ -65,6 +66,12 @@ class Timeline:
         elif isinstance(saying, Fatal):
             detail = {"exception": saying.exception, "message": saying.message, "fatal": True}
             self._course.event(EventKind.EXCEPTION, detail)
+
+    def tell_time(self, at_ns: int | None) -> None:
+        """When the line that speaks was printed."""
+        if at_ns is not None and self.started_ns is None:
+            self.started_ns = at_ns
+            self._course.mark("time_ns", Mark.ASSUMED)  # its zone
 
     @property
     def is_waiting(self) -> bool:

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ampwatch.diagnosis.words import count_text, list_text, scale_text, share_text, time_text
+from ampwatch.diagnosis.words import (
+    count_text,
+    duration_text,
+    list_text,
+    scale_text,
+    share_text,
+    time_text,
+)
 from ampwatch.rows import Table
 
 if TYPE_CHECKING:
@@ -55,7 +62,16 @@ class Fact:
 
 CURVE_WIDTH = 40
 _COURSES = {"loss": "loss", "gradient norm": "grad_norm", "learning rate": "lr"}
-_COLUMNS = ("step", "scale_after", "loss", "grad_norm", "lr", "autocast_dtype", "step_time_ms")
+_COLUMNS = (
+    "step",
+    "scale_after",
+    "loss",
+    "grad_norm",
+    "lr",
+    "autocast_dtype",
+    "step_time_ms",
+    "time_ns",
+)
 
 
 def facts_of(
@@ -133,10 +149,29 @@ def _setting(run: Record, rows: Any) -> Iterator[Fact]:
     if len(times):
         median = time_text(float(np.median(times)))
         yield Fact("step time", f"{median} (median)", median)
+    if run.info.source != "ampwatch":
+        yield from _by_stamps(rows, knows_step_time=len(times) > 0)
     devices = run.read(Table.DEVICES, columns=("device", "name", "used_bytes", "total_bytes"))
     for name, used, total in _latest_devices(devices):
         memory = f", {used / 2**30:.1f} of {total / 2**30:.1f} GiB" if used and total else ""
         yield Fact("device", f"{name}{memory}")
+
+
+def _by_stamps(rows: Any, *, knows_step_time: bool) -> Iterator[Fact]:
+    """What the times of a foreign log's lines leave: how long it took, and so a step."""
+    told = rows.filter(rows.column("time_ns").is_valid())
+    if not told.num_rows:
+        return
+    first, last = (told.slice(at, 1).to_pylist()[0] for at in (0, told.num_rows - 1))
+    passed_ms = (last["time_ns"] - first["time_ns"]) / 1e6
+    if passed_ms <= 0:
+        return
+    yield Fact("duration", duration_text(passed_ms))
+    steps = last["step"] - first["step"]
+    began_anew = bool((np.diff(told.column("step").to_numpy()) < 0).any())
+    if steps > 0 and not knows_step_time and not began_anew:
+        mean = time_text(passed_ms / steps)
+        yield Fact("step time", f"{mean} (mean, by the log's times)", mean)
 
 
 def _latest_devices(devices: Any) -> list[tuple[str, int | None, int | None]]:

@@ -21,6 +21,7 @@ from ampwatch.store.copy_notes import CopyNote, what_lacks
 from ampwatch.store.index import Held
 from ampwatch.store.live import LiveLog
 
+_NEWEST_ROWS = 64  # of a foreign log some may tell no time
 _LOAD_TRIES = 20
 
 T = TypeVar("T")
@@ -116,7 +117,7 @@ class RankLog:
         newest = [0]
         for table in (Table.STEPS, Table.EVENTS, Table.DEVICES):
             rows = self.rows(table)
-            times = self.read(table, ["time_ns"], max(0, rows - 1))
+            times = self.read(table, ["time_ns"], max(0, rows - _NEWEST_ROWS))
             newest += times.column(0).drop_null().to_pylist()  # a foreign log may tell no time
         return max(newest)
 

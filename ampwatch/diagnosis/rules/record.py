@@ -68,6 +68,7 @@ def _bounded_layers(case: Case) -> list[str]:
 
 _NAMES = {"loss": "loss", "lr": "learning rate", "grad_norm": "gradient norm"}
 _READINGS = {
+    ("time_ns", "assumed"): "Its times name no time zone and are read as UTC.",
     ("step", "placed"): "Steps whose number the log does not give stand in its order.",
     ("skipped", "implied"): "Some skipped steps are told by a counter or by the scale's fall only.",
     ("scale", "implied"): "The scale rose between overflows without a line that says so.",

@@ -1,0 +1,64 @@
+"""When a line was printed, where it says so: `2024-05-01 12:00:00`, with `/`, `T` or a fraction.
+
+A stamp names no time zone, so it is read as UTC: durations are right, the hour may be another's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+PATTERN = r"\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+_STAMP = re.compile(PATTERN)
+_WHOLE = 19  # characters, down to the seconds
+_YEARS = (1990, 2100)  # what stands outside is no stamp
+_PLACES = {"year": (0, 4), "month": (5, 2), "day": (8, 2), "hour": (11, 2), "minute": (14, 2),
+           "second": (17, 2)}  # fmt: skip
+
+
+def find(text: str) -> re.Match[str] | None:
+    """The first stamp of a line."""
+    return _STAMP.search(text)
+
+
+def time_ns(text: str) -> int | None:
+    """When a line says that it was printed."""
+    found = find(text)
+    times = None if found is None else times_ns([found[0].encode()])
+    return None if times is None else int(times[0])
+
+
+def times_ns(stamps: Sequence[bytes]) -> npt.NDArray[np.int64] | None:
+    """The times of stamps of the pattern; None where one of them is no date."""
+    width = max(map(len, stamps))
+    whole = b"".join(stamp.ljust(width, b"0") for stamp in stamps)
+    digits = np.frombuffer(whole, np.uint8).reshape(-1, width) - np.uint8(ord("0"))
+    part = {name: _number(digits, *place) for name, place in _PLACES.items()}
+    if not _is_date(part):
+        return None
+    months = (part["year"] - 1970).astype("datetime64[Y]").astype("datetime64[M]")
+    days = (months + (part["month"] - 1)).astype("datetime64[D]") + (part["day"] - 1)
+    seconds = days.astype(np.int64) * 86400
+    seconds += part["hour"] * 3600 + part["minute"] * 60 + part["second"]
+    fraction = max(0, width - _WHOLE - 1)
+    fraction_ns = _number(digits, _WHOLE + 1, fraction) * 10 ** (9 - fraction)
+    return np.asarray(seconds * 10**9 + fraction_ns, np.int64)
+
+
+def _number(digits: npt.NDArray[np.uint8], at: int, length: int) -> npt.NDArray[np.int64]:
+    value = np.zeros(len(digits), np.int64)
+    for place in range(at, at + length):
+        value = 10 * value + digits[:, place]
+    return value
+
+
+def _is_date(part: dict[str, npt.NDArray[np.int64]]) -> bool:
+    most = {"month": 12, "day": 31, "hour": 23, "minute": 59, "second": 60}
+    least = {"month": 1, "day": 1}
+    fits = all((part[name] <= limit).all() for name, limit in most.items())
+    fits &= all((part[name] >= limit).all() for name, limit in least.items())
+    first, last = _YEARS
+    return fits and bool(((part["year"] >= first) & (part["year"] <= last)).all())
