@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ampwatch.report.thinning import Floats, Steps
@@ -18,6 +19,7 @@ SCALE = "log2_scale"
 _QUICK = ("step", "optimizer", "scale", "skipped")  # which compress well: read in no time
 _TOLD_AFTER = "scale_after"  # all that some foreign logs tell
 _READ = (*_QUICK, "time_ns", "autocast_dtype", *LINES)
+_PORTION = 1_000_000  # rows read at once
 _LOOK_BACK = 4096  # rows searched at once, from the end
 _CLIP_SHARE = 1e-3  # a norm that clipping changed by less looks the same
 
@@ -95,6 +97,7 @@ class Numbers:
         self._lines = () if quick else LINES
         self._names = _QUICK if quick else _READ
         self._epoch = epoch - (2 if quick else 1)
+        self._is_in_order = True
         self._begin()
 
     @property
@@ -105,22 +108,45 @@ class Numbers:
     def take(self, run: Run) -> Course:
         """Take in the rows that are new; those that changed make it begin anew."""
         rank = min(run.ranks, default=0) if self._rank is None else self._rank
-        names = self._names if run.info.source == "ampwatch" else (*self._names, _TOLD_AFTER)
-        rows = run.read(Table.STEPS, columns=names, rank=rank)
-        if not self._continues(rows):
-            self._begin()
-        if rows.num_rows > self._taken:
-            self._add(rows.slice(self._taken))
-            self._taken = rows.num_rows
-            self._last_step = rows.column("step")[-1].as_py()
+        before = self._taken
+        while self._take_portion(run, rank):
+            pass
+        if self._taken != before:
             self._course = self._snapshot()
         return self._course
 
     # --- within ----------------------------------------------------------------------------------
 
+    def _take_portion(self, run: Run, rank: int) -> bool:
+        """Take in some rows; whether there may be more."""
+        start = max(0, self._taken - 1)  # the last row that was taken, to see whether it stands
+        rows = self._rows(run, rank, start)
+        if self._taken and (not rows.num_rows or rows.column("step")[0].as_py() != self._last_step):
+            self._begin()
+            return True
+        if start + rows.num_rows <= self._taken:
+            return False
+        self._add(rows.slice(self._taken - start))
+        self._taken = start + rows.num_rows
+        self._last_step = rows.column("step")[-1].as_py()
+        return True
+
+    def _rows(self, run: Run, rank: int, start: int) -> pa.Table:
+        """Rows from `start` on, as they were logged, of which nothing stays in memory. A run that
+        was resumed, or filed as its batches arrived, may not be in order: it is sorted, and held.
+        """
+        names = self._names if run.info.source == "ampwatch" else (*self._names, _TOLD_AFTER)
+        if self._is_in_order:
+            rows = run.logged(Table.STEPS, names, rank, start, _PORTION)
+            if np.all(np.diff(rows.column("step").fill_null(-1).to_numpy()) >= 0):
+                return rows
+            self._is_in_order = False
+        return run.read(Table.STEPS, columns=names, rank=rank).slice(start)
+
     def _begin(self) -> None:
         self._epoch += 1
-        self._taken, self._last_step = 0, None
+        self._taken = 0
+        self._last_step: int | None = None
         self._optimizer: int | None = None
         self._step, self._skips = Growing(np.int64), Growing(np.int64)
         self._columns = {name: Growing(np.float32) for name in (SCALE, *LINES)}
@@ -129,12 +155,6 @@ class Numbers:
         self._clips, self._autocast_dtype = False, None
         self._last_step_ns = 0
         self._course = self._snapshot()
-
-    def _continues(self, rows: Any) -> bool:
-        """Whether what was taken still stands where it stood."""
-        if rows.num_rows < self._taken:
-            return False
-        return not self._taken or rows.column("step")[self._taken - 1].as_py() == self._last_step
 
     def _add(self, rows: Any) -> None:
         step = rows.column("step").fill_null(-1).to_numpy()

@@ -292,5 +292,6 @@ class _Doctor:
         case = self._engine.feed(run).case()
         rows = run.read("steps", columns=("step",), rank=min(run.ranks, default=0)).num_rows
         self.verdict = Verdict(rows, conclude(case), case.scale.level, run.notes)
+        pa.default_memory_pool().release_unused()  # what growing left behind; in days it adds up
         if run.clean_end:
             self._run, self._engine = open_run(self._path), None

@@ -22,6 +22,7 @@ from findings import letter_of
 from layer_rows import QUANTITIES, Branch, Exponents
 from texts import said, short_dtype, shortened
 from theme import PALETTE
+from verdict import culprit
 from wire import pack
 
 _EVERY_S = 2.0
@@ -172,15 +173,23 @@ def _chip(dtype: str | None) -> str:
 
 
 def _suspect(look: Look, step: int | None) -> None:
-    """The layer that the diagnosis names first, until the reader has chosen one."""
-    found = () if look.diagnosis is None else look.diagnosis.findings
-    layer = next((finding.layer for finding in found if finding.layer), None)
+    """The layer at fault, as the overview names it, until the reader has chosen one."""
+    layer = _at_fault(look)
     if layer is None or layer not in layer_rows.layer_names(look):
         st.html('<div class="aw-muted">Click a layer: its history, histogram and findings.</div>')
         return
     st.html(f'<p class="aw-title">{said(layer)}</p>')
     _history(look, layer, step)
     _facts(look, layer, step)
+
+
+def _at_fault(look: Look) -> str | None:
+    if look.diagnosis is None or look.diagnosis.headline is None:
+        return None
+    first = culprit(look)
+    if first is not None:
+        return first.layer
+    return next((found.layer for found in look.diagnosis.findings if found.layer), None)
 
 
 def _one_layer(look: Look, layer: str, step: int | None) -> None:

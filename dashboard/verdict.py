@@ -6,6 +6,7 @@ import html
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import address
@@ -102,9 +103,9 @@ def _do(look: Look, diagnosis: Diagnosis, head: Finding) -> Iterator[str]:
     """The action in numbers where the rate is the cure, else in words; and the culprit layer."""
     advice = diagnosis.learning_rate
     yield _advice_line(look, advice) if is_change(advice) else _words(look, head)
-    culprit = first_to_overflow(look)
-    if culprit:
-        yield culprit
+    found = culprit(look)
+    if found:
+        yield _first_to_overflow(found)
 
 
 def _words(look: Look, head: Finding) -> str:
@@ -137,8 +138,17 @@ def _advice_line(look: Look, advice: Advice) -> str:
     return f"{text} ({'; '.join(known)})." if known else f"{text}."
 
 
-def first_to_overflow(look: Look) -> str:
-    """Which layer the first overflow that names one was traced to, as a sentence."""
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The layer that the first overflow was traced to."""
+
+    layer: str
+    direction: str  # of the pass; empty where it is not known
+    rank: int | None  # the one at fault, where the others were finite
+
+
+def culprit(look: Look) -> Culprit | None:
+    """Where the first overflow that names a layer began."""
     events = look.read_all(Table.EVENTS, ("step", "rank", "kind", "detail"))
     overflows = events.filter(pc.equal(pc.cast(events.column("kind"), "string"), "overflow"))
     told = [
@@ -148,10 +158,15 @@ def first_to_overflow(look: Look) -> str:
     for step, rank, detail in told:
         if detail.get("layer"):
             alone = any(at == step and other.get("own_finite") for at, _, other in told)
-            who = f" of <b>rank {rank}</b>" if alone else ""
-            where = f", in the {detail['direction']} pass" if detail.get("direction") else ""
-            return f"First to overflow: <b>{said(str(detail['layer']))}</b>{who}{said(where)}."
-    return ""
+            direction = str(detail.get("direction") or "")
+            return Culprit(str(detail["layer"]), direction, rank if alone else None)
+    return None
+
+
+def _first_to_overflow(found: Culprit) -> str:
+    who = "" if found.rank is None else f" of <b>rank {found.rank}</b>"
+    where = f", in the {found.direction} pass" if found.direction else ""
+    return f"First to overflow: <b>{said(found.layer)}</b>{who}{said(where)}."
 
 
 def _also(diagnosis: Diagnosis, head: Finding) -> str:

@@ -70,6 +70,12 @@ def publish(table: Table, rows: pa.Table, names: Sequence[str], layers: LayerFac
     return pa.Table.from_arrays(columns, names=list(names))
 
 
+def with_dtype_names(rows: pa.Table) -> pa.Table:
+    """Stored rows, their data types by name."""
+    columns = [_dtype_or_same(name, rows.column(name)) for name in rows.column_names]
+    return pa.Table.from_arrays(columns, names=rows.column_names)
+
+
 def _dtype_or_same(name: str, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
     if name not in _DTYPE_COLUMNS:
         return values

@@ -134,14 +134,15 @@ class Run:
     ) -> pa.Table:
         """Stored columns of a rank's rows in the order of its log: at most so many, from `start`.
 
-        A row keeps its number while the log grows and is compacted, so whoever remembers how many
-        there were misses none and meets none twice; nothing of them is kept in memory.
+        Layers are numbers as they were logged, data types have their names. A row keeps its number
+        while the log grows and is compacted, so whoever remembers how many there were misses none
+        and meets none twice; nothing of them is kept in memory.
         """
         log = self._logs.get(rank)
         if log is None:
             return pa.Table.from_batches([], pa.schema([SCHEMAS[table].field(n) for n in columns]))
         stop = log.rows(table) if most is None else min(log.rows(table), start + most)
-        return log.read(table, columns, start, max(start, stop))
+        return public.with_dtype_names(log.read(table, columns, start, max(start, stop)))
 
     def rows_logged(self, table: Table, rank: int) -> int:
         """How many rows of a table a rank has logged."""

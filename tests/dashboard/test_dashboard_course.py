@@ -11,7 +11,7 @@ from drawing import thinned_base
 from written_runs import event_columns, step_columns, write_run
 
 from ampwatch import codec, store
-from ampwatch.rows import Table
+from ampwatch.rows import DTYPES, Table
 
 
 def append(path, columns):
@@ -35,6 +35,26 @@ def test_rows_taken_as_they_come_are_the_rows_taken_at_once(tmp_path):
     assert len(grown.skips) == 30
     for name, values in whole.columns.items():
         assert np.array_equal(grown.columns[name], values, equal_nan=True)
+
+
+def test_a_run_resumed_further_back_is_taken_as_it_comes_too(tmp_path):
+    path = write_run(tmp_path, ended=False, accepted=50)
+    run, growing = store.open_run(path), Numbers()
+    growing.take(run)
+    for first in (30, 50):  # the second part of the log is behind the first
+        append(path, step_columns(20, 0, time.time_ns(), first=first))
+        run.refresh()
+        growing.take(run)
+    whole = Numbers().take(store.open_run(path))
+    assert np.array_equal(growing.course.step, whole.step)
+    assert sorted(whole.step) == sorted([*range(50), *range(30, 70)])
+    assert np.array_equal(growing.course.columns["loss"], whole.columns["loss"], equal_nan=True)
+
+
+def test_the_type_that_autocast_computes_in_has_its_name(tmp_path):
+    path = store.create_run(tmp_path, store.RunInfo(id="ab" * 16, name="half"))
+    append(path, {"step": [0, 1], "autocast_dtype": [DTYPES.index("float16")] * 2})
+    assert Numbers().take(store.open_run(path)).autocast_dtype == "float16"
 
 
 def test_what_was_shown_does_not_change_when_rows_are_added(tmp_path):

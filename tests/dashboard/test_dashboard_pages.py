@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -147,8 +148,9 @@ def test_the_letter_is_taken_along_as_one_file_that_holds_the_same_words(page, s
         assert finding.code in taken
 
 
-def test_the_layer_that_the_diagnosis_names_is_shown_before_any_is_chosen(page, server, run):
-    named = next(finding.layer for finding in ampwatch.diagnose(run).findings if finding.layer)
+def test_the_layer_at_fault_is_shown_before_any_is_chosen(page, server, run):
+    details = [json.loads(row) for row in run.events.column("detail").to_pylist() if row]
+    named = next(detail["layer"] for detail in details if detail.get("layer"))
     page.open(f"{server.url}/layers?run=falls")
     page.page.locator("p.aw-title").wait_for()
     assert page.page.locator("p.aw-title").inner_text() == named
