@@ -52,20 +52,14 @@ def mirroring(
     if not places:
         yield []
         return
-    from ampwatch.mirrors import Line, open_mirror
+    from ampwatch.mirrors import Line, close_lines, open_mirrors
 
-    mirrors = [open_mirror(place, is_inside=False) for place in places]
+    mirrors = open_mirrors(places, is_inside=False)
     lines = [Line(mirror, say, thin=thin) for mirror in mirrors]
     say(f"Mirrored to {', '.join(mirror.label for mirror in mirrors)}.")
     try:
         yield lines
     except BaseException:
-        close(lines, LEAVING_WAIT_S)
+        close_lines(lines, LEAVING_WAIT_S)
         raise
-    close(lines, wait_s)
-
-
-def close(lines: Sequence[Line], wait_s: float | None) -> None:
-    """Let each take the rest, and end it; again does nothing."""
-    for line in lines:
-        line.close(wait_s)
+    close_lines(lines, wait_s)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ampwatch.cli.find import open_named, open_newest
-from ampwatch.cli.mirror import LEAVING_WAIT_S, THIN_OPTION, TO_HELP, TO_OPTION, close, mirroring
+from ampwatch.cli.mirror import LEAVING_WAIT_S, THIN_OPTION, TO_HELP, TO_OPTION, mirroring
 from ampwatch.cli.notify import NOTIFY_HELP, NOTIFY_OPTION, posting
 from ampwatch.cli.pulse import Pulse
 from ampwatch.cli.terminal import answers, asides, say
@@ -106,7 +106,8 @@ def _watch(run: Run, console: Console, asked: Asked) -> None:
         except KeyboardInterrupt:  # whoever watches may leave at any time
             if not follower.run.clean_end:
                 say("You stopped watching; the training was not touched.")
-            close(lines, LEAVING_WAIT_S)
+            for line in lines:
+                line.close(LEAVING_WAIT_S)
 
 
 def _aside(console: Console) -> Callable[[str], None]:

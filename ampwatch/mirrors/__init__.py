@@ -9,9 +9,9 @@ client, each through that project's own library, loaded when it is asked for.
 
 from __future__ import annotations
 
-from ampwatch.mirrors.line import Line
+from ampwatch.mirrors.line import Line, close_lines
 from ampwatch.mirrors.mirroring import Mirroring, mirror
-from ampwatch.mirrors.places import open_mirror
+from ampwatch.mirrors.places import open_mirror, open_mirrors
 from ampwatch.mirrors.readings import READINGS, Bulletin, Mirror, Points, Reading
 
 __all__ = [
@@ -22,6 +22,8 @@ __all__ = [
     "Mirroring",
     "Points",
     "Reading",
+    "close_lines",
     "mirror",
     "open_mirror",
+    "open_mirrors",
 ]

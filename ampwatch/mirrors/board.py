@@ -53,16 +53,17 @@ class Board:
             standing.is_over = bulletin.is_over
             self._forget()
 
-    def samples(self) -> Iterator[tuple[Reading, list[Sample]]]:
+    def samples(self) -> dict[Reading, list[Sample]]:
         """Every metric that somebody has, with its samples."""
         with self._lock:
             runs = [(name, standing) for name, standing in self._runs.items()]
-            for reading in (STEP, *READINGS):
-                samples = [s for name, one in runs for s in _samples(reading, name, one)]
-                if samples:
-                    yield reading, samples
-            yield ENDED, [Sample(float(one.is_over), {"run": name}) for name, one in runs]
-            yield FINDING, [s for name, one in runs for s in _findings(name, one)]
+            found = {
+                reading: [s for name, one in runs for s in _samples(reading, name, one)]
+                for reading in (STEP, *READINGS)
+            }
+            found[ENDED] = [Sample(float(one.is_over), {"run": name}) for name, one in runs]
+            found[FINDING] = [s for name, one in runs for s in _findings(name, one)]
+        return {reading: samples for reading, samples in found.items() if samples}
 
     def _forget(self) -> None:
         """Let go of the runs that ended first."""

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ampwatch.diagnosis.words import count_text
 from ampwatch.errors import AmpwatchError
+from ampwatch.mirrors.clients import reason
 from ampwatch.mirrors.cursor import Part
 from ampwatch.mirrors.readings import Bulletin, Mirror
 from ampwatch.mirrors.source import Source
-from ampwatch.text import printable
 
 EVERY_S = 5.0
 LONGEST_RETRY_S = 60.0
 LAST_TRY_S = 2.0  # at the end, for a client that failed last time
-_LONGEST_REASON = 200  # letters of what a client says
 
 
 class Line:
@@ -72,10 +70,14 @@ class Line:
             self._woken.add(folder)
             self._is_open_ended = True
 
-    def close(self, wait_s: float | None = None) -> None:
-        """Send what there is and end; a mirror that hangs is left behind after `wait_s`."""
+    def end(self) -> None:
+        """Have it send what there is and end; returns at once."""
         self._is_closing = True
         self._stirred.set()
+
+    def close(self, wait_s: float | None = None) -> None:
+        """Send what there is and end; a mirror that hangs is left behind after `wait_s`."""
+        self.end()
         if self._was_closed or self._thread is threading.current_thread():
             return
         self._was_closed = True
@@ -162,14 +164,16 @@ class Line:
             if self.failures == 1:
                 self._on_note(
                     f"{self._mirror.label} did not take what ampwatch has for it "
-                    f"({_reason(error)}). It is tried again; nothing else is touched by it."
+                    f"({reason(error)}). It is tried again; nothing else is touched by it."
                 )
             return False
         return True
 
 
-def _reason(error: Exception) -> str:
-    """What a client said, without the password that an address in it may hold."""
-    text = printable(" ".join(f"{type(error).__name__}: {error}".split()))
-    text = re.sub(r"://[^/@\s]+@", "://…@", text)
-    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…"
+def close_lines(lines: Sequence[Line], wait_s: float | None) -> None:
+    """Close all of them, in `wait_s` together."""
+    for line in lines:
+        line.end()
+    until_s = None if wait_s is None else time.monotonic() + wait_s
+    for line in lines:
+        line.close(None if until_s is None else max(0.0, until_s - time.monotonic()))

@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.alerts.watching import warn
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors.line import EVERY_S, Line
-from ampwatch.mirrors.places import active_places, open_mirror
+from ampwatch.mirrors.line import EVERY_S, Line, close_lines
+from ampwatch.mirrors.places import active_places, open_mirrors
 
 if TYPE_CHECKING:
     from ampwatch.probe import NoWatch, Watch
 
 CLOSE_WAIT_S = 10.0
+
+_SHOWN: weakref.WeakKeyDictionary[Any, dict[tuple[str, ...], Mirroring]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def mirror(
@@ -44,18 +48,25 @@ def mirror(
     `wait_s` at most. MirrorError says here, and only here, what is missing. With AMPWATCH=0 nothing
     is done.
     """
-    folder, rank, began_ns = _place_of(run)
     if thin < 1:
         raise MirrorError(f"thin is {thin!r}: pass a whole number of steps from 1 on.")
-    lines: list[Line] = []
-    if folder is not None:
-        mirrors = [open_mirror(place, is_inside=rank is not None) for place in _places(to)]
-        lines = [Line(one, _warn, every_s=every_s, thin=thin) for one in mirrors]
+    if isinstance(run, (str, Path)):
+        lines = _lines(_places(to), thin, every_s)
         for line in lines:
-            line.follow(folder, rank, began_ns)
-    mirroring = Mirroring(lines, wait_s)
-    if rank is not None and lines:
-        _end_with(run, mirroring)
+            line.follow(Path(run))
+        return Mirroring(lines, wait_s)
+    if run.run_folder is None:
+        return Mirroring((), wait_s)
+    places = _places(to)
+    known = _SHOWN.setdefault(run, {}).get(places)
+    if known is not None and not known.closed:  # a notebook's cell is run again
+        _warn(f"this run is mirrored to {', '.join(places)} already, and that goes on.")
+        return known
+    lines = _lines(places, thin, every_s)
+    for line in lines:
+        line.follow(run.run_folder, run.rank, run.began_ns)
+    mirroring = _SHOWN[run][places] = Mirroring(lines, wait_s)
+    _end_with(run, mirroring)
     return mirroring
 
 
@@ -63,6 +74,7 @@ class Mirroring:
     """A run being mirrored; `close` sends what is left and ends it. Closing the watch does so."""
 
     def __init__(self, lines: Sequence[Line], wait_s: float) -> None:
+        self.closed = False
         self._lines = tuple(lines)
         self._wait_s = wait_s
 
@@ -78,8 +90,8 @@ class Mirroring:
 
     def close(self) -> None:
         """Send what there is and end; again does nothing."""
-        for line in self._lines:
-            line.close(self._wait_s)
+        self.closed = True
+        close_lines(self._lines, self._wait_s)
 
     def __enter__(self) -> Mirroring:
         return self
@@ -93,17 +105,15 @@ class Mirroring:
         self.close()
 
 
-def _places(to: str | Sequence[str] | None) -> list[str]:
+def _places(to: str | Sequence[str] | None) -> tuple[str, ...]:
     if to is None or to == "active":
-        return active_places()
-    return [to] if isinstance(to, str) else list(to)
+        return tuple(active_places())
+    return (to,) if isinstance(to, str) else tuple(to)
 
 
-def _place_of(run: Watch | NoWatch | str | Path) -> tuple[Path | None, int | None, int]:
-    """A run's folder, if it has one; the rank that this process trains, if any, and since when."""
-    if isinstance(run, (str, Path)):
-        return Path(run), None, 0
-    return run.run_folder, run.rank, run.began_ns
+def _lines(places: Sequence[str], thin: int, every_s: float) -> list[Line]:
+    mirrors = open_mirrors(places, is_inside=True)
+    return [Line(one, _warn, every_s=every_s, thin=thin) for one in mirrors]
 
 
 def _end_with(watch: Any, mirroring: Mirroring) -> None:

@@ -103,9 +103,8 @@ def _observe(provider: Any, board: Callable[[], Board]) -> None:
 def _observations(board: Callable[[], Board], wanted: Reading, _options: Any) -> Iterator[Any]:
     from opentelemetry.metrics import Observation
 
-    for reading, samples in board().samples():
-        if reading is wanted:
-            yield from (Observation(sample.value, sample.labels) for sample in samples)
+    for sample in board().samples().get(wanted, ()):
+        yield Observation(sample.value, sample.labels)
 
 
 def _active_provider() -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ampwatch.errors import MirrorError
 from ampwatch.mirrors import mlflow, otlp, prometheus, tensorboard, trackio, wandb
+from ampwatch.mirrors.clients import reason
 from ampwatch.mirrors.readings import Mirror
 
 EXAMPLES = (
@@ -45,7 +46,25 @@ def open_mirror(place: str, *, is_inside: bool) -> Mirror:
     known = PLACES.get(kind.strip().lower())
     if known is None:
         raise MirrorError(f"Nothing can be mirrored to {place!r}: name one of {EXAMPLES}.")
-    return known.open(rest.strip(), is_inside=is_inside)
+    try:
+        return known.open(rest.strip(), is_inside=is_inside)
+    except MirrorError:
+        raise
+    except Exception as error:
+        raise MirrorError(f"Nothing can be mirrored to {kind}: {reason(error)}.") from error
+
+
+def open_mirrors(places: Sequence[str], *, is_inside: bool) -> list[Mirror]:
+    """A mirror for each place; where one cannot be had, none is left open."""
+    opened: list[Mirror] = []
+    try:
+        for place in places:
+            opened.append(open_mirror(place, is_inside=is_inside))  # noqa: PERF401  if one fails, those before it end
+    except MirrorError:
+        for mirror in opened:
+            mirror.close()
+        raise
+    return opened
 
 
 def active_places() -> list[str]:

@@ -74,7 +74,7 @@ class _Collector:
 
     def collect(self) -> Iterator[Any]:
         """Every metric with its samples."""
-        for reading, samples in self._board.samples():
+        for reading, samples in self._board.samples().items():
             yield _family(reading, samples)
 
 
@@ -83,14 +83,11 @@ def _family(reading: Reading, samples: list[Sample]) -> Any:
 
     kind = CounterMetricFamily if reading.is_count else GaugeMetricFamily
     unit = f"_{reading.unit}" if reading.unit else ""
-    names = list(samples[0].labels) if samples else list(_NO_FINDING)
+    names = list(samples[0].labels)
     family = kind(f"ampwatch_{reading.metric}{unit}", reading.help, labels=names)
     for sample in samples:
         family.add_metric([sample.labels[name] for name in names], sample.value)
     return family
-
-
-_NO_FINDING = ("run", "code", "name", "severity", "layer")
 
 
 def _address(rest: str) -> tuple[str, int]:

@@ -52,6 +52,7 @@ class WandbActive:
 
     def take(self, bulletin: Bulletin) -> None:
         """Add what is newest to the point in progress."""
+        self._shown.set_axis()
         newest: dict[str, float] = {}
         for points in bulletin.points:
             for reading in READINGS:
@@ -88,6 +89,7 @@ class WandbOwn:
     def take(self, bulletin: Bulletin) -> None:
         """Log every row."""
         run, shown = self._begun(bulletin)
+        shown.set_axis()
         for points in bulletin.points:
             for step, _, readings in points.one_by_one():
                 run.log({STEP: step, **readings})
@@ -127,8 +129,14 @@ class _Findings:
     def __init__(self, wandb: Any, run: Any) -> None:
         self._wandb, self._run = wandb, run
         self._said: tuple[object, ...] = ()
-        run.define_metric(STEP, hidden=True)
-        run.define_metric(f"{PREFIX}*", step_metric=STEP)
+        self._has_axis = False
+
+    def set_axis(self) -> None:
+        """Have our curves drawn against our own step."""
+        if not self._has_axis:
+            self._run.define_metric(STEP, hidden=True)
+            self._run.define_metric(f"{PREFIX}*", step_metric=STEP)
+            self._has_axis = True
 
     def show(self, bulletin: Bulletin) -> None:
         """Show what changed."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+import torch
 from written_runs import write_run
 
 import ampwatch
@@ -44,6 +47,26 @@ def test_a_place_that_is_none_is_refused_with_examples(tmp_path, capsys, place):
     assert error.count("\n") == 1
 
 
+def test_of_several_places_none_is_left_open_when_one_cannot_be_had(tmp_path):
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    pytest.importorskip("prometheus_client", reason="no prometheus-client here")
+    place = f"prometheus://127.0.0.1:{port}"
+    with pytest.raises(MirrorError, match="nowhere"):
+        ampwatch.mirror(write_run(tmp_path), to=[place, "nowhere"])
+    open_mirror(place, is_inside=True).close()  # the port is free again
+
+
+def test_a_client_that_raises_when_it_is_opened_is_told_of_without_a_password(monkeypatch):
+    def broken(rest, *, is_inside):
+        raise OSError("no way to http://me:s3cret@host")
+
+    monkeypatch.setitem(PLACES, "mlflow", dataclasses.replace(PLACES["mlflow"], open=broken))
+    with pytest.raises(MirrorError, match="no way to http://…@host"):
+        open_mirror("mlflow", is_inside=True)
+
+
 def test_with_no_run_active_it_says_what_to_begin(tmp_path):
     with pytest.raises(MirrorError, match="active"):
         ampwatch.mirror(write_run(tmp_path))
@@ -60,6 +83,17 @@ def test_with_the_watch_switched_off_nothing_is_mirrored(monkeypatch, tmp_path):
     with ampwatch.mirror(ampwatch.attach(None, None), to=f"tensorboard:{tmp_path}/tb"):
         assert threading.active_count() == threads
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_notebooks_cell_that_is_run_again_mirrors_once(tmp_path):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    place = f"tensorboard:{tmp_path}/tb"
+    with ampwatch.attach(None, None, optimizer=optimizer, log_dir=tmp_path) as watch:
+        first = ampwatch.mirror(watch, to=place)
+        with pytest.warns(RuntimeWarning, match="already"):
+            assert ampwatch.mirror(watch, to=place) is first
+        first.close()
+        assert ampwatch.mirror(watch, to=place) is not first
 
 
 def test_no_client_is_loaded_before_it_is_asked_for():
