@@ -12,11 +12,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.parallel import DistributedDataParallel
 from wrapper_parts import RATE_STEPS, Net, Training, batch, unwatched, watched
 from wrapper_rank_cells import RANK_WRAPPERS
+
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # torch before 2.6
+    from torch.distributed._composable.fsdp import fully_shard
 
 WORLD = 2
 
