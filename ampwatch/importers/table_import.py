@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import shutil
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class Table:
     names: Names
     rows: Iterable[Row]
     config: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def open_table(source: Source, wanted: Wanted) -> Table | None:
@@ -73,7 +74,7 @@ def import_table(
     timeline = Timeline(RowBook(sink))
     try:
         _take_rows(timeline, table, lambda: seen and seen(source.read_bytes, source.size_bytes))
-        notes = () if source.damage is None else (source.damage,)
+        notes = table.notes if source.damage is None else (*table.notes, source.damage)
         marks = {name: sorted(mark.value for mark in m) for name, m in timeline.marks.items()}
         told = dataclasses.replace(
             info, source=table.source, config=table.config, notes=notes, marks=marks
@@ -126,10 +127,28 @@ def _tells_end_of(stats: Stats, following: Stats) -> bool:
 
 def _delimited(source: Source, wanted: Wanted, first: str) -> Table:
     header, mark = delimited.split(first), delimited.mark_of(first)
-    names = recognised(header, wanted.columns, source.path)
+    names, notes = _of_one_run(header, wanted, source.path)
     lines = itertools.dropwhile(lambda line: not line.strip(), source.lines())
     rows = delimited.rows(itertools.islice(lines, 1, None), header, mark)
-    return Table(wanted.source or delimited.source_of(header, names, source.path), names, rows)
+    made = wanted.source or delimited.source_of(header, names, source.path)
+    return Table(made, names, rows, notes=notes)
+
+
+def _of_one_run(header: Sequence[str], wanted: Wanted, path: str) -> tuple[Names, tuple[str, ...]]:
+    """What the names mean; of several exported runs the first one's, or that of the mapping."""
+    runs = delimited.runs_of(header)
+    if len(runs) < 2:
+        return recognised(header, wanted.columns, path), ()
+    mapped = set(wanted.columns.values())
+    chosen = next((run for run, names in runs.items() if mapped & set(names)), next(iter(runs)))
+    others = {name for run, names in runs.items() if run != chosen for name in names}
+    kept = [name for name in header if name not in others]
+    other = next(run for run in runs if run != chosen)
+    note = (
+        f"The file holds {len(runs)} runs, and this is {chosen!r} alone; for another name its "
+        f"column: --map 'loss={runs[other][0]}'."
+    )
+    return recognised(kept, wanted.columns, path), (note,)
 
 
 def _objects(source: Source, wanted: Wanted, text: str, first: str) -> Table | None:

@@ -859,6 +859,25 @@ def dllogger_scales():
     return text, truth("dllogger", "*", **found)
 
 
+# --- tables --------------------------------------------------------------------------------------
+
+
+@sample
+def wandb_exported_scale_falls():
+    """What the web's `Export CSV` writes, as its documentation shows it."""
+    names = [f'"lilac-7 - train/{name}{kind}"' for name in ("loss", "grad_scale")
+             for kind in ("", "__MIN", "__MAX")]  # fmt: skip
+    noise, scale, rows, losses = random.Random(32), 65536.0, [], []
+    for n in range(0, 3000, 10):
+        scale = scale / 2 if n >= 2600 else scale
+        losses.append(round(loss_at(n, noise), 6) if n < 2600 else math.nan)
+        loss = "NaN" if n >= 2600 else losses[-1]
+        rows.append(f'"{n}"' + f',"{loss}"' * 3 + f',"{scale}"' * 3)
+    text = "\n".join([",".join(['"Step"', *names]), *rows]) + "\n"
+    found = {"first_scale": 65536.0, "final_scale": scale, "values": {"loss": losses}}
+    return text, truth("wandb", "failing", **found)
+
+
 # --- how files come ------------------------------------------------------------------------------
 
 

@@ -11,8 +11,9 @@ from tensorboard.compat.tensorflow_stub import dtypes
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from ampwatch import open_run
-from ampwatch.importers import import_log
+from ampwatch import diagnose, open_run
+from ampwatch.importers import Wanted, import_log
+from ampwatch.rows import Table
 
 
 def write_keras_events(folder: Path, courses: dict[str, list[float]]) -> Path:
@@ -46,3 +47,26 @@ def test_json_lines_are_read(tmp_path):
     assert run.steps["step"].to_pylist() == list(range(1, 10))
     assert run.steps["loss"].to_pylist()[:8] == [2.0 / n for n in range(1, 9)]
     assert run.steps["loss"].to_pylist()[8] != run.steps["loss"].to_pylist()[8]
+
+
+def test_of_several_runs_that_wandb_has_exported_one_is_told_and_the_others_named(tmp_path):
+    """The web's `Export CSV`: a column a run, with its least and its most in each bucket."""
+    kinds = ("", "__MIN", "__MAX")
+    names = [f"{run} - train/{name}{kind}" for run, name in RUNS for kind in kinds]
+    rows = [f'"{n}",' + ",".join(f'"{value}"' for value in (2 + 5 / (1 + n),) * 3 +
+            (3.0 if n < 50 else "NaN",) * 3 + (0.1,) * 3) for n in range(100)]  # fmt: skip
+    path = tmp_path / "wandb_export.csv"
+    path.write_text("\n".join(['"Step",' + ",".join(f'"{name}"' for name in names), *rows]))
+    first = open_run(import_log(path, tmp_path / "runs"))
+    assert first.info.source == "wandb"
+    assert "holds 2 runs" in first.notes[0]
+    steps = first.read(Table.STEPS, columns=("loss", "lr")).to_pydict()
+    assert steps["loss"][-1] == 2.05
+    assert set(steps["lr"]) == {None}  # it is the other run's
+    wanted = Wanted(columns={"loss": "dusk-2 - train/loss"})
+    second = open_run(import_log(path, tmp_path / "runs", wanted))
+    assert diagnose(second).verdict.value == "failing"
+    assert set(second.read(Table.STEPS, columns=("lr",)).column(0).to_pylist()) == {0.1}
+
+
+RUNS = (("dawn-1", "loss"), ("dusk-2", "loss"), ("dusk-2", "learning_rate"))

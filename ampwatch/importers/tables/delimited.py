@@ -57,6 +57,17 @@ def mark_of(line: str) -> str:
     return max(",;\t", key=lambda mark: len(_cells(line, mark)))
 
 
+def runs_of(header: Sequence[str]) -> dict[str, list[str]]:
+    """The columns of each run that W&B has exported into one table; none of any other table."""
+    found: dict[str, list[str]] = {}
+    if any(name.endswith("__MIN") for name in header):
+        for name in header:
+            run, mark, column = name.partition(" - ")
+            if mark and not column.endswith(("__MIN", "__MAX")):
+                found.setdefault(run, []).append(name)
+    return found
+
+
 def source_of(header: Sequence[str], names: Names, path: str) -> str:
     """Who wrote the table, by its names."""
     if any(name in {"_step", "_runtime", "_timestamp"} or "__MIN" in name for name in header):
