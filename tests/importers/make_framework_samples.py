@@ -1,7 +1,9 @@
 """Runs real frameworks on small CPU trainings and keeps what they print, with its truth.
 
     pip install transformers accelerate lightning tensorboard wandb
+    pip install timm torchvision
     git clone https://github.com/karpathy/nanoGPT https://github.com/facebookresearch/mae \
+        https://github.com/huggingface/pytorch-image-models \
         https://github.com/deepspeedai/DeepSpeed     (each into CHECKOUTS)
     python tests/importers/make_framework_samples.py CHECKOUTS [NAME...]
 
@@ -12,13 +14,17 @@ not what was printed. Samples are named `real_*`.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import gzip
 import io
 import json
 import logging
 import math
 import os
+import re
+import runpy
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -39,7 +45,19 @@ def framework(make):
     return make
 
 
+_PATHS = re.compile(rb"/(?:root|home|Users|tmp|var|usr|opt|mnt|data)/[\w./@+-]*")
+
+
+def anonymous(data: bytes) -> bytes:
+    """The bytes without this machine's paths and name, at the same length: records have theirs."""
+    for secret in {str(Path.cwd()), sys.prefix, socket.gethostname(), getpass.getuser()}:
+        if len(secret) > 3:
+            data = data.replace(secret.encode(), b"x" * len(secret.encode()))
+    return _PATHS.sub(lambda path: b"/" + b"x" * (len(path[0]) - 1), data)
+
+
 def keep(name: str, suffix: str, data: bytes, truth: dict) -> None:
+    data = anonymous(data)
     if suffix == ".txt" and len(data) > LARGE_BYTES:
         suffix, data = ".txt.gz", gzip.compress(data, mtime=0)
     (FOLDER / f"real_{name}{suffix}").write_bytes(data)
@@ -347,6 +365,64 @@ def mae(checkouts: Path) -> None:
             )  # fmt: skip
     truth = {"source": "mae", "verdict": "healthy", "final_scale": None, "steps": 600}
     keep("mae", ".txt", text.getvalue().encode(), truth)
+
+
+# --- timm's train.py -----------------------------------------------------------------------------
+
+_TIMM = (
+    "--model resnet10t --num-classes 4 --img-size 32 --batch-size 16 --epochs 3 --warmup-epochs 1 "
+    "--workers 1 --device cpu --sched-on-updates --log-interval 2 --checkpoint-hist 1 --lr"
+)
+
+
+class _Meters(logging.Handler):
+    """What timm's meters held whenever it printed them: its own variables, unrounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+        self.rates: list[float] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        frame = sys._getframe()
+        while record.getMessage().startswith("Train: ") and frame is not None:
+            if frame.f_code.co_name == "train_one_epoch":
+                self.losses.append(frame.f_locals["losses_m"].val)
+                self.rates.append(frame.f_locals["lr"])
+                return
+            frame = frame.f_back
+
+
+def _pictures(folder: Path) -> None:
+    from PIL import Image
+
+    shades = torch.Generator().manual_seed(0)
+    for split, count in (("train", 64), ("validation", 16)):
+        for kind in range(4):
+            (folder / split / f"class{kind}").mkdir(parents=True)
+            for number in range(count):
+                picture = torch.rand(40, 40, 3, generator=shades) * 60 + 50 * kind
+                image = Image.fromarray(picture.to(torch.uint8).numpy())
+                image.save(folder / split / f"class{kind}" / f"{number}.png")
+
+
+@framework
+def timm(checkouts: Path) -> None:
+    script = checkouts / "pytorch-image-models" / "train.py"
+    for name, rate, verdict in (("timm", "0.05", "healthy"), ("timm_nan", "1e12", "failing")):
+        text, meters = io.StringIO(), _Meters()
+        with tempfile.TemporaryDirectory() as folder:
+            _pictures(Path(folder) / "data")
+            data = ["--data-dir", f"{folder}/data", "--output", f"{folder}/out"]
+            sys.argv = ["train.py", *_TIMM.split(), rate, *data]
+            logging.getLogger("train").addHandler(meters)
+            with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+                runpy.run_path(str(script), {"__name__": "train"})["main"]()
+            printed = text.getvalue().replace(folder, ".")
+        logging.getLogger("train").removeHandler(meters)
+        values = {"loss": meters.losses, "lr": meters.rates}
+        truth = {"source": "timm", "verdict": verdict, "final_scale": None, "values": values}
+        keep(name, ".txt", printed.encode(), truth)
 
 
 # --- DeepSpeed's own loss scaler, by era ---------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from importers.sample_table import TABLE, TRUTHS, compared, document
+from importers.sample_table import FOLDER, TABLE, TRUTHS, compared, document
 
 from ampwatch.importers import FORMATS
 
@@ -17,6 +19,11 @@ def test_there_are_enough_samples_and_enough_of_them_are_real():
     names = [path.stem for path in TRUTHS]
     assert len(names) >= 70
     assert sum(name.startswith("real_") for name in names) >= 20
+
+
+def test_no_sample_names_the_machine_that_made_it():
+    makers = b"".join(path.read_bytes() for path in FOLDER.rglob("real_*") if path.is_file())
+    assert [found[0] for found in re.finditer(rb"/(?:root|home|Users)/(?!me/)\w+", makers)] == []
 
 
 def test_every_text_format_has_a_sample():
