@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from wrapper_parts import RATE_STEPS, SPOILT, STEPS, Net, batch, spoil
+from wrapper_parts import SPOILT, STEPS, Net, batch, spoil
 
 import ampwatch
 
@@ -220,8 +220,6 @@ FRAMEWORKS = (
     Framework("Accelerate", accelerate_loop, "accelerate"),
     Framework("ampwatch run, the script unchanged", ampwatch_run),
 )
-__all__ = ["FRAMEWORKS", "RATE_STEPS", "Drive", "Framework"]
-
 
 if __name__ == "__main__":
     _, where, rate, steps, spoilt = sys.argv
