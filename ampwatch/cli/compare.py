@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from pathlib import Path
 
 import typer
 
 from ampwatch.cli.find import opened_run_or_log
+from ampwatch.cli.report import refuse_no_file, write_page
 from ampwatch.cli.terminal import answers
 from ampwatch.errors import RunError
 
@@ -27,6 +29,7 @@ Examples:
   ampwatch compare train-1203 train-1204
   ampwatch compare rate-0.1 rate-0.03 rate-0.01      where the stable rates end
   ampwatch compare good.log bad.log --json | jq .partings
+  ampwatch compare good.log bad.log --html out.html  with their courses over one another
 """
 
 
@@ -37,18 +40,28 @@ def command(
         help="Two or more: runs' folders, names in ./ampwatch-runs, or other trainers' logs.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of the tables."),
+    html: Path = typer.Option(
+        None, "--html", metavar="OUT", show_default=False, help="Write one HTML file instead."
+    ),
     as_: str = typer.Option(
         None, "--as", metavar="FORMAT", show_default=False, help="The format of every FILE."
     ),
 ) -> None:
     """Print the comparison."""
-    from ampwatch.report import MOST_RUNS, compare, print_comparison
+    from ampwatch.report import MOST_RUNS, compare, html_comparison, print_comparison
 
     if not 2 <= len(runs) <= MOST_RUNS:
         raise RunError(f"compare takes 2 to {MOST_RUNS} runs; `ampwatch report RUN` takes one.")
+    if html and as_json:
+        raise RunError("--html takes no --json: write the one or print the other.")
+    if html:
+        refuse_no_file(html)
     with ExitStack() as stack:
         opened = [stack.enter_context(opened_run_or_log(run, as_)) for run in runs]
         compared = compare(opened)
+        if html:
+            write_page(html, html_comparison(opened, compared))
+            return
     if as_json:
         typer.echo(json.dumps(compared.to_json(), indent=2, allow_nan=False, ensure_ascii=False))
     else:

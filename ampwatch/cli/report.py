@@ -98,12 +98,22 @@ def write_html(run: Run, path: Path) -> Diagnosis:
     from ampwatch.diagnosis import Engine, conclude
     from ampwatch.report import html_report
 
-    if path.is_dir() or not path.parent.is_dir():
-        raise ReportError(f"{path} cannot be written: name a file in a folder that is there.")
+    refuse_no_file(path)
     case = Engine().feed(run).case()
     diagnosis = conclude(case)
+    write_page(path, html_report(run, diagnosis, case.scale.level))
+    return diagnosis
+
+
+def refuse_no_file(path: Path) -> None:
+    """Raise, before any work, where no file can be written."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise ReportError(f"{path} cannot be written: name a file in a folder that is there.")
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page, which appears whole or not at all, and say how large it is."""
     draft = path.with_name(f".{path.name}.new")
-    draft.write_text(html_report(run, diagnosis, case.scale.level), encoding="utf-8")
+    draft.write_text(page, encoding="utf-8")
     draft.replace(path)
     answer(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
-    return diagnosis

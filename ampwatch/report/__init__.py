@@ -20,6 +20,7 @@ from ampwatch.report.facts import (
 )
 from ampwatch.report.letter import STYLES, letter, print_letter, to_json
 from ampwatch.report.page import html_report
+from ampwatch.report.page.compared import html_comparison
 from ampwatch.report.side_by_side import MOST_RUNS, print_comparison
 from ampwatch.report.tensorboard import write_event_files
 from ampwatch.report.together import print_together
@@ -33,6 +34,7 @@ __all__ = [
     "compare",
     "course_text",
     "facts_of",
+    "html_comparison",
     "html_report",
     "last_values",
     "latest_text",

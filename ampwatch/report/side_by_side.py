@@ -16,8 +16,8 @@ from ampwatch.report.letter import STYLES, Write, advised, labelled
 from ampwatch.report.parting import Difference, Parting
 from ampwatch.text import printable
 
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-MOST_RUNS = len(_LETTERS)
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+MOST_RUNS = len(LETTERS)
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
@@ -27,6 +27,11 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     def write(text: str) -> str:
         return powers(printable(text)) if fancy else printable(text)
 
+    console.print(told(comparison, write), highlight=False)
+
+
+def told(comparison: Comparison, write: Write) -> Group:
+    """All that is to be said of it: the figures, where they part, the settings, the rate."""
     parts: list[RenderableType] = [_grid(comparison.names, comparison.figures, write)]
     parts += _section("Where they part", labelled(list(_partings(comparison)), write))
     if comparison.settings:
@@ -37,7 +42,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     rate = _rate(comparison)
     if rate:
         parts += _section("Learning rate", Text(write(rate)))
-    console.print(Group(*parts), highlight=False)
+    return Group(*parts)
 
 
 def _section(title: str, body: RenderableType) -> list[RenderableType]:
@@ -52,7 +57,7 @@ def _grid(names: Sequence[str], rows: Mapping[str, Sequence[str]], write: Write)
     for _ in range(count):
         grid.add_column(overflow="fold")
     heads = names or [""] * count
-    titles = (f"{letter} {printable(n)}" for letter, n in zip(_LETTERS, heads, strict=False))
+    titles = (f"{letter} {printable(n)}" for letter, n in zip(LETTERS, heads, strict=False))
     grid.add_row("", *(Text(title.strip(), "bold") for title in titles))
     for label, values in rows.items():
         cells = (Text(write(value), STYLES.get(value, "")) for value in values)
@@ -61,7 +66,7 @@ def _grid(names: Sequence[str], rows: Mapping[str, Sequence[str]], write: Write)
 
 
 def _partings(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    for letter, parting in zip(_LETTERS[1:], comparison.partings, strict=False):
+    for letter, parting in zip(LETTERS[1:], comparison.partings, strict=False):
         labels = chain([f"A and {letter}"], repeat(""))
         yield from zip(labels, _sentences(parting, letter), strict=False)
     if comparison.uncounted:

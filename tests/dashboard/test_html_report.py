@@ -138,6 +138,23 @@ def test_dark_and_paper_have_colours_of_their_own(tmp_path, capsys, one):
 
 
 @needs_browser
+def test_a_comparison_draws_each_run_over_the_others_and_says_what_the_terminal_does(
+    tmp_path, capsys, offline
+):
+    runs = [str(write_run(tmp_path, name, skipped=n)) for name, n in ((ATTACK[:9], 3), ("b", 30))]
+    out = tmp_path / "out.html"
+    assert cli.run(["compare", *runs, "--html", str(out)]) == 0
+    assert cli.run(["compare", *runs]) == 0
+    printed = capsys.readouterr().out.split("MB\n", 1)[1]
+    draw(offline, out)
+    drawn = offline.page.evaluate("() => document.getElementById('charts').data.map(t => t.name)")
+    assert drawn == ["A", "B"] * 4  # scale, loss, norm, rate
+    said = offline.page.locator("main > section").inner_text()
+    said, printed = re.sub("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+", "", said), re.sub(r"\^-?\d+", "", printed)
+    assert sorted(words(said)) == sorted(words(printed))  # the terminal folds columns
+
+
+@needs_browser
 def test_on_a_telephone_no_title_is_cut_and_no_word_broken(tmp_path, capsys, one):
     out = tmp_path / "out.html"
     html_of(write_run(tmp_path, skipped=30), out, capsys)

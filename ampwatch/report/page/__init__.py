@@ -44,15 +44,20 @@ def html_report(run: Run, diagnosis: Diagnosis, level: float | None) -> str:
 
     Raises ReportError where plotly or tsdownsample is not installed.
     """
+    return document(run.info.name, _body(run, diagnosis, level))
+
+
+def document(title: str, body: str) -> str:
+    """A page of its own around a body; raises ReportError without plotly or tsdownsample."""
     library = _plotly_script()
     page_script = (_HERE / "page.js").read_text("utf-8")
-    name = html.escape(printable(run.info.name))
+    name = html.escape(printable(title))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(library, page_script)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{name} · ampwatch report</title><style>{_style()}</style></head><body><main>"
-        f"{_body(run, diagnosis, level)}</main>"
+        f"{body}</main>"
         f"{_data('palette', {'light': LIGHT, 'dark': DARK})}"
         f"<script>{library}</script><script>{page_script}</script></body></html>\n"
     )
@@ -80,7 +85,11 @@ def _charts(run: Run, diagnosis: Diagnosis, level: float | None) -> str:
     curves = curves_of(run)
     if curves is None or not (curves.lines or curves.skipped):
         return ""
-    drawn = figure(curves, diagnosis, level)
+    return course_chart(figure(curves, diagnosis, level))
+
+
+def course_chart(drawn: dict[str, Any]) -> str:
+    """The place of a figure, and its data."""
     height = drawn["layout"]["height"]
     return (
         f'<h2>Course</h2><div id="charts" style="height:{height}px"></div>'

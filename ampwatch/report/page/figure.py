@@ -9,12 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ampwatch.diagnosis.words import count_text
 from ampwatch.report.page.axes import axis_for
 from ampwatch.report.page.curves import SCALE, Curves
 from ampwatch.report.page.marks import LANE, Flag, drawn, flags_of, guides_of
 from ampwatch.report.page.panels import PANELS, Guide, Panel
 from ampwatch.report.page.traces import ticks, trace
+from ampwatch.report.thinning import Line
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _AND = (" and ", "muted")
-_TITLE, _RUG, _BOTTOM = 30, 16, 46  # pixels
+TITLE, _RUG, _BOTTOM = 30, 16, 46  # pixels
 
 
 def figure(curves: Curves, diagnosis: Diagnosis, level: float | None) -> Json:
@@ -30,11 +33,11 @@ def figure(curves: Curves, diagnosis: Diagnosis, level: float | None) -> Json:
     panels = list(_panels(curves))
     flags = flags_of(curves.ends, diagnosis)
     top = LANE * (max((flag.lane for flag in flags), default=-1) + 1)
-    height = top + sum(_TITLE + panel.height for panel in panels) + _RUG
-    made = _Figure(height)
+    height = top + sum(TITLE + panel.height for panel in panels) + _RUG
+    made = Figure(height)
     for number, panel in enumerate(panels):
         made.add(number, panel, curves, list(guides_of(panel, diagnosis, level)), top)
-        top += _TITLE + panel.height + (_RUG if panel.column == SCALE else 0)
+        top += TITLE + panel.height + (_RUG if panel.column == SCALE else 0)
     return made.finished(curves.ends, flags)
 
 
@@ -49,7 +52,7 @@ def _panels(curves: Curves) -> Iterator[Panel]:
             yield Panel(SCALE, "", (skips,), "skip", 0)
 
 
-class _Figure:
+class Figure:
     """The figure as it is put together, from the top down."""
 
     def __init__(self, height: int) -> None:
@@ -64,14 +67,11 @@ class _Figure:
         self, number: int, panel: Panel, curves: Curves, guides: Sequence[Guide], top: int
     ) -> None:
         """One panel, from so many pixels below the figure's top."""
-        start, end = top + _TITLE, top + _TITLE + panel.height
+        start, end = top + TITLE, top + TITLE + panel.height
         axis = f"y{2 * number + 1}" if number else "y"
         line = curves.lines.get(panel.column)
         if line is not None:
-            domain = [self._share(end), self._share(start)]
-            self._axes[axis.replace("y", "yaxis")] = {
-                **_PLAIN, **axis_for(panel.kind, line, guides), "domain": domain
-            }  # fmt: skip
+            self._axes[axis.replace("y", "yaxis")] = self._axis(panel, line, guides, top)
             self._data.append(trace(panel, line, axis))
             self._shapes += [shape for guide in guides for shape in drawn(guide, axis)]
         self._notes.append(_title(panel, guides, self._share(start)))
@@ -81,6 +81,21 @@ class _Figure:
             domain = [self._share(end + _RUG), self._share(end)]
             self._axes[rug.replace("y", "yaxis")] = {**_HIDDEN, "domain": domain}
             self._data.append(ticks(curves.skips, rug))
+
+    def add_together(
+        self, number: int, panel: Panel, lines: Sequence[tuple[Panel, Line]], top: int
+    ) -> None:
+        """One panel of several runs' lines, each with a name and a colour of its own."""
+        axis = f"y{number + 1}" if number else "y"
+        whole = Line(*(np.concatenate([getattr(line, at) for _, line in lines]) for at in "xy"))
+        self._axes[axis.replace("y", "yaxis")] = self._axis(panel, whole, (), top)
+        self._data += [trace(mine, line, axis) for mine, line in lines]
+        self._notes.append(_title(panel, (), self._share(top + TITLE)))
+        self._short.append(_spans(panel.title))
+
+    def _axis(self, panel: Panel, line: Line, guides: Sequence[Guide], top: int) -> Json:
+        domain = [self._share(top + TITLE + panel.height), self._share(top + TITLE)]
+        return {**_PLAIN, **axis_for(panel.kind, line, guides), "domain": domain}
 
     def finished(self, ends: tuple[int, int], flags: Sequence[Flag]) -> Json:
         """The whole figure over its axis of steps."""
