@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -137,4 +138,22 @@ def test_every_page_tells_the_ranks_apart_and_is_kept_as_a_picture(one, server, 
         page.go("Memory and device")
         titles = page.page.locator(".stMain p.aw-title").all_inner_texts()
         assert [title.split(" ·")[0] for title in titles] == ["rank 0", "rank 1"]
+        assert page.troubles == []
+
+
+def test_both_ranks_are_drawn_as_they_train(one, place, server):
+    pair = next(one for one in SCENARIOS if one.ranks == 2)
+    with ThreadPoolExecutor(1) as worker, tab(one) as page:
+        training = worker.submit(train, pair, place / "live", 3)
+        while not (place / "live" / "run.json").exists():
+            assert not training.done() or training.result()
+            time.sleep(0.1)
+        page.open(f"{server.url}/?run=live")
+        page.drawn(20)
+        page.says("live, ")
+        page.refreshes(3)
+        run = store.open_run(training.result())
+        page.drawn(200)
+        for rank in (0, BAD):
+            wait_until(lambda rank=rank: is_drawn(page, of_rank(run, rank, "loss")))
         assert page.troubles == []
