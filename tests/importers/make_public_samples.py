@@ -189,5 +189,48 @@ def public_paddle_collapse_in_an_epoch():
     return text, truth("paddle", "failing", pairs, must=["AMP103"])
 
 
+@sample
+def public_eight_ranks_in_a_line():
+    """SwinTransformer/Transformer-SSL#19: ranks that print at once, without an end of line between."""
+    noise = random.Random(33)
+    text, scale = "", 65536.0
+    for n in range(0, 620, 10):
+        if n in (300, 310):
+            scale /= 2
+            text += APEX.format(scale).rstrip() * 5 + "\n" + APEX.format(scale) * 3
+        loss, norm = loss_at(n, noise), 1.4 + noise.random()
+        text += f"\x1b[32m[2023-10-24 17:{n // 60:02d}:{n % 60:02d} moby__swin_tiny]\x1b[0m\x1b[33m(moby_main.py 177)\x1b[0m: INFO Train: [3/300][{n}/625]  eta 0:05:52 lr 0.002772 time 0.5567 (1.0516)    loss {loss:.4f} (10.9174)  grad_norm {norm:.4f} (1.5236)       mem 45716MB\n"
+    found = {"final_scale": 16384.0, "overflows": 2, "skipped": 2}
+    return text, truth("apex", "healthy", **found)
+
+
+@sample
+def public_quoted_with_its_times():
+    """karpathy/nanoGPT#215: quoted, with times before the lines, and nan from one line to the next."""
+    losses = [round(4.2 - n / 1000, 4) for n in range(2000, 3010, 10)]
+    text = "".join(
+        f"> 2023-03-22 09:{n // 60 % 60:02d}:{n % 60:02d} iter {n}: loss {loss}, time 1099.34ms, mfu 15.34%\n> \n"
+        for n, loss in zip(range(2000, 3010, 10), losses, strict=True)
+    )
+    for n in range(3010, 3200, 10):
+        text += (
+            f"> 2023-03-22 10:{n % 60:02d}:52 iter {n}: loss nan, time 1019.95ms, mfu 14.12%\n> \n"
+        )
+    found = {"final_scale": None, "values": {"loss": losses + [math.nan] * 19}}
+    return text, truth("nanogpt", "failing", must=["AMP204"], **found)
+
+
+@sample
+def public_two_ranks_to_nothing():
+    """Junjue-Wang/FactSeg#6: two ranks, into the denormals and to zero."""
+    text, scale, pairs = "", 2.0**-1062, []
+    while scale:
+        pairs.append((scale, scale / 2))
+        scale /= 2
+        text += "Warning: NaN or Inf found in input tensor.\n" + APEX.format(scale) * 2
+    text += "ZeroDivisionError: float division by zero\n"
+    return text, truth("apex", "failing", pairs, must=["AMP104"])
+
+
 if __name__ == "__main__":
     write(SAMPLES)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ampwatch.importers.format import TORCH_SCALER, Format, number, pattern
+from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, number, pattern
 from ampwatch.importers.sayings import Amend, Saying, Setup, Skip
 
 _SKIP = re.compile(
-    r"Gradient overflow\. +Skipping step, (?:loss scaler (\d+) )?reducing loss scale to ([-+.\w]+)"
+    r"Gradient overflow\. +Skipping step, (?:loss scaler \d+ )?reducing loss scale to "
+    rf"({NUMBER})"
 )
 _CLOSURE = pattern("OVERFLOW within closure! Skipping step, reducing loss scale to {}")
 _USING = pattern("Using dynamic loss scale of {}")
@@ -25,9 +26,9 @@ _SETTING = re.compile(
 
 def read(line: str) -> Iterator[Saying]:
     """What a line of Apex says."""
-    told = _SKIP.search(line)
+    told = _SKIP.findall(line)  # ranks that print at once share a line
     if told:
-        yield Skip(scale_after=number(told[2]))
+        yield from (Skip(scale_after=number(scale)) for scale in told)
     elif "Gradient overflow, skipping update" in line:
         yield Skip()
     elif closure := _CLOSURE.search(line):

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from ampwatch.importers.format import NUMBER, Format, number
 from ampwatch.importers.sayings import Saying, Stats
 
-_ITERATION = re.compile(rf"^\W*iter (\d+): loss ({NUMBER}), time ({NUMBER})ms")
-_EVALUATION = re.compile(rf"^\W*step (\d+): train loss ({NUMBER}), val loss ({NUMBER})")
+_ITERATION = re.compile(rf"(?:^|[^\w.])iter (\d+): loss ({NUMBER}), time ({NUMBER})ms")
+_EVALUATION = re.compile(rf"(?:^|[^\w.])step (\d+): train loss ({NUMBER}), val loss ({NUMBER})")
 
 
 def read(line: str) -> Iterator[Saying]:
