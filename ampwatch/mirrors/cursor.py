@@ -6,17 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from ampwatch.mirrors.readings import Points
+from ampwatch.mirrors.readings import Curve, Flags, Integers, Points
 from ampwatch.rows import Table
 from ampwatch.store import Run
+from ampwatch.store.columns import integers, joined, raw, valid
 
-_COLUMNS = (
-    "step", "time_ns", "skipped", "optimizer", "scale", "scale_after", "loss", "lr", "grad_norm",
-    "grad_norm_applied", "step_time_ms",
-)  # fmt: skip
+_PLAIN = ("scale", "loss", "lr", "grad_norm", "grad_norm_applied", "step_time_ms")
+_COLUMNS = ("step", "time_ns", "skipped", "optimizer", "scale_after", *_PLAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Cursor:
     def __init__(self, rank: int, part: Part) -> None:
         self._rank, self._part = rank, part
         self._steps_read = self._samples_read = 0
-        self._skipped: dict[int | None, int] = {}  # by optimizer, in the order of first sight
+        self._skipped: dict[int, int] = {}  # by optimizer, in the order of first sight
 
     def waiting(self, run: Run) -> int:
         """How many rows of steps were not read yet."""
@@ -45,57 +42,64 @@ class Cursor:
         """The next rows, at most so many; an item an optimizer."""
         rows = run.logged(Table.STEPS, _COLUMNS, self._rank, self._steps_read, most)
         self._steps_read += rows.num_rows
-        rows = _placed(rows, run.info.started_ns)
+        rows = rows.filter(rows.column("step").is_valid())
         if not rows.num_rows:
             return ()
-        rows = rows.append_column("memory_peak_bytes", self._peaks(run, rows, most))
-        numbers = rows.column("optimizer")
+        times_ns = integers(rows.column("time_ns"), null=run.info.started_ns)
+        peaks = self._peaks(run, times_ns, most)
+        numbers = integers(rows.column("optimizer"))
+        skips = integers(rows.column("skipped").cast(pa.int8()), null=0) > 0
+        curves = {**_curves(rows), "memory_peak_bytes": peaks}
+        steps = integers(rows.column("step"))
         parts = []
-        for number in numbers.unique().to_pylist():
-            mine = pc.is_null(numbers) if number is None else pc.equal(numbers, number)
-            parts.append(self._points(number, rows.filter(mine)))
-        return tuple(part for part in parts if part.rows.num_rows)
+        for number in np.unique(numbers).tolist():
+            mine = numbers == number
+            skipped = self._count(number, skips[mine])
+            kept = self._kept(steps[mine], times_ns[mine], skips[mine])
+            own = {name: curve.at(mine).at(kept) for name, curve in curves.items()}
+            own["skipped"] = skipped.at(kept)
+            place = list(self._skipped).index(number)
+            parts.append(Points(self._rank, place, steps[mine][kept], times_ns[mine][kept], own))
+        return tuple(part for part in parts if len(part.steps))
 
-    def _points(self, number: int | None, rows: pa.Table) -> Points:
-        before = self._skipped.setdefault(number, 0)
-        skips = _integers(rows.column("skipped").cast(pa.int8())) > 0
-        counts = before + np.cumsum(skips)
+    def _count(self, number: int, skips: Flags) -> Curve:
+        """How many steps of an optimizer were skipped up to each."""
+        counts = self._skipped.setdefault(number, 0) + np.cumsum(skips)
         self._skipped[number] = int(counts[-1])
-        rows = rows.drop_columns(["skipped", "optimizer"])
-        rows = rows.append_column("skipped", pa.array(counts, pa.int64()))
-        return Points(self._rank, list(self._skipped).index(number), self._shown(rows, skips))
+        return Curve(np.asarray(counts, np.float64), np.ones(len(counts), np.bool_))
 
-    def _shown(self, rows: pa.Table, skips: NDArray[np.bool_]) -> pa.Table:
-        kept = np.ones(len(skips), np.bool_)
+    def _kept(self, steps: Integers, times_ns: Integers, skips: Flags) -> Flags:
+        kept = np.ones(len(steps), np.bool_)
         if self._part.thin > 1:
-            kept &= (_integers(rows.column("step")) % self._part.thin == 0) | skips
+            kept &= (steps % self._part.thin == 0) | skips
         if not self._part.shows_past:
-            kept &= _integers(rows.column("time_ns")) >= self._part.began_ns
-        return rows if kept.all() else rows.filter(pa.array(kept))
+            kept &= times_ns >= self._part.began_ns
+        return kept
 
-    def _peaks(self, run: Run, rows: pa.Table, most: int) -> pa.Array:
-        """A column with each sample of the devices at the step then under way."""
+    def _peaks(self, run: Run, times_ns: Integers, most: int) -> Curve:
+        """Each sample of the devices at the step then under way."""
         names = ("time_ns", "peak_bytes")
         samples = run.logged(Table.DEVICES, names, self._rank, self._samples_read, most)
-        ends = np.maximum.accumulate(_integers(rows.column("time_ns")))
-        times = _integers(samples.column("time_ns"))
-        due = int(np.searchsorted(np.maximum.accumulate(times), ends[-1], side="right"))
+        ends = np.maximum.accumulate(times_ns)
+        sampled = integers(samples.column("time_ns"))
+        due = int(np.searchsorted(np.maximum.accumulate(sampled), ends[-1], side="right"))
         self._samples_read += due
-        known = np.asarray(samples.column("peak_bytes").is_valid().to_numpy(), np.bool_)[:due]
-        places = np.minimum(np.searchsorted(ends, times[:due][known]), len(ends) - 1)
+        values = integers(samples.column("peak_bytes"))[:due]
+        places = np.minimum(np.searchsorted(ends, sampled[:due]), len(ends) - 1)
         peaks = np.full(len(ends), -1, np.int64)
-        np.maximum.at(peaks, places, _integers(samples.column("peak_bytes"))[:due][known])
-        return pa.array(peaks, mask=peaks < 0)
+        np.maximum.at(peaks, places, values)
+        return Curve(peaks.astype(np.float64), peaks >= 0)
 
 
-def _placed(rows: pa.Table, started_ns: int) -> pa.Table:
-    """The rows that have a step. A foreign log may tell no times, and only the scale after each."""
-    rows = rows.filter(rows.column("step").is_valid())
-    times = rows.column("time_ns").fill_null(started_ns)
-    scales = pc.coalesce(rows.column("scale"), rows.column("scale_after"))
-    rows = rows.drop_columns(["time_ns", "scale", "scale_after"])
-    return rows.append_column("time_ns", times).append_column("scale", scales)
+def _curves(rows: pa.Table) -> dict[str, Curve]:
+    """The plain columns. A foreign log may know only the scale after each step."""
+    found = {name: _curve(rows, name) for name in _PLAIN}
+    after, scale = _curve(rows, "scale_after"), found["scale"]
+    values = np.where(scale.there, scale.values, after.values)
+    found["scale"] = Curve(values, scale.there | after.there)
+    return found
 
 
-def _integers(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    return np.asarray(column.fill_null(0).to_numpy(), np.int64)
+def _curve(rows: pa.Table, name: str) -> Curve:
+    array = joined(rows.column(name))
+    return Curve(raw(array).astype(np.float64), valid(array))

@@ -1,20 +1,22 @@
 """The vocabulary: what of a run is mirrored, under which names, and how it is handed on.
 
-A mirror is handed bulletins. In them absent is null and is left out; nan and inf are numbers.
+A mirror is handed bulletins. In them absent is marked and left out; nan and inf are numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from ampwatch.diagnosis import Diagnosis, Finding
 from ampwatch.store import RunInfo
+
+Flags: TypeAlias = NDArray[np.bool_]
+Integers: TypeAlias = NDArray[np.int64]
 
 PREFIX = "ampwatch/"
 STEP = PREFIX + "step"
@@ -46,16 +48,27 @@ READINGS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Points:
-    """New rows of one rank and optimizer, oldest first.
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """A reading in each row, and whether it is there."""
 
-    `rows` has `step` and `time_ns`, neither ever null, and a column a reading.
-    """
+    values: NDArray[np.float64]
+    there: Flags
+
+    def at(self, rows: Flags) -> Curve:
+        """Some rows of it."""
+        return Curve(self.values[rows], self.there[rows])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Points:
+    """New rows of one rank and optimizer, oldest first, with a curve a reading."""
 
     rank: int
     optimizer: int  # 0 for the first one seen
-    rows: pa.Table
+    steps: Integers
+    times_ns: Integers
+    curves: Mapping[str, Curve]
 
     @property
     def prefix(self) -> str:
@@ -68,23 +81,21 @@ class Points:
         rank = f"{PREFIX}rank-{self.rank}/" if self.rank else PREFIX
         return self.prefix.replace(PREFIX, rank)
 
-    @property
-    def steps(self) -> NDArray[np.int64]:
-        """The rows' steps."""
-        return np.asarray(self.rows.column("step").to_numpy(), np.int64)
-
-    def known(self, name: str) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    def known(self, name: str) -> tuple[Flags, NDArray[np.float64]]:
         """In which rows a reading is there, and its values in those."""
-        values = self.rows.column(name)
-        mask = np.asarray(values.is_valid().to_numpy(), np.bool_)
-        return mask, np.asarray(values.to_numpy(), np.float64)[mask]
+        curve = self.curves[name]
+        return curve.there, curve.values[curve.there]
 
     def one_by_one(self) -> Iterator[tuple[int, int, dict[str, float]]]:
         """Each row as step, time in ns, and its readings by their full names."""
-        names = [(reading.name, self.full_prefix + reading.name) for reading in READINGS]
-        for row in self.rows.to_pylist():
-            readings = {full: row[name] for name, full in names if row[name] is not None}
-            yield row["step"], row["time_ns"], readings
+        curves = [
+            (self.full_prefix + one.name, self.curves[one.name].values.tolist(),
+             self.curves[one.name].there.tolist())
+            for one in READINGS
+        ]  # fmt: skip
+        rows = zip(self.steps.tolist(), self.times_ns.tolist(), strict=True)
+        for at, (step, time_ns) in enumerate(rows):
+            yield step, time_ns, {name: values[at] for name, values, there in curves if there[at]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +115,7 @@ class Bulletin:
     @property
     def row_count(self) -> int:
         """How many rows it brings."""
-        return sum(points.rows.num_rows for points in self.points)
+        return sum(len(points.steps) for points in self.points)
 
 
 class Mirror(Protocol):

@@ -41,7 +41,7 @@ class TensorBoardMirror:
             self._write(self._file(bulletin, points.rank), points)
             self._last[bulletin.info.id] = (
                 int(points.steps[-1]),
-                points.rows.column("time_ns")[-1].as_py() / 1e9,
+                int(points.times_ns[-1]) / 1e9,
             )
         if bulletin.diagnosis is not None:
             step, time_s = self._last.get(bulletin.info.id, (0, bulletin.info.started_ns / 1e9))
@@ -70,7 +70,7 @@ class TensorBoardMirror:
 
     def _write(self, file: EventStream, points: Points) -> None:
         steps = np.maximum(points.steps, 0)
-        times_s = np.asarray(points.rows.column("time_ns").to_numpy(), np.float64) / 1e9
+        times_s = points.times_ns / 1e9
         for reading in READINGS:
             mask, values = points.known(reading.name)
             if len(values):

@@ -61,7 +61,7 @@ def test_every_row_is_handed_on_once_whatever_the_portions(tmp_path, monkeypatch
     for name in ("scale", "loss", "lr", "grad_norm"):
         assert same(mirror.curve(name), logged(path, name))
     assert mirror.curve("skipped") == skips(path)
-    assert max(points.rows.num_rows for points in mirror.points) <= most
+    assert max(len(points.steps) for points in mirror.points) <= most
     assert mirror.bulletins[-1].is_over
 
 
