@@ -42,6 +42,10 @@ def imply_skips(
     missing = max(told, fell) - course.now.skips_since
     if step is not None:
         missing = min(missing, window)
+    begins_with = "scale" in values and "scale_after" not in values
+    if begins_with and not (silent or overflowed):
+        _imply_earlier(course, missing, step, after)
+        return
     if missing <= 0:
         return
     is_last = missing + course.now.skips_since >= window or silent or overflowed
@@ -53,6 +57,24 @@ def imply_skips(
             values["scale"] = path[missing - 1]
         course.now.skips_told += 1
         course.mark("skipped", Mark.IMPLIED)
+
+
+def _imply_earlier(course: Course, count: int, step: int | None, begins_with: float | None) -> None:
+    """Skips before a step of which the scale is told that it began with: it had no part in them.
+
+    Those that do not fit between the rows begin with the row before.
+    """
+    path, last = halvings(course.now.scale, begins_with, count), course.now.open
+    between = 0 if step is None else step - course.now.last_step - 1
+    if last is not None and count > between and last.get("skipped") is None:
+        last["skipped"] = last["found_inf"] = True
+        course.mark("skipped", Mark.IMPLIED)
+        course.now.skips_told += 1
+        count -= 1
+        if path is not None:
+            last["scale_after"] = course.now.scale = path[1]
+            path = path[1:]
+    imply(course, count, step, path, begins_with)
 
 
 def _says_nothing_was_learnt(course: Course, stats: Stats, values: dict[str, float]) -> bool:

@@ -12,6 +12,7 @@ from importers.make_literal_samples import APEX, Scaler, era_one, hydra, loss_at
 from ampwatch import diagnose, open_run
 from ampwatch.importers import import_log
 from ampwatch.report.settings import assumed_settings, settings_of
+from ampwatch.rows import Table
 
 
 def told(text: str, tmp_path):
@@ -268,3 +269,18 @@ def test_one_gradient_norm_is_no_band_that_speaks_for_the_rate(tmp_path):
     found = told(text + "".join(skips), tmp_path)
     assert found.verdict.value == "failing"
     assert found.learning_rate.action.value == "unknown"
+
+
+@pytest.mark.parametrize("apart", [2, 3, 10])
+def test_a_scale_that_a_step_began_with_stays_what_the_table_says(apart, tmp_path):
+    """It fell by two octaves on the way there: the step that began with it skipped nothing."""
+    scales = [65536.0] * 3 + [16384.0] * 3
+    text = "".join(f"{n * apart},{5 - n / 10},{scale}\n" for n, scale in enumerate(scales))
+    path = tmp_path / "log.csv"
+    path.write_text("step,loss,scale\n" + text)
+    run = open_run(import_log(path, tmp_path / "runs"))
+    told = run.read(Table.STEPS, columns=("step", "loss", "scale", "skipped")).to_pylist()
+    kept = [row for row in told if row["loss"] is not None]
+    assert [row["scale"] for row in kept] == scales
+    assert not any(row["skipped"] for row in kept[3:])
+    assert sum(bool(row["skipped"]) for row in told) == 2
