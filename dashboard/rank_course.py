@@ -59,7 +59,7 @@ class RankNumbers:
             self._begin()
             self._epochs = _epochs(spine, others)
         is_over = run.clean_end or self._now_ns() - run.last_time_ns > _PATIENCE_NS
-        end = len(spine) if is_over else _reached(spine, others)
+        end = len(spine) if is_over else _reached(spine, others, self._rows)
         if end > self._rows:
             self._add(spine, others, end)
             self._course = self._snapshot(spine, others)
@@ -142,14 +142,14 @@ def _places(keys: NDArray[np.int64], theirs: NDArray[np.int64]) -> tuple[Any, An
     return at, there
 
 
-def _reached(spine: Course, others: dict[int, Course]) -> int:
-    """The rows of the lowest rank that all have reached, but those long silent."""
-    end = len(spine)
+def _reached(spine: Course, others: dict[int, Course], start: int) -> int:
+    """The rows of the lowest rank that all have reached, but those long silent; from `start` on."""
+    keys, end = _keys(spine, start), len(spine)
     for course in others.values():
         if spine.last_step_ns - course.last_step_ns > _PATIENCE_NS:
             continue
         last = int(_keys(course, len(course) - 1)[0]) if len(course) else -1
-        end = min(end, int(np.searchsorted(_keys(spine), last, side="right")))
+        end = min(end, start + int(np.searchsorted(keys, last, side="right")))
     return end
 
 
