@@ -45,36 +45,37 @@ class Cursor:
         rows = rows.filter(rows.column("step").is_valid())
         if not rows.num_rows:
             return ()
+        steps = integers(rows.column("step"))
         times_ns = integers(rows.column("time_ns"), null=run.info.started_ns)
         peaks = self._peaks(run, times_ns, most)
-        numbers = integers(rows.column("optimizer"))
+        every = Points(
+            self._rank, 0, steps, times_ns, {**_curves(rows), "memory_peak_bytes": peaks}
+        )
         skips = integers(rows.column("skipped").cast(pa.int8()), null=0) > 0
-        curves = {**_curves(rows), "memory_peak_bytes": peaks}
-        steps = integers(rows.column("step"))
-        parts = []
-        for number in np.unique(numbers).tolist():
-            mine = numbers == number
-            skipped = self._count(number, skips[mine])
-            kept = self._kept(steps[mine], times_ns[mine], skips[mine])
-            own = {name: curve.at(mine).at(kept) for name, curve in curves.items()}
-            own["skipped"] = skipped.at(kept)
-            place = list(self._skipped).index(number)
-            parts.append(Points(self._rank, place, steps[mine][kept], times_ns[mine][kept], own))
+        numbers = integers(rows.column("optimizer"))
+        parts = [self._of(n, every, skips, numbers == n) for n in np.unique(numbers).tolist()]
         return tuple(part for part in parts if len(part.steps))
 
-    def _count(self, number: int, skips: Flags) -> Curve:
-        """How many steps of an optimizer were skipped up to each."""
-        counts = self._skipped.setdefault(number, 0) + np.cumsum(skips)
-        self._skipped[number] = int(counts[-1])
-        return Curve(np.asarray(counts, np.float64), np.ones(len(counts), np.bool_))
+    def _of(self, number: int, every: Points, skips: Flags, mine: Flags) -> Points:
+        """One optimizer's rows, those that are shown, with its skips counted."""
+        counts = np.zeros(len(mine))
+        counts[mine] = self._skipped.setdefault(number, 0) + np.cumsum(skips[mine])
+        self._skipped[number] = int(counts.max())
+        place = list(self._skipped).index(number)
+        curves = {**every.curves, "skipped": Curve(counts, np.ones(len(mine), np.bool_))}
+        shown = mine & self._shown(every, skips)
+        return Points(
+            every.rank, place, every.steps[shown], every.times_ns[shown],
+            {name: curve.at(shown) for name, curve in curves.items()},
+        )  # fmt: skip
 
-    def _kept(self, steps: Integers, times_ns: Integers, skips: Flags) -> Flags:
-        kept = np.ones(len(steps), np.bool_)
+    def _shown(self, every: Points, skips: Flags) -> Flags:
+        shown = np.ones(len(skips), np.bool_)
         if self._part.thin > 1:
-            kept &= (steps % self._part.thin == 0) | skips
+            shown &= (every.steps % self._part.thin == 0) | skips
         if not self._part.shows_past:
-            kept &= times_ns >= self._part.began_ns
-        return kept
+            shown &= every.times_ns >= self._part.began_ns
+        return shown
 
     def _peaks(self, run: Run, times_ns: Integers, most: int) -> Curve:
         """Each sample of the devices at the step then under way."""
