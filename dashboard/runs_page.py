@@ -90,5 +90,6 @@ def _numbers(card: Card | None) -> list[str]:
         if card.spark
         else ""
     )
-    skipped = "" if card.final_scale is None else share_text(card.skipped, card.steps)
+    tells_skips = card.final_scale is not None or card.skipped
+    skipped = share_text(card.skipped, card.steps) if tells_skips else ""
     return [scale, spark, skipped, f"{card.last_step:,}"]

@@ -85,6 +85,7 @@ def facts_of(
         curve = f"   {sparkline(scale, CURVE_WIDTH)}" if curves else ""
         ends = f"{scale_text(facts.first_scale)} {arrow} {scale_text(facts.final_scale)}"
         yield Fact("loss scale", ends + curve, scale_text(facts.final_scale))
+    if facts.first_scale is not None or facts.skipped:
         share = f", {share_text(facts.skipped, facts.steps)}" if facts.skipped else ""
         yield Fact("skipped", f"{facts.skipped:,} of {count_text(facts.steps, 'step')}{share}")
     for label, column in _COURSES.items():

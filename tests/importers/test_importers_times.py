@@ -90,3 +90,13 @@ def test_equal_lines_a_second_apart_are_no_ranks_of_one_event(tmp_path):
     assert diagnose(apart).run.overflows == 8
     together = imported(line.format(1) * 8, tmp_path)
     assert diagnose(together).run.overflows == 1
+
+
+def test_skips_are_facts_though_no_line_tells_the_scale(tmp_path):
+    line = (
+        "2021-04-23 19:22:{:02d},420 WARNING: The grad norm is nan. Skipping updating the model.\n"
+    )
+    run = imported("".join(line.format(n) for n in range(30)), tmp_path)
+    shown = {fact.label: fact.text for fact in facts_of(run, diagnose(run))}
+    assert shown["skipped"] == "30 of 30 steps, 100 %"
+    assert "loss scale" not in shown
