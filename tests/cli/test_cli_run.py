@@ -277,7 +277,7 @@ def test_a_script_that_compiles_gets_no_warning_and_no_graph_more(tmp_path):
     text = """
     import warnings
     from torch._dynamo.utils import counters
-    warnings.simplefilter("error")
+    warnings.filterwarnings("error", message=".*global hooks")
     scaler, plain, optimizer = parts(2.0**10)
     graphs = []
     def backend(graph, _inputs):
