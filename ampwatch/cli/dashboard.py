@@ -87,7 +87,12 @@ class Server:
         folders = {"AMPWATCH_DASHBOARD_DIRS": os.pathsep.join(self._folders)}
         self._child = subprocess.Popen(
             command_line(self.port),
-            env={**os.environ, **(folders if self._folders else {}), "PYTHONPATH": search_path()},
+            env={
+                "MALLOC_ARENA_MAX": "2",  # one a thread, glibc's usual, hold what is free
+                **os.environ,
+                **(folders if self._folders else {}),
+                "PYTHONPATH": search_path(),
+            },
             stdin=subprocess.PIPE,  # closed by our end, however it comes: the child's sign to end
             stdout=subprocess.DEVNULL,
         )
