@@ -169,7 +169,8 @@ class Receiver:
         """One message, from its first check to what it means."""
         self.counts.frames += 1
         identity, *body = parts
-        user, address = _metadata(identity, "User-Id"), _metadata(identity, "Peer-Address")
+        told = parts[-1]  # libzmq 4.3.4 does not always know whose the identity's own frame is
+        user, address = _metadata(told, "User-Id"), _metadata(told, "Peer-Address")
         key = None
         try:
             frame = unpack([part.bytes for part in body])

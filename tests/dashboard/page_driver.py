@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from streamlit.testing.v1 import app_test
 
 import ampwatch
 
@@ -23,6 +24,11 @@ ARGUMENTS = [
 ]  # fmt: skip
 PATIENCE_MS = 60_000
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here to open the page in")
+
+needs_components = pytest.mark.skipif(
+    not hasattr(app_test, "BidiComponentManager"),
+    reason="this Streamlit's AppTest knows no components; the browser's tests see them drawn",
+)
 
 # Each page's path, and something that it alone has.
 PAGES = {

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import streamlit as st
+from page_driver import needs_components
 from streamlit.testing.v1 import AppTest
 from written_runs import event_columns, fresh_id, step_columns, write_run
 
@@ -107,6 +108,7 @@ def opened(page: str, path) -> AppTest:
     ).run()
 
 
+@needs_components
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("made", CASES, ids=[case.__name__ for case in CASES])
 def test_no_page_fails_on_any_run(folder, made, page):
@@ -156,6 +158,7 @@ def test_a_run_that_is_deleted_while_it_is_shown_is_said(folder):
         desk.look(str(path))
 
 
+@needs_components
 def test_each_rank_has_its_devices(folder):
     path = store.create_run(folder, store.RunInfo(id=fresh_id("two"), name="two", world_size=2))
     for rank in (0, 1):
