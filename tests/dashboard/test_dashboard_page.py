@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import runs
 import streamlit as st
+from page_driver import needs_components
 from streamlit.testing.v1 import AppTest
 from written_runs import step_columns, write_run
 
@@ -70,6 +71,7 @@ def test_live_runs_come_first(folder):
     assert "live" in page().radio[0].options[0]
 
 
+@needs_components
 def test_a_recorders_copy_of_a_run_that_is_here_itself_is_not_listed(folder):
     path = write_run(folder, "own")
     info = store.read_info(path)
