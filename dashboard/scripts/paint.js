@@ -1,5 +1,5 @@
 // Draws a figure as SVG, in place. A chart of lines over steps needs no more, for what the mouse does
-// is ours; plotly.js, which did it before, took four fifths of the time to open the page.
+// is ours; plotly.js, which did it before, took four tenths of the time to open the page.
 
 import { LANE, LEFT } from "./figure.js";
 
