@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+
+from web_server import answering
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, RunFacts, Severity, Verdict
 
@@ -33,27 +33,15 @@ class Hook:
 def web_hook() -> Iterator[Hook]:
     hook = Hook()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            hook.asked += 1
-            if not hook.refuses:
-                hook.taken.append(body)
-            self.send_response(500 if hook.refuses else 200)
-            self.end_headers()
+    def take(_path: str, body: bytes) -> int:
+        hook.asked += 1
+        if hook.refuses:
+            return 500
+        hook.taken.append(json.loads(body))
+        return 200
 
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        hook.port = server.server_address[1]
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield hook
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(take) as hook.port:
+        yield hook
 
 
 def wait_for(condition: Callable[[], object]) -> None:

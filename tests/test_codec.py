@@ -236,7 +236,7 @@ def test_a_declared_size_that_lies_is_refused() -> None:
 
 def test_a_text_offset_beyond_its_buffer_is_refused_before_it_is_read() -> None:
     payload = bytearray(encode(Table.EVENTS, {"time_ns": [1], "kind": ["started"]}).payload)
-    at = payload.index(struct.pack("<ii", 0, len("started")))
+    at = payload.rindex(struct.pack("<ii", 0, len("started")))  # the header has it too
     payload[at + 4 : at + 8] = struct.pack("<i", 1 << 30)
     with pytest.raises(CodecError):
         check(Table.EVENTS, bytes(payload))

@@ -19,7 +19,7 @@ from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined
 import typer
 
 from ampwatch.errors import AmpwatchError
-from ampwatch.integrations.script import OPTIONS
+from ampwatch.integrations.script import OPTIONS, PROCESS_ID
 
 NAME = "run"
 HELP = """Watch a training script without changing it.
@@ -73,6 +73,11 @@ def command(
         "endpoint": endpoint,
         "layer_every": layer_every,
     }
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        raise AmpwatchError(
+            "This Python was started with -E, -I or -S, and so would the script's be, which finds "
+            "ampwatch by the environment and the site: start ampwatch without them."
+        )
     become(_command_line(script, module=module) + list(arguments or ()), _environment(asked))
 
 
@@ -80,6 +85,8 @@ def _command_line(script: str, *, module: bool) -> list[str]:
     python = [sys.executable, *_args_from_interpreter_flags()]
     if module:
         return [*python, "-m", script]
+    if _runs_by_itself(Path(script)):
+        return [str(Path(script).absolute())]
     if Path(script).exists():
         return [*python, script]
     launcher = shutil.which(script)
@@ -91,12 +98,26 @@ def _command_line(script: str, *, module: bool) -> list[str]:
     return [launcher]
 
 
+def _runs_by_itself(script: Path) -> bool:
+    """Whether it is a program of another kind, such as a shell script that starts the training."""
+    if not script.is_file() or not os.access(script, os.X_OK) or script.suffix == ".py":
+        return False
+    with script.open("rb") as file:
+        first = file.readline(200)
+    return first.startswith(b"\x7fELF") or (first.startswith(b"#!") and b"python" not in first)
+
+
 def _environment(asked: dict[str, object]) -> dict[str, str]:
     """The script's environment: ours first on the path that Python reads its site from."""
     here = str(Path(__file__).resolve().parent.parent / "integrations" / "launch")
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
     options = {name: value for name, value in asked.items() if value is not None}
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), OPTIONS: json.dumps(options)}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        OPTIONS: json.dumps(options),
+        PROCESS_ID: str(os.getpid()),
+    }
 
 
 def become(command_line: list[str], environment: dict[str, str]) -> None:

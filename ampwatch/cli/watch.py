@@ -44,6 +44,7 @@ Examples:
 {TO_HELP}"""
 
 PLAIN_EVERY_S = 5.0
+_END_EVERY_S = 0.5  # however seldom it is shown, nobody waits longer to hear that a run has ended
 PAUSE_S = 5.0  # silent for longer than this is worth a word
 
 
@@ -140,11 +141,21 @@ def _looks(follower: Follower, every_s: float) -> Iterator[Look]:
         yield Look(shown, is_new, is_over, pulse.silent_s)
         if is_over:
             return
-        time.sleep(every_s)
-        is_new = run.refresh()
+        is_new = _grows(run, pulse, every_s)
         if is_new:
             pulse.moved()
             diagnosis = follower.look()
+
+
+def _grows(run: Run, pulse: Pulse, pause_s: float) -> bool:
+    """Whether rows come within a pause; it is over early where the run is."""
+    until_s, grown = time.monotonic() + pause_s, False
+    while (left_s := until_s - time.monotonic()) > 0:
+        time.sleep(min(left_s, _END_EVERY_S))
+        grown |= run.refresh()
+        if run.clean_end or pulse.is_lost():
+            break
+    return grown
 
 
 def _show_live(

@@ -21,6 +21,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 OPTIONS = "AMPWATCH_RUN_OPTIONS"
 """Where `ampwatch run` leaves what it was asked for, as JSON."""
+
+PROCESS_ID = "AMPWATCH_RUN_PROCESS"
+"""Where it leaves its own process id, which is the script's too."""
 
 
 def prepare() -> None:
@@ -182,19 +186,45 @@ class Script:
             warn(f"this training is not watched: {error}")
             return
         self._watches.append(watch)
-        if scaler is None:
+        if scaler is None or scaler.is_enabled():  # which may turn out to be of no use
             self._losses.watch = watch
         if watch.run_folder is not None:
-            folder = os.path.relpath(watch.run_folder)
+            folder = _shown(watch.run_folder)
             sys.stderr.write(f"ampwatch: watching; see `ampwatch report {folder}`\n")
 
     def _say_if_nothing(self) -> None:
         """Say that nothing was watched, but not of a launcher, whose children train."""
         launches = not self._optimizes and os.times().children_user > 0
-        if not self._watches and not launches and multiprocessing.parent_process() is None:
+        asked = _is_asked_for() and multiprocessing.parent_process() is None
+        if not self._watches and not launches and asked:
             sys.stderr.write(
                 "ampwatch: nothing was watched: no optimizer's model ran in training mode.\n"
             )
+
+
+def _is_compiling() -> bool:
+    """Whether the compiler reads an optimizer's step: we must not become part of its graph."""
+    import torch
+
+    return bool(torch.compiler.is_compiling())
+
+
+def _is_asked_for() -> bool:
+    """Whether this process is what `ampwatch run` has become, or a launcher's rank of it.
+
+    What a script starts for itself may have its words read by the script.
+    """
+    asked = os.environ.get(PROCESS_ID)
+    own = os.getpid() if sys.platform != "win32" else os.getppid()
+    return asked is None or asked == str(own) or "LOCAL_RANK" in os.environ
+
+
+def _shown(folder: Path) -> str:
+    """A folder as one would type it from here, where that is no longer than its whole name."""
+    try:
+        return min(os.path.relpath(folder), str(folder), key=len)
+    except (OSError, ValueError):  # here is no more, or on another drive
+        return str(folder)
 
 
 class _Losses:
@@ -216,14 +246,18 @@ class _Losses:
         """`loss.backward()` is about to run: micro-batches' parts add up to the step's."""
         from torch.overrides import has_torch_function_unary
 
-        if loss.ndim or has_torch_function_unary(loss) or self.watch.closed:
+        if loss.ndim or has_torch_function_unary(loss) or self.watch.closed or self.watch.scales:
             return  # a tensor's subclass comes again, as a plain tensor
         part = loss.detach().clone()
         self._total = part if self._total is None or self._stepping else self._total + part
         self.watch.log(loss=self._total)
 
     def _begins_step(self, *_: Any) -> None:
+        if _is_compiling():
+            return
         self._stepping = True
 
     def _ended_step(self, *_: Any) -> None:
+        if _is_compiling():
+            return
         self._stepping, self._total = False, None

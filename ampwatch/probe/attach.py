@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import time
@@ -27,6 +28,7 @@ from ampwatch.probe.layers import LayerObserver
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.memory_log import MemoryLog
 from ampwatch.probe.models import Survey, survey
+from ampwatch.probe.optimizers import tells_its_steps
 from ampwatch.probe.sampling import Sampling
 from ampwatch.probe.watch import NoWatch, Watch, live_watches
 from ampwatch.rows import EventKind
@@ -107,10 +109,11 @@ def _check(
             "without a scaler nothing shows ampwatch the optimizer; call "
             "ampwatch.attach(None, model, optimizer=optimizer)."
         )
-    if scaler is None and not all(hasattr(o, "register_step_post_hook") for o in optimizers):
+    if scaler is None and not all(map(tells_its_steps, optimizers)):
         raise AttachError(
-            "the optimizer has no register_step_post_hook, so nothing shows ampwatch its steps; "
-            "pass a torch.optim.Optimizer, or a scaler (a disabled one is fine)."
+            "the optimizer takes no step hooks, so nothing shows ampwatch its steps; pass a "
+            "torch.optim.Optimizer (the one inside, if yours wraps it), or a scaler (a disabled "
+            "one is fine)."
         )
     if config is not None and not isinstance(config, Mapping):
         raise AttachError(f"config is a {type(config).__name__}; pass a dict, such as vars(args).")
@@ -210,8 +213,8 @@ def _scaler_facts(scaler: Any) -> dict[str, Any]:
 
 def _open_log(info: RunInfo, rank: int, settings: Settings) -> tuple[Log, RunInfo, Path | None]:
     """The log on disk; if there can be none, one that only numbers what goes over the wire."""
-    folder = identity.log_dir(os.environ, settings.log_dir)
     try:
+        folder = identity.log_dir(os.environ, settings.log_dir)
         run_folder = create_run(folder, info, resume=settings.resume)
         log = RankWriter(run_folder, rank)
     except (AmpwatchError, OSError) as error:
@@ -244,6 +247,7 @@ def _devices(surveyed: Survey) -> list[torch.device]:
 
 def _started(info: RunInfo, settings: Settings, rank: int) -> dict[str, Any]:
     """What the event says that begins an attempt."""
+    config = json.loads(info.to_json())["config"]  # in plain types: an object's words may raise
     return {
         "rank": rank,
         "pid": os.getpid(),
@@ -251,5 +255,5 @@ def _started(info: RunInfo, settings: Settings, rank: int) -> dict[str, Any]:
         "start_step": settings.start_step,
         "resume": settings.resume,
         "scaler": dict(info.scaler),
-        "config": {str(key): str(value)[:200] for key, value in settings.config.items()},
+        "config": {key: str(value)[:200] for key, value in config.items()},
     }

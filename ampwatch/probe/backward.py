@@ -17,7 +17,7 @@ from torch.autograd import Variable
 
 from ampwatch.probe.gradients import Fingerprint, fingerprint
 from ampwatch.probe.guard import Guard
-from ampwatch.probe.hooks import Hook
+from ampwatch.probe.hooks import Hook, hook_gradient
 from ampwatch.probe.records import Loss
 
 
@@ -50,6 +50,7 @@ class BackwardWatch:
         guard: Guard,
     ) -> None:
         self._parameters: list[Tensor] = []
+        self._frozen: dict[int, Tensor] = {}  # those that a loop may yet unfreeze
         self._known: dict[int, int] = {}
         self._started = began
         self._ended = ended
@@ -68,14 +69,24 @@ class BackwardWatch:
     def add(self, parameters: Sequence[Tensor]) -> None:
         """Follow these parameters too."""
         for parameter in parameters:
-            if id(parameter) not in self._known and parameter.requires_grad:
-                self._known[id(parameter)] = len(self._parameters)
-                self._parameters.append(parameter)
-                self._left = None
+            if id(parameter) in self._known:
+                continue
+            if not parameter.requires_grad:
+                self._frozen[id(parameter)] = parameter
+                continue
+            self._frozen.pop(id(parameter), None)
+            self._known[id(parameter)] = len(self._parameters)
+            self._parameters.append(parameter)
+            self._left = None
+
+    def look_again(self) -> None:
+        """Follow those too that have been unfrozen."""
+        self.add([parameter for parameter in self._frozen.values() if parameter.requires_grad])
 
     def follow_instead(self, parameters: Sequence[Tensor]) -> None:
         """Let go of all parameters: these have taken their place."""
         self._parameters.clear()
+        self._frozen.clear()
         self._known.clear()
         self._passes.clear()
         self._before = None
@@ -85,7 +96,7 @@ class BackwardWatch:
         """Mark the pass that will start at this tensor."""
         if not self._parameters:  # no model was given and no optimizer has been seen yet
             self.add(leaves_of(start))
-        start.register_hook(Hook(self._guard, self._began, loss))  # type: ignore[no-untyped-call]
+        hook_gradient(start, Hook(self._guard, self._began, loss))
 
     def _began(self, loss: Loss | None, gradient: Tensor) -> None:
         if self._released:
@@ -112,7 +123,11 @@ class BackwardWatch:
             return
         now = fingerprint(self._parameters)
         if now == self._before:
-            return
+            known = len(self._parameters)
+            self.look_again()
+            if all(parameter.grad is None for parameter in self._parameters[known:]):
+                return
+            now = fingerprint(self._parameters)
         self._count_passes(now)
         self._left = now
         for loss in self._losses:
@@ -160,4 +175,5 @@ class BackwardWatch:
         """Forget everything; hooks still on tensors do nothing from now on."""
         self._released = True
         self._parameters = []
+        self._frozen = {}
         self._losses = []

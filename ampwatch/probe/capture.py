@@ -7,13 +7,15 @@ enters the next is one `TensorCapture`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from ampwatch.probe.readback import Pack
+from ampwatch.probe.tensors import dtype_name
 
 Shape = tuple[int, ...]
 Extremes = tuple[Tensor, Tensor]
@@ -37,10 +39,6 @@ class Seen:
         self.bits: list[Tensor] = []  # sampled on the CPU, to be counted later
         self.counts: list[Tensor] = []  # counted on the device
 
-    def is_now(self, tensor: Tensor, version: int) -> bool:
-        """Whether this is that tensor, unchanged."""
-        return self.version == version and self.reference() is tensor
-
 
 class Visit:
     """What one layer took and gave in the step, over all its calls."""
@@ -60,7 +58,11 @@ class Visit:
         self.output_shape: Shape | None = None
 
 
-@dataclass(frozen=True, slots=True)
+# Some fifty of the next three are made on a sampled step, on the training thread; frozen ones would
+# take three times as long.
+
+
+@dataclass(slots=True)
 class TensorCapture:
     """Positions in the pack: lowest and highest value, and those of each gradient that came."""
 
@@ -73,7 +75,7 @@ class TensorCapture:
     counts_at: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VisitCapture:
     """One layer's part of the step; tensors by their position in `LayerCapture.tensors`."""
 
@@ -89,7 +91,7 @@ class VisitCapture:
     output_shape: Shape | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WeightCapture:
     """Where a parameter's norm and largest magnitude stand, as they were before the forward."""
 
@@ -108,11 +110,6 @@ class LayerCapture:
     sealed: Mapping[int, str] = field(default_factory=dict)  # layers not seen inside, and why
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """The type's name without torch's prefix."""
-    return str(dtype).removeprefix("torch.")
-
-
 def capture_of(
     visits: Mapping[int, Visit],
     weights: Mapping[int, WeightCapture],
@@ -121,51 +118,42 @@ def capture_of(
     pack: Pack,
 ) -> LayerCapture:
     """Put every value into the pack and keep its place."""
-    places: dict[int, int] = {}
-    tensors: list[TensorCapture] = []
-
-    def place(seen: Seen) -> int:
-        at = places.get(id(seen))
-        if at is None:
-            at = places[id(seen)] = len(tensors)
-            tensors.append(_tensor_capture(seen, pack))
-        return at
-
-    captured = tuple(
+    places: dict[Seen, int] = {}
+    for visit in visits.values():
+        for seen in chain(visit.inputs, visit.outputs):
+            places.setdefault(seen, len(places))
+    captured = tuple([
         VisitCapture(
-            layer=number,
-            order=visit.order,
-            calls=visit.calls,
-            inputs=tuple(map(place, visit.inputs)),
-            outputs=tuple(map(place, visit.outputs)),
-            input_dtype=_name(visit.input_dtype),
-            output_dtype=_name(visit.output_dtype),
-            autocast=visit.autocast,
-            input_shapes=visit.input_shapes,
-            output_shape=visit.output_shape,
+            number,
+            visit.order,
+            visit.calls,
+            tuple([places[seen] for seen in visit.inputs]),
+            tuple([places[seen] for seen in visit.outputs]),
+            None if visit.input_dtype is None else dtype_name(visit.input_dtype),
+            None if visit.output_dtype is None else dtype_name(visit.output_dtype),
+            visit.autocast,
+            visit.input_shapes,
+            visit.output_shape,
         )
         for number, visit in visits.items()
-    )
-    return LayerCapture(tuple(tensors), captured, weights, param_grad_dtypes, sealed)
+    ])  # fmt: skip
+    tensors = tuple(_tensor_captures(places, pack))
+    return LayerCapture(tensors, captured, weights, param_grad_dtypes, sealed)
 
 
-def _tensor_capture(seen: Seen, pack: Pack) -> TensorCapture:
-    return TensorCapture(
-        dtype=dtype_name(seen.dtype),
-        requires_grad=seen.requires_grad,
-        at=_put(seen.extremes, pack),
-        grad_dtype=_name(seen.grad_dtype),
-        gradients_at=tuple(_put(extremes, pack) for extremes in seen.gradients),
-        bits=tuple(seen.bits),
-        counts_at=tuple(pack.put(counts) for counts in seen.counts),
-    )
-
-
-def _put(extremes: Extremes, pack: Pack) -> int:
-    at = pack.put(extremes[0])
-    pack.put(extremes[1])
-    return at
-
-
-def _name(dtype: torch.dtype | None) -> str | None:
-    return None if dtype is None else dtype_name(dtype)
+def _tensor_captures(tensors: Iterable[Seen], pack: Pack) -> Iterator[TensorCapture]:
+    """All extremes are put at once, each tensor's before those of its gradients."""
+    pairs = [pair for seen in tensors for pair in (seen.extremes, *seen.gradients)]
+    at = pack.put_scalars(*chain.from_iterable(pairs))
+    for seen in tensors:
+        end = at + 2 + 2 * len(seen.gradients)
+        yield TensorCapture(
+            dtype_name(seen.dtype),
+            seen.requires_grad,
+            at,
+            None if seen.grad_dtype is None else dtype_name(seen.grad_dtype),
+            tuple(range(at + 2, end, 2)),
+            tuple(seen.bits),
+            tuple(map(pack.put, seen.counts)),
+        )
+        at = end

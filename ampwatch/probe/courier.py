@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import threading
 import time
@@ -24,6 +25,8 @@ from ampwatch.probe.guard import Guard, warn
 from ampwatch.probe.records import EventRecord, StepRecord
 from ampwatch.probe.updates import HostUpdate
 from ampwatch.rows import EventKind, Table
+
+Columns = tuple[Table, dict[str, list[Any]]]
 
 FLUSH_SECONDS = 0.2
 DEVICE_SECONDS = 1.0
@@ -87,16 +90,18 @@ class Courier:
         self._stop = False
         self._sampled_at = -DEVICE_SECONDS
         self._unsaid_rows = 0
+        self._why = ""  # they were lost
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="ampwatch-courier", daemon=True)
         self._thread.start()
 
     def deliver(self, record: StepRecord | EventRecord) -> None:
         """Take a record; never blocks and never grows without bound."""
-        if len(self._queue) >= MOST_QUEUED:
-            self._lose(1)
+        waiting = len(self._queue)
+        if waiting >= MOST_QUEUED:
+            self._lose(1, "they came faster than they could be written")
             return
-        if len(self._queue) * self._record_bytes > QUEUE_BYTES and isinstance(record, StepRecord):
+        if waiting * self._record_bytes > QUEUE_BYTES and isinstance(record, StepRecord):
             for turn in record.turns:
                 turn.update = None  # the dearest part: the update's figures become absent
         self._queue.append(record)
@@ -144,11 +149,7 @@ class Courier:
         records = [self._queue.popleft() for _ in range(len(self._queue))]
         steps = [record for record in records if isinstance(record, StepRecord)]
         self._record_bytes = max(map(_size_bytes, steps), default=self._record_bytes)
-        try:
-            sets = digest.rows(records) if records else []
-        except Exception:
-            self._lose(len(records))
-            raise
+        sets = self._rows(digest, records)
         now = time.monotonic()
         if now - self._sampled_at >= DEVICE_SECONDS:
             self._sampled_at = now
@@ -157,6 +158,20 @@ class Courier:
             self._file(codec.encode(table, columns))
         if self._post is not None:
             self._post.poll()
+
+    def _rows(self, digest: Digest, records: list[StepRecord | EventRecord]) -> list[Columns]:
+        """The rows of these records; where that fails, of each that can be digested alone."""
+        sets: list[Columns] = []
+        try:
+            return list(digest.rows(records)) if records else sets
+        except Exception as error:  # noqa: BLE001 - the guard has it in a moment
+            self._guard.failed(error)
+        for record in records:
+            found = self._guard.run(digest.rows, [record])
+            if found is None:
+                self._lose(1, "they could not be made from what was seen")
+            sets += found or ()
+        return sets
 
     def _file(self, batch: codec.Batch) -> None:
         if self._unsaid_rows and not self._say_gap():
@@ -172,9 +187,10 @@ class Courier:
         if self._post is not None:
             self._post.send(sequence, batch)
 
-    def _lose(self, row_count: int) -> None:
+    def _lose(self, row_count: int, why: str = "the log could not be written") -> None:
         self.lost_rows += row_count
         self._unsaid_rows += row_count
+        self._why = why
 
     def _say_gap(self) -> bool:
         """Once writing works again, the log says what is missing."""
@@ -183,7 +199,7 @@ class Courier:
             "time_ns": [time.time_ns()],
             "kind": [EventKind.GAP.value],
             "detail": [
-                f'{{"lost_rows": {self._unsaid_rows}, "why": "the log could not be written"}}'
+                json.dumps({"lost_rows": self._unsaid_rows, "why": self._why}),
             ],
         }
         try:

@@ -125,6 +125,16 @@ class _Chain:
             around.update(self._containers(layer))
         return [layer for layer in chosen if layer.number not in around]
 
+    def around_own_code(self, container: LayerState) -> tuple[str | None, str | None]:
+        """Of a container that made bad values itself, the layers inside that it did it between."""
+        inside = [la for la in self.ran if container.number in self._containers(la)]
+        bad = _first(inside, lambda la: la.input_finite is False and not la.own_making)
+        if bad is None:
+            return (None, None)
+        before = itertools.takewhile(lambda la: la is not bad, inside)
+        good = [la.name for la in before if la.act_finite and la.input_finite is not False]
+        return (good[-1], bad.name) if good else (None, None)
+
     def _containers(self, layer: LayerState) -> Iterable[int]:
         parent = layer.parent
         while parent is not None:
@@ -151,22 +161,25 @@ def _forward(chain: _Chain) -> Culprit | None:
         if layer.act_finite is False and (layer.input_finite is not False or layer.own_making)
     )
     if makers:
-        return _forward_at(makers[0], exact=True)
+        return _forward_at(makers[0], exact=True, between=chain.around_own_code(makers[0]))
     bad = _first(judged, lambda layer: False in (layer.act_finite, layer.input_finite))
     if bad is None:
         return None
     # Something between the modules did it, and nothing that we watch lies around it.
     before = itertools.takewhile(lambda layer: layer is not bad, chain.ran)
     good = [layer.name for layer in before if layer.act_finite]
-    return _forward_at(bad, exact=False, after=good[-1] if good else None)
+    between = (good[-1] if good else None, bad.name)
+    return _forward_at(bad, exact=False, between=between)
 
 
-def _forward_at(layer: LayerState, *, exact: bool, after: str | None = None) -> Culprit:
+def _forward_at(
+    layer: LayerState, *, exact: bool, between: tuple[str | None, str | None]
+) -> Culprit:
     return Culprit(
         Direction.FORWARD,
         layer.name,
         exact=exact,
-        between=(None, None) if exact else (after, layer.name),
+        between=between,
         value=layer.act_amax,
         limit=layer.act_limit,
         headroom_before=layer.act_headroom,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ampwatch.probe import gradients
 from ampwatch.probe.capture import LayerCapture
 from ampwatch.probe.gradients import NormCapture
 from ampwatch.probe.layer_digest import LayerDigest, LayerDigester
@@ -61,6 +62,8 @@ class Digest:
         extras: Columns = {"step": [], "name": [], "value": []}
         sets: list[tuple[Table, Columns]] = [(Table.EVENTS, _event_columns(starts))]
         for record in steps:
+            if record.noted is not None:
+                record.layers, record.noted = record.noted.capture(record.pack), None
             if record.layers is not None:
                 self._inner_autocast = _half_output(record.layers)
             self._step_cells(record, moved, cells)
@@ -242,7 +245,10 @@ def _turn_cells(record: StepRecord, turn: Turn) -> dict[str, Any]:
     elif not record.enabled:
         cells["skipped"] = False
     cells["grad_norm"] = total_norm(record, turn.norms)
-    cells["grad_norm_applied"] = total_norm(record, turn.applied or turn.norms)
+    unedited = turn.applied is None
+    cells["grad_norm_applied"] = (
+        cells["grad_norm"] if unedited else total_norm(record, turn.applied)
+    )
     return cells
 
 
@@ -257,8 +263,7 @@ def _held_norm(record: StepRecord, norms: NormCapture) -> float | None:
     """The norm of the gradients that this process holds."""
     values = record.pack.values
     if norms.total_at is None:
-        parts = values[norms.at : norms.at + norms.count]
-        total = math.sqrt(sum(part * part for part in parts))
+        total = gradients.total_norm(values[norms.at : norms.at + norms.count], norms.dtype)
     else:
         total = values[norms.total_at]
     return _unscaled(record, total) if norms.scaled else total

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from multiprocessing import util
 
+from ampwatch.probe.child_ending import while_a_child_fails
 from ampwatch.probe.last_words import passed_through
 
 # Children of multiprocessing run these, highest first, while their exception is still in flight.
@@ -72,9 +73,11 @@ def at_end(callback: Callable[[], None]) -> Callable[[], None]:
         atexit.unregister(run_once)
         if finalizer is not None:
             finalizer.cancel()
+        stop_looking()
 
     atexit.register(run_once)
     finalizer = None
+    stop_looking = while_a_child_fails(run_once)
     if multiprocessing.parent_process() is not None:  # ends by os._exit, after its own finalizers
         finalizer = util.Finalize(None, run_once, exitpriority=_CHILD_PRIORITY)
     return cancel
@@ -88,8 +91,8 @@ def _reported() -> BaseException | None:
 def _is_uncaught(error: BaseException) -> bool:
     """Whether it left the program itself: nobody shows it and goes on."""
     outermost = error.__traceback__
-    if outermost is None or _is_session():
-        return False
+    if outermost is None or outermost.tb_frame.f_back is not None or _is_session():
+        return False  # since Python 3.13 a host that shows it takes its own frame away
     module = outermost.tb_frame.f_globals.get("__name__")
     return module in ("__main__", "runpy")
 

@@ -8,8 +8,10 @@ the values themselves, never inferred from a norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +22,14 @@ from ampwatch.probe.tensors import is_shard
 
 _HALF = frozenset((torch.float16, torch.bfloat16))
 
+# Read by `map`, for every parameter in every step: a loop of our own takes a tenth longer.
+_GRADIENT = attrgetter("grad")
+_TYPE = attrgetter("dtype")
+_VERSION = attrgetter("_version")
+_GRADIENT_VERSION = attrgetter("grad._version")
+_VALUE = Tensor.item
+_ALL_PLAIN = {Tensor}
+
 
 @dataclass(slots=True)
 class NormCapture:
@@ -28,11 +38,12 @@ class NormCapture:
     present: tuple[int, ...] | None  # positions of the parameters that have a gradient; None: all
     at: int  # the first of the per-parameter norms
     count: int
-    total_at: int | None  # None: made on the host from the parameters' norms
+    total_at: int | None  # None: made on the host from the parameters' norms, by `total_norm`
     amax_at: int | None  # largest magnitudes per parameter, where they were needed
     unseen: int  # gradients that could not be measured without synchronising
     scaled: bool  # whether the gradients still held the loss scale
     sharded: bool = False  # whether other ranks hold parts of these gradients
+    dtype: torch.dtype | None = None  # of norms that one operation may join to the total
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +56,29 @@ class Fingerprint:
 
 def fingerprint(parameters: Sequence[Tensor]) -> Fingerprint:
     """The state of the gradients; two unequal ones mean that someone wrote in between."""
-    gradients = [p.grad for p in parameters]
-    return Fingerprint(
-        list(map(id, gradients)),
-        [0 if g is None else g._version for g in gradients],
-    )
+    gradients = map(_GRADIENT, parameters)
+    return Fingerprint(list(map(id, gradients)), gradient_versions(parameters))
 
 
-def versions_of(parameters: Sequence[Tensor]) -> list[int]:
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each tensor has been written to."""
+    return list(map(_VERSION, tensors))
+
+
+def any_written(gradients: Iterable[Tensor | None]) -> bool:
+    """Whether one of these gradients has been written to since it was made."""
+    try:
+        return any(map(_VERSION, gradients))
+    except AttributeError:  # one is None
+        return any(g is not None and g._version for g in gradients)
+
+
+def gradient_versions(parameters: Sequence[Tensor]) -> list[int]:
     """How often each gradient has been written to; absent ones count as never."""
-    return [0 if (g := p.grad) is None else g._version for p in parameters]
+    try:
+        return list(map(_GRADIENT_VERSION, parameters))
+    except AttributeError:  # some parameter has none
+        return [0 if (g := p.grad) is None else g._version for p in parameters]
 
 
 class GradientMeter:
@@ -74,7 +98,7 @@ class GradientMeter:
 
     def look_again(self) -> None:
         """Learn what kind of gradients there are now."""
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        gradients = [g for p in self._parameters if (g := p.grad) is not None]
         self._dense = all(type(g) is Tensor and g.layout is torch.strided for g in gradients)
         self._half = any_half(gradients)
         self._sharded = any(map(is_shard, self._parameters))
@@ -82,22 +106,30 @@ class GradientMeter:
         self._one_device = len(devices) == 1
         self._on_host = self._one_device and devices.pop().type == "cpu"
 
+    def gradients(self) -> list[Any]:
+        """Each parameter's gradient; None where there is none."""
+        return list(map(_GRADIENT, self._parameters))
+
     def measure(
-        self, pack: Pack, *, scaled: bool = False, amax: bool = False
+        self,
+        pack: Pack,
+        gradients: list[Any] | None = None,
+        *,
+        scaled: bool = False,
+        amax: bool = False,
     ) -> NormCapture | None:
         """Put the norms into the pack, and the largest magnitudes; None without gradients.
 
         On the CPU magnitudes cost as much again, so they are taken where asked for, and where a
-        norm that is not finite leaves open whether the gradients are.
+        norm that is not finite leaves open whether the gradients are. `gradients` saves asking
+        for them where they are at hand; those that `unscale_` may replace are asked for again.
         """
-        parameters = self._parameters
-        gradients = [g for p in parameters if (g := p.grad) is not None]
-        if not gradients:
-            return None
+        if gradients is None or not self._dense:
+            gradients = self.gradients()
         present = None
         unseen = 0
-        if len(gradients) != len(parameters) or not self._dense:
-            found = [(n, p.grad) for n, p in enumerate(parameters) if p.grad is not None]
+        if not self._dense or set(map(type, gradients)) != _ALL_PLAIN:
+            found = [(n, g) for n, g in enumerate(gradients) if g is not None]
             dense = [(n, local) for n, g in found if (local := _local(g)) is not None]
             unseen = len(found) - len(dense)
             if not dense:
@@ -105,26 +137,24 @@ class GradientMeter:
             present, gradients = tuple(n for n, _ in dense), [g for _, g in dense]
         norms = norms_of(gradients, half=self._half)
         at, total_at, amax_at = self._put(gradients, norms, pack, amax=amax)
+        dtype = norms[0].dtype if self._one_device else None
         return NormCapture(
-            present, at, len(gradients), total_at, amax_at, unseen, scaled, self._sharded
+            present, at, len(gradients), total_at, amax_at, unseen, scaled, self._sharded, dtype
         )
 
     def _put(
-        self, gradients: list[Tensor], norms: list[Tensor], pack: Pack, *, amax: bool
+        self, gradients: list[Tensor], norms: tuple[Tensor, ...], pack: Pack, *, amax: bool
     ) -> tuple[int, int | None, int | None]:
         if not self._one_device:
             places = [pack.put(norm) for norm in norms]
             return places[0], None, None
         if self._on_host:
             # Reading 24 numbers and writing them back costs half of stacking 24 tensors.
-            numbers = [norm.item() for norm in norms]
-            kind = np.float64 if norms[0].dtype == torch.float64 else np.float32
-            total = torch.linalg.vector_norm(torch.from_numpy(np.array(numbers, kind))).item()
+            numbers = list(map(_VALUE, norms))
             at = pack.put_numbers(numbers)
-            total_at = pack.put_number(total)
-            if math.isfinite(total) and not amax:
-                return at, total_at, None
-            return at, total_at, pack.put_numbers([_amax(g) for g in gradients])
+            if math.isfinite(sum(numbers)) and not amax:
+                return at, None, None
+            return at, None, pack.put_numbers([_amax(g) for g in gradients])
         stacked = torch.stack(norms)
         at = pack.put(stacked)
         total_at = pack.put(torch.linalg.vector_norm(stacked))
@@ -142,17 +172,25 @@ def _local(gradient: Tensor) -> Tensor | None:
     return gradient.detach() if inner is None else inner.detach()
 
 
-def norms_of(tensors: list[Tensor], order: float = 2.0, *, half: bool) -> list[Tensor]:
+def total_norm(norms: Sequence[float], dtype: torch.dtype | None) -> float:
+    """The global norm of all gradients from each one's; exact to the last digit with a dtype."""
+    if dtype is None:
+        return math.sqrt(sum(norm * norm for norm in norms))
+    kind = np.float64 if dtype == torch.float64 else np.float32
+    return float(torch.linalg.vector_norm(torch.from_numpy(np.array(norms, kind))).item())
+
+
+def norms_of(tensors: Any, order: float = 2.0, *, half: bool) -> tuple[Tensor, ...]:
     """Each tensor's norm; half precision is summed in float32, where it does not overflow."""
     if half:
         wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
-        return list(torch._foreach_norm(tensors, order, dtype=wide))
-    return list(torch._foreach_norm(tensors, order))
+        return torch._foreach_norm(tensors, order, dtype=wide)
+    return torch._foreach_norm(tensors, order)
 
 
 def any_half(tensors: Sequence[Tensor]) -> bool:
     """Whether one of them is in half precision."""
-    return any(t.dtype in _HALF for t in tensors)
+    return not _HALF.isdisjoint(map(_TYPE, tensors))
 
 
 def _amax(gradient: Tensor) -> float:
@@ -162,5 +200,4 @@ def _amax(gradient: Tensor) -> float:
     if gradient.is_complex():
         gradient = gradient.abs()
     low, high = torch.aminmax(gradient)
-    lowest, highest = low.item(), high.item()
-    return lowest if math.isnan(lowest) else max(-lowest, highest)
+    return max(-low.item(), high.item())  # both are nan if one is

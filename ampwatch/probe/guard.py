@@ -11,10 +11,16 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
 FAILURES_BEFORE_OFF = 100
+
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
 
 
 class AmpwatchWarning(UserWarning):
@@ -30,6 +36,16 @@ def warn(message: str) -> None:
             sys.stderr.write(f"ampwatch: {message}\n")
 
 
+@contextlib.contextmanager
+def _apart_from_modes() -> Iterator[None]:
+    """A mode of the user's (a counter, selective checkpointing, a default device) is not for us.
+
+    It would take our operations for the training's.
+    """
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
 class Guard:
     """Runs our code for its effect; its failures are counted, not raised."""
 
@@ -43,6 +59,9 @@ class Guard:
         if self.off:
             return None
         try:
+            if _dispatch_modes() or _function_modes():
+                with _apart_from_modes():
+                    return function(*arguments)
             return function(*arguments)
         except Exception as error:  # noqa: BLE001 - the one place where everything is caught
             self.failed(error)

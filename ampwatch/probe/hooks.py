@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 
 class Guard(Protocol):
@@ -20,6 +21,17 @@ class Guard(Protocol):
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call the function; an exception is counted and warned of once, and None returned."""
+
+
+def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
+    """Call the hook with this tensor's gradient.
+
+    Where a view was written to twice since it was made, torch (2.13 does) ends the
+    process by a segmentation fault if it has to renew `grad_fn` while the hook is being put on:
+    asked for first, it is renewed in time.
+    """
+    _ = tensor.grad_fn
+    return tensor.register_hook(hook)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class Hook:
@@ -40,13 +52,7 @@ class Hook:
         # While the compiler or the tracer reads the model, we must not become part of its graph.
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             return
-        if torch._C._len_torch_dispatch_stack():
-            # A mode of the user's (a counter, selective checkpointing) would take our operations
-            # for the model's.
-            with _disable_current_modes():
-                self._guard.run(self._function, *self._bound, *args)
-        else:
-            self._guard.run(self._function, *self._bound, *args)
+        self._guard.run(self._function, *self._bound, *args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")

@@ -24,7 +24,7 @@ _LONGEST_MESSAGE = 2000
 _LONGEST_CHAIN = 10
 _MOST_TENSORS = 16
 _TORCH = Path(torch.__file__).parent
-_OURS = Path(__file__).parent
+_OURS = Path(__file__).parents[1]
 # MemoryError and torch's own class aside, these words in a RuntimeError: CUDA, MPS, the host.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory")
 

@@ -207,7 +207,9 @@ def _figures(tensor: TensorCapture, values: Sequence[float]) -> _Figures:
     gradients = [magnitude(values[at], values[at + 1]) for at in tensor.gradients_at]
     parts: list[exponents.Bins] = []
     if tensor.bits and tensor.grad_dtype is not None:
-        parts.append(exponents.histogram((b.numpy() for b in tensor.bits), tensor.grad_dtype))
+        parts.append(
+            exponents.histogram((b.numpy().reshape(-1) for b in tensor.bits), tensor.grad_dtype)
+        )
     parts += [
         exponents.histogram_of_counts(np.asarray(values[at : at + EXPONENT_BINS]))
         for at in tensor.counts_at

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ampwatch.probe.capture import LayerCapture, VisitCapture, dtype_name
+from ampwatch.probe.capture import LayerCapture, VisitCapture
 from ampwatch.probe.models import Layer, Survey
 from ampwatch.probe.products import product_of
+from ampwatch.probe.tensors import dtype_name
 from ampwatch.rows import DTYPE_NUMBERS, SCHEMAS, Table
 
 INFO_COLUMNS = [name for name in SCHEMAS[Table.LAYER_INFO].names if name != "step"]

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ampwatch.probe.capture import LayerCapture
 from ampwatch.probe.hooks import Guard, Hook
 from ampwatch.probe.local_gradients import LocalCapture, LocalGradients
 from ampwatch.probe.models import Layer, Survey
-from ampwatch.probe.notes import StepNotes
+from ampwatch.probe.notes import Noted, StepNotes
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.tensors import extremes, measurable, tensors_in
 
 _STEPS_UNTIL_BLIND = 2
+_MOST_FIRST = 2048  # outputs of the first layer in one step
 
 
 class ForwardListener(Protocol):
@@ -47,8 +47,10 @@ class LayerObserver:
         self._listener: ForwardListener | None = None
         self._outputs = outputs  # whether the listener wants to hear of a forward's end too
         self._notes = StepNotes(survey, guard)
+        self.several_ranks = several_ranks
         self._local = LocalGradients(survey, guard) if several_ranks else None
         self._while_armed: dict[int, tuple[RemovableHandle, ...]] = {}  # by the layer's number
+        self._hooks: dict[int, tuple[Hook, Hook]] = {}  # to enter and to leave, likewise
         self._heard: set[int] = set()  # layers whose hooks have been called
         self._permanent: list[RemovableHandle] = []
         self._sealed: dict[int, str] = {}
@@ -80,12 +82,19 @@ class LayerObserver:
             if layer.hooked is None or self._is_inside_a_graph(layer):
                 continue
             if layer.number not in self._while_armed:
-                enter = Hook(self._guard, self._enter, layer)
-                leave = Hook(self._guard, self._leave, layer)
+                enter, leave = self._hooks_of(layer)
                 self._while_armed[layer.number] = (
                     layer.hooked.register_forward_pre_hook(enter, with_kwargs=True),
                     layer.hooked.register_forward_hook(leave),
                 )
+
+    def _hooks_of(self, layer: Layer) -> tuple[Hook, Hook]:
+        """Made once, put on again for each armed step."""
+        made = self._hooks.get(layer.number)
+        if made is None:
+            enter = Hook(self._guard, self._enter, layer)
+            made = self._hooks[layer.number] = enter, Hook(self._guard, self._leave, layer)
+        return made
 
     def _unhook_modules(self) -> None:
         """Take off the hooks that have been called.
@@ -115,6 +124,7 @@ class LayerObserver:
         for handles in (*self._while_armed.values(), self._permanent):
             _remove(handles)
         self._while_armed.clear()
+        self._hooks.clear()
         self._permanent.clear()
         if self._local is not None:
             self._local.release()
@@ -135,16 +145,14 @@ class LayerObserver:
 
     # -- what is taken over at the end of a step -------------------------------------------------
 
-    def collect(self, pack: Pack) -> LayerCapture | None:
-        """The armed step's values, put into its pack; None if it was not armed."""
-        if not self.armed:
-            return None
-        captured = self._notes.capture(pack, dict(self._sealed))
+    def collect(self) -> Noted:
+        """What was noted in the armed step."""
+        noted = self._notes.noted(dict(self._sealed))
         self._steps_unseen = 0 if self._notes.visits else self._steps_unseen + 1
         if self.first_layer is None and self._notes.visits:
             self._find_first_layer()
         self._begin_notes()
-        return captured
+        return noted
 
     def collect_local(self, pack: Pack) -> LocalCapture | None:
         """What this rank's own backward gave; None where there is but one rank."""
@@ -152,17 +160,23 @@ class LayerObserver:
 
     def collect_first(self, pack: Pack) -> list[int]:
         """Where the first layer's activation maxima of this step stand, one for each call."""
+        if not self._first:
+            return []
         first, self._first = self._first, []
         return [pack.put_magnitude(low, high) for low, high in first]
 
     # -- hooks while armed -----------------------------------------------------------------------
 
     def _enter(
-        self, layer: Layer, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        layer: Layer,
+        _module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None = None,  # none where it is taken off at this moment
     ) -> None:
         self._heard.add(layer.number)
         if self.armed and _trains(layer):
-            self._notes.enter(layer.number, args, kwargs)
+            self._notes.enter(layer.number, args, kwargs or {})
 
     def _leave(self, layer: Layer, _module: nn.Module, _args: Any, output: Any) -> None:
         if self.armed and _trains(layer):
@@ -177,6 +191,19 @@ class LayerObserver:
         begin = Hook(self._guard, self._begin, layer)
         self._permanent.append(layer.hooked.register_forward_pre_hook(begin, with_kwargs=True))
         if self._outputs:
+            self._watch_exit(layer)
+
+    def hear_outputs(self) -> None:
+        """From now on the listener wants to hear of a forward's end too."""
+        if self._outputs:
+            return
+        self._outputs = True
+        for layer in self._survey.layers:
+            if layer.parent is None and not _compiles_its_call(layer.module):
+                self._watch_exit(layer)
+
+    def _watch_exit(self, layer: Layer) -> None:
+        if layer.hooked is not None:
             end = Hook(self._guard, self._end, layer)
             self._permanent.append(layer.hooked.register_forward_hook(end))
 
@@ -190,7 +217,7 @@ class LayerObserver:
             return
         if kwargs:
             # An additive mask holds -inf by intention, and says nothing about the data.
-            tensors = tensors_in(args, {k: v for k, v in kwargs.items() if "mask" not in k})
+            tensors = tensors_in(*args, *[v for k, v in kwargs.items() if "mask" not in k])
         else:
             tensors = tensors_in(*args)
         device = tensors[0].device if tensors else _device_of(module)
@@ -216,14 +243,17 @@ class LayerObserver:
                 return
 
     def _note_first(self, layer: Layer, _module: nn.Module, _args: Any, output: Any) -> None:
-        if not _trains(layer):
+        if not _trains(layer) or len(self._first) >= _MOST_FIRST:
             return
         outputs = tensors_in(output)
         if self._local is not None:
             self._local.follow_first(outputs)
         for tensor in outputs:
-            if measurable(tensor):
-                seen = self._notes.extremes_of(tensor) if self.armed else extremes(tensor)
+            if self.armed:
+                seen = self._notes.extremes_of(tensor)
+            else:
+                seen = extremes(tensor) if measurable(tensor) else None
+            if seen is not None:
                 self._first.append(seen)
 
 

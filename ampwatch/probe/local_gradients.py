@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from ampwatch.probe.hooks import Guard, Hook
+from ampwatch.probe.hooks import Guard, Hook, hook_gradient
 from ampwatch.probe.models import Survey
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.tensors import PLAIN, extremes, measurable
@@ -68,7 +68,7 @@ class LocalGradients:
             sealed = layer.number in unseen or layer.parent in unseen
             if parameter.requires_grad and type(parameter) in PLAIN and not sealed:
                 hook = Hook(self._guard, self._note, position)
-                self._handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
+                self._handles.append(hook_gradient(parameter, hook))
 
     def disarm(self) -> None:
         """Take the hooks off the parameters."""
@@ -87,7 +87,7 @@ class LocalGradients:
         for tensor in outputs:
             if tensor.requires_grad and measurable(tensor):
                 hook = Hook(self._guard, self._note_first)
-                self._first_handles.append(tensor.register_hook(hook))  # type: ignore[no-untyped-call]
+                self._first_handles.append(hook_gradient(tensor, hook))
 
     def collect(self, pack: Pack) -> LocalCapture | None:
         """The step's values, put into its pack; None if nothing was seen."""

@@ -7,6 +7,7 @@ and computed on elsewhere. A step ends at `scaler.update()`; without an enabled 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,17 +18,20 @@ from torch import Tensor
 
 from ampwatch.probe.backward import BackwardWatch
 from ampwatch.probe.batch_size import BatchSize
-from ampwatch.probe.guard import Guard
+from ampwatch.probe.guard import Guard, warn
 from ampwatch.probe.losses import Losses
 from ampwatch.probe.models import Survey
 from ampwatch.probe.own_steps import OwnSteps
-from ampwatch.probe.readback import Pack
+from ampwatch.probe.readback import Pack, put_scalar
 from ampwatch.probe.records import EventRecord, StepRecord, Turn
 from ampwatch.probe.sampling import Sampling
 from ampwatch.probe.stale import Stale
-from ampwatch.probe.tensors import measurable
+from ampwatch.probe.tensors import dtype_name, extremes, measurable
 from ampwatch.probe.turns import Turns
 from ampwatch.rows import EventKind
+
+# Of one step, however many micro-batches it accumulates; later ones are not looked at.
+MOST_FORWARDS = 2048
 
 # torch's words where no step and no unscale_ has come before an update.
 NO_CHECKS = "No inf checks were recorded prior to update"
@@ -48,29 +52,32 @@ class Loop:
         self.step = start_step
         self.sampling = sampling
         self.enabled = scaler is not None and bool(scaler.is_enabled())
+        self._forwards = 0  # of the step in progress
+        self.used = not self.enabled  # whether an enabled scaler has been called yet
+        self._idle = False
         self.scaler = scaler  # the one in use, where a loop has made another
         self._deliver = deliver
         self._backward = BackwardWatch(
             survey.parameters, self._backward_began, self._backward_ended, self.misuse, guard
         )
-        self._open_step: StepRecord | None = None
-        self._losses = Losses(self._backward)
-        self.turns = Turns(self, survey, self._backward, self._losses)
+        self.open_step: StepRecord | None = None
+        self.losses = Losses(self, self._backward)
+        self.turns = Turns(self, survey, self._backward, self.losses)
         self._own_steps = OwnSteps(self, self.turns, guard)
         self.owner: Any = None  # the watch: alive as long as the scaler or optimizer that calls us
         self._batch_size = BatchSize()
         self._closed_at: float | None = None
         self._settling: deque[StepRecord] = deque()
-        self._said: set[str] = set()
+        self._said: set[Any] = set()
         self._last_error: int | None = None  # its id: holding it would hold its frames
 
     # -- what is in progress ---------------------------------------------------------------------
 
     def current(self) -> StepRecord:
         """The step in progress; begins one if there is none."""
-        if self._open_step is None:
-            self._open_step = StepRecord(self.step, Pack())
-        return self._open_step
+        if self.open_step is None:
+            self.open_step = StepRecord(self.step, Pack())
+        return self.open_step
 
     def event(self, kind: EventKind, detail: Mapping[str, Any], *, step: int | None = None) -> None:
         """Hand over something that happened once: in this step, or in the one in progress."""
@@ -88,14 +95,27 @@ class Loop:
     def forward_began(self, inputs: Sequence[Tensor], device_type: str) -> None:
         """A training forward of a root module starts with these tensors."""
         record = self.current()
-        if inputs and inputs[0].dim():
-            record.samples += inputs[0].size(0)
-        for value in filter(measurable, inputs):
-            at = record.pack.put_magnitude(*torch.aminmax(value.detach()))
-            record.input_at = (*record.input_at, at)
+        self._forwards += 1
+        if self._forwards >= MOST_FORWARDS:
+            if self._forwards == MOST_FORWARDS:
+                self._look_away(record)
+            return
+        if inputs and inputs[0].ndim and type(size := inputs[0].size(0)) is int:
+            record.samples += size
+        for value in inputs:
+            if measurable(value):
+                at = record.pack.put_magnitude(*extremes(value))
+                record.input_at = (*record.input_at, at)
         if torch.is_autocast_enabled(device_type):
-            record.autocast_dtype = str(torch.get_autocast_dtype(device_type)).removeprefix(
-                "torch."
+            record.autocast_dtype = dtype_name(torch.get_autocast_dtype(device_type))
+
+    def _look_away(self, record: StepRecord) -> None:
+        """More of this step would cost memory without end."""
+        self.sampling.look_away()
+        if not (record.turns or self.losses.pending):
+            warn(
+                f"{MOST_FORWARDS} training forward passes, and no optimizer step was seen (one "
+                "inside torch.compile is not): nothing is recorded until one is."
             )
 
     def forward_ended(self, outputs: Iterable[Tensor]) -> None:
@@ -107,16 +127,24 @@ class Loop:
                 self._backward.follow(value, None)
                 return
 
-    def scaled(self, outputs: Any, results: Any) -> None:
-        """`scaler.scale(outputs)` gave these results."""
-        if isinstance(outputs, Tensor):
-            self._losses.take(outputs, results, self.current().pack)
-        elif isinstance(outputs, (list, tuple)):
-            for output, result in zip(outputs, results, strict=False):
-                self.scaled(output, result)
+    def leave_idle(self) -> None:
+        """An optimizer steps, and the scaler has done nothing so far: as if there were none."""
+        self._idle, self.enabled = True, False
+        self.owner.hear_outputs()
+        warn(
+            "the scaler has scaled nothing when the optimizer stepped: this is watched as a "
+            "training without one, until it is used."
+        )
+
+    def take_up(self) -> None:
+        """The scaler is called for the first time."""
+        self.used = True
+        if self._idle:
+            self._idle, self.enabled = False, True
 
     def adopt(self, scaler: Any) -> None:
         """The loop goes on with a scaler that nobody has attached."""
+        self.take_up()
         self.scaler = scaler
         self.owner.adopt(scaler)
         detail = {
@@ -138,13 +166,18 @@ class Loop:
 
     def before_update(self) -> None:
         """`scaler.update()` is about to change the scale."""
-        record = self._open_step or self.current()
-        self._put_scale(record)
-        record.pack.seal()
+        record = self.open_step or self.current()
+        pack = record.pack
+        scale = self.scaler._scale
+        if record.scale_at is None and scale is not None:
+            at = record.scale_at = pack.put_scalars(scale, self.scaler._growth_tracker)
+            record.tracker_at = at + 1
+        if pack.pending is not None:
+            pack.seal()
 
     def after_update(self, new_scale: Any) -> None:
         """`scaler.update()` has returned: the step is over."""
-        record = self._open_step or self.current()
+        record = self.open_step or self.current()
         scale = self.scaler._scale
         if scale is not None:
             record.scale_after_at = record.pack.put(scale)
@@ -163,14 +196,14 @@ class Loop:
         stage = self.turns.abandon(optimizer)
         if isinstance(error, Exception):
             self._say_exception(where, error, stage)
-        if self._open_step is not None:
-            if self.enabled and self.scaler._scale is not None:
-                self._put_scale(self._open_step)
+        if self.open_step is not None:
+            if self.enabled:
+                self.before_update()
             self.close_step(update_seen=False)
 
     def _say_exception(self, where: str, error: Exception, stage: str | None) -> None:
         """Its event, with what the loop had done: torch's words alone fit several mistakes."""
-        pending = bool(self._losses.pending)  # scaled since the last call for an optimizer
+        pending = bool(self.losses.pending)  # scaled since the last call for an optimizer
         if where == "update" and pending and NO_CHECKS in str(error):
             self.misuse("AMP403", {"raised": True})
         detail = {
@@ -199,57 +232,57 @@ class Loop:
         """Put the user's scalars into the step in progress."""
         record = self.current()
         for name, value in scalars.items():
-            if isinstance(value, Tensor):
-                detached = value.detach()
-                at = record.pack.put(detached if detached.ndim == 0 else detached.mean())
-            else:
-                at = record.pack.put_number(float(value))
-            if name == "loss":
+            at = put_scalar(record.pack, value)
+            if at is None:
+                self._say_no_number(name, value)
+            elif name == "loss":
                 record.logged_loss_at = at
             else:
                 record.scalars = (*record.scalars, (name, at))
+
+    def _say_no_number(self, name: str, value: Any) -> None:
+        if (name, "log") not in self._said:
+            self._said.add((name, "log"))
+            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            warn(f"log({name}=...) is no number ({kind}) and is not recorded.")
 
     # -- the end of a step ------------------------------------------------------------------------
 
     def come_round(self) -> None:
         """The loop begins anew without an update: losses since the last turn are the next's."""
-        losses, self._losses.pending = self._losses.pending, []
+        losses, self.losses.pending = self.losses.pending, []
         if self.enabled:
-            self._put_scale(self.current())
+            self.before_update()
         self.close_step(update_seen=False)
-        self._losses.pending = losses
-
-    def _put_scale(self, record: StepRecord) -> None:
-        scale, tracker = self.scaler._scale, self.scaler._growth_tracker
-        if record.scale_at is None and scale is not None:
-            record.scale_at = record.pack.put(scale)
-            record.tracker_at = record.pack.put(tracker)
+        self.losses.pending = losses
 
     def close_step(self, *, update_seen: bool | None) -> None:
         """The step in progress becomes a record; the next one begins with the next call."""
-        record = self._open_step or self.current()
-        self._open_step = None
-        if self._losses.pending:
-            record.losses = self._losses.hand_over(())
-        batch = self._batch_size
+        record = self.open_step or self.current()
+        self.open_step = None
+        losses, sampling, batch = self.losses, self.sampling, self._batch_size
+        if losses.pending:
+            record.losses = losses.hand_over(())
         if record.samples and (record.samples != batch.usual or batch.held):
             self._say_batch_size(record)
         record.enabled = self.enabled
         record.update_seen = update_seen
-        record.sampled = self.sampling.sampled
-        if self.sampling.observes:
-            self.sampling.collect(record)
-        record.pack.seal()
+        record.sampled = sampling.sampled
+        if sampling.observes:
+            sampling.collect(record)
+        if record.pack.pending is not None:
+            record.pack.seal()
         record.time_ns = time.time_ns()
         now = time.perf_counter()
         if self._closed_at is not None:
             record.step_time_ms = (now - self._closed_at) * 1e3
         self._closed_at = now
         self.step += 1
+        self._forwards = 0
         self._settling.append(record)
         self.settle()
-        self.sampling.begin(self.step)
-        self._losses.begin_step(sampled=self.sampling.sampled)
+        sampling.begin(self.step)
+        losses.begin_step(sampled=sampling.sampled)
 
     def _say_batch_size(self, record: StepRecord) -> None:
         change = self._batch_size.see(record.samples, record.step)
@@ -261,10 +294,11 @@ class Loop:
     def settle(self) -> None:
         """Hand over the records whose values have arrived, in their order; never waits."""
         settling = self._settling
-        while settling and settling[0].pack.ready():
+        while settling and (settling[0].pack.copies is None or settling[0].pack.ready()):
             record = settling.popleft()
             if overflowed(record):
-                self.sampling.arm_after(self.step)
+                seen = record.layers is not None or record.noted is not None
+                self.sampling.arm_after(self.step, failed=_has_failed(record), seen=seen)
                 self.turns.remember_used(record)
             for turn in record.turns:
                 if turn.stale is not None:
@@ -279,9 +313,9 @@ class Loop:
 
     def close(self) -> None:
         """Close what is open and let go of every hook."""
-        if self._open_step is not None and self._open_step.has_content():
+        if self.open_step is not None and self.open_step.has_content():
             if self.enabled:
-                self._put_scale(self._open_step)
+                self.before_update()
             self.close_step(update_seen=False if self.enabled else None)
         for record in self._settling:
             record.pack.wait()
@@ -290,6 +324,12 @@ class Loop:
         self._own_steps.release()
         self._backward.release()
         self.owner = None
+
+
+def _has_failed(record: StepRecord) -> bool:
+    """Whether a step's loss was not finite."""
+    losses = (loss for turn in record.turns for loss in turn.losses if loss.counted)
+    return not all(math.isfinite(loss.pack.values[loss.at]) for loss in losses)
 
 
 def overflowed(record: StepRecord) -> bool:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from ampwatch.probe.backward import BackwardWatch
-from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import Loss
+from ampwatch.probe.steps import Steps
 
 STEPS_TO_LEARN = 3
 STEPS_AFTER_DOUBT = 20
@@ -25,31 +26,40 @@ STEPS_AFTER_DOUBT = 20
 class Losses:
     """The losses scaled since the last optimizer's turn."""
 
-    def __init__(self, backward: BackwardWatch) -> None:
+    def __init__(self, steps: Steps, backward: BackwardWatch) -> None:
         self.pending: list[Loss] = []
         self.followed = True  # in this step
+        self._steps = steps
         self._backward = backward
         self._closely_for = STEPS_TO_LEARN  # so many more steps
         self._sentinels: Sequence[Tensor] = ()
         self._result: weakref.ref[Tensor] | None = None  # of the one loss nobody follows
 
-    def take(self, output: Tensor, result: Tensor, pack: Pack) -> None:
-        """`scale(output)` gave this result."""
-        if output.is_cpu and output.ndim == 0:
-            at = pack.put_number(output.item())
+    def take(self, outputs: Any, results: Any) -> None:
+        """`scaler.scale(outputs)` gave these results."""
+        if not isinstance(outputs, Tensor):
+            if isinstance(outputs, (list, tuple)):
+                for output, result in zip(outputs, results, strict=False):
+                    self.take(output, result)
+            return
+        pack = (self._steps.open_step or self._steps.current()).pack
+        if outputs.is_cpu and outputs.ndim == 0:
+            values = pack.values
+            at = len(values)
+            values.append(outputs.item())
         else:  # the user may go on to change it in place
-            value = output.detach()
+            value = outputs.detach()
             at = pack.put(value.sum() if value.ndim else value.clone())
         loss = Loss(pack, at)
-        if not self.followed and self.pending:
+        if self.pending and not self.followed:
             self._follow_from_here()
         self.pending.append(loss)
-        if not result.requires_grad:
+        if not results.requires_grad:
             return
         if self.followed:
-            self._backward.follow(result, loss)
+            self._backward.follow(results, loss)
         else:
-            self._result = weakref.ref(result)
+            self._result = weakref.ref(results)
 
     def _follow_from_here(self) -> None:
         """A second loss in a step: the loop is not plain, at least here."""

@@ -81,6 +81,17 @@ class Survey:
                 changed = True
         return changed
 
+    def came_later(self, parameters: Sequence[Any]) -> list[str]:
+        """The names of modules that hold one of these and were no part of the models before."""
+        known = {id(layer.module) for layer in self.layers}
+        held = {id(parameter) for parameter in parameters}
+        return [
+            name
+            for root in self.roots
+            for name, module in root.named_modules()
+            if id(module) not in known and any(id(p) in held for p in module._parameters.values())
+        ]
+
     def contains(self, outer: int, inner: int) -> bool:
         """Whether layer `inner` lies inside layer `outer`."""
         parent = self.layers[inner].parent

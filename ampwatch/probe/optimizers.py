@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +32,18 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
+def tells_its_steps(optimizer: Any) -> bool:
+    """Whether it takes hooks; a wrapper that never called `Optimizer.__init__` cannot."""
+    return hasattr(optimizer, "register_step_post_hook") and hasattr(
+        optimizer, "_optimizer_step_post_hooks"
+    )
+
+
+def _same_float(one: object, other: float | None) -> bool:
+    """Whether a schedule has written the same rate again; never asks a tensor."""
+    return type(one) is float and one == other
+
+
 class OptimizerView:
     """One optimizer as the probe sees it; holds hooks that `release` takes away."""
 
@@ -43,7 +57,8 @@ class OptimizerView:
         detailed: bool,
     ) -> None:
         self.number = number
-        self._reference = weakref.ref(optimizer)  # its state may be twice the model
+        # Weak: its state may be twice the model.
+        self.reference: Callable[[], Any] = weakref.ref(optimizer)
         self.parameters: list[Tensor] = []
         self.observed: list[Tensor] = []  # those whose norms and updates are taken
         self.groups: list[int] = []  # each parameter's
@@ -63,8 +78,10 @@ class OptimizerView:
         self._known = positions
         self._detailed = detailed
         self._counts: tuple[int, ...] = ()
-        hooks = hasattr(optimizer, "register_step_post_hook")
-        self._handles = [optimizer.register_step_post_hook(on_stepped)] if hooks else []
+        self._only_count = -1  # where there is one group: of its parameters
+        self._handles = (
+            [optimizer.register_step_post_hook(on_stepped)] if tells_its_steps(optimizer) else []
+        )
         self.hooked = bool(self._handles)  # whether its steps are seen by themselves
         # Whether it unscales and skips inside its own step.
         self.fused = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
@@ -72,32 +89,44 @@ class OptimizerView:
 
     def is_of(self, optimizer: Any) -> bool:
         """Whether this is the view of that optimizer; its id may have been another's before."""
-        return self._reference() is optimizer
+        return self.reference() is optimizer
 
     @property
     def is_gone(self) -> bool:
         """Whether the user has let the optimizer go."""
-        return self._reference() is None
+        return self.reference() is None
 
-    def follow(self, optimizer: Any) -> bool:
-        """Take up parameters that groups have gained or lost; whether anything changed."""
+    def is_current(self, optimizer: Any) -> bool:
+        """Whether its groups still hold just these parameters, and not others in their place."""
         groups = optimizer.param_groups
-        if len(groups) == 1 and self._counts == (len(groups[0]["params"]),):
-            return False
+        if len(groups) == 1:
+            held = groups[0]["params"]
+            return len(held) == self._only_count and all(map(is_, held, self.parameters))
         counts = tuple([len(group["params"]) for group in groups])
-        if counts == self._counts:
-            return False
-        self._counts = counts
-        self.parameters = [p for group in groups for p in group["params"]]
+        return counts == self._counts and all(map(is_, _parameters(groups), self.parameters))
+
+    def follow(self, optimizer: Any) -> None:
+        """Take up the parameters that its groups hold now."""
+        groups = optimizer.param_groups
+        self._counts = counts = tuple([len(group["params"]) for group in groups])
+        self._only_count = counts[0] if len(counts) == 1 else -1
+        self.parameters = list(_parameters(groups))
         self.groups = [number for number, count in enumerate(counts) for _ in range(count)]
         self.positions = [self._known.get(id(p), -1) for p in self.parameters]
-        trained = [p for p in self.parameters if p.requires_grad]
-        places = {0, len(trained) // 2, len(trained) - 1} if trained else ()
-        self.sentinels = [trained[at] for at in sorted(places)]
+        self._choose_sentinels()
         self.observed = self.parameters if self._detailed else []
         self.slices = Slices(self.observed, range(len(self.observed)))
         self.meter = GradientMeter(self.observed)
-        return True
+
+    def look_again(self) -> None:
+        """Learn what kind of gradients there are now, and of which parameters."""
+        self.meter.look_again()
+        self._choose_sentinels()
+
+    def _choose_sentinels(self) -> None:
+        trained = [p for p in self.parameters if p.requires_grad]
+        places = {0, len(trained) // 2, len(trained) - 1} if trained else ()
+        self.sentinels = [trained[at] for at in sorted(places)]
 
     def rates(self, optimizer: Any) -> tuple[list[float], list[float]]:
         """Each group's rate now, and its base rate.
@@ -106,9 +135,10 @@ class OptimizerView:
         else the highest rate seen.
         """
         groups = optimizer.param_groups
-        if len(groups) == 1 and self._lrs and groups[0].get("lr") is self._lr:
-            return self._lrs, self._bases  # the very same number
-        self._lr = groups[0].get("lr") if type(groups[0].get("lr")) is float else None
+        lr = groups[0].get("lr")
+        if len(groups) == 1 and self._lrs and (lr is self._lr or _same_float(lr, self._lr)):
+            return self._lrs, self._bases
+        self._lr = lr if type(lr) is float else None
         known = [_number(group.get("lr")) for group in groups]
         if known == self._lrs:  # the same rates again: the bases are the same too
             return known, self._bases
@@ -147,6 +177,10 @@ class OptimizerView:
         self._handles = []
 
 
+def _parameters(groups: Iterable[Mapping[str, Any]]) -> Iterator[Tensor]:
+    return chain.from_iterable(group["params"] for group in groups)
+
+
 def _shown(value: Any) -> float | None:
     """A hyper-parameter for an event, which is JSON."""
     number = _number(value)
@@ -175,7 +209,7 @@ def matrix_parameters(parameters: Sequence[Tensor]) -> list[Tensor]:
         for p in parameters
         if p.ndim >= 2
         and p.requires_grad
-        and p.is_floating_point()
+        and (p.is_floating_point() or p.is_complex())
         and p.layout == torch.strided
         and not is_shard(p)  # to reduce one would be to communicate
     ]

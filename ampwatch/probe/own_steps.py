@@ -72,11 +72,14 @@ class OwnSteps:
             self._early[view.number] = _Early(pack, view.meter.measure(pack), left)
 
     def _begin(self, optimizer: Any) -> None:
-        if not self._is_ours(optimizer):
+        if not self._is_ours(optimizer) or self._is_part_of_another(optimizer):
             return
         other = stepping_scaler() if self._steps.enabled else None
         if other is not None and getattr(type(other), WATCHED, False):
             return  # another watch has that scaler, and with it this step
+        idle = other is None and not self._steps.used and self._steps.enabled
+        if idle:
+            self._steps.leave_idle()
         view = self.turns.view(optimizer)
         turn = self.turns.turn(view)
         turn.bypassed = self._steps.enabled and other is None
@@ -84,7 +87,10 @@ class OwnSteps:
             self._steps.adopt(other)
         self._begun = optimizer
         self.turns.take_before(optimizer, view, turn)
-        self._take_norms(view, turn)
+        if idle:  # nobody has looked whether somebody clipped
+            turn.applied = view.meter.measure(self._steps.current().pack)
+        else:
+            self._take_norms(view, turn)
 
     def _end(self, optimizer: Any) -> None:
         if self._begun is not optimizer:
@@ -109,6 +115,11 @@ class OwnSteps:
         groups = optimizer.param_groups
         return any(id(p) in self.turns.positions for group in groups for p in group["params"])
 
+    def _is_part_of_another(self, optimizer: Any) -> bool:
+        """Whether a wrapper (ZeroRedundancyOptimizer, Lookahead) steps, and in it this one."""
+        outer = self._begun
+        return outer is not None and outer is not optimizer and _steps_around_us(outer)
+
     def _take_norms(self, view: OptimizerView, turn: Turn) -> None:
         """Before and after clipping, as far as a backward's end has been seen."""
         pack = self._steps.current().pack
@@ -131,6 +142,16 @@ class OwnSteps:
             turn.norms = view.meter.measure(pack)
 
 
+def _steps_around_us(optimizer: Any) -> bool:
+    """Whether this optimizer's step is under way around this call: no exception has ended it."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name in ("step", "wrapper") and frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def stepping_scaler() -> Any:
     """The GradScaler whose `step` is under way around this call; None if there is none."""
     frame = inspect.currentframe()
@@ -144,6 +165,8 @@ def stepping_scaler() -> Any:
 
 
 def _any_optimizer_begins(reference: weakref.ref[OwnSteps], optimizer: Any, *_: Any) -> None:
+    if torch.compiler.is_compiling():  # the step: we must not become part of its graph
+        return
     own_steps = reference()
     if own_steps is None:
         return

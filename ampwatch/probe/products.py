@@ -36,7 +36,9 @@ def _linear(module: Any, _inputs: Sequence[Shape], output: Shape) -> Product:
     return Product(rows, 2.0 * rows * module.in_features * module.out_features)
 
 
-def _convolution(module: Any, inputs: Sequence[Shape], output: Shape) -> Product:
+def _convolution(module: Any, inputs: Sequence[Shape], output: Shape) -> Product | None:
+    if module.transposed and not inputs:
+        return None
     # A transposed convolution is the product of its input's positions, not of its output's.
     turned, channels = (inputs[0], module.in_channels) if module.transposed else (
         output,
@@ -61,7 +63,7 @@ def _attention(module: Any, inputs: Sequence[Shape], _output: Shape) -> Product 
     width = module.embed_dim
     outer = 4.0 * queries * width * width  # into the heads and out of them
     inner = 2.0 * keys * width * (module.kdim + module.vdim)
-    scores = 4.0 * queries * (keys / batch) * width
+    scores = 4.0 * queries * (keys / max(1, batch)) * width
     return Product(queries, outer + inner + scores)
 
 

@@ -19,8 +19,8 @@ class Pack:
     """The values of one step. `put` them in, `seal` it, and read `values` once it is `ready`."""
 
     # On the class, because on the CPU they stay as they are.
-    _pending: list[tuple[int, Tensor]] | None = None
-    _copies: list[tuple[list[tuple[int, int]], Tensor, Any]] | None = None
+    pending: list[tuple[int, Tensor]] | None = None  # taken, and not sealed yet
+    copies: list[tuple[list[tuple[int, int]], Tensor, Any]] | None = None  # that have not arrived
 
     def __init__(self) -> None:
         self.values = array("d")  # 64 steps of a large model wait with theirs
@@ -31,30 +31,43 @@ class Pack:
         What stands in a device tensor is read in stream order at `seal`, so one that is about to be
         changed in place asks for a seal before that.
         """
-        position = len(self.values)
+        values = self.values
+        position = len(values)
         if tensor.is_cpu:
             if tensor.ndim == 0:
-                self.values.append(tensor.item())
+                values.append(tensor.item())
             else:
-                self.values.extend(tensor.reshape(-1).tolist())
+                values.extend(tensor.reshape(-1).tolist())
         else:
-            if self._pending is None:
-                self._pending = []
-            self._pending.append((position, tensor.detach()))
-            self.values.extend([math.nan] * tensor.numel())
+            if self.pending is None:
+                self.pending = []
+            self.pending.append((position, tensor.detach()))
+            values.extend([math.nan] * tensor.numel())
+        return position
+
+    def put_scalars(self, *tensors: Tensor) -> int:
+        """Take tensors of one value each; the position of the first, the others follow it."""
+        values = self.values
+        position = len(values)
+        for tensor in tensors:
+            if tensor.is_cpu:
+                values.append(tensor.item())
+            else:
+                self.put(tensor)
         return position
 
     def put_number(self, value: float) -> int:
         """Take a number that is known already."""
-        self.values.append(value)
-        return len(self.values) - 1
+        values = self.values
+        values.append(value)
+        return len(values) - 1
 
     def put_magnitude(self, low: Tensor, high: Tensor) -> int:
         """Take the largest magnitude between two extremes; nan if they are."""
         if not low.is_cpu:
             return self.put(torch.maximum(-low, high))
         lowest, highest = low.item(), high.item()
-        return self.put_number(lowest if math.isnan(lowest) else max(-lowest, highest))
+        return self.put_number(max(-lowest, highest))  # both are nan if one is
 
     def put_numbers(self, values: list[float]) -> int:
         """Take numbers that are known already; the position of the first."""
@@ -64,13 +77,13 @@ class Pack:
 
     def seal(self) -> None:
         """Start the copy of what is pending; may be called several times."""
-        if self._pending is None:
+        if self.pending is None:
             return
-        copies = self._copies = self._copies or []
+        copies = self.copies = self.copies or []
         by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
-        for position, tensor in self._pending:
+        for position, tensor in self.pending:
             by_device.setdefault(tensor.device, []).append((position, tensor))
-        self._pending = None
+        self.pending = None
         for device, items in by_device.items():
             joined = torch.cat([tensor.reshape(-1) for _, tensor in items])
             places = [(position, tensor.numel()) for position, tensor in items]
@@ -78,8 +91,8 @@ class Pack:
 
     def ready(self) -> bool:
         """Whether every value has arrived; never waits."""
-        while self._copies:
-            places, host, event = self._copies[-1]
+        while self.copies:
+            places, host, event = self.copies[-1]
             if event is not None and not event.query():
                 return False
             arrived = host.tolist()
@@ -89,14 +102,29 @@ class Pack:
                     "d", arrived[start : start + count]
                 )
                 start += count
-            self._copies.pop()
+            self.copies.pop()
         return True
 
     def wait(self) -> None:
         """Let the copies arrive; only for the end of a watch, never between steps."""
-        for _, _, event in self._copies or ():
+        for _, _, event in self.copies or ():
             if event is not None:
                 event.synchronize()
+
+
+def put_scalar(pack: Pack, value: Any) -> int | None:
+    """Take what a user logs: a number, or a tensor, of several its mean; None if it is neither."""
+    if isinstance(value, Tensor):
+        if value.is_complex() or value.numel() == 0 or value.layout is not torch.strided:
+            return None
+        known = value.detach()
+        if known.ndim:
+            known = (known if known.is_floating_point() else known.float()).mean()
+        return pack.put(known)
+    try:
+        return pack.put_number(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _copy_out(joined: Tensor, device: torch.device) -> tuple[Tensor, Any]:
@@ -104,7 +132,7 @@ def _copy_out(joined: Tensor, device: torch.device) -> tuple[Tensor, Any]:
     if device.type != "cuda":
         # Other accelerators (MPS, XPU, ...) have no common event interface in torch 2.4.
         return joined.to("cpu"), None
-    host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
+    host = torch.empty(joined.shape, dtype=joined.dtype, device="cpu", pin_memory=True)
     host.copy_(joined, non_blocking=True)
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))

@@ -19,6 +19,7 @@ from ampwatch.probe.updates import UpdateCapture
 from ampwatch.rows import EventKind
 
 if TYPE_CHECKING:
+    from ampwatch.probe.notes import Noted
     from ampwatch.probe.stale import Stale
 
 
@@ -47,7 +48,6 @@ class Loss:
 class Turn:
     """One optimizer's part of a step."""
 
-    groups: Sequence[int] = ()  # each parameter's group
     lrs: Sequence[float] = ()
     lr_bases: Sequence[float] = ()
     norms: NormCapture | None = None
@@ -65,10 +65,12 @@ class Turn:
         self,
         optimizer: int,
         positions: Sequence[int],  # of the optimizer's parameters in the survey
+        groups: Sequence[int],  # each parameter's
         losses: Sequence[Loss],
     ) -> None:
         self.optimizer = optimizer
         self.positions = positions
+        self.groups = groups
         self.losses = losses
 
     def take_norms(self, norms: NormCapture | None) -> None:
@@ -97,6 +99,7 @@ class StepRecord:
     first_layer_at: Sequence[int] = ()
     sampled = False
     layers: LayerCapture | None = None
+    noted: Noted | None = None  # what the courier makes `layers` of
     local: LocalCapture | None = None  # only where several ranks join their gradients
     scalars: Sequence[tuple[str, int]] = ()  # the user's own
     logged_loss_at: int | None = None

@@ -42,8 +42,7 @@ def strided(tensor: Tensor, limit: int = SAMPLE_LIMIT) -> Tensor:
 
 def copied_bits(tensor: Tensor) -> Tensor:
     """The sample's bit patterns, copied: the gradient itself will be changed in place."""
-    sample = strided(tensor)
-    return sample.view(torch.int16).reshape(-1).clone()
+    return strided(tensor).clone(memory_format=torch.contiguous_format).view(torch.int16)
 
 
 def counted(tensor: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""Which steps are looked at in detail: the first ten, every n-th, and the twenty after a skip."""
+"""Which steps are looked at in detail: the first ten, every n-th, and the twenty after a skip.
+
+A forward pass that fails now and then, always where nobody looks, is waited for longer each time.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from ampwatch.probe.records import StepRecord
 
 FIRST_STEPS = 10
 STEPS_AFTER_SKIP = 20
+MOST_STEPS_AFTER = 160
 
 
 class Sampling:
@@ -18,6 +22,7 @@ class Sampling:
         self._observer = observer
         self._layer_every = max(1, layer_every)
         self._until = start_step + FIRST_STEPS
+        self._patience = STEPS_AFTER_SKIP
         self.begin(start_step)
 
     def begin(self, step: int) -> None:
@@ -30,17 +35,34 @@ class Sampling:
         elif self._observer.armed:
             self._observer.disarm()
 
-    def arm_after(self, step: int) -> None:
-        """A skip has been seen: look closely at the steps from this one on."""
-        self._until = max(self._until, step + STEPS_AFTER_SKIP)
+    def look_away(self) -> None:
+        """This step does not end: let go of what was noted of it."""
+        if self._observer is not None:
+            self._observer.disarm()
+
+    def arm_after(self, step: int, *, failed: bool = False, seen: bool = True) -> None:
+        """A skip has been seen: look closely at the steps from this one on.
+
+        `failed`: its forward pass was not finite; `seen`: its layers had been looked at.
+        """
+        self._until = max(self._until, step + (self._patience if failed else STEPS_AFTER_SKIP))
+        if failed and not seen:
+            self._patience = min(2 * self._patience, MOST_STEPS_AFTER)
 
     def collect(self, record: StepRecord) -> None:
         """Take what the observer saw into the step's record."""
         observer = self._observer
         if observer is None:
             return
-        record.layers = observer.collect(record.pack)
-        record.local = observer.collect_local(record.pack)
-        record.first_layer_at = observer.collect_first(record.pack)
-        if record.first_layer_at and observer.first_layer is not None:
+        if observer.armed:
+            noted = observer.collect()
+            if noted.on_host:
+                record.noted = noted
+            else:
+                record.layers = noted.capture(record.pack)
+        if observer.several_ranks:
+            record.local = observer.collect_local(record.pack)
+        first = observer.collect_first(record.pack)
+        if first and observer.first_layer is not None:
+            record.first_layer_at = first
             record.first_layer = observer.first_layer.number

@@ -62,12 +62,14 @@ def _as_original(reduced: Any, watched: type, original: type) -> Any:
 
 def _calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
     """The calls of a training loop; of a disabled scaler only those that show us something."""
-    run = guard.run
+    run, losses = guard.run, loop.losses
 
     def scale(self: Any, outputs: Any) -> Any:
         loop.scaler = self
+        if not loop.used:
+            run(loop.take_up)
         results = original.scale(self, outputs)
-        run(loop.scaled, outputs, results)
+        run(losses.take, outputs, results)
         return results
 
     def step_disabled(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -105,7 +107,9 @@ def _enabled_calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
         return result
 
     def update(self: Any, new_scale: Any = None) -> None:
-        run(loop.before_update)
+        record = loop.open_step
+        if record is None or record.scale_at is None:  # else it has been read with found_inf
+            run(loop.before_update)
         try:
             original.update(self, new_scale)
         except BaseException as error:

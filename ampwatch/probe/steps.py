@@ -14,8 +14,10 @@ class Steps(Protocol):
     """The step in progress."""
 
     enabled: bool
+    used: bool
     scaler: Any
     sampling: Sampling
+    open_step: StepRecord | None  # `open_step or current()` saves a call where there is one
 
     def current(self) -> StepRecord:
         """The record of the step in progress."""
@@ -28,6 +30,12 @@ class Steps(Protocol):
 
     def adopt(self, scaler: Any) -> None:
         """Go on with another scaler."""
+
+    def leave_idle(self) -> None:
+        """Go on as without the scaler: nobody uses it."""
+
+    def take_up(self) -> None:
+        """Go on with the scaler: somebody uses it."""
 
     def come_round(self) -> None:
         """Close the step in progress: its loop has begun anew."""

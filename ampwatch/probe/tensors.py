@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Iterable, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +22,9 @@ PLAIN = (Tensor, nn.Parameter)
 _DEPTH = 3
 _MOST = 64
 
+_WHOLE = frozenset({int})
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
 # An additive attention mask holds 0 where attention is allowed and this or less where it is not.
 _MASK_AT_MOST = -1e4
 
@@ -27,7 +33,10 @@ def tensors_in(*values: object) -> list[Tensor]:
     """The tensors in what a module takes or gives, in order, searched to a small depth."""
     found: list[Tensor] = []
     for value in values:
-        _search(value, found, _DEPTH)
+        if type(value) is Tensor and len(found) < _MOST:
+            found.append(value)  # by far the commonest
+        else:
+            _search(value, found, _DEPTH)
     return found
 
 
@@ -43,12 +52,19 @@ def _search(value: object, found: list[Tensor], depth: int) -> None:
 
 
 def _parts(value: object) -> Iterable[object]:
-    if isinstance(value, (tuple, list)):
-        return value[:_MOST]
-    if isinstance(value, Mapping):
+    """What a container holds, without running code of its own class: that may load, or draw."""
+    if isinstance(value, tuple):
+        return tuple.__getitem__(value, slice(_MOST))
+    if isinstance(value, list):
+        return list.__getitem__(value, slice(_MOST))
+    if isinstance(value, dict):
+        return dict.values(value)
+    if isinstance(value, (UserDict, MappingProxyType)):
         return value.values()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+        held = getattr(value, "__dict__", {})
+        named = [field.name for field in dataclasses.fields(value)]
+        return [held[name] if name in held else getattr(value, name, None) for name in named]
     return ()
 
 
@@ -61,14 +77,24 @@ def measurable(tensor: Tensor) -> bool:
         and tensor.numel() > 0
         and (tensor.is_cpu or _device_allows(tensor))
         and not tensor.is_nested
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not _is_wrapped(tensor)
     )
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...] | None:
+    """The tensor's sizes; None where they are no numbers: of a nested tensor, or a symbolic one."""
+    if tensor.is_nested:
+        return None
+    shape = tuple(tensor.shape)
+    return shape if _WHOLE.issuperset(map(type, shape)) else None
 
 
 def is_shard(parameter: Tensor) -> bool:
     """Whether other ranks hold parts of this parameter; asks nobody."""
     if getattr(parameter, "_fsdp_flattened", False):  # FullyShardedDataParallel's mark
         return True
+    if type(parameter) in PLAIN:
+        return False
     mesh = getattr(parameter, "device_mesh", None)  # a DTensor's
     placements = getattr(parameter, "placements", ())
     return mesh is not None and any(
@@ -84,9 +110,15 @@ def _device_allows(tensor: Tensor) -> bool:
     return not tensor.is_meta
 
 
+@functools.cache  # asked for every tensor of a sampled step, and there are but a few types
+def dtype_name(dtype: torch.dtype) -> str:
+    """The type's name without torch's prefix."""
+    return str(dtype).removeprefix("torch.")
+
+
 def extremes(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest and the largest value, without a synchronisation; NaN if there is one."""
-    low, high = tensor.detach().aminmax()
+    low, high = torch.aminmax(tensor.detach() if tensor.requires_grad else tensor)
     return low, high
 
 

@@ -12,13 +12,15 @@ from typing import Any
 import torch
 
 from ampwatch.probe.backward import BackwardWatch
-from ampwatch.probe.gradients import any_half, norms_of, versions_of
+from ampwatch.probe.gradients import any_half, any_written, gradient_versions, norms_of
+from ampwatch.probe.guard import warn
 from ampwatch.probe.losses import Losses
 from ampwatch.probe.models import Survey
 from ampwatch.probe.optimizers import OptimizerView, matrix_parameters
 from ampwatch.probe.records import StepRecord, Turn
 from ampwatch.probe.stale import StaleGradients
 from ampwatch.probe.steps import Steps
+from ampwatch.probe.tensors import is_shard
 from ampwatch.rows import EventKind
 
 
@@ -45,12 +47,15 @@ class Turns:
         self.stepping: tuple[Any, OptimizerView, Turn] | None = None  # inside scaler.step
         self.ended_alone: Callable[[Any], None] = _nobody_listens  # a step not of our scaler's
         self._before: Any = None  # the slices of the optimizer that steps
+        self._gradients: list[Any] | None = None  # likewise, until they have been measured
 
     def view(self, optimizer: Any) -> OptimizerView:
         """What is known of this optimizer; takes it up when first seen."""
         known = self.views.get(id(optimizer))
-        if known is not None and known.is_of(optimizer):
-            if known.follow(optimizer):
+        if known is not None and known.reference() is optimizer:
+            if not known.is_current(optimizer):
+                self._follow_parameters(optimizer)
+                known.follow(optimizer)
                 self._backward.add(known.parameters)
             return known
         self._follow_parameters(optimizer)
@@ -67,6 +72,7 @@ class Turns:
         self.views[id(optimizer)] = made
         self._seen_optimizers += 1
         self._backward.add(made.parameters)
+        self._say_what_came_later(made)
         kind = EventKind.OPTIMIZER_REPLACED if replaced else EventKind.OPTIMIZER
         self._steps.event(kind, made.describe(optimizer))
         return made
@@ -77,6 +83,22 @@ class Turns:
         if not held <= self.positions.keys() and self._survey.follow():
             self._number_parameters()
             self._backward.follow_instead(self._survey.parameters)
+            for view in self.views.values():
+                self._backward.add(view.parameters)
+
+    def _say_what_came_later(self, view: OptimizerView) -> None:
+        unknown = [
+            p
+            for p, at in zip(view.parameters, view.positions, strict=True)
+            if at < 0 and not is_shard(p)
+        ]
+        later = self._survey.came_later(unknown) if unknown else []
+        if later:
+            more = f" and {len(later) - 1} more" if len(later) > 1 else ""
+            warn(
+                f"layer {later[0]}{more} came to the model after attach: its gradients count in "
+                "the whole, and of itself nothing is told. Attach when the model is complete."
+            )
 
     def _number_parameters(self) -> None:
         self.positions.clear()
@@ -84,8 +106,13 @@ class Turns:
 
     def before_unscale(self, optimizer: Any) -> None:
         """`unscale_` is about to run, called by hand."""
+        if not self._steps.used:
+            self._steps.take_up()
         view = self.view(optimizer)
-        self.turn(view).edited_before_unscale = self.edited_since_backward(view)
+        turn = self.turn(view)
+        if self.detailed:
+            self._gradients = view.meter.gradients()
+            turn.edited_before_unscale = self.edited_since_backward(view, self._gradients)
 
     def after_unscale(self, optimizer: Any) -> None:
         """The gradients are unscaled now and nobody has touched them since."""
@@ -94,40 +121,58 @@ class Turns:
         else:
             view = self.view(optimizer)
             turn = self.turn(view)
-            view.measured = versions_of(view.observed)
+            view.measured = gradient_versions(view.observed)
         amax = self._steps.sampling.sampled
-        turn.take_norms(view.meter.measure(self._steps.current().pack, amax=amax))
+        record = self._steps.open_step or self._steps.current()
+        gradients, self._gradients = self._gradients, None
+        turn.take_norms(view.meter.measure(record.pack, gradients, amax=amax))
 
     def before_step(self, optimizer: Any) -> None:
         """`scaler.step(optimizer)` is about to run (with an enabled scaler)."""
+        if not self._steps.used:
+            self._steps.take_up()
         view = self.view(optimizer)
         turn = self.turn(view)
         self.stepping = (optimizer, view, turn)
         self.take_before(optimizer, view, turn)
         if view.measured is not None:
-            if versions_of(view.observed) != view.measured:
+            if gradient_versions(view.observed) != view.measured:
                 turn.applied = view.meter.measure(self._steps.current().pack)
             view.measured = None
         elif self.detailed:
-            turn.edited_before_unscale = self.edited_since_backward(view)
+            gradients = view.meter.gradients()
+            turn.edited_before_unscale = self.edited_since_backward(view, gradients)
             if view.fused:
-                turn.take_norms(view.meter.measure(self._steps.current().pack, scaled=True))
+                pack = self._steps.current().pack
+                turn.take_norms(view.meter.measure(pack, gradients, scaled=True))
+            else:
+                self._gradients = gradients
 
     def after_step(self, optimizer: Any) -> None:
         """`scaler.step(optimizer)` has returned; its `found_inf` is still there."""
         assert self.stepping is not None, "before_step has run"
         _, view, turn = self.stepping
-        self.stepping = None
-        record = self._steps.current()
-        state = self._steps.scaler._per_optimizer_states.get(id(optimizer), {})
-        found = state.get("found_inf_per_device", {}).values()
-        turn.found_inf_at = [record.pack.put(one) for one in found]
+        self.stepping = self._gradients = None
+        scaler = self._steps.scaler
+        scale = scaler._scale
+        record = self._steps.open_step or self._steps.current()
+        state = scaler._per_optimizer_states.get(id(optimizer))
+        found = state.get("found_inf_per_device", {}).values() if state else ()
+        if record.scale_at is None and scale is not None and scale.is_cpu:  # it is there to be read
+            at = record.pack.put_scalars(*found, scale, scaler._growth_tracker)
+            record.scale_at = at + len(found)
+            record.tracker_at = record.scale_at + 1
+        else:
+            at = record.pack.put_scalars(*found)
+        turn.found_inf_at = range(at, at + len(found))
         if not view.hooked:
             turn.stepped = None
         self.take_update(view, turn)
 
     def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:
         """`optimizer.step()` has run."""
+        if torch.compiler.is_compiling():
+            return
         if self.stepping is None or self.stepping[0] is not optimizer:
             self.ended_alone(optimizer)
         else:
@@ -137,7 +182,7 @@ class Turns:
 
     def turn(self, view: OptimizerView) -> Turn:
         """This optimizer's part of the step; a second one begins a new step."""
-        record = self._steps.current()
+        record = self._steps.open_step or self._steps.current()
         for turn in record.turns:
             if turn.optimizer == view.number:
                 if turn.done and self._losses.pending:
@@ -146,18 +191,21 @@ class Turns:
                     return self.turn(view)
                 return turn
         if self._steps.sampling.sampled:
-            view.meter.look_again()
-        stepped = False if view.hooked else None
+            view.look_again()
+            self._backward.look_again()
         losses = self._losses.hand_over(view.sentinels)
-        turn = Turn(view.number, view.positions, losses)
-        turn.stepped, turn.groups = stepped, view.groups
+        turn = Turn(view.number, view.positions, view.groups, losses)
+        if view.hooked:
+            turn.stepped = False
         record.turns.append(turn)
         return turn
 
-    def edited_since_backward(self, view: OptimizerView) -> bool:
+    def edited_since_backward(
+        self, view: OptimizerView, gradients: list[Any] | None = None
+    ) -> bool:
         """Whether anybody but a backward has written to this optimizer's gradients."""
         if not self._losses.followed:
-            if any(versions_of(view.observed)):
+            if any_written(view.meter.gradients() if gradients is None else gradients):
                 self._losses.doubt()  # who wrote there shows when the next steps are followed
                 return True
             return False
@@ -180,9 +228,8 @@ class Turns:
         if sampled:
             matrices = matrix_parameters(view.observed)
             if matrices and len({p.device for p in matrices}) == 1:
-                norm = torch.linalg.vector_norm(
-                    torch.stack(norms_of(matrices, half=any_half(matrices)))
-                )
+                norms = norms_of(matrices, half=any_half(matrices))
+                norm = torch.linalg.vector_norm(torch.stack(norms))
                 turn.param_norm_at = self._steps.current().pack.put(norm)
 
     def _say_leaps(self, view: OptimizerView) -> None:
@@ -222,7 +269,7 @@ class Turns:
 
     def abandon(self, optimizer: Any) -> str | None:
         """An exception has left a call; how far the scaler was with this optimizer."""
-        self.stepping = None
+        self.stepping = self._gradients = None
         state = self._steps.scaler._per_optimizer_states.get(id(optimizer), {})
         stage: str | None = getattr(state.get("stage"), "name", None)
         return stage

@@ -21,13 +21,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ampwatch.probe.gradients import norms_of
+from ampwatch.probe.gradients import norms_of, versions_of
 from ampwatch.probe.readback import Pack
+from ampwatch.probe.tensors import PLAIN
 
 LEAST_ELEMENTS = 256
 LARGEST_SHARE = 100  # one element in a hundred
 
 Floats = NDArray[np.float32]
+_POINTER = Tensor.data_ptr
 
 
 @dataclass(frozen=True, eq=False)  # without slots, so that it can be referred to weakly
@@ -82,8 +84,9 @@ def stride_of(shape: Sequence[int]) -> int:
 def _flat(parameter: Tensor) -> Tensor | None:
     """The parameter's own memory as one dimension, whatever its memory format."""
     local = getattr(parameter, "_local_tensor", parameter).detach()
-    if local.numel() == 0 or local.layout != torch.strided:
+    if local.numel() == 0 or local.layout != torch.strided or local.is_conj():
         return None
+    local = torch.view_as_real(local) if local.is_complex() else local
     if local.is_contiguous():
         return local.view(-1)
     order = sorted(range(local.ndim), key=local.stride, reverse=True)
@@ -97,10 +100,12 @@ class Slices:
     """The slices of one optimizer's parameters; follows parameters whose memory is replaced."""
 
     def __init__(self, parameters: Sequence[Tensor], positions: Sequence[int]) -> None:
-        flats = [(p, _flat(p)) for p in parameters if p.is_floating_point()]
+        kinds = [p for p in parameters if p.is_floating_point() or p.is_complex()]
+        flats = [(p, _flat(p)) for p in kinds]
         self._parameters = [p for p, flat in flats if flat is not None]
         at = {id(p): position for p, position in zip(parameters, positions, strict=True)}
-        strides = [stride_of(p.shape) for p in self._parameters]
+        shapes = [(*p.shape, 2) if p.is_complex() else p.shape for p in self._parameters]
+        strides = [stride_of(shape) for shape in shapes]
         self._strides = strides
         # Of a sharded parameter this rank's part stands for the whole.
         held = [flat.numel() for _, flat in flats if flat is not None]
@@ -110,7 +115,7 @@ class Slices:
             if counts
             else np.zeros(0, np.int64),
             np.array(
-                [p.numel() / c for p, c in zip(self._parameters, counts, strict=True)], np.float64
+                [math.prod(shape) / c for shape, c in zip(shapes, counts, strict=True)], np.float64
             ),
             np.array(counts, np.int64),
             np.array([at[id(p)] for p in self._parameters], np.int64),
@@ -118,7 +123,9 @@ class Slices:
         )
         # Whatever gives parameters other memory (`.to`, FSDP) does so for all of them.
         self._sentinels = [self._parameters[at] for at in _spread(len(self._parameters))]
-        self._pointers: list[int] = []
+        self._plain = {type(p) for p in self._parameters} <= set(PLAIN)
+        self._pointers: list[int] = []  # of the sentinels, as they were looked at
+        self._all_pointers: list[int] = []
         self._versions: list[int] = []
         self._views: list[Any] = []
         self._last: Any = None
@@ -131,27 +138,30 @@ class Slices:
 
         Version counters tell, except of writes through `.data`: `fresh` reads again in any case.
         """
-        if fresh:
+        if fresh and not (self._plain and self._all_pointers == self._addresses()):
             self._pointers = []
         known = self._last is not None and not fresh
-        if known and [p._version for p in self._parameters] == self._versions:
+        if known and versions_of(self._parameters) == self._versions:
             return self._last
         return self._read()
+
+    def _addresses(self) -> list[int]:
+        return list(map(_POINTER, self._parameters))
 
     def after(self) -> Any:
         """The slices after a step, remembered for the next."""
         self._last = self._read()
-        self._versions = [p._version for p in self._parameters]
+        self._versions = versions_of(self._parameters)
         return self._last
 
     def _read(self) -> Any:
         """The present values: on the CPU a new numpy array, else one device tensor."""
         if not self._parameters:
             return None
-        pointers = [p.data_ptr() for p in self._sentinels]
+        pointers = list(map(_POINTER, self._sentinels))
         if pointers != self._pointers:
             self._views = self._look(self._parameters)
-            self._pointers = pointers
+            self._pointers, self._all_pointers = pointers, self._addresses()
         if self._on_host and isinstance(self._views[0], np.ndarray):
             return np.concatenate(self._views)
         return torch.cat([view.float() for view in self._views])
@@ -163,7 +173,7 @@ class Slices:
         counts = self.layout.counts.tolist()
         moved = after - before
         moved_at, squared_at, weight_at = (
-            pack.put(torch.stack(norms_of(list(values.split(counts)), half=False)))
+            pack.put(torch.stack(norms_of(values.split(counts), half=False)))
             for values in (moved, moved * moved, before)
         )
         along_at = self._put_product(moved, pack)
@@ -176,7 +186,7 @@ class Slices:
             return None
         if self._weights is None or self._weights.device != moved.device:
             self._weights = torch.cat([
-                torch.full((count,), weight, device=moved.device)
+                torch.full((count,), weight, dtype=moved.dtype, device=moved.device)
                 for count, weight in zip(
                     self.layout.counts.tolist(), self.layout.weights.tolist(), strict=True
                 )

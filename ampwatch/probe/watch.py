@@ -73,6 +73,11 @@ class Watch:
         """Whether the watch has ended."""
         return self._closed
 
+    @property
+    def scales(self) -> bool:
+        """Whether a scaler is in use: then losses are seen where they are scaled."""
+        return self._loop.enabled and self._loop.used
+
     def watches(self, scaler: Any) -> bool:
         """Whether it still goes on, and for this scaler."""
         return not self._closed and any(ours() is scaler for ours, _ in self._swapped)
@@ -86,6 +91,11 @@ class Watch:
         watched = scaler_class.swap(scaler, self._loop, self._guard)
         self._swapped = [pair for pair in self._swapped if pair[0]() is not None]
         self._swapped.append((weakref.ref(scaler), watched))
+
+    def hear_outputs(self) -> None:
+        """Nobody uses the scaler: the model's outputs tell where a backward begins."""
+        if self._observer is not None:
+            self._observer.hear_outputs()
 
     @property
     def lost_rows(self) -> int:
@@ -185,6 +195,7 @@ class NoWatch:
     began_ns = 0
     closed = True
     lost_rows = 0
+    scales = False
 
     def log(self, **scalars: float | Tensor) -> None:
         """Ignored."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from math import inf, isfinite
 
 import torch
 from torch import Tensor, nn
@@ -16,26 +16,30 @@ from ampwatch.probe.tensors import extremes, is_shard, measurable
 class WeightMeasure:
     """The weights of a step, measured once; put into the pack at its end."""
 
-    __slots__ = ("_largest", "_norms", "_positions")
+    __slots__ = ("_largest", "_norms", "_positions", "on_host")
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        chosen = {
-            position: parameter.detach()
+        chosen: dict[int, Tensor] = {
+            position: parameter
             for position, parameter in enumerate(parameters)
             if type(parameter) is nn.Parameter and measurable(parameter) and not is_shard(parameter)
         }
         self._positions = list(chosen)
         tensors = list(chosen.values())
-        self._norms = _norms(tensors, 2.0)
-        self._largest = _largest_magnitudes(tensors, self._norms)
+        with torch.no_grad():
+            self._norms = _norms(tensors, 2.0)
+            self.on_host = all(tensor.is_cpu for tensor in tensors)
+            self._largest = _largest_magnitudes(tensors, self._norms)
 
     def put(self, pack: Pack) -> dict[int, WeightCapture]:
         """Where each parameter's figures stand in the pack, by the parameter's position."""
-        captured = {}
-        for position, norm, amax in zip(self._positions, self._norms, self._largest, strict=True):
-            amax_at = None if amax is None else pack.put(amax)
-            captured[position] = WeightCapture(pack.put(norm), amax_at)
-        return captured
+        first = pack.put_scalars(*self._norms)
+        return {
+            position: WeightCapture(norm_at, None if amax is None else pack.put(amax))
+            for norm_at, (position, amax) in enumerate(
+                zip(self._positions, self._largest, strict=True), first
+            )
+        }
 
 
 def _norms(tensors: list[Tensor], order: float) -> list[Tensor]:
@@ -60,11 +64,11 @@ def _largest_magnitudes(tensors: list[Tensor], norms: list[Tensor]) -> list[Tens
     """Where the norm is no proof of finiteness: on a device, which cannot be asked, always."""
     found: list[Tensor | None] = [None] * len(tensors)
     on_device = [index for index, tensor in enumerate(tensors) if not tensor.is_cpu]
-    asked = _norms([tensors[index] for index in on_device], math.inf)
+    asked = _norms([tensors[index] for index in on_device], inf)
     for index, amax in zip(on_device, asked, strict=True):
         found[index] = amax
     for index, tensor in enumerate(tensors):
-        if tensor.is_cpu and not math.isfinite(norms[index].item()):
+        if tensor.is_cpu and not isfinite(norms[index].item()):
             low, high = extremes(tensor)
             found[index] = torch.maximum(-low, high)
     return found

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
+import children
 import pytest
 from alert_parts import wait_for
 from written_runs import event_columns, step_columns, write_run
@@ -98,7 +97,8 @@ def test_a_path_without_a_run_is_refused_with_a_sentence(tmp_path):
 
 
 TRAINING = """
-import sys, threading, torch, ampwatch
+import sys, threading, torch, ampwatch, warnings
+warnings.simplefilter("error", RuntimeWarning)
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
@@ -123,11 +123,7 @@ print(*({"pandas", "streamlit", "plotly", "pyarrow.dataset"} & set(sys.modules))
 
 
 def test_in_the_training_process_it_hears_of_the_run_that_goes_on(tmp_path):
-    child = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", "-c", TRAINING], capture_output=True,
-        text=True, check=False, cwd=tmp_path, timeout=120,
-        env=environment_of(tmp_path),
-    )  # fmt: skip
+    child = children.run("-c", TRAINING, cwd=tmp_path, env=environment_of(tmp_path))
     assert child.returncode == 0, child.stderr
     found, loaded = child.stdout.split("\n")[:2]
     assert "AMP209" in found.split()

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
+import children
 import pytest
 from alert_parts import wait_for, web_hook
 from written_runs import write_run
@@ -50,8 +52,12 @@ def environment(tmp_path):
 def start(arguments, environment):
     return subprocess.Popen(
         [sys.executable, *map(str, arguments)], env=environment, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdin=PIPE, stdout=PIPE, stderr=PIPE,
     )  # fmt: skip
+
+
+def train(environment):
+    return children.start("-c", TRAINING, env=environment, stdin=PIPE, stdout=PIPE, stderr=PIPE)
 
 
 def finish(child):
@@ -65,7 +71,7 @@ def test_a_recorder_tells_of_a_real_training_and_never_shows_the_address(tmp_pat
     with web_hook() as hook:
         recorder = start([*words, "--notify", hook.address], environment)
         assert "Alerts go to json://…" in recorder.stderr.readline()
-        trainer = start(["-c", TRAINING], environment)
+        trainer = train(environment)
         wait_for(lambda: hook.taken)
         trainer.communicate("\n", timeout=PATIENCE_S)
         recorder.send_signal(signal.SIGINT)
@@ -81,7 +87,7 @@ def test_a_recorder_tells_of_a_real_training_and_never_shows_the_address(tmp_pat
 
 def test_watching_tells_of_findings_and_of_a_trainer_that_was_killed(tmp_path, environment):
     environment = {**environment, "AMPWATCH_ENDPOINT": "off"}
-    trainer = start(["-c", TRAINING], environment)
+    trainer = train(environment)
     assert trainer.stdout.readline() == "trained\n"
     with web_hook() as hook:
         environment["AMPWATCH_NOTIFY"] = hook.address

@@ -11,6 +11,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import children
 import pytest
 
 import ampwatch
@@ -59,6 +60,16 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     }
 
 
+# What `ampwatch run` does within the script's process.
+WITHIN = """
+import runpy, sys
+from ampwatch.integrations.script import prepare
+prepare()
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def ran(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command],
@@ -69,6 +80,12 @@ def ran(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess
 
 def watched(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
     return ran(folder, "-m", "ampwatch", "run", "--run", "it", *command, **more)
+
+
+def watched_within(folder: Path, name: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """As `watched`, in a process that has loaded torch already."""
+    more = {"AMPWATCH_RUN_OPTIONS": '{"run": "it"}', **more}
+    return children.run("-c", WITHIN, name, cwd=folder, env=environment(folder, **more))
 
 
 def the_run(folder: Path, name: str = "it") -> ampwatch.Run:
@@ -174,7 +191,7 @@ def test_without_a_scaler_the_optimizer_shows_the_steps(tmp_path):
         loss.backward()
         optimizer.step()
     """
-    under = watched(tmp_path, script(tmp_path, text).name)
+    under = watched_within(tmp_path, script(tmp_path, text).name)
     assert under.returncode == 0, under.stderr
     run = the_run(tmp_path)
     assert run.steps["scale"].to_pylist() == [None] * 7
@@ -188,7 +205,7 @@ def test_each_of_two_scalers_is_watched_with_its_own_model(tmp_path):
         train(1, *one)
         train(1, *two)
     """
-    under = watched(tmp_path, script(tmp_path, text).name)
+    under = watched_within(tmp_path, script(tmp_path, text).name)
     assert under.returncode == 0, under.stderr
     runs = [the_run(tmp_path, "it"), the_run(tmp_path, "it-2")]
     firsts = {run.steps["scale"].to_pylist()[0] for run in runs}
@@ -210,7 +227,7 @@ def test_a_gan_with_one_scaler_is_one_run_with_both_its_models(tmp_path):
             scaler.step(optimizer)
         scaler.update()
     """
-    under = watched(tmp_path, script(tmp_path, text).name)
+    under = watched_within(tmp_path, script(tmp_path, text).name)
     assert under.returncode == 0, under.stderr
     run = the_run(tmp_path)
     assert len(run.steps) == 8
@@ -259,6 +276,30 @@ def test_a_script_that_trains_nothing_is_told_so(tmp_path):
     assert not (tmp_path / "ampwatch-runs").exists()
 
 
+def test_a_shell_script_starts_a_training_whose_scaler_nobody_uses(tmp_path):
+    """What it starts besides says nothing; the losses are those of a training without a scaler."""
+    path = script(tmp_path, """
+        import subprocess
+        scaler, model, optimizer = parts()
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            print(loss.item())
+        child = [sys.executable, "-c", "import torch"]
+        assert subprocess.run(child, capture_output=True).stderr == b""
+    """)  # fmt: skip
+    shell = tmp_path / "go.sh"
+    shell.write_text(f"#!/bin/sh\nexec {sys.executable} {path.name}\n")
+    shell.chmod(0o755)
+    under = watched(tmp_path, "go.sh")
+    assert under.returncode == 0, under.stderr
+    run = the_run(tmp_path)
+    assert run.steps["loss"].to_pylist() == [float(line) for line in under.stdout.split()]
+    assert run.steps["scale"].to_pylist() == [None] * 5
+
+
 def test_a_missing_script_is_one_sentence(tmp_path):
     under = watched(tmp_path, "tarin.py")
     assert under.returncode == 2
@@ -292,7 +333,8 @@ def test_a_script_that_compiles_gets_no_warning_and_no_graph_more(tmp_path):
     print(len(graphs), sum(counters["graph_break"].values()), scaler.get_scale())
     """
     path = script(tmp_path, text)
-    alone, under = ran(tmp_path, path.name), watched(tmp_path, path.name)
+    alone = children.run(path.name, cwd=tmp_path, env=environment(tmp_path))
+    under = watched(tmp_path, path.name)
     assert alone.returncode == 0, alone.stderr
     assert (without_ours(under.stderr), under.stdout) == (alone.stderr, alone.stdout)
     run = the_run(tmp_path)
@@ -311,7 +353,7 @@ def test_a_script_that_compiles_and_has_no_scaler_is_watched_from_its_first_loss
         model(torch.randn(4, 8)).square().mean().backward()
         optimizer.step()
     """
-    under = watched(tmp_path, script(tmp_path, text).name)
+    under = watched_within(tmp_path, script(tmp_path, text).name)
     assert under.returncode == 0, under.stderr
     run = the_run(tmp_path)
     assert len(run.steps) == 4
@@ -333,7 +375,7 @@ def test_without_a_scaler_the_loss_is_what_went_backward_in_the_step(tmp_path):
         optimizer.step()
     print(told)
     """
-    under = watched(tmp_path, script(tmp_path, text).name)
+    under = watched_within(tmp_path, script(tmp_path, text).name)
     assert under.returncode == 0, under.stderr
     told = [float(value) for value in under.stdout.strip(" []\n").split(",")]
     assert the_run(tmp_path).steps["loss"].to_pylist() == pytest.approx(told, rel=1e-6)
@@ -355,14 +397,13 @@ def test_a_closure_is_told_by_its_last_evaluation(tmp_path):
     assert len(seen) > 1
     print(seen[-1])
     """
-    under = watched(tmp_path, script(tmp_path, text).name)
+    under = watched_within(tmp_path, script(tmp_path, text).name)
     assert under.returncode == 0, under.stderr
     assert the_run(tmp_path).steps["loss"].to_pylist() == pytest.approx([float(under.stdout)])
 
 
 def test_torch_may_be_there_before_the_script(tmp_path):
     path = script(tmp_path, "train(3, *parts(2.0**10))\n")
-    before = "import torch; from ampwatch.integrations.script import prepare; prepare(); "
-    under = ran(tmp_path, "-c", before + f"import runpy; runpy.run_path({path.name!r})")
+    under = watched_within(tmp_path, path.name, AMPWATCH_RUN_OPTIONS="{}")
     assert under.returncode == 0, under.stderr
     assert len(ampwatch.list_runs(tmp_path / "ampwatch-runs")) == 1

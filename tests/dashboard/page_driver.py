@@ -6,12 +6,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import children
 import pytest
 from streamlit.testing.v1 import app_test
 
@@ -81,6 +81,13 @@ class Tab:
             rows = int(self.page.locator("[data-drawn]").first.get_attribute("data-drawn"))
             self.drawn(rows + 1)
 
+    def settled(self) -> None:
+        """Wait until the server has nothing more to say, and a chart that is there is drawn."""
+        self.page.wait_for_function(
+            "() => document.querySelector('[data-test-script-state=notRunning]')"
+            " && [...document.querySelectorAll('.aw-plot')].every(plot => plot.drawn)"
+        )
+
     def lines(self) -> list[dict[str, list[float | None]]]:
         """The points of every line as they were drawn, from the top."""
         return self.page.evaluate(
@@ -130,8 +137,8 @@ def tab(one: Any, scheme: str = "light", size: tuple[int, int] = (1400, 1000)) -
 def training(folder: Path, name: str, *words: object, **environment: str) -> Iterator[Any]:
     """A real training in a process of its own; killed if it still runs at the end."""
     script = Path(__file__).with_name("slow_training.py")
-    child = subprocess.Popen(
-        [sys.executable, str(script), name, *map(str, words)],
+    child = children.start(
+        script, name, *words,
         env={
             **os.environ, "AMPWATCH_DIR": str(folder), "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(Path(ampwatch.__file__).parents[1]), **environment,

@@ -6,18 +6,12 @@ import re
 
 import numpy as np
 import pytest
-from page_driver import browser, needs_browser, tab, training
+from page_driver import needs_browser, tab, training
 
 from ampwatch import store
 from ampwatch.cli.dashboard import Server
 
 pytestmark = needs_browser
-
-
-@pytest.fixture(scope="module")
-def one():
-    with browser() as started:
-        yield started
 
 
 @pytest.fixture
@@ -51,7 +45,7 @@ def test_a_run_appears_moves_and_leaves_zoom_and_hover_to_the_reader(one, folder
             label = page.page.locator(".aw-label").first
             label.wait_for()
             step = label.inner_text().split("\n")[0]
-            page.refreshes(10)
+            page.refreshes(5)
             assert page.axis() == zoomed
             assert label.inner_text().split("\n")[0] == step
             assert f"span={zoomed[0]}-{zoomed[1]}" in page.page.url

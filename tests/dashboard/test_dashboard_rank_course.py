@@ -7,11 +7,12 @@ import time
 import numpy as np
 from course import SCALE
 from desk import Desk
+from layer_rows import exponents
 from rank_course import RankNumbers, column_of
 from written_runs import event_columns
 
 from ampwatch import codec, store
-from ampwatch.rows import Table
+from ampwatch.rows import EXPONENT_BINS, Table
 
 NOW = time.time_ns()
 SECOND = 10**9
@@ -144,3 +145,18 @@ def test_of_many_ranks_the_lowest_and_those_that_a_finding_names_are_drawn(tmp_p
         (11,)
     ]
     assert look.shown == (0, 1, 2, 3, 4, 5, 6, 11)
+
+
+def test_a_histogram_of_all_ranks_is_their_sum_within_the_window_that_suits_all(tmp_path):
+    path, bins = two_ranks(tmp_path), EXPONENT_BINS
+    for rank, (low, high) in enumerate([(4.0, 64.0), (2.0, 8.0)]):
+        writer = store.RankWriter(path, rank)
+        info = {"step": [0], "layer": [0], "name": ["head"], "order": [0]}
+        writer.append(codec.encode(Table.LAYER_INFO, info))
+        counts = [[7] * bins, [rank + 1] * bins]
+        rows = {"step": [0, 5], "layer": [0, 0], "exponents": counts, "scale_low": [low] * 2}
+        writer.append(codec.encode(Table.LAYERS, rows | {"scale_high": [high] * 2}))
+        writer.close()
+    found = exponents(store.open_run(path), "head", None)
+    assert (found.step, found.scale_low, found.scale_high) == (5, 4.0, 8.0)
+    assert found.counts.tolist() == [3] * bins

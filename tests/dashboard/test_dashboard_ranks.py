@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from page_driver import PAGES, PATIENCE_MS, browser, needs_browser, tab
+from page_driver import PAGES, PATIENCE_MS, needs_browser, tab
 
 import ampwatch
 from ampwatch import store
-from ampwatch.cli.dashboard import Server
 from ampwatch.cli.demo import SCENARIOS, train
 
 pytestmark = [
@@ -25,39 +25,23 @@ BAD = 1  # the rank whose text is bad
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with the run of the demo's two processes."""
-    folder = tmp_path_factory.mktemp("ranks")
-    kept = {name: os.environ.get(name) for name in ("XDG_STATE_HOME", "AMPWATCH_ENDPOINT")}
-    os.environ |= {"XDG_STATE_HOME": str(folder / ".state"), "AMPWATCH_ENDPOINT": "off"}
-    train(next(one for one in SCENARIOS if one.ranks == 2), folder / "pair", seed=0)
-    yield folder
-    for name, value in kept.items():
-        os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+def place(folder):
+    """A folder for the run of the demo's two processes."""
+    return folder
 
 
 @pytest.fixture(scope="module")
-def run(place):
-    return store.open_run(place / "pair")
+def training(place):
+    """The two processes: they train from here on, and end by themselves."""
+    pair = next(one for one in SCENARIOS if one.ranks == 2)
+    with ThreadPoolExecutor(1) as worker:
+        yield worker.submit(train, pair, place / "pair", 0)
 
 
 @pytest.fixture(scope="module")
-def server(place):
-    with Server([place]) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def one():
-    with browser() as started:
-        yield started
-
-
-@pytest.fixture
-def page(one, server):
-    with tab(one) as opened:
-        yield opened
-        assert opened.troubles == []
+def run(training):
+    """Their run, at its end."""
+    return store.open_run(training.result())
 
 
 def of_rank(run, rank, column):
@@ -92,6 +76,21 @@ def choose(page, words):
     page.page.get_by_role("option", name=words, exact=True).click()
 
 
+def test_both_ranks_are_drawn_as_they_train(page, place, server, training):
+    """The first of the tests, so that it sees the training that all of them look at."""
+    while not (place / "pair" / "run.json").exists():
+        assert not training.done() or training.result()
+        time.sleep(0.1)
+    page.open(f"{server.url}/?run=pair")
+    page.drawn(20)
+    page.says("live, ")
+    page.refreshes(3)
+    run = store.open_run(training.result())
+    page.drawn(200)
+    for rank in (0, BAD):
+        wait_until(lambda rank=rank: is_drawn(page, of_rank(run, rank, "loss")))
+
+
 def test_the_page_names_the_rank_and_the_layer_and_draws_both_ranks(page, server, run):
     page.open(server.url)
     page.drawn(200)
@@ -113,14 +112,14 @@ def test_one_rank_is_chosen_in_the_sidebar_and_told_by_the_address(page, server,
     page.drawn(200)
     for rank in (BAD, 0):
         choose(page, f"rank {rank}")
-        page.page.wait_for_url(f"**rank={rank}**")
+        page.page.wait_for_url(re.compile(f"rank={rank}"))
         theirs, others = (of_rank(run, one, "loss") for one in (rank, 1 - rank))
         wait_until(lambda: is_drawn(page, theirs) and not is_drawn(page, others))  # noqa: B023
     choose(page, "all 2 ranks")
     page.page.wait_for_function("() => !location.search.includes('rank=')")
 
 
-def test_every_page_tells_the_ranks_apart_and_is_kept_as_a_picture(one, server, tmp_path):
+def test_every_page_tells_the_ranks_apart_and_is_kept_as_a_picture(one, server, run, tmp_path):
     shots = Path(os.environ.get("AMPWATCH_SCREENSHOTS", tmp_path))
     shots.mkdir(exist_ok=True)
     with tab(one) as page:
@@ -128,7 +127,7 @@ def test_every_page_tells_the_ranks_apart_and_is_kept_as_a_picture(one, server, 
         page.drawn(200)
         for name in PAGES:
             page.go(name)
-            page.page.wait_for_timeout(700)  # a chart's first drawing
+            page.settled()
             assert page.page.locator("[data-testid=stException], .aw-problem").count() == 0
             page.page.screenshot(path=shots / f"ranks-{name.split()[0].lower()}.png")
         page.go("Findings")
@@ -138,22 +137,4 @@ def test_every_page_tells_the_ranks_apart_and_is_kept_as_a_picture(one, server, 
         page.go("Memory and device")
         titles = page.page.locator(".stMain p.aw-title").all_inner_texts()
         assert [title.split(" ·")[0] for title in titles] == ["rank 0", "rank 1"]
-        assert page.troubles == []
-
-
-def test_both_ranks_are_drawn_as_they_train(one, place, server):
-    pair = next(one for one in SCENARIOS if one.ranks == 2)
-    with ThreadPoolExecutor(1) as worker, tab(one) as page:
-        training = worker.submit(train, pair, place / "live", 3)
-        while not (place / "live" / "run.json").exists():
-            assert not training.done() or training.result()
-            time.sleep(0.1)
-        page.open(f"{server.url}/?run=live")
-        page.drawn(20)
-        page.says("live, ")
-        page.refreshes(3)
-        run = store.open_run(training.result())
-        page.drawn(200)
-        for rank in (0, BAD):
-            wait_until(lambda rank=rank: is_drawn(page, of_rank(run, rank, "loss")))
         assert page.troubles == []

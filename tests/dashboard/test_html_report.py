@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from page_driver import browser, needs_browser, tab
+from page_driver import needs_browser, tab
 from test_report import letter_of
 from written_runs import event_columns, step_columns, write_run
 
@@ -34,12 +34,6 @@ def own_part(text: str) -> str:
 
 def words(text: str) -> list[str]:
     return text.split()
-
-
-@pytest.fixture(scope="module")
-def one():
-    with browser() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -100,6 +100,9 @@ def test_a_half_precision_training_is_logged_with_its_scale_and_skips(tmp_path):
     assert type(one.train_scaler) is torch.amp.GradScaler
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.6", reason="Transformers loads no checkpoint with this torch"
+)
 def test_a_training_resumed_from_a_checkpoint_begins_at_its_step(tmp_path):
     trainer(tmp_path, [], save_strategy="steps", save_steps=4).train()
     one = trainer(tmp_path, [callback(tmp_path)], max_steps=8)

@@ -1,7 +1,7 @@
 """A child of test_invisible_examples: run every example in one process and print a digest of each.
 
-run_examples.py bare|watched FOLDER STEPS. What an example makes is kept by wrapping the
-constructors of optimizers and scalers, in both modes alike.
+run_examples.py FOLDER STEPS, watched unless AMPWATCH=0. What an example makes is kept by wrapping
+the constructors of optimizers and scalers, in both alike.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import hashlib
 import importlib.util
 import io
 import json
-import os
 import random
 import re
 import sys
@@ -80,10 +79,8 @@ def can_run(path: Path) -> bool:
 
 
 def main() -> None:
-    mode, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    folder, steps = Path(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
-    if mode == "bare":
-        os.environ["AMPWATCH"] = "0"
     made: list[Any] = []
     keep_what_is_made(torch.optim.Optimizer, made)
     keep_what_is_made(torch.amp.GradScaler, made)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 
+import children
 import pytest
 import torch
 
@@ -44,7 +44,7 @@ class End:
         return self.errors.count("AmpwatchWarning:")
 
 
-def start(log_dir: Path, *options: str) -> subprocess.Popen[str]:
+def start(log_dir: Path, *options: str) -> children.Running:
     environment = {
         **os.environ,
         "AMPWATCH_STRICT": "0",
@@ -52,13 +52,10 @@ def start(log_dir: Path, *options: str) -> subprocess.Popen[str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(CHILD.parents[2]),
     }
-    return subprocess.Popen(
-        [sys.executable, str(CHILD), str(log_dir), *options],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    return children.start(CHILD, log_dir, *options, env=environment, stdout=PIPE, stderr=PIPE)
 
 
-def finish(child: subprocess.Popen[str]) -> End:
+def finish(child: children.Running) -> End:
     output, errors = child.communicate(timeout=100)
     return End(child.returncode, output, errors)
 
@@ -215,7 +212,7 @@ def test_nothing_acknowledged_is_lost_to_kill_9(tmp_path: Path) -> None:
             assert_all_acknowledged_rows_are_readable(finish(child), folder / "run")
 
 
-def wait_until_ready(child: subprocess.Popen[str]) -> None:
+def wait_until_ready(child: children.Running) -> None:
     assert child.stdout is not None
     for line in child.stdout:
         if line == "ready\n":

@@ -49,7 +49,7 @@ class Watched:
         self.observer.arm()
         run()
         pack = Pack()
-        captured = self.observer.collect(pack)
+        captured = self.observer.collect().capture(pack)
         pack.seal()
         assert pack.ready()
         assert captured is not None

@@ -83,4 +83,7 @@ def work(rank, meet, folder):
 
 
 if __name__ == "__main__":
-    multiprocessing.spawn(work, args=tuple(sys.argv[1:3]), nprocs=WORLD)
+    multiprocessing.start_processes(
+        work, args=tuple(sys.argv[1:3]), nprocs=WORLD,
+        start_method="fork" if sys.platform == "linux" else "spawn",  # loading torch takes longer
+    )  # fmt: skip

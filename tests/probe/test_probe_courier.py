@@ -110,6 +110,23 @@ def test_a_log_that_hangs_costs_rows_but_no_memory_and_no_time(carried, monkeypa
     assert len(carried.log.rows(Table.STEPS)) == 100
 
 
+def test_a_record_that_cannot_be_digested_costs_no_other(carried, monkeypatch):
+    monkeypatch.setattr(carried.courier._guard, "_strict", False)
+    for number in range(3):
+        carried.step(number)
+    carried.courier._queue[1].scale_at = 99  # there is no such value
+    with pytest.warns(AmpwatchWarning, match="IndexError"):
+        carried.flush()
+    carried.step(3)
+    carried.flush()
+    assert [row["step"] for row in carried.log.rows(Table.STEPS)] == [0, 2, 3]
+    gap = next(row for row in carried.log.rows(Table.EVENTS) if row["kind"] == "gap")
+    assert json.loads(gap["detail"]) == {
+        "lost_rows": 1,
+        "why": "they could not be made from what was seen",
+    }
+
+
 def test_devices_are_sampled_with_the_rows(carried):
     carried.step(0)
     carried.flush()

@@ -99,6 +99,7 @@ def test_an_operation_between_modules_is_named_by_the_module_around_it() -> None
     trial = Trial(nn.Sequential(nn.Linear(16, 16), Exponential(), nn.Linear(16, 4)))
     culprit = trial.overflow()
     assert (culprit.direction, culprit.layer, culprit.exact) == (Direction.FORWARD, "1", True)
+    assert culprit.between == ("1.inner", "1.outer")
 
 
 class Repeated(nn.Module):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+import children
 import psutil
 import pynvml
 import pytest
@@ -312,9 +313,7 @@ columns = sampler.sample(1)
 print(columns["device"], columns["allocated_bytes"], columns["total_bytes"],
       torch.cuda.is_initialized(), threading.active_count())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd()
-    )
+    done = children.run("-c", code, env=os.environ)
     assert done.stdout.strip() == "['cuda:0', 'xpu:0'] [None, None] [None, None] False 1"
 
 

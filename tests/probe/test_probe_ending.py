@@ -6,18 +6,17 @@ import importlib.util
 import itertools
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+import children
 import pytest
 
 from ampwatch.probe import ending
 from ampwatch.probe.ending import reason
 
 CHECKOUT = Path(ending.__file__).parents[2]
-PATIENT_S = 120
 
 # `watch()` is what a watch does at its beginning; `said` is a line for each end that was noticed.
 PREAMBLE = """
@@ -46,70 +45,27 @@ def watch():
 """
 
 
-# Imports torch once, and for each script becomes, by a fork, the process that runs it: what the
-# script raises is uncaught at the top of this program, and its interpreter ends as any other.
-NURSERY = """
-import os, runpy, sys
-import ampwatch.probe
-for line in sys.stdin:
-    script, out, errors = line.rstrip("\\n").split("\\t")
-    child = os.fork()
-    if child == 0:
-        break
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-else:
-    sys.exit()
-for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, os.devnull, os.O_WRONLY),
-                            (2, errors, os.O_WRONLY | os.O_CREAT)):
-    os.dup2(os.open(path, flags), number)
-sys.argv = [script, out]
-runpy.run_path(script, run_name="__main__")
-"""
-
-
 def environment(folder: Path) -> dict[str, str]:
     paths = {"PYTHONPATH": f"{CHECKOUT}{os.pathsep}{folder}", "IPYTHONDIR": str(folder)}
     return {**os.environ, **paths, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory) -> Iterator[subprocess.Popen[str] | None]:
-    """The program that forks; None where the system does not, and each test starts its own."""
-    if not hasattr(os, "fork"):
-        yield None
-        return
-    with subprocess.Popen(
-        [sys.executable, "-c", NURSERY],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=environment(tmp_path_factory.mktemp("nursery")),
-    ) as process:  # fmt: skip
-        yield process
-        process.stdin.close()
-
-
 @pytest.fixture
-def run(tmp_path, nursery) -> Callable[..., tuple[list[str], int, str]]:
+def run(tmp_path) -> Callable[..., tuple[list[str], int, str]]:
     """Runs a script: what its watches said at their end, its exit code, and its stderr."""
     numbers = itertools.count()
 
     def run_script(body: str, *interpreter: str) -> tuple[list[str], int, str]:
         folder = tmp_path / str(next(numbers))
         folder.mkdir()
-        script, out, errors = folder / "train.py", folder / "said", folder / "errors"
+        script, out = folder / "train.py", folder / "said"
         script.write_text(PREAMBLE + body)
-        if interpreter or nursery is None:
-            with errors.open("w") as stderr:
-                code = subprocess.run(
-                    [sys.executable, *(interpreter or (str(script),)), str(out)],
-                    stderr=stderr, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                    timeout=PATIENT_S, env=environment(folder), cwd=folder,
-                ).returncode  # fmt: skip
-        else:
-            nursery.stdin.write(f"{script}\t{out}\t{errors}\n")
-            nursery.stdin.flush()
-            code = int(nursery.stdout.readline())
+        done = children.run(
+            *(interpreter or (script,)), out, env=environment(folder), cwd=folder,
+            fresh=bool(interpreter),
+        )  # fmt: skip
         said = out.read_text().splitlines() if out.exists() else []
-        return said, code, errors.read_text()
+        return said, done.returncode, done.stderr
 
     return run_script
 

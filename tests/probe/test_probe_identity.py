@@ -11,6 +11,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
+import children
 import pytest
 
 from ampwatch.probe import identity, launcher
@@ -127,10 +128,7 @@ dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, wor
 print(identity.rank({"RANK": "7", "WORLD_SIZE": "9"}), identity.world_size({"WORLD_SIZE": "9"}))
 dist.destroy_process_group()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "rendezvous")],
-        capture_output=True, text=True, check=True, env=child_environment(),
-    )  # fmt: skip
+    done = children.run("-c", code, tmp_path / "rendezvous", env=child_environment())
     assert done.stdout.split() == ["0", "1"]
 
 
@@ -194,10 +192,9 @@ def work(rank, folder, rendezvous):
     out = tmp_path / "out"
     out.mkdir()
     for attempt in ("a", "b"):
-        subprocess.run(
-            [sys.executable, str(script), str(out), str(tmp_path / f"rendezvous-{attempt}")],
-            check=True, env=child_environment(), capture_output=True, timeout=120,
-        )  # fmt: skip
+        rendezvous = tmp_path / f"rendezvous-{attempt}"
+        done = children.run(script, out, rendezvous, env=child_environment())
+        assert done.returncode == 0, done.stderr
     everybody = said(out)
     assert [r[2] for r in everybody] == [0, 0, 1, 1]
     ids = [r[0] for r in everybody]

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ampwatch.integrations.telling import tell_of_calls
 from ampwatch.probe import devices, last_words
 from ampwatch.probe.devices import DeviceRow, DeviceSampler
 from ampwatch.probe.last_words import describe, passed_through
@@ -85,6 +86,20 @@ def test_an_operation_unsafe_under_autocast_is_named_though_its_module_is_not_wa
     assert (words.layer, words.kind, words.param_dtypes) == (None, None, {})
     assert words.operation.startswith("torch/nn/functional.py:")
     assert words.operation.endswith(", in binary_cross_entropy")
+    assert words.user_frame.endswith(", in train")
+
+
+def test_a_call_that_we_pass_on_is_not_where_the_user_looks_first() -> None:
+    class Loss:
+        backward = torch.autograd.backward
+
+    tell_of_calls(Loss, "backward", lambda _loss: None)
+
+    def train() -> None:
+        Loss().backward()
+
+    words = describe(failure_of(train), {})
+    assert "torch/autograd" in words.operation
     assert words.user_frame.endswith(", in train")
 
 

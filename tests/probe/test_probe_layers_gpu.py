@@ -52,7 +52,7 @@ def test_an_armed_step_adds_no_synchronisation(
             observer.arm()
             backward(model, series)
             pack = Pack()
-            assert observer.collect(pack) is not None
+            assert observer.collect().capture(pack) is not None
             observer.collect_first(pack)
             pack.seal()
             observer.disarm()
@@ -80,7 +80,7 @@ def watched_step(watched: Watched, series: torch.Tensor) -> None:
     watched.observer.arm()
     backward(watched.model, series)
     pack = Pack()
-    captured = watched.observer.collect(pack)
+    captured = watched.observer.collect().capture(pack)
     pack.seal()
     torch.cuda.synchronize()
     assert pack.ready()

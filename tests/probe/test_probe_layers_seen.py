@@ -8,6 +8,9 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections import UserDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from ampwatch.probe.layers import LayerObserver
 from ampwatch.probe.models import survey
 from ampwatch.probe.products import product_of
 from ampwatch.probe.readback import Pack
+from ampwatch.probe.tensors import tensors_in
 
 ROWS = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
 
@@ -319,7 +323,7 @@ def test_a_copy_of_an_armed_model_is_not_watched() -> None:
         watched.observer.collect_first(pack)
         watched.observer.arm()
         square(copied).backward()
-        assert watched.observer.collect(pack).visits == ()
+        assert watched.observer.collect().capture(pack).visits == ()
         assert watched.observer.collect_first(pack) == []
 
 
@@ -523,30 +527,52 @@ def test_functional_transforms_pass_through_unseen() -> None:
     assert watched.step(run).cells("0").input_amax == ROWS.abs().max().item()
 
 
-def test_a_users_dispatch_mode_does_not_see_our_operations() -> None:
-    from torch.utils.flop_counter import FlopCounterMode
+def test_a_view_that_was_written_to_twice_is_hooked_without_harm() -> None:
+    """Without a look at `grad_fn` before, torch 2.13 ends the process here."""
 
-    class Names(torch.utils._python_dispatch.TorchDispatchMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen: set[str] = set()
+    class Writes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            view = x.view(-1).view(x.shape)
+            view += 1
+            view[:, 0] = 0
+            return view
 
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.seen.add(str(func))
-            return func(*args, **(kwargs or {}))
+    model = nn.Sequential(nn.Linear(16, 16), Writes(), nn.Linear(16, 4))
+    watched = Watched(model).step(lambda: square(model).backward())
+    assert watched.cells("1").out_grad_amax > 0
 
+
+def test_containers_are_looked_into_without_running_code_of_theirs() -> None:
+    class Lazy(Mapping):  # type: ignore[type-arg]
+        def __getitem__(self, key: str) -> Tensor:
+            raise AssertionError("it would load now")
+
+        def __iter__(self) -> Iterator[str]:
+            return iter("a")
+
+        def __len__(self) -> int:
+            return 1
+
+    class Whole(list):  # type: ignore[type-arg]
+        def __getitem__(self, at: object) -> Tensor:
+            raise TypeError("no slices")
+
+    @dataclass
+    class Unset:
+        x: Tensor
+        later: Tensor = field(init=False)
+
+    assert tensors_in(Lazy()) == []
+    assert [*tensors_in(Whole([ROWS])), *tensors_in(Unset(ROWS))] == [ROWS, ROWS]
+    assert tensors_in(UserDict(a=ROWS), {"b": ROWS}) == [ROWS, ROWS]
+
+
+def test_nested_tensors_pass_through_unmeasured() -> None:
     model = mlp()
-    watched = Watched(model)
-
-    def run() -> None:
-        with mode, FlopCounterMode(display=False):
-            square(model).backward()
-
-    mode = Names()
-    watched.step(run)
-    assert watched.cells("0").out_grad_amax > 0
-    assert not {name for name in mode.seen if "aminmax" in name or "foreach" in name}
-    assert {name for name in mode.seen if "addmm" in name}
+    rows = torch.nested.nested_tensor([ROWS[:3], ROWS[3:]], layout=torch.jagged)
+    watched = Watched(model).step(lambda: model(rows).values().square().mean().backward())
+    assert (watched.info("0").kind, watched.info("0").rows) == ("Linear", None)
+    assert watched.cells("0").input_amax is None
 
 
 def test_inputs_made_in_inference_mode_are_measured() -> None:

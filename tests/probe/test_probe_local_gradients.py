@@ -32,7 +32,7 @@ def observed(model):
     observer.arm()
     model(torch.ones(2, 4)).sum().backward()
     pack = Pack()
-    observer.collect(pack)
+    observer.collect().capture(pack)
     observer.collect_local(pack)
     observer.collect_first(pack)
     return observer

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
 import weakref
+from collections import Counter
 
 import pytest
 import torch
 from loop_harness import Trainer, column, events
 from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampwatch
+from ampwatch.errors import AttachError
+from ampwatch.probe import loop
+from ampwatch.probe.guard import AmpwatchWarning
 
 
 def test_each_update_closes_one_row(tmp_path):
@@ -272,6 +280,24 @@ def test_what_the_user_logs_stands_in_the_step_in_progress(tmp_path):
     assert column(run, "val_loss") == [2.5, None, None]
 
 
+def test_what_is_no_number_is_said_and_keeps_nothing_else_from_the_log(tmp_path):
+    class Wordless:
+        def __str__(self):
+            raise ValueError
+
+    trainer = Trainer(tmp_path, config={"object": Wordless()})
+    logged = {"phase": "train", "many": torch.tensor([1, 2]), "spectrum": torch.ones(2) * 1j}
+    with pytest.warns(AmpwatchWarning, match="is no number"):
+        trainer.watch.log(**logged)
+    for _ in range(2):
+        trainer.step()
+        trainer.watch.log(**logged)  # said once
+    trainer.step()
+    run = trainer.read()
+    assert column(run, "many") == [1.5] * 3
+    assert not {"phase", "spectrum"} & set(run.steps.column_names)
+
+
 def test_a_scale_set_by_hand_and_a_saved_state_are_events(tmp_path):
     trainer = Trainer(tmp_path)
     trainer.step()
@@ -301,6 +327,104 @@ def test_another_optimizer_over_the_same_parameters_replaces_the_first(tmp_path)
     run = trainer.read()
     assert column(run, "lr") == [0.1, 0.2]
     assert len(events(run, "optimizer-replaced")) == 1
+
+
+def test_parameters_that_take_the_place_of_others_are_those_that_are_measured(tmp_path):
+    """As in Gaussian splatting, where points come and go; and as many as before."""
+    trainer = Trainer(tmp_path)
+    norms, moves = [], []
+    for number in range(6):
+        if number == 3:
+            weight = nn.Parameter(torch.randn(8, 4))
+            trainer.optimizer.param_groups[0]["params"][0] = trainer.model[0].weight = weight
+        before = [p.detach().clone() for p in trainer.model.parameters()]
+        trainer.step()
+        norms.append(total_norm(trainer.model))
+        pairs = zip(trainer.model.parameters(), before, strict=True)
+        moves.append(torch.stack([(p.detach() - old).norm() for p, old in pairs]).norm().item())
+    run = trainer.read()
+    assert column(run, "grad_norm") == pytest.approx(norms, rel=1e-5)
+    assert column(run, "update_norm") == pytest.approx(moves, rel=1e-4)
+
+
+def test_a_layer_that_comes_after_attach_is_said(tmp_path):
+    trainer = Trainer(tmp_path)
+    trainer.model[2] = nn.Linear(8, 2)
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    with pytest.warns(AmpwatchWarning, match="layer 2 came to the model after attach"):
+        trainer.step()
+    trainer.step()
+    assert column(trainer.read(), "grad_norm")[1] == pytest.approx(total_norm(trainer.model))
+
+
+def test_losses_count_when_other_layers_are_unfrozen_than_were_at_first(tmp_path):
+    trainer = Trainer(tmp_path)
+    trainer.watch.close()
+    trainer.model[0].requires_grad_(False)
+    trainer.watch = ampwatch.attach(trainer.scaler, trainer.model, log_dir=tmp_path, run="s")
+    losses = []
+    for number in range(12):
+        if number == 1:
+            for parameter in trainer.model.parameters():
+                parameter.requires_grad_(not parameter.requires_grad)
+        losses.append(trainer.step())
+    assert column(trainer.read(), "loss") == losses
+
+
+class Names(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Calls(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = Counter()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen[getattr(func, "__name__", "")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", [Names, Calls])
+def test_a_users_mode_does_not_see_our_operations(tmp_path, kind):
+    def training(*, watched):
+        trainer = Trainer(tmp_path)
+        if not watched:
+            trainer.watch.close()
+        with kind() as mode:
+            for _ in range(3):
+                trainer.step()
+        trainer.watch.close()
+        return mode.seen
+
+    assert training(watched=True) == training(watched=False) != Counter()
+
+
+def test_a_wrapper_that_takes_no_hooks_is_watched_by_its_scaler_and_refused_without(tmp_path):
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner):  # as several published ones, without torch's own
+            self.inner, self.param_groups = inner, inner.param_groups
+
+        def step(self):
+            self.inner.step()
+
+    trainer = Trainer(tmp_path)
+    trainer.optimizer = Wrapper(trainer.optimizer)
+    for _ in range(3):
+        for parameter in trainer.model.parameters():
+            parameter.grad = None
+        trainer.backward()
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+    assert None not in column(trainer.read(), "update_norm")
+    with pytest.raises(AttachError, match="the one inside"):
+        ampwatch.attach(None, trainer.model, optimizer=trainer.optimizer)
 
 
 def test_without_an_enabled_scaler_a_step_ends_with_the_optimizer(tmp_path):
@@ -345,6 +469,74 @@ def test_without_a_scaler_norms_stand_before_and_after_clipping(tmp_path, clip_f
     assert None not in column(run, "loss")
 
 
+def test_a_step_that_never_ends_is_said_and_costs_no_more_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "MOST_FORWARDS", 8)
+    trainer = Trainer(tmp_path, enabled=False)
+    for _ in range(7):
+        trainer.loss().backward()
+    with pytest.warns(AmpwatchWarning, match="no optimizer step was seen"):
+        trainer.loss().backward()
+    kept = len(trainer.watch._loop.current().pack.values)
+    for _ in range(20):
+        trainer.loss().backward()
+    assert len(trainer.watch._loop.current().pack.values) == kept
+    assert not trainer.model[0]._forward_hooks
+    trainer.step()
+    trainer.step()
+    assert column(trainer.read(), "step") == [0, 1]
+
+
+def test_a_compiled_optimizer_is_left_as_it_is(tmp_path):
+    """No graph more, and nothing of ours in it: its steps are not seen."""
+
+    def graphs(*, watched):
+        torch._dynamo.reset()
+        trainer = Trainer(tmp_path, enabled=False)
+        if not watched:
+            trainer.watch.close()
+        count = CompileCounter()
+        step = torch.compile(trainer.optimizer.step, backend=count)
+        for _ in range(3):
+            trainer.loss().backward()
+            step()
+        trainer.watch.close()
+        return count.frame_count, count.op_count
+
+    assert graphs(watched=True) == graphs(watched=False) != (0, 0)
+
+
+def test_an_optimizer_that_steps_another_makes_one_step(tmp_path):
+    class Around(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {"lr": 0.1})
+            self.inner = torch.optim.SGD(self.param_groups, lr=0.1)
+
+        def step(self):
+            self.inner.step()
+            if self.inner.param_groups[0]["lr"] == 0.0:
+                raise ArithmeticError
+
+    model = nn.Linear(4, 2)
+    optimizer = Around(model.parameters())
+    watch = ampwatch.attach(None, model, optimizer=optimizer, log_dir=tmp_path, run="r")
+
+    def step(stepping):
+        model(torch.ones(3, 4)).square().mean().backward()
+        stepping.step()
+        stepping.zero_grad()
+
+    step(optimizer)
+    optimizer.param_groups[0]["lr"] = 0.0
+    with pytest.raises(ArithmeticError):
+        step(optimizer)
+    optimizer.param_groups[0]["lr"] = 0.1
+    step(optimizer.inner)  # nobody steps around it now
+    watch.close()
+    run = ampwatch.open_run(watch.run_folder)
+    assert column(run, "step") == [0, 1, 1]  # what failed never ended its step
+    assert column(run, "optimizer") == [0, 0, 1]
+
+
 def test_steps_go_on_from_the_start_step(tmp_path):
     trainer = Trainer(tmp_path, start_step=500)
     trainer.step()
@@ -362,6 +554,16 @@ def test_layers_are_written_on_sampled_steps_and_around_an_overflow(tmp_path):
     ring = set(range(150 - 63, 151))
     armed = set(range(151, 171))
     assert steps == sampled | ring | armed
+
+
+def test_a_forward_pass_that_fails_where_nobody_looks_is_waited_for_longer_each_time(tmp_path):
+    """Every 30th step: the twenty steps after one, as after any skip, never meet the next."""
+    trainer = Trainer(tmp_path, layer_every=1000)
+    for number in range(200):
+        trainer.step(math.nan if number % 30 == 29 else 1.0)
+    told = [e for e in trainer.read().events.to_pylist() if e["kind"] == "overflow"]
+    seen = {e["step"] for e in told if json.loads(e["detail"]).get("direction") == "loss"}
+    assert seen == {89, 119, 149, 179}
 
 
 def test_gradient_norms_by_layer_are_those_of_its_parameters(tmp_path):
@@ -540,3 +742,24 @@ def test_a_batch_size_that_has_changed_for_good_is_an_event_of_its_first_step(
     tmp_path, sizes, expected
 ):
     assert batches_of(Trainer(tmp_path), sizes) == expected
+
+
+def test_a_scaler_that_nobody_uses_is_none_until_somebody_does(tmp_path):
+    trainer = Trainer(tmp_path)
+    norms = []
+
+    def plain_step():
+        trainer.optimizer.zero_grad()
+        trainer.loss().backward()
+        norms.append(nn.utils.clip_grad_norm_(trainer.model.parameters(), 0.1).item())
+        trainer.optimizer.step()
+
+    with pytest.warns(AmpwatchWarning, match="without one, until it is used"):
+        plain_step()
+    plain_step()
+    trainer.step()
+    run = trainer.read()
+    assert column(run, "scale") == [None, None, 1024.0]
+    assert column(run, "stepped") == [True] * 3
+    assert column(run, "grad_norm")[:2] == [None, norms[1]]  # no one looked before the first
+    assert not events(run, "misuse")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
+import children
 import pytest
 import torch
 from ranks_training import SCENARIOS
@@ -29,8 +29,8 @@ def trained(tmp_path_factory):
     environment = {**os.environ, "AMPWATCH_ENDPOINT": "off", "AMPWATCH_STRICT": "1",
                    "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(ampwatch.__file__).parents[1]),
                    "XDG_STATE_HOME": str(folder)}  # fmt: skip
-    subprocess.run([sys.executable, script, folder / "meet", folder], env=environment, check=True,
-                   capture_output=True, timeout=170)  # fmt: skip
+    done = children.run(script, folder / "meet", folder, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
     return folder
 
 

@@ -119,6 +119,24 @@ def test_bfloat16_parameters_are_seen_too():
     assert math.sqrt((moved * slices.layout.weights).sum()) == pytest.approx(norm, rel=0.1)
 
 
+def test_complex_weights_and_a_wide_default_dtype_are_seen_too():
+    held = [*parameters([(64, 64)], torch.float64), *parameters([(9, 9)], torch.complex64)]
+    torch.set_default_dtype(torch.float64)
+    try:
+        slices = Slices(held, range(len(held)))
+        pack = Pack()
+        before = slices.before(fresh=True)
+        for _ in range(2):  # the second is multiplied with the first
+            with torch.no_grad():
+                moved = [p.mul_(2.0) for p in held]
+            update = slices.compare(before, before := slices.after(), pack)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    squares = np.array(pack.values[update.moved_at : update.moved_at + 2]) ** 2
+    norms = np.sqrt(squares * slices.layout.weights)
+    assert norms == pytest.approx([m.norm().item() / 2 for m in moved], rel=0.1)
+
+
 def test_channels_last_weights_are_seen_through_their_own_memory():
     held = [torch.nn.Parameter(torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last))]
     slices, before, after, norm, _ = one_step(held, lambda p: p.mul_(1.5))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import gc
 import io
-import subprocess
-import sys
+import os
 import threading
 import time
 import weakref
 
+import children
 import pytest
 import torch
 from torch import nn
@@ -61,7 +61,7 @@ def wait_until(condition):
 @pytest.mark.parametrize("end", ["kept = train(30)", "train(30)"])
 def test_a_watch_that_nobody_keeps_loses_nothing(tmp_path, end):
     script = f"{LOOP}\n{end}\n"
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=120)
+    assert children.run("-c", script, tmp_path, env=os.environ).returncode == 0
     run = ampwatch.open_run(tmp_path / "r")
     assert run.steps["step"].to_pylist() == list(range(30))
     assert run.clean_end
@@ -208,8 +208,7 @@ def test_a_watch_let_go_just_before_the_end_is_still_written(tmp_path):
     script = f"{LOOP}\nimport gc\nparts = train(30)\ndel parts\ngc.collect()\n"
     for name in "abc":
         folder = tmp_path / name
-        child = subprocess.run([sys.executable, "-c", script, str(folder)], timeout=120)
-        assert child.returncode == 0
+        assert children.run("-c", script, folder, env=os.environ).returncode == 0
         run = ampwatch.open_run(folder / "r")
         assert run.steps.num_rows == 30
         assert run.clean_end

@@ -201,7 +201,7 @@ def test_a_log_made_to_harm_its_reader_is_refused_with_a_sentence(tmp_path: Path
     run = create_run(tmp_path, info())
     good = event("started")
     payload = bytearray(good.payload)
-    at = payload.index(struct.pack("<ii", 0, len("started")))
+    at = payload.rindex(struct.pack("<ii", 0, len("started")))  # the header has it too
     payload[at + 4 : at + 8] = struct.pack("<i", 1 << 30)  # a text beyond its buffer
     writer = RankWriter(run, 0)
     writer.append(Batch(Table.EVENTS, 1, bytes(payload)))

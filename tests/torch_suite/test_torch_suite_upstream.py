@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import children
 import pytest
 
 import ampwatch
@@ -34,11 +35,6 @@ def test_pytorchs_own_gradient_scaling_tests_pass_with_every_scaler_attached():
 
 def test_a_folder_without_pytorchs_tests_is_refused_with_a_sentence(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
-    done = subprocess.run(
-        [sys.executable, str(RUNNER), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+    done = children.run(RUNNER, tmp_path, env=environment)
     assert done.returncode == 2
     assert "pass PYTORCH/test" in done.stderr

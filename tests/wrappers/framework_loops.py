@@ -6,7 +6,6 @@ As a script it is the plain loop that `ampwatch run` watches: `framework_loops.p
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -178,15 +177,18 @@ def transformers_training(drive):
 
 def ampwatch_run(drive):
     """A script of its own, in a process of its own."""
+    import children  # not where this is the script
+
     out = drive.folder / "weights.pt"
     words = [__file__, out, drive.rate, drive.steps, "" if drive.spoilt is None else drive.spoilt]
     paths = [str(Path(ampwatch.__file__).parents[1]), str(Path(__file__).parent)]
     command = ["-m", "ampwatch", "run", "--run", "r", "--log-dir", drive.folder]
-    subprocess.run(
-        [str(word) for word in (sys.executable, *(command if drive.watched else ()), *words)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, check=True, timeout=120,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    if drive.watched:
+        done = children.run(*command, *words, env=environment, fresh=True)
+    else:
+        done = children.run(*words, env=environment)
+    assert done.returncode == 0, done.stderr
     return torch.load(out)
 
 

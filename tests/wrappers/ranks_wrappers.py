@@ -109,7 +109,7 @@ def whole(tensor):
 
 def work(rank, meet, folder):
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=WORLD)
-    for wrapper in RANK_WRAPPERS:
+    for wrapper in (one for one in RANK_WRAPPERS if one.runs):
         name, make = wrapper.name, MAKES[wrapper.name]
         truth = unwatched(make)
         ends, _ = watched(make, folder, run=name)
@@ -123,4 +123,7 @@ def work(rank, meet, folder):
 
 
 if __name__ == "__main__":
-    multiprocessing.spawn(work, args=tuple(sys.argv[1:3]), nprocs=WORLD)
+    multiprocessing.start_processes(
+        work, args=tuple(sys.argv[1:3]), nprocs=WORLD,
+        start_method="fork" if sys.platform == "linux" else "spawn",  # loading torch takes longer
+    )  # fmt: skip

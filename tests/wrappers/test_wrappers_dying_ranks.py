@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
+import children
 import pytest
 
 import ampwatch
@@ -32,10 +33,9 @@ def train_until_one_dies(folder, dies):
               "TORCHELASTIC_RUN_ID": f"killed-{dies}",
               "PYTHONPATH": os.pathsep.join(paths)}  # fmt: skip
     ranks = [
-        subprocess.Popen(
-            [sys.executable, script, folder, str(LAST_STEP)],
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE, text=True,
+        children.start(
+            script, folder, LAST_STEP,
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=PIPE,
         )
         for rank in range(WORLD)
     ]  # fmt: skip

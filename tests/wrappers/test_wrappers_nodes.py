@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import PIPE
 
+import children
 import pytest
 import torch
 from test_wrappers_dying_ranks import free_port
@@ -31,19 +31,17 @@ def environment(folder, **more):
     }  # fmt: skip
 
 
-def started(*command, **options):
-    return subprocess.Popen(
-        [sys.executable, *map(str, command)], stderr=subprocess.PIPE, text=True, **options
-    )
+def started(*words, env):
+    return children.start(*words, env=env, stderr=PIPE)
 
 
-def finish(*children):
+def finish(*running):
     try:
-        said = [child.communicate(timeout=150)[1] for child in children]
+        said = [child.communicate(timeout=150)[1] for child in running]
     finally:
-        for child in children:
+        for child in running:
             child.kill()
-    assert [child.returncode for child in children] == [0] * len(children), said
+    assert [child.returncode for child in running] == [0] * len(running), said
     return said
 
 
@@ -86,11 +84,11 @@ def test_a_rank_that_joins_late_is_in_the_run_and_accuses_nobody(tmp_path):
 
 
 def test_two_trainings_of_one_name_at_once_are_two_runs(tmp_path):
-    children = [
+    both = [
         started(SCRIPT, STEPS, "same", env=environment(tmp_path, AMPWATCH_ENDPOINT="off"))
         for _ in range(2)
     ]
-    finish(*children)
+    finish(*both)
     found = {run.path.name: ampwatch.open_run(run.path) for run in ampwatch.list_runs(tmp_path)}
     assert found.keys() == {"same", "same-2"}
     assert {run.steps.num_rows for run in found.values()} == {STEPS}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import children
 import pytest
 import torch
 from wrapper_parts import SPOILT, STEPS, culprits
@@ -15,7 +15,11 @@ from wrapper_rank_cells import RANK_WRAPPERS
 import ampwatch
 from ampwatch.diagnosis import Action
 
-every_wrapper = pytest.mark.parametrize("wrapper", RANK_WRAPPERS, ids=lambda wrapper: wrapper.name)
+no_fsdp2 = pytest.mark.skip(reason="this torch's fully_shard needs the GPU that it was built for")
+every_wrapper = pytest.mark.parametrize(
+    "wrapper",
+    [pytest.param(one, id=one.name, marks=[] if one.runs else no_fsdp2) for one in RANK_WRAPPERS],
+)
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed"),
     pytest.mark.skipif(sys.platform == "win32", reason="gloo meets in a file here"),
@@ -30,8 +34,7 @@ def trained(tmp_path_factory):
     paths = [str(Path(ampwatch.__file__).parents[1]), str(script.parent)]
     environment = {**os.environ, "AMPWATCH_STRICT": "1", "PYTHONPATH": os.pathsep.join(paths),
                    "XDG_STATE_HOME": str(folder)}  # fmt: skip
-    done = subprocess.run([sys.executable, script, folder / "meet", folder], env=environment,
-                          check=False, capture_output=True, text=True, timeout=170)  # fmt: skip
+    done = children.run(script, folder / "meet", folder, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return folder
 
@@ -88,7 +91,7 @@ def test_the_shards_norms_add_up_to_that_of_the_same_training_unsharded(trained)
     by_name = {wrapper.name: wrapper for wrapper in RANK_WRAPPERS}
     whole = told(trained, by_name["DistributedDataParallel"], 0)[0]["grad_norm"]
     for wrapper in RANK_WRAPPERS:
-        if wrapper.sharded:
+        if wrapper.sharded and wrapper.runs:
             parts = [told(trained, wrapper, rank)[0]["grad_norm_shard"] for rank in (0, 1)]
             assert sum(part**2 for part in parts) ** 0.5 == pytest.approx(whole, rel=1e-4)
 

@@ -1,0 +1,194 @@
+"""Child processes of this Python that need not load torch each for itself.
+
+Loading torch and making a first optimizer takes three seconds of a processor, more than most
+children's own work. So one process loads them once (`nursery`) and forks: the fork has its own
+process id, folder, environment, streams, arguments and end, and all else that a fresh process has
+to do, it does. What a test has to say about how a program is started or loaded needs a fresh one:
+`subprocess`. AMPWATCH_FRESH_CHILDREN=1 makes all of them fresh.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from subprocess import PIPE
+from typing import IO
+
+HERE = Path(__file__).parent
+PATIENCE_S = 150.0
+CAN_FORK = sys.platform == "linux" and os.environ.get("AMPWATCH_FRESH_CHILDREN") != "1"
+
+
+@functools.cache
+def _nursery() -> socket.socket:
+    """Where orders go; the program at its other end lives until the tests end."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    paths = {"PYTHONPATH": str(HERE.parent), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    with theirs:
+        program = subprocess.Popen(
+            [sys.executable, HERE / "nursery.py", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()], env={**os.environ, **paths}, cwd=HERE,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def end() -> None:
+        ours.close()
+        program.wait()
+
+    atexit.register(end)
+    return ours
+
+
+class Child:
+    """A forked process, to be used like a `subprocess.Popen` with text streams."""
+
+    def __init__(
+        self,
+        words: Sequence[object],
+        env: Mapping[str, str],
+        cwd: Path | None,
+        streams: tuple[int | None, int | None, int | None],
+    ) -> None:
+        self.returncode: int | None = None
+        order = {
+            "words": list(map(str, words)), "environment": dict(env),
+            "folder": str(cwd or Path.cwd()),
+        }  # fmt: skip
+        with contextlib.ExitStack() as theirs:
+            places: list[IO[str] | None] = []
+            numbers = []
+            for place, wanted in enumerate(streams):
+                number, stream = _stream(place, wanted)
+                theirs.callback(os.close, number)
+                numbers.append(number)
+                places.append(stream)
+            self.stdin, self.stdout, self.stderr = places
+            reading, report = os.pipe()
+            theirs.callback(os.close, report)
+            socket.send_fds(_nursery(), [json.dumps(order).encode()], [*numbers, report])
+        self._report = os.fdopen(reading, "rb", buffering=0)
+        self.pid = int(self._line())
+
+    def poll(self) -> int | None:
+        """Its exit code, or None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._report], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            self.returncode = int(self._line())
+            self._report.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(
+        self, given: str | None = None, timeout: float | None = None
+    ) -> tuple[str | None, str | None]:
+        """Hand it this, and wait for its end; what it wrote."""
+        said: dict[IO[str], str] = {}
+        threads = [
+            threading.Thread(target=lambda stream=stream: said.update({stream: stream.read()}))
+            for stream in (self.stdout, self.stderr)
+            if stream is not None and not stream.closed
+        ]
+        for thread in threads:
+            thread.start()
+        if self.stdin is not None and not self.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self.stdin.write(given or "")
+                self.stdin.close()
+        self.wait(timeout)
+        for thread in threads:
+            thread.join()
+        for stream in said:
+            stream.close()
+        return said.get(self.stdout), said.get(self.stderr)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+        self.wait()
+
+    def _line(self) -> bytes:
+        line = self._report.readline()
+        assert line, "the nursery has ended; its message is above"
+        return line
+
+
+def _stream(place: int, wanted: int | None) -> tuple[int, IO[str] | None]:
+    """The child's end of a standard stream, and ours."""
+    if wanted is None:
+        return os.dup(place), None
+    if wanted == subprocess.DEVNULL:
+        return os.open(os.devnull, os.O_RDWR), None
+    assert wanted == PIPE
+    reading, writing = os.pipe()
+    if place == 0:
+        return reading, os.fdopen(writing, "w")
+    return writing, os.fdopen(reading)
+
+
+Running = Child | subprocess.Popen[str]
+
+
+def start(
+    *words: object,
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    fresh: bool = False,
+) -> Running:
+    """`python WORDS`, running; `fresh` as a new process of its own."""
+    if CAN_FORK and not fresh:
+        return Child(words, env, cwd, (stdin, stdout, stderr))
+    command = [sys.executable, *map(str, words)]
+    return subprocess.Popen(
+        command, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, text=True
+    )
+
+
+def run(
+    *words: object,
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    given: str | None = None,
+    fresh: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """`python WORDS`, at its end, with what it wrote."""
+    stdin = subprocess.DEVNULL if given is None else PIPE
+    child = start(*words, env=env, cwd=cwd, stdin=stdin, stdout=PIPE, stderr=PIPE, fresh=fresh)
+    try:
+        out, err = child.communicate(given, PATIENCE_S)
+    except BaseException:
+        child.kill()
+        raise
+    return subprocess.CompletedProcess(list(words), child.returncode, out, err)

@@ -1,0 +1,43 @@
+"""What the tests in a browser share; each file says which runs are at its `place`."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def one():
+    """A browser."""
+    from page_driver import browser
+
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder for runs, with a state folder of its own; the feed is off."""
+    made = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(made / ".state"))
+        patch.setenv("AMPWATCH_ENDPOINT", "off")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(place):
+    """The dashboard of the runs there."""
+    from ampwatch.cli.dashboard import Server
+
+    with Server([place]) as started:
+        yield started
+
+
+@pytest.fixture
+def page(one, server):
+    """A new page, of which the browser had nothing to complain."""
+    from page_driver import tab
+
+    with tab(one) as opened:
+        yield opened
+        assert opened.troubles == []

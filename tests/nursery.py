@@ -1,0 +1,108 @@
+"""The program that has torch loaded and forks the tests' children; started by `children`.
+
+Each message on the socket is one child to be: what to run, where, with which environment, and its
+three standard streams beside a pipe that learns its process id and how it ended. The fork becomes
+the program that was asked for: what that raises is uncaught at the top of this file, and its
+interpreter ends as any other.
+"""
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import types
+from pathlib import Path
+
+import torch
+
+import ampwatch.probe  # noqa: F401
+
+_MESSAGE_BYTES = 1 << 20
+_OWN_PATHS = 2  # this folder and PYTHONPATH's one entry, which a child has anew
+
+torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer loads as much again
+gc.collect()
+if "triton" not in sys.modules:  # whose classes say on stderr that they were not freed
+    gc.freeze()  # else the forks copy all of it, to look in it for what to free
+
+
+def forked(orders: socket.socket) -> dict | None:
+    """Forks until there is no more to fork (None); in each child, what it is to run."""
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    awake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake)
+    reports: dict[int, int] = {}
+    while True:
+        ready = select.select([orders, awake], [], [])[0]
+        if awake in ready:
+            os.read(awake, 512)
+            bury(reports)
+        if orders not in ready:
+            continue
+        message, streams, *_ = socket.recv_fds(orders, _MESSAGE_BYTES, 4)
+        if not message:
+            return None
+        report = streams.pop()
+        child = os.fork()
+        if child == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for place, stream in enumerate(streams):
+                os.dup2(stream, place)
+            for number in (*streams, report, *reports.values(), awake, wake):
+                os.close(number)
+            return json.loads(message)
+        for stream in streams:
+            os.close(stream)
+        os.write(report, f"{child}\n".encode())
+        reports[child] = report
+
+
+def bury(reports: dict[int, int]) -> None:
+    """Tell of every child that has ended."""
+    while reports:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if child == 0:
+            return
+        report = reports.pop(child)
+        os.write(report, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        os.close(report)
+
+
+def settle(order: dict) -> None:
+    """Take the folder, environment, streams and search path that a fresh process would have."""
+    os.chdir(order["folder"])
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    program, here = order["words"][0], Path.cwd()
+    first = {"-c": "", "-m": str(here)}.get(program, str((here / program).parent))
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:_OWN_PATHS] = [first, *filter(None, given)]
+    importlib.invalidate_caches()
+    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, None, "backslashreplace", closefd=False)
+
+
+with socket.socket(fileno=int(sys.argv[1])) as _orders:
+    _order = forked(_orders)
+if _order is None:
+    sys.exit()
+settle(_order)
+sys.argv = _order["words"]
+if sys.argv[0] == "-m":
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+else:
+    _main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if sys.argv[0] == "-c":
+        _name, _text = "<string>", sys.argv.pop(1)
+    else:
+        _name, _text = sys.argv[0], Path(sys.argv[0]).read_bytes()
+        _main.__file__ = _name
+    exec(compile(_text, _name, "exec"), vars(_main))
