@@ -118,17 +118,22 @@ class Exponents:
 
 
 def exponents(look: Look, layer: str, step: int | None) -> Exponents | None:
-    """The last histogram of a layer at a step, or at all."""
+    """The last histogram of a layer at a step, or at all; of several ranks their sum."""
     rows = look.read(Table.LAYERS, ("step", "layer", "exponents", "scale_low", "scale_high"))
     rows = rows.filter(pc.and_(_is(rows, layer), pc.is_valid(rows.column("exponents"))))
     if step is not None:
         rows = rows.filter(pc.less_equal(rows.column("step"), step))
     if not rows.num_rows:
         return None
-    last = rows.slice(rows.num_rows - 1).to_pylist()[0]
+    last = rows.slice(max(0, rows.num_rows - len(look.ranks))).to_pylist()
+    step = last[-1]["step"]
+    told = [row for row in last if row["step"] == step]
     counts = np.zeros(EXPONENT_BINS, np.int64)
-    counts[: len(last["exponents"])] = last["exponents"]
-    return Exponents(last["step"], counts, last["scale_low"], last["scale_high"])
+    for row in told:
+        counts[: len(row["exponents"])] += row["exponents"]
+    lows = [row["scale_low"] for row in told if row["scale_low"] is not None]
+    highs = [row["scale_high"] for row in told if row["scale_high"] is not None]
+    return Exponents(step, counts, max(lows, default=None), min(highs, default=None))
 
 
 @dataclass(slots=True)

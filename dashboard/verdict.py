@@ -23,10 +23,6 @@ from ampwatch.diagnosis.signals import detail_of
 from ampwatch.diagnosis.words import limit_text
 from ampwatch.rows import Table
 
-CALM = {
-    "healthy": "Nothing is wrong with this run.",
-    "incomplete": "The record ends before anything could be judged.",
-}
 YET = "Nothing can be judged yet."
 _OVERFLOWS_READ = 1024
 _STALL_S, _STALL_STEPS = 10.0, 20  # longer than both without a step is worth a word
@@ -39,8 +35,8 @@ def band(look: Look) -> str:
         return _band("incomplete", "READING", f"{len(look.course):,} steps are being judged.", "")
     diagnosis = look.verdict.diagnosis
     verdict, head = diagnosis.verdict.value, diagnosis.headline
-    if verdict in CALM or head is None:
-        calm = YET if look.is_live and verdict == "incomplete" else CALM.get(verdict, "")
+    if diagnosis.calm is not None or head is None:
+        calm = YET if look.is_live and verdict == "incomplete" else diagnosis.calm or ""
         return _band(
             verdict, verdict.upper(), said(calm), f'<span class="aw-where">{_state(look)}</span>'
         )

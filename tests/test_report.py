@@ -15,6 +15,7 @@ from ampwatch import codec, diagnose, open_run, store
 from ampwatch.diagnosis import Action, Advice
 from ampwatch.report import course_text, powers, print_letter, sparkline
 from ampwatch.report.letter import advised
+from ampwatch.report.windows import windows_at
 from ampwatch.rows import Table
 
 
@@ -101,6 +102,21 @@ def test_the_letter_says_what_it_is_not(tmp_path):
     assert "not the cause. AMP203 explains what happened." in text
     assert "ruled out" in text
     assert text.count("is the first whose output overflows") == 1
+
+
+def test_of_several_ranks_the_window_is_one_that_suits_them_all(tmp_path):
+    path = write_run(tmp_path)
+    bounds = [(4.0, 2.0**10), (2.0, 2.0**14), (16.0, 2.0**12)]
+    for rank, (low, high) in enumerate(bounds):
+        writer = store.RankWriter(path, rank)
+        info = {"step": [0], "layer": [0], "name": ["head"], "order": [0]}
+        writer.append(codec.encode(Table.LAYER_INFO, info))
+        rows = {"step": [0, 50], "layer": [0, 0], "scale_low": [64.0, low]}
+        writer.append(codec.encode(Table.LAYERS, rows | {"scale_high": [2.0, high]}))
+        writer.close()
+    (window,) = windows_at(open_run(path), None)
+    assert (window.low, window.high) == (4.0, 10.0)
+    assert windows_at(open_run(path), 20)[0].is_empty
 
 
 def test_a_rate_that_stays_is_said_once(tmp_path):

@@ -35,7 +35,7 @@ OTHER_RANK_COLUMNS = ("step", "time_ns", "scale", "skipped", "loss")
 LAYER_COLUMNS = (
     "step", "rank", "layer", "input_finite", "act_finite", "weight_finite", "underflow_share",
     "act_amax", "log2_headroom", "scale_low", "scale_high",
-    "update_ratio", "param_group", "flops", "output_dtype", "param_dtype", "trainable",
+    "update_ratio", "param_group", "flops", "output_dtype", "param_dtype", "trainable", "kind",
     "weight_shape", "rows",
 )  # fmt: skip
 EVENT_COLUMNS = ("step", "rank", "kind", "detail")
@@ -56,6 +56,7 @@ class LayerRows:
     flags: Mapping[str, Flags]
     numbers: Mapping[str, Floats]
     dtypes: Mapping[str, tuple[tuple[str, ...], Integers]]  # names, and which of them
+    kinds: tuple[tuple[str, ...], Integers]  # the same of the modules' classes
     weight_shapes: pa.ChunkedArray  # as it came: few rows of a block are asked for theirs
 
     def __len__(self) -> int:
@@ -112,6 +113,8 @@ class Block:
     update_seen: Flags
     loss_known: Mask
     norm_known: Mask
+    norm_zero: Flags  # whether every optimizer's gradients were exactly zero
+    norm_cleared: Mask  # ... though some were not after the backward pass
     param_norm_bad: Mask
     autocast_dtypes: frozenset[str]
     layers: LayerRows
@@ -162,7 +165,8 @@ def block_of(
     columns["scale_after"] = _last_of(numbers(rows, "scale_after"), firsts)
     loss, has_loss = numbers(rows, "loss"), known(rows, "loss")
     columns["loss"], loss_known = _worst_loss(loss, has_loss, firsts)
-    norm = numbers(rows, "param_norm")
+    norm, gradient = numbers(rows, "param_norm"), numbers(rows, "grad_norm")
+    cleared = (numbers(rows, "grad_norm_applied") == 0) & (gradient != 0)
     step, sampled = steps_of(rows)[firsts], _layer_rows(layers)
     flag = flags(rows, "skipped")
     here = _fold(np.maximum, flag, firsts)
@@ -180,6 +184,8 @@ def block_of(
         update_seen=_fold(np.maximum, flags(rows, "update_seen"), firsts),
         loss_known=loss_known,
         norm_known=known(rows, "grad_norm")[firsts],
+        norm_zero=_any_not(_zeros(rows, gradient, cleared), firsts),
+        norm_cleared=_fold(np.logical_or, cleared, firsts),
         param_norm_bad=_fold(np.logical_or, known(rows, "param_norm") & ~np.isfinite(norm), firsts),
         autocast_dtypes=frozenset(names[code] for code in np.unique(codes) if code >= 0),
         layers=sampled,
@@ -188,6 +194,11 @@ def block_of(
         others=ranks,
         next_scale=float(numbers(next_row, "scale")[0]) if next_row.num_rows else float("nan"),
     )
+
+
+def _zeros(rows: pa.Table, norm: Floats, cleared: Mask) -> Flags:
+    told = known(rows, "grad_norm") | known(rows, "grad_norm_applied")
+    return np.where(told, (norm == 0) | cleared, -1).astype(np.int8)
 
 
 _PLAIN_COLUMNS = (
@@ -269,6 +280,7 @@ def _layer_rows(rows: pa.Table) -> LayerRows:
         flags={name: flags(rows, name) for name in _LAYER_FLAGS},
         numbers={name: numbers(rows, name) for name in _LAYER_NUMBERS},
         dtypes={name: texts(rows, name) for name in ("output_dtype", "param_dtype")},
+        kinds=texts(rows, "kind"),
         weight_shapes=rows.column("weight_shape"),
     )
 

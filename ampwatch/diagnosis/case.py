@@ -24,6 +24,7 @@ from ampwatch.diagnosis.rank_course import RankCourse
 from ampwatch.diagnosis.scale_course import ScaleCourse
 from ampwatch.diagnosis.score_course import ScoreCourse
 from ampwatch.diagnosis.state import State
+from ampwatch.diagnosis.zero_course import ZeroCourse
 
 NATIVE = "ampwatch"
 
@@ -88,6 +89,11 @@ class Case:
     def loop(self) -> LoopCourse:
         """What the loop did with rates and optimizers around skips."""
         return self.state.loop
+
+    @property
+    def zeros(self) -> ZeroCourse:
+        """Steps whose every gradient was exactly zero."""
+        return self.state.zeros
 
     @property
     def batches(self) -> BatchCourse:
@@ -175,3 +181,18 @@ class Case:
         apart = self.scale.steps / entries if self.is_foreign and entries else 1
         recent = max(policy.RECENT_STEPS / apart, policy.LOSS_LINES, entries * policy.RECENT_SHARE)
         return times.last_position >= entries - recent
+
+    def weighs(self, times: Times) -> bool:
+        """Whether it still stands, or the fall of the scale that it brought about does."""
+        fall, first, last = self.standing_fall, times.first_step, times.last_step
+        if self.stands(times) or fall is None or first is None or last is None:
+            return self.stands(times)
+        meets = first <= fall.end_step and last >= fall.first_step
+        return meets and 2 * times.count >= fall.skips
+
+    @property
+    def lone_rank(self) -> int | None:
+        """The rank that brought every overflow of which all ranks tell, if it is one alone."""
+        joint = self.scale.culprits.joint
+        alone = [rank for rank, one in joint.alone.items() if one.times.count == joint.judged]
+        return alone[0] if alone and joint.judged else None

@@ -34,11 +34,11 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "AMP104": ("AMP103", "AMP209", *_RATE, "AMP207", "AMP203", "AMP204"),
     "AMP105": (
         *("AMP209", *_NOT_ITS_GRADIENTS, *_RATE, "AMP207", "AMP203", "AMP204", "AMP202"),
-        *("AMP604", "AMP602", "AMP108", "AMP413"),
+        *("AMP604", "AMP602", "AMP108", "AMP413", "AMP206"),
     ),
     "AMP106": ("AMP410",),
     "AMP108": ("AMP416",),
-    "AMP201": ("AMP408", "AMP401", "AMP107", "AMP208", "AMP413", "AMP604", "AMP602"),
+    "AMP201": ("AMP408", "AMP401", "AMP107", "AMP208", "AMP413", "AMP604", "AMP602", "AMP103"),
     "AMP202": (*_RATE, "AMP602", "AMP303"),
     "AMP203": ("AMP209", *_MIXED, *_RATE, "AMP207", "AMP210"),
     "AMP204": ("AMP209", *_MIXED, *_RATE, "AMP207", "AMP210"),
@@ -50,6 +50,8 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "AMP302": ("AMP404", "AMP209"),
     "AMP303": ("AMP206",),
     "AMP307": (*_NOT_ITS_GRADIENTS, *_RATE),
+    "AMP410": (*_RATE, "AMP408", "AMP107", "AMP103", "AMP201"),
+    "AMP417": ("AMP410",),
     "AMP414": ("AMP406",),  # weights in float32 have an eps to divide by
     "AMP505": ("AMP508",),
     "AMP506": ("AMP503", "AMP504"),
@@ -62,7 +64,11 @@ CAUSES: dict[str, tuple[str, ...]] = {
 _GROUNDLESS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("AMP202", *_RATE), _MIXED),
     # Nor does anyone raise the rate of a run whose gradients are lost or whose numbers run away.
-    "AMP305": ("AMP201", "AMP205", "AMP208", "AMP210", "AMP304", "AMP401", "AMP408"),
+    "AMP305": ("AMP201", "AMP205", "AMP208", "AMP210", "AMP304", "AMP401", "AMP408", "AMP410"),
+    # No run is well that loses what it should learn from.
+    "AMP109": ("AMP201", "AMP410"),
+    # What was cleared too early was not clipped.
+    "AMP401": ("AMP410",),
 }
 
 # A cause may be seen a little later than its effect. After a skip the very next steps are looked at
@@ -70,6 +76,8 @@ _GROUNDLESS: dict[str, tuple[str, ...]] = {
 DELAY_STEPS = 2
 SAMPLING_DELAY_STEPS = 20
 _SAMPLED = frozenset({"AMP204", "AMP207", "AMP604"})
+# Too high a rate is told from several skips in a row, or from the loss: the first comes before.
+_OF_THE_SCALE = frozenset({"AMP103", "AMP104", "AMP105", "AMP202"})
 
 # Skips leave weights alone: beside these, weights that are not finite can only be the cause.
 _NEVER_HARM_WEIGHTS = frozenset({"AMP103", "AMP105"})
@@ -77,7 +85,7 @@ _NEVER_HARM_WEIGHTS = frozenset({"AMP103", "AMP105"})
 # Causes that no learning rate could have brought about.
 _NEVER_THE_RATE = frozenset(
     (
-        *("AMP106", "AMP107", "AMP108", "AMP201", "AMP208", "AMP209"),
+        *("AMP102", "AMP106", "AMP107", "AMP108", "AMP201", "AMP208", "AMP209"),
         *("AMP401", "AMP402", "AMP403", "AMP404", "AMP405", "AMP406", "AMP408", "AMP409", "AMP410"),
         "AMP412",
         *("AMP413", "AMP414", "AMP415", "AMP416", "AMP417", "AMP506"),
@@ -114,7 +122,8 @@ def _explains(cause: Finding, effect: Finding) -> bool:
     if weights and effect.code not in _NEVER_HARM_WEIGHTS:
         # Each may follow from the other's course: here the order in time decides, without slack.
         return cause.first_step <= effect.first_step
-    delay = SAMPLING_DELAY_STEPS if cause.code in _SAMPLED else DELAY_STEPS
+    late = cause.code in _SAMPLED or (cause.code in _RATE and effect.code in _OF_THE_SCALE)
+    delay = SAMPLING_DELAY_STEPS if late else DELAY_STEPS
     return cause.first_step <= effect.first_step + delay
 
 
@@ -152,7 +161,8 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     if calm and advice.action in {Action.NOT_THE_CAUSE, Action.UNKNOWN}:
         # The rows of a sparse log stand close where its steps do not: no trouble, no cause.
         return Advice(Action.KEEP, "Nothing that stands speaks against it.", current=seen.base)
-    if seen.onset is not None or verdict is Verdict.HEALTHY:
+    died = any(f.code == "AMP410" for f in causes) and advice.action is Action.KEEP
+    if verdict is Verdict.HEALTHY or (seen.onset is not None and not died):
         return advice
     return _calm_beside_trouble(case, seen, causes)
 
@@ -183,7 +193,7 @@ def _harmful_step(case: Case) -> int | None:
 
 def _is_not_the_rate(case: Case, finding: Finding) -> bool:
     if finding.code in _NEVER_THE_RATE:
-        return True
+        return not (finding.code == "AMP410" and case.zeros.has_died)
     if finding.code not in _STATIC_BEFORE_ANY_STEP or finding.first_step is None:
         return False
     first = case.scale.first_accepted_step

@@ -124,6 +124,18 @@ class Diagnosis:
         """The gravest finding that no other finding explains."""
         return self.findings[0] if self.findings else None
 
+    @property
+    def calm(self) -> str | None:
+        """The one sentence where nothing stands against the run; None where something does."""
+        if self.verdict is Verdict.INCOMPLETE:
+            return "The record ends before anything could be judged."
+        if self.verdict is not Verdict.HEALTHY:
+            return None
+        ended = next((f for f in self.findings if f.code == "AMP902"), None)
+        if ended is None:
+            return "Nothing is wrong with this run."
+        return f"Nothing is wrong with its numbers. {ended.summary} {ended.cause}"
+
     def worst(self) -> Severity | None:
         """The gravest severity among the findings."""
         return max((f.severity for f in self.findings), key=lambda s: s.weight, default=None)

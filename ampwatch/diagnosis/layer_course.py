@@ -34,7 +34,7 @@ class LayerCourse:
     samples: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # judged, with a share
     losing: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
     share_sum: Floats = field(default_factory=lambda: np.zeros(0))
-    first_step: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    first_step: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # losing
     last_step: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
     weight_bad: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
     headrooms: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -108,10 +108,10 @@ class LayerCourse:
         count = len(self.names)
         first, last = self.first_step.copy(), self.last_step.copy()
         last[layer] = step
-        fresh = np.unique(layer, return_index=True)
-        unseen = first[fresh[0]] < 0
-        first[fresh[0][unseen]] = step[fresh[1][unseen]]
         lost = share >= policy.UNDERFLOW_SHARE
+        losing, at = np.unique(layer[lost], return_index=True)
+        unseen = first[losing] < 0
+        first[losing[unseen]] = step[lost][at[unseen]]
         return replace(
             self,
             samples=self.samples + np.bincount(layer, minlength=count),

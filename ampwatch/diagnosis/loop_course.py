@@ -23,6 +23,8 @@ class LoopCourse:
     skipped_in_part: Times = field(default_factory=Times)
     still: Times = field(default_factory=Times)  # accepted, with a rate and a gradient, unmoved
     moved: int = 0  # accepted steps that moved the weights
+    unmoved: int = 0  # steps of any kind that did not, as far as they tell
+    updates: int = 0  # ... and that did
     jumps: tuple[tuple[int, float, float], ...] = ()  # step, rate before, rate: the last few
     searched: int = 0  # steps that scalers made anew skipped before the watch saw them
     last_lr: float = float("nan")
@@ -52,6 +54,8 @@ class LoopCourse:
             skipped_in_part=self._seen(self.skipped_in_part, block.skipped_in_part, block),
             still=self._seen(self.still, pushed & (move == 0), block),
             moved=self.moved + int((pushed & (move > 0)).sum()),
+            unmoved=self.unmoved + int((move == 0).sum()),
+            updates=self.updates + int((move > 0).sum()),
             jumps=(*self.jumps, *jumps)[-policy.MOST_JUMPS :],
             searched=self.searched + _searched(block),
             last_lr=float(lr[-1]),

@@ -9,6 +9,7 @@ from ampwatch.diagnosis.signals import Event, Integers
 # A model may have more layers than this; those that overflow first are kept.
 MOST_LAYERS = 1024
 _MOST_RANKS = 64
+LOSS = "(loss)"  # where an event's bound ends, if that is not a layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +49,29 @@ class Named:
     times: Times
     ranks: frozenset[int]
     bounds: int  # of them, how many only bound the culprit
+    at_loss: int = 0  # of those, how many between the layer and the loss
+    own_code: tuple[str, str] | None = None  # of a container: the layers around the place
+    nans: int = 0  # how many made nan, and not inf
 
     @property
     def is_bound(self) -> bool:
         """Whether no event names the layer for certain."""
         return self.bounds == self.times.count
 
+    @property
+    def is_at_loss(self) -> bool:
+        """Whether every event leaves it open whether the layer did it or the loss."""
+        return self.at_loss == self.times.count
+
     def joined(self, other: Named) -> Named:
         """Both together."""
         ranks = self.ranks | other.ranks
         kept = ranks if len(ranks) <= _MOST_RANKS else self.ranks
-        return Named(self.layer, self.times.joined(other.times), kept, self.bounds + other.bounds)
+        return Named(
+            self.layer, self.times.joined(other.times), kept, self.bounds + other.bounds,
+            self.at_loss + other.at_loss, self.own_code or other.own_code,
+            self.nans + other.nans,
+        )  # fmt: skip
 
 
 def put(layers: dict[str, Named], event: Event, position: int) -> None:
@@ -67,6 +80,11 @@ def put(layers: dict[str, Named], event: Event, position: int) -> None:
     if layer is None or (layer not in layers and len(layers) >= MOST_LAYERS):
         return
     bound = int(event.detail.get("exact") is False)
+    after, before = event.detail.get("from"), event.detail.get("to")
     times = Times().and_at(event.step, position)
-    one = Named(layer, times, frozenset({event.rank}), bound)
+    one = Named(
+        layer, times, frozenset({event.rank}), bound, int(bound and before == LOSS),
+        (str(after), str(before)) if after and before and not bound else None,
+        int(event.detail.get("value") == "nan"),
+    )  # fmt: skip
     layers[layer] = layers[layer].joined(one) if layer in layers else one

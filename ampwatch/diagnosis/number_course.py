@@ -29,6 +29,7 @@ class NumberCourse:
     bad_input: Times = field(default_factory=Times)
     bad_loss: Times = field(default_factory=Times)  # with an input that is finite or unknown
     bad_loss_finite_forward: Times = field(default_factory=Times)
+    bad_loss_no_forward: Times = field(default_factory=Times)  # ... and those that nobody saw
     bad_loss_value: str = ""
     any_bad_loss: bool = False
     told: frozenset[str] = frozenset()  # which of loss, rate and gradient norm the record tells
@@ -54,7 +55,8 @@ class NumberCourse:
 
     def fold(self, block: Block, forward: Flags, bad_input: Mask) -> None:
         """Take in a block; `forward` says of each entry whether its forward was finite."""
-        self._take_events(block)
+        self._take_exceptions(block)
+        self._take_weights(block)
         if not len(block):
             return
         self._count(block)
@@ -66,7 +68,6 @@ class NumberCourse:
         self.bad_input = self._seen(self.bad_input, bad_input, block)
         self._take_told(block)
         self._take_loss(block, forward, bad_input)
-        self.bad_weights = self._seen(self.bad_weights, self._weights_bad(block), block)
         self._take_updates(block)
 
     def _seen(self, times: Times, mask: Mask, block: Block) -> Times:
@@ -109,6 +110,17 @@ class NumberCourse:
         self.bad_loss_finite_forward = self._seen(
             self.bad_loss_finite_forward, bad & (forward == 1), block
         )
+        self.bad_loss_no_forward = self._seen(self.bad_loss_no_forward, bad & (forward != 0), block)
+
+    def _take_weights(self, block: Block) -> None:
+        """Weights by what the rows say and by what overflows were traced to, in their order."""
+        told = Times()
+        for event in block.events:
+            if _traced_to(event, "weights"):
+                told = told.and_at(event.step, block.position(event.step))
+        seen = self._seen(Times(), self._weights_bad(block), block) if len(block) else Times()
+        pairs = (told, seen) if _is_earlier(told, seen) else (seen, told)
+        self.bad_weights = self.bad_weights.joined(pairs[0].joined(pairs[1]))
 
     def _weights_bad(self, block: Block) -> Mask:
         layers = block.layers
@@ -129,13 +141,10 @@ class NumberCourse:
         last = (int(block.step[-1]), block.start + len(block) - 1)
         self.open_missing = last if missing[-1] else None
 
-    def _take_events(self, block: Block) -> None:
+    def _take_exceptions(self, block: Block) -> None:
         for event in block.events:
-            position = block.position(event.step)
             if event.kind == EventKind.EXCEPTION.value:
-                self._take_exception(event, position)
-            if _traced_to(event, "weights"):
-                self.bad_weights = self.bad_weights.and_at(event.step, position)
+                self._take_exception(event, block.position(event.step))
 
     def _take_exception(self, event: Event, position: int) -> None:
         if _is_second_step(event):
@@ -169,6 +178,12 @@ def _is_second_step(event: Event) -> bool:
 
 def _traced_to(event: Event, direction: str) -> bool:
     return event.kind == EventKind.OVERFLOW.value and event.detail.get("direction") == direction
+
+
+def _is_earlier(one: Times, other: Times) -> bool:
+    if one.first_step is None or other.first_step is None:
+        return True  # then there is nothing to order
+    return one.first_step <= other.first_step
 
 
 def _distinct(steps: Integers, before: int | None) -> int:

@@ -43,6 +43,9 @@ FLOOR_SCALE = 2.0**-126
 
 # One overflow may need two halvings to pass: still one tooth of the saw.
 SAWTOOTH_SKIPS = 2
+# Growth's own skips cost one step in 2,001 at torch's interval; where they cost one in four, the
+# interval is too short.
+SAWTOOTH_WASTE = 1 / 4
 # Step after step skipped, more than one overflow needs: a spike, that heals or becomes a fall.
 SPIKE_SKIPS = SAWTOOTH_SKIPS + 1
 # Before it is a storm: one skip a growth interval is growth's own price, and the first two are
@@ -114,11 +117,22 @@ LOST_GROWTH_RESETS = 2
 DRIFT_SKIPS = 3
 DRIFT_SHARE = 0.9
 
+# Gradients that are all exactly zero: a batch may have nothing to teach, twenty in a row are no
+# batches; five lines of a log, whose loss does not move either.
+ZERO_STEPS, ZERO_LINES = 20, 5
+# In a layer's sample, so much of what was not zero has become so.
+ZERO_SHARE = 0.99
+# The loss that was there just before: of so many steps, and how much of the way to the zeros' loss
+# it may have had left for training to have led there.
+ZERO_LOSSES, ZERO_LOSS_LEFT = 5, 0.1
+
 # Steps of which one optimizer skipped and another did not: growth alone makes a few.
 SHARED_SKIPS = 3
 
 # Accepted steps that moved nothing: at a tiny rate an update may round to nothing now and then.
 SILENT_STEPS = 20
+# A warm-up may begin at a rate of zero, for a few steps; longer is told, and much longer a warning.
+STILL_STEPS, STILL_LONG_STEPS = 100, 1000
 SILENT_SHARE = 0.5
 
 # Half of 2^-24: an eps below it is zero in float16.

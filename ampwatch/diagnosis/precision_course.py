@@ -28,10 +28,14 @@ class PrecisionCourse:
 
     layers: dict[str, Precision] = field(default_factory=dict)
     sampled_steps: int = 0
+    batch_norms: frozenset[str] = frozenset()  # that learn, and so keep running statistics
 
     def fold(self, block: Block) -> PrecisionCourse:
         """The course with a block more."""
         rows = block.layers
+        norms = _batch_norms(rows)
+        if not norms <= self.batch_norms and len(self.batch_norms) < MOST_LAYERS:
+            return replace(self, batch_norms=self.batch_norms | norms).fold(block)
         names, codes = rows.dtypes["output_dtype"]
         seen = np.flatnonzero((rows.layer >= 0) & (codes >= 0))
         if not len(seen) or not names:
@@ -54,6 +58,15 @@ class PrecisionCourse:
     def products(self) -> dict[str, Precision]:
         """The layers that multiply matrices."""
         return {name: one for name, one in self.layers.items() if one.flops is not None}
+
+
+def _batch_norms(rows: LayerRows) -> frozenset[str]:
+    kinds, codes = rows.kinds
+    wanted = [n for n, kind in enumerate(kinds) if "BatchNorm" in kind]
+    if not wanted:
+        return frozenset()
+    at = np.isin(codes, wanted) & (rows.flags["trainable"] == 1) & (rows.layer >= 0)
+    return frozenset(rows.names[layer] for layer in np.unique(rows.layer[at]))
 
 
 def _sides(rows: LayerRows, at: int) -> tuple[int, ...]:

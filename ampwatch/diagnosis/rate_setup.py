@@ -15,6 +15,7 @@ from ampwatch.rows import EventKind
 
 _MOST_SAVED = 256
 _MOST_GROUPS = 64
+_MOST_LARGER = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class RateSetup:
     loads: int = 0  # after the first step
     restarts: int = 0
     saved: tuple[int, ...] = ()
+    larger_batches: tuple[int, ...] = ()
     ratio_sums: Floats = field(default_factory=lambda: np.zeros(_MOST_GROUPS))
     ratio_counts: Floats = field(default_factory=lambda: np.zeros(_MOST_GROUPS))
 
@@ -54,11 +56,14 @@ class RateSetup:
             resumed=self.loaded_at_start or bool(self.begin),
             saved_steps=self.saved,
             restarts=self.restarts + self.loads,
+            larger_batches=self.larger_batches,
         )
 
     def _with(self, event: Event) -> RateSetup:
         if event.kind == EventKind.STATE_SAVED.value:
             return replace(self, saved=(*self.saved, event.step)[-_MOST_SAVED:])
+        if event.kind == EventKind.BATCH_SIZE_CHANGED.value and _has_grown(event):
+            return replace(self, larger_batches=(*self.larger_batches, event.step)[-_MOST_LARGER:])
         if event.kind == EventKind.STATE_LOADED.value:
             if self.begin is None or event.step <= self.begin:
                 return replace(self, loaded_at_start=True)
@@ -101,6 +106,13 @@ def _group(detail: Mapping[str, Any], group: Mapping[str, Any]) -> Group:
         square_decay=_share(group.get("alpha")) if divides else 0.0,
         fade=_fade(group),
     )
+
+
+def _has_grown(event: Event) -> bool:
+    before, after = (event.detail.get(end) for end in ("from", "to"))
+    if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):
+        return False
+    return after > before
 
 
 def _share(value: Any) -> float:

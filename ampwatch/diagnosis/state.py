@@ -26,6 +26,7 @@ from ampwatch.diagnosis.rate_setup import RateSetup
 from ampwatch.diagnosis.scale_course import ScaleCourse
 from ampwatch.diagnosis.score_course import ScoreCourse
 from ampwatch.diagnosis.signals import Event, Info, positive
+from ampwatch.diagnosis.zero_course import ZeroCourse
 from ampwatch.rows import EventKind
 
 
@@ -44,6 +45,7 @@ class State:
     ranks: RankCourse = field(default_factory=RankCourse)
     devices: DeviceCourse = field(default_factory=DeviceCourse)
     loop: LoopCourse = field(default_factory=LoopCourse)
+    zeros: ZeroCourse = field(default_factory=ZeroCourse)
     setup: RateSetup = field(default_factory=RateSetup)
 
     def copy(self) -> State:
@@ -72,6 +74,7 @@ class State:
         self.scores = self.scores.fold(block, judged)
         self.precision = self.precision.fold(block)
         self.loop = self.loop.fold(block)
+        self.zeros = self.zeros.fold(block)
         self.ranks = self.ranks.fold(block)
         self.setup = self.setup.fold(block)
         rows = rate_rows(block, forward)

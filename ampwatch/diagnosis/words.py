@@ -60,6 +60,11 @@ def steps_text(first: int | None, last: int | None) -> str:
     return f"at step {first:,}" if last in {None, first} else f"in steps {first:,} to {last:,}"
 
 
+def alone_text(rank: int | None) -> str:
+    """Of several ranks the one that it is about, as a part of a sentence; or nothing."""
+    return "" if rank is None else f", on rank {rank} alone"
+
+
 def limit_text(low: float, high: float, advised: float) -> str:
     """Where the highest stable rate lies, and that the advised one keeps below it."""
     text = f"the highest stable rate lies between {low:.2g} and {high:.2g}, 90 % sure"

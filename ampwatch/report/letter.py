@@ -82,21 +82,15 @@ def title(name: str, diagnosis: Diagnosis) -> Text:
     )
 
 
-CALM = {
-    "healthy": "Nothing is wrong with this run.",
-    "incomplete": "The record ends before anything could be judged.",
-}
-
-
 def _shown_head(diagnosis: Diagnosis) -> Finding | None:
     """The headline, unless the verdict is calm and it is only information."""
-    head, calm = diagnosis.headline, diagnosis.verdict.value in CALM
+    head, calm = diagnosis.headline, diagnosis.calm is not None
     return None if head is None or (calm and head.severity.value == "info") else head
 
 
 def _headline(diagnosis: Diagnosis, head: Finding | None, write: Write) -> list[RenderableType]:
     if head is None:
-        return [Text(CALM.get(diagnosis.verdict.value, ""))]
+        return [Text(write(diagnosis.calm or ""))]
     since = "" if head.first_step is None else f", since step {head.first_step}"
     words, lines = words_and_lines(head.action)
     rows = [("why", head.cause), ("do", words)]

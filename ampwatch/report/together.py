@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ampwatch.report.facts import powers
-from ampwatch.report.letter import CALM, advised, labelled, title
+from ampwatch.report.letter import advised, labelled, title
 from ampwatch.text import printable
 
 if TYPE_CHECKING:
@@ -38,5 +38,5 @@ def _said(diagnosis: Diagnosis) -> str:
     told = "" if rate is None else f"Learning rate {rate:.3g}. "
     head = diagnosis.headline
     if head is None or head.severity.value == "info":
-        return told + CALM.get(diagnosis.verdict.value, "")
+        return told + (diagnosis.calm or "")
     return told + head.summary

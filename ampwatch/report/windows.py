@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MOST_WINDOWS = 24  # what fits beside the charts; more layers: those with the least room
 _ROWS_READ = 20_000  # samples before the moment that are searched for each layer's last
+_WORST_IS_LOW = frozenset(("scale_high", "log2_headroom"))
 _NO_LOW = -24.0  # smaller scales are never met: fp16 loses everything long before
 
 
@@ -52,17 +53,34 @@ def windows_at(run: Readable, step: int | None) -> tuple[Window, ...]:
 def last_known(
     run: Readable, columns: Sequence[str], step: int | None
 ) -> dict[str, dict[str, Any]]:
-    """For each layer the last value there is of each column at a step, or at the end."""
+    """For each layer the last value there is of each column at a step, or at the end.
+
+    Where several ranks tell one of the same step, the worst: a scale has to suit them all.
+    """
     rows = run.read(Table.LAYERS, ("step", "layer", *columns))
     end = rows.num_rows
     if step is not None:
         end = int(np.searchsorted(rows.column("step").to_numpy(), step, side="right"))
     start = max(0, end - _ROWS_READ)
     found: dict[str, dict[str, Any]] = {}
+    told_at: dict[tuple[str, str], int] = {}
     for row in rows.slice(start, end - start).to_pylist():
-        kept = found.setdefault(row["layer"], {})
-        kept.update({name: value for name, value in row.items() if value is not None})
+        kept, at = found.setdefault(row["layer"], {}), row["step"]
+        for name, value in row.items():
+            if value is not None:
+                same = told_at.get((row["layer"], name)) == at
+                kept[name] = _worse(name, kept[name], value) if same else value
+                told_at[row["layer"], name] = at
     return found
+
+
+def _worse(column: str, one: Any, other: Any) -> Any:
+    """The worse of two ranks' values; of words the later, which are the same on all ranks."""
+    if not isinstance(one, float) or not isinstance(other, float):
+        return other
+    if math.isnan(one) or math.isnan(other):
+        return math.nan
+    return min(one, other) if column in _WORST_IS_LOW else max(one, other)
 
 
 def telling_step(diagnosis: Diagnosis | None) -> int | None:

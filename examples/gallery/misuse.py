@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from examples.gallery.parts import (
     Loop,
@@ -182,6 +183,16 @@ def loss_rebuilt_as_leaf(stage: Stage, fault: bool) -> None:
     Loop(Tower(), loss_of=loss_of, steps=STEPS).run(stage)
 
 
+@FAMILY.fault(Label(must=("AMP410",), advice=NOT_THE_RATE, onset=0))
+def loss_of_what_was_rounded(stage: Stage, fault: bool) -> None:
+    """The loss is taken from the output as it is printed, rounded: every gradient is zero."""
+
+    def loss_of(output: Tensor, target: Tensor) -> Tensor:
+        return squared(output.round() if fault else output, target)
+
+    Loop(Tower(), loss_of=loss_of, steps=STEPS).run(stage)
+
+
 @FAMILY.fault(
     Label(must=("AMP410",), may=("AMP902",), advice=NOT_THE_RATE, onset=0),
     issue="huggingface/accelerate#328",
@@ -248,3 +259,16 @@ def scheduler_on_skipped_step(stage: Stage, fault: bool) -> None:
             before = scale.get_scale()
             scale.update()
             taken += int(fault or scale.get_scale() >= before)
+
+
+@FAMILY.benign(tells=["AMP410"])
+def margin_that_is_met(stage: Stage) -> None:
+    """Eight examples, and a hinge that asks for no more: the loss comes down to 0 and stays."""
+    model = Tower(8)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    few = classes(0)[0][:8], classes(0)[1][:8]
+
+    def hinge(output: Tensor, label: Tensor) -> Tensor:
+        return functional.multi_margin_loss(output.float(), label)
+
+    Loop(model, lambda _: few, hinge, optimizer, steps=150).run(stage)

@@ -66,6 +66,26 @@ def test_what_a_run_loses_while_it_falls_apart_is_no_underflow_of_its_own():
     assert "AMP201" not in found(losing([False] * 12 + [True] * 28))
 
 
+def test_underflow_begins_where_a_layer_first_loses_and_not_at_its_first_sample():
+    one = finding(sampled(underflow_share=[0.1] * 3 + [0.9] * 5), "AMP201")
+    assert one.first_step == STEPS[3]
+
+
+def test_what_a_fall_of_the_scale_loses_is_its_consequence():
+    """The lower level is established after the fall: there samples are judged again."""
+    skipped = [n > 12 and n % 4 == 0 for n in range(80)] + [False] * 350
+    share = [0.1] + [0.9] * 7
+    run = scaled_run(
+        skipped,
+        layers=layer_table(
+            [{"step": s, "layer": "up", "underflow_share": share[i]} for i, s in
+             enumerate([5, 90, 110, 130, 150, 170, 190, 210])]
+        ),
+    )  # fmt: skip
+    one = finding(run, "AMP201")
+    assert (one.because_of, "Bring the loss scale back" in one.action) == ("AMP103", True)
+
+
 def two_layers(low, high, share=0.9):
     rows = [
         row

@@ -50,6 +50,41 @@ def test_a_forward_overflow_after_learning_leaves_the_rate_open():
     assert diagnose(run).learning_rate.action.value == "unknown"
 
 
+def test_what_a_models_own_code_does_between_two_layers_is_said_so():
+    told = {"exact": True, "from": "v", "to": "o"}
+    run = scaled_run(
+        [True] * 30,
+        loss=[NAN] * 30,
+        events=event_table([overflow(s, "(root)", "forward", **told) for s in range(30)]),
+    )
+    one = finding(run, "AMP203")
+    assert "own code of the model, after v and before o" in one.summary
+    assert "mask constant" in one.action
+    assert "get_submodule" not in one.action
+
+
+@pytest.mark.parametrize(("value", "said"), [("nan", "is nan."), ("inf", "overflows half prec")])
+def test_a_nan_is_not_called_too_large(value, said):
+    events = event_table([overflow(s, "up", "forward", value=value) for s in range(30)])
+    assert said in finding(scaled_run([True] * 30, events=events), "AMP203").summary
+
+
+def test_a_gradient_that_leaves_the_loss_itself_not_finite_is_looked_for_there():
+    told = {"exact": False, "from": "head", "to": "(loss)"}
+    events = [overflow(s, "head", "backward", **told) for s in range(40, 60)]
+    run = scaled_run([s >= 40 for s in range(60)], events=event_table(events))
+    assert "Look at the loss first" in finding(run, "AMP202").action
+
+
+@pytest.mark.parametrize("sampled", [(), (50, 100)])
+def test_a_loss_that_is_nan_to_the_end_is_not_called_finite_for_want_of_samples(sampled):
+    layers = [{"step": s, "layer": "head", "act_finite": True} for s in (0, 10, *sampled)]
+    loss = [1.0] * 40 + [NAN] * 110
+    one = finding(scaled_run([False] * 150, loss=loss, layers=layer_table(layers)), "AMP204")
+    assert (one.severity.value, one.first_step, one.last_step) == ("error", 40, 149)
+    assert ("may have been the first" in one.cause) == (not sampled)
+
+
 def test_a_forward_overflow_that_healed_is_only_told():
     run = scaled_run(
         [False] * 100 + [True] + [False] * 100,
@@ -108,6 +143,13 @@ def test_weights_that_are_not_finite_explain_the_collapse_after_them():
     assert diagnose(run).headline.code == "AMP207"
     assert diagnose(run).headline.layer == "up"
     assert finding(run, "AMP103").because_of == "AMP207"
+
+
+def test_weights_are_not_finite_from_the_first_step_whoever_saw_them_first():
+    for norm_bad, traced in ((2, 5), (5, 2)):
+        steps = step_table(param_norm=[1.0] * norm_bad + [math.inf] * 4)
+        events = event_table([(traced, "overflow", {"direction": "weights", "layer": "up"})])
+        assert finding(HandBuiltRun(steps, events=events), "AMP207").first_step == 2
 
 
 def test_a_non_finite_input_takes_the_blame_from_layer_and_loss():
@@ -214,6 +256,14 @@ def test_a_record_without_an_end_mark_says_so_and_stays_healthy():
     run = scaled_run([False] * 30, clean_end=False)
     assert found(run) == {"AMP902": "info"}
     assert diagnose(run).verdict.value == "healthy"
+    assert "no end mark" in (diagnose(run).calm or "")
+
+
+def test_a_healthy_run_that_an_exception_ended_is_told_so_with_its_layer_and_line():
+    detail = {"fatal": True, "exception": "KeyError", "message": "'x'", "layer": "head"}
+    events = event_table([(29, "exception", detail | {"user_frame": "/home/me/train.py:7, in f"})])
+    calm = diagnose(scaled_run([False] * 30, events=events)).calm or ""
+    assert "KeyError in layer head at train.py:7, in f. 'x'" in calm
 
 
 def test_what_was_cut_off_and_what_was_lost_is_said():
@@ -261,3 +311,18 @@ def test_a_forward_overflow_that_came_after_the_fall_began_did_not_cause_it():
     )
     assert diagnose(run).headline.code == "AMP103"
     assert finding(run, "AMP203").because_of is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "learns", "severity"),
+    [("BatchNorm2d", True, "warning"), ("BatchNorm2d", False, "info"), ("LayerNorm", True, "info")],
+)
+def test_running_statistics_keep_a_nan_that_a_skipped_step_was_to_undo(kind, learns, severity):
+    rows = [{"step": s, "layer": "norm", "kind": kind, "trainable": learns} for s in range(9)]
+    run = scaled_run(
+        [s == 50 for s in range(200)],
+        layers=layer_table(rows),
+        events=event_table([overflow(50, None, "input")]),
+    )
+    assert finding(run, "AMP209").severity.value == severity
+    assert ("evaluation gives nan" in finding(run, "AMP209").cause) == (severity == "warning")

@@ -164,8 +164,29 @@ def test_a_loss_that_only_one_rank_loses_is_told_at_once_and_is_a_warning_when_i
 
 
 def test_a_rank_that_has_long_been_well_is_told_of_without_alarm():
+    own = (*(True,) * 7, False)
+    run = overflowing(SPREAD[:4], lambda _: own, ranks=8, count=2000)
+    assert by_ranks(run) == {"AMP602": ("info", (7,))}
+
+
+def test_a_rank_whose_fall_of_the_scale_still_stands_is_the_headline_though_it_is_well_by_now():
     run = overflowing(SPREAD, lambda _: (True, False), count=2000)
-    assert by_ranks(run) == {"AMP602": ("info", (1,))}
+    found = {f.code: f for f in diagnose(run).findings}
+    assert by_ranks(run) == {"AMP602": ("warning", (1,))}
+    assert diagnose(run).headline.code == "AMP602"
+    assert found["AMP103"].because_of == "AMP602"
+    assert "nothing is being learnt" not in found["AMP103"].action
+
+
+@pytest.mark.parametrize("direction", ["forward", "input"])
+def test_what_leaves_its_format_on_one_rank_alone_says_so(direction):
+    tells = {"layer": "head", "exact": True} if direction == "forward" else {}
+    run = overflowing(
+        SPREAD, lambda _: (True, False), direction=direction, named=lambda _: tells
+    )  # fmt: skip
+    head = diagnose(run).headline
+    assert (head.code, head.ranks) == ({"forward": "AMP203", "input": "AMP209"}[direction], (1,))
+    assert "on rank 1 alone" in head.summary
 
 
 def test_finite_gradients_on_every_rank_leave_the_reduction():

@@ -529,3 +529,24 @@ def test_losing_the_last_steps_never_makes_a_healthy_run_look_ill():
     rows = course(falling(1200, 10, 2), noise=0.05)
     for end in range(2, 1200, 13):
         assert action(rows.part(0, end)) == "keep"
+
+
+def test_gradients_and_activations_that_follow_the_input_are_the_datas():
+    growth = np.concatenate([np.ones(60), np.geomspace(1.0, 300.0, 60)])
+    loss = np.concatenate([falling(60, 2.3, 1.2), np.linspace(1.3, 9.0, 60)])
+    rows = {"grad": growth, "act_amax": 5.0 * growth}
+    assert action(course(loss, **rows)) == "lower"
+    advice = look(course(loss, **rows, input_amax=3.0 * growth))
+    assert advice.action.value == "not-the-cause"
+    assert "input maximum" in advice.because
+
+
+def test_a_summed_loss_that_leaps_with_the_batch_and_then_falls_is_no_trouble():
+    larger = np.arange(160) >= 80
+    loss = falling(160, 60.0, 20.0) * np.where(larger, 100.0, 1.0)
+    rows = course(loss, ratio=np.where(larger, 0.015, 0.006), grad=np.where(larger, 1400.0, 17.0))
+    assert action(rows) == "lower"
+    assert action(rows, Setup(larger_batches=(80,))) == "keep"
+    climbing = course(np.concatenate([loss[:80], np.linspace(2000.0, 9000.0, 80)]), ratio=0.006,
+                      grad=np.where(larger, 1400.0, 17.0))  # fmt: skip
+    assert action(climbing, Setup(larger_batches=(80,))) == "lower"

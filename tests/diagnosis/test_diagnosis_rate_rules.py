@@ -8,6 +8,8 @@ from hand_built import HandBuiltRun, event_table, follow, step_table
 from rate_shapes import action, course, diverging, falling
 
 from ampwatch.diagnosis import diagnose
+from ampwatch.diagnosis.causes import link
+from ampwatch.diagnosis.findings import Finding, Severity
 from ampwatch.diagnosis.learning_rate import rows_of
 from ampwatch.diagnosis.learning_rate.course import COLUMNS
 
@@ -52,6 +54,19 @@ def finding(diagnosis, code):
 
 def codes(diagnosis):
     return {f.code: f.severity.value for f in diagnosis.findings}
+
+
+def test_a_fall_whose_first_skip_came_before_the_rate_was_told_is_still_its_course():
+    """Too high a rate is told from three skips in a row; the first of a fall may come before."""
+
+    def seen(code, step):
+        return Finding(code, code, Severity.ERROR, step, 200, (0,), None, "", "", "")
+
+    linked = link([seen("AMP103", 3), seen("AMP301", 13), seen("AMP203", 3)])
+    assert {f.code: f.because_of for f in linked} == {
+        "AMP301": None, "AMP103": "AMP301", "AMP203": None
+    }  # fmt: skip
+    assert link([seen("AMP103", 3), seen("AMP301", 40)])[0].because_of is None
 
 
 def test_a_collapse_after_growing_updates_is_the_rate_and_the_fall_is_its_course():

@@ -68,6 +68,12 @@ def test_an_overflow_after_each_doubling_is_a_sawtooth_and_healthy():
     assert diagnose(run).verdict.value == "healthy"
 
 
+def test_a_sawtooth_that_costs_a_step_in_three_is_a_warning():
+    run = scaled_run(skips("..x" * 60), growth_interval=2)
+    assert found(run) == {"AMP102": "warning"}
+    assert diagnose(run).learning_rate.action.value == "not-the-cause"
+
+
 def test_a_fall_of_many_octaves_that_stays_down_is_a_collapse():
     diagnosis = diagnose(scaled_run(skips("." * 100 + "x" * 30)))
     finding = diagnosis.headline

@@ -91,4 +91,8 @@ def test_a_rate_of_zero_or_an_update_nobody_measured_is_no_silent_skip():
     assert "AMP417" not in found(still([0.0] * 100, lr=[0.0] * 100))
     assert "AMP417" not in found(still([0.0] * 100, grad_norm=[0.0] * 100))
     assert "AMP417" not in found(still([None] * 100))
+    for steps, told in ((150, "info"), (1100, "warning")):
+        no_rate = scaled_run([False] * steps)
+        no_rate = with_columns(no_rate, lr=[0.0] * steps, update_norm=[0.0] * steps)
+        assert found(no_rate)["AMP417"] == told
     assert "AMP417" not in found(still([0.01] * 95 + [0.0] * 5))

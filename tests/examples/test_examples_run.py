@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import children
 import pytest
 
 import ampwatch
@@ -55,11 +54,8 @@ def run_example(name: str, folder: Path, watch: str = "1") -> str:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(EXAMPLES.parent),
     }
-    command = [sys.executable, EXAMPLES / f"{name}.py", f"--steps={STEPS}", "--seed=3"]
-    done = subprocess.run(
-        [*command, f"--log-dir={folder / 'runs'}"],
-        env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    words = EXAMPLES / f"{name}.py", f"--steps={STEPS}", "--seed=3", f"--log-dir={folder / 'runs'}"
+    done = children.run(*words, env=environment, cwd=folder, fresh=name == "minimal")
     assert done.returncode == 0, done.stderr
     assert "ampwatch" not in done.stderr, done.stderr
     return done.stdout

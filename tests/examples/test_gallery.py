@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import children
 import pytest
 
 import ampwatch
@@ -120,8 +120,8 @@ def test_a_streams_scale_follows_torchs_rule(tmp_path: Path) -> None:
 
 
 def test_labels_are_printed_as_json() -> None:
-    command = [sys.executable, "-m", "examples.gallery", "labels", "--only", "update-missing*"]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    words = "-m", "examples.gallery", "labels", "--only", "update-missing*"
+    printed = children.run(*words, cwd=ROOT, env=os.environ)
     cases = json.loads(printed.stdout)["cases"]
     assert [case["name"] for case in cases] == ["update-missing", "update-missing.twin"]
     assert cases[0]["must"] == ["AMP402"]
@@ -134,11 +134,9 @@ def test_the_benchmark_scores_a_case_and_keeps_what_was_written_by_hand(tmp_path
     out.write_text(
         "stale figures\n<!-- explanations, by hand; kept when the figures are renewed -->\nmine\n"
     )
-    command = [sys.executable, "benchmarks/diagnosis.py", "--only", "half-meets-float*"]
-    subprocess.run(
-        [*command, "--runs", str(tmp_path / "runs"), "--out", str(out)],
-        cwd=ROOT, check=True, capture_output=True,
-    )  # fmt: skip
+    words = "benchmarks/diagnosis.py", "--only", "half-meets-float*"
+    done = children.run(*words, "--runs", tmp_path / "runs", "--out", out, cwd=ROOT, env=os.environ)
+    assert done.returncode == 0, done.stderr
     text = out.read_text()
     assert "| AMP415 |  | 1 | 0 | 0 | 0 (0) |" in text
     assert "stale figures" not in text

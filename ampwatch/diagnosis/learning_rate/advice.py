@@ -102,7 +102,7 @@ def _not_the_cause(seen: Judgement, attribution: Attribution) -> Advice:
     told = f" ({proofs})" if proofs else ""
     rest = {
         Cause.STATIC: "no update had been made before it, so no rate had a part in it.",
-        Cause.DATA: "the update before it was ordinary.",
+        Cause.DATA: "the updates before it were ordinary.",
         Cause.OPERATION: f"{_in_band(attribution)} until then.",
     }
     assert seen.onset is not None
@@ -113,6 +113,8 @@ def _not_the_cause(seen: Judgement, attribution: Attribution) -> Advice:
 
 def _in_band(attribution: Attribution) -> str:
     """Which signals stayed as they were, and what that says; nothing of what is not recorded."""
+    if attribution.proofs:
+        return f"{attribution.proofs[0]} explains it, and the loss has come down since"
     if not attribution.in_band:
         return "nothing that is recorded speaks against the rate"
     *first, last = attribution.in_band

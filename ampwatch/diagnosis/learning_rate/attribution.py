@@ -80,7 +80,13 @@ def attribute(state: RateState, onset: Onset) -> Attribution:
         if grown is not None:
             return Attribution(Cause.RATE, (grown,))
         return Attribution(Cause.OBJECTIVE, in_band=recorded_mechanism(before, after))
+    larger = _larger_batch(state, onset)
+    if larger is not None:
+        return Attribution(Cause.OBJECTIVE, (larger,))
     proofs = [*_by_updates(state, onset, accepted, after), *_by_loss(state, onset, after)]
+    fed = _fed(state, accepted, after.where(after.accepted).part(0, constants.SUSTAINED_STEPS))
+    if fed is not None and all(proof.signal in _FOLLOW_THE_INPUT for proof in proofs):
+        return Attribution(Cause.DATA, (fed,))
     if proofs:
         return Attribution(Cause.RATE, tuple(proofs))
     in_band = recorded_mechanism(before, after)
@@ -136,6 +142,32 @@ def _data(accepted: Rows, after: Rows) -> Proof | None:
     ordinary = last is None or usual is None or last <= constants.BAND_FACTOR * usual
     step = int(_at(near.of("step"), int(np.nanargmax(near.of("input_amax")))))
     return Proof("input maximum", step, amax, usual_amax, _USUAL) if far and ordinary else None
+
+
+def _larger_batch(state: RateState, onset: Onset) -> Proof | None:
+    """A larger batch just before, since which the loss has come down.
+
+    A loss that is summed over the batch leaps with it, and its gradients do: their levels before
+    and after are of two kinds.
+    """
+    near = [step for step in state.setup.larger_batches if 0 <= onset.step - step <= _BATCH_STEPS]
+    if not near or onset.hard:
+        return None
+    before, after = rows_around(state, onset)
+    step = np.concatenate([before.of("step"), after.of("step")])
+    loss = np.concatenate([before.of("loss"), after.of("loss")])
+    since = loss[(step >= near[-1]) & np.isfinite(loss)]
+    few = constants.EVENT_SKIPS
+    if len(since) < 4 * few or not np.median(since[-few:]) < np.median(since[:few]):
+        return None
+    return Proof("a larger batch", near[-1], 1.0, 0.0)
+
+
+def _fed(state: RateState, accepted: Rows, with_onset: Rows) -> Proof | None:
+    """An input that has itself drifted out of its band; a network's own output is no data."""
+    if state.setup.several_optimizers:
+        return None
+    return _drift("input_amax", accepted, with_onset)
 
 
 def _by_updates(state: RateState, onset: Onset, accepted: Rows, after: Rows) -> Iterator[Proof]:
@@ -212,7 +244,7 @@ def _drift(name: str, accepted: Rows, with_onset: Rows) -> Proof | None:
     if not now > line:
         return None
     step = int(_at(accepted.of("step"), int(known[min(cut, len(known) - 1)])))
-    return Proof(_WORDS[name], step, now, level, _USUAL)
+    return Proof((_WORDS | _INPUT)[name], step, now, level, _USUAL)
 
 
 _WORDS = {
@@ -220,6 +252,9 @@ _WORDS = {
     "grad_norm": "gradient norm",
     "act_amax": "activation maximum",
 }
+_INPUT = {"input_amax": "input maximum"}
+_FOLLOW_THE_INPUT = frozenset(("gradient norm", "activation maximum", "loss"))
+_BATCH_STEPS = 30  # as soon after a change of the batch's size as trouble is put down to it
 
 
 def _signal(name: str, rows: Rows) -> Floats:

@@ -98,6 +98,7 @@ class Setup:
     resumed: bool = False  # the first row does not stand on random weights
     saved_steps: tuple[int, ...] = ()
     restarts: int = 0  # attempts after the first
+    larger_batches: tuple[int, ...] = ()  # the last few steps from which a batch held more
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,10 @@ def _drift(case: Case) -> tuple[int, float, float] | None:
         medians.append(float(np.median(known)))
         if len(medians) > 1 and medians[-1] <= medians[-2]:
             return None
-    if medians[-1] < policy.DRIFT_FACTOR * medians[0]:
+    before = sketch.rows.of("grad_norm")[~late]
+    start = np.median(before[np.isfinite(before)]) if np.isfinite(before).any() else 0.0
+    # What has climbed, and is still far below where the record began, came down first.
+    if medians[-1] < max(policy.DRIFT_FACTOR * medians[0], start / policy.DRIFT_FACTOR):
         return None
     early = case.rate.accepted < policy.DRIFT_EARLY_STEPS
     if early and _still_learns(sketch.rows.of("loss")[late], windows):
@@ -161,7 +164,7 @@ def _still_learns(loss: Floats, windows: list[Integers]) -> bool:
     """Whether the last losses are the lowest yet: then a rising norm does no harm."""
     known = [part[np.isfinite(loss[part])] for part in windows]
     medians = [float(np.median(loss[part])) for part in known if len(part)]
-    return len(medians) > 1 and medians[-1] < policy.DRIFT_LOSS * min(medians[:-1])
+    return len(medians) > 1 and medians[-1] <= policy.DRIFT_LOSS * min(medians[:-1])
 
 
 @rule(
@@ -210,7 +213,7 @@ def jump_at_event(case: Case) -> Iterator[Seen]:
 def _said(event: Event) -> str:
     before, after = (event.detail.get(end) for end in ("from", "to"))
     known = isinstance(before, (int, float)) and isinstance(after, (int, float))
-    way = f"went from {before:.3g} to {after:.3g}" if known else "changed"
+    way = f"went from {before:,.6g} to {after:,.6g}" if known else "changed"
     group = event.detail.get("group")
     return {
         "state-loaded": "a state was loaded",

@@ -1,9 +1,9 @@
-"""AMP201 to AMP209: where a number left its format, and which layer it was."""
+"""AMP201 to AMP203: where a number left its format, and which layer it was."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -15,11 +15,12 @@ from ampwatch.diagnosis.named import Named, Times
 from ampwatch.diagnosis.paste import float32_island, with_lines
 from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.signals import Integers
-from ampwatch.diagnosis.words import count_text, scale_text, steps_text
+from ampwatch.diagnosis.words import alone_text, count_text, list_text, scale_text
 
 FP16_MAX = 65504.0
 DEFAULT_SCALE = 2.0**16  # GradScaler's own
 ROOT = "(root)"
+_NANS = f"an input beyond {FP16_MAX:.0f}, 0/0, inf - inf or the root of less than 0"
 
 
 @rule(
@@ -64,7 +65,9 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
         if scaled
         else "Nothing scales the loss, so small gradients fall below fp16's smallest normal "
         "number, 2^-14.",
-        action=_higher_scale(case.final_scale)
+        action="Bring the loss scale back: what took it down is the finding to mend."
+        if case.standing_fall is not None
+        else _higher_scale(case.final_scale)
         if scaled
         else "Scale the loss: torch.amp.GradScaler, or bf16, whose range is wide enough.",
         evidence=(Evidence("underflow_share", last, share, policy.UNDERFLOW_SHARE),),
@@ -119,18 +122,21 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
     times = most.times
     if times.count < policy.BACKWARD_OVERFLOWS:
         return
-    standing = case.stands(times)
     total = sum(one.times.count for one in named.values())
     yield Seen(
-        severity=Severity.WARNING if standing else Severity.INFO,
+        severity=Severity.WARNING if case.weighs(times) else Severity.INFO,
         first_step=times.first_step,
         last_step=times.last_step,
         layer=most.layer,
         ranks=tuple(sorted(most.ranks)),
         summary=f"Layer {most.layer} {_is_first(most)} to overflow in the backward pass, "
-        f"{times.count} times" + ("." if standing else ", and no longer at the end."),
-        cause="The loss is finite; the gradient is not once it has passed this layer.",
-        action="Look at this layer's gradient; run it in float32, or normalise what enters it.",
+        f"{times.count} times" + ("." if case.stands(times) else ", and no longer at the end."),
+        cause="The loss is finite; the gradient is not once it has passed "
+        + ("from it through this layer." if most.is_at_loss else "this layer."),
+        action="Look at the loss first: its own gradient is not finite at sqrt, log, norm or a "
+        "division of 0 (add an eps inside, compute it in float32); then at this layer's."
+        if most.is_at_loss
+        else "Look at this layer's gradient; run it in float32, or normalise what enters it.",
         evidence=(Evidence("overflows", times.last_step, float(times.count), float(total)),),
     )
 
@@ -157,125 +163,24 @@ def forward_overflow(case: Case) -> Iterator[Seen]:
         return
     first = min(named, key=lambda one: one.times.first_step or 0)
     times = functools.reduce(Times.joined, (one.times for one in named))
-    standing = case.stands(times)
+    weighs, nan = case.weighs(times), 2 * first.nans > first.times.count
     yield Seen(
-        severity=Severity.ERROR if standing else Severity.INFO,
+        severity=Severity.ERROR if weighs else Severity.INFO,
         first_step=first.times.first_step,
         last_step=times.last_step,
         layer=first.layer,
         ranks=tuple(sorted(frozenset().union(*(one.ranks for one in named)))),
-        summary=f"Layer {first.layer} {_is_first(first)} whose output overflows half precision"
-        f"{'.' if standing else ', and the run got over it.'}",
-        cause=f"Its inputs and weights are finite, its output is not: fp16 ends at {FP16_MAX:.0f}, "
-        "and the loss scale cannot help in the forward pass.",
-        action=_forward_action(case, first) if standing else "Nothing to do unless it returns.",
+        summary=f"{_who(first)} {_is_first(first)} whose output "
+        f"{'is nan' if nan else 'overflows half precision'}"
+        f"{alone_text(case.lone_rank)}{_ending(case, times)}.",
+        cause="Its inputs and weights are finite, its output is not: "
+        + (_NANS if nan else f"fp16 ends at {FP16_MAX:.0f}")
+        + ", and the loss scale cannot help in the forward pass.",
+        action=_forward_action(case, first) if weighs else _healed(case),
         evidence=(
             Evidence("act_finite", first.times.first_step, "false", FP16_MAX),
             Evidence("overflows", times.last_step, float(times.count)),
         ),
-    )
-
-
-@rule(
-    "AMP204",
-    "loss-not-finite",
-    Severity.ERROR,
-    Page(
-        meaning="The loss is inf or nan though every layer's output is finite: the loss function "
-        "itself, or a mask constant in it, leaves half precision.",
-        looks="A non-finite loss at a step whose activations are all finite; in a text log, "
-        "where nobody saw the activations, any non-finite loss.",
-        not_to_confuse="AMP203: there a layer comes first. AMP209: there the input does.",
-        do="Compute the loss in float32; use the forms that take logits; mask with the format's "
-        "own minimum instead of -1e9.",
-        example="log(softmax(x)) in fp16, exp() of a score above 11, a mask of -1e9.",
-    ),
-)
-def loss_not_finite(case: Case) -> Iterator[Seen]:
-    """A non-finite loss above finite activations."""
-    numbers = case.numbers
-    times = numbers.bad_loss_finite_forward if numbers.sees_forward else numbers.bad_loss
-    if not times.count:
-        return
-    standing, value = case.stands(times), numbers.bad_loss_value
-    seen = "every layer's output was finite" if numbers.sees_forward else "the layers were not seen"
-    yield Seen(
-        severity=Severity.ERROR if standing else Severity.INFO,
-        first_step=times.first_step,
-        last_step=times.last_step,
-        summary=f"The loss is {value} {steps_text(times.first_step, times.last_step)}"
-        + ("." if standing else ", and finite again at the end."),
-        cause=f"In {count_text(times.count, 'step')} the loss was not finite while {seen}.",
-        action="Compute the loss in float32, from logits, and look for constants such as -1e9."
-        if standing
-        else "Nothing to do unless it returns.",
-        evidence=(Evidence("loss", times.first_step, value),),
-    )
-
-
-@rule(
-    "AMP207",
-    "weights-not-finite",
-    Severity.ERROR,
-    Page(
-        meaning="A weight is inf or nan before the forward pass. Nothing recovers from there: "
-        "every later loss and gradient is its consequence.",
-        looks="A layer whose weights are not finite, then skips at any scale.",
-        not_to_confuse="A forward overflow (AMP203), where the weights are finite.",
-        do="Restart from the last checkpoint with finite weights. Find what wrote them: a step at "
-        "a scale below 2^-126, an optimizer whose eps vanishes in fp16, a step past the scaler.",
-        example="Adam in fp16 with eps 1e-8: nan after the first step.",
-    ),
-)
-def weights_not_finite(case: Case) -> Iterator[Seen]:
-    """A weight is not finite before the forward."""
-    times, layers, told = case.numbers.bad_weights, case.layers, case.ledger.weights
-    if not times.count:
-        return
-    named = [layers.names[i] for i in np.flatnonzero(layers.weight_bad)]
-    names = [told.layer] if told is not None and told.layer else _innermost(named)
-    where = names[0] if len(names) == 1 else None
-    yield Seen(
-        severity=Severity.ERROR,
-        first_step=times.first_step,
-        last_step=case.scale.last_step,
-        layer=where,
-        summary="Weights are not finite" + (f" in {where}." if where else "."),
-        cause=f"At step {times.first_step} inf or nan stood in the weights before the forward pass"
-        + (f", in {count_text(len(names), 'layer')}." if names else "."),
-        action="Restart from the last checkpoint whose weights are finite; nothing recovers here.",
-        evidence=(Evidence("weight_finite", times.first_step, "false"),),
-    )
-
-
-@rule(
-    "AMP209",
-    "non-finite-input",
-    Severity.ERROR,
-    Page(
-        meaning="A tensor that enters the model holds inf or nan. No format and no scale helps.",
-        looks="The input itself is not finite; what follows is its consequence.",
-        not_to_confuse="AMP203: there the inputs are finite.",
-        do="Check the data: division by zero in a normalisation, missing values, a broken file.",
-        example="a column of constants, standardised: 0 / 0.",
-    ),
-)
-def non_finite_input(case: Case) -> Iterator[Seen]:
-    """A tensor entering the model is not finite."""
-    times = case.numbers.bad_input
-    if not times.count:
-        return
-    standing = case.stands(times)
-    yield Seen(
-        severity=Severity.ERROR if standing else Severity.INFO,
-        first_step=times.first_step,
-        last_step=times.last_step,
-        summary=f"The model's input is not finite in {count_text(times.count, 'step')}"
-        + ("." if standing else ", none of them recent."),
-        cause="inf or nan stood in a tensor that enters the model.",
-        action=f"Look at the batch of step {times.first_step}: missing values, or a division by "
-        "zero.",
-        evidence=(Evidence("input_finite", times.first_step, "false"),),
     )
 
 
@@ -287,6 +192,12 @@ _ISLAND_USE = (
 def _forward_action(case: Case, first: Named) -> str:
     """What to do depends on whether the run had worked before."""
     start, layer = case.scale.first_accepted_step, first.layer
+    if first.layer == ROOT and first.own_code is not None:
+        return (
+            "Look at what the model's own forward does there: a mask constant (-1e9 is -inf in "
+            "half, and a row masked whole is nan), exp without its maximum taken off, a product of "
+            "queries and keys, a division. Do that in float32."
+        )
     island = float32_island(layer)
     if start is None or (first.times.first_step or 0) <= start:
         return with_lines(
@@ -299,9 +210,30 @@ def _forward_action(case: Case, first: Named) -> str:
     )
 
 
+def _healed(case: Case) -> str:
+    norms = sorted(case.precision.batch_norms)
+    if not norms:
+        return "Nothing to do unless it returns."
+    return (
+        f"BatchNorm behind that layer ({list_text(norms)}) keeps the inf or nan in its running "
+        "statistics, skipped step or not: call reset_running_stats(), or evaluation gives nan."
+    )
+
+
+def _who(first: Named) -> str:
+    """The layer; of a container the place in its own code, if the layers around show that."""
+    if first.own_code is None:
+        return f"Layer {first.layer}"
+    after, before = first.own_code
+    whose = "the model" if first.layer == ROOT else first.layer
+    return f"The own code of {whose}, after {after} and before {before},"
+
+
 def _grown(case: Case) -> str:
     """What may have made the activations grow."""
     outlier = case.batches.first
+    if case.lone_rank is not None:
+        return f"rank {case.lone_rank}'s batches, for the other ranks' outputs are finite"
     if outlier is None or outlier.signal != "input_amax":
         return "the learning rate, and at what was loaded or changed before"
     return (
@@ -310,11 +242,13 @@ def _grown(case: Case) -> str:
     )
 
 
+def _ending(case: Case, times: Times) -> str:
+    """How a forward overflow went on."""
+    if case.stands(times):
+        return ""
+    return ", though no longer at the end" if case.weighs(times) else ", and the run got over it"
+
+
 def _is_first(named: Named) -> str:
     """`is the first`, or what the record can say when the layer is only a bound."""
     return "is, as far as the record can tell, the first" if named.is_bound else "is the first"
-
-
-def _innermost(names: Sequence[str]) -> list[str]:
-    """Without the containers of others in the list."""
-    return [n for n in names if not any(m.startswith(f"{n}.") or n == "(root)" != m for m in names)]

@@ -76,9 +76,10 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
         if not (certain or often or one.before_scale):
             continue
         standing = _stands(case, times)
+        weighs = (standing or case.weighs(times)) and (certain or often)
         count = f"{times.count} of {count_text(joint.judged, 'overflow')}"
         yield Seen(
-            severity=Severity.WARNING if standing and (certain or often) else Severity.INFO,
+            severity=Severity.WARNING if weighs else Severity.INFO,
             first_step=times.first_step,
             last_step=times.last_step,
             layer=one.layer,
@@ -86,13 +87,19 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
             summary=f"Rank {rank} alone overflows, in {count}"
             + _beginning(one)
             + ("." if standing else ", and no longer at the end."),
-            cause="Its own loss or gradients are not finite there and the other ranks' are; the "
-            "sum is not, so all ranks skip.",
+            cause=f"{_own(one)} not finite there and the other ranks' are; the sum of the "
+            "gradients is not, so all ranks skip.",
             action=f"Look at rank {rank}'s batches at these steps; if they are sound, at its card.",
             evidence=(
                 Evidence("overflows", times.last_step, float(times.count), float(joint.judged)),
             ),
         )
+
+
+def _own(one: Alone) -> str:
+    """What of the rank's own is not finite; the first overflow is often seen from afar."""
+    forward = 2 * one.before_scale > one.times.count
+    return "Its own loss or activations are" if forward else "Its own loss or gradients are"
 
 
 def _beginning(one: Alone) -> str:
@@ -236,12 +243,14 @@ def reduction_overflow(case: Case) -> Iterator[Seen]:
     if times.count < policy.BACKWARD_OVERFLOWS or _still_searches(case):
         return
     standing = _stands(case, times)
+    weighs = standing or case.weighs(times)
+    ending = ", and no longer at the end" if weighs else "; the run recovered"
     yield Seen(
-        severity=Severity.ERROR if standing else Severity.INFO,
+        severity=Severity.ERROR if weighs else Severity.INFO,
         first_step=times.first_step,
         last_step=times.last_step,
         summary=f"The ranks' gradients are finite and their sum is not, "
-        f"{count_text(times.count, 'time')}" + ("." if standing else "; the run recovered."),
+        f"{count_text(times.count, 'time')}{'' if standing else ending}.",
         cause="Before the ranks were joined every gradient was finite, on every rank: the "
         "reduction, or the format it is done in, overflows.",
         action="Reduce in float32 or bf16 (bf16_compress_hook instead of fp16_compress_hook), and "

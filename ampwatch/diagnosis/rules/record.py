@@ -8,6 +8,7 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.signals import Event
 from ampwatch.diagnosis.words import count_text, list_text
 from ampwatch.rows import EventKind
 
@@ -122,18 +123,7 @@ def run_ended_uncleanly(case: Case) -> Iterator[Seen]:
     """The record ends by an exception or without an end mark."""
     last = case.scale.last_step
     if case.ledger.fatal:
-        event = case.ledger.fatal[-1]
-        text = " ".join(str(event.detail.get("message", "")).split())[:200]
-        yield Seen(
-            severity=Severity.INFO,
-            first_step=event.step,
-            last_step=event.step,
-            ranks=(event.rank,),
-            layer=str(event.detail["layer"]) if event.detail.get("layer") else None,
-            summary=f"The run ended by {event.exception}.",
-            cause=text or "The exception had no message.",
-            action="Put the error right; the record up to there is complete.",
-        )
+        yield _ended_by(case.ledger.fatal[-1])
     elif not case.record.clean_end and not case.is_foreign:  # others write no end mark
         yield Seen(
             severity=Severity.INFO,
@@ -144,6 +134,26 @@ def run_ended_uncleanly(case: Case) -> Iterator[Seen]:
             "ended.",
             action="Every row up to here is readable; the last quarter of a second may be missing.",
         )
+
+
+def _ended_by(event: Event) -> Seen:
+    """How an exception ended it: which, in which layer, at which of the user's lines."""
+    text = " ".join(str(event.detail.get("message", "")).split())[:200]
+    layer = str(event.detail["layer"]) if event.detail.get("layer") else None
+    place = str(event.detail.get("user_frame") or "").rpartition("/")[2]
+    summary = f"The run ended by {event.exception}"
+    summary += f" in layer {layer}" if layer else ""
+    summary += f" at {place}." if place else "."
+    return Seen(
+        severity=Severity.INFO,
+        first_step=event.step,
+        last_step=event.step,
+        ranks=(event.rank,),
+        layer=layer,
+        summary=summary,
+        cause=text or "The exception had no message.",
+        action="Put the error right; the record up to there is complete.",
+    )
 
 
 @rule(

@@ -76,23 +76,31 @@ def startup_has_failed(case: Case) -> bool:
         looks="About one overflow each growth interval, always just after a doubling, always back "
         "to the same ceiling.",
         not_to_confuse="AMP105, where skips come more often than the scale grows.",
-        do="Nothing. A longer growth_interval makes it rarer.",
+        do="Nothing. A longer growth_interval makes it rarer; where it costs one step in four or "
+        "more, that is a warning.",
         example="growth_interval 2000: skips at steps 2001, 4003, 6005, each at 2^17.",
     ),
 )
 def growth_sawtooth(case: Case) -> Iterator[Seen]:
     """Isolated overflows at a scale the run has just grown into."""
-    teeth = case.teeth
+    teeth, scale = case.teeth, case.scale
     if not teeth.episodes:
         return
+    enough = scale.steps >= policy.STORM_WINDOW_STEPS
+    costly = enough and teeth.skips > policy.SAWTOOTH_WASTE * scale.steps
+    cost = f", and {share_text(teeth.skips, scale.steps)} of the steps are lost to it"
     yield Seen(
-        severity=Severity.INFO,
+        severity=Severity.WARNING if costly else Severity.INFO,
         first_step=teeth.first_step,
         last_step=teeth.last_step,
-        summary=f"{count_text(teeth.episodes, 'overflow')} just after the scale grew, as expected.",
+        summary=f"{count_text(teeth.episodes, 'overflow')} just after the scale grew"
+        + (f"{cost}." if costly else ", as expected."),
         cause=f"The scale doubled to {scale_text(teeth.highest_scale)} at most, found no room, "
         "and came back.",
-        action="Nothing to do: it is the price of looking for the highest scale.",
+        action=f"Give GradScaler a longer growth_interval than {scale.scaler.growth_interval:,}; "
+        "its default is 2000."
+        if costly
+        else "Nothing to do: it is the price of looking for the highest scale.",
         evidence=(Evidence("scale", teeth.last_step, teeth.last_scale),),
     )
 
@@ -171,13 +179,20 @@ def _fall(case: Case, fall: Fall, *, healed: bool) -> Seen:
         "skipped: the gradients overflowed again at every lower scale." + untold(case),
         action="Nothing to do unless it returns: the run recovered by itself."
         if healed
-        else f"Stop: nothing is being learnt. Restart from a checkpoint before step "
-        f"{fall.first_step}, with what caused the fall put right.",
+        else _stop(case) + f"Restart from a checkpoint before step {fall.first_step}, with what "
+        "caused the fall put right.",
         evidence=(
             Evidence("scale", last, final, fall.level),
             Evidence("skipped", last, float(skipped)),
         ),
     )
+
+
+def _stop(case: Case) -> str:
+    """What holds of the steps after a fall: skipped, or taken at a scale far too low."""
+    if len(case.scale.recent_skips):
+        return "Stop: nothing is being learnt. "
+    return "Steps are taken again, at a scale that loses small gradients. "
 
 
 @rule(
@@ -224,7 +239,7 @@ def overflow_storm(case: Case) -> Iterator[Seen]:
         last_step=loose.last_step,
         summary=f"{count_text(loose.skips, 'skip')} that the scale's growth does not explain"
         + (", and none of them recent." if calm else "."),
-        cause=f"Growth explains about {math.ceil(allowed)}; in all {wasted} "
+        cause=f"Growth explains about {math.floor(allowed)}; in all {wasted} "
         "of the steps were computed and thrown away.",
         action="See which layer overflows first, and whether those batches differ from the rest.",
         evidence=(Evidence("skipped", loose.last_step, float(loose.skips), float(allowed)),),

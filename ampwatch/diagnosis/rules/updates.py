@@ -1,4 +1,4 @@
-"""AMP410, AMP411, AMP413 and AMP417: gradients and updates that do not go together."""
+"""AMP411, AMP413 and AMP417: gradients and updates that do not go together."""
 
 from __future__ import annotations
 
@@ -7,51 +7,8 @@ from collections.abc import Iterator
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.ledger import NO_GRADIENTS, NO_GRAPH
 from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.words import count_text, share_text
-
-
-@rule(
-    "AMP410",
-    "no-gradients",
-    Severity.ERROR,
-    Page(
-        meaning="The optimizer stepped and none of its parameters had a gradient, or the loss "
-        "hangs on none of them.",
-        looks="torch's error that no inf checks were recorded for this optimizer, or that the loss "
-        "does not require grad.",
-        not_to_confuse="Gradients that are zero; parameters that are frozen on purpose beside "
-        "others that learn.",
-        do="Check that the optimizer was given this model's parameters, that they require "
-        "gradients, that the loss is not detached (re-entrant checkpointing detaches what no input "
-        "with a gradient enters), and that zero_grad() does not stand between backward() and "
-        "step().",
-        example="the optimizer was made before the model was replaced by its compiled copy.",
-    ),
-)
-def no_gradients(case: Case) -> Iterator[Seen]:
-    """The scaler found no gradient to check, or the backward pass nothing to begin with."""
-    raised = case.ledger.raised
-    text = next((text for text in (NO_GRAPH, NO_GRADIENTS) if text in raised), None)
-    if text is None:
-        return
-    event = raised[text]
-    yield Seen(
-        severity=Severity.ERROR,
-        first_step=event.step,
-        last_step=event.step,
-        ranks=(event.rank,),
-        summary="The optimizer's parameters have no gradients."
-        if text is NO_GRADIENTS
-        else "The loss hangs on no parameter that learns.",
-        cause=f"{event.exception}: {text}.",
-        action="Check the optimizer's parameters, requires_grad, and where zero_grad() stands."
-        if text is NO_GRADIENTS
-        else "Check requires_grad, detach() and no_grad() on the way to the loss; checkpoint(..., "
-        "use_reentrant=False).",
-        evidence=(Evidence("exception", event.step, event.exception),),
-    )
 
 
 @rule(
@@ -127,7 +84,8 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
     Page(
         meaning="Steps count as taken, their gradients are finite and not zero, the rate is above "
         "zero, and the weights do not move: the update is lost on the way.",
-        looks="An update of exactly zero at accepted steps, in most of the record.",
+        looks="An update of exactly zero at accepted steps, in most of the record. Without "
+        "alarm: a rate of zero in all steps of a hundred and more (of a thousand: a warning).",
         not_to_confuse="A skipped step, which says so; a rate of zero at the start of a warm-up; "
         "frozen parameters, which have no gradient.",
         do="See whether the optimizer holds this model's parameters and not a copy, and whether "
@@ -137,6 +95,9 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
 )
 def silent_skip(case: Case) -> Iterator[Seen]:
     """Accepted steps that move nothing."""
+    if _stands_still(case):
+        yield _without_a_rate(case)
+        return
     still, moved = case.loop.still, case.loop.moved
     total = still.count + moved
     if still.count < policy.SILENT_STEPS or still.count < policy.SILENT_SHARE * total:
@@ -152,4 +113,25 @@ def silent_skip(case: Case) -> Iterator[Seen]:
         "rate above zero the update was exactly zero.",
         action="Check that the optimizer holds the model's own parameters, in float32.",
         evidence=(Evidence("update_norm", still.last_step, 0.0),),
+    )
+
+
+def _stands_still(case: Case) -> bool:
+    """Whether no rate was ever above zero, for longer than a warm-up starts, and nothing moved."""
+    if case.is_foreign or case.numbers.any_rate or case.loop.updates:
+        return False
+    return min(case.numbers.rates, case.loop.unmoved) > policy.STILL_STEPS
+
+
+def _without_a_rate(case: Case) -> Seen:
+    scale, long = case.scale, case.loop.unmoved > policy.STILL_LONG_STEPS
+    return Seen(
+        severity=Severity.WARNING if long else Severity.INFO,
+        first_step=scale.first_step,
+        last_step=scale.last_step,
+        summary="The learning rate is zero in every step, and the weights do not move.",
+        cause=f"In {count_text(case.numbers.rates, 'step')} neither the rate nor any update was "
+        "above zero.",
+        action="See what the scheduler makes of the rate, and whether it is ever stepped.",
+        evidence=(Evidence("lr", scale.last_step, 0.0),),
     )

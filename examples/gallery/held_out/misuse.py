@@ -156,6 +156,25 @@ def everything_detached(stage: Stage, fault: bool) -> None:
     Loop(model, loss_of=loss_of, optimizer=_adam(model), steps=40).run(stage)
 
 
+@FAMILY.fault(_misuse("AMP410"))
+def cleared_before_the_step(stage: Stage, fault: bool) -> None:
+    """zero_grad() stands between backward() and step(): the optimizer sees nothing but zeros."""
+    model, scale = strange.Recurrent(), scaler()
+    optimizer = _adam(model)
+    with stage.watch(scale, model):
+        for step in range(60):
+            text, following = tokens(step)
+            with autocast():
+                loss = entropy(model(text), following)
+            if not fault:
+                optimizer.zero_grad(set_to_none=False)
+            scale.scale(loss).backward()
+            if fault:
+                optimizer.zero_grad(set_to_none=False)
+            scale.step(optimizer)
+            scale.update()
+
+
 class _Embeds(nn.Module):
     """Multiplies by a float32 table under a float32 island, and forgets to cast its input."""
 

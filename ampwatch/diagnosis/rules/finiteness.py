@@ -1,0 +1,160 @@
+"""AMP204, AMP207 and AMP209: a loss, a weight or an input that is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.named import Times
+from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.words import alone_text, count_text, list_text, steps_text
+
+
+@rule(
+    "AMP204",
+    "loss-not-finite",
+    Severity.ERROR,
+    Page(
+        meaning="The loss is inf or nan though every layer's output is finite: the loss function "
+        "itself, or a mask constant in it, leaves half precision.",
+        looks="A non-finite loss at a step whose activations are all finite; in a text log, "
+        "where nobody saw the activations, any non-finite loss.",
+        not_to_confuse="AMP203: there a layer comes first. AMP209: there the input does.",
+        do="Compute the loss in float32; use the forms that take logits; mask with the format's "
+        "own minimum instead of -1e9.",
+        example="log(softmax(x)) in fp16, exp() of a score above 11, a mask of -1e9.",
+    ),
+)
+def loss_not_finite(case: Case) -> Iterator[Seen]:
+    """A non-finite loss above finite activations."""
+    times, value = _bad_losses(case), case.numbers.bad_loss_value
+    if not times.count:
+        return
+    weighs = case.weighs(times)
+    yield Seen(
+        severity=Severity.ERROR if weighs else Severity.INFO,
+        first_step=times.first_step,
+        last_step=times.last_step,
+        summary=f"The loss is {value} {steps_text(times.first_step, times.last_step)}"
+        + ("." if case.stands(times) else ", and finite again at the end."),
+        cause=f"In {count_text(times.count, 'step')} the loss was not finite{_layers_seen(case)}.",
+        action=_loss_action(case, times) if weighs else "Nothing to do unless it returns.",
+        evidence=(Evidence("loss", times.first_step, value),),
+    )
+
+
+def _bad_losses(case: Case) -> Times:
+    """Losses that were not finite, as far as no layer, input or weight was before them."""
+    numbers, seen = case.numbers, case.numbers.bad_loss_finite_forward
+    if not numbers.sees_forward:
+        return numbers.bad_loss
+    if case.ledger.forward:
+        return seen
+    elsewhere = numbers.bad_weights.count or numbers.bad_input.count
+    return numbers.bad_loss_no_forward if seen.count or not elsewhere else seen
+
+
+def _layers_seen(case: Case) -> str:
+    """What is known of the layers' outputs in those steps."""
+    seen = case.numbers.bad_loss_finite_forward.count
+    if not case.numbers.sees_forward:
+        return " while the layers were not seen"
+    if not seen:
+        return "; none of these steps was sampled, so a layer may have been the first"
+    return " while every layer's output was finite, as far as the steps were sampled"
+
+
+def _loss_action(case: Case, times: Times) -> str:
+    cure = "Compute the loss in float32, from logits, and look for constants such as -1e9."
+    if case.numbers.sees_forward and not case.numbers.bad_loss_finite_forward.count:
+        return (
+            f"Look at the batch of step {times.first_step}; attached with layer_every=1, the "
+            f"record names the layer, if it is one. {cure}"
+        )
+    return cure
+
+
+@rule(
+    "AMP207",
+    "weights-not-finite",
+    Severity.ERROR,
+    Page(
+        meaning="A weight is inf or nan before the forward pass. Nothing recovers from there: "
+        "every later loss and gradient is its consequence.",
+        looks="A layer whose weights are not finite, then skips at any scale.",
+        not_to_confuse="A forward overflow (AMP203), where the weights are finite.",
+        do="Restart from the last checkpoint with finite weights. Find what wrote them: a step at "
+        "a scale below 2^-126, an optimizer whose eps vanishes in fp16, a step past the scaler.",
+        example="Adam in fp16 with eps 1e-8: nan after the first step.",
+    ),
+)
+def weights_not_finite(case: Case) -> Iterator[Seen]:
+    """A weight is not finite before the forward."""
+    times, layers, told = case.numbers.bad_weights, case.layers, case.ledger.weights
+    if not times.count:
+        return
+    named = [layers.names[i] for i in np.flatnonzero(layers.weight_bad)]
+    names = [told.layer] if told is not None and told.layer else _innermost(named)
+    where = names[0] if len(names) == 1 else None
+    yield Seen(
+        severity=Severity.ERROR,
+        first_step=times.first_step,
+        last_step=case.scale.last_step,
+        layer=where,
+        summary="Weights are not finite" + (f" in {where}." if where else "."),
+        cause=f"At step {times.first_step} inf or nan stood in the weights before the forward pass"
+        + (f", in {count_text(len(names), 'layer')}." if names else "."),
+        action="Restart from the last checkpoint whose weights are finite; nothing recovers here.",
+        evidence=(Evidence("weight_finite", times.first_step, "false"),),
+    )
+
+
+# What a skipped step does not undo.
+_KEPT = (
+    "The running statistics of {} have taken it in and keep it: evaluation gives nan from there on."
+)
+
+
+@rule(
+    "AMP209",
+    "non-finite-input",
+    Severity.ERROR,
+    Page(
+        meaning="A tensor that enters the model holds inf or nan. No format and no scale helps.",
+        looks="The input itself is not finite; what follows is its consequence. A skipped step "
+        "leaves weights alone, and not the running statistics of BatchNorm: those keep the nan, "
+        "so a model that has them is not well again when the input is.",
+        not_to_confuse="AMP203: there the inputs are finite.",
+        do="Check the data: division by zero in a normalisation, missing values, a broken file.",
+        example="a column of constants, standardised: 0 / 0.",
+    ),
+)
+def non_finite_input(case: Case) -> Iterator[Seen]:
+    """A tensor entering the model is not finite."""
+    times = case.numbers.bad_input
+    if not times.count:
+        return
+    norms = sorted(case.precision.batch_norms)
+    over = Severity.WARNING if norms else Severity.INFO
+    yield Seen(
+        severity=Severity.ERROR if case.weighs(times) else over,
+        first_step=times.first_step,
+        last_step=times.last_step,
+        ranks=None if case.lone_rank is None else (case.lone_rank,),
+        summary=f"The model's input is not finite in {count_text(times.count, 'step')}"
+        + alone_text(case.lone_rank)
+        + ("." if case.stands(times) else ", none of them recent."),
+        cause="inf or nan stood in a tensor that enters the model."
+        + (f" {_KEPT.format(list_text(norms))}" if norms else ""),
+        action=f"Look at the batch of step {times.first_step}: missing values, or a division by "
+        "zero." + (" Call reset_running_stats(), or load them from a checkpoint." if norms else ""),
+        evidence=(Evidence("input_finite", times.first_step, "false"),),
+    )
+
+
+def _innermost(names: Sequence[str]) -> list[str]:
+    """Without the containers of others in the list."""
+    return [n for n in names if not any(m.startswith(f"{n}.") or n == "(root)" != m for m in names)]

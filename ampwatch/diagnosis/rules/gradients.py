@@ -1,0 +1,186 @@
+"""AMP410: parameters without a gradient, or with none but zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.ledger import NO_GRADIENTS, NO_GRAPH
+from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.words import count_text, scale_text
+
+
+@rule(
+    "AMP410",
+    "no-gradients",
+    Severity.ERROR,
+    Page(
+        meaning="The optimizer stepped and none of its parameters had a gradient, or every "
+        "gradient was exactly zero, or the loss hangs on no parameter. Nothing is learnt.",
+        looks="torch's error that no inf checks were recorded for this optimizer, or that the loss "
+        "does not require grad. Or 20 accepted steps in a row, up to the end of the record, whose "
+        "gradient norm is exactly 0. What else the record holds tells why, in this order: the norm "
+        "was not zero after the backward pass (cleared too early); half precision swallowed all "
+        "(the layers' underflow share, and the scale); the loss is exactly 0 (multiplied by 0, "
+        "masked away); it is the same in every step (clamped, saturated); it varies (detached, "
+        "rounded, dead units).",
+        not_to_confuse="A loss that training has brought down to where nothing is left to learn (a "
+        "hinge, a few examples known by heart): that is said as information. Parameters that are "
+        "frozen on purpose beside others that learn; a rate of 0 at the start of a warm-up.",
+        do="Check that the optimizer was given this model's parameters, that they require "
+        "gradients, that the loss is not detached (re-entrant checkpointing detaches what no input "
+        "with a gradient enters), and that zero_grad() does not stand between backward() and "
+        "step(). Where they underflow, scale the loss, or raise the scale.",
+        example="the optimizer was made before the model was replaced by its compiled copy; the "
+        "loss is computed from output.round().",
+    ),
+)
+def no_gradients(case: Case) -> Iterator[Seen]:
+    """No gradient to check, nothing for the backward pass to begin with, or nothing but zeros."""
+    raised = case.ledger.raised
+    text = next((text for text in (NO_GRAPH, NO_GRADIENTS) if text in raised), None)
+    if text is not None:
+        yield _refused(case, text)
+    elif _are_zero(case):
+        yield _zeros(case)
+    elif _are_frozen(case):
+        yield _frozen(case)
+
+
+def _refused(case: Case, text: str) -> Seen:
+    event = case.ledger.raised[text]
+    return Seen(
+        severity=Severity.ERROR,
+        first_step=event.step,
+        last_step=event.step,
+        ranks=(event.rank,),
+        summary="The optimizer's parameters have no gradients."
+        if text is NO_GRADIENTS
+        else "The loss hangs on no parameter that learns.",
+        cause=f"{event.exception}: {text}.",
+        action="Check the optimizer's parameters, requires_grad, and where zero_grad() stands."
+        if text is NO_GRADIENTS
+        else "Check requires_grad, detach() and no_grad() on the way to the loss; checkpoint(..., "
+        "use_reentrant=False).",
+        evidence=(Evidence("exception", event.step, event.exception),),
+    )
+
+
+def _are_zero(case: Case) -> bool:
+    """Whether the record ends with zeros that are no accident; a log may have rounded them."""
+    zeros = case.zeros
+    if case.is_foreign:
+        return zeros.run.times.count >= policy.ZERO_LINES and zeros.is_constant
+    return zeros.run.times.count >= policy.ZERO_STEPS
+
+
+def _zeros(case: Case) -> Seen:
+    zeros, run = case.zeros, case.zeros.run
+    times, since = run.times, _since(case)
+    if zeros.is_learnt:
+        return Seen(
+            severity=Severity.INFO,
+            first_step=times.first_step,
+            last_step=times.last_step,
+            summary=f"Every gradient is exactly zero {since}: the loss is where it can be.",
+            cause=f"The loss has come down to {run.highest_loss:.3g} at most, and these batches "
+            "have nothing left to teach.",
+            action="Nothing to do, if that is the loss you wanted.",
+            evidence=(Evidence("grad_norm", times.last_step, 0.0),),
+        )
+    cause, action = _reason(case)
+    mild = zeros.is_lossless or case.is_foreign
+    return Seen(
+        severity=Severity.WARNING if mild else Severity.ERROR,
+        first_step=times.first_step,
+        last_step=times.last_step,
+        summary=f"Every gradient is exactly zero {since}: nothing is learnt.",
+        cause=cause,
+        action=action,
+        evidence=(
+            Evidence("grad_norm", times.last_step, 0.0),
+            Evidence("loss", times.last_step, run.highest_loss),
+            Evidence("scale", times.last_step, case.final_scale),
+        ),
+    )
+
+
+def _since(case: Case) -> str:
+    if not case.zeros.gave and not case.zeros.earlier:
+        return "from the first step on"
+    return f"since step {case.zeros.run.times.first_step:,}"
+
+
+def _reason(case: Case) -> tuple[str, str]:
+    """Why, as far as the record tells, and what to do; the surest first."""
+    zeros, run = case.zeros, case.zeros.run
+    if run.cleared:
+        return (
+            "They were not zero after the backward pass, and are when the optimizer steps.",
+            "Move zero_grad() ahead of backward() or behind step(); a clip to 0 would do it, too.",
+        )
+    if zeros.is_underflow:
+        scale = case.final_scale
+        at = "nothing scales the loss" if scale is None else f"the scale is {scale_text(scale)}"
+        return (
+            (
+                f"Half precision swallows them, in {run.lost:,} of "
+                f"{count_text(run.samples, 'sample')} of layers whole: {at}, and the loss "
+                f"{run.highest_loss:.3g} at most."
+            ),
+            "Use torch.amp.GradScaler, or bf16; do not divide the loss by large numbers."
+            if scale is None
+            else "Bring the loss scale back: what took it down is the finding to mend."
+            if case.standing_fall is not None
+            else "Raise the loss scale: GradScaler(init_scale=2.0**16), or bf16.",
+        )
+    if zeros.is_lossless:
+        return (
+            (
+                "The loss is exactly 0 in every one of these steps: it is multiplied by 0 (a "
+                "weight, a mask that leaves nothing, advantages that are all alike), or a margin "
+                "is always met."
+            ),
+            "Look at the loss's factors and masks in these steps.",
+        )
+    return _cut_off(case)
+
+
+def _cut_off(case: Case) -> tuple[str, str]:
+    """There is a loss, and nothing of it comes back."""
+    zeros, run = case.zeros, case.zeros.run
+    if run.highest_loss < run.lowest_loss:
+        told = "The loss is not in the record."
+    elif zeros.is_constant and run.times.count > 1:
+        told = f"The loss is {run.highest_loss:.4g} in every one of these steps, to the last bit: "
+        told += "it is clamped, or the output is saturated or the same whatever goes in."
+    else:
+        told = f"The loss is not zero ({run.lowest_loss:.3g} to {run.highest_loss:.3g}) and varies "
+        told += "with the batches, and what leads from it to the weights is cut or flat."
+    looks = "Look for detach(), .item(), round(), argmax() and clamp() between output and loss"
+    dead = "; the model did learn before: look for dead units (a ReLU after a large update), too."
+    return told, looks + (dead if zeros.has_died else ".")
+
+
+def _are_frozen(case: Case) -> bool:
+    """Whether all the weights that were seen are frozen, and no step has told of a gradient."""
+    zeros = case.zeros
+    untold = not (case.numbers.norms or zeros.gave or zeros.earlier or zeros.run.times.count)
+    still = case.loop.unmoved >= policy.ZERO_STEPS and not case.loop.updates
+    return untold and still and zeros.frozen and not zeros.learning
+
+
+def _frozen(case: Case) -> Seen:
+    scale = case.scale
+    return Seen(
+        severity=Severity.ERROR,
+        first_step=scale.first_step,
+        last_step=scale.last_step,
+        summary="No parameter has a gradient: every layer that was seen is frozen.",
+        cause="No step has a gradient norm, no update moved a weight, and no layer's weights have "
+        "requires_grad.",
+        action="Set requires_grad on what is to learn, and give it to the optimizer.",
+        evidence=(Evidence("update_norm", scale.last_step, 0.0),),
+    )

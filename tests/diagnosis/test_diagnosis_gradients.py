@@ -1,0 +1,117 @@
+"""Gradients that are all exactly zero: why, as far as the record tells, or why that is no fault."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hand_built import HandBuiltRun, Info, layer_table, scaled_run, step_table
+
+from ampwatch.diagnosis import diagnose
+
+COUNT = 120
+NOISE = np.random.default_rng(0).normal(2.0, 0.1, COUNT)
+
+
+def with_norms(norm, loss=NOISE, *, share=None, **columns):
+    """A run of accepted steps with these gradient norms and losses; a layer's underflow share."""
+    rows = [{"step": s, "layer": "head", "underflow_share": share, "trainable": True}
+            for s in range(0, COUNT, 5)]  # fmt: skip
+    scale = {"scale": [2.0**10] * COUNT, "scale_after": [2.0**10] * COUNT}
+    told = {"grad_norm": norm, "loss": loss, "skipped": [False] * COUNT, "lr": [0.1] * COUNT}
+    told |= {"update_norm": [1e-3] * COUNT, "param_norm": [10.0] * COUNT}
+    table = step_table(**{n: list(v) for n, v in (scale | told | columns).items()})
+    return HandBuiltRun(table, layers=layer_table(rows))
+
+
+def none_of(run):
+    """The finding that there are no gradients, or nothing."""
+    diagnosis = diagnose(run)
+    assert diagnosis.learning_rate.action.value != "lower"
+    return next((f for f in diagnosis.findings if f.code == "AMP410"), None)
+
+
+ZERO = [0.0] * COUNT
+LATE = [1.0] * 60 + [0.0] * 60
+
+
+@pytest.mark.parametrize(
+    ("run", "severity", "first", "word"),
+    [
+        (with_norms(ZERO), "error", 0, "varies with the batches"),
+        (with_norms(ZERO, [0.5] * COUNT), "error", 0, "to the last bit"),
+        (with_norms(ZERO, [0.0] * COUNT), "warning", 0, "multiplied by 0"),
+        (with_norms(ZERO, share=1.0), "error", 0, "Half precision swallows them"),
+        (with_norms([1.0] * COUNT, grad_norm_applied=ZERO), "error", 0, "when the optimizer steps"),
+        (with_norms(LATE), "error", 60, "varies with the batches"),
+        (with_norms(LATE, [2.0] * 60 + [0.0] * 60), "warning", 60, "multiplied by 0"),
+    ],
+)
+def test_a_run_without_any_gradient_is_told_with_what_the_record_shows(run, severity, first, word):
+    one = none_of(run)
+    assert (one.severity.value, one.first_step) == (severity, first)
+    assert word in one.cause
+    assert diagnose(run).verdict.value == {"error": "failing", "warning": "warning"}[severity]
+
+
+FALLING = np.linspace(2.0, 0.01, 60).tolist() + [0.0] * 60
+
+
+@pytest.mark.parametrize(
+    ("norm", "loss"),
+    [
+        (LATE, FALLING),
+        (LATE, [value + 0.7 for value in FALLING]),
+        ([1.0, 0.0] * 30 + [0.0] * 60, [1.0, 0.0] * 30 + [0.0] * 60),
+        ([1.0] * 3 + [0.0] * 117, [1.0] * 3 + [0.0] * 117),
+    ],
+)
+def test_a_loss_that_has_come_down_to_where_nothing_is_left_is_no_fault(norm, loss):
+    run = with_norms(norm, loss)
+    assert none_of(run).severity.value == "info"
+    assert diagnose(run).verdict.value == "healthy"
+
+
+@pytest.mark.parametrize(
+    "norm", [[1.0] * 105 + [0.0] * 15, [0.0] * 119 + [1.0], [None] * COUNT, [1.0] * COUNT]
+)
+def test_a_few_zeros_or_zeros_that_ended_or_nothing_told_are_no_finding(norm):
+    assert none_of(with_norms(norm)) is None
+
+
+def test_zeros_of_one_of_two_optimizers_are_not_the_models():
+    loss = np.repeat(NOISE, 2)
+    table = step_table(
+        step=np.repeat(np.arange(COUNT), 2), rank=[0] * 2 * COUNT, optimizer=[0, 1] * COUNT,
+        grad_norm=[0.0, 1.0] * COUNT, loss=loss, skipped=[False] * 2 * COUNT,
+    )  # fmt: skip
+    assert none_of(HandBuiltRun(table)) is None
+
+
+def test_underflow_is_why_and_not_beside():
+    found = {f.code: f for f in diagnose(with_norms(ZERO, share=1.0)).findings}
+    assert found["AMP410"].because_of in {"AMP107", "AMP201"}
+    assert "AMP109" not in found
+
+
+def test_a_logs_zeros_may_be_rounded_unless_its_loss_stands_still_as_well():
+    info = Info(source="hf-trainer")
+    for loss, told in ((NOISE, False), ([0.5] * COUNT, True)):
+        run = with_norms(ZERO, loss)
+        run.info, run.layers = info, layer_table([])
+        assert (none_of(run) is not None) == told
+
+
+def test_a_model_that_is_frozen_whole_is_told_and_one_whose_head_learns_is_not():
+    for update, told in ((0.0, True), (1e-3, False)):
+        run = with_norms([None] * COUNT, update_norm=[update] * COUNT)
+        rows = [{"step": s, "layer": "body", "trainable": False} for s in range(0, COUNT, 5)]
+        run.layers = layer_table(rows)
+        assert (none_of(run) is not None) == told
+
+
+def test_a_norm_that_came_down_to_nothing_has_not_drifted_out_of_its_band():
+    norm = np.concatenate([np.geomspace(1.0, 1e-9, 200), np.geomspace(1e-9, 1e-7, 1000)])
+    run = scaled_run([False] * 1200, loss=[1.0] * 1200)
+    at = run.steps.schema.get_field_index("grad_norm")
+    run.steps = run.steps.set_column(at, "grad_norm", [norm.tolist()])
+    assert "AMP304" not in {f.code for f in diagnose(run).findings}
