@@ -72,7 +72,7 @@ class Source:
 
     def _bulletin(self, run: Run) -> Bulletin | None:
         points = self._points(run)
-        if self._waiting(run) or (points and self._is_judged):
+        if points or self._waiting(run):  # by themselves: a finding that fails repeats none of them
             return Bulletin(run.info, str(self.folder), points)
         if self._is_judged:
             return None
@@ -81,7 +81,7 @@ class Source:
         diagnosis = self._engine.feed(run).look()
         diagnosis = diagnosis if is_over else diagnosis.while_running()
         fresh = self._news.of(diagnosis)
-        return Bulletin(run.info, str(self.folder), points, diagnosis, fresh, is_over)
+        return Bulletin(run.info, str(self.folder), (), diagnosis, fresh, is_over)
 
     def _points(self, run: Run) -> tuple[Points, ...]:
         """The next rows that are to be shown, past those that are thinned out."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import children
 import pytest
 from mirror_parts import train, weights
 
@@ -25,10 +24,7 @@ def run_python(tmp_path):
 
     def run(code, *arguments, errors=False, given=None):
         environment = {**os.environ, "PYTHONPATH": str(Path(ampwatch.__file__).parents[1])}
-        child = subprocess.run(
-            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False,
-            input=given, cwd=tmp_path, timeout=150, env=environment,
-        )  # fmt: skip
+        child = children.run("-c", code, *arguments, given=given, cwd=tmp_path, env=environment)
         assert child.returncode == 0, child.stderr
         return child.stderr if errors else child.stdout
 

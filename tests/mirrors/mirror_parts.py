@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import children
 from written_runs import event_columns, step_columns
 
 import ampwatch
@@ -105,10 +104,7 @@ def train(folder, *, fails=False, **parts):
         **os.environ, "PYTHONPATH": str(Path(ampwatch.__file__).parents[1]),
         "AMPWATCH_DIR": str(folder / "runs"), "OMP_NUM_THREADS": "1", **environment,
     }  # fmt: skip
-    child = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
-        cwd=folder, timeout=150, env=environment,
-    )  # fmt: skip
+    child = children.run("-c", code, cwd=folder, env=environment)
     assert (child.returncode != 0) == fails, child.stderr
     return child
 

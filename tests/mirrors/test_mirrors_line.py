@@ -174,6 +174,22 @@ def test_a_client_that_raises_is_said_once_counted_and_loses_nothing(tmp_path, l
     assert "s3cret" not in note
 
 
+def test_findings_that_a_client_does_not_take_repeat_no_row(tmp_path, line):
+    class FussyAboutFindings(Kept):
+        def take(self, bulletin):
+            self.bulletins.append(bulletin)
+            if bulletin.diagnosis is not None and len(self.bulletins) < 4:
+                raise ConnectionError("no alerts today")
+
+    path, mirror = write_run(tmp_path, skipped=3), FussyAboutFindings()
+    one = line(mirror)
+    one.follow(path)
+    wait_for(lambda: len(mirror.bulletins) >= 4)
+    one.close()
+    assert one.failures >= 2
+    assert mirror.curve("skipped") == skips(path)
+
+
 def test_what_never_arrived_is_counted_in_the_end(tmp_path, line, notes):
     one = line(Kept(ValueError("never")))
     one.follow(write_run(tmp_path, accepted=50))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
-import threading
 from dataclasses import dataclass, field
 
 import pytest
 from alert_parts import wait_for
 from mirror_parts import more, train, weights, write
+from web_server import answering
 from written_runs import write_run
 
 from ampwatch import cli, open_run
@@ -59,28 +58,14 @@ class Collector:
 def collector():
     made = Collector()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            made.asked += 1
-            if made.status == 200 and self.path == "/v1/metrics":
-                made.taken.append(ExportMetricsServiceRequest.FromString(body))
-            self.send_response(made.status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def take(path, body):
+        made.asked += 1
+        if made.status == 200 and path == "/v1/metrics":
+            made.taken.append(ExportMetricsServiceRequest.FromString(body))
+        return made.status
 
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        made.port = server.server_address[1]
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield made
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(take) as made.port:
+        yield made
 
 
 @contextlib.contextmanager

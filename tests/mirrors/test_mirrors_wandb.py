@@ -118,7 +118,8 @@ def test_inside_it_asks_for_a_run_that_is_active():
         open_mirror("wandb", is_inside=True)
 
 
-ACTIVE = "import wandb\nrun = wandb.init(project='theirs')"
+# W&B's first table loads pandas, which on a busy machine takes as long as these trainings.
+ACTIVE = "import pandas, time, wandb\nrun = wandb.init(project='theirs')"
 SELDOM = """
     time.sleep(0.02)
     if step % 8 == 0:
@@ -130,7 +131,7 @@ THEIRS = "run.log({'theirs': step}, step=step); time.sleep(0.01)"
 def test_in_the_users_run_not_one_of_their_points_is_lost_or_moved(tmp_path, bare_weights):
     mirrored = train(
         tmp_path,
-        before="import time, wandb\nrun = wandb.init(project='theirs')",
+        before=ACTIVE,
         after="ampwatch.mirror(watch, every_s=0.02)",  # the active run is found
         each=SELDOM,  # several looks fall between two of their points
         end="watch.close(); run.log({'after': 1.0}, step=5)",
@@ -169,7 +170,7 @@ def test_a_run_of_its_own_leaves_the_users_alone_and_ends_with_the_process(tmp_p
 
 def test_a_run_that_logs_nothing_itself_is_told_of_the_other_way(tmp_path):
     child = train(
-        tmp_path, before=f"import time\n{ACTIVE}", each="time.sleep(0.01)",
+        tmp_path, before=ACTIVE, each="time.sleep(0.01)",
         after="ampwatch.mirror(watch, to='wandb', every_s=0.02)",
     )  # fmt: skip
     assert 'to="wandb:PROJECT"' in child.stderr
