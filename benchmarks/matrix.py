@@ -5,7 +5,9 @@ python benchmarks/matrix.py                       both, some half an hour; 12 GB
 python benchmarks/matrix.py --only oldest -- tests/probe -x
 
 uv makes the environments, because it alone resolves to the lowest versions that pyproject.toml
-claims. It takes the Pythons that it finds on the path. Writes benchmarks/results/matrix.md.
+claims. It takes the Pythons that it finds on the path. What one came to is kept in --folder, so
+that each may run by itself, on another machine too; with both there, benchmarks/results/matrix.md
+is written.
 """
 
 from __future__ import annotations
@@ -48,26 +50,39 @@ class Outcome:
     skipped: int
     failed: int
     minutes: float
-    failures: tuple[str, ...]
+    failures: Sequence[str]
 
 
 ENVIRONMENTS = (
     Environment("oldest", "3.10", "lowest-direct"),
-    Environment("newest", "3.13", "highest"),
+    Environment("newest", "3.14", "highest"),
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = read_options(arguments)
-    outcomes: dict[str, Outcome] = {}
+    failed = 0
     for environment in ENVIRONMENTS:
         if options.only in (None, environment.name):
             python = prepare(environment, options.folder)
-            outcomes[environment.name] = run_suite(python, options.tests)
-            print(environment.name, json.dumps(asdict(outcomes[environment.name]), indent=1))
-    if options.only is None and not options.tests:
+            outcome = run_suite(python, options.tests)
+            failed += outcome.failed
+            print(environment.name, json.dumps(asdict(outcome), indent=1))
+            if not options.tests:
+                kept(environment, options.folder).write_text(json.dumps(asdict(outcome)))
+    outcomes = {
+        environment.name: Outcome(**json.loads(kept(environment, options.folder).read_text()))
+        for environment in ENVIRONMENTS
+        if kept(environment, options.folder).exists()
+    }
+    if len(outcomes) == len(ENVIRONMENTS):
         RESULT.write_text(report(outcomes))
-    return int(any(outcome.failed for outcome in outcomes.values()))
+    return int(failed > 0)
+
+
+def kept(environment: Environment, folder: Path) -> Path:
+    """Where what the whole suite came to in an environment is kept."""
+    return folder / f"{environment.name}.json"
 
 
 def prepare(environment: Environment, folder: Path) -> Path:
@@ -76,7 +91,8 @@ def prepare(environment: Environment, folder: Path) -> Path:
     uv("venv", "--clear", "--python", environment.python, str(home))
     python = home / ("Scripts" if os.name == "nt" else "bin") / "python"
     resolution = f"--resolution={environment.resolution}"
-    uv("pip", "install", f"--python={python}", resolution, "--editable", f"{ROOT}[dev]")
+    compiled = "--compile-bytecode"  # or every child of the tests compiles torch anew
+    uv("pip", "install", f"--python={python}", resolution, compiled, "--editable", f"{ROOT}[dev]")
     return python
 
 
@@ -103,7 +119,7 @@ def run_suite(python: Path, tests: Sequence[str]) -> Outcome:
         skipped=len(skipped),
         failed=len(failed),
         minutes=minutes,
-        failures=tuple(f"{case.get('classname')}::{case.get('name')}" for case in failed),
+        failures=[f"{case.get('classname')}::{case.get('name')}" for case in failed],
     )
 
 
