@@ -21,8 +21,13 @@ export function mount(component) {
   object.report = component.setStateValue;
   object.ask = component.setTriggerValue;
   object.show(header, arrays);
-  return () => {
-    mounted.delete(place);
-    object.close();
-  };
+  return () => setTimeout(() => close(place, object));
+}
+
+// Streamlit calls back when the place is gone, but also when a message comes before the one before it
+// was taken in: then the place is still there, and what it shows stays.
+function close(place, object) {
+  if (place.isConnected) return;
+  mounted.delete(place);
+  object.close();
 }

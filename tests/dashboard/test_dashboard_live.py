@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -57,6 +58,28 @@ def test_a_run_appears_moves_and_leaves_zoom_and_hover_to_the_reader(one, folder
             assert page.axis()[1] > rows
             child.kill()
             page.says("no end mark: killed, stopped or hung")
+        assert page.troubles == []
+
+
+REMOVED = """
+  window.removed = 0;
+  new MutationObserver((changes) => {
+    for (const { removedNodes } of changes)
+      for (const node of removedNodes) window.removed += node.classList?.contains("aw-chart") ?? 0;
+  }).observe(document, { childList: true, subtree: true });
+"""
+
+
+def test_messages_that_overtake_one_another_leave_the_chart_in_place(one, folders):
+    """A browser too busy to take one in before the next comes: here the script itself is late."""
+    runs = folders / "runs"
+    with Server([runs]) as server, tab(one) as page, training(runs, "trains", 10_000, 0.02):
+        page.page.add_init_script(REMOVED)
+        page.page.route("**/mount.js", lambda route: (time.sleep(4.0), route.continue_()))
+        page.open(server.url)
+        page.drawn(40)
+        page.refreshes(2)
+        assert page.page.evaluate("() => window.removed") == 0
         assert page.troubles == []
 
 
