@@ -74,8 +74,11 @@ class Look:
 
     @property
     def diagnosis(self) -> Diagnosis | None:
-        """The diagnosis, if one was made yet."""
-        return None if self.verdict is None else self.verdict.diagnosis
+        """The diagnosis, if one was made yet; of a run that goes on, as of one that does."""
+        if self.verdict is None:
+            return None
+        told = self.verdict.diagnosis
+        return told.while_running() if self.is_live else told
 
     @property
     def is_live(self) -> bool:

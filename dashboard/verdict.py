@@ -31,9 +31,9 @@ _STEPS_ASKED = 200
 
 def band(look: Look) -> str:
     """The verdict on a run, with the headline and what to do."""
-    if look.verdict is None:
+    diagnosis = look.diagnosis
+    if diagnosis is None:
         return _band("incomplete", "READING", f"{len(look.course):,} steps are being judged.", "")
-    diagnosis = look.verdict.diagnosis
     verdict, head = diagnosis.verdict.value, diagnosis.headline
     if diagnosis.calm is not None or head is None:
         calm = YET if look.is_live and verdict == "incomplete" else diagnosis.calm or ""

@@ -32,6 +32,7 @@ def test_a_run_appears_moves_and_leaves_zoom_and_hover_to_the_reader(one, folder
         page.says("No runs yet")
         with training(runs, "trains", 10_000, 0.02) as child:
             page.says("HEALTHY")
+            page.says("Nothing is wrong with this run.")  # nor that it has no end mark yet
             page.drawn(40)
             box = page.page.locator(".aw-chart").bounding_box()
             left, middle = box["x"] + 120, box["y"] + 200
