@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import webbrowser
 from collections.abc import Sequence
@@ -79,11 +80,25 @@ class Server:
 
     def __init__(self, folders: Sequence[Path], port: int = 0) -> None:
         self.port = _refuse_taken(port) if port else free_port(DEFAULT_PORT)
-        self.url = f"http://localhost:{self.port}"
+        self._is_asked = port != 0
         self._folders = [str(folder.resolve()) for folder in folders]
         self._child: subprocess.Popen[bytes] | None = None
 
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://localhost:{self.port}"
+
     def __enter__(self) -> Server:
+        if not self._starts() and not self._is_asked:
+            self.port = free_port(0)  # another dashboard, started in the same second, has ours
+            self._starts()
+        if self._child is None:
+            raise AmpwatchError(f"the dashboard did not start on port {self.port}.")
+        return self
+
+    def _starts(self) -> bool:
+        """Whether the child says its address; that the port answers may be another's doing."""
         folders = {"AMPWATCH_DASHBOARD_DIRS": os.pathsep.join(self._folders)}
         self._child = subprocess.Popen(
             command_line(self.port),
@@ -94,10 +109,17 @@ class Server:
                 "PYTHONPATH": search_path(),
             },
             stdin=subprocess.PIPE,  # closed by our end, however it comes: the child's sign to end
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
         )
-        self._wait_until_ready()
-        return self
+        listens = threading.Event()
+        self._ear = threading.Thread(target=_hear, args=(self._child, listens), daemon=True)
+        self._ear.start()
+        until = time.monotonic() + _PATIENCE_S
+        while not listens.wait(0.1):
+            if self._child.poll() is not None or time.monotonic() > until:
+                self.__exit__(None, None, None)
+                return False
+        return True
 
     def __exit__(
         self,
@@ -105,9 +127,11 @@ class Server:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._child is not None:
-            self._child.terminate()
-            with self._child:  # closes the pipe and waits
+        child, self._child = self._child, None
+        if child is not None:
+            child.terminate()
+            self._ear.join()  # it hears the end of what the child prints
+            with child:  # closes the pipes and waits
                 pass
 
     def open_browser(self, run: str = "") -> None:
@@ -123,14 +147,13 @@ class Server:
         except KeyboardInterrupt:
             return
 
-    def _wait_until_ready(self) -> None:
-        assert self._child is not None
-        until = time.monotonic() + _PATIENCE_S
-        while not _answers(self.port):
-            if self._child.poll() is not None or time.monotonic() > until:
-                self.__exit__(None, None, None)
-                raise AmpwatchError(f"the dashboard did not start on port {self.port}.")
-            time.sleep(0.1)
+
+def _hear(child: subprocess.Popen[bytes], listens: threading.Event) -> None:
+    """Read what Streamlit prints, to its end: its address, as soon as it listens there."""
+    assert child.stdout is not None
+    for line in child.stdout:
+        if b"http://" in line:
+            listens.set()
 
 
 def command_line(port: int) -> list[str]:
@@ -166,6 +189,8 @@ def free_port(wanted: int) -> int:
     """The wanted port, or a free one where it is taken."""
     for port in (wanted, 0):
         with socket.socket() as probe:
+            if os.name == "posix":  # elsewhere it would let two listen
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # lately left is free
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
