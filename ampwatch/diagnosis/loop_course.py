@@ -22,6 +22,9 @@ class LoopCourse:
     moved_on_skips: Times = field(default_factory=Times)  # the rate moved all the same
     skipped_in_part: Times = field(default_factory=Times)
     still: Times = field(default_factory=Times)  # accepted, with a rate and a gradient, unmoved
+    starved: Times = field(default_factory=Times)  # ... given next to nothing of the gradient
+    divided_twice: int = 0  # ... namely the gradient divided by the scale once more
+    starved_share: float = float("nan")  # the last such step's
     moved: int = 0  # accepted steps that moved the weights
     unmoved: int = 0  # steps of any kind that did not, as far as they tell
     updates: int = 0  # ... and that did
@@ -47,8 +50,18 @@ class LoopCourse:
         move = columns["update_norm"]
         pushed = ~block.skipped & (lr > 0) & np.isfinite(columns["grad_norm"])
         pushed &= columns["grad_norm"] > 0
+        given = columns["grad_norm_applied"] / np.where(pushed, columns["grad_norm"], np.nan)
+        starved = np.zeros(len(block), bool)
+        for share, least in policy.STARVED:
+            starved |= (given > 0) & (given <= share) & (move <= least * columns["param_norm"])
+        once_more = given * columns["scale"]
+        twice = starved & (abs(once_more - 1) <= policy.TWICE_ERROR)
+        twice &= columns["scale"] >= policy.TWICE_SCALE
         return replace(
             self,
+            starved=self._seen(self.starved, starved, block),
+            divided_twice=self.divided_twice + int(twice.sum()),
+            starved_share=float(given[starved][-1]) if starved.any() else self.starved_share,
             skips=self.skips + int(known.sum()),
             moved_on_skips=self._seen(self.moved_on_skips, known & (lr != lr_before), block),
             skipped_in_part=self._seen(self.skipped_in_part, block.skipped_in_part, block),

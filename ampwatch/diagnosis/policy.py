@@ -134,6 +134,11 @@ SILENT_STEPS = 20
 # A warm-up may begin at a rate of zero, for a few steps; longer is told, and much longer a warning.
 STILL_STEPS, STILL_LONG_STEPS = 100, 1000
 SILENT_SHARE = 0.5
+# An optimizer was starved that was given less of its gradients than the first and moved the weights
+# by less of their norm than the second. Clipping hard leaves a large update, a converged run all of
+# its small gradients, and Adam does not mind a factor until its eps is the larger.
+STARVED = ((1e-3, 1e-6), (1e-6, 2e-5))
+TWICE_SCALE, TWICE_ERROR = 16.0, 0.02  # from this scale on, and so nearly, a share is 1 / scale
 
 # Half of 2^-24: an eps below it is zero in float16.
 FLOAT16_TINY = 2.0**-25

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
+import torch
 from hand_built import HandBuiltRun, event_table, scaled_run, step_table
+from torch import nn
 
+import ampwatch
 from ampwatch.diagnosis import diagnose
+from ampwatch.store import open_run
 
 
 def found(run):
@@ -96,3 +101,50 @@ def test_a_rate_of_zero_or_an_update_nobody_measured_is_no_silent_skip():
         no_rate = with_columns(no_rate, lr=[0.0] * steps, update_norm=[0.0] * steps)
         assert found(no_rate)["AMP417"] == told
     assert "AMP417" not in found(still([0.01] * 95 + [0.0] * 5))
+
+
+def starved(share, move, **rest):
+    count = 100
+    norms = {"grad_norm_applied": [share] * count, "param_norm": [10.0] * count}
+    return still([10.0 * move] * count, **norms, **rest)
+
+
+def test_gradients_lost_between_unscale_and_step_are_no_healthy_run():
+    diagnosis = diagnose(starved(1e-4, 1e-7))
+    assert diagnosis.headline.code == "AMP417"
+    assert diagnosis.verdict.value == "failing"
+    assert "once more" not in diagnosis.headline.cause
+    assert "once more" in diagnose(starved(1 / 2**16, 1e-7)).headline.cause  # the scale's
+    assert found(starved(1e-12, 1e-5))["AMP417"] == "error"  # below Adam's eps
+
+
+def test_clipping_hard_and_a_run_that_has_converged_are_no_lost_gradients():
+    assert "AMP417" not in found(starved(1e-4, 1e-4))
+    assert "AMP417" not in found(starved(1.0, 1e-7))
+    assert "AMP417" not in found(starved(0.01, 1e-7, lr=[1e-9] * 100))
+
+
+@pytest.mark.parametrize(
+    ("once_more", "rate", "told"), [(True, 0.1, True), (False, 0.1, False), (False, 1e-6, False)]
+)
+def test_a_training_that_divides_by_the_scale_twice_is_told_so(tmp_path, once_more, rate, told):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    scaler = torch.amp.GradScaler("cpu")
+    with ampwatch.attach(scaler, model, log_dir=tmp_path, endpoint=None) as watch:
+        for _ in range(60):
+            inputs = torch.randn(32, 16)
+            with torch.autocast("cpu", dtype=torch.float16):
+                output = model(inputs)
+            loss = nn.functional.mse_loss(output.float(), inputs[:, :1].sin())
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            if once_more:
+                for parameter in model.parameters():
+                    parameter.grad /= scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+    causes = [f.cause for f in diagnose(open_run(watch.run_folder)).findings if f.code == "AMP417"]
+    assert ["divided by the loss scale once more" in cause for cause in causes] == [True] * told

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.words import count_text, share_text
 
@@ -84,12 +85,14 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
     Page(
         meaning="Steps count as taken, their gradients are finite and not zero, the rate is above "
         "zero, and the weights do not move: the update is lost on the way.",
-        looks="An update of exactly zero at accepted steps, in most of the record. Without "
-        "alarm: a rate of zero in all steps of a hundred and more (of a thousand: a warning).",
+        looks="An update of exactly zero at accepted steps, in most of the record; or hardly any, "
+        "where the optimizer was given next to nothing of the gradient. Without alarm: a rate of "
+        "zero in all steps of a hundred and more (of a thousand: a warning).",
         not_to_confuse="A skipped step, which says so; a rate of zero at the start of a warm-up; "
-        "frozen parameters, which have no gradient.",
+        "frozen parameters, which have no gradient; clipping that leaves an update.",
         do="See whether the optimizer holds this model's parameters and not a copy, and whether "
-        "the update is below the weights' precision (float16 weights, a tiny rate).",
+        "the update is below the weights' precision (float16 weights, a tiny rate); and whether "
+        "gradients are divided by the scale that scaler.unscale_ has divided them by.",
         example="bf16 weights at a rate of 1e-6: every update rounds to nothing.",
     ),
 )
@@ -98,12 +101,13 @@ def silent_skip(case: Case) -> Iterator[Seen]:
     if _stands_still(case):
         yield _without_a_rate(case)
         return
-    still, moved = case.loop.still, case.loop.moved
-    total = still.count + moved
-    if still.count < policy.SILENT_STEPS or still.count < policy.SILENT_SHARE * total:
+    if _is_most(case, case.loop.starved):
+        yield _starved(case)
         return
-    if not case.stands(still):
+    still = case.loop.still
+    if not _is_most(case, still):
         return
+    total = still.count + case.loop.moved
     yield Seen(
         severity=Severity.ERROR,
         first_step=still.first_step,
@@ -114,6 +118,43 @@ def silent_skip(case: Case) -> Iterator[Seen]:
         action="Check that the optimizer holds the model's own parameters, in float32.",
         evidence=(Evidence("update_norm", still.last_step, 0.0),),
     )
+
+
+def _is_most(case: Case, times: Times) -> bool:
+    """Whether it was so in most of the steps that should have moved the weights, up to the end."""
+    pushed = case.loop.still.count + case.loop.moved
+    return times.count >= max(policy.SILENT_STEPS, policy.SILENT_SHARE * pushed) and case.stands(
+        times
+    )
+
+
+def _starved(case: Case) -> Seen:
+    loop = case.loop
+    starved, pushed = loop.starved, loop.still.count + loop.moved
+    if 2 * loop.divided_twice > starved.count:
+        cause = "exactly the gradient divided by the loss scale once more"
+        action = "Take that division out: scaler.unscale_ has made it, or scaler.step does."
+    else:
+        cause = f"at last {loop.starved_share:.1g} of it"
+        action = (
+            "See what changes the gradients between scaler.unscale_ and the optimizer's step: a "
+            "max_norm far too small, or a division."
+        )
+    return Seen(
+        severity=Severity.ERROR,
+        first_step=starved.first_step,
+        last_step=starved.last_step,
+        summary="Steps are taken and the weights hardly move: the gradients are lost on the way.",
+        cause=f"In {share_text(starved.count, pushed)} of the accepted steps the optimizer was "
+        f"given next to nothing of a finite gradient, {cause}.",
+        action=action,
+        evidence=(
+            Evidence(
+                "grad_norm_applied / grad_norm", starved.last_step, loop.starved_share,
+                policy.STARVED[0][0],
+            ),
+        ),
+    )  # fmt: skip
 
 
 def _stands_still(case: Case) -> bool:
