@@ -114,14 +114,14 @@ def test_ctrl_c_while_watching_is_no_error(tmp_path, environment):
     assert (code, err) == (0, "You stopped watching; the training was not touched.\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)])
-def test_a_dashboard_that_ends_in_any_way_leaves_no_server_behind(tmp_path, environment, number):
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_a_dashboard_that_ends_in_any_way_leaves_no_server_behind(tmp_path, environment, name):
     pytest.importorskip("streamlit", reason="no streamlit here to serve with")
     child = start(["dashboard", tmp_path, "--no-browser"], environment)
     line = child.stderr.readline()
     [server] = psutil.Process(child.pid).children()
     assert answers(line)
-    child.send_signal(number)
+    child.send_signal(getattr(signal, name, signal.SIGTERM))  # Windows has no SIGKILL
     psutil.wait_procs([server], timeout=PATIENCE_S)
     assert not server.is_running()
     assert not answers(line)
@@ -209,6 +209,8 @@ def test_ctrl_c_in_the_demo_ends_the_training_too_and_keeps_the_run(tmp_path, en
         time.sleep(0.1)
     os.killpg(child.pid, signal.SIGINT)  # as a terminal does: everybody in the foreground gets it
     code, _, err = finish(child)
-    assert code == 130, err
+    # CPython's `-m` ends by the signal itself if that came while a string was executed, by which
+    # dataclasses are made: to a shell both are 130.
+    assert code in {130, -signal.SIGINT}, err
     assert open_run(path).steps.num_rows > 0
     assert set(psutil.Process().children(recursive=True)) == before
