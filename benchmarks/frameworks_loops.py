@@ -7,6 +7,7 @@ half precision of the frameworks is put together by hand, because some refuse fl
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,25 +159,11 @@ def accelerate_loop(contender: str, folder: Path, steps: int, tick: Tick) -> Non
     accelerator.end_training()
 
 
-def transformers_training(contender: str, folder: Path, steps: int, tick: Tick) -> None:
+def transformers_callbacks(contender: str, folder: Path) -> list[Any]:
+    """The contender as a callback of its Trainer."""
     import transformers
 
     from ampwatch.integrations.transformers import AmpwatchCallback
-
-    training = mlp()
-
-    class WithLoss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = training.model
-
-        def forward(self, inputs: Tensor) -> dict[str, Tensor]:
-            tick()
-            return {"loss": loss_of(self.net, inputs)}
-
-    class InOrder(transformers.Trainer):
-        def get_train_dataloader(self) -> Any:
-            return batches(steps, training.inputs)
 
     class Logs(transformers.TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
@@ -198,9 +185,30 @@ def transformers_training(contender: str, folder: Path, steps: int, tick: Tick) 
         def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
             self.watch.close()
 
-    callbacks = {
-        LOGGER: [Logs()], SCALER: [ScalerAlone()], DEFAULT: [AmpwatchCallback(log_dir=folder)],
+    made = {
+        LOGGER: Logs, SCALER: ScalerAlone, DEFAULT: partial(AmpwatchCallback, log_dir=folder),
     }  # fmt: skip
+    return [made[contender]()] if contender in made else []
+
+
+def transformers_training(contender: str, folder: Path, steps: int, tick: Tick) -> None:
+    import transformers
+
+    training = mlp()
+
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = training.model
+
+        def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+            tick()
+            return {"loss": loss_of(self.net, inputs)}
+
+    class InOrder(transformers.Trainer):
+        def get_train_dataloader(self) -> Any:
+            return batches(steps, training.inputs)
+
     constant = torch.optim.lr_scheduler.LambdaLR(training.optimizer, lambda _: 1.0)
     trainer = InOrder(
         model=WithLoss(), optimizers=(training.optimizer, constant),
@@ -208,7 +216,8 @@ def transformers_training(contender: str, folder: Path, steps: int, tick: Tick) 
             output_dir=str(folder), max_steps=steps, report_to=[], disable_tqdm=True, use_cpu=True,
             save_strategy="no", logging_strategy="no", max_grad_norm=0.0,
         ),
-        train_dataset=Steps(steps, training.inputs), callbacks=callbacks.get(contender, []),
+        train_dataset=Steps(steps, training.inputs),
+        callbacks=transformers_callbacks(contender, folder),
     )  # fmt: skip
     half_precision(trainer.accelerator)
     trainer.train()
