@@ -8,7 +8,9 @@ every value is zero the histogram says nothing; `layer_flush` looks elsewhere.
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 import math
 from collections.abc import Iterable
 
@@ -113,8 +115,10 @@ def lowest_scale(bins: Bins, scale: float) -> float | None:
     flushed, power = _flushed(bins)
     if power is None and flushed > 0:
         return None  # more is lost than the tail can tell
+    counts = itertools.accumulate(bins[_FINITE].tolist(), initial=0)
+    below = [flushed + count for count in counts]
     small, middle = (
-        _quantile(bins, flushed, power, share * (seen + flushed))
+        _quantile(below, power, share * (seen + flushed))
         for share in (LOST_SHARE_ALLOWED, COARSE_SHARE_ALLOWED)
     )
     if small < FLOAT16_SMALLEST * 2.0**-MOST_OCTAVES_BEYOND:
@@ -155,13 +159,15 @@ def _power_law() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return (upper - middle) / (middle - smallest), smallest / (middle - smallest)
 
 
-def _quantile(bins: Bins, flushed: float, power: float | None, target: float) -> float:
-    """The magnitude below which `target` of the values lie, in scaled units."""
-    smallest_seen = FLOAT16_SMALLEST / 2
+def _quantile(below: list[float], power: float | None, target: float) -> float:
+    """The magnitude below which `target` of the values lie, in scaled units.
+
+    `below` says how many lie below each finite bin, beginning with the flushed ones.
+    """
+    flushed, smallest_seen = below[0], FLOAT16_SMALLEST / 2
     if flushed >= target and power is not None:
         return smallest_seen * float((target / flushed) ** (1.0 / power))
-    below = flushed + np.concatenate([[0], np.cumsum(bins[_FINITE])])
-    place = int(np.searchsorted(below, target, side="right")) - 1
+    place = bisect.bisect_right(below, target) - 1
     inside = (target - below[place]) / (below[place + 1] - below[place])
     low, high = _edge(place), _edge(place + 1)
     return float(low * (high / low) ** inside)
@@ -175,7 +181,8 @@ def _edge(place: int) -> float:
 
 def shown(bins: Bins) -> list[int] | None:
     """The histogram as a row holds it; None where nothing was sampled."""
-    return None if not bins.any() else [int(count) for count in bins]
+    counts: list[int] = bins.tolist()
+    return counts if any(counts) else None
 
 
 def combined(histograms: Iterable[Bins]) -> Bins:
