@@ -107,6 +107,7 @@ class Server:
                 **os.environ,
                 **(folders if self._folders else {}),
                 "PYTHONPATH": search_path(),
+                "STREAMLIT_LOGGER_HIDE_WELCOME_MESSAGE": "false",  # it is what we wait for
             },
             stdin=subprocess.PIPE,  # closed by our end, however it comes: the child's sign to end
             stdout=subprocess.PIPE,
@@ -152,7 +153,7 @@ def _hear(child: subprocess.Popen[bytes], listens: threading.Event) -> None:
     """Read what Streamlit prints, to its end: its address, as soon as it listens there."""
     assert child.stdout is not None
     for line in child.stdout:
-        if b"http://" in line:
+        if b"://" in line:
             listens.set()
 
 
