@@ -33,6 +33,11 @@ class LoopCourse:
     last_lr: float = float("nan")
     last_skipped: bool = False
 
+    @property
+    def pushed(self) -> int:
+        """Accepted steps that should have moved the weights."""
+        return self.still.count + self.moved
+
     def fold(self, block: Block) -> LoopCourse:
         """The course with a block more."""
         if not len(block):

@@ -107,14 +107,13 @@ def silent_skip(case: Case) -> Iterator[Seen]:
     still = case.loop.still
     if not _is_most(case, still):
         return
-    total = still.count + case.loop.moved
     yield Seen(
         severity=Severity.ERROR,
         first_step=still.first_step,
         last_step=still.last_step,
         summary="Steps are taken and the weights do not move.",
-        cause=f"In {share_text(still.count, total)} of the accepted steps with a gradient and a "
-        "rate above zero the update was exactly zero.",
+        cause=f"In {share_text(still.count, case.loop.pushed)} of the accepted steps with a "
+        "gradient and a rate above zero the update was exactly zero.",
         action="Check that the optimizer holds the model's own parameters, in float32.",
         evidence=(Evidence("update_norm", still.last_step, 0.0),),
     )
@@ -122,15 +121,13 @@ def silent_skip(case: Case) -> Iterator[Seen]:
 
 def _is_most(case: Case, times: Times) -> bool:
     """Whether it was so in most of the steps that should have moved the weights, up to the end."""
-    pushed = case.loop.still.count + case.loop.moved
-    return times.count >= max(policy.SILENT_STEPS, policy.SILENT_SHARE * pushed) and case.stands(
-        times
-    )
+    least = max(policy.SILENT_STEPS, policy.SILENT_SHARE * case.loop.pushed)
+    return times.count >= least and case.stands(times)
 
 
 def _starved(case: Case) -> Seen:
     loop = case.loop
-    starved, pushed = loop.starved, loop.still.count + loop.moved
+    starved = loop.starved
     if 2 * loop.divided_twice > starved.count:
         cause = "exactly the gradient divided by the loss scale once more"
         action = "Take that division out: scaler.unscale_ has made it, or scaler.step does."
@@ -145,8 +142,8 @@ def _starved(case: Case) -> Seen:
         first_step=starved.first_step,
         last_step=starved.last_step,
         summary="Steps are taken and the weights hardly move: the gradients are lost on the way.",
-        cause=f"In {share_text(starved.count, pushed)} of the accepted steps the optimizer was "
-        f"given next to nothing of a finite gradient, {cause}.",
+        cause=f"In {share_text(starved.count, loop.pushed)} of the accepted steps the optimizer "
+        f"was given next to nothing of a finite gradient, {cause}.",
         action=action,
         evidence=(
             Evidence(
