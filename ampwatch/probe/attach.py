@@ -9,7 +9,7 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -160,16 +160,15 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
         devices.sample,
         guard,
     )
-    enabled = scaler is not None and scaler.is_enabled()
     observer = None
     if surveyed.layers:
         several = own_info.world_size > 1
-        observer = LayerObserver(surveyed, guard, outputs=not enabled, several_ranks=several)
+        observer = LayerObserver(surveyed, guard, several_ranks=several)
     sampling = Sampling(observer, settings.layer_every, settings.start_step)
     loop = Loop(scaler, surveyed, courier.deliver, sampling, guard, settings.start_step)
     if observer is not None:
         observer.follow(loop)
-    loop.event(EventKind.STARTED, _started(own_info, settings, rank))
+    loop.event(EventKind.STARTED, _started(own_info, settings, rank, surveyed))
     for one in optimizers:
         loop.turns.view(one)
     return Watch(
@@ -245,7 +244,7 @@ def _devices(surveyed: Survey) -> list[torch.device]:
     return list(dict.fromkeys(p.device for p in surveyed.parameters))
 
 
-def _started(info: RunInfo, settings: Settings, rank: int) -> dict[str, Any]:
+def _started(info: RunInfo, settings: Settings, rank: int, surveyed: Survey) -> dict[str, Any]:
     """What the event says that begins an attempt."""
     config = json.loads(info.to_json())["config"]  # in plain types: an object's words may raise
     return {
@@ -255,5 +254,6 @@ def _started(info: RunInfo, settings: Settings, rank: int) -> dict[str, Any]:
         "start_step": settings.start_step,
         "resume": settings.resume,
         "scaler": dict(info.scaler),
+        "models": [asdict(root) for root in surveyed.described],
         "config": {key: str(value)[:200] for key, value in config.items()},
     }

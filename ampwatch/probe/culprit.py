@@ -62,6 +62,7 @@ class StepState:
     loss_finite: bool | None = None
     input_finite: bool | None = None
     usually_not_finite: frozenset[int] = field(default_factory=frozenset)  # outputs, by intention
+    looked_inside: bool = True  # else only what enters and leaves a model is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +128,17 @@ class _Chain:
 
     def around_own_code(self, container: LayerState) -> tuple[str | None, str | None]:
         """Of a container that made bad values itself, the layers inside that it did it between."""
-        inside = [la for la in self.ran if container.number in self._containers(la)]
+        inside = self.inside(container)
         bad = _first(inside, lambda la: la.input_finite is False and not la.own_making)
         if bad is None:
             return (None, None)
         before = itertools.takewhile(lambda la: la is not bad, inside)
         good = [la.name for la in before if la.act_finite and la.input_finite is not False]
         return (good[-1], bad.name) if good else (None, None)
+
+    def inside(self, container: LayerState) -> list[LayerState]:
+        """The layers in it that ran, in forward order."""
+        return [layer for layer in self.ran if container.number in self._containers(layer)]
 
     def _containers(self, layer: LayerState) -> Iterable[int]:
         parent = layer.parent
@@ -160,8 +165,12 @@ def _forward(chain: _Chain) -> Culprit | None:
         for layer in judged
         if layer.act_finite is False and (layer.input_finite is not False or layer.own_making)
     )
-    if makers:
+    if makers and (chain.step.looked_inside or not chain.inside(makers[0])):
         return _forward_at(makers[0], exact=True, between=chain.around_own_code(makers[0]))
+    if makers:
+        good = [layer.name for layer in chain.inside(makers[0]) if layer.act_finite]
+        between = (good[-1] if good else None, makers[0].name)
+        return Culprit(Direction.FORWARD, None, exact=False, between=between)
     bad = _first(judged, lambda layer: False in (layer.act_finite, layer.input_finite))
     if bad is None:
         return None

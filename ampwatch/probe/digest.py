@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ampwatch.probe import gradients
 from ampwatch.probe.capture import LayerCapture
+from ampwatch.probe.forwards import data_magnitudes, first_bad_output, was_left_out
 from ampwatch.probe.gradients import NormCapture
-from ampwatch.probe.layer_digest import LayerDigest, LayerDigester
+from ampwatch.probe.layer_digest import LayerCells, LayerDigest, LayerDigester
 from ampwatch.probe.layer_rows import LayerLog, LayerStep, merged, rows_of
 from ampwatch.probe.loop import overflowed
 from ampwatch.probe.models import Survey
@@ -81,7 +83,8 @@ class Digest:
         self, record: StepRecord, moved: dict[int, Move], events: list[EventRecord]
     ) -> list[tuple[Table, Columns]]:
         """The layers' rows that this step makes necessary; an overflow adds its event."""
-        bad = overflowed(record)
+        left_out = was_left_out(record)
+        bad = left_out or overflowed(record)
         self._layers.take(record, moved)
         sets: list[tuple[Table, Columns]] = []
         if not (bad or record.sampled):
@@ -95,6 +98,8 @@ class Digest:
                 record.layers, record.pack.values, scale_of(record), record.step,
                 _largest_scaled_loss(record),
             )  # fmt: skip
+            if left_out:
+                details = _with_outputs(details, record, known)
             sets.append((Table.LAYER_INFO, details.info_rows()))
             sets.append((Table.LAYERS, merged(details.rows(), known)))
         else:
@@ -112,18 +117,24 @@ class Digest:
         """The event of a step in which an optimizer found an inf."""
         values = record.pack.values
         losses = [loss for turn in record.turns for loss in turn.losses if loss.counted]
-        inputs = [values[at] for at in record.input_at]
+        losses_known = [loss.pack.values[loss.at] for loss in losses]
+        left_out = was_left_out(record)
+        if left_out and record.logged_loss_at is not None:
+            losses_known.append(values[record.logged_loss_at])
         poisoned = is_poisoned(record)  # then the gradients say nothing of this step's backward
-        loss_finite = _all_finite([loss.pack.values[loss.at] for loss in losses])
+        loss_finite = _all_finite(losses_known)
         own = own_backward(record, known, loss_finite=loss_finite)
         culprit = self._culprits.find(
             {} if poisoned else own.parameter_finite,
             loss_finite=loss_finite,
-            input_finite=_all_finite(inputs),
+            input_finite=_all_finite(data_magnitudes(record)),
             digest=details,
+            looked_inside=record.sampled or not left_out,
         )
         optimizers = [t.optimizer for t in record.turns if any(values[at] for at in t.found_inf_at)]
         detail: dict[str, Any] = {"optimizers": optimizers, "scale": scale_of(record)}
+        if left_out:
+            detail["guarded"] = True
         detail |= {"stale": True} if poisoned else own.detail()
         if culprit is not None:
             detail |= culprit.detail()
@@ -178,12 +189,28 @@ def _shared_cells(record: StepRecord) -> dict[str, Any]:
         cells["scale_after"] = values[record.scale_after_at]
     if record.autocast_dtype is not None:
         cells["autocast_dtype"] = DTYPE_NUMBERS.get(record.autocast_dtype, DTYPE_NUMBERS["other"])
-    if record.input_at:
-        amax = [values[at] for at in record.input_at]
+    if amax := data_magnitudes(record):
         finite = all(map(math.isfinite, amax))
         cells["input_finite"] = finite
         cells["input_amax"] = max(amax) if finite else _worst(amax)
     return cells
+
+
+def _with_outputs(details: LayerDigest, record: StepRecord, known: LayerStep) -> LayerDigest:
+    """With what is known of the layers' outputs in a step that nobody had chosen to look into."""
+    told: dict[int, dict[str, Any]] = {}
+    if known.first_layer is not None and known.first_amax is not None:
+        finite = math.isfinite(known.first_amax)
+        told[known.first_layer] = {"act_amax": known.first_amax, "act_finite": finite}
+    gave = first_bad_output(record)
+    if gave is not None:
+        told.setdefault(gave, {})["act_finite"] = False
+    cells = dict(details.cells)
+    for layer, figures in told.items():
+        seen = cells.get(layer, LayerCells(layer))
+        if seen.act_finite is None:
+            cells[layer] = replace(seen, **figures)
+    return replace(details, cells=cells)
 
 
 def _all_finite(values: Sequence[float]) -> bool | None:

@@ -30,22 +30,21 @@ class ForwardListener(Protocol):
     def forward_began(self, inputs: Sequence[Tensor], device_type: str) -> None:
         """These tensors enter the model, the batch first."""
 
-    def forward_ended(self, outputs: Iterable[Tensor]) -> None:
-        """These tensors left it."""
+    def forward_ended(self, layer: int, outputs: Sequence[Tensor]) -> None:
+        """These tensors left it, by the layer with this number."""
 
 
 class LayerObserver:
     """Hooks on every eager module while armed; two on each root, one on the first layer always."""
 
-    def __init__(
-        self, survey: Survey, guard: Guard, *, outputs: bool = True, several_ranks: bool = False
-    ) -> None:
+    def __init__(self, survey: Survey, guard: Guard, *, several_ranks: bool = False) -> None:
         self.armed = False
         self.first_layer: Layer | None = None
         self._survey = survey
         self._guard = guard
         self._listener: ForwardListener | None = None
-        self._outputs = outputs  # whether the listener wants to hear of a forward's end too
+        self._ran_roots: set[int] = set()  # ids of root modules that have run
+        self._part: Layer | None = None  # one that is called though its root is not, at work
         self._notes = StepNotes(survey, guard)
         self.several_ranks = several_ranks
         self._local = LocalGradients(survey, guard) if several_ranks else None
@@ -59,6 +58,7 @@ class LayerObserver:
         for layer in survey.layers:
             if layer.parent is None:
                 self._watch_entry(layer)
+                self._watch_exit(layer)
 
     # -- lifetime --------------------------------------------------------------------------------
 
@@ -131,6 +131,7 @@ class LayerObserver:
         self._listener = None
 
     def _begin_notes(self) -> None:
+        self._part = None
         self._notes.release()
         self._notes = StepNotes(self._survey, self._guard)
 
@@ -154,6 +155,13 @@ class LayerObserver:
         self._begin_notes()
         return noted
 
+    def collect_weights(self) -> Noted:
+        """The weights as they are, though the step was not armed: it ends where none moved them."""
+        self._notes.measure_weights()
+        noted = self._notes.noted(dict(self._sealed))
+        self._begin_notes()
+        return noted
+
     def collect_local(self, pack: Pack) -> LocalCapture | None:
         """What this rank's own backward gave; None where there is but one rank."""
         return None if self._local is None else self._local.collect(pack)
@@ -170,42 +178,46 @@ class LayerObserver:
     def _enter(
         self,
         layer: Layer,
-        _module: nn.Module,
+        module: nn.Module,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any] | None = None,  # none where it is taken off at this moment
     ) -> None:
         self._heard.add(layer.number)
-        if self.armed and _trains(layer):
-            self._notes.enter(layer.number, args, kwargs or {})
+        if not self.armed or not _trains(layer):
+            return
+        if self.first_layer is None and self._part is None and self._is_called_alone(layer):
+            self._part = layer
+            if not self._notes.visits:
+                self._begin(layer, module, args, kwargs or {})
+        self._notes.enter(layer.number, args, kwargs or {})
 
-    def _leave(self, layer: Layer, _module: nn.Module, _args: Any, output: Any) -> None:
-        if self.armed and _trains(layer):
-            self._notes.leave(layer.number, output)
+    def _leave(self, layer: Layer, module: nn.Module, args: Any, output: Any) -> None:
+        if not self.armed or not _trains(layer):
+            return
+        self._notes.leave(layer.number, output)
+        if layer is self._part:
+            self._part = None
+            self._end(layer, module, args, output)
+
+    def _is_called_alone(self, layer: Layer) -> bool:
+        """Whether a part of a model runs whose root does not; asked until that is known."""
+        return layer.parent is not None and id(layer.root) not in self._ran_roots
 
     # -- permanent hooks -------------------------------------------------------------------------
 
     def _watch_entry(self, layer: Layer) -> None:
-        """Say when a training forward begins and ends here."""
+        """Say when a training forward begins here."""
         if layer.hooked is None or _compiles_its_call(layer.module):
             return
         begin = Hook(self._guard, self._begin, layer)
         self._permanent.append(layer.hooked.register_forward_pre_hook(begin, with_kwargs=True))
-        if self._outputs:
-            self._watch_exit(layer)
-
-    def hear_outputs(self) -> None:
-        """From now on the listener wants to hear of a forward's end too."""
-        if self._outputs:
-            return
-        self._outputs = True
-        for layer in self._survey.layers:
-            if layer.parent is None and not _compiles_its_call(layer.module):
-                self._watch_exit(layer)
 
     def _watch_exit(self, layer: Layer) -> None:
-        if layer.hooked is not None:
-            end = Hook(self._guard, self._end, layer)
-            self._permanent.append(layer.hooked.register_forward_hook(end))
+        """Say what a training forward gave here."""
+        if layer.hooked is None or _compiles_its_call(layer.module):
+            return
+        end = Hook(self._guard, self._end, layer)
+        self._permanent.append(layer.hooked.register_forward_hook(end))
 
     def _begin(
         self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -213,6 +225,8 @@ class LayerObserver:
         if not _trains(layer):
             return
         self._steps_unseen = 0
+        if layer.parent is None:
+            self._ran_roots.add(id(layer.root))
         if self._listener is None:
             return
         if kwargs:
@@ -225,7 +239,7 @@ class LayerObserver:
 
     def _end(self, layer: Layer, _module: nn.Module, _args: Any, output: Any) -> None:
         if self._listener is not None and _trains(layer):
-            self._listener.forward_ended(tensors_in(output))
+            self._listener.forward_ended(layer.number, tensors_in(output))
 
     def _find_first_layer(self) -> None:
         """Where the forward starts is known once one has been watched."""
@@ -234,6 +248,7 @@ class LayerObserver:
         layers = [self._survey.layers[number] for number in in_order]
         if layers[0].parent is not None:  # parts are called one by one, their root never is
             self._watch_entry(layers[0])
+            self._watch_exit(self._last_part(layers))
         for layer in layers:
             if layer.leaf and layer.sealed is None and visits[layer.number].outputs:
                 assert layer.hooked is not None, "it was visited"
@@ -241,6 +256,11 @@ class LayerObserver:
                 self._permanent.append(layer.hooked.register_forward_hook(hook))
                 self.first_layer = layer
                 return
+
+    def _last_part(self, layers: Sequence[Layer]) -> Layer:
+        """Of the layers that ran, in order, the last that no other of them contains."""
+        ran = {layer.number for layer in layers}
+        return [layer for layer in layers if ran.isdisjoint(self._survey.around(layer))][-1]
 
     def _note_first(self, layer: Layer, _module: nn.Module, _args: Any, output: Any) -> None:
         if not _trains(layer) or len(self._first) >= _MOST_FIRST:

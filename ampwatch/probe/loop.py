@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ampwatch.probe.backward import BackwardWatch
 from ampwatch.probe.batch_size import BatchSize
+from ampwatch.probe.forwards import Forwards, was_left_out
 from ampwatch.probe.guard import Guard, warn
 from ampwatch.probe.losses import Losses
 from ampwatch.probe.models import Survey
@@ -52,7 +53,7 @@ class Loop:
         self.step = start_step
         self.sampling = sampling
         self.enabled = scaler is not None and bool(scaler.is_enabled())
-        self._forwards = 0  # of the step in progress
+        self.forwards = Forwards(several_models=len(survey.roots) > 1)
         self.used = not self.enabled  # whether an enabled scaler has been called yet
         self._idle = False
         self.scaler = scaler  # the one in use, where a loop has made another
@@ -94,16 +95,19 @@ class Loop:
 
     def forward_began(self, inputs: Sequence[Tensor], device_type: str) -> None:
         """A training forward of a root module starts with these tensors."""
-        record = self.current()
-        self._forwards += 1
-        if self._forwards >= MOST_FORWARDS:
-            if self._forwards == MOST_FORWARDS:
+        forwards = self.forwards
+        if forwards.have_come_round():
+            self._leave_out()
+        record = self.open_step or self.current()
+        forwards.began()
+        if forwards.count >= MOST_FORWARDS:
+            if forwards.count == MOST_FORWARDS:
                 self._look_away(record)
             return
         if inputs and inputs[0].ndim and type(size := inputs[0].size(0)) is int:
             record.samples += size
         for value in inputs:
-            if measurable(value):
+            if measurable(value) and forwards.is_data(value):
                 at = record.pack.put_magnitude(*extremes(value))
                 record.input_at = (*record.input_at, at)
         if torch.is_autocast_enabled(device_type):
@@ -118,8 +122,13 @@ class Loop:
                 "inside torch.compile is not): nothing is recorded until one is."
             )
 
-    def forward_ended(self, outputs: Iterable[Tensor]) -> None:
-        """Without an enabled scaler the output's gradient marks the backward's begin."""
+    def forward_ended(self, layer: int, outputs: Sequence[Tensor]) -> None:
+        """A training forward of this layer, a root module as a rule, gave these tensors.
+
+        Without an enabled scaler the output's gradient marks the backward's begin.
+        """
+        if self.forwards.count < MOST_FORWARDS:
+            self.forwards.gave(layer, outputs, self.open_step or self.current())
         if self.enabled:
             return
         for value in outputs:
@@ -130,7 +139,6 @@ class Loop:
     def leave_idle(self) -> None:
         """An optimizer steps, and the scaler has done nothing so far: as if there were none."""
         self._idle, self.enabled = True, False
-        self.owner.hear_outputs()
         warn(
             "the scaler has scaled nothing when the optimizer stepped: this is watched as a "
             "training without one, until it is used."
@@ -156,6 +164,7 @@ class Loop:
         self.event(EventKind.SCALER_REPLACED, detail)
 
     def _backward_began(self) -> None:
+        self.forwards.used()
         self.turns.backward_began()
 
     def _backward_ended(self) -> None:
@@ -248,18 +257,38 @@ class Loop:
 
     # -- the end of a step ------------------------------------------------------------------------
 
+    def _leave_out(self) -> None:
+        """A forward begins, and none before it has led to a step: was it not finite?
+
+        On a device that shows a little later: until then the step is one that may not count.
+        """
+        record = self.open_step
+        if record is None or record.turns or self.losses.pending:
+            return
+        self.forwards.put(record)
+        doubtful = record.pack.pending is not None
+        if not doubtful and not was_left_out(record):
+            record.forget_outputs()
+            return
+        if self.enabled:
+            self.before_update()
+        self.close_step(update_seen=False, doubtful=doubtful)
+
     def come_round(self) -> None:
         """The loop begins anew without an update: losses since the last turn are the next's."""
         losses, self.losses.pending = self.losses.pending, []
         if self.enabled:
             self.before_update()
-        self.close_step(update_seen=False)
+        # A step past the scaler asks for no update; whatever else came before it has had its own.
+        bypassed = all(turn.bypassed for turn in self.current().turns)
+        self.close_step(update_seen=None if bypassed else False)
         self.losses.pending = losses
 
-    def close_step(self, *, update_seen: bool | None) -> None:
+    def close_step(self, *, update_seen: bool | None, doubtful: bool = False) -> None:
         """The step in progress becomes a record; the next one begins with the next call."""
         record = self.open_step or self.current()
         self.open_step = None
+        record.doubtful = doubtful
         losses, sampling, batch = self.losses, self.sampling, self._batch_size
         if losses.pending:
             record.losses = losses.hand_over(())
@@ -277,8 +306,8 @@ class Loop:
         if self._closed_at is not None:
             record.step_time_ms = (now - self._closed_at) * 1e3
         self._closed_at = now
-        self.step += 1
-        self._forwards = 0
+        self.step += not doubtful
+        self.forwards.step_over()
         self._settling.append(record)
         self.settle()
         sampling.begin(self.step)
@@ -296,7 +325,12 @@ class Loop:
         settling = self._settling
         while settling and (settling[0].pack.copies is None or settling[0].pack.ready()):
             record = settling.popleft()
-            if overflowed(record):
+            left_out = was_left_out(record)
+            if record.doubtful and not self._takes_a_number(left_out=left_out):
+                continue
+            if left_out:
+                self.sampling.arm_after(self.step, failed=True, seen=record.sampled)
+            elif overflowed(record):
                 seen = record.layers is not None or record.noted is not None
                 self.sampling.arm_after(self.step, failed=_has_failed(record), seen=seen)
                 self.turns.remember_used(record)
@@ -304,6 +338,16 @@ class Loop:
                 if turn.stale is not None:
                     self._say_stale(turn, turn.stale, record)
             self._deliver(record)
+
+    def _takes_a_number(self, *, left_out: bool) -> bool:
+        """A step that may not count has settled; if it does, those behind it move on by one."""
+        if left_out:
+            for later in self._settling:
+                later.step += 1
+            if self.open_step is not None:
+                self.open_step.step += 1
+            self.step += 1
+        return left_out
 
     def _say_stale(self, turn: Turn, stale: Stale, record: StepRecord) -> None:
         said = stale.misuse(record)
@@ -313,10 +357,11 @@ class Loop:
 
     def close(self) -> None:
         """Close what is open and let go of every hook."""
-        if self.open_step is not None and self.open_step.has_content():
+        record = self.open_step
+        if record is not None and self._is_a_row(record):
             if self.enabled:
                 self.before_update()
-            self.close_step(update_seen=False if self.enabled else None)
+            self.close_step(update_seen=False if self.enabled or record.unfollowed else None)
         for record in self._settling:
             record.pack.wait()
         self.settle()
@@ -324,6 +369,15 @@ class Loop:
         self._own_steps.release()
         self._backward.release()
         self.owner = None
+
+    def _is_a_row(self, record: StepRecord) -> bool:
+        """Whether the step in progress at the end is one: a guarded loop may have stopped here."""
+        self.forwards.put(record)
+        record.pack.seal()
+        record.pack.wait()
+        if record.pack.ready() and not was_left_out(record):
+            record.forget_outputs()
+        return record.unfollowed or record.has_content()
 
 
 def _has_failed(record: StepRecord) -> bool:

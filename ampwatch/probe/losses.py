@@ -42,6 +42,7 @@ class Losses:
                 for output, result in zip(outputs, results, strict=False):
                     self.take(output, result)
             return
+        self._steps.forwards.used()
         pack = (self._steps.open_step or self._steps.current()).pack
         if outputs.is_cpu and outputs.ndim == 0:
             values = pack.values

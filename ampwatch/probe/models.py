@@ -58,6 +58,14 @@ class Layer:
         return str(getattr(self.module, "original_name", type(self.module).__name__))
 
 
+@dataclass(frozen=True, slots=True)
+class Root:
+    """One watched model: the prefix of its layers' names, and the wrappers around it."""
+
+    prefix: str
+    wrapped: tuple[str, ...]  # their classes, outermost first
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
     """Every layer and parameter of the watched models, each once, in `named_modules` order.
@@ -70,6 +78,7 @@ class Survey:
     slots: tuple[tuple[nn.Module, str], ...] = field(repr=False)  # where each parameter is held
     parameter_layers: np.ndarray[Any, np.dtype[np.int32]] = field(repr=False)
     roots: tuple[nn.Module, ...]
+    described: tuple[Root, ...] = ()  # the roots, for readers of the run
 
     def follow(self) -> bool:
         """Take up parameters put in the place of others, by `to_empty` or FSDP; were there any?"""
@@ -92,12 +101,13 @@ class Survey:
             if id(module) not in known and any(id(p) in held for p in module._parameters.values())
         ]
 
-    def contains(self, outer: int, inner: int) -> bool:
-        """Whether layer `inner` lies inside layer `outer`."""
-        parent = self.layers[inner].parent
-        while parent is not None and parent != outer:
-            parent = self.layers[parent].parent
-        return parent is not None
+    def around(self, layer: Layer) -> list[int]:
+        """The numbers of the layers that contain this one, the nearest first."""
+        found = []
+        while layer.parent is not None:
+            layer = self.layers[layer.parent]
+            found.append(layer.number)
+        return found
 
 
 def survey(model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None) -> Survey:
@@ -111,6 +121,7 @@ def survey(model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | No
         slots=tuple(surveyor.slots),
         parameter_layers=np.asarray(surveyor.parameter_layers, dtype=np.int32),
         roots=tuple(surveyor.roots),
+        described=tuple(surveyor.described),
     )
 
 
@@ -125,6 +136,18 @@ def unwrap(module: nn.Module) -> tuple[nn.Module, nn.Module | None]:
             break
         module = inner
     return module, compiled
+
+
+def _wrappers_around(module: nn.Module) -> tuple[str, ...]:
+    """The classes that `unwrap` looks through, outermost first."""
+    found: list[str] = []
+    while (wrapper := _wrapper_of(module)) is not None:
+        inner = getattr(module, _WRAPPERS[wrapper], None)
+        if not isinstance(inner, nn.Module):
+            break
+        found.append(wrapper)
+        module = inner
+    return tuple(found)
 
 
 def _wrapper_of(module: nn.Module) -> str | None:
@@ -162,6 +185,7 @@ class _Surveyor:
         self.slots: list[tuple[nn.Module, str]] = []
         self.parameter_layers: list[int] = []
         self.roots: list[nn.Module] = []
+        self.described: list[Root] = []
         self._seen: set[int] = set()
         self._positions: dict[int, int] = {}
 
@@ -170,6 +194,7 @@ class _Surveyor:
         if id(root) in self._seen:
             return
         self.roots.append(root)
+        self.described.append(Root(prefix, _wrappers_around(module)))
         self._walk(module, prefix, root, parent=None)
 
     def _walk(self, wrapped: nn.Module, path: str, root: nn.Module, parent: int | None) -> None:

@@ -45,6 +45,7 @@ class CulpritFinder:
         loss_finite: bool | None,
         input_finite: bool | None,
         digest: LayerDigest | None,
+        looked_inside: bool = True,
     ) -> Culprit | None:
         """The culprit of a step, from its parameters' gradients (by position) and its digest."""
         if digest is not None:
@@ -57,6 +58,7 @@ class CulpritFinder:
                 loss_finite=loss_finite,
                 input_finite=input_finite,
                 usually_not_finite=frozenset(self._usually_not_finite),
+                looked_inside=looked_inside,
             )
         )
 

@@ -94,6 +94,10 @@ class StepRecord:
     update_seen: bool | None = None
     samples = 0  # that its training forwards took
     input_at: Sequence[int] = ()  # largest magnitudes entering the model
+    # Where several models are watched: those that left one, and how many had entered before.
+    given_at: Sequence[tuple[int, int]] = ()
+    unfollowed = False  # its last forward passes were followed by no loss and no step
+    doubtful = False  # has a number of its own only if those forward passes were not finite
     autocast_dtype: str | None = None
     first_layer: int | None = None
     first_layer_at: Sequence[int] = ()
@@ -108,6 +112,12 @@ class StepRecord:
         self.step = step
         self.pack = pack
         self.turns: list[Turn] = []
+        self.outputs_at: list[tuple[int, int]] = []  # layer and largest magnitude, if unfollowed
+
+    def forget_outputs(self) -> None:
+        """The forward passes that no step followed were finite: they are none of our business."""
+        self.unfollowed = False
+        self.outputs_at.clear()
 
     def has_content(self) -> bool:
         """Whether anything happened that deserves a row, beyond a forward pass."""

@@ -54,8 +54,8 @@ class Sampling:
         observer = self._observer
         if observer is None:
             return
-        if observer.armed:
-            noted = observer.collect()
+        if observer.armed or record.unfollowed:
+            noted = observer.collect() if observer.armed else observer.collect_weights()
             if noted.on_host:
                 record.noted = noted
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from ampwatch.probe.forwards import Forwards
 from ampwatch.probe.records import StepRecord
 from ampwatch.probe.sampling import Sampling
 from ampwatch.rows import EventKind
@@ -17,6 +18,7 @@ class Steps(Protocol):
     used: bool
     scaler: Any
     sampling: Sampling
+    forwards: Forwards
     open_step: StepRecord | None  # `open_step or current()` saves a call where there is one
 
     def current(self) -> StepRecord:

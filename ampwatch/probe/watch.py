@@ -92,11 +92,6 @@ class Watch:
         self._swapped = [pair for pair in self._swapped if pair[0]() is not None]
         self._swapped.append((weakref.ref(scaler), watched))
 
-    def hear_outputs(self) -> None:
-        """Nobody uses the scaler: the model's outputs tell where a backward begins."""
-        if self._observer is not None:
-            self._observer.hear_outputs()
-
     @property
     def lost_rows(self) -> int:
         """How many rows could not be written."""

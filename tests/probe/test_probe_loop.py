@@ -203,6 +203,16 @@ def test_an_optimizer_stepped_past_the_scaler_is_said(tmp_path):
     assert [event["code"] for event in events(run, "misuse")] == ["AMP404"]
 
 
+def test_a_second_step_past_the_scaler_is_no_missing_update(tmp_path):
+    trainer = Trainer(tmp_path)
+    for _ in range(5):
+        trainer.step()
+        trainer.optimizer.step()
+    run = trainer.read()
+    assert False not in column(run, "update_seen")
+    assert [event["code"] for event in events(run, "misuse")] == ["AMP404"]
+
+
 @pytest.mark.parametrize("from_step", [0, 15])
 def test_clipping_before_unscale_costs_the_norm_and_is_said(tmp_path, from_step):
     trainer = Trainer(tmp_path)

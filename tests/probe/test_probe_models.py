@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -99,14 +100,21 @@ def test_a_scripted_module_is_sealed() -> None:
 
 def test_containment_follows_the_tree() -> None:
     surveyed = survey(nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.ReLU()))
-    number = {layer.name: layer.number for layer in surveyed.layers}
-    assert surveyed.contains(number["(root)"], number["0.0"])
-    assert surveyed.contains(number["0"], number["0.0"])
-    assert not surveyed.contains(number["1"], number["0.0"])
-    assert not surveyed.contains(number["0"], number["0"])
+    layers = {layer.name: layer for layer in surveyed.layers}
+    assert surveyed.around(layers["0.0"]) == [layers["0"].number, layers["(root)"].number]
+    assert surveyed.around(layers["1"]) == [layers["(root)"].number]
+    assert surveyed.around(layers["(root)"]) == []
 
 
 @pytest.mark.parametrize("wrong", ["a string", [nn.Linear(2, 2), 3], {"a": None}, 7])
 def test_what_is_no_model_is_refused_with_the_remedy(wrong: object) -> None:
     with pytest.raises(AttachError, match=r"pass attach\(scaler, model\)"):
         survey(wrong)
+
+
+def test_a_run_tells_what_its_models_are_wrapped_in() -> None:
+    wrapped = torch.compile(nn.DataParallel(nn.Linear(2, 2)))
+    assert [asdict(root) for root in survey({"G": wrapped, "D": nn.ReLU()}).described] == [
+        {"prefix": "G", "wrapped": ("OptimizedModule", "DataParallel")},
+        {"prefix": "D", "wrapped": ()},
+    ]

@@ -1,0 +1,113 @@
+"""Forward passes that no step follows: of loops that guard themselves against a nan loss.
+
+Such a loop stops, or leaves the step out, and calls nothing of ours again. So a small copy of what
+left the model waits until the loss is scaled or its backward begins, and is let go then. Where the
+next forward pass, or the loop's end, comes first, the copy tells whether the forward was finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from ampwatch.probe.records import StepRecord
+from ampwatch.probe.samples import strided
+from ampwatch.probe.tensors import extremes, measurable
+
+SAMPLE_LIMIT = 8192  # values of an output: a nan spreads over all that depends on it
+
+# Of one step, until a first loss has told how many forward passes a step takes: a network of two
+# towers or a generator and its critic take some before the loss.
+FORWARDS_UNTIL_KNOWN = 3
+_MOST_SAMPLES = 16
+
+
+class Forwards:
+    """The training forwards since a loss was last used."""
+
+    __slots__ = ("_given", "_samples", "_several", "_since", "_usual", "count")
+
+    def __init__(self, *, several_models: bool) -> None:
+        self.count = 0  # in the step in progress
+        self._since = 0  # a loss was used
+        self._usual = 0  # the most that came before a loss was used
+        self._samples: list[tuple[int, Tensor]] = []  # of what layers gave since then
+        self._several = several_models
+        self._given: set[int] = set()  # memory that holds what a model gave in this step
+
+    def began(self) -> None:
+        """One more forward pass."""
+        self.count += 1
+        self._since += 1
+
+    def gave(self, layer: int, outputs: Iterable[Tensor], record: StepRecord) -> None:
+        """A layer, the outermost as a rule, gave these."""
+        for value in outputs:
+            if not measurable(value):
+                continue
+            known = value.detach()
+            if len(self._samples) < _MOST_SAMPLES:
+                self._samples.append((layer, strided(known, SAMPLE_LIMIT).clone()))
+            if self._several:
+                self._given.add(known.untyped_storage().data_ptr())
+                at = record.pack.put_magnitude(*extremes(self._samples[-1][1]))
+                record.given_at = (*record.given_at, (at, len(record.input_at)))
+
+    def is_data(self, value: Tensor) -> bool:
+        """Whether a tensor that enters a model comes from outside, and not from the training."""
+        if value.grad_fn is not None:
+            return False
+        return not self._given or value.untyped_storage().data_ptr() not in self._given
+
+    def used(self) -> None:
+        """A loss is scaled, or its backward begins: what the model gave has been of use."""
+        if self._since:
+            self._usual = max(self._usual, self._since)
+            self._since = 0
+            self._samples.clear()
+
+    def step_over(self) -> None:
+        """The next step begins."""
+        self.used()
+        self.count = 0
+        self._given.clear()
+
+    def have_come_round(self) -> bool:
+        """Whether a forward that begins now is another step's, though no loss has been used."""
+        return self._since >= (self._usual or FORWARDS_UNTIL_KNOWN)
+
+    def put(self, record: StepRecord) -> None:
+        """Write down what the model gave since a loss was last used; no step follows it."""
+        record.unfollowed = True
+        for layer, sample in self._samples:
+            record.outputs_at.append((layer, record.pack.put_magnitude(*extremes(sample))))
+        self._since = 0
+        self._samples.clear()
+
+
+def first_bad_output(record: StepRecord) -> int | None:
+    """The layer that gave what is not finite in a forward that no step followed."""
+    values = record.pack.values
+    return next((layer for layer, at in record.outputs_at if not math.isfinite(values[at])), None)
+
+
+def was_left_out(record: StepRecord) -> bool:
+    """Whether the loop left out a step, or stopped at it, that was not finite."""
+    if not record.unfollowed:
+        return False
+    logged = record.logged_loss_at
+    bad_loss = logged is not None and not math.isfinite(record.pack.values[logged])
+    return bad_loss or first_bad_output(record) is not None
+
+
+def data_magnitudes(record: StepRecord) -> list[float]:
+    """The largest magnitudes of what entered a model from outside.
+
+    What enters after a watched model has given something that is not finite may be made of that.
+    """
+    values = record.pack.values
+    poisoned = (before for at, before in record.given_at if not math.isfinite(values[at]))
+    until = next(poisoned, None)
+    return [values[at] for at in record.input_at[:until]]
