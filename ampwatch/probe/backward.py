@@ -144,6 +144,11 @@ class BackwardWatch:
             if not same or before.versions[position] != now.versions[position]:
                 self._passes[id(parameter)] = self._passes.get(id(parameter), 0) + 1
 
+    @property
+    def has_followed(self) -> bool:
+        """Whether a pass has been followed to its end, and left gradients."""
+        return self._left is not None
+
     def passes_of(self, parameter: Tensor) -> int:
         """How many of the passes that were followed have reached this parameter."""
         return self._passes.get(id(parameter), 0)

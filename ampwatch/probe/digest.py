@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ampwatch.probe import gradients
 from ampwatch.probe.capture import LayerCapture
 from ampwatch.probe.forwards import data_magnitudes, first_bad_output, was_left_out
 from ampwatch.probe.gradients import NormCapture
@@ -288,11 +287,7 @@ def total_norm(record: StepRecord, norms: NormCapture | None) -> float | None:
 
 def _held_norm(record: StepRecord, norms: NormCapture) -> float | None:
     """The norm of the gradients that this process holds."""
-    values = record.pack.values
-    if norms.total_at is None:
-        total = gradients.total_norm(values[norms.at : norms.at + norms.count], norms.dtype)
-    else:
-        total = values[norms.total_at]
+    total = norms.total(record.pack.values)
     return _unscaled(record, total) if norms.scaled else total
 
 

@@ -22,6 +22,10 @@ from ampwatch.probe.tensors import is_shard
 
 _HALF = frozenset((torch.float16, torch.bfloat16))
 
+# Two norms of the same gradients agree to this, also where one of them was divided by the scale.
+SAME_NORM = 1e-3
+LEAST_NORM = 1e-12  # the squares of what makes up a smaller one leave float32
+
 # Read by `map`, for every parameter in every step: a loop of our own takes a tenth longer.
 _GRADIENT = attrgetter("grad")
 _TYPE = attrgetter("dtype")
@@ -44,6 +48,19 @@ class NormCapture:
     scaled: bool  # whether the gradients still held the loss scale
     sharded: bool = False  # whether other ranks hold parts of these gradients
     dtype: torch.dtype | None = None  # of norms that one operation may join to the total
+
+    def total(self, values: Sequence[float]) -> float:
+        """The global norm of the gradients that this process holds, scaled if they were."""
+        if self.total_at is not None:
+            return values[self.total_at]
+        return total_norm(values[self.at : self.at + self.count], self.dtype)
+
+    def differs_from(self, other: NormCapture, values: Sequence[float], factor: float) -> bool:
+        """Whether these gradients are not `factor` times the others', as far as norms tell."""
+        mine, theirs = self.total(values), factor * other.total(values)
+        if not LEAST_NORM < min(mine, theirs / factor) <= max(mine, theirs) < math.inf:
+            return False
+        return abs(mine - theirs) > SAME_NORM * max(mine, theirs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,6 +170,8 @@ class Loop:
     def _backward_ended(self) -> None:
         if not self.enabled:
             self._own_steps.backward_ended()
+        elif self.sampling.sampled or self.turns.unseen_edits:
+            self.turns.backward_ended()
 
     # -- the scaler's calls ----------------------------------------------------------------------
 
@@ -279,9 +281,7 @@ class Loop:
         losses, self.losses.pending = self.losses.pending, []
         if self.enabled:
             self.before_update()
-        # A step past the scaler asks for no update; whatever else came before it has had its own.
-        bypassed = all(turn.bypassed for turn in self.current().turns)
-        self.close_step(update_seen=None if bypassed else False)
+        self.close_step(update_seen=None if _asks_for_no_update(self.current()) else False)
         self.losses.pending = losses
 
     def close_step(self, *, update_seen: bool | None, doubtful: bool = False) -> None:
@@ -335,6 +335,8 @@ class Loop:
                 self.sampling.arm_after(self.step, failed=_has_failed(record), seen=seen)
                 self.turns.remember_used(record)
             for turn in record.turns:
+                if record.sampled or self.turns.unseen_edits:
+                    self.turns.look_for_edits(turn, record)
                 if turn.stale is not None:
                     self._say_stale(turn, turn.stale, record)
             self._deliver(record)
@@ -361,7 +363,8 @@ class Loop:
         if record is not None and self._is_a_row(record):
             if self.enabled:
                 self.before_update()
-            self.close_step(update_seen=False if self.enabled or record.unfollowed else None)
+            missing = record.unfollowed or (self.enabled and not _asks_for_no_update(record))
+            self.close_step(update_seen=False if missing else None)
         for record in self._settling:
             record.pack.wait()
         self.settle()
@@ -378,6 +381,11 @@ class Loop:
         if record.pack.ready() and not was_left_out(record):
             record.forget_outputs()
         return record.unfollowed or record.has_content()
+
+
+def _asks_for_no_update(record: StepRecord) -> bool:
+    """Whether its optimizers stepped past the scaler: whatever came before has had its update."""
+    return bool(record.turns) and all(turn.bypassed for turn in record.turns)
 
 
 def _has_failed(record: StepRecord) -> bool:

@@ -9,6 +9,7 @@ followed in the first steps, on sampled steps, and wherever a loop is not that p
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -75,7 +76,11 @@ class Losses:
 
     def doubt(self) -> None:
         """Something was not as in a plain loop: look closely for a while."""
-        self._closely_for = STEPS_AFTER_DOUBT
+        self._closely_for = max(self._closely_for, STEPS_AFTER_DOUBT)
+
+    def follow_always(self) -> None:
+        """This loop does what no version counter tells."""
+        self._closely_for = sys.maxsize
 
     def hand_over(self, sentinels: Sequence[Tensor]) -> list[Loss]:
         """The pending losses, to the optimizer whose turn it is; some of its parameters."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ampwatch.probe.gradients import Fingerprint, NormCapture, fingerprint
+from ampwatch.probe.gradients import Fingerprint, NormCapture, any_written, fingerprint
 from ampwatch.probe.guard import Guard
 from ampwatch.probe.optimizers import OptimizerView
 from ampwatch.probe.readback import Pack
@@ -62,7 +62,8 @@ class OwnSteps:
     def backward_ended(self) -> None:
         """A backward has accumulated gradients, and no scaler will unscale them."""
         inside = self._begun is not None  # a closure's: the optimizer evaluates within its step
-        if self._unedited_steps >= STEPS_TO_LEARN_CLIPPING and not inside:
+        learnt = self._unedited_steps >= STEPS_TO_LEARN_CLIPPING
+        if learnt and not inside and not self._looks_for_edits():
             return
         pack = self._steps.current().pack
         for view in self.turns.views.values():
@@ -132,14 +133,22 @@ class OwnSteps:
         if early is not None and early.left == fingerprint(view.observed):
             turn.norms = early.norms
             self._unedited_steps += 1
+            if self._looks_for_edits():
+                turn.applied = view.meter.measure(pack)
         elif early is not None:
             turn.norms, turn.applied = early.norms, view.meter.measure(pack)
             self._unedited_steps = 0
         elif self.turns.edited_since_backward(view):
             turn.applied = view.meter.measure(pack)
             self._unedited_steps = 0
+        elif not self.turns.sees_backward and any_written(view.meter.gradients()):
+            turn.applied = view.meter.measure(pack)  # by a backward, or by somebody after it
         else:
             turn.norms = view.meter.measure(pack)
+
+    def _looks_for_edits(self) -> bool:
+        """Whether norms are taken twice, to find what no version counter tells."""
+        return self._steps.sampling.sampled or self.turns.unseen_edits
 
 
 def _steps_around_us(optimizer: Any) -> bool:

@@ -52,6 +52,7 @@ class Turn:
     lr_bases: Sequence[float] = ()
     norms: NormCapture | None = None
     applied: NormCapture | None = None
+    left: NormCapture | None = None  # scaled, as the backward left them; where edits are looked for
     edited_before_unscale = False
     stepped: bool | None = None
     found_inf_at: Sequence[int] = ()

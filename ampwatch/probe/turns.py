@@ -12,11 +12,19 @@ from typing import Any
 import torch
 
 from ampwatch.probe.backward import BackwardWatch
-from ampwatch.probe.gradients import any_half, any_written, gradient_versions, norms_of
+from ampwatch.probe.gradients import (
+    GradientMeter,
+    NormCapture,
+    any_half,
+    any_written,
+    gradient_versions,
+    norms_of,
+)
 from ampwatch.probe.guard import warn
 from ampwatch.probe.losses import Losses
 from ampwatch.probe.models import Survey
 from ampwatch.probe.optimizers import OptimizerView, matrix_parameters
+from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import StepRecord, Turn
 from ampwatch.probe.stale import StaleGradients
 from ampwatch.probe.steps import Steps
@@ -48,6 +56,15 @@ class Turns:
         self.ended_alone: Callable[[Any], None] = _nobody_listens  # a step not of our scaler's
         self._before: Any = None  # the slices of the optimizer that steps
         self._gradients: list[Any] | None = None  # likewise, until they have been measured
+        # Whether gradients have been written to through `.data`, which no version counter tells.
+        self.unseen_edits = False
+        # By the last backward, by optimizer; with what it was measured by.
+        self._left: dict[int, tuple[Pack, GradientMeter, NormCapture]] = {}
+
+    @property
+    def sees_backward(self) -> bool:
+        """Whether a backward pass has been followed to its end."""
+        return self._backward.has_followed
 
     def view(self, optimizer: Any) -> OptimizerView:
         """What is known of this optimizer; takes it up when first seen."""
@@ -136,7 +153,8 @@ class Turns:
         self.stepping = (optimizer, view, turn)
         self.take_before(optimizer, view, turn)
         if view.measured is not None:
-            if gradient_versions(view.observed) != view.measured:
+            looks = self._steps.sampling.sampled or self.unseen_edits
+            if looks or gradient_versions(view.observed) != view.measured:
                 turn.applied = view.meter.measure(self._steps.current().pack)
             view.measured = None
         elif self.detailed:
@@ -195,6 +213,9 @@ class Turns:
             self._backward.look_again()
         losses = self._losses.hand_over(view.sentinels)
         turn = Turn(view.number, view.positions, view.groups, losses)
+        left = self._left.pop(view.number, None)
+        if left is not None and left[0] is record.pack and left[1] is view.meter:
+            turn.left = left[2]
         if view.hooked:
             turn.stepped = False
         record.turns.append(turn)
@@ -253,6 +274,29 @@ class Turns:
     def backward_began(self) -> None:
         """A backward that is followed has begun: what do older gradients hold?"""
         self._stale.backward_began(self.views.values(), self._steps.current().pack)
+
+    def backward_ended(self) -> None:
+        """What a backward that was followed has left: nobody has been at it yet."""
+        pack = self._steps.current().pack
+        for view in self.views.values() if self.detailed else ():
+            left = view.meter.measure(pack, scaled=True)
+            if left is not None:
+                self._left[view.number] = pack, view.meter, left
+
+    def look_for_edits(self, turn: Turn, record: StepRecord) -> None:
+        """Were gradients written to where no version counter tells? Their values have arrived."""
+        norms, applied, left, values = turn.norms, turn.applied, turn.left, record.pack.values
+        if norms is None or norms.unseen or norms.sharded:
+            return
+        if applied is not None and applied.differs_from(norms, values, 1.0):
+            self.unseen_edits = True
+        if left is None or norms.scaled or record.scale_at is None:
+            return
+        if left.differs_from(norms, values, values[record.scale_at]):
+            turn.norms, turn.applied = None, applied or norms
+            self.unseen_edits = True
+            self._losses.follow_always()
+            self._steps.misuse("AMP401", {"optimizer": turn.optimizer}, step=record.step)
 
     def update_passes(self, record: StepRecord) -> None:
         """`scaler.update()` closes this record; some optimizer may not have stepped in it."""
