@@ -176,4 +176,5 @@ class BackwardWatch:
         self._released = True
         self._parameters = []
         self._frozen = {}
+        self._known = {}
         self._losses = []

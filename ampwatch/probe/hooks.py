@@ -97,12 +97,16 @@ class Handle:
     def remove(self) -> None:
         """Take it away, or within `removed_later` leave that to `remove_what_was_left`."""
         if getattr(_later, "active", False):
-            _left.append(self)
+            self.leave()
             return
         for reference in self._places:
             place = reference()
             if place is not None and place.pop(self._number, None) is not None:
                 copies.bears_no_more(place)
+
+    def leave(self) -> None:
+        """Leave it to `remove_what_was_left`."""
+        _left.append(self)
 
 
 def hook_before(module: Any, hook: Hook) -> Handle:

@@ -257,14 +257,15 @@ class LayerObserver:
 
 
 def _trains(layer: Layer) -> bool:
-    return layer.root.training and torch.is_grad_enabled()
+    root = layer.to_root()
+    return root is not None and root.training and torch.is_grad_enabled()
 
 
 def _device_of(module: nn.Module) -> torch.device:
     return next((p.device for p in module.parameters()), torch.device("cpu"))
 
 
-def _compiles_its_call(module: nn.Module) -> bool:
+def _compiles_its_call(module: nn.Module | None) -> bool:
     """Whether `module.compile()` was used, which leaves the module's class alone."""
     return getattr(module, "_compiled_call_impl", None) is not None
 

@@ -54,12 +54,13 @@ class OptimizerView:
         optimizer: Any,
         positions: Mapping[int, int],
         on_stepped: Callable[..., None],
+        on_gone: Callable[[Any], None],
         *,
         detailed: bool,
     ) -> None:
         self.number = number
         # Weak: its state may be twice the model.
-        self.reference: Callable[[], Any] = weakref.ref(optimizer)
+        self.reference: Callable[[], Any] = weakref.ref(optimizer, on_gone)
         self.parameters: list[Tensor] = []
         self.observed: list[Tensor] = []  # those whose norms and updates are taken
         self.groups: list[int] = []  # each parameter's

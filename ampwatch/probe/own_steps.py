@@ -48,8 +48,14 @@ class OwnSteps:
         self._unedited_steps = 0
         turns.ended_alone = self.ended
         # The hook is every optimizer's: it may not keep this loop, and through it a model, alive.
-        hook = hook_step_begin(partial(_any_optimizer_begins, weakref.ref(self)))
-        self.release = weakref.finalize(self, hook.remove)
+        self._hook = hook_step_begin(partial(_any_optimizer_begins, weakref.ref(self)))
+        weakref.finalize(self, self._hook.leave)  # some optimizer's step may be under way
+
+    def release(self) -> None:
+        """Let go of every optimizer."""
+        self._hook.remove()
+        self._early.clear()
+        self._begun = None
 
     def begins(self, optimizer: Any) -> None:
         """An optimizer of this process steps, not through our scaler; perhaps none of ours."""
