@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 
 from ampwatch.errors import AmpwatchError, AttachError
-from ampwatch.probe import identity
+from ampwatch.probe import hooks, identity
 from ampwatch.probe.command import masked
 from ampwatch.probe.courier import Courier, Log, Post
 from ampwatch.probe.devices import DeviceSampler
@@ -76,6 +77,9 @@ def attach(
     _check(scaler, model, optimizers, config, layer_every)
     surveyed = survey(model)
     known = _watch_of(scaler, surveyed)
+    if known is not None and not known.is_of(surveyed.roots, optimizers):
+        gc.collect()  # it may be of a model, or of optimizers, that the user let go long ago
+        known = _watch_of(scaler, surveyed)
     if known is not None:
         warn("this scaler is watched already; the watch that is there goes on. close() it first.")
         return known
@@ -137,6 +141,9 @@ def _optimizers(optimizer: Any) -> tuple[Any, ...]:
 
 def _watch_of(scaler: Any, surveyed: Survey) -> Watch | None:
     """The watch that goes on for this scaler or, without one, for this model."""
+    for watch in live_watches():
+        if watch.is_left_on(surveyed.roots):
+            watch.end()
     if scaler is not None:
         return next((watch for watch in live_watches() if watch.watches(scaler)), None)
     return next(
@@ -148,6 +155,7 @@ def _watch_of(scaler: Any, surveyed: Survey) -> Watch | None:
 
 
 def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: Settings) -> Watch:
+    hooks.remove_what_was_left()
     guard = Guard()
     own_info, rank = _run_info(scaler, settings)
     log, info, run_folder = _open_log(own_info, rank, settings)
@@ -158,7 +166,7 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
         log,
         lambda: _open_post(info, rank, log, settings),
         devices.sample,
-        guard,
+        Guard(),  # its own: it carries on when the watch has ended
     )
     observer = None
     if surveyed.layers:

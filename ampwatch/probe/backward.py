@@ -181,4 +181,5 @@ class BackwardWatch:
         self._released = True
         self._parameters = []
         self._frozen = {}
+        self._known = {}
         self._losses = []

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ampwatch import codec
@@ -79,6 +79,7 @@ class Courier:
         self.lost_rows = 0
         self._digest = digest  # it knows the model, which this thread must not keep alive
         self._last_digest: Digest | None = None
+        self._afterwards: Sequence[Callable[[], None]] = ()
         self._log = log
         self._open_post = open_post
         self._post: Post | None = None
@@ -95,6 +96,11 @@ class Courier:
         self._thread = threading.Thread(target=self._run, name="ampwatch-courier", daemon=True)
         self._thread.start()
 
+    @property
+    def failures(self) -> int:
+        """How often it failed, not counting what was lost."""
+        return self._guard.failures
+
     def deliver(self, record: StepRecord | EventRecord) -> None:
         """Take a record; never blocks and never grows without bound."""
         waiting = len(self._queue)
@@ -106,15 +112,28 @@ class Courier:
                 turn.update = None  # the dearest part: the update's figures become absent
         self._queue.append(record)
 
-    def close(self, last: EventRecord, digest: Digest, *, wait: bool) -> None:
-        """Carry what is left, say the end, and let go; waits a few seconds at most."""
+    def close(
+        self,
+        last: EventRecord,
+        digest: Digest,
+        *,
+        wait: bool,
+        afterwards: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        """Carry what is left, say the end, and let go; waits a few seconds at most.
+
+        Without waiting it may be called by the garbage collector, at any moment and on any thread:
+        no lock is taken, and the thread finds out by itself, as does who is called `afterwards`.
+        """
         if os.getpid() != self._pid:
             return
+        self._guard.off = False  # what was seen before a failure is still to be carried
         self._last_digest = digest
+        self._afterwards = afterwards
         self._queue.append(last)
         self._stop = True
-        self._wake.set()
         if wait:
+            self._wake.set()
             self.join()
         else:  # whoever lets a watch go does not wait for it, but the process's end does
             with contextlib.suppress(RuntimeError):
@@ -122,6 +141,7 @@ class Courier:
 
     def join(self) -> None:
         """Wait until everything is written, a few seconds at most."""
+        self._wake.set()
         self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
             warn("could not finish writing within 10 s; the end of the log may be missing.")
@@ -134,13 +154,18 @@ class Courier:
             self._wake.wait(FLUSH_SECONDS)
             self._guard.run(self._flush)
         self._guard.run(self._finish)
+        for callback in self._afterwards:
+            self._guard.run(callback)
+        atexit.unregister(self.join)  # it would be held for good
 
     def _finish(self) -> None:
         self._flush()
+        if self._last_digest is not None:
+            self._last_digest.forget()
+            self._last_digest = None
         if self._post is not None:
             self._post.close()
         self._log.close()
-        self._last_digest = None
 
     def _flush(self) -> None:
         digest = self._last_digest or self._digest()

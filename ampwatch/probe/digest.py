@@ -39,6 +39,7 @@ class Digest:
     """Turns records into the columns of each table; remembers what later rows need."""
 
     def __init__(self, survey: Survey) -> None:
+        self._survey = survey
         self._groups: dict[int, int] = {}  # the parameters' groups in their optimizer
         self._mover = Mover(survey)
         self._layers = LayerLog(survey)
@@ -51,6 +52,10 @@ class Digest:
         """The column sets of every table that has rows now."""
         with np.errstate(all="ignore"):  # inf and nan are what we are here to write down
             return self._rows(records)
+
+    def forget(self) -> None:
+        """The last rows are made: hold no parameter any more."""
+        self._survey.parameters.clear()
 
     def _rows(self, records: Iterable[StepRecord | EventRecord]) -> list[tuple[Table, Columns]]:
         steps = [r for r in records if isinstance(r, StepRecord)]

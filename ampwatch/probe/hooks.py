@@ -1,19 +1,28 @@
-"""Callables that sit on the user's modules and tensors, and must leave no trace in copies of them.
+"""Hooks of ours on the user's modules, tensors and optimizers.
 
-A module that is pickled, saved or deep-copied takes its hooks along. Ours become a function of the
-standard library that accepts anything and returns None, so that the file loads where ampwatch is
-not installed and the copy is not watched.
+They hold what they call weakly: a model that the user keeps keeps no watch alive. They are put into
+torch's dicts under numbers of our own (`copies`), so that nothing of them is in what is saved.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.overrides import has_torch_function_unary
+
+from ampwatch.probe import copies
+from ampwatch.probe.copies import Place
+
+_all_steps: Any = _global_optimizer_pre_hooks
 
 
 class Guard(Protocol):
@@ -23,28 +32,26 @@ class Guard(Protocol):
         """Call the function; an exception is counted and warned of once, and None returned."""
 
 
-def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
-    """Call the hook with this tensor's gradient.
-
-    Where a view was written to twice since it was made, torch (2.13 does) ends the
-    process by a segmentation fault if it has to renew `grad_fn` while the hook is being put on:
-    asked for first, it is renewed in time.
-    """
-    _ = tensor.grad_fn
-    return tensor.register_hook(hook)  # type: ignore[no-untyped-call,no-any-return]
-
-
 class Hook:
-    """Calls a function of ours, guarded, and returns None: it changes nothing."""
+    """Calls a function of ours, guarded, and returns None: it changes nothing.
 
-    __slots__ = ("_bound", "_function", "_guard")
+    Of a method's object it holds a weak reference, and does nothing once that is gone. Who copies a
+    module's hooks out of their dict by hand copies a function of the standard library that
+    takes anything and returns None: what is saved loads where ampwatch is not installed.
+    """
+
+    __slots__ = ("_bound", "_function", "_guard", "_owner")
 
     # Says to torch that a tensor with this hook may be saved without a warning.
     __torch_unserializable__ = True
 
     def __init__(self, guard: Guard, function: Callable[..., None], *bound: Any) -> None:
         self._guard = guard
-        self._function = function
+        self._owner: weakref.ref[Any] | None = None
+        self._function: Callable[..., None] = function
+        if isinstance(function, MethodType):
+            self._owner = weakref.ref(function.__self__)
+            self._function = function.__func__
         self._bound = bound
 
     def __call__(self, *args: Any) -> None:
@@ -52,7 +59,12 @@ class Hook:
         # While the compiler or the tracer reads the model, we must not become part of its graph.
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             return
-        self._guard.run(self._function, *self._bound, *args)
+        if self._owner is None:
+            self._guard.run(self._function, *self._bound, *args)
+            return
+        owner = self._owner()
+        if owner is not None:
+            self._guard.run(self._function, owner, *self._bound, *args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")
@@ -62,3 +74,106 @@ class Hook:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return contextlib.nullcontext().__exit__
+
+
+# -- putting them on -----------------------------------------------------------------------------
+
+
+class Handle:
+    """Takes one hook away again, as torch's own handle would."""
+
+    __slots__ = ("_number", "_places")
+
+    def __init__(self, hook: Any, place: Place, *marks: Place, saved: bool = True) -> None:
+        self._number = number = next(copies.numbers)
+        self._places = tuple([weakref.ref(each) for each in (place, *marks)])
+        if saved:  # with what it belongs to
+            for each in (place, *marks):
+                copies.bears(each)
+        for mark in marks:
+            mark[number] = True
+        place[number] = hook
+
+    def remove(self) -> None:
+        """Take it away, or within `removed_later` leave that to `remove_what_was_left`."""
+        if getattr(_later, "active", False):
+            self.leave()
+            return
+        for reference in self._places:
+            place = reference()
+            if place is not None and place.pop(self._number, None) is not None:
+                copies.bears_no_more(place)
+
+    def leave(self) -> None:
+        """Leave it to `remove_what_was_left`."""
+        _left.append(self)
+
+
+def hook_before(module: Any, hook: Hook) -> Handle:
+    """Call the hook with this module's arguments, positional and by name, before each forward."""
+    return Handle(hook, module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
+
+
+def hook_after(module: Any, hook: Hook) -> Handle:
+    """Call the hook with this module's arguments and output after each forward."""
+    return Handle(hook, module._forward_hooks)
+
+
+def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> Handle:
+    """Call the hook with this tensor's gradient.
+
+    Where a view was written to twice since it was made, torch (2.13 does) ends the
+    process by a segmentation fault if it has to renew `grad_fn` while the hook is being put on:
+    asked for first, it is renewed in time.
+    """
+    if has_torch_function_unary(tensor):  # a subclass would hear of each attribute
+        with torch._C.DisableTorchFunctionSubclass():
+            return Handle(hook, _gradient_hooks(tensor), saved=False)
+    return Handle(hook, _gradient_hooks(tensor), saved=False)
+
+
+def _gradient_hooks(tensor: Any) -> Place:
+    """The tensor's dict of hooks, made as `Tensor.register_hook` makes it."""
+    node = tensor.grad_fn
+    if tensor._backward_hooks is None:
+        tensor._backward_hooks = OrderedDict()
+        if node is not None:
+            node._register_hook_dict(tensor)
+    hooks: Place = tensor._backward_hooks
+    return hooks
+
+
+def hook_step_begin(hook: Callable[..., None]) -> Handle:
+    """Call the hook before each step of any optimizer of this process."""
+    return Handle(hook, _all_steps, saved=False)
+
+
+def hook_step_end(optimizer: Any, hook: Callable[..., None]) -> Handle:
+    """Call the hook after each step of this optimizer."""
+    return Handle(hook, optimizer._optimizer_step_post_hooks)
+
+
+# -- taking them off where nobody is in the midst of them ----------------------------------------
+
+_later = threading.local()
+_left: deque[Handle] = deque()
+
+
+@contextlib.contextmanager
+def removed_later() -> Iterator[None]:
+    """What is removed in here, on this thread, stays where it is for now.
+
+    The garbage collector may run us in the midst of an optimizer's step, whose hooks would then
+    raise: a dict has changed while they were gone through.
+    """
+    _later.active = True
+    try:
+        yield
+    finally:
+        _later.active = False
+
+
+def remove_what_was_left() -> None:
+    """Take those away now."""
+    while _left:
+        _left.popleft().remove()

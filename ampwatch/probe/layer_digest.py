@@ -193,7 +193,7 @@ class LayerDigester:
         self, layer: Layer, capture: LayerCapture, visit: VisitCapture | None
     ) -> str | None:
         reason = capture.sealed.get(layer.number)
-        if reason is not None or layer.hooked is None:
+        if reason is not None or layer.is_bare:
             return reason
         if layer.number not in self._ever_ran:
             trained = any(position in capture.param_grad_dtypes for position in layer.weights)

@@ -8,7 +8,6 @@ from typing import Any
 
 from ampwatch.probe.capture import LayerCapture, VisitCapture
 from ampwatch.probe.models import Layer, Survey
-from ampwatch.probe.products import product_of
 from ampwatch.probe.tensors import dtype_name
 from ampwatch.rows import DTYPE_NUMBERS, SCHEMAS, Table
 
@@ -59,9 +58,9 @@ def visit_info(
     layer: Layer, visit: VisitCapture, grad_dtypes: Iterable[str | None]
 ) -> dict[str, Any]:
     """What a visit tells of the layer; the data types of the gradients at its outputs too."""
-    product = None
-    if visit.output_shape is not None:
-        product = product_of(layer.module, visit.input_shapes, visit.output_shape)
+    product, multiplier = None, layer.multiplier
+    if multiplier is not None and visit.output_shape is not None:
+        product = multiplier.product(visit.input_shapes, visit.output_shape)
     return {
         "order": visit.order,
         "rows": None if product is None else product.rows,

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from ampwatch.probe.hooks import Guard, Hook
+from ampwatch.probe.hooks import Guard, Handle, Hook, hook_after, hook_before
 from ampwatch.probe.local_gradients import LocalCapture, LocalGradients
 from ampwatch.probe.models import Layer, Survey
 from ampwatch.probe.notes import Noted, StepNotes
@@ -48,10 +47,10 @@ class LayerObserver:
         self._notes = StepNotes(survey, guard)
         self.several_ranks = several_ranks
         self._local = LocalGradients(survey, guard) if several_ranks else None
-        self._while_armed: dict[int, tuple[RemovableHandle, ...]] = {}  # by the layer's number
+        self._while_armed: dict[int, tuple[Handle, ...]] = {}  # by the layer's number
         self._hooks: dict[int, tuple[Hook, Hook]] = {}  # to enter and to leave, likewise
         self._heard: set[int] = set()  # layers whose hooks have been called
-        self._permanent: list[RemovableHandle] = []
+        self._permanent: list[Handle] = []
         self._sealed: dict[int, str] = {}
         self._first: list[tuple[Tensor, Tensor]] = []
         self._steps_unseen = 0  # armed steps in a row in which no hook fired
@@ -84,8 +83,8 @@ class LayerObserver:
             if layer.number not in self._while_armed:
                 enter, leave = self._hooks_of(layer)
                 self._while_armed[layer.number] = (
-                    layer.hooked.register_forward_pre_hook(enter, with_kwargs=True),
-                    layer.hooked.register_forward_hook(leave),
+                    hook_before(layer.hooked, enter),
+                    hook_after(layer.hooked, leave),
                 )
 
     def _hooks_of(self, layer: Layer) -> tuple[Hook, Hook]:
@@ -210,14 +209,14 @@ class LayerObserver:
         if layer.hooked is None or _compiles_its_call(layer.module):
             return
         begin = Hook(self._guard, self._begin, layer)
-        self._permanent.append(layer.hooked.register_forward_pre_hook(begin, with_kwargs=True))
+        self._permanent.append(hook_before(layer.hooked, begin))
 
     def _watch_exit(self, layer: Layer) -> None:
         """Say what a training forward gave here."""
         if layer.hooked is None or _compiles_its_call(layer.module):
             return
         end = Hook(self._guard, self._end, layer)
-        self._permanent.append(layer.hooked.register_forward_hook(end))
+        self._permanent.append(hook_after(layer.hooked, end))
 
     def _begin(
         self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -253,7 +252,7 @@ class LayerObserver:
             if layer.leaf and layer.sealed is None and visits[layer.number].outputs:
                 assert layer.hooked is not None, "it was visited"
                 hook = Hook(self._guard, self._note_first, layer)
-                self._permanent.append(layer.hooked.register_forward_hook(hook))
+                self._permanent.append(hook_after(layer.hooked, hook))
                 self.first_layer = layer
                 return
 
@@ -278,18 +277,19 @@ class LayerObserver:
 
 
 def _trains(layer: Layer) -> bool:
-    return layer.root.training and torch.is_grad_enabled()
+    root = layer.to_root()
+    return root is not None and root.training and torch.is_grad_enabled()
 
 
 def _device_of(module: nn.Module) -> torch.device:
     return next((p.device for p in module.parameters()), torch.device("cpu"))
 
 
-def _compiles_its_call(module: nn.Module) -> bool:
+def _compiles_its_call(module: nn.Module | None) -> bool:
     """Whether `module.compile()` was used, which leaves the module's class alone."""
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
-def _remove(handles: Iterable[RemovableHandle]) -> None:
+def _remove(handles: Iterable[Handle]) -> None:
     for handle in handles:
         handle.remove()

@@ -16,9 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
-from ampwatch.probe.hooks import Guard, Hook, hook_gradient
+from ampwatch.probe.hooks import Guard, Handle, Hook, hook_gradient
 from ampwatch.probe.models import Survey
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.tensors import PLAIN, extremes, measurable
@@ -53,8 +52,8 @@ class LocalGradients:
     def __init__(self, survey: Survey, guard: Guard) -> None:
         self._survey = survey
         self._guard = guard
-        self._handles: list[RemovableHandle] = []
-        self._first_handles: list[RemovableHandle] = []
+        self._handles: list[Handle] = []
+        self._first_handles: list[Handle] = []
         self._seen: dict[int, list[Extremes]] = {}
         self._first: list[Extremes] = []
 

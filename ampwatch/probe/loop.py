@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -56,7 +57,8 @@ class Loop:
         self.forwards = Forwards(several_models=len(survey.roots) > 1)
         self.used = not self.enabled  # whether an enabled scaler has been called yet
         self._idle = False
-        self.scaler = scaler  # the one in use, where a loop has made another
+        self._to_scaler: Callable[[], Any] = _no_scaler
+        self.scaler = scaler
         self._deliver = deliver
         self._backward = BackwardWatch(
             survey.parameters, self._backward_began, self._backward_ended, self.misuse, guard
@@ -71,6 +73,16 @@ class Loop:
         self._settling: deque[StepRecord] = deque()
         self._said: set[Any] = set()
         self._last_error: int | None = None  # its id: holding it would hold its frames
+
+    @property
+    def scaler(self) -> Any:
+        """The one in use, while it lives; a loop may have made another."""
+        return self._to_scaler()
+
+    @scaler.setter
+    def scaler(self, scaler: Any) -> None:
+        # Weak: an optimizer's hook holds us, and may not hold the scaler.
+        self._to_scaler = _no_scaler if scaler is None else weakref.ref(scaler)
 
     # -- what is in progress ---------------------------------------------------------------------
 
@@ -178,10 +190,10 @@ class Loop:
     def before_update(self) -> None:
         """`scaler.update()` is about to change the scale."""
         record = self.open_step or self.current()
-        pack = record.pack
-        scale = self.scaler._scale
+        pack, scaler = record.pack, self.scaler
+        scale = None if scaler is None else scaler._scale
         if record.scale_at is None and scale is not None:
-            at = record.scale_at = pack.put_scalars(scale, self.scaler._growth_tracker)
+            at = record.scale_at = pack.put_scalars(scale, scaler._growth_tracker)
             record.tracker_at = at + 1
         if pack.pending is not None:
             pack.seal()
@@ -371,6 +383,7 @@ class Loop:
         self.turns.release()
         self._own_steps.release()
         self._backward.release()
+        self.losses.release()
         self.owner = None
 
     def _is_a_row(self, record: StepRecord) -> bool:
@@ -386,6 +399,10 @@ class Loop:
 def _asks_for_no_update(record: StepRecord) -> bool:
     """Whether its optimizers stepped past the scaler: whatever came before has had its update."""
     return bool(record.turns) and all(turn.bypassed for turn in record.turns)
+
+
+def _no_scaler() -> None:
+    """There is none."""
 
 
 def _has_failed(record: StepRecord) -> bool:

@@ -99,6 +99,11 @@ class Losses:
             self._closely_for -= 1
         self.followed = sampled or self._closely_for > 0
 
+    def release(self) -> None:
+        """Let go of every parameter."""
+        self.pending = []
+        self._sentinels = ()
+
 
 def _is_plain(pending: Sequence[Loss], sentinels: Sequence[Tensor]) -> bool:
     """One loss, one backward that used it, and gradients that nobody has written to again."""

@@ -1,10 +1,12 @@
 """What a model consists of: its layers and parameters, seen through every wrapper.
 
-A survey is made once. It changes nothing in the model and runs nothing of it.
+A survey is made once. It changes nothing in the model and runs nothing of it, and it keeps no
+module alive: what is said of one that is gone is what was known when the survey was made.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 from torch import nn
 
 from ampwatch.errors import AttachError
+from ampwatch.probe.products import Multiplier, multiplier_of
 
 ROOT_NAME = "(root)"
 BARE_PARAMETER = "Parameter"
@@ -28,34 +31,67 @@ _WRAPPERS = {
 }
 
 
+Reference = weakref.ref[nn.Module]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
     """One module, or one bare parameter of a module that has children.
 
-    `hooked` is where hooks go: the module itself, the compiled wrapper around it, or None for a
-    bare parameter. `sealed` says why nothing inside can be seen ("compiled", "scripted").
+    `sealed` says why nothing inside can be seen ("compiled", "scripted").
     `parameters` are positions in `Survey.parameters` that this layer is the first to hold;
     `weights` also count those it shares with an earlier layer.
     """
 
     number: int
     name: str
-    module: nn.Module
-    hooked: nn.Module | None
-    root: nn.Module
+    to_module: Reference = field(repr=False)
+    to_hooked: Reference | None = field(repr=False)
+    to_root: Reference = field(repr=False)
     parent: int | None
     leaf: bool
+    first_kind: str
+    first_multiplier: Multiplier | None = field(repr=False)
     sealed: str | None = None
     parameters: tuple[int, ...] = ()
     weights: tuple[int, ...] = ()
 
     @property
+    def module(self) -> nn.Module | None:
+        """The module, while it lives; of a bare parameter the one that holds it."""
+        return self.to_module()
+
+    @property
+    def hooked(self) -> nn.Module | None:
+        """Where hooks go: the module itself, or the compiled wrapper around it."""
+        return None if self.to_hooked is None else self.to_hooked()
+
+    @property
+    def root(self) -> nn.Module | None:
+        """The model that it is in, while that lives."""
+        return self.to_root()
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is a bare parameter."""
+        return self.to_hooked is None
+
+    @property
     def kind(self) -> str:
         """The class's name; read late because a lazy module changes its class."""
-        if self.hooked is None:
-            return BARE_PARAMETER
-        # TorchScript hides the class behind its own.
-        return str(getattr(self.module, "original_name", type(self.module).__name__))
+        module = self.to_module()
+        return self.first_kind if module is None or self.is_bare else _kind(module)
+
+    @property
+    def multiplier(self) -> Multiplier | None:
+        """The matrix product that it makes, if it makes one."""
+        module = self.to_module()
+        return self.first_multiplier if module is None else multiplier_of(module)
+
+
+def _kind(module: nn.Module) -> str:
+    # TorchScript hides the class behind its own.
+    return str(getattr(module, "original_name", type(module).__name__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +111,22 @@ class Survey:
 
     layers: tuple[Layer, ...]
     parameters: list[nn.Parameter]
-    slots: tuple[tuple[nn.Module, str], ...] = field(repr=False)  # where each parameter is held
+    slots: tuple[tuple[Reference, str], ...] = field(repr=False)  # where each parameter is held
     parameter_layers: np.ndarray[Any, np.dtype[np.int32]] = field(repr=False)
-    roots: tuple[nn.Module, ...]
+    to_roots: tuple[Reference, ...] = field(repr=False)
     described: tuple[Root, ...] = ()  # the roots, for readers of the run
+
+    @property
+    def roots(self) -> tuple[nn.Module, ...]:
+        """The models that live."""
+        return tuple(root for reference in self.to_roots if (root := reference()) is not None)
 
     def follow(self) -> bool:
         """Take up parameters put in the place of others, by `to_empty` or FSDP; were there any?"""
         changed = False
-        for position, (module, name) in enumerate(self.slots):
-            held = module._parameters.get(name)
+        for position, (reference, name) in enumerate(self.slots):
+            module = reference()
+            held = None if module is None else module._parameters.get(name)
             if held is not None and held is not self.parameters[position]:
                 self.parameters[position] = held
                 changed = True
@@ -120,7 +162,7 @@ def survey(model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | No
         parameters=surveyor.parameters,
         slots=tuple(surveyor.slots),
         parameter_layers=np.asarray(surveyor.parameter_layers, dtype=np.int32),
-        roots=tuple(surveyor.roots),
+        to_roots=tuple(weakref.ref(root) for root in surveyor.roots),
         described=tuple(surveyor.described),
     )
 
@@ -182,7 +224,7 @@ class _Surveyor:
     def __init__(self) -> None:
         self.layers: list[Layer] = []
         self.parameters: list[nn.Parameter] = []
-        self.slots: list[tuple[nn.Module, str]] = []
+        self.slots: list[tuple[Reference, str]] = []
         self.parameter_layers: list[int] = []
         self.roots: list[nn.Module] = []
         self.described: list[Root] = []
@@ -235,18 +277,35 @@ class _Surveyor:
                 held={name: parameter},
             )
 
-    def _add(self, *, held: dict[str, nn.Parameter], **fields: Any) -> None:
+    def _add(
+        self,
+        *,
+        held: dict[str, nn.Parameter],
+        module: nn.Module,
+        hooked: nn.Module | None,
+        root: nn.Module,
+        **fields: Any,
+    ) -> None:
         before = len(self.parameters)
-        weights = tuple(self._position(fields["module"], name, held[name]) for name in held)
-        owned = tuple(position for position in weights if position >= before)
-        layer = Layer(number=len(self.layers), weights=weights, parameters=owned, **fields)
+        weights = tuple(self._position(module, name, held[name]) for name in held)
+        layer = Layer(
+            number=len(self.layers),
+            to_module=weakref.ref(module),
+            to_hooked=None if hooked is None else weakref.ref(hooked),
+            to_root=weakref.ref(root),
+            first_kind=BARE_PARAMETER if hooked is None else _kind(module),
+            first_multiplier=multiplier_of(module),
+            parameters=tuple(position for position in weights if position >= before),
+            weights=weights,
+            **fields,
+        )
         self.layers.append(layer)
 
     def _position(self, module: nn.Module, name: str, parameter: nn.Parameter) -> int:
         position = self._positions.setdefault(id(parameter), len(self.parameters))
         if position == len(self.parameters):
             self.parameters.append(parameter)
-            self.slots.append((module, name))
+            self.slots.append((weakref.ref(module), name))
             self.parameter_layers.append(len(self.layers))
         return position
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from ampwatch.probe.capture import LayerCapture, Seen, Visit, capture_of
-from ampwatch.probe.hooks import Guard, Hook, hook_gradient
+from ampwatch.probe.hooks import Guard, Handle, Hook, hook_gradient
 from ampwatch.probe.models import Survey
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.samples import copied_bits, counted
@@ -63,7 +62,7 @@ class StepNotes:
         self._seen: dict[int, Seen] = {}
         self._order = itertools.count()
         self._weights: WeightMeasure | None = None
-        self._hooks: list[RemovableHandle] = []
+        self._hooks: list[Handle] = []
         self._on_host = True
 
     def enter(self, number: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ampwatch.probe.gradients import GradientMeter
+from ampwatch.probe.hooks import hook_step_end
 from ampwatch.probe.tensors import is_shard
 from ampwatch.probe.updates import Slices
 from ampwatch.rows import LR_LEAP
@@ -53,12 +54,13 @@ class OptimizerView:
         optimizer: Any,
         positions: Mapping[int, int],
         on_stepped: Callable[..., None],
+        on_gone: Callable[[Any], None],
         *,
         detailed: bool,
     ) -> None:
         self.number = number
         # Weak: its state may be twice the model.
-        self.reference: Callable[[], Any] = weakref.ref(optimizer)
+        self.reference: Callable[[], Any] = weakref.ref(optimizer, on_gone)
         self.parameters: list[Tensor] = []
         self.observed: list[Tensor] = []  # those whose norms and updates are taken
         self.groups: list[int] = []  # each parameter's
@@ -79,9 +81,7 @@ class OptimizerView:
         self._detailed = detailed
         self._counts: tuple[int, ...] = ()
         self._only_count = -1  # where there is one group: of its parameters
-        self._handles = (
-            [optimizer.register_step_post_hook(on_stepped)] if tells_its_steps(optimizer) else []
-        )
+        self._handles = [hook_step_end(optimizer, on_stepped)] if tells_its_steps(optimizer) else []
         self.hooked = bool(self._handles)  # whether its steps are seen by themselves
         # Whether it unscales and skips inside its own step.
         self.fused = bool(getattr(optimizer, "_step_supports_amp_scaling", False))

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampwatch.probe.gradients import Fingerprint, NormCapture, any_written, fingerprint
 from ampwatch.probe.guard import Guard
+from ampwatch.probe.hooks import hook_step_begin
 from ampwatch.probe.optimizers import OptimizerView
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import Turn
@@ -48,8 +48,14 @@ class OwnSteps:
         self._unedited_steps = 0
         turns.ended_alone = self.ended
         # The hook is every optimizer's: it may not keep this loop, and through it a model, alive.
-        hook = register_optimizer_step_pre_hook(partial(_any_optimizer_begins, weakref.ref(self)))
-        self.release = weakref.finalize(self, hook.remove)
+        self._hook = hook_step_begin(partial(_any_optimizer_begins, weakref.ref(self)))
+        weakref.finalize(self, self._hook.leave)  # some optimizer's step may be under way
+
+    def release(self) -> None:
+        """Let go of every optimizer."""
+        self._hook.remove()
+        self._early.clear()
+        self._begun = None
 
     def begins(self, optimizer: Any) -> None:
         """An optimizer of this process steps, not through our scaler; perhaps none of ours."""

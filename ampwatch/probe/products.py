@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
 
 Shape = tuple[int, ...]
+_PLAIN = (int, str, tuple)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +25,24 @@ class Product:
     flops: float
 
 
-def product_of(module: nn.Module, inputs: Sequence[Shape], output: Shape) -> Product | None:
-    """What this module multiplied, from the shapes it took and gave."""
+@dataclass(frozen=True, slots=True)
+class Multiplier:
+    """How a module multiplies: what its formula reads of it, and nothing that keeps it alive."""
+
+    formula: Callable[[Any, Sequence[Shape], Shape], Product | None]
+    facts: SimpleNamespace
+
+    def product(self, inputs: Sequence[Shape], output: Shape) -> Product | None:
+        """What was multiplied, from the shapes that were taken and given."""
+        return self.formula(self.facts, inputs, output)
+
+
+def multiplier_of(module: nn.Module) -> Multiplier | None:
+    """How this module multiplies; None if it does not, or is not known."""
     for kind, formula in _FORMULAS:
         if isinstance(module, kind):
-            return formula(module, inputs, output)
+            plain = {name: v for name, v in vars(module).items() if isinstance(v, _PLAIN)}
+            return Multiplier(formula, SimpleNamespace(**plain))
     return None
 
 

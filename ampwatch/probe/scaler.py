@@ -7,7 +7,6 @@ original exactly as the user did, and what it raises leaves untouched.
 
 from __future__ import annotations
 
-import copyreg
 from typing import Any
 
 from ampwatch.probe.guard import Guard
@@ -36,6 +35,8 @@ def _watched_class(original: Any, loop: Loop, guard: Guard) -> type:
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
         WATCHED: True,
+        # Pickle refuses to make an object of another class than the object says to be of.
+        "__class__": property(lambda self: _shown_class(type(self), original), _set_class),
         **_calls(original, loop, guard),
         **_states(original, loop, guard),
     }
@@ -48,14 +49,20 @@ def _watched_class(original: Any, loop: Loop, guard: Guard) -> type:
     return watched
 
 
+def _shown_class(actual: type, original: type) -> type:
+    """The user's class in place of ours; somebody may have put a class of his own on top."""
+    return original if WATCHED in vars(actual) else actual
+
+
+def _set_class(scaler: Any, new: type) -> None:
+    object.__dict__["__class__"].__set__(scaler, new)
+
+
 def _as_original(reduced: Any, watched: type, original: type) -> Any:
     """What pickle and copy are told, with the original class in place of ours."""
     if not isinstance(reduced, tuple):
         return reduced
     function, arguments, *rest = reduced
-    if function is copyreg.__newobj__:  # type: ignore[attr-defined]
-        # Pickle refuses this one for another class than the object's own.
-        return (copyreg._reconstructor, (original, object, None), *rest)  # type: ignore[attr-defined]
     plain = tuple(original if argument is watched else argument for argument in arguments)
     return (original if function is watched else function, plain, *rest)
 

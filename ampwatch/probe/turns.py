@@ -54,6 +54,7 @@ class Turns:
         self._stale = StaleGradients(backward, losses)
         self.stepping: tuple[Any, OptimizerView, Turn] | None = None  # inside scaler.step
         self.ended_alone: Callable[[Any], None] = _nobody_listens  # a step not of our scaler's
+        self.optimizer_gone: Callable[[Any], None] = _nobody_listens  # the user has let it go
         self._before: Any = None  # the slices of the optimizer that steps
         self._gradients: list[Any] | None = None  # likewise, until they have been measured
         # Whether gradients have been written to through `.data`, which no version counter tells.
@@ -81,11 +82,12 @@ class Turns:
             optimizer,
             self.positions,
             self._optimizer_ended,
+            self._optimizer_gone,
             detailed=self.detailed,
         )
         shared = {id(p) for view in self.views.values() for p in view.parameters}
         replaced = any(id(p) in shared for p in made.parameters)
-        self.views = {key: view for key, view in self.views.items() if not view.is_gone}
+        self._forget_gone()
         self.views[id(optimizer)] = made
         self._seen_optimizers += 1
         self._backward.add(made.parameters)
@@ -93,6 +95,17 @@ class Turns:
         kind = EventKind.OPTIMIZER_REPLACED if replaced else EventKind.OPTIMIZER
         self._steps.event(kind, made.describe(optimizer))
         return made
+
+    def _forget_gone(self) -> None:
+        """Let go of optimizers that the user let go, and of parameters that only they knew."""
+        gone = [view for view in self.views.values() if view.is_gone]
+        if not gone:
+            return
+        self.views = {key: view for key, view in self.views.items() if not view.is_gone}
+        if any(at < 0 for view in gone for at in view.positions):
+            self._backward.follow_instead(self._survey.parameters)
+            for view in self.views.values():
+                self._backward.add(view.parameters)
 
     def _follow_parameters(self, optimizer: Any) -> None:
         """An optimizer with parameters unknown so far: have they taken the place of others?"""
@@ -195,6 +208,9 @@ class Turns:
             self.ended_alone(optimizer)
         else:
             self.stepping[2].stepped = True
+
+    def _optimizer_gone(self, _reference: Any) -> None:
+        self.optimizer_gone(_reference)
 
     # -- what every step needs, whoever makes it ---------------------------------------------------
 
@@ -319,9 +335,13 @@ class Turns:
         return stage
 
     def release(self) -> None:
-        """Let go of every hook."""
+        """Let go of every hook, and of every parameter."""
         for view in self.views.values():
             view.release()
+        self.views = {}
+        self.positions.clear()
+        self.stepping = self._before = self._gradients = None
+        self.optimizer_gone = _nobody_listens
 
 
 def _nobody_listens(_optimizer: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ampwatch.probe import ending
+from ampwatch.probe import ending, hooks
 from ampwatch.probe import scaler as scaler_class
 from ampwatch.probe.courier import Courier
 from ampwatch.probe.devices import DeviceSampler
@@ -30,7 +30,12 @@ _LIVE: weakref.WeakSet[Watch] = weakref.WeakSet()
 
 
 class Watch:
-    """One watched training loop; ends by `close`, the end of a `with`, or the interpreter's."""
+    """One watched training loop; ends by `close`, the end of a `with`, or the interpreter's.
+
+    Scaler, optimizers and model each keep it alive, and it keeps none of them. It also ends, and
+    without waiting, when nobody can go on with it: when the user has let the models go, or the
+    scalers and every optimizer that it has seen.
+    """
 
     def __init__(
         self,
@@ -51,10 +56,12 @@ class Watch:
         self._afterwards: list[Callable[[], None]] = []
         # Scalers, and the classes we gave them; a loop may make one each step and let it go.
         self._swapped: list[tuple[weakref.ref[Any], type]] = []
-        self._survey = survey
+        self._scaled = scaler is not None
+        self._somebody_gone = partial(_look_around, weakref.ref(self))
+        self._roots = [weakref.ref(root, self._somebody_gone) for root in survey.roots]
         self._loop = loop
         self._observer = observer
-        self._digest = digest
+        self._digest: Digest | None = digest
         self._courier = courier
         self._devices = devices
         self._guard = guard
@@ -65,6 +72,7 @@ class Watch:
         if scaler is not None:
             self.adopt(scaler)
         loop.owner = self
+        loop.turns.optimizer_gone = self._somebody_gone
         _LIVE.add(self)
         self._cancel = ending.at_end(partial(_close_at_exit, weakref.ref(self)))
 
@@ -82,15 +90,45 @@ class Watch:
         """Whether it still goes on, and for this scaler."""
         return not self._closed and any(ours() is scaler for ours, _ in self._swapped)
 
+    def is_of(self, roots: tuple[nn.Module, ...], optimizers: Sequence[Any]) -> bool:
+        """Whether it watches just these models, and knows one of these optimizers, if any."""
+        known = self._loop.turns.views.values()
+        has_one = not optimizers or any(v.is_of(one) for v in known for one in optimizers)
+        return has_one and self._is_on(roots)
+
     def is_without_scaler_on(self, roots: tuple[nn.Module, ...]) -> bool:
         """Whether it watches just these models, and no scaler."""
-        return not self._swapped and bool(roots) and self._survey.roots == roots
+        return not self._scaled and bool(roots) and self._is_on(roots)
+
+    def _is_on(self, roots: tuple[nn.Module, ...]) -> bool:
+        return tuple(reference() for reference in self._roots) == roots
+
+    def is_left_on(self, roots: tuple[nn.Module, ...]) -> bool:
+        """Whether it watches one of these models, whose scaler or optimizers are gone."""
+        shared = any(reference() is root for reference in self._roots for root in roots)
+        return shared and not (self._has_scaler() if self._scaled else self._has_optimizer())
+
+    def _is_over(self) -> bool:
+        """Whether nobody is left to go on with it."""
+        if self._roots and all(reference() is None for reference in self._roots):
+            return True
+        if self._has_scaler() or self._has_optimizer():
+            return False
+        # A model's next optimizer may come; with another scaler only where none has stepped yet.
+        return not self._roots or (self._scaled and bool(self._loop.turns.views))
+
+    def _has_scaler(self) -> bool:
+        return any(reference() is not None for reference, _ in self._swapped)
+
+    def _has_optimizer(self) -> bool:
+        return not all(view.is_gone for view in self._loop.turns.views.values())
 
     def adopt(self, scaler: Any) -> None:
         """Watch this scaler too: the loop steps with it."""
         watched = scaler_class.swap(scaler, self._loop, self._guard)
         self._swapped = [pair for pair in self._swapped if pair[0]() is not None]
-        self._swapped.append((weakref.ref(scaler), watched))
+        self._swapped.append((weakref.ref(scaler, self._somebody_gone), watched))
+        self._scaled = True
 
     @property
     def lost_rows(self) -> int:
@@ -115,11 +153,22 @@ class Watch:
     def close(self) -> None:
         """End the watch: the scaler is as it was, the log complete. Again does nothing."""
         self._close(wait=True)
+        hooks.remove_what_was_left()
+
+    def end(self) -> None:
+        """End the watch without waiting: at any moment, and on any thread."""
+        with hooks.removed_later():
+            self._close(wait=False)
+
+    def end_if_over(self) -> None:
+        """End the watch if nobody is left to go on with it."""
+        if not self._closed and self._is_over():
+            self.end()
 
     def __del__(self) -> None:
-        """Scaler and model are gone and nobody holds the watch: end it without waiting."""
+        """Everybody else is gone, and nobody holds the watch: end it without waiting."""
         if hasattr(self, "_cancel"):
-            self._close(wait=False)
+            self.end()
 
     def _close(self, *, wait: bool) -> None:
         if self._closed or os.getpid() != self._pid:
@@ -129,16 +178,21 @@ class Watch:
             scaler = reference()
             if scaler is not None:
                 scaler_class.restore(scaler, watched)
+        self._guard.off = False  # after too many failures, too, everything is given back
         self._guard.run(self._loop.close)
         if self._observer is not None:
             self._guard.run(self._observer.release)
-        self._guard.off = False  # what was seen before a failure is still to be carried
-        self._courier.close(self._end_event(), self._digest, wait=wait)
+        callbacks, self._afterwards = self._afterwards, []
+        digest, self._digest, self._observer = self._digest, None, None
+        if digest is not None:
+            last = self._end_event()
+            self._courier.close(last, digest, wait=wait, afterwards=() if wait else callbacks)
         self._guard.run(self._devices.close)
         self._cancel()
         _LIVE.discard(self)
-        for callback in self._afterwards if wait else ():
+        for callback in callbacks if wait else ():
             self._guard.run(callback)
+        self._guard.off = True  # a hook may be left somewhere, or our class under another's
 
     def record_exception(self, error: BaseException) -> None:
         """Note an exception that ends the training, with the layer it came from."""
@@ -150,7 +204,8 @@ class Watch:
         self._loop.event(EventKind.EXCEPTION, {"fatal": fatal, **words.to_json()})
 
     def _end_event(self) -> EventRecord:
-        detail = {"steps": self._loop.step, "own_failures": self._guard.failures}
+        failures = self._guard.failures + self._courier.failures
+        detail = {"steps": self._loop.step, "own_failures": failures}
         return EventRecord(self._loop.step, time.time_ns(), EventKind.ENDED, detail)
 
     def __enter__(self) -> Watch:
@@ -218,6 +273,12 @@ def _close_at_exit(reference: weakref.ref[Watch]) -> None:
     watch = reference()
     if watch is not None:
         watch.close_at_exit()
+
+
+def _look_around(reference: weakref.ref[Watch], _gone: object) -> None:
+    watch = reference()
+    if watch is not None:
+        watch.end_if_over()
 
 
 def live_watches() -> list[Watch]:

@@ -21,7 +21,7 @@ from torch._dynamo.testing import CompileCounter
 
 from ampwatch.probe.layers import LayerObserver
 from ampwatch.probe.models import survey
-from ampwatch.probe.products import product_of
+from ampwatch.probe.products import multiplier_of
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.tensors import tensors_in
 
@@ -233,7 +233,7 @@ def test_operations_equal_torchs_own_count(
 ) -> None:
     counted, output = CountedProducts().flops(module, *(torch.randn(shape) for shape in shapes))
     first = output[0] if isinstance(output, tuple) else output
-    product = product_of(module, shapes, tuple(first.shape))
+    product = multiplier_of(module).product(shapes, tuple(first.shape))
     assert product is not None
     assert product.flops == counted
 
@@ -241,7 +241,7 @@ def test_operations_equal_torchs_own_count(
 def test_operations_of_a_recurrent_layer_are_those_of_its_matrices() -> None:
     gru = nn.GRU(8, 12, num_layers=2, bidirectional=True, batch_first=True)
     output, _ = gru(torch.randn(4, 6, 8))
-    product = product_of(gru, [(4, 6, 8)], tuple(output.shape))
+    product = multiplier_of(gru).product([(4, 6, 8)], tuple(output.shape))
     matrices = sum(p.numel() for name, p in gru.named_parameters() if name.startswith("weight"))
     assert product is not None
     assert (product.rows, product.flops) == (24, 2.0 * 24 * matrices)
@@ -249,8 +249,8 @@ def test_operations_of_a_recurrent_layer_are_those_of_its_matrices() -> None:
 
 def test_rows_are_those_of_the_product() -> None:
     assert watched_mlp().info("0").rows == 8
-    assert product_of(nn.Embedding(9, 4), [(2, 3)], (2, 3, 4)).rows == 6
-    assert product_of(nn.ReLU(), [(2, 3)], (2, 3)) is None
+    assert multiplier_of(nn.Embedding(9, 4)).product([(2, 3)], (2, 3, 4)).rows == 6
+    assert multiplier_of(nn.ReLU()) is None
 
 
 # -- what is left alone ----------------------------------------------------------------------------
