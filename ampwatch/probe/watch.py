@@ -205,7 +205,9 @@ class Watch:
 
     def _end_event(self) -> EventRecord:
         failures = self._guard.failures + self._courier.failures
-        detail = {"steps": self._loop.step, "own_failures": failures}
+        detail: dict[str, Any] = {"steps": self._loop.step, "own_failures": failures}
+        if self._loop.ends_in_forward:
+            detail["in_forward"] = True
         return EventRecord(self._loop.step, time.time_ns(), EventKind.ENDED, detail)
 
     def __enter__(self) -> Watch:
