@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.integrations.telling import tell_of_calls, tell_of_each, tell_of_function
 from ampwatch.integrations.trained_models import is_trained, trained_models
+from ampwatch.switch import switched_off
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,7 +41,7 @@ PROCESS_ID = "AMPWATCH_RUN_PROCESS"
 
 def prepare() -> None:
     """Wait for the script to import torch."""
-    if os.environ.get("AMPWATCH") == "0":
+    if switched_off(os.environ):
         return
     if "torch" in sys.modules:  # a package's .pth file has imported it before us
         _begin()
