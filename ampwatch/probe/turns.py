@@ -49,6 +49,14 @@ class Turns:
         self._before: Any = None  # the slices of the optimizer that steps
         self._gradients: list[Any] | None = None  # likewise, until they have been measured
 
+    def knows(self, optimizer: Any) -> bool:
+        """Whether it has been seen, or holds a parameter of the watched models."""
+        known = self.views.get(id(optimizer))
+        if known is not None and known.is_of(optimizer):
+            return True
+        groups = optimizer.param_groups
+        return any(id(p) in self.positions for group in groups for p in group["params"])
+
     def view(self, optimizer: Any) -> OptimizerView:
         """What is known of this optimizer; takes it up when first seen."""
         known = self.views.get(id(optimizer))

@@ -78,13 +78,31 @@ class Watch:
         """Whether a scaler is in use: then losses are seen where they are scaled."""
         return self._loop.enabled and self._loop.used
 
+    @property
+    def has_scaled(self) -> bool:
+        """Whether a scaler was given a loss since the last optimizer's step."""
+        return bool(self._loop.losses.pending)
+
+    @property
+    def without_scaler(self) -> bool:
+        """Whether none was given and none has come since."""
+        return not self._swapped
+
+    def knows(self, optimizer: Any) -> bool:
+        """Whether this optimizer's steps are this training's."""
+        return not self._closed and self._loop.turns.knows(optimizer)
+
+    def take_up(self, optimizer: Any) -> None:
+        """Another optimizer steps this training from here on."""
+        self._guard.run(self._loop.turns.view, optimizer)
+
     def watches(self, scaler: Any) -> bool:
         """Whether it still goes on, and for this scaler."""
         return not self._closed and any(ours() is scaler for ours, _ in self._swapped)
 
     def is_without_scaler_on(self, roots: tuple[nn.Module, ...]) -> bool:
         """Whether it watches just these models, and no scaler."""
-        return not self._swapped and bool(roots) and self._survey.roots == roots
+        return self.without_scaler and bool(roots) and self._survey.roots == roots
 
     def adopt(self, scaler: Any) -> None:
         """Watch this scaler too: the loop steps with it."""
