@@ -22,6 +22,7 @@ class BackwardLosses:
         self._watches = watches  # those that go on; nothing here keeps one alive
         self._guard = guard
         self._total: Tensor | None = None
+        self.scaled_elsewhere = False  # in this step, by a scaler that nobody watches
         self._stepping: Any = None  # an optimizer in whose step we are: a closure evaluates anew
 
     def begin(self) -> None:
@@ -32,7 +33,7 @@ class BackwardLosses:
     def take(self, loss: Tensor) -> None:
         """`loss.backward()` is about to run."""
         watches = self._watches()
-        if loss.ndim or any(watch.has_scaled for watch in watches):
+        if loss.ndim or self.scaled_elsewhere or any(watch.has_scaled for watch in watches):
             return
         unscaled = [watch for watch in watches if not watch.scales]
         if unscaled:
@@ -65,3 +66,4 @@ class BackwardLosses:
         if torch.compiler.is_compiling():
             return
         self._stepping = self._total = None
+        self.scaled_elsewhere = False

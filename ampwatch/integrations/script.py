@@ -166,6 +166,7 @@ class Script:
             self._guard.run(self._begin_with, module)
 
     def _scaling(self, *_: Any, **__: Any) -> None:
+        self._losses.scaled_elsewhere = True
         if self._compiles and self._optimizers:
             self._guard.run(self._begin_with, None)
 
@@ -217,9 +218,9 @@ class Script:
             return
         for watch in _live_watches():
             if watch.knows(optimizer):
-                if not watch.without_scaler:
-                    return  # the loop has made another scaler: that watch goes on with it
-                watch.close()  # it began before there was a scaler
+                if watch.adopts_scalers:
+                    return
+                watch.close()  # it began before there was a scaler of use
         self._attach(scaler, [optimizer], None)
 
     def _hand_over(self) -> None:

@@ -84,9 +84,9 @@ class Watch:
         return bool(self._loop.losses.pending)
 
     @property
-    def without_scaler(self) -> bool:
-        """Whether none was given and none has come since."""
-        return not self._swapped
+    def adopts_scalers(self) -> bool:
+        """Whether it goes on with a scaler that its loop has made anew."""
+        return self._loop.enabled
 
     def knows(self, optimizer: Any) -> bool:
         """Whether this optimizer's steps are this training's."""
@@ -102,7 +102,7 @@ class Watch:
 
     def is_without_scaler_on(self, roots: tuple[nn.Module, ...]) -> bool:
         """Whether it watches just these models, and no scaler."""
-        return self.without_scaler and bool(roots) and self._survey.roots == roots
+        return not self._swapped and bool(roots) and self._survey.roots == roots
 
     def adopt(self, scaler: Any) -> None:
         """Watch this scaler too: the loop steps with it."""
