@@ -22,7 +22,8 @@ class BackwardLosses:
         self._watches = watches  # those that go on; nothing here keeps one alive
         self._guard = guard
         self._total: Tensor | None = None
-        self.scaled_elsewhere = False  # in this step, by a scaler that nobody watches
+        # In this step, by scalers that nobody watches yet: the sum of the losses, if they are that.
+        self._scaled: weakref.WeakKeyDictionary[Any, Tensor | None] = weakref.WeakKeyDictionary()
         self._stepping: Any = None  # an optimizer in whose step we are: a closure evaluates anew
 
     def begin(self) -> None:
@@ -33,15 +34,26 @@ class BackwardLosses:
     def take(self, loss: Tensor) -> None:
         """`loss.backward()` is about to run."""
         watches = self._watches()
-        if loss.ndim or self.scaled_elsewhere or any(watch.has_scaled for watch in watches):
+        if loss.ndim or self._scaled or any(watch.has_scaled for watch in watches):
             return
         unscaled = [watch for watch in watches if not watch.scales]
         if unscaled:
-            with torch._C.DisableTorchFunctionSubclass():  # a subclass may do as it likes in these
-                part = loss.detach().clone()
-                before = None if self._stepping is not None else self._total
-                self._total = part if before is None else before + part
+            before = None if self._stepping is not None else self._total
+            self._total = _sum(before, loss)
             self._log(unscaled, self._total)
+
+    def scaled_unwatched(self, scaler: Any, outputs: Any) -> None:
+        """A scaler that is not watched is about to scale this: what goes backward is no loss."""
+        known = self._scaled.get(scaler) if scaler in self._scaled else 0.0
+        is_loss = isinstance(outputs, torch.Tensor) and outputs.ndim == 0 and known is not None
+        self._scaled[scaler] = _sum(known, outputs) if is_loss else None
+
+    def hand_over(self, scaler: Any) -> None:
+        """It is watched now, from this step on."""
+        loss = self._scaled.pop(scaler, None)
+        for watch in self._watches():
+            if loss is not None and watch.watches(scaler):
+                watch.log(loss=loss)
 
     def _log(self, unscaled: Collection[Watch], total: Tensor) -> None:
         """Of several trainings the optimizer that steps shows whose loss this is."""
@@ -66,4 +78,10 @@ class BackwardLosses:
         if torch.compiler.is_compiling():
             return
         self._stepping = self._total = None
-        self.scaled_elsewhere = False
+        self._scaled.clear()
+
+
+def _sum(before: Tensor | float | None, loss: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass may do as it likes in these
+        part = loss.detach().clone()
+        return part if before is None else before + part

@@ -165,8 +165,8 @@ class Script:
         elif module not in self._strangers:
             self._guard.run(self._begin_with, module)
 
-    def _scaling(self, *_: Any, **__: Any) -> None:
-        self._losses.scaled_elsewhere = True
+    def _scaling(self, scaler: Any, outputs: Any, *_: Any, **__: Any) -> None:
+        self._guard.run(self._losses.scaled_unwatched, scaler, outputs)
         if self._compiles and self._optimizers:
             self._guard.run(self._begin_with, None)
 
@@ -222,6 +222,7 @@ class Script:
                     return
                 watch.close()  # it began before there was a scaler of use
         self._attach(scaler, [optimizer], None)
+        self._losses.hand_over(scaler)
 
     def _hand_over(self) -> None:
         """An optimizer of a training that is watched is another of that training's."""

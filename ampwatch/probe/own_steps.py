@@ -109,7 +109,9 @@ class OwnSteps:
             self._steps.close_step(update_seen=None)
 
     def _is_part_of_another(self, optimizer: Any) -> bool:
-        """Whether a wrapper (ZeroRedundancyOptimizer, Lookahead) steps, and in it this one."""
+        """Whether a wrapper (ZeroRedundancyOptimizer, Lookahead) steps, and by it this one."""
+        if self.turns.is_stood_in_for(optimizer):
+            return True
         outer = self._begun
         return outer is not None and outer is not optimizer and _steps_around_us(outer)
 

@@ -8,6 +8,8 @@ import sys
 import pytest
 from run_parts import script, the_run, watched, watched_within
 
+import ampwatch
+
 
 def test_without_a_scaler_the_optimizer_shows_the_steps(tmp_path):
     text = """
@@ -205,3 +207,53 @@ def test_a_loss_of_a_subclass_of_tensor_is_a_loss(tmp_path):
     under = watched_within(tmp_path, script(tmp_path, text).name)
     assert under.returncode == 0, under.stderr
     assert the_run(tmp_path).steps["loss"].to_pylist() == json.loads(under.stdout)
+
+
+STAND_IN = """
+    import json
+    class Plain:  # fastai's optimizers are none of torch's
+        def __init__(self, parameters):
+            self.parameters = list(parameters)
+        def step(self):
+            for parameter in self.parameters:
+                parameter.data.add_(parameter.grad.data, alpha=-0.1)
+        def zero_grad(self):
+            for parameter in self.parameters:
+                parameter.grad = None
+    class StandIn:
+        def __init__(self, model):
+            self.param_groups = [{"params": list(model.parameters()), "lr": 0.1}]
+        def step(self, *_, **__):
+            self.skipped = False
+    model, scaler = Net(), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    optimizer = MAKE
+    stand_in, told = StandIn(model), []
+    for _ in range(12):
+        before = [p.detach().clone() for p in model.parameters()]
+        loss = model(torch.randn(4, 8)).square().mean()
+        scaler.scale(loss).backward()
+        stand_in.skipped = True
+        scaler.step(stand_in)
+        if not stand_in.skipped:
+            optimizer.step()
+        scaler.update()
+        optimizer.zero_grad()
+        moved = [a.detach() - b for a, b in zip(model.parameters(), before)]
+        told.append([loss.item(), float(torch.cat([m.flatten() for m in moved]).norm())])
+    print(json.dumps(told))
+"""
+
+
+@pytest.mark.parametrize(
+    "make", ["Plain(model.parameters())", "torch.optim.SGD(model.parameters(), lr=0.1)"]
+)
+def test_what_moves_the_weights_after_a_stand_in_has_stepped_is_its_step(tmp_path, make):
+    """fastai's loop: the scaler steps a callback, the learner the optimizer, then it updates."""
+    path = script(tmp_path, STAND_IN.replace("MAKE", make))
+    under = watched_within(tmp_path, path.name)
+    assert under.returncode == 0, under.stderr
+    run = the_run(tmp_path)
+    losses, moves = zip(*json.loads(under.stdout), strict=True)
+    assert run.steps["loss"].to_pylist() == pytest.approx(list(losses), rel=1e-6)
+    assert run.steps["update_norm"].to_pylist() == pytest.approx(list(moves), rel=1e-4)
+    assert "AMP404" not in {f.code for f in ampwatch.diagnose(run).findings}
