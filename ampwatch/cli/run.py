@@ -122,7 +122,8 @@ def _environment(asked: dict[str, object]) -> dict[str, str]:
 
 def become(command_line: list[str], environment: dict[str, str]) -> None:
     """Run it in this process's place; where there is no such thing, as a child."""
-    sys.stdout.flush()
+    if sys.stdout is not None:  # closed: the script's will be too
+        sys.stdout.flush()
     if sys.platform != "win32":
         os.execve(command_line[0], command_line, environment)  # noqa: S606
     with subprocess.Popen(command_line, env=environment) as child:

@@ -7,29 +7,38 @@ waited for it are gone again. A script that compiles is watched from its first l
 torch warns of a hook on every module, and would compile it along. Where several scalers leave open
 which is whose, each is watched from its first step on, with the model of the optimizer that it
 steps. Without a scaler the loss is what `backward` was called on.
+
+An optimizer that is made later belongs to the watch whose parameters it holds, or whose scaler
+steps it; only one of neither kind begins another run. Nothing here keeps a scaler, an optimizer, a
+model or a watch alive.
 """
 
 from __future__ import annotations
 
 import atexit
-import importlib.abc
-import importlib.util
 import json
 import multiprocessing
 import os
 import sys
 import weakref
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.integrations.telling import tell_of_calls, tell_of_each, tell_of_function
+from ampwatch.integrations.telling import (
+    tell_of_calls,
+    tell_of_each,
+    tell_of_function,
+    tell_of_lookups,
+)
+from ampwatch.integrations.torch_import import when_torch_is_loaded
 from ampwatch.integrations.trained_models import is_trained, trained_models
+from ampwatch.integrations.unwatched import Seen, why_unwatched
+from ampwatch.switch import switched_off
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from ampwatch.probe import Watch
 
 OPTIONS = "AMPWATCH_RUN_OPTIONS"
 """Where `ampwatch run` leaves what it was asked for, as JSON."""
@@ -37,83 +46,98 @@ OPTIONS = "AMPWATCH_RUN_OPTIONS"
 PROCESS_ID = "AMPWATCH_RUN_PROCESS"
 """Where it leaves its own process id, which is the script's too."""
 
+STEPS_TO_SHOW_A_MODEL = 3
+"""An optimizer that has stepped so often, with no module of its own ever run, trains none."""
+
 
 def prepare() -> None:
     """Wait for the script to import torch."""
-    if os.environ.get("AMPWATCH") == "0":
-        return
-    if "torch" in sys.modules:  # a package's .pth file has imported it before us
-        _begin()
-    else:
-        sys.meta_path.insert(0, _Torch())
+    if not switched_off(os.environ):
+        _keep_closed_streams_closed()
+        when_torch_is_loaded(_begin)
 
 
 def _begin() -> None:
-    Script(json.loads(os.environ.get(OPTIONS, "{}"))).begin()
+    try:
+        script = Script(json.loads(os.environ.get(OPTIONS, "{}")))
+    except ImportError as error:  # of what we need beside torch
+        say(f"this Python cannot watch ({error}); the script runs alone.")
+        return
+    script.begin()
 
 
-class _Torch(importlib.abc.MetaPathFinder):
-    """Lets torch be imported as ever, and is told when it is there."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Only torch's own, once; every other module is somebody else's to find."""
-        if name != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            _follow_up(spec.loader)
-        return spec
+def say(sentence: str) -> None:
+    """On stderr, where there is one."""
+    try:
+        sys.stderr.write(f"ampwatch: {sentence}\n")
+    except (OSError, ValueError, AttributeError):  # closed by the script, or before it: it is None
+        return
 
 
-def _follow_up(loader: Any) -> None:
-    load = loader.exec_module
+def _keep_closed_streams_closed() -> None:
+    """A log of ours may not become stdout or stderr, which whoever writes there takes for its own.
 
-    def exec_module(module: ModuleType) -> None:
-        load(module)
-        _begin()
-
-    loader.exec_module = exec_module
+    What stands there instead takes as little as a closed stream, and is closed in children too.
+    """
+    if hasattr(os, "O_PATH"):
+        place = os.open("/", os.O_PATH)
+        while place <= 2:
+            place = os.open("/", os.O_PATH)
+        os.close(place)
 
 
 class Script:
     """What is known of a training that does not know us."""
 
     def __init__(self, options: dict[str, Any]) -> None:
+        from ampwatch.integrations.backward_losses import BackwardLosses
         from ampwatch.probe import Guard
 
         self._options = options
         self._guard = Guard()
         self._scalers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # of no training so far
+        self._fruitless: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._strangers: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hold nothing of theirs
         self._waiting: Any = None
         self._compiles = False
-        self._watches: list[Any] = []
-        self._optimizes = False
-        self._losses = _Losses()
+        self._own: weakref.WeakSet[Watch] = weakref.WeakSet()
+        self._seen = Seen()
+        self._losses = BackwardLosses(self._own_live, self._guard)
 
     def begin(self) -> None:
         """Be told of every scaler and optimizer that is made, and of what compiles."""
         import torch
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         tell_of_each(torch.amp.GradScaler, self._made_scaler)
         tell_of_each(torch.optim.Optimizer, self._made_optimizer)
-        tell_of_calls(torch.amp.GradScaler, "scale", self._scaling)
-        tell_of_calls(torch.amp.GradScaler, "step", self._stepping)
-        tell_of_calls(torch.Tensor, "backward", self._going_back)
+        tell_of_lookups(torch.Tensor, "backward", self._going_back)
         tell_of_function(torch, "compile", self._compiling)
         self._losses.begin()
+        register_optimizer_step_pre_hook(self._optimizer_begins)
         atexit.register(self._say_if_nothing)
 
+    # -- what the script makes and does --------------------------------------------------------
+
     def _made_scaler(self, scaler: Any) -> None:
+        import torch
+
+        for kind in type(scaler).__mro__:
+            if issubclass(kind, torch.amp.GradScaler):
+                self._hear_calls_of(kind)
         self._scalers.add(scaler)
-        self._wait()
+        self._seen.scalers += 1
+
+    def _hear_calls_of(self, kind: type) -> None:
+        for name, tell in (("scale", self._scaling), ("step", self._stepping)):
+            if name in vars(kind):
+                tell_of_calls(kind, name, tell)
 
     def _made_optimizer(self, optimizer: Any) -> None:
-        self._optimizes = True
+        self._seen.optimizers.add(type(optimizer).__name__)
         self._optimizers.add(optimizer)
+        self._strangers.clear()
         self._wait()
 
     def _wait(self) -> None:
@@ -136,77 +160,141 @@ class Script:
     def _forward(self, module: nn.Module, _inputs: Any) -> None:
         import torch
 
-        if module.training and torch.is_grad_enabled():
+        if not (module.training and torch.is_grad_enabled()):
+            self._seen.evaluated = True
+        elif module not in self._strangers:
             self._guard.run(self._begin_with, module)
 
-    def _begin_with(self, module: nn.Module) -> None:
-        """Attach if an optimizer holds something of what runs here."""
-        if is_trained(module, list(self._optimizers)):
+    def _scaling(self, scaler: Any, outputs: Any, *_: Any, **__: Any) -> None:
+        self._guard.run(self._losses.scaled_unwatched, scaler, outputs)
+        if self._compiles and self._optimizers:
+            self._guard.run(self._begin_with, None)
+
+    def _going_back(self, loss: Tensor) -> None:
+        self._seen.went_back = True
+        if self._optimizers:
+            self._guard.run(self._begin_unscaled)
+        self._guard.run(self._losses.take, loss)
+
+    def _stepping(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
+        self._guard.run(self._begin_with_step, scaler, optimizer)
+
+    def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
+        """One that is nobody's steps: is there a module of its own at all?"""
+        import torch
+
+        if not torch.compiler.is_compiling() and optimizer in self._optimizers:
+            self._guard.run(self._count_fruitless, optimizer)
+
+    def _count_fruitless(self, optimizer: Any) -> None:
+        steps = self._fruitless[optimizer] = self._fruitless.get(optimizer, 0) + 1
+        self._strangers.clear()  # its parameters may have been others before
+        if steps > STEPS_TO_SHOW_A_MODEL and not self._compiles:
+            self._optimizers.discard(optimizer)
+
+    # -- when to attach ------------------------------------------------------------------------
+
+    def _begin_with(self, module: nn.Module | None) -> None:
+        """Attach if an optimizer that is nobody's holds something of what runs here."""
+        self._hand_over()
+        if not self._optimizers:
             self._wait_no_more()
+        elif module is not None and not is_trained(module, list(self._optimizers)):
+            self._seen.ran = True
+            self._strangers.add(module)
+        elif self._free_scalers() or not _a_scaler_is_used():
             self._attach_to_all(module)
 
-    def _scaling(self, *_: Any, **__: Any) -> None:
-        if self._compiles and self._optimizers:
-            self._guard.run(self._attach_to_all, None)
+    def _begin_unscaled(self) -> None:
+        """A backward that no scaler was given the loss of: no scaler will step its optimizer."""
+        self._hand_over()
+        scaled = any(watch.has_scaled for watch in _live_watches())
+        if self._optimizers and not scaled and (self._compiles or _a_scaler_is_used()):
+            self._attach_to_all(None)
 
-    def _going_back(self, loss: Tensor, *_: Any, **__: Any) -> None:
-        if self._compiles and self._optimizers:
-            self._guard.run(self._attach_to_all, None)
-        if self._losses.watch is not None:
-            self._guard.run(self._losses.take, loss)
+    def _begin_with_step(self, scaler: Any, optimizer: Any) -> None:
+        """Attach to a scaler that is nobody's at its first step."""
+        if scaler not in self._free_scalers():
+            return
+        for watch in _live_watches():
+            if watch.knows(optimizer):
+                if watch.adopts_scalers:
+                    return
+                watch.close()  # it began before there was a scaler of use
+        self._attach(scaler, [optimizer], None)
+        self._losses.hand_over(scaler)
+
+    def _hand_over(self) -> None:
+        """An optimizer of a training that is watched is another of that training's."""
+        for optimizer in list(self._optimizers):
+            if not hasattr(optimizer, "param_groups"):  # its making failed
+                self._optimizers.discard(optimizer)
+                continue
+            owner = next((one for one in _live_watches() if one.knows(optimizer)), None)
+            if owner is not None:
+                self._seen.watched = True
+                self._optimizers.discard(optimizer)
+                if not owner.scales:  # else the scaler shows it
+                    owner.take_up(optimizer)
+
+    def _free_scalers(self) -> list[Any]:
+        watches = _live_watches()
+        return [one for one in self._scalers if not any(watch.watches(one) for watch in watches)]
 
     def _attach_to_all(self, running: nn.Module | None) -> None:
         """Attach, if only one scaler is new."""
-        scalers = [scaler for scaler in self._scalers if not scaler.is_enabled()]
-        scalers = [scaler for scaler in self._scalers if scaler.is_enabled()] or scalers
+        free = self._free_scalers()
+        scalers = [scaler for scaler in free if scaler.is_enabled()] or free
         if len(scalers) > 1:
             return  # their first steps will tell which model each belongs to
-        optimizers = list(self._optimizers)
-        self._scalers.clear()
-        self._optimizers.clear()
-        self._attach(next(iter(scalers), None), optimizers, running)
+        self._attach(next(iter(scalers), None), list(self._optimizers), running)
 
-    def _stepping(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
-        """Attach to a scaler that is still new at its first step."""
-        if scaler in self._scalers:
-            self._scalers.discard(scaler)
-            self._optimizers.discard(optimizer)
-            self._guard.run(self._attach, scaler, [optimizer], None)
+    # -- attaching -----------------------------------------------------------------------------
 
     def _attach(self, scaler: Any, optimizers: list[Any], running: nn.Module | None) -> None:
         from ampwatch.errors import AttachError
-        from ampwatch.probe import attach, warn
+        from ampwatch.probe import Watch, attach, warn
 
+        for optimizer in optimizers:
+            self._optimizers.discard(optimizer)
+        if not self._optimizers:
+            self._wait_no_more()
         models = trained_models(optimizers, running)
         try:
             watch = attach(
                 scaler, models, optimizer=optimizers if scaler is None else None, **self._options
             )
         except AttachError as error:
+            self._seen.refused = True
+            self._scalers.discard(scaler)
             warn(f"this training is not watched: {error}")
             return
-        self._watches.append(watch)
-        if scaler is None or scaler.is_enabled():  # which may turn out to be of no use
-            self._losses.watch = watch
+        if isinstance(watch, Watch):
+            self._seen.watched = True
+            self._own.add(watch)
         if watch.run_folder is not None:
-            folder = _shown(watch.run_folder)
-            sys.stderr.write(f"ampwatch: watching; see `ampwatch report {folder}`\n")
+            say(f"watching; see `ampwatch report {_shown(watch.run_folder)}`")
+
+    def _own_live(self) -> list[Watch]:
+        return [watch for watch in self._own if not watch.closed]
 
     def _say_if_nothing(self) -> None:
         """Say that nothing was watched, but not of a launcher, whose children train."""
-        launches = not self._optimizes and os.times().children_user > 0
+        launches = not self._seen.optimizers and os.times().children_user > 0
         asked = _is_asked_for() and multiprocessing.parent_process() is None
-        if not self._watches and not launches and asked:
-            sys.stderr.write(
-                "ampwatch: nothing was watched: no optimizer's model ran in training mode.\n"
-            )
+        if not (self._seen.watched or self._seen.refused or launches) and asked:
+            say(f"nothing was watched: {why_unwatched(self._seen)}")
 
 
-def _is_compiling() -> bool:
-    """Whether the compiler reads an optimizer's step: we must not become part of its graph."""
-    import torch
+def _live_watches() -> list[Watch]:
+    from ampwatch.probe import live_watches
 
-    return bool(torch.compiler.is_compiling())
+    return live_watches()
+
+
+def _a_scaler_is_used() -> bool:
+    """Whether a training that is watched scales: then an optimizer made later may be its next."""
+    return any(watch.scales for watch in _live_watches())
 
 
 def _is_asked_for() -> bool:
@@ -225,39 +313,3 @@ def _shown(folder: Path) -> str:
         return min(os.path.relpath(folder), str(folder), key=len)
     except (OSError, ValueError):  # here is no more, or on another drive
         return str(folder)
-
-
-class _Losses:
-    """What the backward passes of a step began from, where no scaler is given the loss."""
-
-    def __init__(self) -> None:
-        self.watch: Any = None
-        self._total: Tensor | None = None
-        self._stepping = False  # within an optimizer's step: a closure evaluates anew
-
-    def begin(self) -> None:
-        """Be told of optimizers' steps: a sum of losses ends there."""
-        from torch.optim import optimizer
-
-        optimizer.register_optimizer_step_pre_hook(self._begins_step)
-        optimizer.register_optimizer_step_post_hook(self._ended_step)
-
-    def take(self, loss: Tensor) -> None:
-        """`loss.backward()` is about to run: micro-batches' parts add up to the step's."""
-        from torch.overrides import has_torch_function_unary
-
-        if loss.ndim or has_torch_function_unary(loss) or self.watch.closed or self.watch.scales:
-            return  # a tensor's subclass comes again, as a plain tensor
-        part = loss.detach().clone()
-        self._total = part if self._total is None or self._stepping else self._total + part
-        self.watch.log(loss=self._total)
-
-    def _begins_step(self, *_: Any) -> None:
-        if _is_compiling():
-            return
-        self._stepping = True
-
-    def _ended_step(self, *_: Any) -> None:
-        if _is_compiling():
-            return
-        self._stepping, self._total = False, None

@@ -9,6 +9,6 @@ raises into the training, nothing synchronises a device, and no bit of the train
 
 from ampwatch.probe.attach import attach
 from ampwatch.probe.guard import Guard, warn
-from ampwatch.probe.watch import NoWatch, Watch
+from ampwatch.probe.watch import NoWatch, Watch, live_watches
 
-__all__ = ["Guard", "NoWatch", "Watch", "attach", "warn"]
+__all__ = ["Guard", "NoWatch", "Watch", "attach", "live_watches", "warn"]

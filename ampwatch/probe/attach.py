@@ -34,6 +34,7 @@ from ampwatch.probe.sampling import Sampling
 from ampwatch.probe.watch import NoWatch, Watch, live_watches
 from ampwatch.rows import EventKind
 from ampwatch.store import RankWriter, RunInfo, create_run, read_info, register_run
+from ampwatch.switch import switched_off
 
 _attached = 0
 
@@ -71,7 +72,7 @@ def attach(
     None for the scalars alone. The run is written to `log_dir`/`run` and sent to `endpoint` ("off"
     for none). Wrong arguments raise AttachError here; nothing of ours raises later.
     """
-    if identity.disabled(os.environ):
+    if switched_off(os.environ):
         return NoWatch()
     optimizers = _optimizers(optimizer)
     _check(scaler, model, optimizers, config, layer_every)

@@ -141,11 +141,6 @@ def log_dir(environment: Mapping[str, str], given: str | Path | None) -> Path:
     return Path(chosen).expanduser().absolute()
 
 
-def disabled(environment: Mapping[str, str]) -> bool:
-    """Whether AMPWATCH=0 turns `attach` into nothing."""
-    return environment.get("AMPWATCH", "").strip().lower() in ("0", "off", "false", "no")
-
-
 def host() -> str:
     """This machine's name."""
     return platform.node() or "unknown"

@@ -202,6 +202,7 @@ class Loop:
     def after_update(self, new_scale: Any) -> None:
         """`scaler.update()` has returned: the step is over."""
         record = self.open_step or self.current()
+        self.turns.stand_in_ends()
         scale = self.scaler._scale
         if scale is not None:
             record.scale_after_at = record.pack.put(scale)
@@ -300,6 +301,7 @@ class Loop:
     def close_step(self, *, update_seen: bool | None, doubtful: bool = False) -> None:
         """The step in progress becomes a record; the next one begins with the next call."""
         record = self.open_step or self.current()
+        self.turns.stand_in_ends()
         self.open_step = None
         record.doubtful = doubtful
         losses, sampling, batch = self.losses, self.sampling, self._batch_size

@@ -79,7 +79,7 @@ class OwnSteps:
             self._early[view.number] = _Early(pack, view.meter.measure(pack), left)
 
     def _begin(self, optimizer: Any) -> None:
-        if not self._is_ours(optimizer) or self._is_part_of_another(optimizer):
+        if not self.turns.knows(optimizer) or self._is_part_of_another(optimizer):
             return
         other = stepping_scaler() if self._steps.enabled else None
         if other is not None and getattr(type(other), WATCHED, False):
@@ -115,15 +115,10 @@ class OwnSteps:
         if not self._steps.enabled:
             self._steps.close_step(update_seen=None)
 
-    def _is_ours(self, optimizer: Any) -> bool:
-        known = self.turns.views.get(id(optimizer))
-        if known is not None and known.is_of(optimizer):
-            return True
-        groups = optimizer.param_groups
-        return any(id(p) in self.turns.positions for group in groups for p in group["params"])
-
     def _is_part_of_another(self, optimizer: Any) -> bool:
-        """Whether a wrapper (ZeroRedundancyOptimizer, Lookahead) steps, and in it this one."""
+        """Whether a wrapper (ZeroRedundancyOptimizer, Lookahead) steps, and by it this one."""
+        if self.turns.is_stood_in_for(optimizer):
+            return True
         outer = self._begun
         return outer is not None and outer is not optimizer and _steps_around_us(outer)
 

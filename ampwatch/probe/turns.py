@@ -56,6 +56,8 @@ class Turns:
         self.ended_alone: Callable[[Any], None] = _nobody_listens  # a step not of our scaler's
         self.optimizer_gone: Callable[[Any], None] = _nobody_listens  # the user has let it go
         self._before: Any = None  # the slices of the optimizer that steps
+        # Likewise of one that may be a stand-in, until the update: what it stands for steps later.
+        self._stand_in: tuple[OptimizerView, Turn, Any] | None = None
         self._gradients: list[Any] | None = None  # likewise, until they have been measured
         # Whether gradients have been written to through `.data`, which no version counter tells.
         self.unseen_edits = False
@@ -66,6 +68,14 @@ class Turns:
     def sees_backward(self) -> bool:
         """Whether a backward pass has been followed to its end."""
         return self._backward.has_followed
+
+    def knows(self, optimizer: Any) -> bool:
+        """Whether it has been seen, or holds a parameter of the watched models."""
+        known = self.views.get(id(optimizer))
+        if known is not None and known.is_of(optimizer):
+            return True
+        groups = optimizer.param_groups
+        return any(id(p) in self.positions for group in groups for p in group["params"])
 
     def view(self, optimizer: Any) -> OptimizerView:
         """What is known of this optimizer; takes it up when first seen."""
@@ -282,10 +292,33 @@ class Turns:
             self._stale.used_by(view)
         else:
             view.used, view.waiting = (), None
-        if self._before is not None:
-            after = view.slices.after()
-            turn.update = view.slices.compare(self._before, after, self._steps.current().pack)
-            self._before = None
+        before, self._before = self._before, None
+        if before is None:
+            return
+        if view.hooked or turn.bypassed or not self._steps.enabled:
+            self._measure_update(view, turn, before)
+        else:
+            self._stand_in = view, turn, before
+
+    def _measure_update(self, view: OptimizerView, turn: Turn, before: Any) -> None:
+        turn.update = view.slices.compare(before, view.slices.after(), self._steps.current().pack)
+
+    def is_stood_in_for(self, optimizer: Any) -> bool:
+        """Whether the scaler was given an object in this optimizer's place, and the loop steps it.
+
+        fastai gives it a callback: its `step` only notes that no gradient was inf.
+        """
+        if self._stand_in is None:
+            return False
+        held = {id(p) for p in self._stand_in[0].parameters}
+        return any(id(p) in held for group in optimizer.param_groups for p in group["params"])
+
+    def stand_in_ends(self) -> None:
+        """`scaler.update()`: what was stood in for has moved the weights by now."""
+        if self._stand_in is not None:
+            view, turn, before = self._stand_in
+            self._stand_in = None
+            self._measure_update(view, turn, before)
 
     def backward_began(self) -> None:
         """A backward that is followed has begun: what do older gradients hold?"""

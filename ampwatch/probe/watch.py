@@ -86,6 +86,24 @@ class Watch:
         """Whether a scaler is in use: then losses are seen where they are scaled."""
         return self._loop.enabled and self._loop.used
 
+    @property
+    def has_scaled(self) -> bool:
+        """Whether a scaler was given a loss since the last optimizer's step."""
+        return bool(self._loop.losses.pending)
+
+    @property
+    def adopts_scalers(self) -> bool:
+        """Whether it goes on with a scaler that its loop has made anew."""
+        return self._loop.enabled
+
+    def knows(self, optimizer: Any) -> bool:
+        """Whether this optimizer's steps are this training's."""
+        return not self._closed and self._loop.turns.knows(optimizer)
+
+    def take_up(self, optimizer: Any) -> None:
+        """Another optimizer steps this training from here on."""
+        self._guard.run(self._loop.turns.view, optimizer)
+
     def watches(self, scaler: Any) -> bool:
         """Whether it still goes on, and for this scaler."""
         return not self._closed and any(ours() is scaler for ours, _ in self._swapped)

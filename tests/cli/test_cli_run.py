@@ -7,94 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
-from pathlib import Path
 
 import children
 import pytest
+from run_parts import ROOT, environment, ran, script, the_run, watched, watched_within, without_ours
 
 import ampwatch
-
-ROOT = Path(__file__).parents[2]
-
-TRAIN = """
-import sys, torch
-from torch import nn
-torch.manual_seed(0)
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 1)
-    def forward(self, x):
-        return self.last(torch.relu(self.first(x)))
-def train(steps, scaler, model, optimizer):
-    for step in range(steps):
-        with torch.autocast("cpu", torch.float16):
-            loss = model(torch.randn(4, 8)).float().square().mean()
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-def parts(scale=2.0**60):
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return torch.amp.GradScaler("cpu", init_scale=scale), model, optimizer
-"""
-
-
-def script(folder: Path, text: str, name: str = "train.py") -> Path:
-    path = folder / name
-    path.write_text(TRAIN + textwrap.dedent(text))
-    return path
-
-
-def environment(folder: Path, **more: str) -> dict[str, str]:
-    return {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "AMPWATCH_ENDPOINT": "off",
-        "XDG_STATE_HOME": str(folder / "state"),
-        "OMP_NUM_THREADS": "1",
-        **more,
-    }
-
-
-# What `ampwatch run` does within the script's process.
-WITHIN = """
-import runpy, sys
-from ampwatch.integrations.script import prepare
-prepare()
-del sys.argv[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-def ran(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=folder, env=environment(folder, **more), capture_output=True, text=True, timeout=150,
-        check=False,
-    )  # fmt: skip
-
-
-def watched(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return ran(folder, "-m", "ampwatch", "run", "--run", "it", *command, **more)
-
-
-def watched_within(folder: Path, name: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """As `watched`, in a process that has loaded torch already."""
-    more = {"AMPWATCH_RUN_OPTIONS": '{"run": "it"}', **more}
-    return children.run("-c", WITHIN, name, cwd=folder, env=environment(folder, **more))
-
-
-def the_run(folder: Path, name: str = "it") -> ampwatch.Run:
-    return ampwatch.open_run(folder / "ampwatch-runs" / name)
-
-
-def without_ours(text: str) -> str:
-    return re.sub(r"(?m)^ampwatch: .*\n", "", text)
-
 
 SAYS = """
     scaler, model, optimizer = parts()
@@ -180,60 +99,6 @@ def test_torch_may_come_late_and_workers_may_be_spawned(tmp_path):
     assert len(the_run(tmp_path).steps) == 5
 
 
-def test_without_a_scaler_the_optimizer_shows_the_steps(tmp_path):
-    text = """
-    _, model, optimizer = parts()
-    del _
-    for step in range(7):
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(torch.randn(4, 8)).float().square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    """
-    under = watched_within(tmp_path, script(tmp_path, text).name)
-    assert under.returncode == 0, under.stderr
-    run = the_run(tmp_path)
-    assert run.steps["scale"].to_pylist() == [None] * 7
-    assert "first" in run.layers["layer"].to_pylist()
-
-
-def test_each_of_two_scalers_is_watched_with_its_own_model(tmp_path):
-    text = """
-    one, two = parts(2.0**10), parts(2.0**40)
-    for _ in range(5):
-        train(1, *one)
-        train(1, *two)
-    """
-    under = watched_within(tmp_path, script(tmp_path, text).name)
-    assert under.returncode == 0, under.stderr
-    runs = [the_run(tmp_path, "it"), the_run(tmp_path, "it-2")]
-    firsts = {run.steps["scale"].to_pylist()[0] for run in runs}
-    assert firsts == {2.0**10, 2.0**40}
-    assert [len(run.steps) for run in runs] == [5, 5]
-
-
-def test_a_gan_with_one_scaler_is_one_run_with_both_its_models(tmp_path):
-    text = """
-    class Judge(Net): pass
-    scaler, maker, first = parts(2.0**10)
-    judge = Judge()
-    second = torch.optim.SGD(judge.parameters(), lr=0.1)
-    for _ in range(4):
-        for model, optimizer in ((maker, first), (judge, second)):
-            loss = model(torch.randn(4, 8)).square().mean()
-            optimizer.zero_grad()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-        scaler.update()
-    """
-    under = watched_within(tmp_path, script(tmp_path, text).name)
-    assert under.returncode == 0, under.stderr
-    run = the_run(tmp_path)
-    assert len(run.steps) == 8
-    assert {"Net.first", "Judge.first"} <= set(run.layers["layer"].to_pylist())
-
-
 @pytest.mark.timeout(170)
 def test_a_launchers_ranks_are_one_run(tmp_path):
     text = """
@@ -266,38 +131,6 @@ def test_the_users_own_sitecustomize_is_read(tmp_path):
     )
     assert alone.stdout.startswith("7 ")
     assert under.stdout == alone.stdout
-
-
-def test_a_script_that_trains_nothing_is_told_so(tmp_path):
-    (tmp_path / "t.py").write_text("import torch\nprint(torch.ones(2).sum())\n")
-    under = watched(tmp_path, "t.py")
-    assert under.returncode == 0
-    assert "nothing was watched" in under.stderr
-    assert not (tmp_path / "ampwatch-runs").exists()
-
-
-def test_a_shell_script_starts_a_training_whose_scaler_nobody_uses(tmp_path):
-    """What it starts besides says nothing; the losses are those of a training without a scaler."""
-    path = script(tmp_path, """
-        import subprocess
-        scaler, model, optimizer = parts()
-        for _ in range(5):
-            optimizer.zero_grad()
-            loss = model(torch.ones(2, 8)).square().mean()
-            loss.backward()
-            optimizer.step()
-            print(loss.item())
-        child = [sys.executable, "-c", "import torch"]
-        assert subprocess.run(child, capture_output=True).stderr == b""
-    """)  # fmt: skip
-    shell = tmp_path / "go.sh"
-    shell.write_text(f"#!/bin/sh\nexec {sys.executable} {path.name}\n")
-    shell.chmod(0o755)
-    under = watched(tmp_path, "go.sh")
-    assert under.returncode == 0, under.stderr
-    run = the_run(tmp_path)
-    assert run.steps["loss"].to_pylist() == [float(line) for line in under.stdout.split()]
-    assert run.steps["scale"].to_pylist() == [None] * 5
 
 
 def test_a_missing_script_is_one_sentence(tmp_path):
@@ -341,65 +174,6 @@ def test_a_script_that_compiles_gets_no_warning_and_no_graph_more(tmp_path):
     assert len(run.steps) == 5
     assert None not in run.steps["loss"].to_pylist()
     assert None not in run.steps["grad_norm"].to_pylist()
-
-
-def test_a_script_that_compiles_and_has_no_scaler_is_watched_from_its_first_loss(tmp_path):
-    text = """
-    _, model, optimizer = parts()
-    del _
-    model.compile(backend="eager")
-    for step in range(4):
-        optimizer.zero_grad()
-        model(torch.randn(4, 8)).square().mean().backward()
-        optimizer.step()
-    """
-    under = watched_within(tmp_path, script(tmp_path, text).name)
-    assert under.returncode == 0, under.stderr
-    run = the_run(tmp_path)
-    assert len(run.steps) == 4
-    assert None not in run.steps["loss"].to_pylist()
-
-
-def test_without_a_scaler_the_loss_is_what_went_backward_in_the_step(tmp_path):
-    text = """
-    _, model, optimizer = parts()
-    del _
-    told = []
-    for step in range(6):
-        optimizer.zero_grad()
-        losses = [model(torch.randn(4, 8)).square().mean() / 2 for _ in range(2)]
-        for loss in losses:
-            loss.backward()
-        told.append(float(sum(loss.detach() for loss in losses)))
-        losses[0].detach().mul_(7)  # ours is the value that went backward
-        optimizer.step()
-    print(told)
-    """
-    under = watched_within(tmp_path, script(tmp_path, text).name)
-    assert under.returncode == 0, under.stderr
-    told = [float(value) for value in under.stdout.strip(" []\n").split(",")]
-    assert the_run(tmp_path).steps["loss"].to_pylist() == pytest.approx(told, rel=1e-6)
-
-
-def test_a_closure_is_told_by_its_last_evaluation(tmp_path):
-    text = """
-    _, model, _ = parts()
-    del _
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
-    x, seen = torch.randn(4, 8), []
-    def closure():
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        seen.append(loss.item())
-        return loss
-    optimizer.step(closure)
-    assert len(seen) > 1
-    print(seen[-1])
-    """
-    under = watched_within(tmp_path, script(tmp_path, text).name)
-    assert under.returncode == 0, under.stderr
-    assert the_run(tmp_path).steps["loss"].to_pylist() == pytest.approx([float(under.stdout)])
 
 
 def test_torch_may_be_there_before_the_script(tmp_path):

@@ -260,13 +260,6 @@ def test_the_log_folder_is_absolute_and_as_given_first(tmp_path):
     assert identity.log_dir({}, "~/runs") == Path.home() / "runs"
 
 
-def test_only_a_plain_no_turns_the_watch_off():
-    assert identity.disabled({"AMPWATCH": "0"})
-    assert not identity.disabled({"AMPWATCH": "1"})
-    assert not identity.disabled({"AMPWATCH": ""})
-    assert not identity.disabled({})
-
-
 def test_versions_hold_only_what_is_known_and_are_text():
     import torch
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ampwatch.integrations.telling import tell_of_calls
+from ampwatch.integrations.telling import tell_of_lookups
 from ampwatch.probe import devices, last_words
 from ampwatch.probe.devices import DeviceRow, DeviceSampler
 from ampwatch.probe.last_words import describe, passed_through
@@ -93,7 +93,7 @@ def test_a_call_that_we_pass_on_is_not_where_the_user_looks_first() -> None:
     class Loss:
         backward = torch.autograd.backward
 
-    tell_of_calls(Loss, "backward", lambda _loss: None)
+    tell_of_lookups(Loss, "backward", lambda _loss: None)
 
     def train() -> None:
         Loss().backward()

@@ -19,7 +19,10 @@ def _prepare() -> None:
     try:
         importlib.import_module("ampwatch.integrations.script").prepare()
     except ImportError as error:
-        sys.stderr.write(f"ampwatch: this Python cannot watch ({error}); the script runs alone.\n")
+        if sys.stderr is not None:
+            sys.stderr.write(
+                f"ampwatch: this Python cannot watch ({error}); the script runs alone.\n"
+            )
 
 
 def _give_way() -> None:
