@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
 import weakref
@@ -78,7 +77,8 @@ def _nothing_left_of_others():
 
 def held():
     """Threads, descriptors, and our hooks on all optimizers."""
-    descriptors = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    folder = Path("/proc/self/fd")
+    descriptors = len(list(folder.iterdir())) if folder.exists() else 0
     return threading.active_count(), descriptors, len(_global_optimizer_pre_hooks)
 
 
@@ -134,7 +134,7 @@ def test_a_sweep_of_trials_keeps_nothing_of_those_that_are_over(tmp_path, kind):
         gone += [ref for ref in made.references() if ref() is not shared]
         del made
         gc.collect()
-        until(lambda: watch.closed)
+        assert watch.closed
         assert_nothing_is_held(before)
         assert [ref() for ref in gone if ref() is not None] == []
     assert_complete(tmp_path, names)
@@ -279,6 +279,16 @@ def test_what_the_collector_ends_during_an_optimizers_step_does_not_disturb_it(t
     watches[0].close()
     assert not _global_optimizer_pre_hooks
     assert_complete(tmp_path, "ab")
+
+
+def test_closing_a_watch_that_ended_by_itself_waits_for_its_log(tmp_path):
+    made = training()
+    watch = made.attach(tmp_path, "r")
+    made.steps()
+    made.model = None
+    assert watch.closed
+    watch.close()
+    assert_complete(tmp_path, ["r"])
 
 
 def test_who_waits_for_the_end_of_a_log_hears_of_a_watch_that_ended_by_itself(tmp_path):
