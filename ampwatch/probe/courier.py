@@ -141,6 +141,8 @@ class Courier:
 
     def join(self) -> None:
         """Wait until everything is written, a few seconds at most."""
+        if threading.current_thread() is self._thread:  # who is called afterwards asks for the end
+            return
         self._wake.set()
         self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():

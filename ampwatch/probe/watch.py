@@ -170,7 +170,10 @@ class Watch:
 
     def close(self) -> None:
         """End the watch: the scaler is as it was, the log complete. Again does nothing."""
+        if os.getpid() != self._pid:
+            return
         self._close(wait=True)
+        self._courier.join()  # where it had ended by itself, without waiting
         hooks.remove_what_was_left()
 
     def end(self) -> None:
