@@ -7,7 +7,6 @@ from outside.
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import shutil
@@ -38,10 +37,17 @@ def table_file(folder: Path, table: Table) -> Path:
 def ranks_in(run_folder: Path) -> tuple[int, ...]:
     """The ranks that have a folder, in order."""
     try:
-        names = [entry.name for entry in os.scandir(run_folder) if entry.is_dir()]
+        names = [entry.name for entry in run_folder.iterdir() if _is_folder(entry)]
     except OSError:
         return ()
     return tuple(sorted(int(match[1]) for match in map(_RANK.fullmatch, names) if match))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # one that may not be looked at hides no other
+        return False
 
 
 def safe_name(name: str) -> str:
