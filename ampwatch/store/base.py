@@ -107,7 +107,7 @@ class Base:
         except CodecError as problem:
             words = f"{path} is not as ampwatch writes it: {problem}"
             raise RunError(words, path=path) from problem
-        except (pa.ArrowException, OSError, TypeError, KeyError) as problem:
+        except (pa.ArrowException, OSError, TypeError, KeyError, ValueError) as problem:
             raise damaged(path) from problem
         return rows.slice(start - skipped, stop - start)
 

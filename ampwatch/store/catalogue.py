@@ -15,7 +15,7 @@ from pathlib import Path
 from ampwatch.errors import AmpwatchError
 from ampwatch.rows import Table
 from ampwatch.store.info import RUN_FILE, RunInfo, read_info
-from ampwatch.store.layout import rank_folder, ranks_in
+from ampwatch.store.layout import rank_folder, ranks_in, sweep
 from ampwatch.store.ranklog import RankLog
 
 
@@ -72,7 +72,9 @@ def list_runs(
 
     `line` makes a run's line in place of `summarize`, for who looks often and keeps lines.
     """
-    folders = _runs_in(default_log_dir() if log_dir is None else Path(log_dir))
+    folder = default_log_dir() if log_dir is None else Path(log_dir)
+    sweep(folder)
+    folders = _runs_in(folder)
     if log_dir is None:
         folders += _registered()
     distinct = {os.path.realpath(folder): folder for folder in reversed(folders)}

@@ -25,6 +25,7 @@ from ampwatch.store.base_file import BASE_FILE, TableFile, seal
 from ampwatch.store.index import INDEX_FILE, RECORD, Header, pack_header
 from ampwatch.store.info import read_info
 from ampwatch.store.layout import rank_folder, ranks_in, table_file
+from ampwatch.store.privacy import open_file, write_file
 from ampwatch.store.ranklog import RankLog
 
 # Large enough that 10 million steps are 77 groups, small enough that one group of the widest table
@@ -119,7 +120,7 @@ def _write_table(
     path = folder / f"{table.value}-{generation}.parquet"
     text_bytes = 0
     with (
-        path.open("wb") as file,
+        os.fdopen(open_file(path, os.O_WRONLY | os.O_TRUNC), "wb") as file,
         parquet.ParquetWriter(file, schema, **_parquet_options(schema)) as writer,
     ):
         for start in range(0, log.rows(table), ROW_GROUP_ROWS):
@@ -264,7 +265,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _write_synced(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
+    write_file(path, data)
     _sync(path)
 
 

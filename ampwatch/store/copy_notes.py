@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ampwatch.store.index import Held
+from ampwatch.store.privacy import write_file
 from ampwatch.store.regular import read_at_most
 
 COPY_FILE = "recorder.json"
@@ -42,7 +43,7 @@ def write_copies(run_folder: Path, notes: Mapping[int, CopyNote]) -> None:
     """Put these notes in place of those there are; an OSError leaves the old ones."""
     text = json.dumps({"ranks": {rank: asdict(note) for rank, note in notes.items()}})
     draft = run_folder / f".{COPY_FILE}.new"
-    draft.write_text(text, "utf-8")
+    write_file(draft, text.encode())
     draft.replace(run_folder / COPY_FILE)
 
 

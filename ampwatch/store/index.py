@@ -136,12 +136,15 @@ class Held:
         stretches = np.split(ordered, breaks + 1) if len(ordered) else []
         self._ranges = [[int(stretch[0]), int(stretch[-1]) + 1] for stretch in stretches]
 
+    def missing_from(self, number: int) -> int:
+        """The lowest number from this one on that is not held."""
+        place = self._after(number) - 1
+        return max(number, self._ranges[place][1]) if place >= 0 else number
+
     @property
-    def first_missing(self) -> int:
-        """The lowest number that is not held: all before it are."""
-        if not self._ranges or self._ranges[0][0] > 0:
-            return 0
-        return int(self._ranges[0][1])
+    def start(self) -> int:
+        """The lowest number that is held."""
+        return int(self._ranges[0][0]) if self._ranges else 0
 
     @property
     def end(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ampwatch.errors import FutureRunError, NotARunError
 from ampwatch.rows import FORMAT
+from ampwatch.store.privacy import write_file
 from ampwatch.store.regular import open_regular
 
 RUN_FILE = "run.json"
@@ -94,7 +95,7 @@ def describe_run(run_folder: Path, info: RunInfo) -> None:
     """Replace a run's run.json; it is the old one or the new one at any moment."""
     path = run_folder / RUN_FILE
     draft = path.with_name(f".{RUN_FILE}.new")
-    draft.write_text(info.to_json(), encoding="utf-8")
+    write_file(draft, info.to_json().encode())
     draft.replace(path)
 
 

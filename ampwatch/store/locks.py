@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ampwatch.errors import RunInUseError
 from ampwatch.store.layout import rank_folder, ranks_in
+from ampwatch.store.privacy import open_file
 
 LOCK_FILE = "lock"
 _HELD = {errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK}
@@ -27,8 +28,8 @@ def hold(folder: Path, *, wait_s: float = 0.0, required: bool = False) -> int:
     Raises RunInUseError when another process holds it for longer than `wait_s`, and, if the lock
     is `required`, where the file system has none.
     """
-    flags = os.O_RDWR | os.O_CREAT | _AT_ONCE | getattr(os, "O_NOFOLLOW", 0)
-    descriptor = os.open(folder / LOCK_FILE, flags, 0o644)
+    flags = os.O_RDWR | _AT_ONCE | getattr(os, "O_NOFOLLOW", 0)
+    descriptor = open_file(folder / LOCK_FILE, flags)
     try:
         _wait_for(descriptor, folder, wait_s=wait_s, required=required)
     except BaseException:
