@@ -105,20 +105,28 @@ def _row(summary: RunSummary, folder: Path, kept: KeptVerdicts) -> tuple[str | T
     name = printable(summary.path.name if _inside(summary, folder) else str(summary.path))
     try:
         standing = _standing(summary, kept)
-    except AmpwatchError as problem:
+    except (AmpwatchError, OSError) as problem:  # its files may go while they are looked at
         return (name, Text(f"unreadable: {printable(str(problem))}", "red"))
     from ampwatch.diagnosis.words import scale_text
     from ampwatch.report import STYLES
 
     return (
         name,
-        Text(printable(standing.verdict), STYLES.get(standing.verdict, "")),
+        _verdict(standing, STYLES.get(standing.verdict, "")),
         f"{standing.steps:,}",
         f"{standing.skipped:,}",
         "" if standing.final_scale is None else scale_text(standing.final_scale),
         _age(summary),
         printable(standing.source),
     )
+
+
+def _verdict(standing: Standing, style: str) -> Text:
+    """The verdict; under it what of the run is damaged, for it is of the rest alone."""
+    from rich.text import Text
+
+    verdict = Text(printable(standing.verdict), style)
+    return verdict.append(f"\n{printable(standing.damage)}", "red") if standing.damage else verdict
 
 
 def _standing(summary: RunSummary, kept: KeptVerdicts) -> Standing:
@@ -130,7 +138,8 @@ def _standing(summary: RunSummary, kept: KeptVerdicts) -> Standing:
         raise NotARunError(summary.problem, path=summary.path)
     standing = kept.of(summary.path) if summary.ended else None
     if standing is None:
-        standing = standing_of(diagnose(open_run(summary.path)))
+        run = open_run(summary.path)
+        standing = standing_of(diagnose(run), run.notes if summary.source == "ampwatch" else ())
         if summary.ended:
             kept.add(summary.path, standing)
     return standing

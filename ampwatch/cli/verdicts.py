@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,13 +30,15 @@ class Standing:
     skipped: int
     final_scale: float | None
     source: str
+    damage: str = ""  # what of the run's files cannot be read
 
 
-def standing_of(diagnosis: Diagnosis) -> Standing:
-    """The few figures of a diagnosis that a list shows."""
+def standing_of(diagnosis: Diagnosis, notes: Sequence[str] = ()) -> Standing:
+    """The few figures of a diagnosis that a list shows, and damage if the run's notes tell any."""
     facts = diagnosis.run
+    damage = next((note for note in notes if "damaged" in note or "missing" in note), "")
     return Standing(
-        diagnosis.verdict.value, facts.steps, facts.skipped, facts.final_scale, facts.source
+        diagnosis.verdict.value, facts.steps, facts.skipped, facts.final_scale, facts.source, damage
     )
 
 
@@ -83,7 +86,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _standing(kept: Any) -> Standing | None:
     """What was kept, if it is what we keep."""
-    kinds = {"verdict": str, "steps": int, "skipped": int, "source": str}
+    kinds = {"verdict": str, "steps": int, "skipped": int, "source": str, "damage": str}
     scale = (int, float, type(None))
     if not isinstance(kept, dict) or kept.keys() != {*kinds, "final_scale"}:
         return None

@@ -21,13 +21,15 @@ from ampwatch.codec.header import (
     MAX_ROWS,
     read_header,
     refuse_large,
+    refuse_other_packing,
 )
 from ampwatch.errors import CodecError
 from ampwatch.rows import SCHEMAS, Table
 
 __all__ = [
     "MAX_INFLATED_BYTES", "MAX_PAYLOAD_BYTES", "MAX_ROWS", "REQUIRED", "Batch", "Values", "check",
-    "column", "decode", "decode_stream", "encode", "encode_batch", "numpy_type", "stream_head",
+    "column", "decode", "decode_stream", "encode", "encode_batch", "numpy_type",
+    "refuse_other_packing", "stream_head",
 ]  # fmt: skip
 
 # Below this size lz4 makes a batch longer (each of some 60 buffers gets a length and a frame);

@@ -174,8 +174,9 @@ def _objects(source: Source, wanted: Wanted, text: str, first: str) -> Table | N
 def _wandb(source: Source, wanted: Wanted) -> Table:
     keys: dict[str, None] = {}
     config: dict[str, Any] = {}
+    notes: list[str] = []
     with Source(source.path) as first:
-        for number, value in _parts(first):
+        for number, value in _parts(first, notes.append):
             if number == wandb_file.HISTORY:
                 keys.update(dict.fromkeys(wandb_file.history_row(value)))
             elif number == wandb_file.CONFIG:
@@ -185,14 +186,14 @@ def _wandb(source: Source, wanted: Wanted) -> Table:
     names = recognised(keys, wanted.columns, source.path)
     rows = (
         wandb_file.history_row(value)
-        for number, value in _parts(source)
+        for number, value in _parts(source, lambda _: None)
         if number == wandb_file.HISTORY
     )
-    return Table("wandb", names, rows, config)
+    return Table("wandb", names, rows, config, tuple(notes))
 
 
-def _parts(source: Source) -> Iterator[tuple[int, bytes]]:
-    for record in wandb_file.records(source.read):
+def _parts(source: Source, say: Callable[[str], None]) -> Iterator[tuple[int, bytes]]:
+    for record in wandb_file.records(source.read, say):
         for number, value in wandb_file.parts_of(record):
             if isinstance(value, bytes):
                 yield number, value
@@ -204,7 +205,8 @@ def _parts(source: Source) -> Iterator[tuple[int, bytes]]:
 def _events(source: Source, wanted: Wanted) -> Table:
     steps: dict[str, array[int]] = {}
     values: dict[str, array[float]] = {}
-    for step, tag, value in tensorboard.scalars(source.read):
+    notes: list[str] = []
+    for step, tag, value in tensorboard.scalars(source.read, notes.append):
         steps.setdefault(tag, array("q")).append(step)
         values.setdefault(tag, array("d")).append(value)
     tags = [tag for tag in steps if not _is_of_epochs(tag, steps)]
@@ -215,7 +217,7 @@ def _events(source: Source, wanted: Wanted) -> Table:
     of = {column: name for column, name in names.of.items() if name in kept}
     rows = _joined(columns)
     made = wanted.source or ("keras" if is_keras else "tensorboard")
-    return Table(made, Names({**of, "step": _STEP}), rows)
+    return Table(made, Names({**of, "step": _STEP}), rows, notes=tuple(notes))
 
 
 _STEP = "(step)"

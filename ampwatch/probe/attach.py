@@ -224,13 +224,14 @@ def _open_log(info: RunInfo, rank: int, settings: Settings) -> tuple[Log, RunInf
     try:
         folder = identity.log_dir(os.environ, settings.log_dir)
         run_folder = create_run(folder, info, resume=settings.resume)
-        log = RankWriter(run_folder, rank)
+        kept = read_info(run_folder)
+        log = RankWriter(run_folder, rank, kept)
     except (AmpwatchError, OSError) as error:
         warn(f"there will be no log ({error}); training goes on, and is only seen live.")
         return MemoryLog(), info, None
     with contextlib.suppress(AmpwatchError, OSError):
         register_run(run_folder)
-    return log, read_info(run_folder), run_folder
+    return log, kept, run_folder
 
 
 def _open_post(info: RunInfo, rank: int, log: Log, settings: Settings) -> Post | None:

@@ -3,6 +3,7 @@
 The training thread only appends to a deque. While a disk hangs, steps first lose their update
 slices (their figures are null then), and beyond `MOST_QUEUED` whole rows. Lost rows are counted,
 also where the log cannot be written, and said in a `gap` event as soon as writing works again.
+A log that somebody takes away is begun anew: the rows that went with it are lost rows.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ Columns = tuple[Table, dict[str, list[Any]]]
 
 FLUSH_SECONDS = 0.2
 DEVICE_SECONDS = 1.0
+LOOK_SECONDS = 1.0
 QUEUE_BYTES = 64 * 2**20
 MOST_QUEUED = 20_000  # records without slices: some 50 MB
 JOIN_SECONDS = 10.0
+MOST_OPENING = 64
 
 
 class Log(Protocol):
@@ -47,6 +50,12 @@ class Log(Protocol):
 
     def read_from(self, sequence: int, max_bytes: int) -> list[tuple[int, codec.Batch]]:
         """Filed batches, for replay."""
+
+    def is_in_place(self) -> bool:
+        """Whether its files still stand where they were made."""
+
+    def begin_anew(self) -> str | None:
+        """Put the log in its place again; what became of the rows it had."""
 
     def close(self) -> None:
         """Let go of the files."""
@@ -90,8 +99,13 @@ class Courier:
         self._wake = threading.Event()
         self._stop = False
         self._sampled_at = -DEVICE_SECONDS
-        self._unsaid_rows = 0
+        self._unsaid_rows: int | None = None
         self._why = ""  # they were lost
+        self._filed_rows = 0  # in the log as it stands
+        self._opening: list[codec.Batch] = []  # what no log can be read without
+        self._looked_at = time.monotonic()
+        self._is_away = False  # the log, and it cannot be begun anew
+        self._was_taken = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="ampwatch-courier", daemon=True)
         self._thread.start()
@@ -161,6 +175,7 @@ class Courier:
         atexit.unregister(self.join)  # it would be held for good
 
     def _finish(self) -> None:
+        self._looked_at = -LOOK_SECONDS
         self._flush()
         if self._last_digest is not None:
             self._last_digest.forget()
@@ -181,8 +196,11 @@ class Courier:
         if now - self._sampled_at >= DEVICE_SECONDS:
             self._sampled_at = now
             sets.append((Table.DEVICES, self._sample_devices(time.time_ns())))
+        self._look_after_log(now)
         for table, columns in sets:
-            self._file(codec.encode(table, columns))
+            batch = codec.encode(table, columns)
+            self._remember(table, columns, batch)
+            self._file(batch)
         if self._post is not None:
             self._post.poll()
 
@@ -201,7 +219,7 @@ class Courier:
         return sets
 
     def _file(self, batch: codec.Batch) -> None:
-        if self._unsaid_rows and not self._say_gap():
+        if self._is_away or (self._unsaid_rows is not None and not self._say_gap()):
             self._lose(batch.row_count)
             return
         try:
@@ -211,12 +229,13 @@ class Courier:
                 warn(f"rows are being lost ({error}); training goes on.")
             self._lose(batch.row_count)
             return
+        self._filed_rows += batch.row_count
         if self._post is not None:
             self._post.send(sequence, batch)
 
     def _lose(self, row_count: int, why: str = "the log could not be written") -> None:
         self.lost_rows += row_count
-        self._unsaid_rows += row_count
+        self._unsaid_rows = (self._unsaid_rows or 0) + row_count
         self._why = why
 
     def _say_gap(self) -> bool:
@@ -226,15 +245,62 @@ class Courier:
             "time_ns": [time.time_ns()],
             "kind": [EventKind.GAP.value],
             "detail": [
-                json.dumps({"lost_rows": self._unsaid_rows, "why": self._why}),
+                json.dumps({"lost_rows": self._unsaid_rows, "reason": self._why}),
             ],
         }
         try:
             self._log.append(codec.encode(Table.EVENTS, columns))
         except (AmpwatchError, OSError):
             return False
-        self._unsaid_rows = 0
+        self._unsaid_rows = None
         return True
+
+    # -- a log that is taken away ----------------------------------------------------------------
+
+    def _look_after_log(self, now: float) -> None:
+        """Ask now and then whether the log is where it was; else begin it anew."""
+        if now - self._looked_at < LOOK_SECONDS:
+            return
+        self._looked_at = now
+        if self._log.is_in_place():
+            return
+        try:
+            fate = self._log.begin_anew()
+        except (AmpwatchError, OSError) as error:
+            self._say_taken(f"cannot be begun anew ({error}): rows are being lost")
+            self._forget_filed("the log was taken away")
+            self._is_away = True
+            return
+        if fate is not None:
+            self._say_taken(f"was {fate}: a new one is begun in its place")
+            self._forget_filed(f"the log was {fate}", are_lost=fate == "deleted")
+        self._is_away = False
+        if fate is not None:
+            for batch in self._opening:
+                self._file_opening(batch)
+
+    def _say_taken(self, words: str) -> None:
+        if not self._was_taken:
+            warn(f"the run's log {words}; training goes on.")
+        self._was_taken = True
+
+    def _forget_filed(self, why: str, *, are_lost: bool = True) -> None:
+        """The rows filed so far are not in the log that stands now."""
+        self._lose(self._filed_rows if are_lost else 0, why)
+        self._filed_rows = 0
+
+    def _remember(self, table: Table, columns: dict[str, list[Any]], batch: codec.Batch) -> None:
+        """Keep what tells where the attempt starts and what its layers are."""
+        if table is Table.LAYER_INFO or EventKind.STARTED.value in columns.get("kind", ()):
+            self._opening.append(batch)
+            if len(self._opening) > MOST_OPENING:
+                del self._opening[2]  # neither the start nor the first names
+
+    def _file_opening(self, batch: codec.Batch) -> None:
+        with contextlib.suppress(AmpwatchError, OSError):
+            sequence = self._log.append(batch)
+            if self._post is not None:
+                self._post.send(sequence, batch)
 
 
 def _size_bytes(record: StepRecord) -> int:

@@ -16,6 +16,14 @@ class MemoryLog:
         self.next_sequence += 1
         return self.next_sequence - 1
 
+    def is_in_place(self) -> bool:
+        """There is no place that it could be taken from."""
+        return True
+
+    def begin_anew(self) -> str | None:
+        """Nothing to begin."""
+        return None
+
     def read_from(self, _sequence: int, _max_bytes: int) -> list[tuple[int, Batch]]:
         """Nothing: it was not kept."""
         return []

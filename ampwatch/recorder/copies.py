@@ -14,6 +14,7 @@ from ampwatch.errors import AmpwatchError, RunError
 from ampwatch.store import locks
 from ampwatch.store.index import INDEX_FILE
 from ampwatch.store.layout import rank_folder
+from ampwatch.store.privacy import make_folder
 
 _MOST_GAPS = 1000
 _PATIENCE_S = 90.0  # a network share may show another host's writes a minute late
@@ -123,7 +124,7 @@ class RankCopy:
         """Ask for the lock without waiting, as a writer would: other ranks' rows are due."""
         folder = rank_folder(self.folder, self.rank)
         try:
-            folder.mkdir(exist_ok=True)
+            make_folder(folder)
             os.close(locks.hold(folder))
         except OSError as error:
             reason = error.strerror or str(error)

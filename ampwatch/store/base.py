@@ -1,43 +1,32 @@
 """The compacted part of a rank's log: one Parquet file a table, and the records of its batches.
 
-rank-N/base.json names the files and holds a CRC32 of every column chunk and footer, so a column is
-verified by reading that column alone. Rows stand in the log's order and the records of the original
-batches are kept, so a compacted log can be replayed batch by batch. The files of a base are never
-changed: a newer generation replaces base.json.
+rank-N/base.json (see `base_file`) names the files and holds a CRC32 of every column chunk and
+footer, so a column is verified by reading that column alone. Rows stand in the log's order and the
+records of the original batches are kept, so a compacted log can be replayed batch by batch. The
+files of a base are never changed: a newer generation replaces base.json.
 """
 
 from __future__ import annotations
 
-import json
 import mmap
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from ampwatch.codec import Batch, encode_batch
-from ampwatch.errors import FutureRunError, RunError
-from ampwatch.rows import FORMAT, SCHEMAS, TABLES, Table
-from ampwatch.store.index import RECORD
+from ampwatch.errors import CodecError, RunError
+from ampwatch.rows import SCHEMAS, TABLES, Table
+from ampwatch.store.base_file import TableFile, damaged, read_base_file
+from ampwatch.store.columns import refuse_unplaced
+from ampwatch.store.regular import open_regular
 
-BASE_FILE = "base.json"
-
-
-@dataclass(frozen=True, slots=True)
-class TableFile:
-    """One table's Parquet file: its name, size, rows, and what vouches for its bytes."""
-
-    file: str
-    size: int
-    rows: int
-    footer_crc: int
-    row_group_rows: tuple[int, ...]
-    # by row group: column name -> (offset, length, CRC32)
-    chunks: tuple[dict[str, tuple[int, int, int]], ...]
+if TYPE_CHECKING:
+    from ampwatch.store.parquet_limits import Declared
 
 
 @dataclass(slots=True)
@@ -47,26 +36,20 @@ class Base:
     folder: Path
     generation: int
     records: np.ndarray  # `offset` is a batch's first row in its table
-    tables: dict[Table, TableFile]
+    tables: Mapping[Table, TableFile]
     marks: tuple[tuple[int, str], ...]  # (sequence, kind) of the events that start and end attempts
     _verified: set[tuple[Table, str]] = field(default_factory=set)
     _good_groups: dict[Table, int] = field(default_factory=dict)
+    _declared: dict[Table, Declared] = field(default_factory=dict)
+    _paged: set[tuple[Table, str]] = field(default_factory=set)  # columns whose pages were seen
 
     @classmethod
     def load(cls, folder: Path) -> Base | None:
         """The rank's base, None if it was never compacted; RunError if it is damaged."""
-        try:
-            text = (folder / BASE_FILE).read_bytes()
-        except FileNotFoundError:
+        facts = read_base_file(folder)
+        if facts is None:
             return None
-        facts = unseal(text, folder / BASE_FILE)
-        try:
-            records = np.frombuffer(_records_bytes(folder, facts), RECORD)
-            tables = {Table(name): _table_file(entry) for name, entry in facts["tables"].items()}
-            marks = tuple((int(number), str(kind)) for number, kind in facts["marks"])
-            return cls(folder, int(facts["generation"]), records, tables, marks)
-        except (KeyError, TypeError, ValueError, OSError) as problem:
-            raise _damaged(folder / BASE_FILE) from problem
+        return cls(folder, facts.generation, facts.records, facts.tables, facts.marks)
 
     @property
     def next_header(self) -> tuple[int, int]:
@@ -85,11 +68,15 @@ class Base:
         entry = self.tables.get(table)
         if entry is None:
             return 0
-        return sum(entry.row_group_rows[: self._good_groups.get(table)])
+        return sum(entry.row_group_rows[: self._good(table)])
 
     def damaged(self, table: Table) -> bool:
         """Whether damage was found in the columns read so far."""
         return table in self._good_groups
+
+    def _good(self, table: Table) -> int | None:
+        """How many row groups are undamaged, as far as that is known."""
+        return self._good_groups.get(table)
 
     def verify(self, table: Table, names: Sequence[str]) -> None:
         """Check the bytes of these columns, once; damage shortens the table."""
@@ -110,18 +97,35 @@ class Base:
         schema = pa.schema([SCHEMAS[table].field(name) for name in names])
         if start >= stop:
             return pa.Table.from_batches([], schema)
-        from pyarrow import parquet  # a finished run's reader only: training never gets here
-
         entry = self.tables[table]
+        path = self.folder / entry.file
         groups, skipped = _groups_for(entry, start, stop)
         try:
-            file = parquet.ParquetFile(pa.py_buffer(self._map(entry)))
-            found = file.read_row_groups(groups, columns=list(names)).select(names)
-            rows = pa.Table.from_arrays(found.columns, schema=schema)
-            rows.validate(full=True)
-        except (pa.ArrowException, OSError, TypeError) as problem:
-            raise _damaged(self.folder / entry.file) from problem
+            rows = self._read_groups(table, entry, groups, names)
+            rows = pa.Table.from_arrays(rows.columns, schema=schema)
+            refuse_unplaced(table, rows)
+        except CodecError as problem:
+            words = f"{path} is not as ampwatch writes it: {problem}"
+            raise RunError(words, path=path) from problem
+        except (pa.ArrowException, OSError, TypeError, KeyError, ValueError) as problem:
+            raise damaged(path) from problem
         return rows.slice(start - skipped, stop - start)
+
+    def _read_groups(
+        self, table: Table, entry: TableFile, groups: list[int], names: Sequence[str]
+    ) -> pa.Table:
+        # A finished run's reader only: training never gets here.
+        from ampwatch.store.parquet_limits import Declared, read_groups
+
+        data = self._map(entry)
+        declared = self._declared.get(table)
+        if declared is None:
+            declared = Declared.of(table, entry, footer_of(data)[:-8])
+            self._declared[table] = declared
+        unseen = [name for name in names if (table, name) not in self._paged]
+        declared.refuse_pages(memoryview(data), entry.chunks[: self._good(table)], unseen)
+        self._paged.update((table, name) for name in unseen)
+        return read_groups(table, entry, pa.py_buffer(data), groups, names)
 
     def batches_from(self, sequence: int, max_bytes: int) -> list[tuple[int, Batch]]:
         """The original batches from `sequence` on, encoded anew: at least one if there is one."""
@@ -141,38 +145,19 @@ class Base:
         start, rows = int(record["offset"]), int(record["rows"])
         found = self.read(table, SCHEMAS[table].names, start, start + rows)
         if found.num_rows != rows:
-            raise _damaged(self.folder / self.tables[table].file)
+            raise damaged(self.folder / self.tables[table].file)
         batch = found.replace_schema_metadata(SCHEMAS[table].metadata).combine_chunks()
-        return encode_batch(table, batch.to_batches()[0])
+        none = [pa.nulls(0, field.type) for field in SCHEMAS[table]]
+        rows_alike = batch.to_batches() or [pa.record_batch(none, schema=SCHEMAS[table])]
+        return encode_batch(table, rows_alike[0])
 
     def _map(self, entry: TableFile) -> mmap.mmap | bytes:
         """The file's bytes; a base's files never shrink while they stand."""
         try:
-            with (self.folder / entry.file).open("rb") as file:
+            with open_regular(self.folder / entry.file) as file:
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError):
             return b""
-
-
-def seal(facts: dict[str, Any]) -> bytes:
-    """base.json's text: the facts, and on the second line their CRC32."""
-    text = json.dumps(facts, separators=(",", ":")).encode()
-    return text + b"\n%08x\n" % zlib.crc32(text)
-
-
-def unseal(data: bytes, path: Path) -> dict[str, Any]:
-    """The facts of a sealed text; RunError if its CRC32 does not hold."""
-    text, _, crc = data.strip(b"\n").rpartition(b"\n")
-    if b"%08x" % zlib.crc32(text) != crc:
-        raise _damaged(path)
-    facts: dict[str, Any] = json.loads(text)
-    if facts["format"] > FORMAT:
-        raise FutureRunError(
-            f"{path} has format {facts['format']} and this ampwatch reads up to {FORMAT}: "
-            f"update ampwatch.",
-            path=path,
-        )
-    return facts
 
 
 def footer_of(data: mmap.mmap | bytes) -> bytes:
@@ -181,29 +166,6 @@ def footer_of(data: mmap.mmap | bytes) -> bytes:
         return b""
     length = int.from_bytes(data[-8:-4], "little")
     return bytes(data[-8 - length :]) if length + 12 <= len(data) else b""
-
-
-def _records_bytes(folder: Path, facts: dict[str, Any]) -> bytes:
-    path = folder / Path(facts["index"]["file"]).name
-    data = path.read_bytes()
-    if zlib.crc32(data) != facts["index"]["crc"]:
-        raise _damaged(path)
-    return data
-
-
-def _table_file(entry: dict[str, Any]) -> TableFile:
-    chunks = tuple(
-        {name: (int(a), int(b), int(c)) for name, (a, b, c) in group.items()}
-        for group in entry["chunks"]
-    )
-    return TableFile(
-        file=Path(entry["file"]).name,
-        size=entry["size"],
-        rows=entry["rows"],
-        footer_crc=entry["footer_crc"],
-        row_group_rows=tuple(entry["row_group_rows"]),
-        chunks=chunks,
-    )
 
 
 def _intact_groups(data: mmap.mmap | bytes, entry: TableFile, names: Sequence[str]) -> int:
@@ -228,11 +190,3 @@ def _groups_for(entry: TableFile, start: int, stop: int) -> tuple[list[int], int
             groups.append(number)
         first_row += rows
     return groups, skipped
-
-
-def _damaged(path: Path) -> RunError:
-    return RunError(
-        f"{path} is damaged or missing: restore the run from a copy; what follows it in the log "
-        f"can be read once the damaged file is moved away.",
-        path=path,
-    )

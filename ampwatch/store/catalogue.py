@@ -15,7 +15,7 @@ from pathlib import Path
 from ampwatch.errors import AmpwatchError
 from ampwatch.rows import Table
 from ampwatch.store.info import RUN_FILE, RunInfo, read_info
-from ampwatch.store.layout import rank_folder, ranks_in
+from ampwatch.store.layout import rank_folder, ranks_in, sweep
 from ampwatch.store.ranklog import RankLog
 
 
@@ -72,7 +72,9 @@ def list_runs(
 
     `line` makes a run's line in place of `summarize`, for who looks often and keeps lines.
     """
-    folders = _runs_in(default_log_dir() if log_dir is None else Path(log_dir))
+    folder = default_log_dir() if log_dir is None else Path(log_dir)
+    sweep(folder)
+    folders = _runs_in(folder)
     if log_dir is None:
         folders += _registered()
     distinct = {os.path.realpath(folder): folder for folder in reversed(folders)}
@@ -108,24 +110,40 @@ def _summary(run_folder: Path, info: RunInfo) -> RunSummary:
 
 
 def _progress(log: RankLog) -> tuple[int, float | None]:
-    rows = log.rows(Table.STEPS)
-    if not rows:
+    last = log.newest(Table.STEPS, ["step", "scale", "scale_after"], 1).to_pylist()
+    first = log.read(Table.STEPS, ["step"], 0, 1).to_pylist()
+    if not last or not first:
         return 0, None
-    first = log.read(Table.STEPS, ["step"], 0, 1).to_pylist()[0]
-    columns = ["step", "scale", "scale_after"]
-    last = log.read(Table.STEPS, columns, rows - 1).to_pylist()[-1]
-    scale = last["scale"] if last["scale_after"] is None else last["scale_after"]
-    return last["step"] - first["step"] + 1, scale
+    scale = last[0]["scale"] if last[0]["scale_after"] is None else last[0]["scale_after"]
+    return last[0]["step"] - first[0]["step"] + 1, scale
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    if (folder / RUN_FILE).is_file():
+    if _holds_info(folder):
         return [folder]
     try:
         children = sorted(child for child in folder.iterdir() if not child.name.startswith("."))
     except OSError:
         return []
-    return [child for child in children if (child / RUN_FILE).is_file()]
+    return [child for child in children if _may_be_run(child)]
+
+
+def _may_be_run(folder: Path) -> bool:
+    """Whether a folder is a run, was one before it lost its run.json, or may not be looked into."""
+    return folder.is_dir() and (_holds_info(folder) or _is_closed(folder) or _has_rank(folder))
+
+
+def _holds_info(folder: Path) -> bool:
+    """Whether there is a run.json of any kind: one that is a dangling link is said."""
+    return os.path.lexists(folder / RUN_FILE)
+
+
+def _is_closed(folder: Path) -> bool:
+    return not os.access(folder, os.R_OK | os.X_OK)
+
+
+def _has_rank(folder: Path) -> bool:
+    return bool(ranks_in(folder))
 
 
 def _registered() -> list[Path]:
@@ -141,7 +159,7 @@ def _still_there(note: Path) -> Iterator[Path]:
         path = Path(os.fsdecode(note.read_bytes()))
         if note.name.startswith(".") or not path.is_absolute():
             return
-        if (path / RUN_FILE).is_file():
+        if _may_be_run(path):
             yield path
         elif path.parent.is_dir():  # deleted, not merely on a disk that is not mounted
             note.unlink()

@@ -7,9 +7,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from ampwatch.codec import column, numpy_type
+from ampwatch.codec import REQUIRED, column, numpy_type
+from ampwatch.errors import CodecError
+from ampwatch.rows import Table
 
 Column: TypeAlias = "pa.Array | pa.ChunkedArray"
+
+# A layer's number is a place in tables that a reader makes; no model has a hundredth of these.
+MAX_LAYER = 1 << 20
 
 
 def joined(column: Column) -> pa.Array:
@@ -55,3 +60,12 @@ def masked(values: np.ndarray, there: np.ndarray, kind: pa.DataType) -> pa.Array
         return array
     bits = pa.py_buffer(np.packbits(there, bitorder="little"))
     return pa.Array.from_buffers(kind, len(there), [bits, array.buffers()[1]], missing)
+
+
+def refuse_unplaced(table: Table, rows: pa.Table) -> None:
+    """CodecError for stored rows without a place; a foreign log's may lack the time."""
+    for name in REQUIRED[table]:
+        if name != "time_ns" and name in rows.column_names and rows.column(name).null_count:
+            raise CodecError(f"There are rows of {table.value} without {name}.")
+    if "layer" in rows.column_names and integers(rows.column("layer")).max(initial=0) > MAX_LAYER:
+        raise CodecError(f"There are rows of {table.value} of a layer beyond {MAX_LAYER}.")

@@ -17,13 +17,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ampwatch.errors import RunError, RunInUseError
+from ampwatch.errors import CodecError, RunError, RunInUseError
 from ampwatch.rows import FORMAT, SCHEMAS, TABLES, Table
 from ampwatch.store import locks
-from ampwatch.store.base import BASE_FILE, Base, TableFile, footer_of, seal
+from ampwatch.store.base import Base, footer_of
+from ampwatch.store.base_file import BASE_FILE, TableFile, seal
 from ampwatch.store.index import INDEX_FILE, RECORD, Header, pack_header
 from ampwatch.store.info import read_info
 from ampwatch.store.layout import rank_folder, ranks_in, table_file
+from ampwatch.store.privacy import open_file, write_file
 from ampwatch.store.ranklog import RankLog
 
 # Large enough that 10 million steps are 77 groups, small enough that one group of the widest table
@@ -116,16 +118,36 @@ def _write_table(
 
     schema = SCHEMAS[table]
     path = folder / f"{table.value}-{generation}.parquet"
+    text_bytes = 0
     with (
-        path.open("wb") as file,
+        os.fdopen(open_file(path, os.O_WRONLY | os.O_TRUNC), "wb") as file,
         parquet.ParquetWriter(file, schema, **_parquet_options(schema)) as writer,
     ):
         for start in range(0, log.rows(table), ROW_GROUP_ROWS):
             rows = log.read(table, schema.names, start, start + ROW_GROUP_ROWS)
             writer.write_table(rows.cast(schema), row_group_size=ROW_GROUP_ROWS)
             counted.add(rows.num_rows)
+            text_bytes += sum(c.nbytes for c in rows.columns if pa.types.is_string(c.type))
     _sync(path)
-    return _vouch(path)
+    entry = _vouch(path)
+    _refuse_unreadable(path, table, entry, text_bytes)
+    return entry
+
+
+def _refuse_unreadable(path: Path, table: Table, entry: TableFile, text_bytes: int) -> None:
+    """Refuse to compact what readers would take for a file made to fill their memory."""
+    from ampwatch.store.parquet_limits import Declared, most_bytes
+
+    try:
+        Declared.of(table, entry, footer_of(path.read_bytes())[:-8])
+        too_dense = text_bytes > most_bytes(entry.size)
+    except CodecError:
+        too_dense = True
+    if too_dense:
+        raise RunError(
+            f"Not compacted, because {table.value} would be packed denser than readers trust; "
+            "the run is as it was.", path=path,
+        )  # fmt: skip
 
 
 def _parquet_options(schema: pa.Schema) -> dict[str, object]:
@@ -243,7 +265,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _write_synced(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
+    write_file(path, data)
     _sync(path)
 
 

@@ -12,8 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ampwatch.store.index import Held
+from ampwatch.store.privacy import write_file
+from ampwatch.store.regular import read_at_most
 
 COPY_FILE = "recorder.json"
+_MAX_BYTES = 16 << 20
+_MOST_GAPS = 1000  # that a recorder notes; of more, only how many there are is said
 
 Range = tuple[int, int]  # from the first number up to and without the last
 
@@ -29,7 +33,7 @@ class CopyNote:
 def read_copies(run_folder: Path) -> dict[int, CopyNote]:
     """The ranks of a run that a recorder has filed there; none for a trainer's own run."""
     try:
-        ranks = json.loads((run_folder / COPY_FILE).read_text("utf-8"))["ranks"]
+        ranks = json.loads(read_at_most(run_folder / COPY_FILE, _MAX_BYTES))["ranks"]
         return {int(rank): _note(facts) for rank, facts in ranks.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
@@ -39,13 +43,16 @@ def write_copies(run_folder: Path, notes: Mapping[int, CopyNote]) -> None:
     """Put these notes in place of those there are; an OSError leaves the old ones."""
     text = json.dumps({"ranks": {rank: asdict(note) for rank, note in notes.items()}})
     draft = run_folder / f".{COPY_FILE}.new"
-    draft.write_text(text, "utf-8")
+    write_file(draft, text.encode())
     draft.replace(run_folder / COPY_FILE)
 
 
 def what_lacks(held: Held, note: CopyNote | None, *, is_over: bool) -> Iterator[str]:
     """Sentences' bodies on what a rank's files do not hold; `is_over` if nobody writes them."""
     lost = note.gaps if note else ()
+    if len(held.gaps) > _MOST_GAPS:
+        yield f"{len(held.gaps)} stretches of batches are not in this copy"
+        return
     for first, after in _without(held.gaps, lost):
         yield f"{_numbers(first, after)} not in this copy"
     for first, after in lost:
@@ -74,4 +81,6 @@ def _note(facts: dict[str, list[list[int]] | int | None]) -> CopyNote:
     gaps, ended_at = facts["gaps"], facts["ended_at"]
     if not isinstance(gaps, list) or not isinstance(ended_at, int | None):
         raise TypeError("no note of ours")
+    if len(gaps) > _MOST_GAPS:
+        raise ValueError("more gaps than a recorder notes")
     return CopyNote(tuple((int(first), int(after)) for first, after in gaps), ended_at)

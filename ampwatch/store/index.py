@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ampwatch.codec import Batch
+from ampwatch.codec import MAX_ROWS, Batch
 from ampwatch.errors import FutureRunError
 from ampwatch.rows import FORMAT, TABLES
 
@@ -43,6 +43,12 @@ RECORD = np.dtype(
 assert RECORD.itemsize == RECORD_BYTES
 
 
+# What no log of ours comes near, and every sum of which fits an int64: a checksum says that a
+# number stands as it was written, not that an honest writer wrote it.
+MAX_SEQUENCE = 1 << 40
+MAX_OFFSET = 1 << 50
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """What the index continues: which base, from which sequence on."""
@@ -63,6 +69,8 @@ def read_header(data: bytes, path: Path) -> Header | None:
         return None
     magic, number, generation, first_sequence, crc = _HEADER.unpack_from(data)
     if magic != MAGIC or crc != zlib.crc32(data[: HEADER_BYTES - 4]):
+        return None
+    if first_sequence > MAX_SEQUENCE:
         return None
     if number > FORMAT:
         raise FutureRunError(
@@ -92,9 +100,26 @@ def read_records(data: bytes) -> np.ndarray:
         if zlib.crc32(view[start : start + RECORD_BYTES - 4]) != own_crc:
             good = position
             break
-    records = records[:good]
-    strange = np.flatnonzero(records["table"] >= len(TABLES))
-    return records[: strange[0]] if len(strange) else records
+    return plausible(records[:good])
+
+
+def plausible(records: np.ndarray) -> np.ndarray:
+    """The records that come before the first one that no writer of ours would write."""
+    strange = (records["table"] >= len(TABLES)) | (records["rows"] > MAX_ROWS)
+    strange |= (records["offset"] > MAX_OFFSET) | (records["sequence"] > MAX_SEQUENCE)
+    first = np.flatnonzero(strange)
+    return records[: first[0]] if len(first) else records
+
+
+def without_overlap(records: np.ndarray, end: int) -> int:
+    """How many of one table's records, from the first on, stand behind `end` and one another.
+
+    One payload under a thousand records would be read, and held, a thousand times.
+    """
+    offsets = records["offset"].astype(np.int64)
+    ends = np.concatenate([[end], offsets + records["length"]])[:-1]
+    overlapping = np.flatnonzero(offsets < ends)
+    return int(overlapping[0]) if len(overlapping) else len(records)
 
 
 _NONE = np.empty(0, np.int64)
@@ -111,12 +136,15 @@ class Held:
         stretches = np.split(ordered, breaks + 1) if len(ordered) else []
         self._ranges = [[int(stretch[0]), int(stretch[-1]) + 1] for stretch in stretches]
 
+    def missing_from(self, number: int) -> int:
+        """The lowest number from this one on that is not held."""
+        place = self._after(number) - 1
+        return max(number, self._ranges[place][1]) if place >= 0 else number
+
     @property
-    def first_missing(self) -> int:
-        """The lowest number that is not held: all before it are."""
-        if not self._ranges or self._ranges[0][0] > 0:
-            return 0
-        return int(self._ranges[0][1])
+    def start(self) -> int:
+        """The lowest number that is held."""
+        return int(self._ranges[0][0]) if self._ranges else 0
 
     @property
     def end(self) -> int:
@@ -131,7 +159,8 @@ class Held:
         return tuple((a, b) for a, b in zip(ends, starts, strict=False) if a < b)
 
     def __contains__(self, sequence: int) -> bool:
-        return any(start <= sequence < end for start, end in self._ranges)
+        place = self._after(sequence) - 1
+        return place >= 0 and sequence < self._ranges[place][1]
 
     def add(self, sequence: int) -> None:
         """Note that a number is held; one that was held already changes nothing."""
@@ -140,13 +169,21 @@ class Held:
             return
         if sequence in self:
             return
-        place = bisect.bisect([start for start, _ in self._ranges], sequence)
+        place = self._after(sequence)
         self._ranges.insert(place, [sequence, sequence + 1])
         self._join(place)
         self._join(place - 1)
+
+    def _after(self, sequence: int) -> int:
+        """The place of the first range that starts after this number."""
+        return bisect.bisect(self._ranges, sequence, key=_start)
 
     def _join(self, place: int) -> None:
         if 0 <= place < len(self._ranges) - 1:
             left, right = self._ranges[place : place + 2]
             if left[1] == right[0]:
                 self._ranges[place : place + 2] = [[left[0], right[1]]]
+
+
+def _start(stretch: list[int]) -> int:
+    return stretch[0]

@@ -12,10 +12,13 @@ from typing import Any
 
 from ampwatch.errors import FutureRunError, NotARunError
 from ampwatch.rows import FORMAT
+from ampwatch.store.privacy import write_file
+from ampwatch.store.regular import open_regular
 
 RUN_FILE = "run.json"
 MAX_INFO_BYTES = 16 << 20
 _MAX_DEPTH = 12
+_NUMBERS_END = 1 << 63
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -55,7 +58,7 @@ class RunInfo:
         _refuse_future(facts.get("format"))
         values = {name: facts[name] for name in cls.__slots__ if name in facts}
         for name, kind in _KINDS.items():
-            if name in values and not _is_a(values[name], kind):
+            if name in values and not _fits(values[name], kind):
                 raise NotARunError(f"{RUN_FILE} is damaged: {name!r} is {values[name]!r:.80}.")
         if not _ID.fullmatch(str(values.get("id"))) or "name" not in values:
             raise NotARunError(
@@ -92,7 +95,7 @@ def describe_run(run_folder: Path, info: RunInfo) -> None:
     """Replace a run's run.json; it is the old one or the new one at any moment."""
     path = run_folder / RUN_FILE
     draft = path.with_name(f".{RUN_FILE}.new")
-    draft.write_text(info.to_json(), encoding="utf-8")
+    write_file(draft, info.to_json().encode())
     draft.replace(path)
 
 
@@ -100,7 +103,7 @@ def read_info(run_folder: Path) -> RunInfo:
     """Read a run's run.json; raises NotARunError or FutureRunError with a sentence."""
     path = run_folder / RUN_FILE
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             text = file.read(MAX_INFO_BYTES + 1)
     except OSError as problem:
         reason = problem.strerror or str(problem)
@@ -122,7 +125,15 @@ def _parse(text: str | bytes) -> dict[str, Any]:
         raise NotARunError(f"{RUN_FILE} is no JSON; the file is damaged or not ours.") from None
     if not isinstance(facts, dict):
         raise NotARunError(f"{RUN_FILE} describes no run.")
-    return facts
+    plain: dict[str, Any] = _plain(facts, _MAX_DEPTH)  # half a surrogate can be read, not printed
+    return plain
+
+
+def _fits(value: object, kind: type) -> bool:
+    """Whether a value is of this kind; a whole number also one that a column could hold."""
+    if isinstance(value, int) and not 0 <= value < _NUMBERS_END:
+        return False
+    return _is_a(value, kind)
 
 
 def _refuse_future(number: object) -> None:

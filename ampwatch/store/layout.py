@@ -7,19 +7,23 @@ from outside.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 import secrets
 import shutil
+import time
 import unicodedata
 from pathlib import Path
 
 from ampwatch.errors import NotARunError, RunError
 from ampwatch.rows import Table
 from ampwatch.store.info import RUN_FILE, RunInfo, read_info
+from ampwatch.store.privacy import make_run_folder, write_file
 
 MAX_NAME_BYTES = 120  # file systems allow 255; "-12" and temporary names need room
 _MAX_SAME_NAME = 10_000
+_UNNAMED = re.compile(r"\.[0-9a-f]{16}\.new")
+_LEFT_S = 3600.0  # no run takes so long to create
 _UNSAFE = re.compile(r'[<>:"/\\|?*]')
 _WINDOWS_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _RANK = re.compile(r"rank-(0|[1-9]\d{0,8})")
@@ -38,10 +42,17 @@ def table_file(folder: Path, table: Table) -> Path:
 def ranks_in(run_folder: Path) -> tuple[int, ...]:
     """The ranks that have a folder, in order."""
     try:
-        names = [entry.name for entry in os.scandir(run_folder) if entry.is_dir()]
+        names = [entry.name for entry in run_folder.iterdir() if _is_folder(entry)]
     except OSError:
         return ()
     return tuple(sorted(int(match[1]) for match in map(_RANK.fullmatch, names) if match))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # one that may not be looked at hides no other
+        return False
 
 
 def safe_name(name: str) -> str:
@@ -64,6 +75,7 @@ def create_run(log_dir: Path, info: RunInfo, *, resume: bool = False) -> Path:
     log_dir = Path(log_dir)
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
+        sweep(log_dir)
         if resume and (found := _newest_named(log_dir, info)):
             return found
         return _claim(log_dir, info)
@@ -74,6 +86,23 @@ def create_run(log_dir: Path, info: RunInfo, *, resume: bool = False) -> Path:
             f"to a folder that can be written.",
             path=log_dir,
         ) from problem
+
+
+def sweep(log_dir: Path) -> None:
+    """Remove what a process killed while it created a run has left: an unnamed run.json, long ago.
+
+    A folder that has more in it, and so one that anybody writes, is left alone.
+    """
+    try:
+        left = [path for path in log_dir.iterdir() if _UNNAMED.fullmatch(path.name)]
+    except OSError:
+        return
+    for folder in left:
+        with contextlib.suppress(OSError):  # it is another user's, or another process was first
+            is_old = time.time() - folder.stat().st_mtime > _LEFT_S
+            if is_old and {path.name for path in folder.iterdir()} <= {RUN_FILE}:
+                (folder / RUN_FILE).unlink(missing_ok=True)
+                folder.rmdir()
 
 
 def _candidates(log_dir: Path, name: str) -> list[Path]:
@@ -96,10 +125,10 @@ def _newest_named(log_dir: Path, info: RunInfo) -> Path | None:
 
 def _claim(log_dir: Path, info: RunInfo) -> Path:
     """Rename a finished folder into place: a run's folder never stands without its run.json."""
-    fresh = log_dir / f".{secrets.token_hex(8)}.new"
-    fresh.mkdir()
+    fresh = log_dir / f".{secrets.token_hex(8)}.new"  # see `sweep`
+    make_run_folder(fresh)
     try:
-        (fresh / RUN_FILE).write_text(info.to_json(), encoding="utf-8")
+        write_file(fresh / RUN_FILE, info.to_json().encode())
         for folder in _candidates(log_dir, info.name):
             if not folder.exists() and _moved(fresh, folder):
                 return folder

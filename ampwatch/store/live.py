@@ -6,17 +6,19 @@ the index records that are new.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from ampwatch.codec import decode_stream, stream_head
+from ampwatch.codec import decode_stream, refuse_other_packing, stream_head
 from ampwatch.errors import CodecError, RunError
 from ampwatch.rows import SCHEMAS, TABLES, Table
 from ampwatch.store import locks
-from ampwatch.store.base import BASE_FILE
+from ampwatch.store.base_file import BASE_FILE
+from ampwatch.store.columns import refuse_unplaced
 from ampwatch.store.index import (
     HEADER_BYTES,
     INDEX_FILE,
@@ -25,11 +27,13 @@ from ampwatch.store.index import (
     Header,
     read_header,
     read_records,
+    without_overlap,
 )
 from ampwatch.store.layout import table_file
-from ampwatch.store.payloads import good_payloads, read_region
+from ampwatch.store.payloads import good_payloads, read_region, stretches
 
 _NO_RECORDS = np.empty(0, RECORD)
+_INDEX_PART = RECORD_BYTES << 16  # an index is as long as its good records, not as its file
 
 
 class LiveLog:
@@ -43,6 +47,7 @@ class LiveLog:
         self._generation = generation  # of the base that comes before; 0 for none
         self._tables = dict.fromkeys(TABLES, _NO_RECORDS)
         self._verified = dict.fromkeys(TABLES, 0)
+        self._unpacked = dict.fromkeys(TABLES, 0)  # batches that were seen to be packed as ours are
         self._header = self._read_header()
 
     # --- what there is ---------------------------------------------------------------------------
@@ -53,13 +58,12 @@ class LiveLog:
             self._header = self._read_header()
         if self._header is None:
             return _NO_RECORDS
-        start = HEADER_BYTES + len(self.records) * RECORD_BYTES
-        fresh = read_records(read_region(self._folder / INDEX_FILE, start))
+        fresh = self._fresh_records()
         self.records = np.concatenate([self.records, fresh])
         for table in TABLES:
             mine = fresh[fresh["table"] == table.number]
             if len(mine) and _damage_of(table) not in self.notes:
-                self._tables[table] = np.concatenate([self._tables[table], mine])
+                self._take(table, mine)
         return fresh
 
     def batches(self, table: Table) -> np.ndarray:
@@ -79,6 +83,7 @@ class LiveLog:
         pieces, good = good_payloads(self._folder, table, records[first:last])
         if first + good < last:
             self._cut(table, first + good)
+        self._refuse_packed(table, records[first : first + good], pieces, first)
         found = self._decode(table, names, pieces)
         if found.num_rows != int(records["rows"][first : first + good].sum()):
             raise self._not_ours(table)
@@ -111,6 +116,26 @@ class LiveLog:
 
     # --- within ----------------------------------------------------------------------------------
 
+    def _fresh_records(self) -> np.ndarray:
+        """The good records that follow those that are known."""
+        parts = [_NO_RECORDS]
+        start = HEADER_BYTES + len(self.records) * RECORD_BYTES
+        while True:
+            data = read_region(self._folder / INDEX_FILE, start, start + _INDEX_PART)
+            parts.append(read_records(data))
+            if len(parts[-1]) * RECORD_BYTES < _INDEX_PART:
+                return np.concatenate(parts)
+            start += _INDEX_PART
+
+    def _take(self, table: Table, fresh: np.ndarray) -> None:
+        """Add a table's records; those that claim bytes which others have are damage."""
+        known = self._tables[table]
+        end = int(known["offset"][-1]) + int(known["length"][-1]) if len(known) else 0
+        self._tables[table] = np.concatenate([known, fresh])
+        apart = without_overlap(fresh, end)
+        if apart < len(fresh):
+            self._cut(table, len(known) + apart)
+
     def _read_header(self) -> Header | None:
         path = self._folder / INDEX_FILE
         data = read_region(path, 0, HEADER_BYTES)
@@ -125,7 +150,7 @@ class LiveLog:
         return header
 
     def _has_streams(self) -> bool:
-        return any(table_file(self._folder, table).exists() for table in TABLES)
+        return any(os.path.lexists(table_file(self._folder, table)) for table in TABLES)
 
     def _unvouched(self, table: Table) -> bool:
         """Whether a table's file goes on after the last batch that the index knows."""
@@ -143,9 +168,31 @@ class LiveLog:
             batches = [batch for piece in pieces for batch in decode_stream(table, piece, names)]
             found = pa.Table.from_batches([batch.select(names) for batch in batches], schema)
             found.validate(full=True)
+            refuse_unplaced(table, found)
         except (pa.ArrowException, CodecError) as problem:
             raise self._not_ours(table) from problem
         return found
+
+    def _refuse_packed(
+        self, table: Table, records: np.ndarray, pieces: list[bytes], first: int
+    ) -> None:
+        """Refuse, of the batches not read before, those that would inflate without a bound."""
+        place = first
+        for stretch, piece in zip(stretches(records), pieces, strict=True):
+            view, end = memoryview(piece), 0
+            for length in stretch["length"].tolist():
+                if place >= self._unpacked[table]:
+                    self._refuse_one(table, view[end : end + length])
+                end += length
+                place += 1
+        if first <= self._unpacked[table]:
+            self._unpacked[table] = max(self._unpacked[table], place)
+
+    def _refuse_one(self, table: Table, payload: memoryview) -> None:
+        try:
+            refuse_other_packing(payload)
+        except CodecError as problem:
+            raise self._not_ours(table) from problem
 
     def _not_ours(self, table: Table) -> RunError:
         path = table_file(self._folder, table)

@@ -14,10 +14,12 @@ from pathlib import Path
 
 from ampwatch.errors import RunInUseError
 from ampwatch.store.layout import rank_folder, ranks_in
+from ampwatch.store.privacy import open_file
 
 LOCK_FILE = "lock"
 _HELD = {errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK}
 _POLL_S = 0.02
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # a pipe in its place would hold us for ever
 
 
 def hold(folder: Path, *, wait_s: float = 0.0, required: bool = False) -> int:
@@ -26,7 +28,8 @@ def hold(folder: Path, *, wait_s: float = 0.0, required: bool = False) -> int:
     Raises RunInUseError when another process holds it for longer than `wait_s`, and, if the lock
     is `required`, where the file system has none.
     """
-    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    flags = os.O_RDWR | _AT_ONCE | getattr(os, "O_NOFOLLOW", 0)
+    descriptor = open_file(folder / LOCK_FILE, flags)
     try:
         _wait_for(descriptor, folder, wait_s=wait_s, required=required)
     except BaseException:
@@ -38,7 +41,7 @@ def hold(folder: Path, *, wait_s: float = 0.0, required: bool = False) -> int:
 def is_held(folder: Path) -> bool:
     """Whether a writer holds the lock of a rank's folder; False where that cannot be known."""
     try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | _AT_ONCE)
     except OSError:
         return False
     try:

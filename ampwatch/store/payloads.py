@@ -11,6 +11,7 @@ import numpy as np
 from ampwatch.errors import RunError
 from ampwatch.rows import TABLES, Table
 from ampwatch.store.layout import table_file
+from ampwatch.store.regular import open_regular
 
 
 class Readable(Protocol):
@@ -32,14 +33,23 @@ def read_payload(file: Readable, record: np.void) -> bytes:
 def read_region(path: Path, start: int, end: int | None = None) -> bytes:
     """A file's bytes from `start` to `end` or its own end; none where there is no file.
 
-    Read, not mapped: a writer that cuts a torn tail would kill whoever maps it.
+    Read, not mapped: a writer that cuts a torn tail would kill whoever maps it. RunError where
+    there is something that cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(start)
             return file.read() if end is None else file.read(max(0, end - start))
     except FileNotFoundError:
         return b""
+    except OSError as problem:
+        raise unreadable(path, problem) from problem
+
+
+def unreadable(path: Path, problem: OSError) -> RunError:
+    """What to say of a file that is there and cannot be read."""
+    reason = problem.strerror or str(problem)
+    return RunError(f"{path} cannot be read ({reason}): the run is read once it can be.", path=path)
 
 
 def good_payloads(folder: Path, table: Table, records: np.ndarray) -> tuple[list[bytes], int]:
@@ -47,30 +57,37 @@ def good_payloads(folder: Path, table: Table, records: np.ndarray) -> tuple[list
 
     It ends before the first batch whose bytes are not those its record vouches for.
     """
-    if not len(records):
-        return [], 0
+    pieces: list[bytes] = []
+    good = 0
+    for stretch in stretches(records):
+        start, lengths = int(stretch["offset"][0]), stretch["length"].tolist()
+        data = read_region(table_file(folder, table), start, start + sum(lengths))
+        intact, end = _intact(data, lengths, stretch["crc"].tolist())
+        if intact:
+            pieces.append(data[:end])
+        good += intact
+        if intact < len(stretch):
+            break
+    return pieces, good
+
+
+def stretches(records: np.ndarray) -> list[np.ndarray]:
+    """The records in parts that stand without a gap; a gap is what a failed write may leave."""
     offsets = records["offset"].astype(np.int64)
     ends = offsets + records["length"]
-    start = int(offsets.min())
-    data = memoryview(read_region(table_file(folder, table), start, int(ends.max())))
-    begins, stops = (offsets - start).tolist(), (ends - start).tolist()
-    good = 0
-    for begin, stop, crc in zip(begins, stops, records["crc"].tolist(), strict=True):
-        if stop > len(data) or zlib.crc32(data[begin:stop]) != crc:
-            break
-        good += 1
-    return _joined(data, begins[:good], stops[:good]), good
+    breaks = np.flatnonzero(offsets[1:] != ends[:-1]) + 1
+    return np.split(records, breaks) if len(records) else []
 
 
-def _joined(data: memoryview, begins: list[int], stops: list[int]) -> list[bytes]:
-    """The stretches without a gap; a gap is what a failed write may leave."""
-    pieces: list[bytes] = []
-    start = 0
-    for position in range(1, len(begins) + 1):
-        if position == len(begins) or begins[position] != stops[position - 1]:
-            pieces.append(bytes(data[begins[start] : stops[position - 1]]))
-            start = position
-    return pieces
+def _intact(data: bytes, lengths: list[int], crcs: list[int]) -> tuple[int, int]:
+    """How many payloads, from the first on, are as they were written, and where they end."""
+    view = memoryview(data)
+    end = 0
+    for number, (length, crc) in enumerate(zip(lengths, crcs, strict=True)):
+        if end + length > len(data) or zlib.crc32(view[end : end + length]) != crc:
+            return number, end
+        end += length
+    return len(lengths), end
 
 
 def good_count(folder: Path, records: np.ndarray) -> int:

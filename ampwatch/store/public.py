@@ -94,7 +94,8 @@ class LayerFacts:
     """The layer_info rows of all ranks, looked up by attempt, rank, layer and step."""
 
     rows: pa.Table
-    keys: np.ndarray  # sorted: the layer's code << 40 | step
+    codes: np.ndarray  # sorted: one number for each layer of a rank in an attempt
+    keys: np.ndarray  # sorted: the code's position << 40 | step
     order: np.ndarray  # the row of each key
     width: int  # layers per rank and attempt
 
@@ -103,37 +104,44 @@ class LayerFacts:
         """From the layer_info view."""
         layers = integers(rows.column("layer"))
         width = int(layers.max(initial=0)) + 1
-        keys = _with_step(_codes(rows, layers, width), rows)
+        codes, positions = np.unique(_codes(rows, layers, width), return_inverse=True)
+        keys = _with_step(positions, rows)
         order = np.argsort(keys, kind="stable")
-        return cls(rows, keys[order], order, width)
+        return cls(rows, codes, keys[order], order, width)
 
     def places(self, rows: pa.Table, layer_column: str) -> np.ndarray:
         """For each row, the row of facts that held for its layer at its step; -1 for none."""
         layers = integers(rows.column(layer_column))
         if not len(self.keys):
             return np.full(len(layers), -1)
-        codes = _codes(rows, layers, self.width)
-        known = self.keys >> _STEP_BITS
-        if np.all(known[1:] > known[:-1]):  # no layer ever changed: the step does not matter
-            found = self._found(codes, known)
+        positions = self._positions(_codes(rows, layers, self.width))
+        found: np.ndarray
+        if len(self.keys) == len(self.codes):  # no layer ever changed: the step does not matter
+            found = self.order[positions]
         else:
-            found = self._found_at(_with_step(codes, rows), known)
-        outside = (layers < 0) | (layers >= self.width)
+            found = self._found_at(_with_step(positions, rows))
+        outside = (layers < 0) | (layers >= self.width) | (positions < 0)
         found[outside] = -1
         return found
 
-    def _found(self, codes: np.ndarray, known: np.ndarray) -> np.ndarray:
-        by_code = np.full(max(int(codes.max(initial=0)), int(known[-1])) + 1, -1)
-        by_code[known] = self.order
-        found: np.ndarray = by_code[codes]
-        return found
+    def _positions(self, codes: np.ndarray) -> np.ndarray:
+        """Where each code stands among those that are known; -1 for none."""
+        last = int(self.codes[-1])
+        if last < _DENSE_CODES:  # a table is ten times as quick, and as long as its last code
+            table = np.full(last + 2, -1)
+            table[self.codes] = np.arange(len(self.codes))
+            found: np.ndarray = table[np.minimum(codes, last + 1)]
+            return found
+        near = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
+        return np.where(self.codes[near] == codes, near, -1)
 
-    def _found_at(self, wanted: np.ndarray, known: np.ndarray) -> np.ndarray:
-        codes, last = wanted >> _STEP_BITS, len(known) - 1
+    def _found_at(self, wanted: np.ndarray) -> np.ndarray:
+        known, positions = self.keys >> _STEP_BITS, wanted >> _STEP_BITS
         found = np.searchsorted(self.keys, wanted, side="right") - 1
-        before = (found >= 0) & (known[found] == codes)
-        found = np.minimum(np.where(before, found, found + 1), last)  # else its first facts
-        return np.where(known[found] == codes, self.order[found], -1)
+        before = (found >= 0) & (known[found] == positions)
+        # Else its first facts.
+        found = np.minimum(np.where(before, found, found + 1), len(known) - 1)
+        return np.where(known[found] == positions, self.order[found], -1)
 
     def fact(self, name: str, places: np.ndarray) -> pa.Array:
         """A column of facts, one value a place."""
@@ -156,6 +164,7 @@ def _distinct(places: np.ndarray, texts: list[str]) -> tuple[np.ndarray, list[st
 
 
 _STEP_BITS = 40
+_DENSE_CODES = 1 << 21
 
 
 def _codes(rows: pa.Table, layers: np.ndarray, width: int) -> np.ndarray:
@@ -166,7 +175,7 @@ def _codes(rows: pa.Table, layers: np.ndarray, width: int) -> np.ndarray:
     return codes + parts * width if parts.any() else codes
 
 
-def _with_step(codes: np.ndarray, rows: pa.Table) -> np.ndarray:
+def _with_step(positions: np.ndarray, rows: pa.Table) -> np.ndarray:
     steps = np.clip(integers(rows.column("step")), 0, (1 << _STEP_BITS) - 1)
-    keys: np.ndarray = (codes << _STEP_BITS) + steps
+    keys: np.ndarray = (positions << _STEP_BITS) + steps
     return keys

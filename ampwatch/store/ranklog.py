@@ -16,7 +16,8 @@ import pyarrow as pa
 from ampwatch.errors import FutureRunError, RunError
 from ampwatch.rows import SCHEMAS, TABLES, EventKind, Table
 from ampwatch.store import locks
-from ampwatch.store.base import BASE_FILE, Base
+from ampwatch.store.base import Base
+from ampwatch.store.base_file import BASE_FILE
 from ampwatch.store.copy_notes import CopyNote, what_lacks
 from ampwatch.store.index import Held
 from ampwatch.store.live import LiveLog
@@ -80,6 +81,14 @@ class RankLog:
         """The columns `names` of the rows from `start` on, or up to `stop`."""
         return self._undisturbed(lambda: self._read(table, names, start, stop))
 
+    def newest(self, table: Table, names: Sequence[str], most: int) -> pa.Table:
+        """The last rows that can be read, at most so many, though the log's end be damaged."""
+        found = self.read(table, names, max(0, self.rows(table) - most))
+        if found.num_rows or not self.rows(table):
+            return found
+        self.verify()  # batch by batch back to the last good one would take for ever
+        return self.read(table, names, max(0, self.rows(table) - most))
+
     def verify(self) -> None:
         """Check every byte that was not checked yet; what is found shows in `notes`."""
         self._undisturbed(self._verify)
@@ -116,8 +125,7 @@ class RankLog:
         """The latest time in the newest rows."""
         newest = [0]
         for table in (Table.STEPS, Table.EVENTS, Table.DEVICES):
-            rows = self.rows(table)
-            times = self.read(table, ["time_ns"], max(0, rows - _NEWEST_ROWS))
+            times = self.newest(table, ["time_ns"], _NEWEST_ROWS)
             newest += times.column(0).drop_null().to_pylist()  # a foreign log may tell no time
         return max(newest)
 

@@ -5,6 +5,7 @@ Acknowledged means that both write() calls have returned: it survives `kill -9`,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -28,8 +29,10 @@ from ampwatch.store.index import (
     read_header,
     read_records,
 )
+from ampwatch.store.info import RUN_FILE, RunInfo, describe_run, read_info
 from ampwatch.store.layout import rank_folder, table_file
 from ampwatch.store.payloads import good_count, read_payload
+from ampwatch.store.privacy import make_folder, make_run_folder, open_file
 
 # A compaction holds the lock for the moment in which it swaps files.
 _LOCK_WAIT_S = 5.0
@@ -40,10 +43,18 @@ class RankWriter:
 
     Opening cuts a torn tail back to the last good batch, and takes the rank's lock: RunInUseError
     if another process writes this rank. Every failure to write is a RunError with a sentence.
+    With `info` it can begin anew where its folder was taken away.
     """
 
-    def __init__(self, run_folder: Path, rank: int) -> None:
+    def __init__(self, run_folder: Path, rank: int, info: RunInfo | None = None) -> None:
         self._folder = rank_folder(Path(run_folder), rank)
+        self._info = info
+        self._lock = -1
+        self._fate = ""  # of the files that were taken away
+        self._from = 0  # a log begun anew has no numbers below
+        self._begin()
+
+    def _begin(self) -> None:
         self._files: dict[Table, _File] = {}
         self._index = _File(None)
         self._base: Base | None = None
@@ -51,7 +62,7 @@ class RankWriter:
         self._in_order = True  # whether a record's position gives its sequence
         self._held = Held()
         try:
-            self._folder.mkdir(exist_ok=True)
+            make_folder(self._folder)
             self._lock = locks.hold(self._folder, wait_s=_LOCK_WAIT_S)
         except OSError as problem:
             _fail(self._folder, problem)
@@ -66,8 +77,8 @@ class RankWriter:
 
     @property
     def next_sequence(self) -> int:
-        """The lowest sequence number this log does not hold."""
-        return self._held.first_missing
+        """The lowest sequence number this log does not hold, from its first one on."""
+        return self._held.missing_from(self._from)
 
     @property
     def gaps(self) -> tuple[tuple[int, int], ...]:
@@ -76,11 +87,25 @@ class RankWriter:
 
     def is_in_place(self) -> bool:
         """Whether its files still stand where it opened them: not deleted, moved or replaced."""
+        if self._lock < 0:
+            return False
         try:
             here = (self._folder / locks.LOCK_FILE).stat()
         except OSError:
             return False
         return os.path.samestat(here, os.fstat(self._lock))
+
+    def begin_anew(self) -> str | None:
+        """Put the log in its place again; what became of the rows, None if they are still there.
+
+        Numbers go on. RunError if it cannot be; it may be asked again, and nothing else until then.
+        """
+        if self._lock >= 0:
+            self._from, self._fate = self.next_sequence, _fate(self._lock)
+        self.close()
+        self._stand_again(self._folder.parent)
+        self._begin()
+        return None if self._held.end >= self._from else self._fate
 
     def append(self, batch: Batch, sequence: int | None = None) -> int:
         """Write a batch and return its sequence number; once returned it is acknowledged.
@@ -126,6 +151,23 @@ class RankWriter:
             os.close(self._lock)
             self._lock = -1
 
+    # --- beginning anew --------------------------------------------------------------------------
+
+    def _stand_again(self, run_folder: Path) -> None:
+        """The run's folder with its run.json, unless another run has taken its place."""
+        if self._info is None:
+            raise RunError(f"{run_folder} was taken away.", path=run_folder)
+        try:
+            run_folder.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                make_run_folder(run_folder)
+            if not os.path.lexists(run_folder / RUN_FILE):
+                describe_run(run_folder, self._info)
+        except OSError as problem:
+            _fail(run_folder, problem)
+        if read_info(run_folder).id != self._info.id:
+            raise RunError(f"{run_folder} is another run by now.", path=run_folder)
+
     # --- opening ---------------------------------------------------------------------------------
 
     def _open(self) -> None:
@@ -146,7 +188,7 @@ class RankWriter:
             self._set_aside()
         for table in TABLES:
             table_file(self._folder, table).unlink(missing_ok=True)
-        generation, first = (0, 0) if self._base is None else self._base.next_header
+        generation, first = (0, self._from) if self._base is None else self._base.next_header
         header = Header(generation, first)
         self._index.cut(0)
         self._index.append(pack_header(header))
@@ -168,6 +210,10 @@ class RankWriter:
         live = kept["sequence"].astype(np.int64)
         compacted = self._base.sequences if self._base else live[:0]
         self._held = Held(np.concatenate([compacted, live]))
+        if self._base is None:  # a log that was begun anew, and is opened again
+            self._from = max(self._from, self._first)
+        elif self._info is not None:  # of a trainer's own log nothing is to come from before
+            self._from = max(self._from, self._held.start)
         self._count = good
         self._in_order = bool(np.array_equal(live, self._first + np.arange(good)))
 
@@ -180,7 +226,7 @@ class RankWriter:
         number = 1
         while (aside := self._folder / f"damaged-{number}").exists():
             number += 1
-        aside.mkdir()
+        make_folder(aside)
         for path in self._folder.iterdir():
             if path.name == INDEX_FILE or path.suffix == ".arrows":
                 shutil.copy2(path, aside)
@@ -232,8 +278,7 @@ class _File:
     __slots__ = ("_descriptor", "end")
 
     def __init__(self, path: Path | None) -> None:
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
-        self._descriptor = -1 if path is None else os.open(path, flags, 0o644)
+        self._descriptor = -1 if path is None else open_file(path, os.O_RDWR)
         self.end = 0
 
     @property
@@ -270,6 +315,11 @@ class _File:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
+
+
+def _fate(lock: int) -> str:
+    """What became of the files that a descriptor's is one of."""
+    return "deleted" if os.fstat(lock).st_nlink == 0 else "moved away"
 
 
 def _size(path: Path) -> int:

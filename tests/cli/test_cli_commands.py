@@ -160,6 +160,25 @@ def test_of_many_runs_elsewhere_only_the_newest_are_listed(capsys, tmp_path):
     assert "older ones" not in ampwatch(capsys, "runs", "--all")[1]
 
 
+def test_a_damaged_run_is_one_bad_line_in_the_list(capsys, tmp_path):
+    folder = tmp_path / "runs"
+    for name in ("whole", "tail", "words", "gone"):
+        write_run(folder, name=name)
+    steps = folder / "tail" / "rank-0" / "steps.arrows"
+    data = steps.read_bytes()
+    steps.write_bytes(data[:-4096] + bytes(4096))
+    (folder / "words" / "run.json").write_text("[]")
+    (folder / "gone" / "run.json").unlink()
+    code, out, err = ampwatch(capsys, "runs", folder)
+    assert code == 0
+    assert "Traceback" not in err
+    words = " ".join(out.split())
+    assert words.count("unreadable") == 2
+    assert "whole" in words
+    assert "tail" in words
+    assert "damaged" in words
+
+
 def test_runs_are_listed_with_their_verdicts(capsys, tmp_path):
     write_run(tmp_path / "all", "good", accepted=120)
     write_run(tmp_path / "all", "bad", skipped=30)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import threading
+import time
 import weakref
+from pathlib import Path
 
+import children
 import pytest
+from loop_harness import Trainer, events
 
+from ampwatch import open_run
 from ampwatch.codec import decode
 from ampwatch.errors import RunError
 from ampwatch.probe import courier as courier_module
@@ -19,6 +26,7 @@ from ampwatch.probe.models import survey
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import EventRecord, StepRecord
 from ampwatch.rows import EventKind, Table
+from ampwatch.store import RankWriter, RunInfo, compact, create_run, read_info
 
 
 class KeptLog(MemoryLog):
@@ -123,7 +131,7 @@ def test_a_record_that_cannot_be_digested_costs_no_other(carried, monkeypatch):
     gap = next(row for row in carried.log.rows(Table.EVENTS) if row["kind"] == "gap")
     assert json.loads(gap["detail"]) == {
         "lost_rows": 1,
-        "why": "they could not be made from what was seen",
+        "reason": "they could not be made from what was seen",
     }
 
 
@@ -131,3 +139,132 @@ def test_devices_are_sampled_with_the_rows(carried):
     carried.step(0)
     carried.flush()
     assert [row["device"] for row in carried.log.rows(Table.DEVICES)] == ["cpu"]
+
+
+# --- a log that is taken away -----------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(courier_module, "FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr(courier_module, "LOOK_SECONDS", 0.05)
+
+
+def wait_for(condition, seconds=20.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.01)
+
+
+def trained(folder, steps=5):
+    """A training under way, of which that many steps are in the log."""
+    trainer = Trainer(folder, endpoint="off", layer_every=2)
+    for _ in range(steps):
+        trainer.step()
+    wait_for(lambda: open_run(trainer.watch.run_folder).steps.num_rows == steps)
+    return trainer
+
+
+DELETED = """
+import shutil, sys, time
+sys.path.insert(0, sys.argv[2])
+from loop_harness import Trainer
+from ampwatch import open_run
+trainer = Trainer(sys.argv[1], endpoint="off", layer_every=2)
+for number in range(40):
+    trainer.step()
+    time.sleep(0.01)
+while open_run(trainer.watch.run_folder).steps.num_rows < 40:
+    time.sleep(0.05)
+shutil.rmtree(trainer.watch.run_folder)
+while not trainer.watch.lost_rows:
+    time.sleep(0.05)
+for number in range(10):
+    trainer.step()
+trainer.watch.close()
+print(trainer.watch.lost_rows, trainer.watch._loop.step)
+"""
+
+
+def test_a_training_whose_log_is_deleted_says_so_once_and_writes_a_new_one(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(DELETED)
+    words = (script, tmp_path / "runs", Path(__file__).parent)
+    done = children.run(*words, env={**os.environ, "AMPWATCH_STRICT": "1"})
+    assert done.returncode == 0, done.stderr
+    lost, steps = map(int, done.stdout.split())
+    assert done.stderr.count("the run's log was deleted: a new one is begun in its place") == 1
+    run = open_run(tmp_path / "runs" / "r")
+    assert run.clean_end
+    numbers = run.steps["step"].to_pylist()
+    assert numbers == list(range(numbers[0], steps))
+    assert numbers[0] >= 40
+    assert lost >= numbers[0] + 1  # the steps before, and their start
+    [gap] = events(run, "gap")
+    assert gap == {"lost_rows": lost, "reason": "the log was deleted"}
+    assert len(events(run, "started")) == 1
+    assert {"0", "2"} <= set(run.layers["layer"].to_pylist())
+    assert any("not in this copy" in note for note in run.notes)
+
+
+def test_numbers_go_on_in_a_log_that_was_begun_anew_and_when_it_is_opened_again(tmp_path, quick):
+    trainer = trained(tmp_path)
+    log = trainer.watch._courier._log
+    before = log.next_sequence
+    shutil.rmtree(trainer.watch.run_folder)
+    with pytest.warns(AmpwatchWarning, match="was deleted"):
+        wait_for(lambda: trainer.watch.lost_rows)
+    trainer.step()
+    trainer.read()
+    reopened = RankWriter(trainer.watch.run_folder, 0)
+    [first, *_] = reopened.read_from(0, 1)
+    reopened.close()
+    assert first[0] >= before
+    for _ in range(2):  # opened again, and once more when it is compacted
+        again = RankWriter(trainer.watch.run_folder, 0, read_info(trainer.watch.run_folder))
+        assert again.next_sequence > first[0]
+        again.close()
+        compact(trainer.watch.run_folder)
+
+
+def test_a_log_that_is_moved_keeps_its_rows_and_a_new_one_begins(tmp_path, quick):
+    trainer = trained(tmp_path)
+    moved = trainer.watch.run_folder.rename(tmp_path / "elsewhere")
+    with pytest.warns(AmpwatchWarning, match="was moved away"):
+        wait_for(trainer.watch.run_folder.exists)
+    trainer.step()
+    run = trainer.read()
+    assert open_run(moved).steps["step"].to_pylist() == list(range(5))
+    assert run.steps["step"].to_pylist() == [5]
+    assert trainer.watch.lost_rows == 0
+    assert events(run, "gap") == [{"lost_rows": 0, "reason": "the log was moved away"}]
+
+
+def test_a_file_in_the_logs_place_costs_rows_until_it_is_gone(tmp_path, quick):
+    trainer = trained(tmp_path)
+    trainer.watch.run_folder.rename(tmp_path / "away")
+    trainer.watch.run_folder.write_text("in the way")
+    with pytest.warns(AmpwatchWarning, match="cannot be begun anew"):
+        wait_for(lambda: trainer.watch.lost_rows >= 5)
+    trainer.step()
+    trainer.watch.run_folder.unlink()
+    wait_for(trainer.watch.run_folder.is_dir)
+    trainer.step()
+    run = trainer.read()
+    assert run.steps["step"].to_pylist()[-1] == 6
+    [gap] = events(run, "gap")
+    assert gap["lost_rows"] == trainer.watch.lost_rows >= 7
+
+
+def test_another_run_in_the_logs_place_is_not_written_to(tmp_path, quick):
+    trainer = trained(tmp_path)
+    other = create_run(tmp_path / "others", RunInfo(id="0" * 32, name="r"))
+    trainer.watch.run_folder.rename(tmp_path / "away")
+    other = other.rename(trainer.watch.run_folder)
+    with pytest.warns(AmpwatchWarning, match="is another run by now"):
+        wait_for(lambda: trainer.watch.lost_rows)
+    trainer.step()
+    trainer.watch.close()
+    assert [path.name for path in other.iterdir()] == ["run.json"]
+    assert trainer.watch.lost_rows > 5

@@ -5,10 +5,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
+from ampwatch.importers.tables.crc32c import masked_checksums
 from ampwatch.importers.tables.protobuf import Value, fields, float32, text, whole
 
 _MAX_RECORD_BYTES = 64 << 20
 _HEAD, _TAIL = 12, 4
+_LENGTH = struct.Struct("<Q")
+_PART_BYTES = 4 << 20
 # The first record is the version: 24 bytes long, and so are all that are known.
 _VERSION = b"brain.Event:"
 _DTYPES = {1: ("<f", 4), 2: ("<d", 8), 3: ("<i", 4), 9: ("<q", 8)}
@@ -19,16 +24,69 @@ def looks_like_events(head: bytes) -> bool:
     return _VERSION in head[:64]
 
 
-def scalars(read: Callable[[int], bytes]) -> Iterator[tuple[int, str, float]]:
-    """Every scalar as step, tag and value; a file cut off ends at its last whole record."""
-    while len(head := read(_HEAD)) == _HEAD:
-        (length,) = struct.unpack("<Q", head[:8])
-        if length > _MAX_RECORD_BYTES:
-            return
-        data = read(length + _TAIL)
-        if len(data) < length + _TAIL:
-            return
-        yield from _event(data[:length])
+def scalars(
+    read: Callable[[int], bytes], say: Callable[[str], None] = lambda _: None
+) -> Iterator[tuple[int, str, float]]:
+    """Every scalar as step, tag and value; a file cut off ends at its last whole record.
+
+    A record that is not as it was written is left out, and after a damaged length, which tells
+    where the next one is, nothing is read; `say` is told once.
+    """
+    for record in _records(read, say):
+        yield from _event(record)
+
+
+def _records(read: Callable[[int], bytes], say: Callable[[str], None]) -> Iterator[bytes]:
+    rest, bad_records = b"", 0
+    while part := read(_PART_BYTES):
+        data = rest + part
+        places, end = _whole_records(data)
+        starts, lengths = places[:, 0], places[:, 1]
+        heads = _vouched(data, starts - _HEAD, np.full(len(starts), 8))
+        trusted = len(starts) if heads.all() else int(np.argmin(heads))
+        sound = _vouched(data, starts[:trusted], lengths[:trusted])
+        for start, length, is_sound in zip(
+            starts[:trusted].tolist(), lengths[:trusted].tolist(), sound.tolist(), strict=True
+        ):
+            if is_sound:
+                yield data[start : start + length]
+        bad_records += trusted - int(sound.sum())
+        if trusted < len(starts) or not _may_go_on(data, end):
+            say("A record's length is damaged: what follows it in the file is not read.")
+            break
+        rest = data[end:]
+    if bad_records:
+        say(f"{bad_records} damaged records of the file are left out.")
+
+
+def _whole_records(data: bytes) -> tuple[np.ndarray, int]:
+    """Where each whole record's data starts and how long it is, and where the next one begins."""
+    places: list[tuple[int, int]] = []
+    at = 0
+    while at + _HEAD <= len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        if length > _MAX_RECORD_BYTES or at + _HEAD + length + _TAIL > len(data):
+            break
+        places.append((at + _HEAD, length))
+        at += _HEAD + length + _TAIL
+    return np.array(places, np.int64).reshape(-1, 2), at
+
+
+def _may_go_on(data: bytes, at: int) -> bool:
+    """Whether the record that begins there may be one that has more to come."""
+    if at + _HEAD > len(data):
+        return True
+    (length,) = _LENGTH.unpack_from(data, at)
+    vouched = _vouched(data, np.array([at]), np.array([8]))
+    return length <= _MAX_RECORD_BYTES and bool(vouched[0])
+
+
+def _vouched(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Whether each stretch has the checksum that stands after it."""
+    content = np.frombuffer(data, np.uint8)
+    stored = content[(starts + lengths)[:, None] + np.arange(_TAIL)].view("<u4")[:, 0]
+    same: np.ndarray = masked_checksums(data, starts, lengths) == stored
+    return same
 
 
 def _event(data: bytes) -> Iterator[tuple[int, str, float]]:

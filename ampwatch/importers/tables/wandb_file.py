@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from ampwatch.importers.tables.protobuf import Value, fields, text, whole
 _MAGIC = b":W&B"
 _HEADER_BYTES, _BLOCK_BYTES, _RECORD_HEAD = 7, 32_768, 7
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_LEAST_WHOLE_BLOCK = _BLOCK_BYTES - _HEADER_BYTES  # the first one lost the file's header
 _MAX_RECORD_BYTES = 64 << 20
 HISTORY, CONFIG, RUN = 2, 5, 17
 _CONFIG_OF_RUN = 4
@@ -22,27 +24,52 @@ def looks_like_wandb(head: bytes) -> bool:
     return head.startswith(_MAGIC)
 
 
-def records(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    """Every whole record; a file cut off ends at its last whole one."""
+def records(
+    read: Callable[[int], bytes], say: Callable[[str], None] = lambda _: None
+) -> Iterator[bytes]:
+    """Every whole record; a file cut off ends at its last whole one.
+
+    A piece that is not as it was written takes its record with it, and the rest of its block, for
+    its length may be the damage; `say` is told once.
+    """
+    parts: list[bytes] | None = None  # of a record that has begun
+    damaged = 0
     block = read(_BLOCK_BYTES)[_HEADER_BYTES:]
-    parts: list[bytes] = []
     while block:
-        at = 0
-        while at + _RECORD_HEAD <= len(block):
-            _, length, kind = struct.unpack_from("<IHB", block, at)
-            data = block[at + _RECORD_HEAD : at + _RECORD_HEAD + length]
-            at += _RECORD_HEAD + length
-            if kind == 0 or len(data) < length:
-                break
+        for kind, data in _pieces(block):
+            if kind is None:
+                parts, damaged = None, damaged + 1
+                continue
             if kind in (_FULL, _FIRST):
                 parts = []
+            if parts is None:
+                continue
             parts.append(data)
             if kind in (_FULL, _LAST):
                 yield b"".join(parts)
-                parts = []
+                parts = None
             elif sum(map(len, parts)) > _MAX_RECORD_BYTES:
                 return
         block = read(_BLOCK_BYTES)
+    if damaged:
+        say(f"{damaged} blocks of the file are damaged: what they hold from there on is left out.")
+
+
+def _pieces(block: bytes) -> Iterator[tuple[int | None, bytes]]:
+    """A block's pieces by kind, each as its checksum says; the last one None where one is not."""
+    at = 0
+    while at + _RECORD_HEAD <= len(block):
+        crc, length, kind = struct.unpack_from("<IHB", block, at)
+        end = at + _RECORD_HEAD + length
+        if not (crc or length or kind):  # zeros fill a block up
+            return
+        if end > len(block) < _LEAST_WHOLE_BLOCK:
+            return  # the file is cut off
+        if end > len(block) or zlib.crc32(block[at + _RECORD_HEAD - 1 : end]) != crc:
+            yield None, b""
+            return
+        yield kind, block[at + _RECORD_HEAD : end]
+        at = end
 
 
 def history_row(data: bytes) -> dict[str, Any]:

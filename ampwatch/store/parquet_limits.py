@@ -1,0 +1,195 @@
+"""What a Parquet file declares about itself, held against its size before a row of it is read.
+
+Parquet packs a column of one value into a few bytes, however many rows it has: a file of 1.6 kB
+took 3 GB to open. Ours have at most 262,144 rows a group, and what they inflate to is in proportion
+to the file, as on the wire. Compaction asks the same of what it wrote, and then keeps the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ampwatch.codec import MAX_INFLATED_BYTES, MAX_ROWS, numpy_type
+from ampwatch.errors import CodecError
+from ampwatch.rows import SCHEMAS, Table
+from ampwatch.store.base_file import Chunk, TableFile
+from ampwatch.store.columns import raw, valid
+from ampwatch.store.thrift import Struct, read_struct
+
+# Real runs inflate to ten times their file, one whose columns hardly change to a hundred times.
+MOST_A_BYTE = 1000
+# Those that we write, by Parquet's numbers: plain, dictionary (2, 3, 8), delta, split by bytes.
+_ENCODINGS = {0, 2, 3, 5, 8, 9}
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
+_HEADS = {_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}  # the field that describes each
+
+
+def most_bytes(size: int) -> int:
+    """What a file of this size may inflate to."""
+    return MAX_INFLATED_BYTES + MOST_A_BYTE * size
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What the footer of a table's file declares of each chunk, found to be in measure."""
+
+    groups: tuple[dict[str, Struct], ...]  # column name -> its metadata
+
+    @classmethod
+    def of(cls, table: Table, entry: TableFile, footer: bytes) -> Declared:
+        """From a file's footer; CodecError where it is not as we write it, or beyond measure."""
+        about, _ = read_struct(footer)
+        try:
+            groups = about[4]
+            if tuple(group[3] for group in groups) != entry.row_group_rows:
+                raise CodecError("Its row groups are not those that base.json tells of.")
+            found = cls(tuple(_columns(table, group) for group in groups))
+            found._refuse_others(entry)
+            found._refuse_large(table, entry)
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise CodecError("Its footer does not describe a table of ours.") from problem
+        return found
+
+    def refuse_pages(
+        self, data: memoryview, chunks: Sequence[Mapping[str, Chunk]], names: Sequence[str]
+    ) -> None:
+        """Raise CodecError where a column's pages declare other than the footer does."""
+        for group, places in zip(self.groups, chunks, strict=False):
+            for name in names:
+                offset, length, _ = places[name]
+                told = group[name]
+                if _pages(data[offset : offset + length]) != (told[5], told[6]):
+                    raise CodecError(f"The pages of {name} are not those that its footer tells of.")
+
+    def _refuse_others(self, entry: TableFile) -> None:
+        """The footer's chunks are those that the checksums are of."""
+        for group, places in zip(self.groups, entry.chunks, strict=True):
+            for name, told in group.items():
+                start = min(told[9], told.get(11, told[9]))
+                if (start, told[7]) != places[name][:2]:
+                    raise CodecError(f"{name} is not where base.json says.")
+
+    def _refuse_large(self, table: Table, entry: TableFile) -> None:
+        rows = max(entry.row_group_rows, default=0)
+        if rows > MAX_ROWS:
+            raise CodecError(f"A row group declares {rows} rows; at most {MAX_ROWS} are read.")
+        widths = {field.name: _width(field.type) for field in SCHEMAS[table]}
+        total = sum(
+            max(told[6], int(told[5] * widths[name]))
+            for group in self.groups
+            for name, told in group.items()
+        )
+        if total > most_bytes(entry.size):
+            raise CodecError(
+                f"It declares {total} bytes of rows; of a file of {entry.size} bytes "
+                f"{most_bytes(entry.size)} are read."
+            )
+
+
+def _columns(table: Table, group: Struct) -> dict[str, Struct]:
+    """A row group's chunks by column: those of the table, in order, in this very file."""
+    names = SCHEMAS[table].names
+    chunks = group[1]
+    if [chunk[3][3][0].decode() for chunk in chunks] != names or any(1 in c for c in chunks):
+        raise CodecError(f"Its columns are not those of {table.value}.")
+    if any(chunk[3][number] < 0 for chunk in chunks for number in (5, 6, 7, 9)):
+        raise CodecError("A chunk declares less than nothing.")
+    return {name: chunk[3] for name, chunk in zip(names, chunks, strict=True)}
+
+
+def _pages(chunk: memoryview) -> tuple[int, int]:
+    """How many values a chunk's pages declare, and how many bytes, headers included."""
+    values = declared = at = 0
+    while at < len(chunk):
+        head, end = read_struct(chunk, at)
+        inflated, packed = _sizes(head)
+        values += _values(head)
+        declared += inflated + end - at
+        at = end + packed
+    return values, declared
+
+
+def _sizes(head: Struct) -> tuple[int, int]:
+    inflated, packed = head.get(2), head.get(3)
+    if not isinstance(inflated, int) or not isinstance(packed, int) or min(inflated, packed) < 0:
+        raise CodecError("A page declares no size.")
+    return inflated, packed
+
+
+def _values(head: Struct) -> int:
+    """The values of a page of rows, which is encoded as we do; a dictionary's are none."""
+    kind: Any = head.get(1)
+    about: Any = head.get(_HEADS.get(kind, 0))
+    if not isinstance(about, dict):
+        raise CodecError("A page is of no known kind.")
+    count, encoding = about.get(1), about.get(4 if kind == _DATA_PAGE_V2 else 2)
+    if not isinstance(count, int) or count < 0 or encoding not in _ENCODINGS:
+        raise CodecError("A page is encoded otherwise than ours.")
+    return 0 if kind == _DICTIONARY_PAGE else count
+
+
+def _width(kind: pa.DataType) -> float:
+    """Bytes a value takes in memory; a text's are counted when its dictionary is known."""
+    if pa.types.is_string(kind):
+        return 4.0
+    if pa.types.is_boolean(kind):
+        return 0.125
+    return float(numpy_type(kind.value_type if pa.types.is_list(kind) else kind).itemsize)
+
+
+# --- texts ---------------------------------------------------------------------------------------
+
+
+def read_groups(
+    table: Table, entry: TableFile, data: pa.Buffer, groups: Sequence[int], names: Sequence[str]
+) -> pa.Table:
+    """The columns of these row groups; texts come by their dictionaries, and are spelled out.
+
+    One text of a megabyte in each of a thousand rows is a megabyte in the file. CodecError where
+    they are beyond measure, or the file's schema is not the table's.
+    """
+    from pyarrow import parquet
+
+    texts = [field.name for field in SCHEMAS[table] if pa.types.is_string(field.type)]
+    file = parquet.ParquetFile(data, read_dictionary=texts)
+    if not _same(file.schema_arrow, SCHEMAS[table]):
+        raise CodecError(f"Its columns are not those of {table.value}.")
+    found = file.read_row_groups(list(groups), columns=list(names)).select(list(names))
+    found.validate(full=True)
+    total = sum(map(_text_bytes, _dictionaries(found)))
+    if total > most_bytes(entry.size):
+        raise CodecError(f"Its texts inflate to {total} bytes; {most_bytes(entry.size)} are read.")
+    return pa.Table.from_arrays([_plain(column) for column in found.columns], names=list(names))
+
+
+def _same(found: pa.Schema, schema: pa.Schema) -> bool:
+    text = pa.dictionary(pa.int32(), pa.string())
+    kinds = [text if pa.types.is_string(field.type) else field.type for field in schema]
+    return bool(found.names == schema.names and found.types == kinds)
+
+
+def _dictionaries(found: pa.Table) -> Iterator[pa.DictionaryArray]:
+    for column in found.columns:
+        if pa.types.is_dictionary(column.type):
+            yield from column.chunks
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if not pa.types.is_dictionary(column.type):
+        return column
+    return pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], pa.string())
+
+
+def _text_bytes(chunk: pa.DictionaryArray) -> int:
+    """What a chunk's texts come to when each row has its own."""
+    words = chunk.dictionary
+    if not len(words):
+        return 0
+    ends = np.frombuffer(words.buffers()[1], np.int32)[words.offset : words.offset + len(words) + 1]
+    indices = raw(chunk.indices)[valid(chunk.indices)]
+    return int(np.diff(ends.astype(np.int64))[indices].sum())
