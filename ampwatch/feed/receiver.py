@@ -37,6 +37,7 @@ from ampwatch.feed.frames import (
     pack,
     unpack,
 )
+from ampwatch.feed.keepalive import notice_lost_hosts
 from ampwatch.feed.peers import Counts, Limits, Peer, PeerKey
 from ampwatch.feed.security import Doorkeeper, Security, find_security
 
@@ -136,7 +137,7 @@ class Receiver:
         router.linger = 0
         router.sndhwm = router.rcvhwm = _QUEUED_FRAMES
         router.maxmsgsize = MAX_PAYLOAD_BYTES
-        router.heartbeat_ivl, router.heartbeat_timeout = 5000, 30000
+        notice_lost_hosts(router)
         router.ipv6 = "[" in endpoint
         self._security.dress_receiver(router)
         return router
