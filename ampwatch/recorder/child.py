@@ -26,6 +26,7 @@ from ampwatch.recorder.messages import (
     RankTold,
     to_line,
 )
+from ampwatch.recorder.open_files import allow_more_files
 from ampwatch.recorder.recording import Recording
 
 _LAST_PATIENCE_S = 15.0  # for a recording that hangs, in a disk that is away perhaps
@@ -39,6 +40,7 @@ def main(orders: Orders) -> None:
     is_over = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the starter's
     signal.signal(signal.SIGTERM, lambda *_: is_over.set())
+    allow_more_files()
     teller = Teller(_own_stdout())
     threading.Thread(target=_end_with_the_starter, args=(is_over,), daemon=True).start()
     starter = os.getppid()

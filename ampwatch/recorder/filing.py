@@ -12,6 +12,7 @@ from ampwatch.errors import AmpwatchError, RunError, RunInUseError
 from ampwatch.recorder.compactor import Compactor
 from ampwatch.recorder.copies import RankCopy, place
 from ampwatch.recorder.messages import RankTold
+from ampwatch.recorder.open_files import OpenFiles
 from ampwatch.recorder.records import RankRecord
 from ampwatch.rows import FORMAT
 
@@ -42,6 +43,7 @@ class Filing:
         self._compactor = compactor
         self._note = note
         self._copies: dict[feed.PeerKey, RankCopy] = {}
+        self._open_files = OpenFiles(note)
         self._woken: set[Path] = set()
         self._changed: set[feed.PeerKey] = set()
         self._tended_s = 0.0
@@ -67,6 +69,9 @@ class Filing:
                     f"`ampwatch keys --allow {public}` lets it in, if it is yours."
                 )
                 return
+            case feed.RankTurnedAway(peer, reason):
+                self._note(f"{peer} is not recorded: {reason}")
+                return
         if arrival.peer is not None:
             self._changed.add(arrival.peer)
 
@@ -87,10 +92,12 @@ class Filing:
             return
         self._tended_s = now_s
         for key, copy in list(self._copies.items()):
-            if (peer := self._feed.peers.get(key)) is not None:
-                if _silent_s(peer) < ALIVE_S + 2 * _TEND_EVERY_S:  # or has just fallen silent
-                    self._changed.add(key)
-                self._tend_one(key, copy, peer)
+            if (peer := self._feed.peers.get(key)) is None:
+                self._forget(key, copy)
+                continue
+            if _silent_s(peer) < ALIVE_S + 2 * _TEND_EVERY_S:  # or has just fallen silent
+                self._changed.add(key)
+            self._tend_one(key, copy, peer)
 
     def close(self) -> None:
         """Let go of all files; what they hold stays acknowledged."""
@@ -160,6 +167,7 @@ class Filing:
         except AmpwatchError as error:
             self._block(key, copy, error)
         else:
+            self._open_files.used(key, copy)
             self._feed.resume(key, copy.filed)
 
     def _watch(self, key: feed.PeerKey, copy: RankCopy) -> None:
@@ -178,6 +186,7 @@ class Filing:
         except AmpwatchError as error:
             self._block(key, copy, error)
             return
+        self._open_files.used(key, copy)
         self._feed.filed(key, copy.filed)
         self._woken.add(copy.folder)
 
@@ -244,12 +253,21 @@ class Filing:
                 "and it is no copy of a recorder's: nothing is filed. Move it away to have one."
             )
 
+    def _forget(self, key: feed.PeerKey, copy: RankCopy) -> None:
+        """Let go of a rank that the receiver follows no more; it may introduce itself again."""
+        copy.close()
+        self._open_files.forget(key)
+        del self._copies[key]
+
     def _compact_if_complete(self, run_id: str) -> None:
-        """Compact a copy whose ranks have all ended."""
+        """Compact a copy whose ranks have all ended, those before a restart included."""
         copies = [copy for key, copy in self._copies.items() if key.run_id == run_id]
-        complete = all(copy.has_ended and copy.is_copy for copy in copies)
-        if complete and len(copies) >= copies[0].info.world_size:
-            self._compactor.compact(copies[0].folder)
+        if not all(copy.has_ended and copy.is_copy for copy in copies):
+            return
+        folder, world_size = copies[0].folder, copies[0].info.world_size
+        notes = store.read_copies(folder).values()
+        if sum(note.ended_at is not None for note in notes) >= world_size:
+            self._compactor.compact(folder)
 
     def _told(self, key: feed.PeerKey, copy: RankCopy) -> RankTold:
         peer = self._feed.peers.get(key)

@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+import zmq
 
 from ampwatch import feed, store
 from ampwatch.codec import encode
+from ampwatch.feed.frames import Frame, Kind, pack, unpack
 from ampwatch.recorder.heard import Heard
 from ampwatch.recorder.messages import Noted, Woken
 from ampwatch.recorder.recording import Recording
@@ -182,3 +184,54 @@ def eventually(condition, poll=lambda: None):
 def record_of(recorder, rank=0, run_id="ab" * 16):
     run = recorder.runs.get(run_id)
     return next((record for record in run.ranks if record.rank == rank), None) if run else None
+
+
+class Peer:
+    """A raw socket that speaks for any number of ranks, as the wire allows and no trainer would."""
+
+    def __init__(self, endpoint):
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.rcvhwm = self._socket.sndhwm = 0  # it waits for nobody
+        feed.find_security(endpoint).dress_sender(self._socket)
+        self._socket.connect(endpoint)
+        self.tokens = {}  # by run id: what the last request asks rows to bear
+        self.filed = {}  # by run id: everything below is filed
+        self.refused = {}  # by run id: the sentence
+
+    def hello(self, run_id):
+        info = store.RunInfo(id=run_id, name=f"r-{int(run_id, 16)}")
+        payload = feed.Hello(run_id, 0, info.to_json(), FORMAT, "0").to_bytes()
+        self._send(Frame(Kind.HELLO, run_id, 0, value=0, payload=payload))
+
+    def row(self, run_id, number):
+        token = self.tokens[run_id]
+        columns = {"step": [number], "time_ns": [number], "loss": [0.5]}
+        payload = encode(Table.STEPS, columns).payload
+        self._send(Frame(Kind.ROWS, run_id, 0, token, number, table=Table.STEPS, payload=payload))
+
+    def beat(self, run_id, number):
+        """Say that everything below this number has been sent."""
+        self._send(Frame(Kind.BEAT, run_id, 0, self.tokens[run_id], number, value=number))
+
+    def end(self, run_id, number):
+        self._send(Frame(Kind.END, run_id, 0, self.tokens[run_id], number))
+
+    def hear(self):
+        """Take all answers that wait."""
+        while self._socket.poll(1):
+            frame = unpack(self._socket.recv_multipart())
+            if frame.kind is Kind.WANT:
+                self.tokens[frame.run_id] = frame.token
+            if frame.kind in {Kind.WANT, Kind.ACK}:
+                self.filed[frame.run_id] = frame.sequence
+            if frame.kind is Kind.NO:
+                self.refused[frame.run_id] = frame.payload.decode()
+
+    def close(self):
+        self._socket.close(0)
+        self._context.term()
+
+    def _send(self, frame):
+        self._socket.send_multipart(pack(frame))
