@@ -12,7 +12,7 @@ from ampwatch.recorder.filing import Filing
 from ampwatch.recorder.messages import Counted, Message, Noted, Woken
 
 _IDLE_S = 0.25
-_TELL_EVERY_S = 0.25  # how the ranks and the counts stand
+_TELL_EVERY_S = 0.5  # how the ranks and the counts stand
 
 
 class Recording:

@@ -27,6 +27,7 @@ from recorder_parts import (
 from ampwatch import feed, store
 from ampwatch.codec import encode
 from ampwatch.errors import RunError
+from ampwatch.recorder.copies import place
 from ampwatch.rows import FORMAT, Table
 
 
@@ -345,3 +346,34 @@ def test_a_bad_frame_is_noted_with_its_senders_name(tmp_path, copies):
         trainer.sender.close()
         trainer.log.close()
     assert f"run {'ab' * 16}, rank 0 at 127.0.0.1" in "".join(recorder.notes)
+
+
+def test_a_run_is_compacted_though_a_rank_had_ended_before_the_recorder_was_started_again(
+    tmp_path, copies
+):
+    endpoint = free_endpoint()
+    with Here(copies, endpoint) as recorder:
+        ranks = [Trainer(tmp_path / "log", endpoint, rank=rank, world_size=2) for rank in (0, 1)]
+        for trainer in ranks:
+            trainer.steps(range(10))
+            until_acknowledged(trainer.sender, 10)
+        assert ranks[0].close()
+        eventually(lambda: record_of(recorder, 0).has_ended)
+    assert not (copies / "run" / "rank-0" / "base.json").exists()
+    with Here(copies, endpoint):
+        ranks[1].steps(range(10, 20))
+        until_acknowledged(ranks[1].sender, 20)
+        assert ranks[1].close()
+        for rank in (0, 1):
+            eventually((copies / "run" / f"rank-{rank}" / "base.json").exists)
+    assert store.open_run(copies / "run").steps.num_rows == 30
+
+
+def test_a_copy_that_was_let_go_still_takes_note_of_what_is_lost(tmp_path):
+    copy = place(tmp_path, store.RunInfo(id="ab" * 16, name="run"), rank=0, head=0)
+    for number in (0, 3):
+        copy.file(number, encode(Table.EXTRAS, {"step": [1], "name": ["x"], "value": [1.0]}))
+    copy.close()
+    assert copy.lose(1, 3)
+    assert (copy.filed, copy.gaps) == (4, [(1, 3)])
+    copy.close()
