@@ -40,7 +40,7 @@ RECORDER = """
 import sys
 from ampwatch.recorder import Recorder
 with Recorder("tcp://127.0.0.1:*", sys.argv[1]) as recorder:
-    print(recorder.endpoint, flush=True)
+    print(recorder.endpoint, recorder.process_id, flush=True)
     sys.stdin.readline()
 """
 
@@ -98,7 +98,8 @@ def recorder(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as child:
         assert child.stdin is not None
         assert child.stdout is not None
-        yield child.stdout.readline().strip(), psutil.Process(child.pid)
+        endpoint, process_id = child.stdout.readline().split()
+        yield endpoint, psutil.Process(int(process_id))
         child.stdin.close()
 
 

@@ -50,7 +50,16 @@ class Feed:
     """The one recorder of this server, or why there is none."""
 
     recorder: Recorder | None
-    state: str
+    absence: str = ""
+
+    @property
+    def state(self) -> str:
+        """Where trainers reach it, or why they do not."""
+        if self.recorder is None:
+            return self.absence
+        if not self.recorder.is_running:
+            return "No feed: its process ended again and again."
+        return f"feed on {self.recorder.endpoint.removeprefix('tcp://')}"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -68,7 +77,7 @@ def feed() -> Feed:
         started = Recorder(endpoint, folders()[0], fallback=True).start()
     except AmpwatchError as error:
         return Feed(None, f"No feed: {error}")
-    return Feed(started, f"feed on {started.endpoint.removeprefix('tcp://')}")
+    return Feed(started)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ in what you already have, through that project's own client.
 
 \b
     tensorboard:DIR                   event files in DIR/RUN
-    prometheus://:9464                an endpoint to scrape (pip install prometheus-client)
+    prometheus://:9464                an endpoint to scrape on this machine, or HOST:9464
+                                      (pip install prometheus-client)
     otlp://HOST:4318                  an OpenTelemetry collector; otlps:// with TLS
     wandb:PROJECT                     a run there, as for the next two, each with its own
     mlflow:EXPERIMENT                 client and that client's settings (WANDB_MODE,

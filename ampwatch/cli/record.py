@@ -17,7 +17,7 @@ from ampwatch.cli.find import usual_folder
 from ampwatch.cli.mirror import LEAVING_WAIT_S, THIN_OPTION, TO_HELP, TO_OPTION, mirroring
 from ampwatch.cli.notify import NOTIFY_HELP, NOTIFY_OPTION, posting
 from ampwatch.cli.terminal import say
-from ampwatch.errors import EndpointTakenError
+from ampwatch.errors import EndpointTakenError, FeedError
 
 if TYPE_CHECKING:
     from ampwatch.alerts import Desk
@@ -89,6 +89,8 @@ def command(
             while not ended.wait(0.5):  # a wait without end would keep Windows from seeing Ctrl-C
                 if desk:
                     desk.hear(_alive(recorder))
+                if not recorder.is_running:
+                    raise FeedError("Nothing is recorded any more: the reason is above.")
     stats, runs = recorder.stats, len(recorder.runs)
     what = "1 run" if runs == 1 else f"{runs} runs"
     say(f"{stats.rows:,} rows of {what} received; all of them are on disk.")

@@ -11,6 +11,7 @@ from ampwatch.feed.arrivals import (
     GapArrived,
     HelloArrived,
     KeyDenied,
+    RankTurnedAway,
     RowsArrived,
 )
 from ampwatch.feed.endpoint import (
@@ -43,6 +44,7 @@ __all__ = [
     "Limits",
     "Peer",
     "PeerKey",
+    "RankTurnedAway",
     "Receiver",
     "RowsArrived",
     "Security",

@@ -61,4 +61,14 @@ class KeyDenied:
     public: str
 
 
-Arrival: TypeAlias = HelloArrived | RowsArrived | GapArrived | EndArrived | BadArrived | KeyDenied
+@dataclass(frozen=True, slots=True)
+class RankTurnedAway:
+    """A rank was refused, the first time for this reason: as many are here as may be."""
+
+    peer: PeerKey
+    reason: str
+
+
+Arrival: TypeAlias = (
+    HelloArrived | RowsArrived | GapArrived | EndArrived | BadArrived | KeyDenied | RankTurnedAway
+)

@@ -20,7 +20,8 @@ class PeerKey:
 class Limits:
     """How much one recorder takes; an honest trainer comes near none of it."""
 
-    peers: int = 4096
+    peers: int = 8192
+    key_peers: int = 2048  # with one key: a user's sweeps and their ranks
     rank_rows: int = 1 << 36
     rank_bytes: int = 1 << 38
     credit_bytes: int = 4 << 20  # under way to us from one rank

@@ -24,6 +24,7 @@ from ampwatch.feed.arrivals import (
     GapArrived,
     HelloArrived,
     KeyDenied,
+    RankTurnedAway,
     RowsArrived,
 )
 from ampwatch.feed.endpoint import check_endpoint
@@ -37,7 +38,9 @@ from ampwatch.feed.frames import (
     pack,
     unpack,
 )
+from ampwatch.feed.keepalive import notice_lost_hosts
 from ampwatch.feed.peers import Counts, Limits, Peer, PeerKey
+from ampwatch.feed.room import Room
 from ampwatch.feed.security import Doorkeeper, Security, find_security
 
 _FRAMES_A_CALL = 512
@@ -60,7 +63,9 @@ class Receiver:
         self._security = keys or find_security(endpoint)
         self._peers: dict[PeerKey, Peer] = {}
         self._unanswered: set[PeerKey] = set()
-        self._new_denied: list[str] = []
+        self._turned_away: list[KeyDenied | RankTurnedAway] = []
+        self._room = Room(self._limits, self._peers)
+        self._full: set[str] = set()
         self.counts = Counts()
         self.fell_back = False  # to a free port, because the one asked for was taken
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -85,8 +90,8 @@ class Receiver:
         """What has arrived, after waiting at most this long for something to arrive."""
         self._poller.poll(round(timeout_s * 1000))
         self._doorkeeper.answer()
-        while self._new_denied:
-            yield KeyDenied(self._new_denied.pop())
+        while self._turned_away:
+            yield self._turned_away.pop()
         for _ in range(_FRAMES_A_CALL):
             try:
                 parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -121,7 +126,7 @@ class Receiver:
 
     def forget(self, key: PeerKey) -> None:
         """Forget a rank; should it speak again it is asked who it is."""
-        self._peers.pop(key, None)
+        self._room.forget(key)
 
     def close(self) -> None:
         """Let go of the port; what was not acknowledged will be served again."""
@@ -136,7 +141,7 @@ class Receiver:
         router.linger = 0
         router.sndhwm = router.rcvhwm = _QUEUED_FRAMES
         router.maxmsgsize = MAX_PAYLOAD_BYTES
-        router.heartbeat_ivl, router.heartbeat_timeout = 5000, 30000
+        notice_lost_hosts(router)
         router.ipv6 = "[" in endpoint
         self._security.dress_receiver(router)
         return router
@@ -160,7 +165,7 @@ class Receiver:
         denied = self.counts.denied
         if public in denied or len(denied) < _DENIED_KEPT:
             if public not in denied:
-                self._new_denied.append(public)
+                self._turned_away.append(KeyDenied(public))
             denied[public] = denied.get(public, 0) + 1
 
     # -- up
@@ -191,14 +196,25 @@ class Receiver:
         peer = self._peers.get(key)
         if peer is not None and peer.user != user:
             raise FrameError(f"Another user's key speaks for {key}.")
-        if peer is None and frame.kind is Kind.HELLO and len(self._peers) < self._limits.peers:
-            peer = self._peers[key] = Peer(key, identity, user, token=1 + secrets.randbits(30))
+        if peer is None and frame.kind is Kind.HELLO:
+            if lack := self._room.lack(user, self._unanswered):
+                self._turn_away(key, identity, lack)
+                return None
+            peer = Peer(key, identity, user, token=1 + secrets.randbits(30))
+            self._room.take(peer)
         if peer is None or (frame.token == 0 and frame.kind is not Kind.HELLO):
             self._send(identity, Frame(Kind.WHO, key.run_id, key.rank))
             return None
         peer.identity = identity
         peer.heard_ns, peer.heard_s = time.time_ns(), time.monotonic()
         return peer
+
+    def _turn_away(self, key: PeerKey, identity: bytes, lack: str) -> None:
+        """Tell a rank that there is no room for it, and once whoever reads the recorder's notes."""
+        if lack not in self._full:
+            self._full.add(lack)
+            self._turned_away.append(RankTurnedAway(key, lack))
+        self._send_no(identity, key, lack)
 
     def _follow(self, peer: Peer, frame: Frame) -> Iterator[Arrival]:
         """What a frame of a known rank means."""

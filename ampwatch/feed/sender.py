@@ -27,6 +27,7 @@ from ampwatch.feed.frames import (
     pack,
     unpack,
 )
+from ampwatch.feed.keepalive import notice_lost_hosts
 from ampwatch.feed.security import Security, find_security
 from ampwatch.feed.window import Owed, Window
 
@@ -166,7 +167,7 @@ class Sender:
         dealer.rcvhwm = _QUEUED_FRAMES
         dealer.maxmsgsize = 1 << 16
         dealer.reconnect_ivl, dealer.reconnect_ivl_max = 100, 2000
-        dealer.heartbeat_ivl, dealer.heartbeat_timeout = 5000, 30000  # a host that vanished
+        notice_lost_hosts(dealer)
         dealer.ipv6 = "[" in self._endpoint
         self._security.dress_sender(dealer)
         dealer.connect(self._endpoint)

@@ -1,7 +1,7 @@
 """Prometheus: how each run stands now, read by whoever scrapes; gauges and counters of our own.
 
-`prometheus://:9464` opens an endpoint; `prometheus` alone adds to the registry that this process
-already shows.
+`prometheus://:9464` opens an endpoint for this machine, `prometheus://HOST:9464` one at that
+address; `prometheus` alone adds to the registry that this process already shows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ampwatch.mirrors.board import Board, Sample
 from ampwatch.mirrors.clients import client
 from ampwatch.mirrors.readings import Bulletin, Reading
 
-_EXAMPLE = "prometheus://:9464, or prometheus://127.0.0.1:9464 for this machine alone"
+_EXAMPLE = "prometheus://:9464, or prometheus://0.0.0.0:9464 for all who reach this machine"
 
 
 def open_mirror(rest: str, *, is_inside: bool) -> PrometheusMirror:
@@ -30,7 +30,7 @@ def open_mirror(rest: str, *, is_inside: bool) -> PrometheusMirror:
     registry = prometheus.CollectorRegistry()
     mirror = PrometheusMirror(board, registry, _Collector(board))
     try:
-        mirror.server, _ = prometheus.start_http_server(port, host or "0.0.0.0", registry)  # noqa: S104  as documented: whoever scrapes is elsewhere
+        mirror.server, _ = prometheus.start_http_server(port, host or "127.0.0.1", registry)
     except OSError as error:
         raise MirrorError(
             f"Nothing can be served at {rest.lstrip('/')} ({error.strerror or error}): name "

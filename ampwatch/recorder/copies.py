@@ -17,6 +17,7 @@ from ampwatch.store.layout import rank_folder
 from ampwatch.store.privacy import make_folder
 
 _MOST_GAPS = 1000
+_MOST_STRETCHES = 10_000  # live rows come ahead of older ones, but not in so many pieces
 _PATIENCE_S = 90.0  # a network share may show another host's writes a minute late
 
 Range = tuple[int, int]  # from the first number up to and without the last
@@ -39,8 +40,12 @@ class RankCopy:
     has_ended: bool = False
     blocked_until_s: float | None = None
     _writer: store.RankWriter | None = None
-    _end: int = 0  # no number from here on is in the files
     _suspect: tuple[float, int] | None = None
+
+    @property
+    def open_files(self) -> int:
+        """How many files it holds open."""
+        return 0 if self._writer is None else self._writer.open_files
 
     def open(self) -> None:
         """Continue the copy from what it holds; RunError if that cannot be now."""
@@ -48,22 +53,21 @@ class RankCopy:
         self.gaps = list(store.read_copies(self.folder).get(self.rank, store.CopyNote()).gaps)
         self.save()
         self._writer = store.RankWriter(self.folder, self.rank)
-        holes = self._writer.gaps
-        self._end = holes[-1][1] if holes else self._writer.next_sequence
-        self.filed = self._lowest_wanted()
+        self.filed = self._lowest_wanted(0)
         self.blocked_until_s = None
 
     def file(self, sequence: int, batch: Batch) -> None:
-        """Keep a batch; RunError if it cannot be kept now."""
+        """Keep a batch, unless it lies beyond too many holes; RunError if it cannot be kept now."""
         if not self.is_copy:
             self.filed = max(self.filed, sequence + 1)
             return
         if self._writer is None:
             self.open()
         assert self._writer is not None
+        if self._writer.stretches >= _MOST_STRETCHES and sequence > self.filed:
+            return  # like one that was lost under way: it comes again after those below it
         self._writer.append(batch, sequence)
-        self._end = max(self._end, sequence + 1)
-        self.filed = self._lowest_wanted()
+        self.filed = self._lowest_wanted(self.filed)
 
     def lose(self, first: int, after: int) -> bool:
         """Note numbers that will never come; whether that is news."""
@@ -72,10 +76,12 @@ class RankCopy:
             return False
         if any(start <= first and after <= end for start, end in self.gaps):
             return False
+        if self._writer is None:
+            self.open()
         if len(self.gaps) >= _MOST_GAPS:
             raise RunError("it has lost more stretches of its log than can be noted.")
         self.gaps = sorted([*self.gaps, (first, after)])
-        self.filed = self._lowest_wanted()
+        self.filed = self._lowest_wanted(self.filed)
         self.save()
         return True
 
@@ -103,7 +109,10 @@ class RankCopy:
     def save(self) -> None:
         """Write down what the copy's own rows cannot say."""
         notes = store.read_copies(self.folder)
-        notes[self.rank] = store.CopyNote(tuple(self.gaps), self.filed if self.has_ended else None)
+        note = store.CopyNote(tuple(self.gaps), self.filed if self.has_ended else None)
+        if notes.get(self.rank) == note:
+            return
+        notes[self.rank] = note
         try:
             store.write_copies(self.folder, notes)
         except OSError as error:
@@ -130,13 +139,12 @@ class RankCopy:
             reason = error.strerror or str(error)
             raise RunError(f"{folder} cannot be written ({reason}).", path=folder) from error
 
-    def _lowest_wanted(self) -> int:
-        """The lowest number that is neither in the files nor known to be lost."""
+    def _lowest_wanted(self, number: int) -> int:
+        """The lowest number from this one on that is neither in the files nor known to be lost."""
         assert self._writer is not None
-        for first, after in self._writer.gaps:
-            if (wanted := self._past_lost(first)) < after:
-                return wanted
-        return self._past_lost(self._end)
+        while (after := self._past_lost(self._writer.next_missing(number))) != number:
+            number = after
+        return number
 
     def _past_lost(self, number: int) -> int:
         for first, after in self.gaps:

@@ -11,11 +11,14 @@ from ampwatch.codec import Batch
 from ampwatch.errors import AmpwatchError, RunError, RunInUseError
 from ampwatch.recorder.compactor import Compactor
 from ampwatch.recorder.copies import RankCopy, place
-from ampwatch.recorder.records import RankRecord, RecordedRun
+from ampwatch.recorder.messages import RankTold
+from ampwatch.recorder.open_files import OpenFiles
+from ampwatch.recorder.records import RankRecord
 from ampwatch.rows import FORMAT
 
 ALIVE_S = 5.0
 _RETRY_S = 5.0
+_TEND_EVERY_S = 1.0
 # A trainer gives a sign of life each second; one silent for so long is dead or out of reach.
 _LET_GO_S = 30.0
 _FORGET_S = 600.0
@@ -40,26 +43,10 @@ class Filing:
         self._compactor = compactor
         self._note = note
         self._copies: dict[feed.PeerKey, RankCopy] = {}
+        self._open_files = OpenFiles(note)
         self._woken: set[Path] = set()
+        self._changed: set[feed.PeerKey] = set()
         self._tended_s = 0.0
-
-    # -- what others may ask at any time
-
-    @property
-    def runs(self) -> dict[str, RecordedRun]:
-        """The runs heard of since the start, by id."""
-        found: dict[str, RecordedRun] = {}
-        for key, copy in sorted(self._copies.copy().items(), key=lambda item: item[0].rank):
-            before = found[key.run_id].ranks if key.run_id in found else ()
-            records = (*before, self._record(key, copy))
-            found[key.run_id] = RecordedRun(key.run_id, copy.info.name, copy.folder, records)
-        return found
-
-    @property
-    def lost(self) -> int:
-        """How many batches will never come."""
-        gaps = [gap for copy in self._copies.copy().values() for gap in copy.gaps]
-        return sum(after - first for first, after in gaps)
 
     # -- each round
 
@@ -81,21 +68,36 @@ class Filing:
                     f"A trainer with the key {public} asked to connect and was denied: "
                     f"`ampwatch keys --allow {public}` lets it in, if it is yours."
                 )
+                return
+            case feed.RankTurnedAway(peer, reason):
+                self._note(f"{peer} is not recorded: {reason}")
+                return
+        if arrival.peer is not None:
+            self._changed.add(arrival.peer)
 
     def woken(self) -> set[Path]:
         """The folders that rows have come for since the last call."""
         woken, self._woken = self._woken, set()
         return woken
 
+    def news(self) -> list[RankTold]:
+        """How the ranks stand of which something has changed since the last call."""
+        changed, self._changed = self._changed, set()
+        return [self._told(key, self._copies[key]) for key in changed if key in self._copies]
+
     def tend(self) -> None:
         """Once a second: try again what was blocked, and let go of ranks that are long silent."""
         now_s = time.monotonic()
-        if now_s - self._tended_s < 1.0:
+        if now_s - self._tended_s < _TEND_EVERY_S:
             return
         self._tended_s = now_s
         for key, copy in list(self._copies.items()):
-            if (peer := self._feed.peers.get(key)) is not None:
-                self._tend_one(key, copy, peer)
+            if (peer := self._feed.peers.get(key)) is None:
+                self._forget(key, copy)
+                continue
+            if _silent_s(peer) < ALIVE_S + 2 * _TEND_EVERY_S:  # or has just fallen silent
+                self._changed.add(key)
+            self._tend_one(key, copy, peer)
 
     def close(self) -> None:
         """Let go of all files; what they hold stays acknowledged."""
@@ -154,6 +156,7 @@ class Filing:
         self._feed.refuse(key, str(error))
 
     def _open(self, key: feed.PeerKey, copy: RankCopy) -> None:
+        self._changed.add(key)
         try:
             copy.open()
         except RunInUseError as error:
@@ -164,6 +167,7 @@ class Filing:
         except AmpwatchError as error:
             self._block(key, copy, error)
         else:
+            self._open_files.used(key, copy)
             self._feed.resume(key, copy.filed)
 
     def _watch(self, key: feed.PeerKey, copy: RankCopy) -> None:
@@ -182,6 +186,7 @@ class Filing:
         except AmpwatchError as error:
             self._block(key, copy, error)
             return
+        self._open_files.used(key, copy)
         self._feed.filed(key, copy.filed)
         self._woken.add(copy.folder)
 
@@ -202,6 +207,7 @@ class Filing:
     def _block(self, key: feed.PeerKey, copy: RankCopy, error: AmpwatchError) -> None:
         """Stop taking a rank's rows until they can be filed; the trainer keeps them."""
         self._note(f"{key} cannot be filed for now and is tried again: {error}")
+        self._changed.add(key)
         copy.close()
         copy.blocked_until_s = time.monotonic() + _RETRY_S
         self._feed.resume(key, copy.filed, paused=True)
@@ -247,16 +253,25 @@ class Filing:
                 "and it is no copy of a recorder's: nothing is filed. Move it away to have one."
             )
 
-    def _compact_if_complete(self, run_id: str) -> None:
-        """Compact a copy whose ranks have all ended."""
-        copies = [copy for key, copy in self._copies.items() if key.run_id == run_id]
-        complete = all(copy.has_ended and copy.is_copy for copy in copies)
-        if complete and len(copies) >= copies[0].info.world_size:
-            self._compactor.compact(copies[0].folder)
+    def _forget(self, key: feed.PeerKey, copy: RankCopy) -> None:
+        """Let go of a rank that the receiver follows no more; it may introduce itself again."""
+        copy.close()
+        self._open_files.forget(key)
+        del self._copies[key]
 
-    def _record(self, key: feed.PeerKey, copy: RankCopy) -> RankRecord:
+    def _compact_if_complete(self, run_id: str) -> None:
+        """Compact a copy whose ranks have all ended, those before a restart included."""
+        copies = [copy for key, copy in self._copies.items() if key.run_id == run_id]
+        if not all(copy.has_ended and copy.is_copy for copy in copies):
+            return
+        folder, world_size = copies[0].folder, copies[0].info.world_size
+        notes = store.read_copies(folder).values()
+        if sum(note.ended_at is not None for note in notes) >= world_size:
+            self._compactor.compact(folder)
+
+    def _told(self, key: feed.PeerKey, copy: RankCopy) -> RankTold:
         peer = self._feed.peers.get(key)
-        return RankRecord(
+        record = RankRecord(
             rank=key.rank,
             filed=copy.filed,
             head=max(copy.filed, peer.head if peer else 0),
@@ -268,6 +283,7 @@ class Filing:
             has_ended=copy.has_ended,
             heard_ns=peer.heard_ns if peer else 0,
         )
+        return RankTold(key.run_id, copy.info.name, copy.folder, record)
 
 
 def _silent_s(peer: feed.Peer) -> float:

@@ -1,32 +1,45 @@
-"""The recorder itself: one thread that takes what arrives and has it filed."""
+"""The recorder as others hold it: starts its process, hears it, starts it again should it die."""
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from ampwatch import feed
-from ampwatch.errors import RunError
-from ampwatch.recorder.compactor import Compactor
-from ampwatch.recorder.filing import Filing
+from ampwatch import errors, feed
+from ampwatch.errors import AmpwatchError, FeedError, RunError
+from ampwatch.recorder.heard import Heard
+from ampwatch.recorder.messages import Failed, Listening, Message, Noted, Orders, Woken
+from ampwatch.recorder.process import RecorderProcess
 from ampwatch.recorder.records import RecordedRun, RecorderStats
 
-_IDLE_S = 0.25
 _NOTES_KEPT = 200
+_END_PATIENCE_S = 20.0
+# The process of a recorder that was killed a moment ago ends within a quarter of a second.
+_PORT_WAIT_S = 0.75
+_PORT_WAIT_AGAIN_S = 10.0
+# A process that lives for less than a second so often in a row will not do better next time.
+_QUICK_S = 1.0
+_MOST_QUICK_ENDS = 20
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 2.0
 
 T = TypeVar("T")
 
 
 class Recorder:
-    """Receives the feed at `endpoint` and files it under `directory`, in a thread of its own.
+    """Receives the feed at `endpoint` and files it under `directory`, in a process of its own.
 
-    `on_rows` is called in that thread with a run's folder when rows have come for it, `on_note`
-    with each sentence that the user should see; should either raise, that is noted, and recording
-    goes on. With `fallback`, a port that is taken is replaced by a free one, which trainers started
-    later find by themselves.
+    `on_rows` is called with a run's folder when rows have come for it, `on_note` with each sentence
+    that the user should see, both in one thread of the recorder's; should either raise, that is
+    noted, and recording goes on. With `fallback`, a port that is taken is replaced by a free one,
+    which trainers started later find by themselves.
     """
 
     def __init__(
@@ -45,23 +58,33 @@ class Recorder:
         self._on_rows, self._on_note = on_rows, on_note
         self._notes: deque[str] = deque(maxlen=_NOTES_KEPT)
         self._said: set[str] = set()
-        self._receiver: feed.Receiver | None = None
-        self._filing: Filing | None = None
+        self._heard = Heard()
+        self._orders: Orders | None = None
+        self._environ: dict[str, str] = {}
+        self._listening: Listening | None = None
+        self._failure: str | None = None
+        self._process: RecorderProcess | None = None
         self._thread: threading.Thread | None = None
-        self._compactor = Compactor(self._note)
         self._stopping = threading.Event()
+        self._starting = threading.Lock()  # no process is started after the stop
 
     # -- what others may ask at any time
 
     @property
     def endpoint(self) -> str:
         """Where it listens; before the start, where it was told to."""
-        return self._receiver.endpoint if self._receiver else self._wanted_endpoint
+        return self._listening.endpoint if self._listening else self._wanted_endpoint
 
     @property
     def is_running(self) -> bool:
-        """Whether its thread runs."""
+        """Whether it records, or is about to again."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def process_id(self) -> int | None:
+        """The process that records at present, if one does."""
+        process = self._process
+        return None if process is None else process.id
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -70,29 +93,19 @@ class Recorder:
 
     @property
     def runs(self) -> dict[str, RecordedRun]:
-        """The runs heard of since the start, by id."""
-        return self._filing.runs if self._filing else {}
+        """The runs heard of since the start, by id, as they stood a moment ago."""
+        return self._heard.runs
 
     @property
     def stats(self) -> RecorderStats:
-        """The counts since the start."""
-        counts = self._receiver.counts if self._receiver else feed.Counts()
-        return RecorderStats(
-            frames=counts.frames,
-            rows=counts.rows,
-            bytes=counts.bytes,
-            bad_frames=counts.bad,
-            ignored_frames=counts.ignored,
-            requests=counts.requests,
-            gaps=self._filing.lost if self._filing else 0,
-            denied_keys=tuple(counts.denied.copy()),
-        )
+        """The counts since the start, as they stood a moment ago."""
+        return self._heard.stats
 
     # -- its life
 
     def start(self) -> Recorder:
         """Take the port and begin; FeedError or RunError says why that is impossible."""
-        if self._receiver is not None:
+        if self._thread is not None:
             return self
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -102,24 +115,29 @@ class Recorder:
                 "you can write.",
                 path=self._directory,
             ) from error
-        keys = feed.find_security(self._wanted_endpoint, insecure=self._insecure)
-        receiver = feed.Receiver(self._wanted_endpoint, keys=keys, fallback=self._fallback)
-        filing = Filing(receiver, self._directory, self._compactor, self._note)
-        self._receiver, self._filing = receiver, filing
-        self._announce(receiver)
+        process = self._begin()
+        self._announce()
         self._thread = threading.Thread(
-            target=self._work, args=(receiver, filing), name="ampwatch-recorder", daemon=True
+            target=self._work, args=(process,), name="ampwatch-recorder", daemon=True
         )
         self._thread.start()
+        atexit.register(self.stop)
         return self
 
     def stop(self) -> None:
         """Stop; everything acknowledged is in the folder, and trainers keep the rest in theirs."""
+        atexit.unregister(self.stop)
         self._stopping.set()
+        with self._starting:
+            process = self._process
+        if process is not None:
+            process.ask_to_end()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_END_PATIENCE_S)
+            if process is not None and self._thread.is_alive():
+                process.kill()
+                self._thread.join()
             feed.withdraw()
-        self._compactor.finish()
 
     def __enter__(self) -> Recorder:
         return self.start()
@@ -127,12 +145,39 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _announce(self, receiver: feed.Receiver) -> None:
-        reachable = feed.reachable_form(receiver.endpoint)
+    def _begin(self) -> RecorderProcess:
+        """The first process, once it listens."""
+        keys = feed.find_security(self._wanted_endpoint, insecure=self._insecure)
+        self._environ = dict(os.environ)
+        self._orders = Orders(
+            self._wanted_endpoint, self._directory, insecure=keys.own is None,
+            fallback=self._fallback, port_wait_s=_PORT_WAIT_S,
+        )  # fmt: skip
+        process = RecorderProcess(self._orders, self._environ)
+        self._process = process
+        try:
+            first = next(process.messages(), None)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        if not isinstance(first, Listening):
+            self._process = None
+            raise _error_of(first, process.wait())
+        # Those that follow it take the same port or none: trainers know of no other.
+        self._orders = replace(
+            self._orders, endpoint=first.endpoint, fallback=False, port_wait_s=_PORT_WAIT_AGAIN_S
+        )
+        self._listening = first
+        return process
+
+    def _announce(self) -> None:
+        assert self._listening is not None
+        reachable = feed.reachable_form(self._listening.endpoint)
         if reachable == feed.DEFAULT_ENDPOINT:
             return
         known = feed.announce(reachable)
-        if receiver.fell_back:
+        if self._listening.fell_back:
             how = (
                 "your trainers on this machine find it if they start from now on"
                 if known
@@ -140,24 +185,67 @@ class Recorder:
             )
             self._note(f"{self._wanted_endpoint} is taken, so this listens on {reachable}; {how}.")
 
-    def _work(self, receiver: feed.Receiver, filing: Filing) -> None:
-        try:
-            while not self._stopping.is_set():
-                for arrival in receiver.receive(_IDLE_S):
-                    filing.take(arrival)
-                for folder in filing.woken():
-                    self._wake(folder)
-                filing.tend()
-        finally:
-            receiver.close()
-            filing.close()
+    # -- its thread
+
+    def _work(self, process: RecorderProcess | None) -> None:
+        quick_ends = 0
+        since_s = time.monotonic()
+        while True:
+            reason = self._follow(process)
+            if self._stopping.is_set():
+                return
+            quick_ends = quick_ends + 1 if time.monotonic() - since_s < _QUICK_S else 0
+            if quick_ends >= _MOST_QUICK_ENDS:
+                self._note(
+                    f"The recorder's process ended {quick_ends} times, each within a second of "
+                    f"its start ({reason}): nothing is recorded any more. Trainers keep their own "
+                    "logs; start it again once the cause is gone."
+                )
+                return
+            self._note(
+                f"The recorder's process ended by itself ({reason}). It is started again and "
+                "recording goes on: trainers send again what was not filed."
+            )
+            self._stopping.wait(_pause_s(quick_ends))
+            since_s = time.monotonic()
+            process = self._started_again()
+
+    def _follow(self, process: RecorderProcess | None) -> str:
+        """Hear a process until it has ended; how it did."""
+        self._failure = None
+        if process is None:
+            return "it cannot be started"
+        for message in process.messages():
+            self._hear(message)
+        reason = process.wait()
+        self._process = None
+        self._heard.begin_anew()
+        return self._failure or reason
+
+    def _started_again(self) -> RecorderProcess | None:
+        assert self._orders is not None
+        with self._starting:
+            if self._stopping.is_set():
+                return None
+            try:
+                self._process = RecorderProcess(self._orders, self._environ)
+            except FeedError:
+                return None
+            return self._process
+
+    def _hear(self, message: Message) -> None:
+        if isinstance(message, Noted):
+            self._note(message.sentence)
+        elif isinstance(message, Woken):
+            trouble = _trouble_in(self._on_rows, message.folder)
+            if trouble:
+                self._note(f"on_rows raised {trouble}; recording goes on.")
+        elif isinstance(message, Failed):
+            self._failure = message.sentence
+        elif not isinstance(message, Listening):
+            self._heard.take(message)
 
     # -- what is said
-
-    def _wake(self, folder: Path) -> None:
-        trouble = _trouble_in(self._on_rows, folder)
-        if trouble:
-            self._note(f"on_rows raised {trouble}; recording goes on.")
 
     def _note(self, sentence: str) -> None:
         """Say a sentence once, however often its cause comes back."""
@@ -169,6 +257,22 @@ class Recorder:
         trouble = _trouble_in(self._on_note, sentence)
         if trouble:
             self._notes.append(f"on_note raised {trouble}; recording goes on.")
+
+
+def _pause_s(quick_ends: int) -> float:
+    """How long to wait before the next start."""
+    return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**quick_ends))
+
+
+def _error_of(first: Message | None, ending: str) -> AmpwatchError:
+    """What kept the first process from listening."""
+    if isinstance(first, Failed):
+        kind: type[AmpwatchError] = getattr(errors, first.error, FeedError)
+        return kind(first.sentence)
+    return FeedError(
+        f"The recorder's process ended before it could listen ({ending}): what it said of that is "
+        "above."
+    )
 
 
 def _trouble_in(callback: Callable[[T], None] | None, value: T) -> str | None:

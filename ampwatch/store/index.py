@@ -126,64 +126,62 @@ _NONE = np.empty(0, np.int64)
 
 
 class Held:
-    """Which sequence numbers a log holds, as ranges: few, however long the log."""
+    """Which sequence numbers a log holds, as ranges: few, however long the log.
 
-    __slots__ = ("_ranges",)
+    Somebody hostile may leave out every other number, so all that is asked for each batch takes a
+    search, not a walk.
+    """
+
+    __slots__ = ("_ends", "_starts")
 
     def __init__(self, sequences: np.ndarray = _NONE) -> None:
         ordered = np.sort(sequences.astype(np.int64))
         breaks = np.flatnonzero(np.diff(ordered) > 1)
-        stretches = np.split(ordered, breaks + 1) if len(ordered) else []
-        self._ranges = [[int(stretch[0]), int(stretch[-1]) + 1] for stretch in stretches]
-
-    def missing_from(self, number: int) -> int:
-        """The lowest number from this one on that is not held."""
-        place = self._after(number) - 1
-        return max(number, self._ranges[place][1]) if place >= 0 else number
+        self._starts: list[int] = np.concatenate([ordered[:1], ordered[breaks + 1]]).tolist()
+        self._ends: list[int] = (np.concatenate([ordered[breaks], ordered[-1:]]) + 1).tolist()
 
     @property
     def start(self) -> int:
         """The lowest number that is held."""
-        return int(self._ranges[0][0]) if self._ranges else 0
+        return self._starts[0] if self._starts else 0
 
     @property
     def end(self) -> int:
         """One past the highest number that is held."""
-        return int(self._ranges[-1][1]) if self._ranges else 0
+        return self._ends[-1] if self._ends else 0
 
     @property
     def gaps(self) -> tuple[tuple[int, int], ...]:
         """What is missing below the highest held, as (first, one past the last)."""
-        ends = [0, *(end for _, end in self._ranges)]
-        starts = [start for start, _ in self._ranges]
-        return tuple((a, b) for a, b in zip(ends, starts, strict=False) if a < b)
+        ends = [0, *self._ends]
+        return tuple((a, b) for a, b in zip(ends, self._starts, strict=False) if a < b)
+
+    @property
+    def stretches(self) -> int:
+        """How many ranges there are: one, where nothing is missing."""
+        return len(self._starts)
+
+    def next_missing(self, number: int) -> int:
+        """The lowest number from this one on that is not held."""
+        place = bisect.bisect(self._starts, number) - 1
+        return max(number, self._ends[place]) if place >= 0 else number
 
     def __contains__(self, sequence: int) -> bool:
-        place = self._after(sequence) - 1
-        return place >= 0 and sequence < self._ranges[place][1]
+        return self.next_missing(sequence) != sequence
 
     def add(self, sequence: int) -> None:
         """Note that a number is held; one that was held already changes nothing."""
-        if self._ranges and self._ranges[-1][1] == sequence:
-            self._ranges[-1][1] += 1
+        place = bisect.bisect(self._starts, sequence)  # the range before which it may be new
+        if place and sequence < self._ends[place - 1]:
             return
-        if sequence in self:
-            return
-        place = self._after(sequence)
-        self._ranges.insert(place, [sequence, sequence + 1])
-        self._join(place)
-        self._join(place - 1)
-
-    def _after(self, sequence: int) -> int:
-        """The place of the first range that starts after this number."""
-        return bisect.bisect(self._ranges, sequence, key=_start)
-
-    def _join(self, place: int) -> None:
-        if 0 <= place < len(self._ranges) - 1:
-            left, right = self._ranges[place : place + 2]
-            if left[1] == right[0]:
-                self._ranges[place : place + 2] = [[left[0], right[1]]]
-
-
-def _start(stretch: list[int]) -> int:
-    return stretch[0]
+        touches_left = place > 0 and self._ends[place - 1] == sequence
+        touches_right = place < len(self._starts) and self._starts[place] == sequence + 1
+        if touches_left and touches_right:
+            del self._ends[place - 1], self._starts[place]
+        elif touches_left:
+            self._ends[place - 1] += 1
+        elif touches_right:
+            self._starts[place] -= 1
+        else:
+            self._starts.insert(place, sequence)
+            self._ends.insert(place, sequence + 1)

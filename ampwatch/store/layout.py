@@ -13,6 +13,7 @@ import secrets
 import shutil
 import time
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 
 from ampwatch.errors import NotARunError, RunError
@@ -105,10 +106,12 @@ def sweep(log_dir: Path) -> None:
                 folder.rmdir()
 
 
-def _candidates(log_dir: Path, name: str) -> list[Path]:
+def _candidates(log_dir: Path, name: str) -> Iterator[Path]:
+    """One after the other: as a rule the first will do."""
     stem = safe_name(name)
-    numbered = [f"{stem}-{number}" for number in range(2, _MAX_SAME_NAME)]
-    return [log_dir / candidate for candidate in (stem, *numbered)]
+    yield log_dir / stem
+    for number in range(2, _MAX_SAME_NAME):
+        yield log_dir / f"{stem}-{number}"
 
 
 def _newest_named(log_dir: Path, info: RunInfo) -> Path | None:

@@ -78,12 +78,26 @@ class RankWriter:
     @property
     def next_sequence(self) -> int:
         """The lowest sequence number this log does not hold, from its first one on."""
-        return self._held.missing_from(self._from)
+        return self._held.next_missing(self._from)
 
     @property
     def gaps(self) -> tuple[tuple[int, int], ...]:
         """What a copy lacks below its highest number, as (first, one past the last)."""
         return self._held.gaps
+
+    @property
+    def stretches(self) -> int:
+        """How many unbroken stretches of numbers a copy holds."""
+        return self._held.stretches
+
+    @property
+    def open_files(self) -> int:
+        """How many files it holds open: the lock's, the index's, and one a table."""
+        return 2 + len(self._files)
+
+    def next_missing(self, sequence: int) -> int:
+        """The lowest number from this one on that a copy lacks."""
+        return self._held.next_missing(sequence)
 
     def is_in_place(self) -> bool:
         """Whether its files still stand where it opened them: not deleted, moved or replaced."""

@@ -116,14 +116,20 @@ def test_ctrl_c_while_watching_is_no_error(tmp_path, environment):
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_a_dashboard_that_ends_in_any_way_leaves_no_server_behind(tmp_path, environment, name):
+    """Nor its recorder's process, whose own end it survives."""
     pytest.importorskip("streamlit", reason="no streamlit here to serve with")
-    child = start(["dashboard", tmp_path, "--no-browser"], environment)
+    listening = environment | {"AMPWATCH_ENDPOINT": "tcp://127.0.0.1:*"}
+    child = start(["dashboard", tmp_path, "--no-browser"], listening)
     line = child.stderr.readline()
     [server] = psutil.Process(child.pid).children()
+    [killed] = server.children()
+    killed.kill()
+    while not (recorders := [one for one in server.children() if one != killed]):
+        time.sleep(0.02)
     assert answers(line)
     child.send_signal(getattr(signal, name, signal.SIGTERM))  # Windows has no SIGKILL
-    psutil.wait_procs([server], timeout=PATIENCE_S)
-    assert not server.is_running()
+    psutil.wait_procs([server, *recorders], timeout=PATIENCE_S)
+    assert not any(one.is_running() for one in (server, *recorders))
     assert not answers(line)
     finish(child)
 

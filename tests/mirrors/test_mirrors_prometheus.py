@@ -114,6 +114,13 @@ def test_the_endpoint_ends_with_its_line(tmp_path):
         scrape(port)
 
 
+@pytest.mark.parametrize(("host", "bound"), [("", "127.0.0.1"), ("0.0.0.0", "0.0.0.0")])
+def test_it_is_for_this_machine_alone_unless_an_address_is_given(host, bound):
+    mirror = open_mirror(f"prometheus://{host}:0", is_inside=False)
+    assert mirror.server.socket.getsockname()[0] == bound
+    mirror.close()
+
+
 def test_a_port_that_is_taken_or_none_is_said_in_a_sentence(endpoint, capsys, tmp_path):
     _, port = endpoint
     with pytest.raises(MirrorError, match="name another port"):

@@ -1,161 +1,34 @@
-"""The recorder against real trainers: real sockets, real files, real processes."""
+"""What arrives, filed: a recording in this process, real sockets, real files, real trainers."""
 
-import contextlib
 import os
 import secrets
 import shutil
 import signal
-import subprocess
-import sys
-import threading
-import time
-from pathlib import Path
 
 import psutil
 import pytest
+from recorder_parts import (
+    RECORDER,
+    TRAINER,
+    Here,
+    Trainer,
+    batches_in,
+    child,
+    eventually,
+    free_endpoint,
+    heard,
+    index_records,
+    needs_signals,
+    record_of,
+    tell,
+    until_acknowledged,
+)
 
 from ampwatch import feed, store
 from ampwatch.codec import encode
-from ampwatch.errors import FeedError, RunError
-from ampwatch.recorder import Recorder
+from ampwatch.errors import RunError
+from ampwatch.recorder.copies import place
 from ampwatch.rows import FORMAT, Table
-from ampwatch.store.index import RECORD_BYTES
-
-ANY_PORT = "tcp://127.0.0.1:*"
-needs_signals = pytest.mark.skipif(os.name == "nt", reason="stops and kills by POSIX signals")
-
-
-@pytest.fixture(autouse=True)
-def own_folders(tmp_path, monkeypatch):
-    monkeypatch.setenv("AMPWATCH_CONFIG_DIR", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    for name in ("AMPWATCH_ENDPOINT", "AMPWATCH_INSECURE", "AMPWATCH_RECORDER_KEY"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def copies(tmp_path):
-    return tmp_path / "copies"
-
-
-class Trainer:
-    """A rank with a real log, as the courier drives it."""
-
-    def __init__(self, log_dir, endpoint, run_id="ab" * 16, rank=0, name="run", world_size=1):
-        self.info = store.RunInfo(id=run_id, name=name, world_size=world_size)
-        self.folder = store.create_run(Path(log_dir), self.info)
-        self.log = store.RankWriter(self.folder, rank)
-        hello = feed.Hello(run_id, rank, self.info.to_json(), FORMAT, "0")
-        self.sender = feed.Sender(endpoint, hello, self.log)
-
-    def step(self, number):
-        batch = encode(Table.STEPS, {"step": [number], "time_ns": [number], "loss": [0.5]})
-        self.sender.send(self.log.append(batch), batch)
-        self.sender.poll()
-
-    def steps(self, numbers, pause_s=0.0):
-        for number in numbers:
-            self.step(number)
-            time.sleep(pause_s)
-        return self
-
-    def idle_until_told(self):
-        """Go on polling, as the courier does between steps, until a line comes on stdin."""
-        told = threading.Event()
-        threading.Thread(target=lambda: (sys.stdin.readline(), told.set()), daemon=True).start()
-        eventually(told.is_set, self.sender.poll)
-
-    def close(self):
-        confirmed = self.sender.close()
-        self.log.close()
-        return confirmed
-
-
-TRAINER = """
-import sys
-from test_recorder import Trainer
-log_dir, endpoint, first, second, pause_s = sys.argv[1:]
-trainer = Trainer(log_dir, endpoint, world_size=2)
-trainer.steps(range(int(first)))
-print("first", flush=True)
-trainer.idle_until_told()
-trainer.steps(range(int(first), int(first) + int(second)), float(pause_s))
-print("second", flush=True)
-trainer.idle_until_told()
-trainer.steps([int(first) + int(second)])
-print(trainer.close(), flush=True)
-"""
-
-RECORDER = """
-import sys
-from ampwatch.recorder import Recorder
-with Recorder(sys.argv[1], sys.argv[2]) as recorder:
-    print("ready", flush=True)
-    sys.stdin.readline()
-"""
-
-
-@contextlib.contextmanager
-def child(script, *arguments):
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def tell(process):
-    process.stdin.write("go on\n")
-    process.stdin.flush()
-
-
-def heard(process):
-    return process.stdout.readline().strip()
-
-
-def free_endpoint():
-    receiver = feed.Receiver(ANY_PORT)
-    receiver.close()
-    return receiver.endpoint
-
-
-def batches_in(run_folder, rank=0):
-    """Every batch of a rank that nobody writes at present, by number."""
-    writer = store.RankWriter(run_folder, rank)
-    found = {}
-    while chunk := writer.read_from(len(found), 1 << 20):
-        found.update(chunk)
-    writer.close()
-    return found
-
-
-def index_records(run_folder, rank=0):
-    """How many batches lie there, counted without opening the log."""
-    index = run_folder / f"rank-{rank}" / "index"
-    return index.stat().st_size // RECORD_BYTES if index.exists() else 0
-
-
-def until_acknowledged(sender, number):
-    eventually(lambda: sender.stats.acknowledged == number, sender.poll)
-
-
-def eventually(condition, poll=lambda: None):
-    while not condition():
-        poll()
-        time.sleep(0.005)
-
-
-def record_of(recorder, rank=0, run_id="ab" * 16):
-    run = recorder.runs.get(run_id)
-    return next((record for record in run.ranks if record.rank == rank), None) if run else None
 
 
 @needs_signals
@@ -219,7 +92,7 @@ def test_a_stopped_recorder_costs_the_trainer_bounded_memory_and_no_rows(tmp_pat
 
 @needs_signals
 def test_a_killed_trainer_leaves_a_copy_that_says_it_did_not_end(tmp_path, copies):
-    with Recorder(ANY_PORT, copies) as recorder:
+    with Here(copies) as recorder:
         with child(TRAINER, tmp_path / "log", recorder.endpoint, 100, 0, 0) as trainer:
             assert heard(trainer) == "first"
             eventually(lambda: record_of(recorder) and record_of(recorder).filed > 50)
@@ -239,7 +112,7 @@ def test_a_killed_trainer_leaves_a_copy_that_says_it_did_not_end(tmp_path, copie
 def test_a_copy_of_a_trainer_long_silent_is_let_go_though_the_recorder_lives(
     tmp_path, copies, monkeypatch
 ):
-    with Recorder(ANY_PORT, copies) as recorder:
+    with Here(copies) as recorder:
         with child(TRAINER, tmp_path / "log", recorder.endpoint, 10, 0, 0) as trainer:
             assert heard(trainer) == "first"
             eventually(lambda: record_of(recorder) and record_of(recorder).filed == 10)
@@ -250,28 +123,11 @@ def test_a_copy_of_a_trainer_long_silent_is_let_go_though_the_recorder_lives(
         assert "stops before batch 10" in store.open_run(copies / "run").notes[0]
 
 
-def test_what_a_caller_raises_when_rows_come_is_noted_and_recording_goes_on(tmp_path, copies):
-    def broken(folder):
-        raise KeyError(folder.name)
-
-    with Recorder(ANY_PORT, copies, on_rows=broken, on_note=broken) as recorder:
-        trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(5))
-        until_acknowledged(trainer.sender, 5)
-        eventually(lambda: len(recorder.notes) == 2)
-        trainer.steps(range(5, 10))
-        until_acknowledged(trainer.sender, 10)
-        assert trainer.close()
-        assert recorder.is_running
-    assert recorder.notes[0] == "on_rows raised KeyError: 'run'; recording goes on."
-    assert recorder.notes[1].startswith("on_note raised AttributeError")
-    assert store.open_run(copies / "run").steps.num_rows == 10
-
-
 @pytest.mark.skipif(os.name == "nt", reason="files that are open cannot be deleted there")
 @pytest.mark.parametrize("part", ["", "rank-0"])
 @pytest.mark.parametrize("take_away", [shutil.rmtree, lambda at: at.rename(at.parent / "moved")])
 def test_a_copy_whose_files_are_taken_away_is_made_anew(tmp_path, copies, part, take_away):
-    with Recorder(ANY_PORT, copies) as recorder:
+    with Here(copies) as recorder:
         trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(20))
         until_acknowledged(trainer.sender, 20)
         take_away(copies / "run" / part)
@@ -288,7 +144,7 @@ def test_a_copy_whose_files_are_taken_away_is_made_anew(tmp_path, copies, part, 
 
 @pytest.mark.skipif(os.name == "nt", reason="files that are open cannot be deleted there")
 def test_a_copy_that_is_deleted_while_its_trainer_is_idle_is_made_anew(tmp_path, copies):
-    with Recorder(ANY_PORT, copies) as recorder:
+    with Here(copies) as recorder:
         trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(20))
         until_acknowledged(trainer.sender, 20)
         shutil.rmtree(copies / "run")
@@ -299,7 +155,7 @@ def test_a_copy_that_is_deleted_while_its_trainer_is_idle_is_made_anew(tmp_path,
 
 def test_a_run_that_the_trainer_writes_here_is_watched_and_not_written(tmp_path):
     woken = []
-    with Recorder(ANY_PORT, tmp_path / "log", on_rows=woken.append) as recorder:
+    with Here(tmp_path / "log", on_rows=woken.append) as recorder:
         trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(5))
         eventually(lambda: record_of(recorder), trainer.sender.poll)
         woken.clear()
@@ -316,13 +172,13 @@ def test_a_run_that_the_trainer_writes_here_is_watched_and_not_written(tmp_path)
 
 def test_a_copy_that_the_trainer_takes_over_is_watched_from_then_on(tmp_path, copies, monkeypatch):
     monkeypatch.setattr("ampwatch.recorder.filing._RETRY_S", 0.0)
-    with Recorder(ANY_PORT, copies) as recorder:
+    with Here(copies) as recorder:
         trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(5))
         until_acknowledged(trainer.sender, 5)
         trainer.sender.close(timeout_s=0.0)
         trainer.log.close()
     woken = []
-    with Recorder(ANY_PORT, copies, on_rows=woken.append) as recorder:
+    with Here(copies, on_rows=woken.append) as recorder:
         resumed = Trainer(copies, recorder.endpoint).steps(range(5, 8))
         assert resumed.folder == copies / "run"
         eventually(
@@ -337,7 +193,7 @@ def test_a_copy_that_the_trainer_takes_over_is_watched_from_then_on(tmp_path, co
 
 
 def test_two_ranks_and_two_runs_are_filed_apart_and_compacted_when_all_have_ended(tmp_path, copies):
-    with Recorder(ANY_PORT, copies) as recorder:
+    with Here(copies) as recorder:
         trainers = [
             Trainer(tmp_path / "log", recorder.endpoint, run_id, rank, world_size=2)
             for run_id in ("ab" * 16, "cd" * 16)
@@ -360,7 +216,7 @@ def test_two_ranks_and_two_runs_are_filed_apart_and_compacted_when_all_have_ende
 
 
 def test_a_run_resumed_after_its_copy_was_compacted_is_continued(tmp_path, copies):
-    with Recorder(ANY_PORT, copies) as recorder:
+    with Here(copies) as recorder:
         for start in (0, 20):
             trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(start, start + 20))
             until_acknowledged(trainer.sender, start + 20)
@@ -385,7 +241,7 @@ def test_rows_that_cannot_be_filed_are_not_acknowledged_and_come_again(
 
     monkeypatch.setattr(store.RankWriter, "append", full)
     monkeypatch.setattr("ampwatch.recorder.filing._RETRY_S", 0.0)
-    with Recorder(ANY_PORT, copies) as recorder:
+    with Here(copies) as recorder:
         bad = Trainer(tmp_path / "log", recorder.endpoint, "ab" * 16, name="bad").steps(range(5))
         good = Trainer(tmp_path / "log", recorder.endpoint, "cd" * 16, name="good").steps(range(5))
         until_acknowledged(bad.sender, 5)
@@ -403,23 +259,9 @@ def test_rows_that_cannot_be_filed_are_not_acknowledged_and_come_again(
     assert store.open_run(copies / "bad").steps["step"].to_pylist() == list(range(10))
 
 
-def test_what_is_acknowledged_is_in_the_files_when_the_recorder_stops(tmp_path, copies):
-    recorder = Recorder(ANY_PORT, copies).start()
-    trainer = Trainer(tmp_path / "log", recorder.endpoint)
-    eventually(lambda: record_of(recorder), trainer.sender.poll)
-    for number in range(200):
-        trainer.step(number)
-    recorder.stop()
-    assert not recorder.is_running
-    trainer.sender.poll()
-    acknowledged = trainer.sender.stats.acknowledged
-    trainer.sender.close(timeout_s=0.0)
-    assert set(range(acknowledged)) <= set(batches_in(copies / "run"))
-
-
 @pytest.mark.parametrize("name", ["../../outside", "/etc/passwd", "a/b", "..", "con", "", "\0x"])
 def test_a_run_name_is_never_a_path(name, tmp_path, copies):
-    with Recorder(ANY_PORT, copies) as recorder:
+    with Here(copies) as recorder:
         trainer = Trainer(tmp_path / "log", recorder.endpoint, name=name).steps(range(3))
         until_acknowledged(trainer.sender, 3)
         assert trainer.close()
@@ -442,7 +284,7 @@ def test_a_rank_that_describes_itself_wrongly_is_refused_with_a_sentence(
     info_json, format_number, reason, copies
 ):
     log = store.RankWriter(copies.parent, 0)
-    with Recorder(ANY_PORT, copies) as recorder:
+    with Here(copies) as recorder:
         hello = feed.Hello("ab" * 16, 0, info_json, format_number, "0")
         sender = feed.Sender(recorder.endpoint, hello, log)
         eventually(lambda: sender.stats.refused, sender.poll)
@@ -474,7 +316,7 @@ def test_lost_batches_are_counted_noted_and_not_asked_for_for_ever(tmp_path, cop
     holed = Holed(trainer.log, {0, 7, 8})
     hello = feed.Hello("ab" * 16, 0, trainer.info.to_json(), FORMAT, "0")
     for _ in range(2):  # the second recorder knows of the loss from the first one's note
-        with Recorder(ANY_PORT, copies) as recorder:
+        with Here(copies) as recorder:
             sender = feed.Sender(recorder.endpoint, hello, holed)
             until_acknowledged(sender, 20)
             assert recorder.stats.gaps == 3
@@ -493,7 +335,7 @@ def test_lost_batches_are_counted_noted_and_not_asked_for_for_ever(tmp_path, cop
 
 
 def test_a_bad_frame_is_noted_with_its_senders_name(tmp_path, copies):
-    with Recorder(ANY_PORT, copies) as recorder:
+    with Here(copies) as recorder:
         trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(3))
         until_acknowledged(trainer.sender, 3)
         damaged = encode(Table.EXTRAS, {"step": [1], "name": ["x"], "value": [1.0]})
@@ -506,27 +348,32 @@ def test_a_bad_frame_is_noted_with_its_senders_name(tmp_path, copies):
     assert f"run {'ab' * 16}, rank 0 at 127.0.0.1" in "".join(recorder.notes)
 
 
-def test_a_taken_port_is_said(copies):
-    with Recorder(ANY_PORT, copies) as first, pytest.raises(FeedError, match="is taken"):
-        Recorder(first.endpoint, copies).start()
+def test_a_run_is_compacted_though_a_rank_had_ended_before_the_recorder_was_started_again(
+    tmp_path, copies
+):
+    endpoint = free_endpoint()
+    with Here(copies, endpoint) as recorder:
+        ranks = [Trainer(tmp_path / "log", endpoint, rank=rank, world_size=2) for rank in (0, 1)]
+        for trainer in ranks:
+            trainer.steps(range(10))
+            until_acknowledged(trainer.sender, 10)
+        assert ranks[0].close()
+        eventually(lambda: record_of(recorder, 0).has_ended)
+    assert not (copies / "run" / "rank-0" / "base.json").exists()
+    with Here(copies, endpoint):
+        ranks[1].steps(range(10, 20))
+        until_acknowledged(ranks[1].sender, 20)
+        assert ranks[1].close()
+        for rank in (0, 1):
+            eventually((copies / "run" / f"rank-{rank}" / "base.json").exists)
+    assert store.open_run(copies / "run").steps.num_rows == 30
 
 
-def test_a_free_port_is_taken_where_that_is_wanted_and_trainers_find_it(copies, tmp_path):
-    with Recorder(ANY_PORT, copies) as first:
-        with Recorder(first.endpoint, tmp_path / "second", fallback=True) as second:
-            assert second.endpoint != first.endpoint
-            assert second.endpoint in second.notes[0]
-            assert feed.resolve_endpoint() == second.endpoint
-
-
-def test_a_directory_that_cannot_be_made_is_said(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="record into a folder"):
-        Recorder(ANY_PORT, tmp_path / "file" / "copies").start()
-
-
-def test_a_recorder_that_was_never_started_stops():
-    recorder = Recorder(ANY_PORT)
-    recorder.stop()
-    assert recorder.runs == {}
-    assert recorder.stats.frames == 0
+def test_a_copy_that_was_let_go_still_takes_note_of_what_is_lost(tmp_path):
+    copy = place(tmp_path, store.RunInfo(id="ab" * 16, name="run"), rank=0, head=0)
+    for number in (0, 3):
+        copy.file(number, encode(Table.EXTRAS, {"step": [1], "name": ["x"], "value": [1.0]}))
+    copy.close()
+    assert copy.lose(1, 3)
+    assert (copy.filed, copy.gaps) == (4, [(1, 3)])
+    copy.close()
