@@ -245,8 +245,8 @@ RAFT = Program(
     folder=".",
     command=(
         "train.py", "--stage=chairs", "--mixed_precision", "--small", "--gpus", "0",
-        "--num_steps=60", "--batch_size=2", "--lr=4e-4", "--image_size", "128", "128",
-        "--iters=2", "--validation", "chairs",
+        "--num_steps=40", "--batch_size=1", "--lr=4e-4", "--image_size", "128", "128",
+        "--iters=1", "--validation", "chairs",
     ),
     make_data=flying_chairs,
     edits=(
@@ -283,7 +283,7 @@ YOLO_V5 = Program(
     trains="fp16, GradScaler, accumulation that grows from 1 to 16 in its warm-up, three groups",
     folder=".",
     command=(
-        "train.py", "--img=64", "--batch-size=4", "--epochs=4", "--data=tiny.yaml",
+        "train.py", "--img=64", "--batch-size=4", "--epochs=3", "--data=tiny.yaml",
         "--cfg=models/yolov5n.yaml", "--weights=", "--workers=0", "--device=cpu", "--noval",
         "--noplots", "--noautoanchor", "--exist-ok", "--project=out", "--name=it",
         "--hyp=data/hyps/hyp.scratch-low.yaml",
