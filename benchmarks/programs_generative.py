@@ -75,16 +75,19 @@ LIGHTNING_GAN = Program(
     broken=(
         Broken("a rate of 10", RATE_TOO_HIGH, arguments=("10",)),
         Broken(
-            "from the 50th step on, the generator's last layer is fed values beyond the format",
+            "from the 50th step on, the generator's last layer leaves float32",
             ("AMP203",),
             (
                 Edit(
                     "lightning_gan.py",
-                    "fakes = self.generator(noise)",
-                    "hidden = self.generator[1](self.generator[0](noise)); "
-                    "fakes = self.generator[2](hidden * (1e38 if number > 50 else 1)) "
-                    "* (1e3 if number > 50 else 1)",
+                    "class Gan(",
+                    "class Loud(nn.Linear):\n"
+                    "    def forward(self, values):\n"
+                    "        self.calls = getattr(self, 'calls', 0) + 1\n"
+                    "        loud = 1e30 if self.calls > 50 else 1.0\n"
+                    "        return super().forward(values) * loud * loud\n\n\nclass Gan(",
                 ),
+                Edit("lightning_gan.py", "nn.ReLU(), nn.Linear(32, 16)", "nn.ReLU(), Loud(32, 16)"),
             ),
             layer="generator",
         ),
