@@ -15,8 +15,8 @@ NANO_GPT = Program(
     folder=".",
     command=(
         "train.py", "config/train_shakespeare_char.py", "--device=cpu", "--dtype=float16",
-        "--compile=False", "--block_size=32", "--batch_size=8", "--n_layer=3", "--n_head=4",
-        "--n_embd=64", "--max_iters=150", "--eval_interval=150", "--eval_iters=2",
+        "--compile=False", "--block_size=32", "--batch_size=8", "--n_layer=2", "--n_head=4",
+        "--n_embd=32", "--max_iters=100", "--eval_interval=100", "--eval_iters=2",
         "--gradient_accumulation_steps=2", "--dropout=0.1",
     ),
     make_data=text_in_characters,

@@ -146,7 +146,10 @@ def python(folder: Path, *arguments: str, **environment: str) -> tuple[int, str,
         [sys.executable, *arguments], cwd=folder, text=True, errors="replace",
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,  # so that a launcher's ranks and workers end with it
-        env={**os.environ, **OFFLINE, "PYTHONPATH": os.pathsep.join(paths), **environment},
+        env={
+            **os.environ, **OFFLINE, "PYTHONPATH": os.pathsep.join(paths), **environment,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # torchrun
+        },
     )  # fmt: skip
     try:
         output, complaint = child.communicate(timeout=LONGEST_S)

@@ -293,6 +293,9 @@ YOLO_V5 = Program(
         Edit("train.py", "amp = check_amp(model)", "amp = True"),
         Edit("train.py", "torch.cuda.amp.GradScaler(", 'torch.amp.GradScaler("cpu", '),
         Edit("train.py", "smart_amp_autocast(amp)", f"{AUTOCAST_ON_CPU}amp)"),
+        Edit("train.py", "if not noval or final_epoch:", "if not noval:"),
+        Edit("train.py", "if f is best:", "if False:"),
+        Edit("models/yolov5n.yaml", "width_multiple: 0.25", "width_multiple: 0.125"),
         Edit("utils/general.py", '    check_font("Arial.ttf" if', '    dict(font="Arial.ttf" if'),
     ),
     broken=(
