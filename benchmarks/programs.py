@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from pathlib import Path
 
 import programs_generative
@@ -111,7 +112,17 @@ def look(program: Program, options: argparse.Namespace) -> list[Seen]:
             f"{name}: {same(one)}, {said}{one.told} ({time.monotonic() - began:.0f} s)",
             file=sys.stderr, flush=True,
         )  # fmt: skip
+        if "output" in one.differs:
+            print("\n".join(first_lines_that_differ(one)), file=sys.stderr, flush=True)
     return seen
+
+
+def first_lines_that_differ(one: Seen) -> Iterator[str]:
+    """Alone, and watched: so that a time that is not blanked can be told from a change."""
+    pairs = zip_longest(one.alone[0].printed, one.watched[0].printed, fillvalue="nothing")
+    for alone, watched in islice((pair for pair in pairs if pair[0] != pair[1]), 1):
+        yield f"    alone:   {alone[:200]}"
+        yield f"    watched: {watched[:200]}"
 
 
 def variants(program: Program, asked: str) -> Iterator[Broken | None]:
