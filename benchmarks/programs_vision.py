@@ -173,6 +173,7 @@ DINO = Program(
         Edit("utils.py", 'backend="nccl"', 'backend="gloo"'),
         Edit("utils.py", "torch.cuda.set_device(args.gpu)", "pass"),
         Edit("utils.py", "device='cuda'", "device='cpu'"),
+        Edit("utils.py", "np.random.seed(seed)", "np.random.seed(seed); random.seed(seed)"),
         Edit("vision_transformer.py", "embed_dim=192, depth=12", "embed_dim=48, depth=2"),
         Edit("vision_transformer.py", "hidden_dim=2048", "hidden_dim=64"),
     ),
