@@ -24,8 +24,8 @@ OFFLINE = {
     "WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", "YOLO_OFFLINE": "true", "WANDB_SILENT": "true",
     "AMPWATCH_ENDPOINT": "off", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "COLUMNS": "100",
 }  # fmt: skip
-TIMES = re.compile(
-    r"\d+(:\d\d)+([.,]\d+)?|\d{4}-\d\d-\d\d|[\d.]+ ?(ms|seconds|s|it/s|s/it)\b|[\d.]+e-\d\d ?s\b"
+VARYING = re.compile(  # from run to run of the same program: times, dates, addresses
+    r"\d+(:\d\d)+([.,]\d+)?|\d{4}-\d\d-\d\d|[\d.]+ ?(ms|seconds|s|it/s|s/it)\b|[\d.]+e-\d\d ?s\b|0x[0-9a-f]{6,}"
 )
 
 
@@ -111,7 +111,7 @@ def run(
     ranks = [json.loads(path.read_text()) for path in sorted(told.iterdir())]
     return Ran(
         code=code,
-        printed=without_times(output, program),
+        printed=without_varying(output, program),
         complained=complaint,
         state=tuple(rank["state"] for rank in ranks),
         files=tuple(digest(path) for glob in program.saved for path in sorted(work.glob(glob))),
@@ -120,10 +120,10 @@ def run(
     )
 
 
-def without_times(output: str, program: Program) -> tuple[str, ...]:
-    """What it printed, with each time blanked; of several ranks, which mix, the characters."""
-    blanks = re.compile(f"{TIMES.pattern}|{program.times}")
-    lines = tuple(blanks.sub("<time>", line) for line in output.splitlines())
+def without_varying(output: str, program: Program) -> tuple[str, ...]:
+    """What it printed, with what varies blanked; of several ranks, which mix, the characters."""
+    blanks = re.compile(f"{VARYING.pattern}|{program.times}")
+    lines = tuple(blanks.sub("<...>", line) for line in output.splitlines())
     return tuple(sorted("".join(lines))) if program.launcher else lines
 
 
