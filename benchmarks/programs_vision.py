@@ -86,7 +86,7 @@ PYTORCH_UNET = Program(
     commit="21d7850f2af30a9695bbeea75f3136aa538cfc4a",
     trains="bf16 autocast with a GradScaler, W&B offline",
     folder=".",
-    command=("train.py", "--amp", "-e=2", "-b=4", "-s=1.0", "-l=1e-4"),
+    command=("train.py", "--amp", "-e=2", "-b=4", "-s=0.5", "-l=1e-4"),
     make_data=masks,
     edits=(
         Edit("train.py", "cuda.amp.GradScaler(", "amp.GradScaler('cpu', "),
