@@ -15,23 +15,24 @@ hung, changed a weight or took more than 1 GB.
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 # Set before any library is loaded: an address-space limit counts what allocators and thread pools
 # reserve, and two workers share two cores.
 os.environ.update(ARROW_DEFAULT_MEMORY_POOL="system", OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+sys.path.insert(0, str(Path(__file__).parents[1]))  # what the table names is what is tried
 
 import argparse
 import gc
 import itertools
 import signal
-import sys
 import tempfile
 import time
 import warnings
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import chaos_faults  # noqa: F401 - each puts its trials on the list
 import chaos_files  # noqa: F401

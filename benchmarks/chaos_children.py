@@ -29,6 +29,7 @@ import psutil
 from chaos_trials import Changed, Hung, Kind, Lost, Outcome, Record, Trial
 
 MOST_BYTES = 1 << 30
+MOST_GROWN_BYTES = 600 << 20  # by one hostile file; caught or not, a small machine would be full
 _STACK_WAIT_S = 1.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _HERE = str(Path(__file__).parent)
@@ -87,7 +88,6 @@ class Batch:
                 self._tried = told["tries"]
             elif "peak_bytes" in told:
                 self.peak_bytes = max(self.peak_bytes, told["peak_bytes"])
-                self._tried = "over"
             else:
                 self.records.append(Record(**{**told, "outcome": Outcome(told["outcome"])}))
 
@@ -122,7 +122,7 @@ def _forked(kind: Kind, seeds: range, folder: Path, material: Path, pipe: int) -
         for seed in seeds:
             _tell(pipe, {"begins": seed})
             _tell(pipe, asdict(_tried(kind, seed, folder, material, pipe)))
-        _tell(pipe, {"peak_bytes": _peak_bytes()})
+            _tell(pipe, {"peak_bytes": _peak_bytes()})
         code = 0
     finally:
         os._exit(code)
@@ -144,7 +144,7 @@ def _settle(kind: Kind, folder: Path) -> None:
     faulthandler.register(signal.SIGUSR1, (folder / "stack.txt").open("a"))
     own_environment(folder)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    forget_peak()
     if kind.capped:
         own = psutil.Process().memory_info()
         most = own.vms + MOST_BYTES - own.rss
@@ -188,7 +188,12 @@ def _tried(kind: Kind, seed: int, folder: Path, material: Path, pipe: int) -> Re
     threads_raised: list[BaseException | None] = []
     threading.excepthook = lambda told: threads_raised.append(told.exc_value)
     trial = Trial(random.Random(f"{kind.name} {seed}"), own, material, say)
+    forget_peak()
+    before = _peak_bytes()
     outcome, detail = _outcome(kind.work, trial, threads_raised)
+    grown = _peak_bytes() - before
+    if kind.capped and outcome is Outcome.OK and grown > MOST_GROWN_BYTES:
+        outcome, detail = Outcome.TOO_LARGE, f"it took {grown / 1e6:.0f} MB for a while"
     if kind.a_child == 1:
         end_descendants()
         release_mounts(own)
@@ -227,6 +232,11 @@ def _place(problem: BaseException | None) -> str:
     theirs = [f"{Path(f.filename).name}:{f.lineno}" for f in frames]
     words = " ".join(str(problem).split())[:160]
     return f"{type(problem).__name__} at {' < '.join((ours or theirs)[:-4:-1])}: {words}"
+
+
+def forget_peak() -> None:
+    """The most memory that was taken counts from here."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def _peak_bytes() -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zmq
+from chaos_children import forget_peak
 from chaos_damage import damaged, hostile_json
 from chaos_files import _base_of, _seal_base, _use, _vouch_for
 from chaos_material import a_run
@@ -150,6 +151,7 @@ def bombs(trial: Trial) -> None:
 
 
 def _open(trial: Trial, run: Path) -> None:
+    forget_peak()
     with contextlib.suppress(AmpwatchError):
         opened = open_run(run)
         _use(opened, trial.chance)
@@ -240,15 +242,15 @@ def _bomb_index(trial: Trial) -> None:
 
 
 def _bomb_packed(trial: Trial) -> None:
-    """a packed log that inflates to 300 MB"""
+    """a packed log that inflates to 100 MB"""
     chance = trial.chance
     line = chance.choice([b"\0", b"a", b" ", b"{", b"[1", b"step 1 loss 2\n", b"\n", b"a,b\n"])
     opened = chance.choice([_gz, bz2.open, _xz, _zst])
-    trial.say(f"300 MB of {line!r}, {opened.__module__} {opened.__name__}")
+    trial.say(f"100 MB of {line!r}, {opened.__module__} {opened.__name__}")
     log = trial.folder / "train.log"
     piece = line * ((1 << 20) // len(line))
     with opened(log, "wb") as file:
-        for _ in range(300):
+        for _ in range(100):
             file.write(piece)
     with contextlib.suppress(AmpwatchError):
         open_run(import_log(log, trial.folder / "runs"))
@@ -281,6 +283,7 @@ def _bomb_batch(trial: Trial) -> None:
     head = len(schema.serialize())
     payload = sink.getvalue()[head:-8].to_pybytes()
     del text, given, columns, batch, sink
+    forget_peak()
     with contextlib.suppress(CodecError):
         check(Table.EVENTS, payload)
 

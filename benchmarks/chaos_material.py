@@ -14,12 +14,13 @@ from pathlib import Path
 
 import chaos_training as training
 import numpy as np
+import pyarrow as pa
 
 import ampwatch.cli
 import ampwatch.diagnosis
 import ampwatch.importers
 import ampwatch.recorder
-import ampwatch.report  # noqa: F401 - loaded here, once, for every fork
+import ampwatch.report
 from ampwatch.codec import encode
 from ampwatch.rows import Table
 from ampwatch.store import (
@@ -42,6 +43,8 @@ def made(material: Path, kinds: Sequence[str]) -> Path:
     """Make all of it, in a process of its own: what forks must have no threads or sockets."""
     material.mkdir()
     (material / "runs").mkdir()
+    pa.array(["x"])  # loads pandas, which each fork would have to do
+    ampwatch.cli.build()
     pid = os.fork()
     if pid == 0:
         code = 70
@@ -92,8 +95,10 @@ def _make_runs(material: Path) -> None:
     assert child.code == 0, (material / "said.txt").read_text()
     live = folder / "live"
     shutil.copytree(live / "rank-0", live / "rank-1")
-    for name in RUNS[1:]:
+    shutil.copytree(live, folder / "copy")
+    for name in ("compacted", "grown"):
         shutil.copytree(live, folder / name)
+        shutil.rmtree(folder / name / "rank-1")
     compact(folder / "compacted")
     compact(folder / "grown")
     grown = RankWriter(folder / "grown", 0)

@@ -109,7 +109,11 @@ def _failures(totals: Totals) -> list[str]:
     """A line for each way to fail, with the seeds of those that failed so."""
     alike: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
     for record in totals.failures:
-        key = (record.kind, record.outcome.value, re.sub(r"\d+(\.\d+)?", "N", record.detail)[:90])
+        key = (
+            record.kind,
+            record.outcome.value,
+            re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?", "N", record.detail)[:90],
+        )
         alike[key].append(record)
     if not alike:
         return ["Nothing was lost, raised, hung, changed or too large.", ""]
