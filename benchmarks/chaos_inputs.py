@@ -37,7 +37,7 @@ _A_TRIAL = 20
 # --- the wire ------------------------------------------------------------------------------------
 
 
-@kind("codec", a_child=400, limit_s=60.0, share=0.6, capped=True)
+@kind("codec", a_child=400, limit_s=60.0, share=0.4, capped=True)
 def codec(trial: Trial) -> None:
     """Damaged batches, hellos and descriptions: refused by what reads them first."""
     chance = trial.chance
@@ -82,7 +82,7 @@ def _good_payload(trial: Trial, table: Table) -> bytes:
     return encode(Table.STEPS, {"step": [1], "time_ns": [1]}).payload
 
 
-@kind("frames", a_child=100, limit_s=60.0, share=1.5, capped=True)
+@kind("frames", a_child=100, limit_s=60.0, share=1.0, capped=True)
 def frames(trial: Trial) -> None:
     """Malformed and hostile frames over a real socket, from a peer that is known or not."""
     receiver = feed.Receiver("tcp://127.0.0.1:*", keys=feed.Security(own=None))
@@ -141,7 +141,7 @@ def _take(receiver: feed.Receiver) -> None:
 # --- bombs ---------------------------------------------------------------------------------------
 
 
-@kind("bombs", a_child=1, limit_s=180.0, share=1.5, capped=True)
+@kind("bombs", a_child=1, limit_s=180.0, share=1.0, capped=True)
 def bombs(trial: Trial) -> None:
     """Small files and frames that claim, or become, something large."""
     bomb = trial.chance.choice(_BOMBS)

@@ -104,7 +104,7 @@ def _refuse_problems(log_dir: Path) -> None:
 # --- commands ------------------------------------------------------------------------------------
 
 
-@kind("kill-compact", share=1.5)
+@kind("kill-compact", share=2.5)
 def kill_compact(trial: Trial) -> None:
     """`ampwatch compact` killed again and again: the same rows each time, and it can be resumed."""
     run = a_run(trial.material, "long", trial.folder / "run")
@@ -119,7 +119,7 @@ def kill_compact(trial: Trial) -> None:
     _refuse_other(run, whole)
 
 
-@kind("kill-export")
+@kind("kill-export", share=1.5)
 def kill_export(trial: Trial) -> None:
     """`ampwatch export` to Parquet, CSV or TensorBoard: files are whole or not there."""
     run = a_run(trial.material, "long", trial.folder / "run")
@@ -137,7 +137,7 @@ def kill_export(trial: Trial) -> None:
     _refuse_halves(out, whole)
 
 
-@kind("kill-report")
+@kind("kill-report", share=1.5)
 def kill_report(trial: Trial) -> None:
     """`ampwatch report --html`: the page is whole or not there, and the run is as it was."""
     run = a_run(trial.material, "long", trial.folder / "run")
@@ -154,7 +154,7 @@ def kill_report(trial: Trial) -> None:
     _refuse_failure(trial, words)
 
 
-@kind("kill-import")
+@kind("kill-import", share=1.5)
 def kill_import(trial: Trial) -> None:
     """`ampwatch import` of a foreign log: what it leaves is a run or nothing."""
     log = trial.chance.choice([path for path in samples() if path.suffix == ".wandb"])
