@@ -15,6 +15,7 @@ from pathlib import Path
 import chaos_training as training
 import numpy as np
 import pyarrow as pa
+from chaos_children import die_with_parent, end_descendants
 
 import ampwatch.cli
 import ampwatch.diagnosis
@@ -49,6 +50,8 @@ def made(material: Path, kinds: Sequence[str]) -> Path:
     if pid == 0:
         code = 70
         try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            die_with_parent()
             training.train_without_us(material)
             _make_runs(material)
             if any(name.startswith("kill-") for name in kinds):
@@ -60,7 +63,11 @@ def made(material: Path, kinds: Sequence[str]) -> Path:
             traceback.print_exc()
         finally:
             os._exit(code)
-    _, status = os.waitpid(pid, 0)
+    try:
+        _, status = os.waitpid(pid, 0)
+    except BaseException:
+        end_descendants()
+        raise
     if status:
         how = os.waitstatus_to_exitcode(status)
         raise SystemExit(f"the material could not be made ({how}, see above)")
