@@ -11,6 +11,7 @@ import ctypes
 import os
 import re
 import resource
+import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -18,7 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import chaos_training as training
-from chaos_recorder import recording
+import psutil
+from chaos_recorder import (
+    Recording,
+    Trainer,
+    finish,
+    recording,
+    train,
+    until_all_acknowledged,
+)
 from chaos_trials import Changed, Hung, Lost, Trial, kind
 
 from ampwatch import open_run
@@ -83,9 +92,9 @@ def _some_step(trial: Trial) -> int:
     return trial.chance.randrange(1, training.STEPS - 10)
 
 
-def _mounted(trial: Trial, kilobytes: int) -> Path:
+def _mounted(trial: Trial, kilobytes: int, name: str = "disk") -> Path:
     """A disk of this size; an OSError where none can be mounted."""
-    place = trial.folder / "disk"
+    place = trial.folder / name
     place.mkdir()
     options = f"size={kilobytes}k".encode()
     if ctypes.CDLL(None, use_errno=True).mount(b"none", os.fsencode(place), b"tmpfs", 0, options):
@@ -265,6 +274,57 @@ def fault_recorder_stopped(trial: Trial) -> None:
         if time.monotonic() - began > _PATIENCE_S:
             raise Hung(f"the training took over {_PATIENCE_S:g} s beside a stopped recorder")
         _check(trial, plan, end, made=training.STEPS)
+
+
+@kind("fault-recorder", limit_s=300.0)
+def fault_recorder(trial: Trial) -> None:
+    """The recorder's disk is full, its copies are taken away or it has no descriptors left."""
+    chance, run_id = trial.chance, secrets.token_hex(16)
+    harm = chance.choice([_fill_disk, _remove_copies, _move_copies, _use_up_descriptors])
+    copies = _mounted(trial, kilobytes=4000, name="copies")
+    with recording(trial.folder) as recorder:
+        log_dir, endpoint = trial.folder / "runs", recorder.endpoint
+        trainers = [Trainer(log_dir, endpoint, 0, run_id)]
+        train(trainers, chance.uniform(0.0, 1.0))
+        trial.say(f"{harm.__doc__}")
+        relieve = harm(recorder, copies)
+        trainers += [Trainer(log_dir, endpoint, rank, run_id) for rank in (1, 2)]
+        train(trainers, chance.uniform(0.5, 2.0))
+        relieve()
+        until_all_acknowledged(trainers, recorder, "after the fault")
+        finish(trainers, recorder, run_id)
+
+
+def _fill_disk(recorder: Recording, copies: Path) -> Callable[[], object]:
+    """the recorder's disk is full"""
+    full = copies / "full"
+    with full.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1024))
+    return full.unlink
+
+
+def _remove_copies(recorder: Recording, copies: Path) -> Callable[[], object]:
+    """the recorder's copies are deleted"""
+    for path in copies.iterdir():
+        shutil.rmtree(path, ignore_errors=True)
+    return lambda: None
+
+
+def _move_copies(recorder: Recording, copies: Path) -> Callable[[], object]:
+    """the recorder's copies are moved away"""
+    for path in list(copies.iterdir()):
+        path.rename(copies / f".{path.name}-moved")
+    return lambda: None
+
+
+def _use_up_descriptors(recorder: Recording, copies: Path) -> Callable[[], object]:
+    """the recorder has no descriptors left"""
+    processes, which = recorder.processes, psutil.RLIMIT_NOFILE
+    before = [process.rlimit(which) for process in processes]
+    for process, (_, most) in zip(processes, before, strict=True):
+        process.rlimit(which, (process.num_fds() + 1, most))
+    return lambda: [p.rlimit(which, b) for p, b in zip(processes, before, strict=True)]
 
 
 def _limit(what: int, most: int) -> None:

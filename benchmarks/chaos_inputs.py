@@ -19,7 +19,7 @@ from chaos_children import forget_peak
 from chaos_damage import damaged, hostile_json
 from chaos_files import _base_of, _seal_base, _use, _vouch_for
 from chaos_material import a_run
-from chaos_recorder import hostile_parts
+from chaos_peers import hostile_parts
 from chaos_trials import Lost, Trial, kind
 
 from ampwatch import feed, list_runs, open_run

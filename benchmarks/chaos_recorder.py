@@ -11,7 +11,6 @@ import os
 import secrets
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -22,14 +21,13 @@ from pathlib import Path
 import psutil
 import zmq
 from chaos_children import die_with_parent
-from chaos_damage import damaged, hostile_json
+from chaos_peers import FLOODS, Peer, hostile_parts
 from chaos_trials import Hung, Lost, Trial, kind, lost_if_raised
 
 from ampwatch import feed, open_run
 from ampwatch.codec import encode
 from ampwatch.errors import AmpwatchError
-from ampwatch.feed.frames import Frame, Hello, Kind, pack
-from ampwatch.rows import FORMAT, TABLES, Table
+from ampwatch.rows import FORMAT, Table
 from ampwatch.store import RankWriter, RunInfo, create_run, list_runs
 
 _START_S, _PATIENCE_S, _ORPHANS_S = 40.0, 40.0, 15.0
@@ -127,7 +125,7 @@ def _lives(process: psutil.Process) -> bool:
 def recording(folder: Path, *, insecure: bool = False) -> Iterator[Recording]:
     """A recorder on a free port."""
     copies = folder / "copies"
-    copies.mkdir()
+    copies.mkdir(exist_ok=True)
     if insecure:
         os.environ["AMPWATCH_INSECURE"] = "1"
     recorder = Recording(free_endpoint(), copies, folder / "recorder.txt", insecure)
@@ -175,7 +173,7 @@ class Trainer:
         return self.sender.stats.acknowledged
 
 
-def _train(trainers: list[Trainer], seconds: float) -> None:
+def train(trainers: list[Trainer], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for trainer in trainers:
@@ -207,7 +205,7 @@ def _refuse_unfiled(copies: Path, run_id: str, acknowledged: dict[int, int]) -> 
                 raise Lost(f"rank {rank}: a row that was never sent")
 
 
-def _until_all_acknowledged(trainers: list[Trainer], recorder: Recording, words: str) -> None:
+def until_all_acknowledged(trainers: list[Trainer], recorder: Recording, words: str) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while any(trainer.acknowledged < trainer.log.next_sequence for trainer in trainers):
         for trainer in trainers:
@@ -225,7 +223,7 @@ def _last(said: str) -> str:
     return said.strip().splitlines()[-1][:200] if said.strip() else ""
 
 
-def _finish(trainers: list[Trainer], recorder: Recording, run_id: str) -> None:
+def finish(trainers: list[Trainer], recorder: Recording, run_id: str) -> None:
     """All ends filed, and the copies equal the logs."""
     heads = {trainer.rank: trainer.log.next_sequence for trainer in trainers}
     for trainer in trainers:
@@ -252,17 +250,17 @@ def kill_recorder(trial: Trial) -> None:
         trainers = [Trainer(log_dir, recorder.endpoint, r, run_id) for r in range(_RANKS)]
         for number in range(6):
             # The first kill comes while the ranks introduce themselves, and their folders are made.
-            _train(trainers, trial.chance.uniform(0.0, 1.0 if number else 0.3))
+            train(trainers, trial.chance.uniform(0.0, 1.0 if number else 0.3))
             what = recorder.kill(trial.chance.randrange(3))
             trial.kills += 1
             trial.say(f"killed {what}, kill {number + 1}")
             acknowledged = {t.rank: t.acknowledged for t in trainers}
             _refuse_unfiled(recorder.copies, run_id, acknowledged)
-            _train(trainers, trial.chance.uniform(0.0, 0.3))
+            train(trainers, trial.chance.uniform(0.0, 0.3))
             if recorder.died:
                 recorder.start()
-        _until_all_acknowledged(trainers, recorder, "after the kills")
-        _finish(trainers, recorder, run_id)
+        until_all_acknowledged(trainers, recorder, "after the kills")
+        finish(trainers, recorder, run_id)
 
 
 # --- floods --------------------------------------------------------------------------------------
@@ -289,14 +287,14 @@ def _flood(trial: Trial, *, insecure: bool) -> None:
             seconds = trial.chance.uniform(0.2, 1.2)
             trial.say(f"flood {number + 1}: {flood.__doc__}, killed after {seconds:.1f} s")
             pid = _forked_flood(flood, recorder.endpoint, trial.chance.randrange(1 << 30))
-            _train(trainers, seconds)
+            train(trainers, seconds)
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             trial.kills += 1
             trial.inputs += 1
-            _train(trainers, 0.2)
-            _until_all_acknowledged(trainers, recorder, f"after a flood of {flood.__doc__}")
-        _finish(trainers, recorder, run_id)
+            train(trainers, 0.2)
+            until_all_acknowledged(trainers, recorder, f"after a flood of {flood.__doc__}")
+        finish(trainers, recorder, run_id)
 
 
 def _forked_flood(flood: Callable[[Peer, int], None], endpoint: str, seed: int) -> int:
@@ -310,99 +308,6 @@ def _forked_flood(flood: Callable[[Peer, int], None], endpoint: str, seed: int) 
         finally:
             os._exit(0)
     return pid
-
-
-class Peer:
-    """Somebody with a right to connect and bad manners."""
-
-    def __init__(self, endpoint: str, run_id: str) -> None:
-        self.run_id, self.token = run_id, 0
-        self.socket = zmq.Context().socket(zmq.DEALER)
-        self.socket.linger, self.socket.sndhwm = 0, 10_000
-        feed.find_security(endpoint).dress_sender(self.socket)
-        self.socket.connect(endpoint)
-
-    def send(self, kind: Kind, rank: int = 0, run_id: str = "", **fields: object) -> bool:
-        frame = Frame(kind, run_id or self.run_id, rank, self.token, **fields)
-        return self.send_parts(pack(frame))
-
-    def send_parts(self, parts: list[bytes]) -> bool:
-        try:
-            self.socket.send_multipart(parts, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
-
-    def hello(self, run_id: str = "", rank: int = 0, info: str | None = None) -> bool:
-        identity = run_id or self.run_id
-        text = RunInfo(id=identity, name="flood").to_json() if info is None else info
-        payload = Hello(identity, rank, text, FORMAT, "0").to_bytes()
-        return self.send(Kind.HELLO, rank, identity, value=1, payload=payload)
-
-    def meet(self) -> None:
-        """Introduce oneself and learn the token that rows must bear."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while self.token == 0:
-            self.hello()
-            while self.socket.poll(200):
-                parts = self.socket.recv_multipart()
-                if parts[0][3] == Kind.WANT:
-                    self.token = struct.unpack_from("<I", parts[0], 12)[0]
-            if time.monotonic() > deadline:
-                raise Hung("a new peer was not asked for its rows")
-
-
-def _hellos(peer: Peer, seed: int) -> None:
-    """hellos of one run, answers unread"""
-    deadline = time.monotonic() + 2.0
-    while time.monotonic() < deadline:
-        peer.hello()
-
-
-def _many_ranks(peer: Peer, seed: int) -> None:
-    """hellos of many ranks"""
-    for number in range(30_000):
-        peer.hello(rank=number % 200)
-
-
-def _many_runs(peer: Peer, seed: int) -> None:
-    """hellos of many runs"""
-    for number in range(3000):
-        peer.hello(run_id=f"{seed * 1000 + number % 300:032x}")
-
-
-def _many_connections(peer: Peer, seed: int) -> None:
-    """hellos over many connections"""
-    peers = [Peer(str(peer.socket.last_endpoint, "ascii").rstrip("\0"), f"{seed + n:032x}")
-             for n in range(40)]  # fmt: skip
-    deadline = time.monotonic() + 2.0
-    while time.monotonic() < deadline:
-        for one in peers:
-            one.hello()
-
-
-def _sparse(peer: Peer, seed: int) -> None:
-    """rows with each second number"""
-    peer.meet()
-    batch = encode(Table.STEPS, {"step": [1], "time_ns": [1]})
-    for number in range(4000):
-        while not peer.send(
-            Kind.ROWS, sequence=2 * number + 7, table=Table.STEPS, payload=batch.payload
-        ):
-            time.sleep(0.01)
-
-
-def _large(peer: Peer, seed: int) -> None:
-    """frames of megabytes"""
-    peer.meet()
-    detail = secrets.token_hex(1 << 19)
-    columns = {"time_ns": [1], "kind": ["misuse"], "detail": [detail]}
-    batch = encode(Table.EVENTS, columns)
-    for number in range(60):
-        peer.send(Kind.ROWS, sequence=number, table=Table.EVENTS, payload=batch.payload)
-
-
-FLOODS = (_hellos, _hellos, _many_ranks, _many_runs, _many_connections, _sparse, _large)
 
 
 # --- hostile peers -------------------------------------------------------------------------------
@@ -421,35 +326,7 @@ def hostile_peer(trial: Trial) -> None:
                 peer.send_parts(hostile_parts(trial, peer))
                 trial.inputs += 1
                 if number % 20 == 0:
-                    _train(trainers, 0.005)
+                    train(trainers, 0.005)
         trial.say("1,200 hostile frames from known peers")
-        _until_all_acknowledged(trainers, recorder, "after hostile frames")
-        _finish(trainers, recorder, run_id)
-
-
-_ODD_NUMBERS = (0, 1, 5, 7, 1 << 20, (1 << 31) - 1, 1 << 32, (1 << 62) - 1)
-
-
-def hostile_parts(trial: Trial, peer: Peer) -> list[bytes]:
-    """A message that is nearly right."""
-    chance = trial.chance
-    way = chance.randrange(6)
-    if way == 0:  # any bytes
-        return [chance.randbytes(chance.randrange(80)) for _ in range(chance.randrange(1, 5))]
-    numbers = {name: chance.choice(_ODD_NUMBERS) for name in ("sequence", "value", "count")}
-    rank = chance.choice([0, 0, 1, (1 << 20) - 1])
-    if way == 1:
-        info = hostile_json(chance, RunInfo(id=peer.run_id, name="x").to_json())
-        fields = {"run_id": peer.run_id, "rank": 0, "info_json": info, "format": FORMAT}
-        payload = hostile_json(chance, {**fields, "version": "0"}).encode()[: 1 << 20]
-        return pack(Frame(Kind.HELLO, peer.run_id, 0, peer.token, payload=payload))
-    if way == 2:
-        sort = chance.choice([Kind.LOST, Kind.END, Kind.BEAT, Kind.ACK, Kind.WANT, Kind.NO])
-        return pack(Frame(sort, peer.run_id, rank, peer.token, **numbers))
-    table = chance.choice(TABLES)
-    payload = encode(Table.STEPS, {"step": [1, 2], "time_ns": [1, 2]}).payload
-    if way == 3:
-        payload = damaged(payload, chance)
-    frame = Frame(Kind.ROWS, peer.run_id, rank, peer.token, **numbers, table=table, payload=payload)
-    parts = pack(frame)
-    return [damaged(part, chance) for part in parts] if way == 4 else parts
+        until_all_acknowledged(trainers, recorder, "after hostile frames")
+        finish(trainers, recorder, run_id)
