@@ -30,6 +30,7 @@ from chaos_trials import Changed, Hung, Kind, Lost, Outcome, Record, Trial
 
 MOST_BYTES = 1 << 30
 MOST_GROWN_BYTES = 600 << 20  # by one hostile file; caught or not, a small machine would be full
+_CAP_BYTES = 3 << 30  # room to see how much would be taken; an allocation that fails hides it
 _STACK_WAIT_S = 1.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _HERE = str(Path(__file__).parent)
@@ -147,7 +148,7 @@ def _settle(kind: Kind, folder: Path) -> None:
     forget_peak()
     if kind.capped:
         own = psutil.Process().memory_info()
-        most = own.vms + MOST_BYTES - own.rss
+        most = own.vms + _CAP_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 

@@ -62,6 +62,12 @@ def _check(trial: Trial, plan: training.Plan, end: dict[str, Any], made: int) ->
         )
 
 
+def _made(plan: training.Plan) -> int:
+    """The steps that are to be accounted for: none where attach found no log to be possible."""
+    indexes = plan.log_dir.glob("run/rank-0/index")
+    return training.STEPS if any(path.stat().st_size for path in indexes) else 0
+
+
 def _rows_in(trial: Trial, path: Path, seed: int) -> int:
     """The steps of a run, which are the training's own; a run may lack a stretch."""
     try:
@@ -112,7 +118,7 @@ def fault_file_limit(trial: Trial) -> None:
     trial.say(f"files of at most {most} bytes")
     plan = _plan(trial, before=lambda: _limit(resource.RLIMIT_FSIZE, most))
     _, end = _train(trial, plan)
-    _check(trial, plan, end, made=training.STEPS if (plan.log_dir / "run").exists() else 0)
+    _check(trial, plan, end, made=_made(plan))
 
 
 @kind("fault-disk-full", share=0.6)
@@ -132,7 +138,7 @@ def fault_disk_full(trial: Trial) -> None:
     trial.say(f"a disk that is full at step {at}{', and has room later' if frees else ''}")
     plan = training.Plan(place, trial.chance.randrange(training.SEEDS), at=at, happens=fill)
     _, end = _train(trial, plan)
-    _check(trial, plan, end, made=training.STEPS if (place / "run").exists() else 0)
+    _check(trial, plan, end, made=_made(plan))
 
 
 @kind("fault-read-only", share=0.4)
@@ -198,7 +204,7 @@ def fault_descriptors(trial: Trial) -> None:
     trial.say(f"{room} descriptors are left, from {'the start' if from_start else f'step {at}'} on")
     plan = _plan(trial, at=at, happens=use_up, before=use_up if from_start else lambda: None)
     _, end = _train(trial, plan)
-    _check(trial, plan, end, made=training.STEPS if (plan.log_dir / "run").exists() else 0)
+    _check(trial, plan, end, made=_made(plan))
 
 
 @kind("fault-forks", share=0.6)

@@ -165,7 +165,7 @@ def _bomb_dictionary(trial: Trial) -> None:
     facts = _base_of(run)
     entry = facts["tables"][Table.EVENTS.value]
     path = run / "rank-0" / entry["file"]
-    count, schema = 4000, SCHEMAS[Table.EVENTS]
+    count, schema = 1500, SCHEMAS[Table.EVENTS]
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), ["x" * (1 << 20)])
     kinds = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), ["misuse"])
     numbers = pa.array([1] * count, pa.int64())

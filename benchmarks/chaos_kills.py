@@ -24,7 +24,7 @@ from ampwatch.errors import AmpwatchError
 from ampwatch.rows import TABLES, Table
 from ampwatch.store import RankWriter
 
-_KILLS_A_TRIAL = 4
+_KILLS_A_TRIAL = 8
 _PATIENCE_S = 90.0
 _LEFTOVER = ".*.new"
 

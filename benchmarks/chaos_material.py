@@ -37,7 +37,7 @@ from ampwatch.store import (
 SAMPLES = Path(__file__).parents[1] / "tests" / "importers" / "samples"
 RUNS = ("live", "compacted", "grown", "copy")
 _STEPS = 40
-_LONG_STEPS, _LONG_CHUNK = 60_000, 500
+_LONG_STEPS, _LONG_CHUNK = 30_000, 250
 
 
 def made(material: Path, kinds: Sequence[str]) -> Path:

@@ -248,7 +248,7 @@ def kill_recorder(trial: Trial) -> None:
     with recording(trial.folder) as recorder:
         log_dir = trial.folder / "runs"
         trainers = [Trainer(log_dir, recorder.endpoint, r, run_id) for r in range(_RANKS)]
-        for number in range(6):
+        for number in range(8):
             # The first kill comes while the ranks introduce themselves, and their folders are made.
             train(trainers, trial.chance.uniform(0.0, 1.0 if number else 0.3))
             what = recorder.kill(trial.chance.randrange(3))

@@ -74,7 +74,7 @@ class Kind:
     a_child: int  # trials in one process
     limit_s: float  # of one trial, on a machine that others use too
     share: float  # of the time, against the others'
-    capped: bool  # whether the process itself may not take more memory than MOST_BYTES
+    capped: bool  # whether a trial may not take much memory
 
 
 KINDS: dict[str, Kind] = {}
