@@ -23,6 +23,14 @@ _COLUMNS = (
 )  # fmt: skip
 
 
+def current_commit() -> str:
+    """Which tree this is; asked at the start, as a run is long."""
+    here = Path(__file__).parent
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=7"]
+    found = subprocess.run(words, cwd=here, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
 @dataclass(slots=True)
 class Totals:
     """The counts by kind, and every failure."""
@@ -32,6 +40,7 @@ class Totals:
     failures: list[Record] = field(default_factory=list)
     total_bytes: int = 0  # of all processes together, shared pages counted once
     seconds: float = 0.0
+    commit: str = field(default_factory=current_commit)
 
     def add(self, batch: Batch) -> None:
         """Count what a child has done."""
@@ -79,7 +88,7 @@ def _title(totals: Totals, seed: int, workers: int) -> list[str]:
     facts = ", ".join(f"{name} {version(name)}" for name in ("torch", "pyarrow", "pyzmq"))
     how = (
         f"`python benchmarks/chaos.py --minutes {totals.seconds / 60:.0f} --seed {seed} "
-        f"--workers {workers}` at commit {_commit()}; {os.cpu_count()} cores, "
+        f"--workers {workers}` at commit {totals.commit}; {os.cpu_count()} cores, "
         f"{platform.system()}, Python {platform.python_version()}, {facts}."
     )
     what = (
@@ -133,10 +142,3 @@ def _plain(text: str) -> str:
     """Text that keeps to its line and names no folder of this machine."""
     text = re.sub(r"/\S*/ampwatch-chaos-\w+/(trials/\d+/(trial/?)?|material/?)?", "", text)
     return " ".join(text.replace("|", "\\|").replace("`", "'").split())[:400]
-
-
-def _commit() -> str:
-    here = Path(__file__).parent
-    words = ["git", "describe", "--always", "--dirty", "--abbrev=7"]
-    found = subprocess.run(words, cwd=here, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
