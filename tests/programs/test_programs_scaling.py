@@ -38,7 +38,7 @@ def test_a_scaler_of_the_programs_own_that_does_everything(tmp_path):
             parts_of = [loss_of(model) / 2 for _ in range(2)]
             scale(parts_of[0], optimizer, list(model.parameters()), 0.5, update_grad=False)
             norm = scale(parts_of[1], optimizer, list(model.parameters()), 0.5)
-            told.step(sum(float(part) for part in parts_of), norm)
+            told.step(sum(part.item() for part in parts_of), norm)
             optimizer.zero_grad()
 
     (run,), told = watched(program, tmp_path)
