@@ -24,7 +24,7 @@ _END_PATIENCE_S = 20.0
 # The process of a recorder that was killed a moment ago ends within a quarter of a second.
 _PORT_WAIT_S = 0.75
 _PORT_WAIT_AGAIN_S = 10.0
-# A process that lives for less than a second so often in a row will not do better next time.
+# A process that listens for less than a second so often in a row will not do better next time.
 _QUICK_S = 1.0
 _MOST_QUICK_ENDS = 20
 _FIRST_PAUSE_S = 0.05
@@ -63,6 +63,7 @@ class Recorder:
         self._environ: dict[str, str] = {}
         self._listening: Listening | None = None
         self._failure: str | None = None
+        self._listening_since_s: float | None = None
         self._process: RecorderProcess | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -189,12 +190,12 @@ class Recorder:
 
     def _work(self, process: RecorderProcess | None) -> None:
         quick_ends = 0
-        since_s = time.monotonic()
+        self._listening_since_s = time.monotonic()
         while True:
             reason = self._follow(process)
             if self._stopping.is_set():
                 return
-            quick_ends = quick_ends + 1 if time.monotonic() - since_s < _QUICK_S else 0
+            quick_ends = quick_ends + 1 if self._was_quick() else 0
             if quick_ends >= _MOST_QUICK_ENDS:
                 self._note(
                     f"The recorder's process ended {quick_ends} times, each within a second of "
@@ -207,8 +208,12 @@ class Recorder:
                 "recording goes on: trainers send again what was not filed."
             )
             self._stopping.wait(_pause_s(quick_ends))
-            since_s = time.monotonic()
             process = self._started_again()
+
+    def _was_quick(self) -> bool:
+        """Whether the last process never listened, or not for long."""
+        since_s, self._listening_since_s = self._listening_since_s, None
+        return since_s is None or time.monotonic() - since_s < _QUICK_S
 
     def _follow(self, process: RecorderProcess | None) -> str:
         """Hear a process until it has ended; how it did."""
@@ -242,7 +247,9 @@ class Recorder:
                 self._note(f"on_rows raised {trouble}; recording goes on.")
         elif isinstance(message, Failed):
             self._failure = message.sentence
-        elif not isinstance(message, Listening):
+        elif isinstance(message, Listening):
+            self._listening_since_s = time.monotonic()
+        else:
             self._heard.take(message)
 
     # -- what is said

@@ -112,9 +112,9 @@ def test_a_process_killed_ten_times_under_load_is_started_again_and_nothing_is_l
         for trainer in trainers:
             until_acknowledged(trainer.sender, written)
             assert trainer.close()
+        eventually(lambda: len(recorder.runs) == 2)
         eventually(lambda: all(run.has_ended for run in recorder.runs.values()))
         assert recorder.endpoint == endpoint
-        assert len(recorder.runs) == 2
         runs = dict(recorder.runs)
     assert len(recorder.notes) == 1
     assert "ended by itself (SIGKILL)" in recorder.notes[0]
@@ -175,11 +175,11 @@ sys.stdin.readline()
 
 
 @needs_signals
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_process_ends_with_a_starter_that_is_killed_and_the_port_is_free(number, copies):
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_the_process_ends_with_a_starter_that_is_killed_and_the_port_is_free(name, copies):
     with child(HOLDER, ANY_PORT, copies) as starter:
         process_id, endpoint = heard(starter).split()
-        starter.send_signal(number)
+        starter.send_signal(getattr(signal, name))
         starter.wait()
         with Recorder(endpoint, copies) as second:
             assert second.endpoint == endpoint
@@ -223,12 +223,10 @@ def test_a_port_that_is_lost_while_the_process_is_down_is_said(copies, monkeypat
     monkeypatch.setattr("ampwatch.recorder.recorder._MOST_QUICK_ENDS", 2)
     monkeypatch.setattr("ampwatch.recorder.recorder._PORT_WAIT_AGAIN_S", 0.0)
     with Recorder(ANY_PORT, copies) as recorder:
-        killed = psutil.Process(recorder.process_id)
-        killed.suspend()  # its end is not noticed before the port has another owner
-        monkeypatch.setattr("ampwatch.recorder.recorder._FIRST_PAUSE_S", 0.5)
-        killed.kill()
-        eventually(lambda: recorder.process_id is None)
-        other = feed.Receiver(recorder.endpoint)
+        with recorder._starting:  # none is started before the port has another owner
+            os.kill(recorder.process_id, signal.SIGKILL)
+            eventually(lambda: recorder.process_id is None)
+            other = feed.Receiver(recorder.endpoint)
         eventually(lambda: not recorder.is_running)
         other.close()
     assert f"{recorder.endpoint} is taken" in recorder.notes[-1]
