@@ -183,7 +183,7 @@ class Loop:
     def _backward_ended(self) -> None:
         if not self.enabled:
             self._own_steps.backward_ended()
-        elif self.sampling.sampled or self.turns.unseen_edits:
+        elif self.turns.detailed and (self.sampling.sampled or self.turns.unseen_edits):
             self.turns.backward_ended()
 
     # -- the scaler's calls ----------------------------------------------------------------------

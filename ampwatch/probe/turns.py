@@ -63,6 +63,7 @@ class Turns:
         self.unseen_edits = False
         # By the last backward, by optimizer; with what it was measured by.
         self._left: dict[int, tuple[Pack, GradientMeter, NormCapture]] = {}
+        self._left_unowned: tuple[Pack, NormCapture] | None = None  # before any optimizer is seen
 
     @property
     def sees_backward(self) -> bool:
@@ -239,9 +240,7 @@ class Turns:
             self._backward.look_again()
         losses = self._losses.hand_over(view.sentinels)
         turn = Turn(view.number, view.positions, view.groups, losses)
-        left = self._left.pop(view.number, None)
-        if left is not None and left[0] is record.pack and left[1] is view.meter:
-            turn.left = left[2]
+        turn.left = self._left_to(view, record)
         if view.hooked:
             turn.stepped = False
         record.turns.append(turn)
@@ -327,10 +326,28 @@ class Turns:
     def backward_ended(self) -> None:
         """What a backward that was followed has left: nobody has been at it yet."""
         pack = self._steps.current().pack
-        for view in self.views.values() if self.detailed else ():
+        if not self.views:
+            left = GradientMeter(self._survey.parameters).measure(pack, scaled=True)
+            self._left_unowned = None if left is None else (pack, left)
+        for view in self.views.values():
             left = view.meter.measure(pack, scaled=True)
             if left is not None:
                 self._left[view.number] = pack, view.meter, left
+
+    def _left_to(self, view: OptimizerView, record: StepRecord) -> NormCapture | None:
+        """What the backward left of this optimizer's gradients, if that was measured."""
+        unowned, self._left_unowned = self._left_unowned, None
+        if unowned is not None and unowned[0] is record.pack and self._is_whole(view):
+            return unowned[1]
+        left = self._left.pop(view.number, None)
+        if left is not None and left[0] is record.pack and left[1] is view.meter:
+            return left[2]
+        return None
+
+    def _is_whole(self, view: OptimizerView) -> bool:
+        """Whether all gradients of the models are this optimizer's, and no others."""
+        here = {id(p) for p in self._survey.parameters if p.grad is not None}
+        return here == {id(p) for p in view.observed if p.grad is not None}
 
     def look_for_edits(self, turn: Turn, record: StepRecord) -> None:
         """Were gradients written to where no version counter tells? Their values have arrived."""
