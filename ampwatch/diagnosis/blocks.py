@@ -29,7 +29,7 @@ STEP_COLUMNS = (
     "step", "time_ns", "optimizer", "scale", "scale_after", "skipped", "loss", "lr", "lr_base",
     "grad_norm", "grad_norm_applied", "param_norm", "update_norm", "max_update_ratio",
     "update_alignment", "input_amax", "input_finite", "update_seen", "micro_batches",
-    "autocast_dtype", "step_time_ms",
+    "autocast_dtype", "step_time_ms", "stepped",
 )  # fmt: skip
 OTHER_RANK_COLUMNS = ("step", "time_ns", "scale", "skipped", "loss")
 LAYER_COLUMNS = (
@@ -111,6 +111,8 @@ class Block:
     skipped_in_part: Mask  # by one of its optimizers and not by another
     input_finite: Flags
     update_seen: Flags
+    bypassed: Mask  # an optimizer stepped past the scaler
+    left_out: Mask  # numbers were not finite, and the loop itself left the step out
     loss_known: Mask
     norm_known: Mask
     norm_zero: Flags  # whether every optimizer's gradients were exactly zero
@@ -171,6 +173,8 @@ def block_of(
     flag = flags(rows, "skipped")
     here = _fold(np.maximum, flag, firsts)
     names, codes = texts(rows, "autocast_dtype")
+    update_seen = _fold(np.maximum, flags(rows, "update_seen"), firsts)
+    made = _events(events)
     return Block(
         start=start,
         step=step,
@@ -181,7 +185,15 @@ def block_of(
         skipped_here=here,
         skipped_in_part=(here == 1) & (_fold(np.minimum, flag, firsts) == 0),
         input_finite=_any_not(flags(rows, "input_finite"), firsts),
-        update_seen=_fold(np.maximum, flags(rows, "update_seen"), firsts),
+        update_seen=update_seen,
+        bypassed=(here < 0) & (_fold(np.maximum, flags(rows, "stepped"), firsts) == 1),
+        left_out=_left_out(
+            step,
+            update_seen,
+            made,
+            numbers(rows, "optimizer")[firsts],
+            loss_known & ~np.isfinite(columns["loss"]),
+        ),
         loss_known=loss_known,
         norm_known=known(rows, "grad_norm")[firsts],
         norm_zero=_any_not(_zeros(rows, gradient, cleared), firsts),
@@ -190,7 +202,7 @@ def block_of(
         autocast_dtypes=frozenset(names[code] for code in np.unique(codes) if code >= 0),
         layers=sampled,
         layer_entries=_entries(step, sampled.step),
-        events=_events(events),
+        events=made,
         others=ranks,
         next_scale=float(numbers(next_row, "scale")[0]) if next_row.num_rows else float("nan"),
     )
@@ -261,6 +273,17 @@ def device_rows(rows: pa.Table) -> DeviceRows:
         *texts(rows, "capability"),
         numbers={name: numbers(rows, name) for name in _DEVICE_NUMBERS},
     )
+
+
+def _left_out(
+    step: Integers, update_seen: Flags, events: Sequence[Event], optimizer: Floats, bad_loss: Mask
+) -> Mask:
+    """Where no optimizer had a turn, and the forward or the loss shows why."""
+    guarded = [event.step for event in events if event.is_guarded]
+    if not guarded and not bad_loss.any():
+        return np.zeros(len(step), np.bool_)
+    why = bad_loss | np.isin(step, guarded)
+    return np.asarray(why & (update_seen == 0) & np.isnan(optimizer))
 
 
 _LAYER_FLAGS = ("input_finite", "act_finite", "weight_finite", "trainable")

@@ -45,6 +45,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "AMP205": ("AMP210",),
     "AMP207": (*_NOT_ITS_GRADIENTS, "AMP414", *_RATE, "AMP104", "AMP209"),
     "AMP210": _RATE,
+    "AMP212": ("AMP209", "AMP207", "AMP203", "AMP204", "AMP206"),
     # Scaled gradients in the update look like far too high a rate; a jump makes one of a good rate.
     "AMP301": ("AMP404", "AMP209", "AMP306"),
     "AMP302": ("AMP404", "AMP209"),
@@ -56,7 +57,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "AMP505": ("AMP508",),
     "AMP506": ("AMP503", "AMP504"),
     "AMP602": ("AMP209", "AMP203", "AMP204"),
-    "AMP902": ("AMP415", "AMP506", "AMP603", "AMP402", "AMP403", "AMP406", "AMP410"),
+    "AMP902": ("AMP415", "AMP506", "AMP603", "AMP402", "AMP403", "AMP406", "AMP410", "AMP212"),
 }
 
 # What these say of a layer's backward or of the rate is read from gradients. Where several steps'
@@ -78,6 +79,9 @@ SAMPLING_DELAY_STEPS = 20
 _SAMPLED = frozenset({"AMP204", "AMP207", "AMP604"})
 # Too high a rate is told from several skips in a row, or from the loss: the first comes before.
 _OF_THE_SCALE = frozenset({"AMP103", "AMP104", "AMP105", "AMP202"})
+
+# What ended the run was still there at its end.
+_ENDINGS = frozenset({"AMP902"})
 
 # Skips leave weights alone: beside these, weights that are not finite can only be the cause.
 _NEVER_HARM_WEIGHTS = frozenset({"AMP103", "AMP105"})
@@ -118,6 +122,8 @@ def _explains(cause: Finding, effect: Finding) -> bool:
         return False
     if cause.first_step is None or effect.first_step is None:
         return True
+    if effect.code in _ENDINGS and cause.last_step is not None:
+        return cause.last_step + DELAY_STEPS >= effect.first_step
     weights = "AMP207" in {effect.code, cause.code}
     if weights and effect.code not in _NEVER_HARM_WEIGHTS:
         # Each may follow from the other's course: here the order in time decides, without slack.

@@ -50,6 +50,9 @@ class Ledger:
     overflows: int = 0  # one a step, however many ranks tell of it
     overflow_step: int | None = None
     forward: dict[str, Named] = field(default_factory=dict)  # in order of first sight
+    unnamed_forward: Times = field(
+        default_factory=Times
+    )  # that the loop guarded, of no known layer
     weights: Event | None = None  # the first overflow that was traced to a weight
 
     def copy(self) -> Ledger:
@@ -62,6 +65,10 @@ class Ledger:
     def of(self, kind: EventKind) -> Times:
         """How often an event of this kind was seen."""
         return self.kinds.get(kind.value, Times())
+
+    def is_over_by(self, step: int) -> bool:
+        """Whether an exception ended training at this step or later."""
+        return any(event.step >= step for event in self.fatal)
 
     def fold(self, block: Block, bad_inputs: frozenset[int]) -> None:
         """Take in a block's events."""
@@ -99,7 +106,10 @@ class Ledger:
         self.overflows += event.step != self.overflow_step
         self.overflow_step = event.step
         direction = event.detail.get("direction")
-        if direction == "forward" and event.step not in bad_inputs:
+        untold = event.is_guarded and event.layer is None and direction in {"forward", None}
+        if untold and event.step not in bad_inputs:
+            self.unnamed_forward = self.unnamed_forward.and_at(event.step, position)
+        elif direction == "forward" and event.step not in bad_inputs:
             put(self.forward, event, position)
         elif direction == "weights" and self.weights is None:
             self.weights = event

@@ -102,10 +102,14 @@ class NumberCourse:
         bad = block.loss_known & ~np.isfinite(loss)
         bad |= (loss == 0) & block.norm_known & np.isnan(norm)  # a nan that was filtered
         self.any_bad_loss |= bool(bad.any())
+        told = {e.step: e for e in block.events if e.is_guarded and _traced_to(e, "loss")}
+        bad |= block.entries_of(list(told))
         bad &= ~bad_input
         at = np.flatnonzero(bad)
         if len(at) and not self.bad_loss.count:
-            self.bad_loss_value = str(float(loss[at[0]]))
+            guarded = told.get(int(block.step[at[0]]))
+            value = None if guarded is None else guarded.detail.get("value")
+            self.bad_loss_value = str(value or float(loss[at[0]]))
         self.bad_loss = self._seen(self.bad_loss, bad, block)
         self.bad_loss_finite_forward = self._seen(
             self.bad_loss_finite_forward, bad & (forward == 1), block
@@ -130,9 +134,10 @@ class NumberCourse:
         return np.asarray(bad)
 
     def _take_updates(self, block: Block) -> None:
-        """Steps that no update closed; of the last one nobody knows yet."""
+        """Steps by the scaler that no update closed; of the last one nobody knows yet."""
         raised = [e.step for e in block.events if e.kind == EventKind.EXCEPTION.value]
-        missing = (block.update_seen == 0) & ~block.entries_of(raised)
+        missing = (block.update_seen == 0) & ~block.bypassed & ~block.left_out
+        missing &= ~block.entries_of(raised)
         if self.open_missing is not None:
             self.missing_updates = self.missing_updates.and_at(*self.open_missing)
         closed = missing.copy()

@@ -82,6 +82,11 @@ class Event:
         layer = self.detail.get("layer")
         return str(layer) if layer else None
 
+    @property
+    def is_guarded(self) -> bool:
+        """Whether it tells of a forward that was not finite and that no step followed."""
+        return self.detail.get("guarded") is True
+
 
 def detail_of(text: str | None) -> Mapping[str, Any]:
     """An event's detail; what is no JSON object is kept under its only name."""

@@ -31,6 +31,18 @@ def test_steps_that_no_update_closed_are_a_mistake(seen, expected):
     assert found(HandBuiltRun(steps)) == expected
 
 
+def test_steps_past_the_scaler_miss_no_update():
+    """As `s.step(o); s.update(); o.step()` leaves them: every second row is of the last call."""
+    by_scaler = [s % 2 == 0 for s in range(60)]
+    steps = step_table(
+        loss=[1.0 if ours else None for ours in by_scaler], scale=[4.0] * 60,
+        update_seen=by_scaler, stepped=[True] * 60, optimizer=[0] * 60,
+        skipped=[False if ours else None for ours in by_scaler],
+    )  # fmt: skip
+    run = HandBuiltRun(steps, events=event_table([(1, "misuse", {"code": "AMP404"})]))
+    assert found(run) == {"AMP404": "error"}
+
+
 def test_a_step_that_an_error_cut_short_is_no_missing_update():
     steps = step_table(loss=[1.0] * 30, scale=[4.0] * 30, update_seen=[True] * 29 + [False])
     assert found(HandBuiltRun(steps)) == {}

@@ -66,6 +66,8 @@ def _is_collapsed(state: RateState) -> bool:
 
     While nothing was accepted the scale may still be searching, unless no scale can be meant.
     """
+    if state.setup.stopped:
+        return True
     end = state.tail.part(-constants.FINAL_STEPS)
     if not state.accepted:
         scale = end.of("scale")[-1:]

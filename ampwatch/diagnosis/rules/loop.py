@@ -21,8 +21,11 @@ from ampwatch.diagnosis.words import bytes_text, count_text
     Page(
         meaning="An optimizer stepped, or its gradients were unscaled, and scaler.update() did not "
         "follow: the scale never changes, and the next scaler.step() or unscale_() raises.",
-        looks="A step that ends without an update; unscale_ a second time after another backward.",
-        not_to_confuse="Accumulation: there, backward is called more often, not step or unscale_.",
+        looks="A scaler.step() that no update follows; unscale_ a second time after another "
+        "backward.",
+        not_to_confuse="Accumulation: there, backward is called more often, not step or unscale_. "
+        "An optimizer.step() past the scaler (AMP404), and a step that the loop leaves out "
+        "(AMP212): neither needs an update.",
         do="Call scaler.update() once after the last scaler.step() of each iteration, also where "
         "the step itself is left out; in an accumulation, unscale_ before the step alone.",
         example="RuntimeError: step() has already been called since the last update().",
