@@ -163,10 +163,7 @@ def block_of(
 ) -> Block:
     """A block out of its rows of each table; `firsts` says where each step begins."""
     ranks = {rank: _rank_rows(table) for rank, table in others.items()}
-    columns = {n: numbers(rows, n)[firsts] for n in _PLAIN_COLUMNS}
-    columns["scale_after"] = _last_of(numbers(rows, "scale_after"), firsts)
-    loss, has_loss = numbers(rows, "loss"), known(rows, "loss")
-    columns["loss"], loss_known = _worst_loss(loss, has_loss, firsts)
+    columns, loss_known = _columns(rows, firsts)
     norm, gradient = numbers(rows, "param_norm"), numbers(rows, "grad_norm")
     cleared = (numbers(rows, "grad_norm_applied") == 0) & (gradient != 0)
     step, sampled = steps_of(rows)[firsts], _layer_rows(layers)
@@ -174,7 +171,8 @@ def block_of(
     here = _fold(np.maximum, flag, firsts)
     names, codes = texts(rows, "autocast_dtype")
     update_seen = _fold(np.maximum, flags(rows, "update_seen"), firsts)
-    made = _events(events)
+    optimizer, made = numbers(rows, "optimizer")[firsts], _events(events)
+    bad_loss = loss_known & ~np.isfinite(columns["loss"])
     return Block(
         start=start,
         step=step,
@@ -187,13 +185,7 @@ def block_of(
         input_finite=_any_not(flags(rows, "input_finite"), firsts),
         update_seen=update_seen,
         bypassed=(here < 0) & (_fold(np.maximum, flags(rows, "stepped"), firsts) == 1),
-        left_out=_left_out(
-            step,
-            update_seen,
-            made,
-            numbers(rows, "optimizer")[firsts],
-            loss_known & ~np.isfinite(columns["loss"]),
-        ),
+        left_out=_left_out(step, update_seen, made, optimizer, bad_loss),
         loss_known=loss_known,
         norm_known=known(rows, "grad_norm")[firsts],
         norm_zero=_any_not(_zeros(rows, gradient, cleared), firsts),
@@ -206,6 +198,15 @@ def block_of(
         others=ranks,
         next_scale=float(numbers(next_row, "scale")[0]) if next_row.num_rows else float("nan"),
     )
+
+
+def _columns(rows: pa.Table, firsts: Integers) -> tuple[Mapping[str, Floats], Mask]:
+    """The numbers of each step, and where its loss is known."""
+    columns = {n: numbers(rows, n)[firsts] for n in _PLAIN_COLUMNS}
+    columns["scale_after"] = _last_of(numbers(rows, "scale_after"), firsts)
+    loss, has_loss = numbers(rows, "loss"), known(rows, "loss")
+    columns["loss"], loss_known = _worst_loss(loss, has_loss, firsts)
+    return columns, loss_known
 
 
 def _zeros(rows: pa.Table, norm: Floats, cleared: Mask) -> Flags:

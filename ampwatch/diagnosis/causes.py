@@ -90,7 +90,7 @@ _NEVER_HARM_WEIGHTS = frozenset({"AMP103", "AMP105"})
 _NEVER_THE_RATE = frozenset(
     (
         *("AMP102", "AMP106", "AMP107", "AMP108", "AMP201", "AMP208", "AMP209"),
-        *("AMP401", "AMP402", "AMP403", "AMP404", "AMP405", "AMP406", "AMP408", "AMP409", "AMP410"),
+        *("AMP401", "AMP402", "AMP403", "AMP404", "AMP405", "AMP406", "AMP408", "AMP410"),
         "AMP412",
         *("AMP413", "AMP414", "AMP415", "AMP416", "AMP417", "AMP506"),
         *("AMP601", "AMP602", "AMP603", "AMP604"),

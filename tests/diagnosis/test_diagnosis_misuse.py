@@ -17,12 +17,30 @@ def finding(run, code):
     return next(f for f in diagnose(run).findings if f.code == code)
 
 
-@pytest.mark.parametrize("code", ["AMP401", "AMP403", "AMP404", "AMP409", "AMP412"])
+@pytest.mark.parametrize("code", ["AMP401", "AMP403", "AMP404", "AMP412"])
 def test_a_mistake_in_the_loop_is_reported_once_however_often_it_was_seen(code):
     events = event_table([(s, "misuse", {"code": code}) for s in range(3)])
     run = scaled_run([False] * 30, events=events)
     assert finding(run, code).first_step == 0
     assert diagnose(run).learning_rate.action.value == "not-the-cause"
+
+
+def test_a_backward_under_autocast_is_information_and_keeps_the_rate():
+    run = scaled_run([False] * 30, events=event_table([(0, "misuse", {"code": "AMP409"})]))
+    assert found(run) == {"AMP409": "info"}
+    assert diagnose(run).verdict.value == "healthy"
+    assert diagnose(run).learning_rate.action.value == "keep"
+
+
+def test_a_backward_under_autocast_is_a_warning_beside_a_mixed_dtype_error():
+    message = "expected m1 and m2 to have the same dtype, but got: float != c10::Half"
+    events = [
+        (0, "misuse", {"code": "AMP409"}),
+        (0, "exception", {"type": "RuntimeError", "message": message}),
+    ]
+    run = scaled_run([False] * 3, events=event_table(events), clean_end=False)
+    assert found(run) == {"AMP409": "warning", "AMP415": "error", "AMP902": "info"}
+    assert diagnose(run).headline.code == "AMP415"
 
 
 @pytest.mark.parametrize(("seen", "expected"), [(True, {}), (False, {"AMP402": "error"})])

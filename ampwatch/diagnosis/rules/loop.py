@@ -101,7 +101,7 @@ def fp16_without_scaler(case: Case) -> Iterator[Seen]:
 def dtype_mismatch(case: Case) -> Iterator[Seen]:
     """An exception about mixed data types."""
     for event in case.ledger.fatal:
-        if _is_about_dtypes(_message(event)):
+        if is_about_dtypes(_message(event)):
             yield _ended_by(
                 event,
                 "Training ended by a mixed-dtype error",
@@ -131,7 +131,8 @@ _TYPES = re.compile(r"\bd?types?\b", re.IGNORECASE)
 _HALF = frozenset({"half", "float16", "bfloat16"})
 
 
-def _is_about_dtypes(message: str) -> bool:
+def is_about_dtypes(message: str) -> bool:
+    """Whether these are an error's words on data types."""
     if any(mark in message for mark in _DTYPE_MARKS):
         return True
     named = {name.lower() for name in _FORMATS.findall(message)}
