@@ -70,6 +70,17 @@ def test_a_proof_says_what_its_number_is_held_against():
     assert "weight norm of 17.4 at step 49 (it had been 10)" in look(grown, ADAM).because
 
 
+@pytest.mark.parametrize("zeros", [1, 3])
+def test_a_schedule_that_starts_at_a_rate_of_zero_is_judged_by_its_first_update(zeros):
+    """As transformers' schedules do: the first step moves nothing, and is no missing update."""
+    rate = np.where(np.arange(300) < zeros, 0.0, 0.1)
+    rows = course(np.full(300, 2.3), noise=0.02, ratio=0.05 * (rate > 0), lr=rate, base=0.1)
+    grown = with_columns(rows, param_norm=np.linspace(10, 60, 300))
+    advice = look(grown, ADAM)
+    assert advice.action.value == "lower"
+    assert "The first updates change the weights by" in advice.because
+
+
 def test_so_small_an_update_that_the_formula_finds_nothing_still_gets_a_cut():
     advice = look(diverging(ratio=0.02), ADAM)
     assert advice.factor == pytest.approx(2**-3)
@@ -127,7 +138,7 @@ def test_no_update_norm_leaves_only_a_blind_and_wide_answer():
     rows = with_columns(diverging(top=20.0, collapse=True), update_norm=np.nan, max_ratio=np.nan)
     advice = look(rows, ADAM)
     assert advice.action.value == "lower"
-    assert "No update norm is recorded" in advice.because
+    assert "By how much the first updates change the weights is not recorded" in advice.because
     assert width(advice) == pytest.approx(6.0)  # the rate that failed bounds it above
     assert advice.confidence == 0.6
 

@@ -52,6 +52,11 @@ class Rows:
         return np.asarray(self.of("skipped") == 0)
 
     @property
+    def moved(self) -> Mask:
+        """Which rows have a rate that moves weights; one that is unknown may."""
+        return np.asarray(self.of("lr") != 0)
+
+    @property
     def ratio(self) -> Floats:
         """The update's norm over the weights'."""
         with np.errstate(all="ignore"):
