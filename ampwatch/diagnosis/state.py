@@ -87,7 +87,8 @@ class State:
     def finish(self) -> None:
         """Close what is open: the record ends here, as far as anyone knows."""
         self.scale.finish()
-        self.rate = replace(self.rate, setup=self.setup.shown(stopped=self.loop_stopped))
+        setup = self.setup.shown(stopped=self.loop_stopped)
+        self.rate = learning_rate.comparable(replace(self.rate, setup=setup))
 
     @property
     def loop_stopped(self) -> bool:
