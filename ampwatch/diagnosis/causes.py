@@ -44,6 +44,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "AMP204": ("AMP209", *_MIXED, *_RATE, "AMP207", "AMP210"),
     "AMP205": ("AMP210",),
     "AMP207": (*_NOT_ITS_GRADIENTS, "AMP414", *_RATE, "AMP104", "AMP209"),
+    "AMP208": _RATE,
     "AMP210": _RATE,
     "AMP212": ("AMP209", "AMP207", "AMP203", "AMP204", "AMP206"),
     # Scaled gradients in the update look like far too high a rate; a jump makes one of a good rate.
@@ -78,7 +79,7 @@ DELAY_STEPS = 2
 SAMPLING_DELAY_STEPS = 20
 _SAMPLED = frozenset({"AMP204", "AMP207", "AMP604"})
 # Too high a rate is told from several skips in a row, or from the loss: the first comes before.
-_OF_THE_SCALE = frozenset({"AMP103", "AMP104", "AMP105", "AMP202"})
+_OF_THE_SCALE = frozenset({"AMP103", "AMP104", "AMP105", "AMP202", "AMP208"})
 
 # What ended the run was still there at its end.
 _ENDINGS = frozenset({"AMP902"})
@@ -89,7 +90,7 @@ _NEVER_HARM_WEIGHTS = frozenset({"AMP103", "AMP105"})
 # Causes that no learning rate could have brought about.
 _NEVER_THE_RATE = frozenset(
     (
-        *("AMP102", "AMP106", "AMP107", "AMP108", "AMP201", "AMP208", "AMP209"),
+        *("AMP102", "AMP106", "AMP107", "AMP108", "AMP201", "AMP209"),
         *("AMP401", "AMP402", "AMP403", "AMP404", "AMP405", "AMP406", "AMP408", "AMP410"),
         "AMP412",
         *("AMP413", "AMP414", "AMP415", "AMP416", "AMP417", "AMP506"),

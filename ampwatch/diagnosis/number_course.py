@@ -13,6 +13,7 @@ from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.signals import Event, Flags, Integers, Mask
 from ampwatch.rows import EventKind
 
+ROOT = "(root)"  # what the one model's own layer is called; several have names of their own
 # torch's own words for a step that no update closed.
 SECOND_STEP = "step() has already been called since the last update()"
 
@@ -102,7 +103,7 @@ class NumberCourse:
         bad = block.loss_known & ~np.isfinite(loss)
         bad |= (loss == 0) & block.norm_known & np.isnan(norm)  # a nan that was filtered
         self.any_bad_loss |= bool(bad.any())
-        told = {e.step: e for e in block.events if e.is_guarded and _traced_to(e, "loss")}
+        told = {e.step: e for e in block.events if e.is_guarded and e.is_traced_to("loss")}
         bad |= block.entries_of(list(told))
         bad &= ~bad_input
         at = np.flatnonzero(bad)
@@ -120,7 +121,7 @@ class NumberCourse:
         """Weights by what the rows say and by what overflows were traced to, in their order."""
         told = Times()
         for event in block.events:
-            if _traced_to(event, "weights"):
+            if event.is_traced_to("weights"):
                 told = told.and_at(event.step, block.position(event.step))
         seen = self._seen(Times(), self._weights_bad(block), block) if len(block) else Times()
         pairs = (told, seen) if _is_earlier(told, seen) else (seen, told)
@@ -165,24 +166,37 @@ def forward_finite(block: Block) -> Flags:
     for flag in (1, 0):  # one layer that is not finite outweighs all that are
         result[at[there & (layers.flags["act_finite"] == flag)]] = flag
     for direction, flag in _FORWARD_OF.items():
-        steps = [event.step for event in block.events if _traced_to(event, direction)]
+        steps = [event.step for event in block.events if event.is_traced_to(direction)]
         result[block.entries_of(steps)] = flag
     return result
 
 
 def bad_input(block: Block) -> Mask:
     """Which entries' input was not finite."""
-    told = [event.step for event in block.events if _traced_to(event, "input")]
+    told = [event.step for event in block.events if event.is_traced_to("input")]
     return np.asarray((block.input_finite == 0) | block.entries_of(told))
+
+
+def handed_on(block: Block) -> dict[int, str]:
+    """Of several models, steps in which one made what the other could not take; and its layer.
+
+    A layer whose input was finite and whose output was not made it: the data had no part in it.
+    """
+    layers = block.layers
+    if not layers.names or ROOT in layers.names or not bad_input(block).any():
+        return {}
+    makers = (layers.flags["act_finite"] == 0) & (layers.flags["input_finite"] == 1)
+    found: dict[int, str] = {}
+    for at in np.flatnonzero(makers & (layers.layer >= 0)).tolist():
+        step, name = int(layers.step[at]), layers.names[layers.layer[at]]
+        if step not in found or name.startswith(f"{found[step]}."):
+            found[step] = name
+    return found
 
 
 def _is_second_step(event: Event) -> bool:
     told = SECOND_STEP in str(event.detail.get("message", ""))
     return bool(event.detail.get("second_step")) or told
-
-
-def _traced_to(event: Event, direction: str) -> bool:
-    return event.kind == EventKind.OVERFLOW.value and event.detail.get("direction") == direction
 
 
 def _is_earlier(one: Times, other: Times) -> bool:

@@ -19,7 +19,7 @@ from ampwatch.diagnosis.layer_course import LayerCourse
 from ampwatch.diagnosis.ledger import Ledger
 from ampwatch.diagnosis.left_out_course import LeftOutCourse
 from ampwatch.diagnosis.loop_course import LoopCourse
-from ampwatch.diagnosis.number_course import NumberCourse, bad_input, forward_finite
+from ampwatch.diagnosis.number_course import NumberCourse, bad_input, forward_finite, handed_on
 from ampwatch.diagnosis.precision_course import PrecisionCourse
 from ampwatch.diagnosis.rank_course import RankCourse
 from ampwatch.diagnosis.rate_rows import rate_rows
@@ -61,7 +61,8 @@ class State:
 
     def fold(self, block: Block) -> None:
         """Take in the next block of the run."""
-        forward, bad = forward_finite(block), bad_input(block)
+        forward, makers = forward_finite(block), handed_on(block)
+        bad = bad_input(block) & ~block.entries_of(list(makers))
         overflows: list[tuple[int, Event | Origin]] = [
             (block.position(event.step), event)
             for event in block.events
@@ -70,7 +71,7 @@ class State:
         overflows += [(block.position(origin.step), origin) for origin in origins(block)]
         self.scale.fold(block, sorted(overflows, key=lambda pair: pair[0]))
         self.numbers.fold(block, forward, bad)
-        self.ledger.fold(block, frozenset(block.step[bad].tolist()))
+        self.ledger.fold(block, frozenset(block.step[bad].tolist()), makers)
         judged = np.asarray(~block.skipped & ~block.left_out & self.scale.at_level(block))
         self.layers = self.layers.fold(block, judged)
         self.scores = self.scores.fold(block, judged)

@@ -220,7 +220,7 @@ def _forward_action(case: Case, first: Named) -> str:
             "half, and a row masked whole is nan), exp without its maximum taken off, a product of "
             "queries and keys, a division. Do that in float32."
         )
-    island = float32_island(layer)
+    island = float32_island(layer, case.ledger.models)
     if start is None or (first.times.first_step or 0) <= start:
         return with_lines(
             f"Use bf16, or run {layer} in float32 (paste once the model is made).", island
