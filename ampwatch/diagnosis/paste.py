@@ -52,9 +52,7 @@ def words_and_lines(action: str) -> tuple[str, str]:
 
 def float32_island(layer: str, roots: Sequence[Root] = ()) -> str:
     """Lines that run one layer in float32 under autocast, once the model is made."""
-    root = _root_of(layer, roots)
-    if root is None:  # the record does not tell: one model, as it is
-        root = Root()
+    root = _root_of(layer, roots) or Root()  # the record may not tell: one model, as it is
     inner = layer.removeprefix(root.prefix).removeprefix(".") if root.prefix else layer
     model = "model" + "".join(f".{_WITHIN[name]}" for name in root.wrapped if name in _WITHIN)
     found = model if inner in {"", _ROOT} else f"{model}.get_submodule({inner!r})"
