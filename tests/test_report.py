@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import math
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from rich.console import Console
 from written_runs import event_columns, write_run
 
 from ampwatch import codec, diagnose, open_run, store
 from ampwatch.diagnosis import Action, Advice
-from ampwatch.report import course_text, powers, print_letter, sparkline
+from ampwatch.report import course_text, facts_of, powers, print_letter, sparkline
 from ampwatch.report.letter import advised
 from ampwatch.report.windows import windows_at
 from ampwatch.rows import Table
@@ -35,6 +37,28 @@ def test_colours_and_superscripts_are_for_terminals_only(tmp_path):
     assert "\x1b" not in plain
     assert "2^16 to 2^-14" in plain
     assert "\x1b[" in letter_of(path, terminal=True)
+
+
+def test_of_several_optimizers_and_groups_the_letter_says_whose_numbers_it_shows(tmp_path):
+    run = open_run(write_run(tmp_path, skipped=0))
+    plain = {fact.label: fact.text for fact in facts_of(run, diagnose(run))}
+    assert "optimizer" not in plain["loss"]
+
+    class Pair:
+        info, ranks, notes = run.info, run.ranks, run.notes
+
+        def read(self, table, columns=None, rank=None):
+            if table is not Table.EVENTS:
+                return run.read(table, columns, rank)
+            groups = [{"lr": 0.1}, {"lr": 0.2}]
+            details = [{"optimizer": n, "class": "Adam", "groups": groups} for n in range(2)]
+            texts = [json.dumps(detail) for detail in details]
+            return pa.table({"kind": ["optimizer"] * 2, "detail": texts})
+
+    told = {fact.label: fact.text for fact in facts_of(Pair(), diagnose(run))}
+    assert told["loss"] == plain["loss"] + " (optimizer 0 of 2, Adam)"
+    if "learning rate" in plain:
+        assert told["learning rate"].endswith("(optimizer 0 of 2, Adam; group 0 of 2)")
 
 
 def test_the_letter_fits_one_screen(tmp_path):

@@ -29,7 +29,7 @@ STEP_COLUMNS = (
     "step", "time_ns", "optimizer", "scale", "scale_after", "skipped", "loss", "lr", "lr_base",
     "grad_norm", "grad_norm_applied", "param_norm", "update_norm", "max_update_ratio",
     "update_alignment", "input_amax", "input_finite", "update_seen", "micro_batches",
-    "autocast_dtype", "step_time_ms",
+    "autocast_dtype", "step_time_ms", "stepped",
 )  # fmt: skip
 OTHER_RANK_COLUMNS = ("step", "time_ns", "scale", "skipped", "loss")
 LAYER_COLUMNS = (
@@ -111,6 +111,8 @@ class Block:
     skipped_in_part: Mask  # by one of its optimizers and not by another
     input_finite: Flags
     update_seen: Flags
+    bypassed: Mask  # an optimizer stepped past the scaler
+    left_out: Mask  # numbers were not finite, and the loop itself left the step out
     loss_known: Mask
     norm_known: Mask
     norm_zero: Flags  # whether every optimizer's gradients were exactly zero
@@ -161,16 +163,16 @@ def block_of(
 ) -> Block:
     """A block out of its rows of each table; `firsts` says where each step begins."""
     ranks = {rank: _rank_rows(table) for rank, table in others.items()}
-    columns = {n: numbers(rows, n)[firsts] for n in _PLAIN_COLUMNS}
-    columns["scale_after"] = _last_of(numbers(rows, "scale_after"), firsts)
-    loss, has_loss = numbers(rows, "loss"), known(rows, "loss")
-    columns["loss"], loss_known = _worst_loss(loss, has_loss, firsts)
+    columns, loss_known = _columns(rows, firsts)
     norm, gradient = numbers(rows, "param_norm"), numbers(rows, "grad_norm")
     cleared = (numbers(rows, "grad_norm_applied") == 0) & (gradient != 0)
     step, sampled = steps_of(rows)[firsts], _layer_rows(layers)
     flag = flags(rows, "skipped")
     here = _fold(np.maximum, flag, firsts)
     names, codes = texts(rows, "autocast_dtype")
+    update_seen = _fold(np.maximum, flags(rows, "update_seen"), firsts)
+    optimizer, made = numbers(rows, "optimizer")[firsts], _events(events)
+    bad_loss = loss_known & ~np.isfinite(columns["loss"])
     return Block(
         start=start,
         step=step,
@@ -181,7 +183,9 @@ def block_of(
         skipped_here=here,
         skipped_in_part=(here == 1) & (_fold(np.minimum, flag, firsts) == 0),
         input_finite=_any_not(flags(rows, "input_finite"), firsts),
-        update_seen=_fold(np.maximum, flags(rows, "update_seen"), firsts),
+        update_seen=update_seen,
+        bypassed=(here < 0) & (_fold(np.maximum, flags(rows, "stepped"), firsts) == 1),
+        left_out=_left_out(step, update_seen, made, optimizer, bad_loss),
         loss_known=loss_known,
         norm_known=known(rows, "grad_norm")[firsts],
         norm_zero=_any_not(_zeros(rows, gradient, cleared), firsts),
@@ -190,10 +194,19 @@ def block_of(
         autocast_dtypes=frozenset(names[code] for code in np.unique(codes) if code >= 0),
         layers=sampled,
         layer_entries=_entries(step, sampled.step),
-        events=_events(events),
+        events=made,
         others=ranks,
         next_scale=float(numbers(next_row, "scale")[0]) if next_row.num_rows else float("nan"),
     )
+
+
+def _columns(rows: pa.Table, firsts: Integers) -> tuple[Mapping[str, Floats], Mask]:
+    """The numbers of each step, and where its loss is known."""
+    columns = {n: numbers(rows, n)[firsts] for n in _PLAIN_COLUMNS}
+    columns["scale_after"] = _last_of(numbers(rows, "scale_after"), firsts)
+    loss, has_loss = numbers(rows, "loss"), known(rows, "loss")
+    columns["loss"], loss_known = _worst_loss(loss, has_loss, firsts)
+    return columns, loss_known
 
 
 def _zeros(rows: pa.Table, norm: Floats, cleared: Mask) -> Flags:
@@ -261,6 +274,17 @@ def device_rows(rows: pa.Table) -> DeviceRows:
         *texts(rows, "capability"),
         numbers={name: numbers(rows, name) for name in _DEVICE_NUMBERS},
     )
+
+
+def _left_out(
+    step: Integers, update_seen: Flags, events: Sequence[Event], optimizer: Floats, bad_loss: Mask
+) -> Mask:
+    """Where no optimizer had a turn, and the forward or the loss shows why."""
+    guarded = [event.step for event in events if event.is_guarded]
+    if not guarded and not bad_loss.any():
+        return np.zeros(len(step), np.bool_)
+    why = bad_loss | np.isin(step, guarded)
+    return np.asarray(why & (update_seen == 0) & np.isnan(optimizer))
 
 
 _LAYER_FLAGS = ("input_finite", "act_finite", "weight_finite", "trainable")

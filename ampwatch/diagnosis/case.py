@@ -16,6 +16,7 @@ from ampwatch.diagnosis.episodes import Fall, Span
 from ampwatch.diagnosis.layer_course import LayerCourse
 from ampwatch.diagnosis.learning_rate import Judgement, RateState, judge_rate
 from ampwatch.diagnosis.ledger import Ledger
+from ampwatch.diagnosis.left_out_course import LeftOutCourse
 from ampwatch.diagnosis.loop_course import LoopCourse
 from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.number_course import NumberCourse
@@ -94,6 +95,16 @@ class Case:
     def zeros(self) -> ZeroCourse:
         """Steps whose every gradient was exactly zero."""
         return self.state.zeros
+
+    @property
+    def left_out(self) -> LeftOutCourse:
+        """Steps that the loop itself left out."""
+        return self.state.left_out
+
+    @property
+    def loop_stopped(self) -> bool:
+        """Whether the loop ended with a step that it left out."""
+        return self.state.loop_stopped
 
     @property
     def batches(self) -> BatchCourse:

@@ -44,7 +44,9 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "AMP204": ("AMP209", *_MIXED, *_RATE, "AMP207", "AMP210"),
     "AMP205": ("AMP210",),
     "AMP207": (*_NOT_ITS_GRADIENTS, "AMP414", *_RATE, "AMP104", "AMP209"),
+    "AMP208": _RATE,
     "AMP210": _RATE,
+    "AMP212": ("AMP209", "AMP207", "AMP203", "AMP204", "AMP206"),
     # Scaled gradients in the update look like far too high a rate; a jump makes one of a good rate.
     "AMP301": ("AMP404", "AMP209", "AMP306"),
     "AMP302": ("AMP404", "AMP209"),
@@ -56,7 +58,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "AMP505": ("AMP508",),
     "AMP506": ("AMP503", "AMP504"),
     "AMP602": ("AMP209", "AMP203", "AMP204"),
-    "AMP902": ("AMP415", "AMP506", "AMP603", "AMP402", "AMP403", "AMP406", "AMP410"),
+    "AMP902": ("AMP415", "AMP506", "AMP603", "AMP402", "AMP403", "AMP406", "AMP410", "AMP212"),
 }
 
 # What these say of a layer's backward or of the rate is read from gradients. Where several steps'
@@ -77,7 +79,10 @@ DELAY_STEPS = 2
 SAMPLING_DELAY_STEPS = 20
 _SAMPLED = frozenset({"AMP204", "AMP207", "AMP604"})
 # Too high a rate is told from several skips in a row, or from the loss: the first comes before.
-_OF_THE_SCALE = frozenset({"AMP103", "AMP104", "AMP105", "AMP202"})
+_OF_THE_SCALE = frozenset({"AMP103", "AMP104", "AMP105", "AMP202", "AMP208"})
+
+# What ended the run was still there at its end.
+_ENDINGS = frozenset({"AMP902"})
 
 # Skips leave weights alone: beside these, weights that are not finite can only be the cause.
 _NEVER_HARM_WEIGHTS = frozenset({"AMP103", "AMP105"})
@@ -85,8 +90,8 @@ _NEVER_HARM_WEIGHTS = frozenset({"AMP103", "AMP105"})
 # Causes that no learning rate could have brought about.
 _NEVER_THE_RATE = frozenset(
     (
-        *("AMP102", "AMP106", "AMP107", "AMP108", "AMP201", "AMP208", "AMP209"),
-        *("AMP401", "AMP402", "AMP403", "AMP404", "AMP405", "AMP406", "AMP408", "AMP409", "AMP410"),
+        *("AMP102", "AMP106", "AMP107", "AMP108", "AMP201", "AMP209"),
+        *("AMP401", "AMP402", "AMP403", "AMP404", "AMP405", "AMP406", "AMP408", "AMP410"),
         "AMP412",
         *("AMP413", "AMP414", "AMP415", "AMP416", "AMP417", "AMP506"),
         *("AMP601", "AMP602", "AMP603", "AMP604"),
@@ -118,6 +123,8 @@ def _explains(cause: Finding, effect: Finding) -> bool:
         return False
     if cause.first_step is None or effect.first_step is None:
         return True
+    if effect.code in _ENDINGS and cause.last_step is not None:
+        return cause.last_step + DELAY_STEPS >= effect.first_step
     weights = "AMP207" in {effect.code, cause.code}
     if weights and effect.code not in _NEVER_HARM_WEIGHTS:
         # Each may follow from the other's course: here the order in time decides, without slack.

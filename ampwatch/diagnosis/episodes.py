@@ -57,6 +57,7 @@ class Segment:
     lowest_after: float
     skipped: bool
     reset: bool
+    left_out: bool = False  # by the loop, so no scale was tried
 
 
 @dataclass(slots=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.named import Named, Times, put
+from ampwatch.diagnosis.paste import Root, roots_of
 from ampwatch.diagnosis.signals import Event
 from ampwatch.rows import EventKind
 
@@ -42,6 +44,7 @@ class Ledger:
     kinds: dict[str, Times] = field(default_factory=dict)
     misuse: dict[str, Event] = field(default_factory=dict)  # the first of each code
     raised: dict[str, Event] = field(default_factory=dict)  # the first with each telling text
+    models: tuple[Root, ...] = ()  # that were given to attach, as far as the record tells
     optimizers: tuple[Event, ...] = ()  # as first described, a few
     changes: tuple[Event, ...] = ()  # the last few that may make a run jump
     fatal: tuple[Event, ...] = ()  # the last few exceptions that ended training
@@ -50,6 +53,9 @@ class Ledger:
     overflows: int = 0  # one a step, however many ranks tell of it
     overflow_step: int | None = None
     forward: dict[str, Named] = field(default_factory=dict)  # in order of first sight
+    unnamed_forward: Times = field(
+        default_factory=Times
+    )  # that the loop guarded, of no known layer
     weights: Event | None = None  # the first overflow that was traced to a weight
 
     def copy(self) -> Ledger:
@@ -63,15 +69,21 @@ class Ledger:
         """How often an event of this kind was seen."""
         return self.kinds.get(kind.value, Times())
 
-    def fold(self, block: Block, bad_inputs: frozenset[int]) -> None:
-        """Take in a block's events."""
+    def is_over_by(self, step: int) -> bool:
+        """Whether an exception ended training at this step or later."""
+        return any(event.step >= step for event in self.fatal)
+
+    def fold(self, block: Block, bad_inputs: frozenset[int], makers: Mapping[int, str]) -> None:
+        """Take in a block's events; `makers` are layers that made another model's bad input."""
         known = {kind.value for kind in EventKind}
         for event in block.events:
             if event.kind in known:
                 position = block.position(event.step)
                 times = self.kinds.get(event.kind, Times())
                 self.kinds[event.kind] = times.and_at(event.step, position)
-                self._take(event, position, bad_inputs)
+                maker = makers.get(event.step) if event.is_traced_to("input") else None
+                told = event if maker is None else event.retraced("forward", maker)
+                self._take(told, position, bad_inputs)
 
     def _take(self, event: Event, position: int, bad_inputs: frozenset[int]) -> None:
         if event.kind == EventKind.OVERFLOW.value:
@@ -80,6 +92,8 @@ class Ledger:
             self.misuse.setdefault(str(event.detail.get("code")), event)
         elif event.kind == EventKind.EXCEPTION.value:
             self._take_exception(event)
+        elif event.kind == EventKind.STARTED.value:
+            self.models = roots_of(event.detail.get("models")) or self.models
         elif event.kind == EventKind.OPTIMIZER.value:
             self.optimizers = (*self.optimizers, event)[:_MOST_KEPT]
         elif event.kind in _CHANGES and not _is_warmup(event, position):
@@ -99,7 +113,10 @@ class Ledger:
         self.overflows += event.step != self.overflow_step
         self.overflow_step = event.step
         direction = event.detail.get("direction")
-        if direction == "forward" and event.step not in bad_inputs:
+        untold = event.is_guarded and event.layer is None and direction in {"forward", None}
+        if untold and event.step not in bad_inputs:
+            self.unnamed_forward = self.unnamed_forward.and_at(event.step, position)
+        elif direction == "forward" and event.step not in bad_inputs:
             put(self.forward, event, position)
         elif direction == "weights" and self.weights is None:
             self.weights = event

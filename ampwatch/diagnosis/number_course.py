@@ -13,6 +13,7 @@ from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.signals import Event, Flags, Integers, Mask
 from ampwatch.rows import EventKind
 
+ROOT = "(root)"  # what the one model's own layer is called; several have names of their own
 # torch's own words for a step that no update closed.
 SECOND_STEP = "step() has already been called since the last update()"
 
@@ -102,10 +103,14 @@ class NumberCourse:
         bad = block.loss_known & ~np.isfinite(loss)
         bad |= (loss == 0) & block.norm_known & np.isnan(norm)  # a nan that was filtered
         self.any_bad_loss |= bool(bad.any())
+        told = {e.step: e for e in block.events if e.is_guarded and e.is_traced_to("loss")}
+        bad |= block.entries_of(list(told))
         bad &= ~bad_input
         at = np.flatnonzero(bad)
         if len(at) and not self.bad_loss.count:
-            self.bad_loss_value = str(float(loss[at[0]]))
+            guarded = told.get(int(block.step[at[0]]))
+            value = None if guarded is None else guarded.detail.get("value")
+            self.bad_loss_value = str(value or float(loss[at[0]]))
         self.bad_loss = self._seen(self.bad_loss, bad, block)
         self.bad_loss_finite_forward = self._seen(
             self.bad_loss_finite_forward, bad & (forward == 1), block
@@ -116,7 +121,7 @@ class NumberCourse:
         """Weights by what the rows say and by what overflows were traced to, in their order."""
         told = Times()
         for event in block.events:
-            if _traced_to(event, "weights"):
+            if event.is_traced_to("weights"):
                 told = told.and_at(event.step, block.position(event.step))
         seen = self._seen(Times(), self._weights_bad(block), block) if len(block) else Times()
         pairs = (told, seen) if _is_earlier(told, seen) else (seen, told)
@@ -130,9 +135,10 @@ class NumberCourse:
         return np.asarray(bad)
 
     def _take_updates(self, block: Block) -> None:
-        """Steps that no update closed; of the last one nobody knows yet."""
+        """Steps by the scaler that no update closed; of the last one nobody knows yet."""
         raised = [e.step for e in block.events if e.kind == EventKind.EXCEPTION.value]
-        missing = (block.update_seen == 0) & ~block.entries_of(raised)
+        missing = (block.update_seen == 0) & ~block.bypassed & ~block.left_out
+        missing &= ~block.entries_of(raised)
         if self.open_missing is not None:
             self.missing_updates = self.missing_updates.and_at(*self.open_missing)
         closed = missing.copy()
@@ -160,24 +166,37 @@ def forward_finite(block: Block) -> Flags:
     for flag in (1, 0):  # one layer that is not finite outweighs all that are
         result[at[there & (layers.flags["act_finite"] == flag)]] = flag
     for direction, flag in _FORWARD_OF.items():
-        steps = [event.step for event in block.events if _traced_to(event, direction)]
+        steps = [event.step for event in block.events if event.is_traced_to(direction)]
         result[block.entries_of(steps)] = flag
     return result
 
 
 def bad_input(block: Block) -> Mask:
     """Which entries' input was not finite."""
-    told = [event.step for event in block.events if _traced_to(event, "input")]
+    told = [event.step for event in block.events if event.is_traced_to("input")]
     return np.asarray((block.input_finite == 0) | block.entries_of(told))
+
+
+def handed_on(block: Block) -> dict[int, str]:
+    """Of several models, steps in which one made what the other could not take; and its layer.
+
+    A layer whose input was finite and whose output was not made it: the data had no part in it.
+    """
+    layers = block.layers
+    if not layers.names or ROOT in layers.names or not bad_input(block).any():
+        return {}
+    makers = (layers.flags["act_finite"] == 0) & (layers.flags["input_finite"] == 1)
+    found: dict[int, str] = {}
+    for at in np.flatnonzero(makers & (layers.layer >= 0)).tolist():
+        step, name = int(layers.step[at]), layers.names[layers.layer[at]]
+        if step not in found or name.startswith(f"{found[step]}."):
+            found[step] = name
+    return found
 
 
 def _is_second_step(event: Event) -> bool:
     told = SECOND_STEP in str(event.detail.get("message", ""))
     return bool(event.detail.get("second_step")) or told
-
-
-def _traced_to(event: Event, direction: str) -> bool:
-    return event.kind == EventKind.OVERFLOW.value and event.detail.get("direction") == direction
 
 
 def _is_earlier(one: Times, other: Times) -> bool:

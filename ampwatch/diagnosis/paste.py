@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 _INDENT = "    "
+_ROOT = "(root)"
+# Where each wrapper holds the model that it was made of.
+_WITHIN = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "FullyShardedDataParallel": "module",
+    "OptimizedModule": "_orig_mod",
+    "_FabricModule": "module",
+}
 # Only half tensors are cast: a mask of truths must stay one.
 _ISLAND = """\
 device = next(model.parameters()).device.type
@@ -15,6 +27,14 @@ def island(*inputs, forward=layer.forward, **named):
     with torch.autocast(device, enabled=False):
         return forward(*map(full, inputs), **named)
 layer.forward = island"""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """One of the models given to `attach`: what its layers' names begin with, and its wrappers."""
+
+    prefix: str = ""
+    wrapped: tuple[str, ...] = ()  # class names, the outermost first
 
 
 def with_lines(sentence: str, lines: str) -> str:
@@ -30,7 +50,36 @@ def words_and_lines(action: str) -> tuple[str, str]:
     return " ".join(words), textwrap.dedent("\n".join(lines))
 
 
-def float32_island(layer: str) -> str:
+def float32_island(layer: str, roots: Sequence[Root] = ()) -> str:
     """Lines that run one layer in float32 under autocast, once the model is made."""
-    found = "model" if layer == "(root)" else f"model.get_submodule({layer!r})"
-    return f"layer = {found}.float()\n{_ISLAND}"
+    root = _root_of(layer, roots) or Root()  # the record may not tell: one model, as it is
+    inner = layer.removeprefix(root.prefix).removeprefix(".") if root.prefix else layer
+    model = "model" + "".join(f".{_WITHIN[name]}" for name in root.wrapped if name in _WITHIN)
+    found = model if inner in {"", _ROOT} else f"{model}.get_submodule({inner!r})"
+    return f"{_model_lines(root, roots)}layer = {found}.float()\n{_ISLAND}"
+
+
+def _root_of(layer: str, roots: Sequence[Root]) -> Root | None:
+    """The model that a layer belongs to; of prefixes that fit, the longest."""
+    fit = [r for r in roots if not r.prefix or f"{layer}.".startswith(f"{r.prefix}.")]
+    return max(fit, key=lambda root: len(root.prefix), default=None)
+
+
+def _model_lines(root: Root, roots: Sequence[Root]) -> str:
+    """Which of several models it is, by its place among those that were given to `attach`."""
+    if not root.prefix:
+        return ""
+    is_list = [one.prefix for one in roots] == [str(at) for at in range(len(roots))]
+    key = root.prefix if is_list else repr(root.prefix)
+    return f"model = models[{key}]  # of those given to attach\n"
+
+
+def roots_of(told: Any) -> tuple[Root, ...]:
+    """The models that a `started` event tells of; none where it does not, or not in this form."""
+    given = told if isinstance(told, list) else []
+    roots = [one for one in given if isinstance(one, dict) and isinstance(one.get("prefix"), str)]
+    return tuple(Root(one["prefix"], _names(one.get("wrapped"))) for one in roots)
+
+
+def _names(told: Any) -> tuple[str, ...]:
+    return tuple(name for name in told if isinstance(name, str)) if isinstance(told, list) else ()

@@ -20,6 +20,7 @@ class Precision:
     runs_half: bool
     keeps_float16: bool  # trainable weights
     sides: tuple[int, ...] = ()  # of the matrices it multiplies, as far as they are known
+    output_dtype: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class PrecisionCourse:
             if name in layers or len(layers) < MOST_LAYERS:
                 work = float(flops[at]) if flops[at] > 0 else None
                 sides = _sides(rows, at) if work else ()
-                layers[name] = Precision(work, bool(half[at]), bool(keeps[at]), sides)
+                output = names[codes[at]]
+                layers[name] = Precision(work, bool(half[at]), bool(keeps[at]), sides, output)
         steps = len(np.unique(rows.step[seen]))
         return replace(self, layers=layers, sampled_steps=self.sampled_steps + steps)
 

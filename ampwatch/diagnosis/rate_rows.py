@@ -21,14 +21,17 @@ _FINITE = {
 
 
 def rate_rows(block: Block, forward: Flags) -> Rows:
-    """One row a step; what is not finite is absent, and said of the loss and the forward."""
+    """One row a step; what is not finite is absent, and said of the loss and the forward.
+
+    A step that the loop left out is a skip: its loss was not finite, whether it is recorded or not.
+    """
     columns = block.columns
     loss = columns["loss"]
     return rows_of(
         step=block.step,
-        skipped=block.skipped,
+        skipped=block.skipped | block.left_out,
         loss=_finite(loss),
-        loss_bad=block.loss_known & ~np.isfinite(loss),
+        loss_bad=(block.loss_known & ~np.isfinite(loss)) | block.left_out,
         act_amax=_largest_activations(block),
         forward_bad=forward == 0,
         **{name: columns[name] for name in _SAME},

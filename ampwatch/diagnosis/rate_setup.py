@@ -43,7 +43,7 @@ class RateSetup:
             made = made._with(event)
         return made._with_layers(block)
 
-    def shown(self) -> Setup:
+    def shown(self, *, stopped: bool = False) -> Setup:
         """As the advice reads it."""
         groups = tuple(_group(self.first, g) for g in _mappings(self.first.get("groups")))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -57,6 +57,7 @@ class RateSetup:
             saved_steps=self.saved,
             restarts=self.restarts + self.loads,
             larger_batches=self.larger_batches,
+            stopped=stopped,
         )
 
     def _with(self, event: Event) -> RateSetup:

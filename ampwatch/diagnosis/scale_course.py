@@ -215,7 +215,7 @@ class ScaleCourse:
         self.falls = tuple(fall.lowered(segment.lowest_after) for fall in self.falls)
         if segment.skipped:
             self._take_skips(segment)
-        else:
+        elif not segment.left_out:
             self._take_accepted(segment)
 
     def _take_unseen(self, segment: Segment) -> None:

@@ -1,4 +1,4 @@
-"""A block cut into segments: entries in a row with one scale, all skipped or all accepted.
+"""A block cut into segments: entries in a row with one scale, all skipped, accepted or left out.
 
 A row may tell the scale before its step, after it, both or neither; what it does not tell is taken
 from the rows around it. A scale that stands at its initial value though nothing led it there was
@@ -54,6 +54,7 @@ def segments_of(
     skipped_before = np.concatenate(([lead.skipped], block.skipped[:-1]))
     alone = np.diff(places, prepend=lead.steps - 1) > 1
     cut = changed | resets.mask | (block.skipped != skipped_before) | (block.skipped & alone)
+    cut |= np.diff(block.left_out, prepend=block.left_out[0])
     return _cut(block, places, np.flatnonzero(cut), filled, after, resets.mask), resets
 
 
@@ -65,12 +66,13 @@ def _cut(
     end = np.append(begin[1:], len(scale)) - 1
     rows = zip(
         begin.tolist(), end.tolist(), scale[begin].tolist(), after[end].tolist(),
-        lowest.tolist(), block.skipped[begin].tolist(), reset[begin].tolist(), strict=True,
+        lowest.tolist(), block.skipped[begin].tolist(), reset[begin].tolist(),
+        block.left_out[begin].tolist(), strict=True,
     )  # fmt: skip
-    for first, last, value, then, low, skipped, is_reset in rows:
+    for first, last, value, then, low, skipped, is_reset, left_out in rows:
         yield Segment(
             int(places[first]), int(places[last]), int(block.step[first]), int(block.step[last]),
-            value, then, low, skipped, is_reset,
+            value, then, low, skipped, is_reset, left_out,
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ampwatch.rows import Table
+from ampwatch.rows import EventKind, Table
 from ampwatch.store.columns import joined, raw, valid
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -81,6 +81,20 @@ class Event:
         """The layer that the event names, if it names one."""
         layer = self.detail.get("layer")
         return str(layer) if layer else None
+
+    def is_traced_to(self, direction: str) -> bool:
+        """Whether it is an overflow that came from there: input, forward, loss, weights ..."""
+        return self.kind == EventKind.OVERFLOW.value and self.detail.get("direction") == direction
+
+    def retraced(self, direction: str, layer: str) -> Event:
+        """The same event, traced to a layer of another model."""
+        detail = {**self.detail, "direction": direction, "layer": layer}
+        return Event(self.step, self.rank, self.kind, detail)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether it tells of a forward that was not finite and that no step followed."""
+        return self.detail.get("guarded") is True
 
 
 def detail_of(text: str | None) -> Mapping[str, Any]:

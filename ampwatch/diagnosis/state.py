@@ -17,8 +17,9 @@ from ampwatch.diagnosis.episodes import Scaler
 from ampwatch.diagnosis.joint_overflows import Origin, origins
 from ampwatch.diagnosis.layer_course import LayerCourse
 from ampwatch.diagnosis.ledger import Ledger
+from ampwatch.diagnosis.left_out_course import LeftOutCourse
 from ampwatch.diagnosis.loop_course import LoopCourse
-from ampwatch.diagnosis.number_course import NumberCourse, bad_input, forward_finite
+from ampwatch.diagnosis.number_course import NumberCourse, bad_input, forward_finite, handed_on
 from ampwatch.diagnosis.precision_course import PrecisionCourse
 from ampwatch.diagnosis.rank_course import RankCourse
 from ampwatch.diagnosis.rate_rows import rate_rows
@@ -46,6 +47,7 @@ class State:
     devices: DeviceCourse = field(default_factory=DeviceCourse)
     loop: LoopCourse = field(default_factory=LoopCourse)
     zeros: ZeroCourse = field(default_factory=ZeroCourse)
+    left_out: LeftOutCourse = field(default_factory=LeftOutCourse)
     setup: RateSetup = field(default_factory=RateSetup)
 
     def copy(self) -> State:
@@ -59,7 +61,8 @@ class State:
 
     def fold(self, block: Block) -> None:
         """Take in the next block of the run."""
-        forward, bad = forward_finite(block), bad_input(block)
+        forward, makers = forward_finite(block), handed_on(block)
+        bad = bad_input(block) & ~block.entries_of(list(makers))
         overflows: list[tuple[int, Event | Origin]] = [
             (block.position(event.step), event)
             for event in block.events
@@ -68,13 +71,14 @@ class State:
         overflows += [(block.position(origin.step), origin) for origin in origins(block)]
         self.scale.fold(block, sorted(overflows, key=lambda pair: pair[0]))
         self.numbers.fold(block, forward, bad)
-        self.ledger.fold(block, frozenset(block.step[bad].tolist()))
-        judged = np.asarray(~block.skipped & self.scale.at_level(block))
+        self.ledger.fold(block, frozenset(block.step[bad].tolist()), makers)
+        judged = np.asarray(~block.skipped & ~block.left_out & self.scale.at_level(block))
         self.layers = self.layers.fold(block, judged)
         self.scores = self.scores.fold(block, judged)
         self.precision = self.precision.fold(block)
         self.loop = self.loop.fold(block)
         self.zeros = self.zeros.fold(block)
+        self.left_out = self.left_out.fold(block)
         self.ranks = self.ranks.fold(block)
         self.setup = self.setup.fold(block)
         rows = rate_rows(block, forward)
@@ -84,7 +88,14 @@ class State:
     def finish(self) -> None:
         """Close what is open: the record ends here, as far as anyone knows."""
         self.scale.finish()
-        self.rate = replace(self.rate, setup=self.setup.shown())
+        setup = self.setup.shown(stopped=self.loop_stopped)
+        self.rate = learning_rate.comparable(replace(self.rate, setup=setup))
+
+    @property
+    def loop_stopped(self) -> bool:
+        """Whether the loop ended with a step that it left out; while it runs it may go on."""
+        last = self.left_out.running.last_step
+        return last is not None and (bool(self.ranks.ended) or self.ledger.is_over_by(last))
 
 
 def new_state(info: Info) -> State:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.compute as pc
 
+from ampwatch.diagnosis.signals import detail_of
 from ampwatch.diagnosis.words import (
     count_text,
     duration_text,
@@ -19,7 +21,7 @@ from ampwatch.diagnosis.words import (
     share_text,
     time_text,
 )
-from ampwatch.rows import Table
+from ampwatch.rows import EventKind, Table
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis, Record
@@ -88,15 +90,47 @@ def facts_of(
     if facts.first_scale is not None or facts.skipped:
         share = f", {share_text(facts.skipped, facts.steps)}" if facts.skipped else ""
         yield Fact("skipped", f"{facts.skipped:,} of {count_text(facts.steps, 'step')}{share}")
+    shown = _shown(run)
     for label, column in _COURSES.items():
         present = _floats(rows, column)[rows.column(column).is_valid().to_numpy()]
         if len(present):
-            yield Fact(label, course_text(present, arrow), latest_text(present))
+            whose = shown.of_column(column)
+            yield Fact(label, course_text(present, arrow) + whose, latest_text(present))
     yield from _setting(run, rows)
     if diagnosis.run.source != "ampwatch" and run.info.config:
         yield Fact("settings", list_text([f"{k} {v}" for k, v in run.info.config.items()], 8))
     for note in run.notes:
         yield Fact("note", note)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """Whose numbers are shown, where there are others."""
+
+    optimizers: int = 1
+    name: str = ""  # of the first optimizer
+    groups: int = 1  # of its parameters
+
+    def of_column(self, column: str) -> str:
+        """Whose numbers this column's are, in words."""
+        words = []
+        if self.optimizers > 1:
+            words.append(f"optimizer 0 of {self.optimizers}{self.name and ', ' + self.name}")
+        if self.groups > 1 and column == "lr":
+            words.append(f"group 0 of {self.groups}")
+        return f" ({'; '.join(words)})" if words else ""
+
+
+def _shown(run: Record) -> _Shown:
+    """What the events tell of the optimizers whose rows `rows_of_first_optimizer` leaves."""
+    events = run.read(Table.EVENTS, columns=("kind", "detail"))
+    told = events.filter(pc.equal(events.column("kind"), EventKind.OPTIMIZER.value))
+    details = [detail_of(text) for text in told.column("detail").to_pylist()]
+    numbers = {d.get("optimizer") for d in details}
+    first = next((d for d in details if d.get("optimizer") == 0), {})
+    groups = first.get("groups")
+    count = len(groups) if isinstance(groups, list) else 1
+    return _Shown(len(numbers), str(first.get("class") or ""), count)
 
 
 def course_text(present: npt.NDArray[np.float64], arrow: str) -> str:

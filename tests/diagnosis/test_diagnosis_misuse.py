@@ -17,7 +17,7 @@ def finding(run, code):
     return next(f for f in diagnose(run).findings if f.code == code)
 
 
-@pytest.mark.parametrize("code", ["AMP401", "AMP403", "AMP404", "AMP409", "AMP412"])
+@pytest.mark.parametrize("code", ["AMP401", "AMP403", "AMP404", "AMP412"])
 def test_a_mistake_in_the_loop_is_reported_once_however_often_it_was_seen(code):
     events = event_table([(s, "misuse", {"code": code}) for s in range(3)])
     run = scaled_run([False] * 30, events=events)
@@ -25,10 +25,40 @@ def test_a_mistake_in_the_loop_is_reported_once_however_often_it_was_seen(code):
     assert diagnose(run).learning_rate.action.value == "not-the-cause"
 
 
+def test_a_backward_under_autocast_is_information_and_keeps_the_rate():
+    run = scaled_run([False] * 30, events=event_table([(0, "misuse", {"code": "AMP409"})]))
+    assert found(run) == {"AMP409": "info"}
+    assert diagnose(run).verdict.value == "healthy"
+    assert diagnose(run).learning_rate.action.value == "keep"
+
+
+def test_a_backward_under_autocast_is_a_warning_beside_a_mixed_dtype_error():
+    message = "expected m1 and m2 to have the same dtype, but got: float != c10::Half"
+    events = [
+        (0, "misuse", {"code": "AMP409"}),
+        (0, "exception", {"type": "RuntimeError", "message": message}),
+    ]
+    run = scaled_run([False] * 3, events=event_table(events), clean_end=False)
+    assert found(run) == {"AMP409": "warning", "AMP415": "error", "AMP902": "info"}
+    assert diagnose(run).headline.code == "AMP415"
+
+
 @pytest.mark.parametrize(("seen", "expected"), [(True, {}), (False, {"AMP402": "error"})])
 def test_steps_that_no_update_closed_are_a_mistake(seen, expected):
     steps = step_table(loss=[1.0] * 30, scale=[4.0] * 30, update_seen=[seen] * 30)
     assert found(HandBuiltRun(steps)) == expected
+
+
+def test_steps_past_the_scaler_miss_no_update():
+    """As `s.step(o); s.update(); o.step()` leaves them: every second row is of the last call."""
+    by_scaler = [s % 2 == 0 for s in range(60)]
+    steps = step_table(
+        loss=[1.0 if ours else None for ours in by_scaler], scale=[4.0] * 60,
+        update_seen=by_scaler, stepped=[True] * 60, optimizer=[0] * 60,
+        skipped=[False if ours else None for ours in by_scaler],
+    )  # fmt: skip
+    run = HandBuiltRun(steps, events=event_table([(1, "misuse", {"code": "AMP404"})]))
+    assert found(run) == {"AMP404": "error"}
 
 
 def test_a_step_that_an_error_cut_short_is_no_missing_update():

@@ -50,6 +50,51 @@ def test_a_forward_overflow_after_learning_leaves_the_rate_open():
     assert diagnose(run).learning_rate.action.value == "unknown"
 
 
+def generator_overflow(layers):
+    """Fifty good steps of a pair of models, then ten in which D's input is not finite."""
+    rows = [{"step": s, "layer": name, **cells} for s in range(50, 60) for name, cells in layers]
+    steps = step_table(
+        loss=[1.0] * 50 + [NAN] * 10, skipped=[False] * 50 + [True] * 10,
+        scale=[1024.0] * 60, input_finite=[True] * 50 + [False] * 10,
+    )  # fmt: skip
+    events = [(s, "overflow", {"direction": "input", "exact": True}) for s in range(50, 60)]
+    return HandBuiltRun(steps, layers=layer_table(rows), events=event_table(events))
+
+
+def test_what_another_watched_model_made_is_no_fault_of_the_data():
+    run = generator_overflow(
+        [
+            ("G", {"input_finite": True, "act_finite": False}),
+            ("G.0", {"input_finite": True, "act_finite": True}),
+            ("G.2", {"input_finite": True, "act_finite": False}),
+            ("D", {"input_finite": False, "act_finite": False}),
+        ]
+    )
+    assert "AMP209" not in found(run)
+    assert finding(run, "AMP203").layer == "G.2"
+
+
+def test_an_input_of_two_models_that_is_not_finite_is_the_datas():
+    run = generator_overflow(
+        [
+            ("G", {"input_finite": False, "act_finite": False}),
+            ("D", {"input_finite": False, "act_finite": False}),
+        ]
+    )
+    assert diagnose(run).headline.code == "AMP209"
+
+
+def test_lines_to_paste_name_the_model_that_was_given():
+    models = [{"prefix": "G", "wrapped": []}, {"prefix": "D", "wrapped": ["DataParallel"]}]
+    events = [(0, "started", {"models": models})]
+    events += [overflow(s, "D.up", "forward") for s in range(30)]
+    action = finding(
+        scaled_run([True] * 30, loss=[NAN] * 30, events=event_table(events)), "AMP203"
+    ).action
+    assert "model = models['D']" in action
+    assert "layer = model.module.get_submodule('up').float()" in action
+
+
 def test_what_a_models_own_code_does_between_two_layers_is_said_so():
     told = {"exact": True, "from": "v", "to": "o"}
     run = scaled_run(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.diagnosis.paste import float32_island, with_lines, words_and_lines
+from ampwatch.diagnosis.paste import Root, float32_island, roots_of, with_lines, words_and_lines
 
 
 class Masked(nn.Module):
@@ -37,3 +37,31 @@ def test_the_island_runs_its_layer_in_float32_and_leaves_masks_alone(name):
         output = layer(half, torch.ones(2).bool(), scale=half)
     assert output.dtype == torch.float32
     assert layer.called_with == (torch.float32, torch.bool, torch.float32)
+
+
+PAIR = {"G": nn.Sequential(nn.Linear(4, 4)), "D": nn.Sequential(nn.Linear(4, 4))}
+
+
+@pytest.mark.parametrize(
+    ("name", "roots", "given", "model"),
+    [
+        ("0", [Root()], "model", nn.Sequential(nn.Linear(4, 4))),
+        ("0", [Root("", ("DataParallel",))], "model", nn.DataParallel(PAIR["G"])),
+        ("0", [], "model", nn.Sequential(nn.Linear(4, 4))),
+        ("D.0", [Root("G"), Root("D")], "models", PAIR),
+        ("1.0", [Root("0"), Root("1", ("DataParallel",))], "models",
+         [PAIR["G"], nn.DataParallel(PAIR["D"])]),
+    ],
+)  # fmt: skip
+def test_the_island_finds_its_layer_in_what_was_given_to_attach(name, roots, given, model):
+    scope = {"torch": torch, given: model}
+    exec(float32_island(name, roots), scope)
+    assert isinstance(scope["layer"], nn.Linear)
+    with torch.autocast("cpu", torch.float16):
+        assert scope["layer"](torch.ones(2, 4).half()).dtype == torch.float32
+
+
+def test_models_that_the_record_does_not_tell_rightly_are_none():
+    assert roots_of(None) == roots_of("x") == roots_of([{"prefix": 3}, 7]) == ()
+    told = [{"prefix": "D", "wrapped": ["DistributedDataParallel", 3]}, {"prefix": "G"}]
+    assert roots_of(told) == (Root("D", ("DistributedDataParallel",)), Root("G"))

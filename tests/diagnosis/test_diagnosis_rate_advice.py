@@ -70,6 +70,17 @@ def test_a_proof_says_what_its_number_is_held_against():
     assert "weight norm of 17.4 at step 49 (it had been 10)" in look(grown, ADAM).because
 
 
+@pytest.mark.parametrize("zeros", [1, 3])
+def test_a_schedule_that_starts_at_a_rate_of_zero_is_judged_by_its_first_update(zeros):
+    """As transformers' schedules do: the first step moves nothing, and is no missing update."""
+    rate = np.where(np.arange(300) < zeros, 0.0, 0.1)
+    rows = course(np.full(300, 2.3), noise=0.02, ratio=0.05 * (rate > 0), lr=rate, base=0.1)
+    grown = with_columns(rows, param_norm=np.linspace(10, 60, 300))
+    advice = look(grown, ADAM)
+    assert advice.action.value == "lower"
+    assert "The first updates change the weights by" in advice.because
+
+
 def test_so_small_an_update_that_the_formula_finds_nothing_still_gets_a_cut():
     advice = look(diverging(ratio=0.02), ADAM)
     assert advice.factor == pytest.approx(2**-3)
@@ -127,7 +138,7 @@ def test_no_update_norm_leaves_only_a_blind_and_wide_answer():
     rows = with_columns(diverging(top=20.0, collapse=True), update_norm=np.nan, max_ratio=np.nan)
     advice = look(rows, ADAM)
     assert advice.action.value == "lower"
-    assert "No update norm is recorded" in advice.because
+    assert "By how much the first updates change the weights is not recorded" in advice.because
     assert width(advice) == pytest.approx(6.0)  # the rate that failed bounds it above
     assert advice.confidence == 0.6
 
@@ -523,6 +534,61 @@ def test_whatever_the_numbers_there_is_an_answer():
         count = int(rng.integers(0, 120))
         rows = rows_of(**{name: rng.choice(odd, count) for name in NAMES})
         assert look(rows).action.value in {"lower", "keep", "unknown", "not-the-cause", "raise"}
+
+
+def leaping(count, *, first=7.9, last=17.9, update=6.2):
+    """A short record whose loss leaps to and fro too much for a band, and stands high at its end.
+
+    Of the weights, the first update changes one layer's by more than they are.
+    """
+    loss = last * np.resize([0.2, 1.8, 1.0], count)
+    loss[0] = first
+    ratio = np.where(np.arange(count) == 0, 1.2, 0.05)
+    rows = course(loss, ratio=ratio, lr=0.5)
+    return with_columns(rows, max_ratio=np.where(np.arange(count) == 0, update, 0.1))
+
+
+@pytest.mark.parametrize("count", [24, 51, 79])
+def test_a_loss_that_doubled_after_an_update_beyond_the_weights_needs_no_long_record(count):
+    advice = look(leaping(count), ADAM)
+    assert advice.action.value == "lower"
+    assert "the loss stood at 1.5 times its first value" in advice.because
+    assert "largest layer's update / weights of 6.2 at step 0" in advice.because
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (leaping(51, update=0.2), "the loss went from 7.9 to 17.9: if"),
+        (leaping(51, last=9.0), "the update of step 0 was 6.2 times as large as the weights"),
+        (leaping(14), "the loss went from 7.9 to 17.9 and the update of step 0 was 6.2 times"),
+    ],
+)
+def test_one_such_fact_leaves_the_rate_of_a_short_record_open(rows, told):
+    rows = with_columns(rows, update_norm=0.01 * rows.of("param_norm"))
+    advice = look(rows, ADAM)
+    assert advice.action.value == "unknown"
+    assert "cannot tell whether the rate is too high" in advice.because
+    assert told in advice.because
+
+
+def test_a_short_record_whose_loss_has_not_come_down_keeps_the_rate_and_says_so():
+    advice = look(course(np.full(30, 2.3), noise=0.1), ADAM)
+    assert advice.action.value == "keep"
+    assert advice.because.endswith("but the loss has not come down yet: 30 steps cannot tell.")
+    assert advice.confidence == 0.5
+
+
+def test_a_short_record_whose_loss_has_come_down_keeps_the_rate():
+    rows = course(falling(40), noise=0.1)
+    rows = with_columns(rows, max_ratio=np.full(40, 3.0))
+    assert look(rows, ADAM).because == "Nothing in the record speaks against this learning rate."
+
+
+def test_matrices_born_at_zero_are_no_update_beyond_the_weights():
+    rows = course(np.full(30, 2.3), noise=0.1, ratio=1e-3)
+    rows = with_columns(rows, max_ratio=np.full(30, 50.0))
+    assert action(rows, ADAM) == "keep"
 
 
 def test_losing_the_last_steps_never_makes_a_healthy_run_look_ill():

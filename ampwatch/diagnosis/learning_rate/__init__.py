@@ -11,6 +11,7 @@ from __future__ import annotations
 from ampwatch.diagnosis.learning_rate.advice import advise
 from ampwatch.diagnosis.learning_rate.course import Group, RateState, Rows, Setup, fold, rows_of
 from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
+from ampwatch.diagnosis.learning_rate.micro_batches import comparable
 from ampwatch.diagnosis.learning_rate.together import advise_together
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Setup",
     "advise",
     "advise_together",
+    "comparable",
     "fold",
     "judge_rate",
     "rows_of",

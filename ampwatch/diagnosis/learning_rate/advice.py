@@ -15,6 +15,7 @@ from ampwatch.diagnosis.learning_rate.family import Family
 from ampwatch.diagnosis.learning_rate.formula import Estimate
 from ampwatch.diagnosis.learning_rate.judgement import Judgement, Warmup, judge_rate
 from ampwatch.diagnosis.learning_rate.onset import Onset
+from ampwatch.diagnosis.learning_rate.short_record import short_facts
 from ampwatch.diagnosis.words import count_text
 
 
@@ -73,7 +74,37 @@ def _calm(state: RateState, seen: Judgement) -> Advice:
         return Advice(
             Action.UNKNOWN, "Neither losses nor scales are recorded to judge the rate by."
         )
-    return _keep(state, seen, "Nothing in the record speaks against this learning rate.")
+    return _short(state, seen) or _keep(state, seen, f"{_CALM}.")
+
+
+_CALM = "Nothing in the record speaks against this learning rate"
+
+
+def _short(state: RateState, seen: Judgement) -> Advice | None:
+    """Where only few steps were made and the loss has not come down: what there is, said."""
+    facts = short_facts(state.head)
+    if facts is None or state.setup.resumed or state.setup.several_optimizers:
+        return None
+    told = []
+    if facts.has_doubled:
+        told.append(f"the loss went from {facts.first_loss:.3g} to {facts.last_loss:.3g}")
+    if facts.is_beyond_weights:
+        told.append(
+            f"the update of step {facts.update_step} was {facts.update:.2g} times as large as the "
+            "weights that it changed"
+        )
+    steps = count_text(facts.steps, "step")
+    if told:
+        because = (
+            f"{steps} cannot tell whether the rate is too high, but {' and '.join(told)}: if the "
+            "loss does not come down soon, lower the rate."
+        )
+        return Advice(Action.UNKNOWN, because, current=seen.base)
+    if facts.steps >= constants.NO_LEARNING_STEPS:
+        return None
+    because = f"{_CALM}, but the loss has not come down yet: {steps} cannot tell."
+    kept = _keep(state, seen, because)
+    return dataclasses.replace(kept, confidence=constants.FEW_STEPS_CONFIDENCE)
 
 
 def _keep(state: RateState, seen: Judgement, because: str) -> Advice:

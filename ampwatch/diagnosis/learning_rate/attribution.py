@@ -22,6 +22,7 @@ from ampwatch.diagnosis.learning_rate.onset import (
     noise_of,
     trailing_medians,
 )
+from ampwatch.diagnosis.learning_rate.short_record import is_born_zero
 from ampwatch.diagnosis.signals import Floats
 
 
@@ -174,7 +175,7 @@ def _by_updates(state: RateState, onset: Onset, accepted: Rows, after: Rows) -> 
     """Updates, gradients or activations out of band, before the onset or with it."""
     late = accepted.part(-constants.PROOF_STEPS)
     largest = _most(late.of("max_ratio"))
-    if largest is not None and largest >= constants.PROOF_RATIO and not _born_zero(state):
+    if largest is not None and largest >= constants.PROOF_RATIO and not is_born_zero(state.head):
         step = int(_at(late.of("step"), int(np.nanargmax(late.of("max_ratio")))))
         yield Proof("largest layer's update / weights", step, largest, constants.PROOF_RATIO)
     # A late climb is slow: what it moves shows by its end, not within its first steps.
@@ -278,15 +279,6 @@ def recorded_mechanism(before: Rows, after: Rows) -> tuple[str, ...]:
         # A band is what some values before the onset lay in.
         and (word != "gradients" or np.isfinite(before.of("grad_norm")).sum() >= _FEWEST_NORMS)
     )
-
-
-def _born_zero(state: RateState) -> bool:
-    """Matrices that begin at zero (LoRA) make early ratios enormous without any harm."""
-    first = state.head.where(state.head.accepted).part(0, 3)
-    largest, whole = _median(first.of("max_ratio")), _median(first.ratio)
-    if largest is None or whole is None:
-        return False
-    return largest > 1.0 and largest > constants.BORN_ZERO * whole
 
 
 def _growth(state: RateState, accepted: Rows) -> float | None:

@@ -33,6 +33,13 @@ STALLED_STEPS = 100  # ... of this many steps
 # of the 10 fitted trainings that were over their limit and looked calm, and in none of 298 stable
 # ones, of which those with such weights came down to 0.51 at least.
 LITTLE_LEARNT = 0.6
+# A record too short for these tests (their windows, their noise) still shows plain facts: a loss
+# that has doubled by its end, and first updates larger than the weights that they changed. Both
+# together are an onset, one of them leaves the rate open. In fewer steps a leap may still settle.
+SHORT_STEPS = STALLED_STEPS
+SHORT_LEAST = 20
+DOUBLED = 2.0
+BEYOND_WEIGHTS = 1.0
 MEDIAN_STEPS = 10
 MEDIAN_NOISE = 0.4  # a median of ten is as noisy as 1.25 / sqrt(10) of one
 FINAL_STEPS = 30  # what stands at the end is the median of these

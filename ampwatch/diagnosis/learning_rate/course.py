@@ -6,7 +6,7 @@ width doubles as the run grows. `fold` is the only way in, and pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -46,10 +46,21 @@ class Rows:
         """The rows that the mask names."""
         return Rows(self.values[mask])
 
+    def with_column(self, name: str, column: Floats) -> Rows:
+        """The same rows with another column of this name."""
+        values = self.values.copy()
+        values[:, _AT[name]] = column
+        return Rows(values)
+
     @property
     def accepted(self) -> Mask:
         """Which rows stand for an update that was made."""
         return np.asarray(self.of("skipped") == 0)
+
+    @property
+    def moved(self) -> Mask:
+        """Which rows have a rate that moves weights; one that is unknown may."""
+        return np.asarray(self.of("lr") != 0)
 
     @property
     def ratio(self) -> Floats:
@@ -99,6 +110,7 @@ class Setup:
     saved_steps: tuple[int, ...] = ()
     restarts: int = 0  # attempts after the first
     larger_batches: tuple[int, ...] = ()  # the last few steps from which a batch held more
+    stopped: bool = False  # the loop gave up at the last row, whose loss was not finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +132,13 @@ class Cells:
         known = self.known[:count]
         with np.errstate(divide="ignore", invalid="ignore"):
             return Rows(np.where(known > 0, self.sums[:count] / known, np.nan))
+
+    def with_means(self, name: str, means: Floats) -> Cells:
+        """The same cells with other means of this column; nan is absent."""
+        sums, known, at = self.sums.copy(), self.known.copy(), _AT[name]
+        known[:, at] = np.where(np.isfinite(means), known[:, at], 0.0)
+        sums[:, at] = np.where(np.isfinite(means), means, 0.0) * known[:, at]
+        return replace(self, sums=sums, known=known)
 
 
 @dataclass(frozen=True)  # no slots: cached_property keeps its value in __dict__

@@ -67,7 +67,7 @@ def estimate(rows: Rows, base: float, setup: Setup, *, broke: bool) -> Estimate:
     update, family = update_at_base(rows, base, setup), family_of(rows, setup)
     line = constants.BLIND if update is None else _LINES[family]
     fitted = line.offset if update is None else line.offset + constants.SLOPE * math.log2(update)
-    if broke and len(rows) == 1 and family is Family.PLAIN:
+    if broke and rows.moved.sum() == 1 and family is Family.PLAIN:
         fitted += constants.BROKE_AT_ONCE
     octaves = max(fitted, constants.LEAST_OCTAVES)
     return Estimate(
@@ -85,7 +85,8 @@ def estimate(rows: Rows, base: float, setup: Setup, *, broke: bool) -> Estimate:
 def _arithmetic(update: float | None, family: Family, octaves: float, *, is_least: bool) -> str:
     times = times_text(octaves)
     if update is None:
-        return f"No update norm is recorded: {times} too high is assumed"
+        unknown = "By how much the first updates change the weights is not recorded"
+        return f"{unknown}: {times} too high is assumed"
     share = f"{100 * update:.2g} %" if update < 1 else f"{update:.2g} times their size"
     text = f"The first updates change the weights by {share} a step"
     if is_least:

@@ -118,12 +118,12 @@ def base_rate(state: RateState) -> float | None:
 
 
 def _before_onset(state: RateState, before: Rows) -> Rows:
-    """The accepted steps before the onset; at least the first accepted one."""
+    """The accepted steps before the onset; at least up to the first that a rate moved."""
     rows = before.where(before.accepted)
-    if len(rows):
+    if rows.moved.any():
         return rows
-    accepted = state.head.where(state.head.accepted)
-    return accepted.part(0, 1)
+    accepted = state.head.where(state.head.accepted)  # a schedule may begin at a rate of zero
+    return accepted.part(0, int(np.argmax(accepted.moved)) + 1 if len(accepted) else 0)
 
 
 def _lead_share(state: RateState) -> float:

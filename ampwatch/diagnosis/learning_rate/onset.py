@@ -13,6 +13,7 @@ import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.course import Points, RateState, Rows
+from ampwatch.diagnosis.learning_rate.short_record import short_facts
 from ampwatch.diagnosis.signals import Floats, Integers, Mask
 
 
@@ -66,6 +67,8 @@ def _is_collapsed(state: RateState) -> bool:
 
     While nothing was accepted the scale may still be searching, unless no scale can be meant.
     """
+    if state.setup.stopped:
+        return True
     end = state.tail.part(-constants.FINAL_STEPS)
     if not state.accepted:
         scale = end.of("scale")[-1:]
@@ -133,6 +136,10 @@ def _soft_signs(rows: Rows, *, collapsed: bool) -> list[tuple[int, Sign]]:
         lost = max(constants.RECOVERED_SHARE * float(progress[where]), wide)
         if final > float(best[where]) + lost:
             signs.append((int(at[where]), Sign.RELAPSE))
+    facts = short_facts(rows)
+    if not signs and facts is not None and facts.are_trouble:
+        leapt = np.flatnonzero(smooth > constants.CLIMB * first)
+        signs.append((int(at[leapt[0]]) if len(leapt) else int(at[1]), Sign.CLIMB))
     if not signs and not collapsed and len(loss) >= constants.NO_LEARNING_STEPS:
         if final > constants.NO_LEARNING * first:
             signs.append((int(at[1]), Sign.NO_LEARNING))

@@ -10,6 +10,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.rules.left_out import ending_text
 from ampwatch.diagnosis.words import alone_text, count_text, list_text, steps_text
 
 
@@ -40,7 +41,8 @@ def loss_not_finite(case: Case) -> Iterator[Seen]:
         last_step=times.last_step,
         summary=f"The loss is {value} {steps_text(times.first_step, times.last_step)}"
         + ("." if case.stands(times) else ", and finite again at the end."),
-        cause=f"In {count_text(times.count, 'step')} the loss was not finite{_layers_seen(case)}.",
+        cause=f"In {count_text(times.count, 'step')} the loss was not finite{_layers_seen(case)}."
+        + ending_text(case, times, "the loss"),
         action=_loss_action(case, times) if weighs else "Nothing to do unless it returns.",
         evidence=(Evidence("loss", times.first_step, value),),
     )
@@ -106,7 +108,8 @@ def weights_not_finite(case: Case) -> Iterator[Seen]:
         layer=where,
         summary="Weights are not finite" + (f" in {where}." if where else "."),
         cause=f"At step {times.first_step} inf or nan stood in the weights before the forward pass"
-        + (f", in {count_text(len(names), 'layer')}." if names else "."),
+        + (f", in {count_text(len(names), 'layer')}." if names else ".")
+        + ending_text(case, times),
         action="Restart from the last checkpoint whose weights are finite; nothing recovers here.",
         evidence=(Evidence("weight_finite", times.first_step, "false"),),
     )
@@ -148,7 +151,8 @@ def non_finite_input(case: Case) -> Iterator[Seen]:
         + alone_text(case.lone_rank)
         + ("." if case.stands(times) else ", none of them recent."),
         cause="inf or nan stood in a tensor that enters the model."
-        + (f" {_KEPT.format(list_text(norms))}" if norms else ""),
+        + (f" {_KEPT.format(list_text(norms))}" if norms else "")
+        + ending_text(case, times),
         action=f"Look at the batch of step {times.first_step}: missing values, or a division by "
         "zero." + (" Call reset_running_stats(), or load them from a checkpoint." if norms else ""),
         evidence=(Evidence("input_finite", times.first_step, "false"),),

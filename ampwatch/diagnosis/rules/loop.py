@@ -21,8 +21,11 @@ from ampwatch.diagnosis.words import bytes_text, count_text
     Page(
         meaning="An optimizer stepped, or its gradients were unscaled, and scaler.update() did not "
         "follow: the scale never changes, and the next scaler.step() or unscale_() raises.",
-        looks="A step that ends without an update; unscale_ a second time after another backward.",
-        not_to_confuse="Accumulation: there, backward is called more often, not step or unscale_.",
+        looks="A scaler.step() that no update follows; unscale_ a second time after another "
+        "backward.",
+        not_to_confuse="Accumulation: there, backward is called more often, not step or unscale_. "
+        "An optimizer.step() past the scaler (AMP404), and a step that the loop leaves out "
+        "(AMP212): neither needs an update.",
         do="Call scaler.update() once after the last scaler.step() of each iteration, also where "
         "the step itself is left out; in an accumulation, unscale_ before the step alone.",
         example="RuntimeError: step() has already been called since the last update().",
@@ -98,7 +101,7 @@ def fp16_without_scaler(case: Case) -> Iterator[Seen]:
 def dtype_mismatch(case: Case) -> Iterator[Seen]:
     """An exception about mixed data types."""
     for event in case.ledger.fatal:
-        if _is_about_dtypes(_message(event)):
+        if is_about_dtypes(_message(event)):
             yield _ended_by(
                 event,
                 "Training ended by a mixed-dtype error",
@@ -128,7 +131,8 @@ _TYPES = re.compile(r"\bd?types?\b", re.IGNORECASE)
 _HALF = frozenset({"half", "float16", "bfloat16"})
 
 
-def _is_about_dtypes(message: str) -> bool:
+def is_about_dtypes(message: str) -> bool:
+    """Whether these are an error's words on data types."""
     if any(mark in message for mark in _DTYPE_MARKS):
         return True
     named = {name.lower() for name in _FORMATS.findall(message)}

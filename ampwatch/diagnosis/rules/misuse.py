@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import Page, Rule, Seen
+from ampwatch.diagnosis.rules.loop import is_about_dtypes
 from ampwatch.diagnosis.signals import Event
 from ampwatch.diagnosis.words import count_text, list_text, scale_text
 
@@ -19,6 +20,10 @@ Numbers = Callable[[Event], tuple[str, tuple[Evidence, ...]]]
 
 def _nothing_more(_event: Event) -> tuple[str, tuple[Evidence, ...]]:
     return "", ()
+
+
+def _always(_case: Case) -> bool:
+    return True
 
 
 def _mistake(
@@ -30,8 +35,12 @@ def _mistake(
     summary: str,
     cause: str,
     numbers: Numbers = _nothing_more,
+    harms: Callable[[Case], bool] = _always,
 ) -> Rule:
-    """The rule that reads this code's event; the cure is the page's."""
+    """The rule that reads this code's event; the cure is the page's.
+
+    Where the mistake does no harm that the record shows, it is information.
+    """
 
     def check(case: Case) -> Iterator[Seen]:
         event = case.ledger.misuse.get(code)
@@ -39,7 +48,7 @@ def _mistake(
             return
         told, evidence = numbers(event)
         yield Seen(
-            severity=severity,
+            severity=severity if harms(case) else Severity.INFO,
             first_step=event.step,
             summary=summary,
             cause=cause + told,
@@ -123,20 +132,30 @@ step_bypasses_scaler = _mistake(
     "overflow would not have been skipped.",
 )
 
+
+def _met_mixed_types(case: Case) -> bool:
+    """Whether training ended by the one thing that this mistake can bring about."""
+    return any(is_about_dtypes(str(event.detail.get("message", ""))) for event in case.ledger.fatal)
+
+
 backward_under_autocast = _mistake(
     "AMP409",
     "backward-under-autocast",
     Severity.WARNING,
     Page(
-        meaning="backward() ran inside the autocast block. PyTorch advises against it: gradients "
-        "may be computed in another type than their forward.",
-        looks="Autocast is on when the backward pass starts.",
+        meaning="backward() ran inside the autocast block. PyTorch advises against it: a backward "
+        "of one's own may be computed in another type than its forward. Torch's own operations "
+        "are not harmed.",
+        looks="Autocast is on when the backward pass starts. Information, and a warning where "
+        "training then ended by a mixed-dtype error (AMP415).",
         not_to_confuse="A gradient penalty's inner torch.autograd.grad, which may stand inside.",
-        do="End the `with torch.autocast(...)` block before backward().",
+        do="End the `with torch.autocast(...)` block before backward(). Where a framework holds it "
+        "open (Lightning's manual optimization), nothing is to be done.",
         example="with torch.autocast(...): loss = f(x); scaler.scale(loss).backward()",
     ),
     summary="backward() runs inside the autocast block.",
     cause="Autocast was still on when the backward pass began.",
+    harms=_met_mixed_types,
 )
 
 grads_not_cleared = _mistake(

@@ -14,8 +14,9 @@ from ampwatch.diagnosis.layer_course import LayerCourse
 from ampwatch.diagnosis.named import Named, Times
 from ampwatch.diagnosis.paste import float32_island, with_lines
 from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.rules.left_out import ending_text
 from ampwatch.diagnosis.signals import Integers
-from ampwatch.diagnosis.words import alone_text, count_text, list_text, scale_text
+from ampwatch.diagnosis.words import alone_text, count_text, list_text, scale_text, steps_text
 
 FP16_MAX = 65504.0
 DEFAULT_SCALE = 2.0**16  # GradScaler's own
@@ -158,11 +159,13 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
 )
 def forward_overflow(case: Case) -> Iterator[Seen]:
     """A layer's activations leave fp16."""
-    named = list(case.ledger.forward.values())
+    named, unnamed = list(case.ledger.forward.values()), case.ledger.unnamed_forward
     if not named:
+        if unnamed.count:
+            yield _somewhere(case, unnamed)
         return
     first = min(named, key=lambda one: one.times.first_step or 0)
-    times = functools.reduce(Times.joined, (one.times for one in named))
+    times = functools.reduce(Times.joined, (one.times for one in named)).joined(unnamed)
     weighs, nan = case.weighs(times), 2 * first.nans > first.times.count
     yield Seen(
         severity=Severity.ERROR if weighs else Severity.INFO,
@@ -175,12 +178,31 @@ def forward_overflow(case: Case) -> Iterator[Seen]:
         f"{alone_text(case.lone_rank)}{_ending(case, times)}.",
         cause="Its inputs and weights are finite, its output is not: "
         + (_NANS if nan else f"fp16 ends at {FP16_MAX:.0f}")
-        + ", and the loss scale cannot help in the forward pass.",
+        + ", and the loss scale cannot help in the forward pass."
+        + ending_text(case, times),
         action=_forward_action(case, first) if weighs else _healed(case),
         evidence=(
             Evidence("act_finite", first.times.first_step, "false", FP16_MAX),
             Evidence("overflows", times.last_step, float(times.count)),
         ),
+    )
+
+
+def _somewhere(case: Case, times: Times) -> Seen:
+    """A forward pass that the loop guarded, and of which no sample names the layer."""
+    weighs = case.weighs(times)
+    return Seen(
+        severity=Severity.ERROR if weighs else Severity.INFO,
+        first_step=times.first_step,
+        last_step=times.last_step,
+        summary="The model's output is not finite"
+        f" {steps_text(times.first_step, times.last_step)}{_ending(case, times)}.",
+        cause="The record does not show in which layer it began." + ending_text(case, times),
+        action="Attach with layer_every=1 and run to that step again: the record then names the "
+        "layer."
+        if weighs
+        else _healed(case),
+        evidence=(Evidence("act_finite", times.first_step, "false"),),
     )
 
 
@@ -198,7 +220,7 @@ def _forward_action(case: Case, first: Named) -> str:
             "half, and a row masked whole is nan), exp without its maximum taken off, a product of "
             "queries and keys, a division. Do that in float32."
         )
-    island = float32_island(layer)
+    island = float32_island(layer, case.ledger.models)
     if start is None or (first.times.first_step or 0) <= start:
         return with_lines(
             f"Use bf16, or run {layer} in float32 (paste once the model is made).", island

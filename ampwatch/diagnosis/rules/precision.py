@@ -34,14 +34,17 @@ def autocast_not_active(case: Case) -> Iterator[Seen]:
         return
     if any(one.runs_half for one in case.precision.layers.values()):
         return
+    dtypes = " or ".join(sorted({one.output_dtype for one in products.values()}))
+    which = f"All {len(products):,} layers" if len(products) > 1 else "The one layer"
+    gave = "that multiply matrices gave" if len(products) > 1 else "that multiplies matrices gave"
     yield Seen(
         severity=Severity.WARNING,
         first_step=case.scale.first_step,
         last_step=case.scale.last_step,
         summary="The loss is scaled, and no layer runs in half precision.",
-        cause=f"All {count_text(len(products), 'layer')} that multiply matrices gave float32.",
+        cause=f"{which} {gave} {dtypes}.",
         action="Run the forward pass under torch.autocast(device, dtype=torch.float16).",
-        evidence=(Evidence("output_dtype", case.scale.last_step, "float32", "float16"),),
+        evidence=(Evidence("output_dtype", case.scale.last_step, dtypes, "float16"),),
     )
 
 

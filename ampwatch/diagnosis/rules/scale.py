@@ -54,6 +54,8 @@ def startup_search(case: Case) -> Iterator[Seen]:
 
 def startup_has_failed(case: Case) -> bool:
     """Whether the search that nothing ended is a search no longer."""
+    if not case.scale.startup_skips:
+        return False  # the loop itself left the steps out
     if case.numbers.bad_forwards_running >= policy.STARTUP_FORWARD_STEPS:
         return True
     final, skips = case.final_scale, case.scale.startup_skips

@@ -47,7 +47,7 @@ def clips_what_it_gathered_too_early(stage: Stage, fault: bool) -> None:
             optimizer.zero_grad()
 
 
-@FAMILY.fault(_misuse("AMP409"))
+@FAMILY.fault(Label(tells=("AMP409",), may=("AMP409",), advice="keep", onset=0))
 def unet_backward_inside(stage: Stage, fault: bool) -> None:
     """The backward pass of a U-Net stands one indent too deep."""
     model, scale = blind.UNet(), scaler(2.0**12)

@@ -97,7 +97,7 @@ def dilated_steps_past_the_scaler(stage: Stage, fault: bool) -> None:
             scale.update() if not (fault and step >= 30) else None
 
 
-@FAMILY.fault(_misuse("AMP409"))
+@FAMILY.fault(Label(tells=("AMP409",), may=("AMP409",), advice="keep", onset=0))
 def autoencoder_backward_inside(stage: Stage, fault: bool) -> None:
     """The whole loop body of an autoencoder stands under autocast."""
     model, scale = strange.autoencoder(), scaler()

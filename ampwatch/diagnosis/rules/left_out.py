@@ -1,0 +1,83 @@
+"""AMP212: steps that the loop itself leaves out, and how the findings behind it say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.named import Times
+from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.words import count_text, share_text
+
+# One step in a hundred is as much as a bad batch now and then costs; beyond, training is wasted.
+# A single step is none of that, however short the record.
+_WARNING_SHARE, _ALONE = 0.01, 1
+
+
+@rule(
+    "AMP212",
+    "loop-skips-steps",
+    Severity.INFO,
+    Page(
+        meaning="The loop looks at its own loss and leaves the step out, or stops, where it is not "
+        "finite: a forward pass ran, and no optimizer's step followed. No weight is harmed, and "
+        "nothing is learnt from that batch.",
+        looks="A training forward pass or a loss that is not finite, with no step after it. A "
+        f"warning where that is more than {100 * _WARNING_SHARE:.0f} % of the steps. Where it is "
+        "the end of the record, the loop has stopped there.",
+        not_to_confuse="A skip of the scaler, which halves the loss scale; AMP402, where the "
+        "optimizer does step and update() is missing.",
+        do="Keep the guard and remove what it guards against: the finding that caused this one. A "
+        "guard before scaler.scale() hides the overflow from the scaler: where a lower loss scale "
+        "would help, let the scaler skip the step instead.",
+        example="if not math.isfinite(loss.item()): continue",
+    ),
+)
+def loop_skips_steps(case: Case) -> Iterator[Seen]:
+    """The loop itself leaves steps out."""
+    times, steps = case.left_out.times, case.numbers.steps
+    if not times.count:
+        return
+    often = times.count > max(_ALONE, _WARNING_SHARE * steps)
+    yield Seen(
+        severity=Severity.WARNING if often else Severity.INFO,
+        first_step=times.first_step,
+        last_step=times.last_step,
+        summary=_summary(case),
+        cause=f"In {count_text(times.count, 'step')} ({share_text(times.count, steps)}) the "
+        "numbers were not finite and the loop made no optimizer's step.",
+        action="Keep the guard; remove what makes the numbers not finite.",
+        evidence=(Evidence("left_out", times.last_step, float(times.count), float(steps)),),
+    )
+
+
+def _summary(case: Case) -> str:
+    left_out, running = case.left_out.times, case.left_out.running
+    if case.loop_stopped and running.count == 1:
+        return f"The training loop stopped at step {running.first_step:,}."
+    if running.count > 1:
+        return f"The training loop leaves out every step from step {running.first_step:,} on."
+    return f"The training loop itself left out {count_text(left_out.count, 'step')}."
+
+
+def ending_text(case: Case, times: Times, what: str = "the forward pass") -> str:
+    """A sentence on how the loop ended with this trouble; nothing where it went on."""
+    running = case.left_out.running
+    first, last = running.first_step, times.last_step
+    if first is None or last is None or last < first:
+        return ""
+    if case.loop_stopped and running.count == 1:
+        return (
+            f" The training loop stopped at step {first:,}: {what} was not finite and no step "
+            "followed."
+        )
+    if case.loop_stopped:
+        return (
+            f" From step {first:,} to its end the training loop made no step: {what} was not "
+            f"finite in {count_text(running.count, 'step')} in a row."
+        )
+    return (
+        f" Since step {first:,} the training loop has made no step: {what} was not finite in "
+        f"{count_text(running.count, 'step')}."
+    )
