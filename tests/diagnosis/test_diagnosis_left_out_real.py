@@ -60,7 +60,7 @@ def test_a_real_loop_that_leaves_every_step_out_to_the_end_has_failed(tmp_path, 
 
 
 def test_a_real_loop_that_left_one_step_out_goes_on_and_says_so(tmp_path):
-    diagnosis = trained(tmp_path, scaled=True, on_bad="continue", bad_until=41)
+    diagnosis = trained(tmp_path, scaled=True, on_bad="continue", bad_from=20, bad_until=21)
     found = {finding.code: finding for finding in diagnosis.findings}
     assert diagnosis.verdict.value in ("healthy", "warning")
     assert found["AMP212"].because_of is not None
