@@ -105,6 +105,8 @@ def look(program: Program, options: argparse.Namespace) -> list[Seen]:
             one = measure(program, broken, options.clones, options.rounds)
         except RecipeError as error:
             print(f"{name}: not run. {error}", file=sys.stderr, flush=True)
+            if broken is None:
+                break  # what does not run as it is does not run broken
             continue
         seen.append(one)
         said = "" if one.right else "NOT RIGHT: "

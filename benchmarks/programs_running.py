@@ -124,7 +124,8 @@ def run(
 def without_varying(output: str, program: Program) -> tuple[str, ...]:
     """What it printed, with what varies blanked; of several ranks, which mix, the characters."""
     blanks = re.compile(f"{VARYING.pattern}|{program.times}")
-    lines = tuple(blanks.sub("<...>", line) for line in output.splitlines())
+    said = (blanks.sub("<...>", line) for line in output.splitlines())
+    lines = tuple(line for line in said if line != "<...>")  # a bar is drawn as often as time asks
     return tuple(sorted("".join(lines))) if program.launcher else lines
 
 

@@ -317,6 +317,7 @@ YOLO_V5 = Program(
             ),
         ),
     ),
+    times=r"^.*[━─].*$",
 )  # fmt: skip
 
 IMAGENET = Program(
