@@ -49,6 +49,8 @@ def run(tmp_path):
             columns["layer"] = [n % 5 for n in range(ROWS)]
         if table is Table.LAYER_INFO:
             columns["name"] = [f"block.{n % 5}" for n in range(ROWS)]
+        if table is Table.EVENTS:
+            columns["kind"] = [TEXTS[n % len(TEXTS)] for n in range(ROWS)]
         if table is Table.EXTRAS:
             columns["name"] = [f"user's {n % 2}" for n in range(ROWS)]
         writer.append(codec.encode(table, columns))
