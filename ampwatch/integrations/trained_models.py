@@ -17,11 +17,13 @@ def is_trained(module: nn.Module, optimizers: Iterable[Any]) -> bool:
 
 
 def trained_models(optimizers: Iterable[Any], running: nn.Module | None) -> Any:
-    """None, one model, or several by the name of their class; `running` if none is found."""
+    """None, one model, or several by the name of their own class; `running` if none is found."""
+    from ampwatch.probe.models import unwrap
+
     models = _roots(_held(optimizers)) or ([running] if running is not None else [])
     if len(models) < 2:
         return models[0] if models else None
-    names = [type(model).__name__ for model in models]
+    names = [type(unwrap(model)[0]).__name__ for model in models]
     if len(set(names)) == len(names):
         return dict(zip(names, models, strict=True))
     return models

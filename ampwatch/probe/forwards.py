@@ -82,7 +82,8 @@ class Forwards:
         """Write down what the model gave since a loss was last used; no step follows it."""
         record.unfollowed = True
         for layer, sample in self._samples:
-            record.outputs_at.append((layer, record.pack.put_magnitude(*extremes(sample))))
+            seen = sample.masked_fill(sample == -math.inf, 0.0)  # put there by intention: a mask
+            record.outputs_at.append((layer, record.pack.put_magnitude(*extremes(seen))))
         self._since = 0
         self._samples.clear()
 

@@ -163,6 +163,24 @@ def test_outputs_that_are_infinite_by_intention_make_no_rows_of_their_own(tmp_pa
     assert not events(run, "overflow")
 
 
+def test_a_policy_that_masks_actions_may_act_before_it_learns(tmp_path):
+    class Policy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x).masked_fill(torch.tensor([False, True, False]), -math.inf)
+
+    loop = Guarded(tmp_path, model=Policy())
+    for _ in range(4):
+        acted = [loop.model(ROWS).softmax(1).square().mean() for _ in range(10)]
+        loop.step(acted[-1])
+    run = loop.read()
+    assert column(run, "update_seen") == [True] * 4
+    assert not events(run, "overflow")
+
+
 def test_a_training_forward_for_its_own_sake_makes_no_row(tmp_path):
     loop = Guarded(tmp_path)
     for _ in range(30):
