@@ -37,7 +37,7 @@ class Forwards:
         self._several = several_models
         self._given: set[int] = set()  # memory that holds what a model gave in this step
 
-    def began(self) -> None:
+    def begins(self) -> None:
         """One more forward pass."""
         self.count += 1
         self._since += 1
@@ -49,7 +49,8 @@ class Forwards:
                 continue
             known = value.detach()
             if len(self._samples) < _MOST_SAMPLES:
-                self._samples.append((layer, strided(known, SAMPLE_LIMIT).clone()))
+                part = known if known.numel() <= SAMPLE_LIMIT else strided(known, SAMPLE_LIMIT)
+                self._samples.append((layer, part.clone()))
             if self._several:
                 self._given.add(known.untyped_storage().data_ptr())
                 at = record.pack.put_magnitude(*extremes(self._samples[-1][1]))
@@ -70,9 +71,11 @@ class Forwards:
 
     def step_over(self) -> None:
         """The next step begins."""
-        self.used()
+        if self._since:
+            self.used()
         self.count = 0
-        self._given.clear()
+        if self._given:
+            self._given.clear()
 
     def have_come_round(self) -> bool:
         """Whether a forward that begins now is another step's, though no loss has been used."""

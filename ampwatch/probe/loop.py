@@ -112,7 +112,7 @@ class Loop:
         if forwards.have_come_round():
             self._leave_out()
         record = self.open_step or self.current()
-        forwards.began()
+        forwards.begins()
         if forwards.count >= MOST_FORWARDS:
             if forwards.count == MOST_FORWARDS:
                 self._look_away(record)
@@ -202,7 +202,8 @@ class Loop:
     def after_update(self, new_scale: Any) -> None:
         """`scaler.update()` has returned: the step is over."""
         record = self.open_step or self.current()
-        self.turns.stand_in_ends()
+        if self.turns.stand_in is not None:
+            self.turns.stand_in_ends()
         scale = self.scaler._scale
         if scale is not None:
             record.scale_after_at = record.pack.put(scale)
@@ -301,7 +302,8 @@ class Loop:
     def close_step(self, *, update_seen: bool | None, doubtful: bool = False) -> None:
         """The step in progress becomes a record; the next one begins with the next call."""
         record = self.open_step or self.current()
-        self.turns.stand_in_ends()
+        if self.turns.stand_in is not None:
+            self.turns.stand_in_ends()
         self.open_step = None
         record.doubtful = doubtful
         losses, sampling, batch = self.losses, self.sampling, self._batch_size
@@ -340,7 +342,7 @@ class Loop:
         settling = self._settling
         while settling and (settling[0].pack.copies is None or settling[0].pack.ready()):
             record = settling.popleft()
-            left_out = was_left_out(record)
+            left_out = record.unfollowed and was_left_out(record)
             if record.doubtful and not self._takes_a_number(left_out=left_out):
                 continue
             if left_out:

@@ -57,7 +57,7 @@ class Turns:
         self.optimizer_gone: Callable[[Any], None] = _nobody_listens  # the user has let it go
         self._before: Any = None  # the slices of the optimizer that steps
         # Likewise of one that may be a stand-in, until the update: what it stands for steps later.
-        self._stand_in: tuple[OptimizerView, Turn, Any] | None = None
+        self.stand_in: tuple[OptimizerView, Turn, Any] | None = None
         self._gradients: list[Any] | None = None  # likewise, until they have been measured
         # Whether gradients have been written to through `.data`, which no version counter tells.
         self.unseen_edits = False
@@ -240,7 +240,8 @@ class Turns:
             self._backward.look_again()
         losses = self._losses.hand_over(view.sentinels)
         turn = Turn(view.number, view.positions, view.groups, losses)
-        turn.left = self._left_to(view, record)
+        if self._left or self._left_unowned:
+            turn.left = self._left_to(view, record)
         if view.hooked:
             turn.stepped = False
         record.turns.append(turn)
@@ -297,7 +298,7 @@ class Turns:
         if view.hooked or turn.bypassed or not self._steps.enabled:
             self._measure_update(view, turn, before)
         else:
-            self._stand_in = view, turn, before
+            self.stand_in = view, turn, before
 
     def _measure_update(self, view: OptimizerView, turn: Turn, before: Any) -> None:
         turn.update = view.slices.compare(before, view.slices.after(), self._steps.current().pack)
@@ -307,16 +308,16 @@ class Turns:
 
         fastai gives it a callback: its `step` only notes that no gradient was inf.
         """
-        if self._stand_in is None:
+        if self.stand_in is None:
             return False
-        held = {id(p) for p in self._stand_in[0].parameters}
+        held = {id(p) for p in self.stand_in[0].parameters}
         return any(id(p) in held for group in optimizer.param_groups for p in group["params"])
 
     def stand_in_ends(self) -> None:
         """`scaler.update()`: what was stood in for has moved the weights by now."""
-        if self._stand_in is not None:
-            view, turn, before = self._stand_in
-            self._stand_in = None
+        if self.stand_in is not None:
+            view, turn, before = self.stand_in
+            self.stand_in = None
             self._measure_update(view, turn, before)
 
     def backward_began(self) -> None:

@@ -188,7 +188,8 @@ class Watch:
 
     def __del__(self) -> None:
         """Everybody else is gone, and nobody holds the watch: end it without waiting."""
-        if hasattr(self, "_cancel"):
+        # At the interpreter's end it is closed, and our modules may be gone.
+        if hasattr(self, "_cancel") and not self._closed:
             self.end()
 
     def _close(self, *, wait: bool) -> None:
