@@ -225,7 +225,7 @@ class Courier:
         try:
             sequence = self._log.append(batch)
         except (AmpwatchError, OSError) as error:
-            if not self.lost_rows:
+            if not self.lost_rows and self._log.is_in_place():  # else that is said in a moment
                 warn(f"rows are being lost ({error}); training goes on.")
             self._lose(batch.row_count)
             return
