@@ -7,6 +7,7 @@ import signal
 
 import psutil
 import pytest
+import zmq
 from recorder_parts import (
     RECORDER,
     TRAINER,
@@ -151,6 +152,35 @@ def test_a_copy_that_is_deleted_while_its_trainer_is_idle_is_made_anew(tmp_path,
         eventually(lambda: index_records(copies / "run") == 20, trainer.sender.poll)
         assert trainer.close()
         assert "made anew" in recorder.notes[0]
+
+
+def test_a_folder_without_a_log_is_filled_and_not_taken_for_the_trainers_own(tmp_path, copies):
+    with Here(copies) as recorder:
+        trainer = Trainer(tmp_path / "log", recorder.endpoint)
+        (store.create_run(copies, trainer.info) / "rank-0").mkdir()
+        trainer.steps(range(50))
+        until_acknowledged(trainer.sender, 50)
+        assert trainer.close()
+    assert store.open_run(copies / "run").steps.num_rows == 50
+
+
+def test_a_recorder_killed_as_it_makes_a_copys_folder_leaves_what_the_next_one_goes_on_with(
+    tmp_path, monkeypatch
+):
+    class Killed(BaseException):
+        pass
+
+    def make_and_die(folder):
+        folder.mkdir()
+        (folder / "index").write_bytes(b"ampw")
+        raise Killed
+
+    info = store.RunInfo(id="ab" * 16, name="run")
+    copy = place(tmp_path, info, rank=0, head=0)
+    monkeypatch.setattr("ampwatch.recorder.copies.make_folder", make_and_die)
+    with pytest.raises(Killed):
+        copy.open()
+    assert place(tmp_path, info, rank=0, head=0).is_copy
 
 
 def test_a_run_that_the_trainer_writes_here_is_watched_and_not_written(tmp_path):
@@ -332,6 +362,27 @@ def test_lost_batches_are_counted_noted_and_not_asked_for_for_ever(tmp_path, cop
         "Rank 0: batches 7 to 8 are",
     ]
     trainer.close()
+
+
+def test_a_denied_key_is_noted_with_what_of_the_list_cannot_be_read(tmp_path, copies):
+    listed = feed.allow_key("0" * 64)
+    listed.write_bytes(listed.read_bytes() + b"\xff\n")
+    stranger = feed.own_keys(tmp_path / "other")
+    with Here(copies) as recorder:
+        ours = feed.own_keys()
+        context = zmq.Context()
+        socket = context.socket(zmq.DEALER)
+        socket.linger = 0
+        feed.Security(stranger, recorder=ours.public).dress_sender(socket)
+        socket.connect(recorder.endpoint)
+        eventually(lambda: recorder.notes)
+        assert f"{stranger.public.hex()} asked to connect and was denied" in recorder.notes[0]
+        assert str(listed) in recorder.notes[0]
+        trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(3))
+        until_acknowledged(trainer.sender, 3)
+        assert trainer.close()
+        socket.close()
+        context.term()
 
 
 def test_a_bad_frame_is_noted_with_its_senders_name(tmp_path, copies):
