@@ -113,7 +113,7 @@ class RankCopy:
 
     def save(self) -> None:
         """Write down what the copy's own rows cannot say."""
-        notes = store.read_copies(self.folder)
+        notes = store.load_copies(self.folder)
         note = store.CopyNote(tuple(self.gaps), self.filed if self.has_ended else None)
         if notes.get(self.rank) == note:
             return
@@ -136,7 +136,7 @@ class RankCopy:
 
     def _recall(self) -> None:
         """Take up what is noted of this copy, and note that it is one."""
-        self.gaps = list(store.read_copies(self.folder).get(self.rank, store.CopyNote()).gaps)
+        self.gaps = list(store.load_copies(self.folder).get(self.rank, store.CopyNote()).gaps)
         self.save()
 
     def _refuse_if_in_use(self) -> None:
@@ -166,7 +166,7 @@ class RankCopy:
 def place(directory: Path, info: store.RunInfo, rank: int, head: int) -> RankCopy:
     """Where a rank belongs in the recorder's directory; its run's folder is made if need be."""
     folder = store.create_run(directory, info)
-    is_copy = rank in store.read_copies(folder) or not _has_log(folder, rank)
+    is_copy = rank in store.load_copies(folder) or not _has_log(folder, rank)
     return RankCopy(rank, folder, info, is_copy, head)
 
 

@@ -164,6 +164,28 @@ def test_a_folder_without_a_log_is_filled_and_not_taken_for_the_trainers_own(tmp
     assert store.open_run(copies / "run").steps.num_rows == 50
 
 
+def test_a_copy_whose_notes_are_damaged_is_refused_until_it_is_moved_away(tmp_path, copies):
+    endpoint = free_endpoint()
+    trainer = Trainer(tmp_path / "log", endpoint).steps(range(5))
+    with Here(copies, endpoint):
+        until_acknowledged(trainer.sender, 5)
+    notes = copies / "run" / store.COPY_FILE
+    notes.write_bytes(notes.read_bytes()[:-4])
+    trainer.steps(range(5, 8))
+    with Here(copies, endpoint) as recorder:
+        eventually(lambda: trainer.sender.stats.refused, trainer.sender.poll)
+        assert f"{notes} is damaged" in recorder.notes[0]
+        assert trainer.sender.stats.acknowledged == 5
+        trainer.sender.close(timeout_s=0.0)
+        trainer.log.close()
+    (copies / "run").rename(tmp_path / "moved")
+    with Here(copies, endpoint):
+        trainer = Trainer(tmp_path / "log", endpoint)
+        until_acknowledged(trainer.sender, 8)
+        assert trainer.close()
+    assert store.open_run(copies / "run").steps.num_rows == 8
+
+
 def test_a_recorder_killed_as_it_makes_a_copys_folder_leaves_what_the_next_one_goes_on_with(
     tmp_path, monkeypatch
 ):
