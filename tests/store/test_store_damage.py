@@ -164,7 +164,9 @@ def test_a_writer_after_damage_leaves_a_log_that_reads_to_its_end(tmp_path: Path
         victim = chance.choice(victims)
         flip(victim, chance.randrange(8 * victim.stat().st_size))
         RankWriter(copy, 0).close()
-        assert open_run(copy).notes == ()
+        kept = sorted(path.name for path in (copy / "rank-0").glob("damaged-*"))
+        assert all("was damaged when it was continued" in note for note in open_run(copy).notes)
+        assert len(open_run(copy).notes) == len(kept)
         judge_prefix = rows_of(open_run(copy))[Table.STEPS]
         stored = [without_joined(row) for row in judge_prefix]
         assert stored == [without_joined(row) for row in whole[Table.STEPS]][: len(stored)]
