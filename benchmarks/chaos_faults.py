@@ -35,6 +35,7 @@ from ampwatch.errors import NotARunError
 
 _PATIENCE_S = 60.0
 _MS_READ_ONLY = 1
+_MOVED = "moved"  # whoever moves a log away has its rows still: none of them is lost
 
 
 def _train(trial: Trial, plan: training.Plan) -> tuple[training.Child, dict[str, Any]]:
@@ -53,7 +54,7 @@ def _train(trial: Trial, plan: training.Plan) -> tuple[training.Child, dict[str,
 def _check(trial: Trial, plan: training.Plan, end: dict[str, Any], made: int) -> None:
     """What can be read is true, and with what is counted as lost it is all."""
     there = 0
-    for path in plan.log_dir.glob("[!.]*"):
+    for path in [*plan.log_dir.glob("[!.]*"), *trial.folder.glob(_MOVED)]:
         there += _rows_in(trial, path, plan.seed)
     if there + end["lost_rows"] < made:
         raise Lost(
@@ -173,7 +174,7 @@ def _remove(runs: Path) -> None:
 
 def _move(runs: Path) -> None:
     """the run's folder is moved away"""
-    (runs / "run").rename(runs.with_name("moved"))
+    (runs / "run").rename(runs.with_name(_MOVED))
 
 
 def _empty(runs: Path) -> None:

@@ -94,7 +94,7 @@ def _title(totals: Totals, seed: int, workers: int) -> list[str]:
     what = (
         f"All processes together took at most {totals.total_bytes / 1e6:.0f} MB, shared pages "
         "counted once. *Peak MB* is the largest single process of a kind: torch alone takes about "
-        "250. *Left behind*: folders of a killed attach that the next one did not take away."
+        "250. *Left behind*: unnamed folders of killed programs that the next would never sweep."
     )
     return [
         "# Chaos",

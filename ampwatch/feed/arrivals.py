@@ -59,6 +59,7 @@ class KeyDenied:
     """The holder of a key that is not on the list has tried to connect, for the first time."""
 
     public: str
+    trouble: str = ""  # what of the list cannot be read
 
 
 @dataclass(frozen=True, slots=True)

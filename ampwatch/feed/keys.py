@@ -63,16 +63,34 @@ def own_keys(folder: Path | None = None) -> KeyPair:
 
 def allowed_keys(folder: Path | None = None) -> dict[str, str]:
     """The public keys of others who may connect, with the comment beside each."""
-    path = (folder or key_folder()) / _ALLOWED_FILE
-    if not path.exists():
-        return {}
-    _refuse_if_shared(path, stat.S_IWGRP | stat.S_IWOTH, "chmod 600")
-    keys = {}
-    for line in path.read_text("utf-8").splitlines():
-        key, _, comment = line.strip().partition(" ")
-        if key and not key.startswith("#"):
-            keys[key_to_hex(key_from_hex(key, where=str(path)))] = comment.strip()
+    keys, trouble = legible_keys(folder)
+    if trouble:  # a list written anew from this one would lack the keys that cannot be read
+        raise FeedError(trouble)
     return keys
+
+
+def legible_keys(folder: Path | None = None) -> tuple[dict[str, str], str]:
+    """What can be read of the list, and a sentence on what cannot, if anything cannot."""
+    path = (folder or key_folder()) / _ALLOWED_FILE
+    keys: dict[str, str] = {}
+    trouble = ""
+    try:
+        if not path.exists():
+            return {}, ""
+        _refuse_if_shared(path, stat.S_IWGRP | stat.S_IWOTH, "chmod 600")
+        lines = path.read_text("utf-8", errors="replace").splitlines()
+    except OSError as error:
+        return {}, f"{path} cannot be read ({error.strerror or error})."
+    except FeedError as error:
+        return {}, str(error)
+    for line in lines:
+        key, _, comment = line.strip().partition(" ")
+        try:
+            if key and not key.startswith("#"):
+                keys[key_to_hex(key_from_hex(key, where=str(path)))] = comment.strip()
+        except FeedError as error:
+            trouble = trouble or str(error)
+    return keys, trouble
 
 
 def allow_key(public: str, comment: str = "", folder: Path | None = None) -> Path:

@@ -161,11 +161,11 @@ class Receiver:
             self._router.bind(endpoint.rpartition(":")[0] + ":*")
             self.fell_back = True
 
-    def _deny(self, public: str) -> None:
+    def _deny(self, public: str, trouble: str) -> None:
         denied = self.counts.denied
         if public in denied or len(denied) < _DENIED_KEPT:
             if public not in denied:
-                self._turned_away.append(KeyDenied(public))
+                self._turned_away.append(KeyDenied(public, trouble))
             denied[public] = denied.get(public, 0) + 1
 
     # -- up

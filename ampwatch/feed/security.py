@@ -21,7 +21,7 @@ from zmq.utils import z85
 
 from ampwatch.errors import FeedError
 from ampwatch.feed.endpoint import is_local
-from ampwatch.feed.keys import KeyPair, allowed_keys, key_from_hex, key_to_hex, own_keys
+from ampwatch.feed.keys import KeyPair, key_from_hex, key_to_hex, legible_keys, own_keys
 
 _DOMAIN = "ampwatch"
 
@@ -81,10 +81,11 @@ class Doorkeeper:
     """Answers libzmq's question whether a key may connect, by pyzmq's own authenticator.
 
     It has no thread: whoever polls the receiver's socket polls `socket` too and calls `answer`.
+    `on_denied` is called with a key, and with what of the list of keys could not be read.
     """
 
     def __init__(
-        self, context: zmq.Context[Any], security: Security, on_denied: Callable[[str], None]
+        self, context: zmq.Context[Any], security: Security, on_denied: Callable[[str, str], None]
     ) -> None:
         self._security = security
         self._on_denied = on_denied
@@ -108,20 +109,17 @@ class Doorkeeper:
         """Whether the holder of this key may connect; the list is read anew for each."""
         own = self._security.own
         public = z85.decode(key)
-        if own is not None and (public == own.public or self._is_listed(public)):
+        if own is not None and public == own.public:
             return True
-        self._on_denied(key_to_hex(public))
+        listed, trouble = legible_keys(self._security.folder)
+        if own is not None and key_to_hex(public) in listed:
+            return True
+        self._on_denied(key_to_hex(public), trouble)
         return False
 
     def close(self) -> None:
         """Stop answering: nobody new gets in."""
         self._authenticator.stop()
-
-    def _is_listed(self, public: bytes) -> bool:
-        try:
-            return key_to_hex(public) in allowed_keys(self._security.folder)
-        except (FeedError, OSError):
-            return False
 
 
 def _finish(step: Coroutine[Any, Any, None]) -> None:

@@ -48,10 +48,15 @@ class RankCopy:
         return 0 if self._writer is None else self._writer.open_files
 
     def open(self) -> None:
-        """Continue the copy from what it holds; RunError if that cannot be now."""
+        """Continue the copy from what it holds; RunError if that cannot be now.
+
+        It is noted as a copy before it has a folder: one killed in between leaves no folder that
+        its successor would take for the trainer's own, and never fill.
+        """
+        if not _has_log(self.folder, self.rank):
+            self._recall()
         self._refuse_if_in_use()
-        self.gaps = list(store.read_copies(self.folder).get(self.rank, store.CopyNote()).gaps)
-        self.save()
+        self._recall()
         self._writer = store.RankWriter(self.folder, self.rank)
         self.filed = self._lowest_wanted(0)
         self.blocked_until_s = None
@@ -108,7 +113,7 @@ class RankCopy:
 
     def save(self) -> None:
         """Write down what the copy's own rows cannot say."""
-        notes = store.read_copies(self.folder)
+        notes = store.load_copies(self.folder)
         note = store.CopyNote(tuple(self.gaps), self.filed if self.has_ended else None)
         if notes.get(self.rank) == note:
             return
@@ -128,6 +133,11 @@ class RankCopy:
             self._suspect = (time.monotonic(), index_bytes)
         waited_s = time.monotonic() - self._suspect[0]
         return waited_s > _PATIENCE_S and head > self.head_at_hello
+
+    def _recall(self) -> None:
+        """Take up what is noted of this copy, and note that it is one."""
+        self.gaps = list(store.load_copies(self.folder).get(self.rank, store.CopyNote()).gaps)
+        self.save()
 
     def _refuse_if_in_use(self) -> None:
         """Ask for the lock without waiting, as a writer would: other ranks' rows are due."""
@@ -156,8 +166,14 @@ class RankCopy:
 def place(directory: Path, info: store.RunInfo, rank: int, head: int) -> RankCopy:
     """Where a rank belongs in the recorder's directory; its run's folder is made if need be."""
     folder = store.create_run(directory, info)
-    is_copy = rank in store.read_copies(folder) or not rank_folder(folder, rank).exists()
+    is_copy = rank in store.load_copies(folder) or not _has_log(folder, rank)
     return RankCopy(rank, folder, info, is_copy, head)
+
+
+def _has_log(run_folder: Path, rank: int) -> bool:
+    """Whether somebody has written a rank there: a trainer's index is before its first word."""
+    folder = rank_folder(run_folder, rank)
+    return _size(folder / INDEX_FILE) > 0 or (folder.exists() and locks.is_held(folder))
 
 
 def _size(path: Path) -> int:

@@ -63,11 +63,8 @@ class Filing:
                 self._end(peer)
             case feed.BadArrived(peer, address, reason):
                 self._count_bad(peer, address, reason)
-            case feed.KeyDenied(public):
-                self._note(
-                    f"A trainer with the key {public} asked to connect and was denied: "
-                    f"`ampwatch keys --allow {public}` lets it in, if it is yours."
-                )
+            case feed.KeyDenied(public, trouble):
+                self._deny(public, trouble)
                 return
             case feed.RankTurnedAway(peer, reason):
                 self._note(f"{peer} is not recorded: {reason}")
@@ -105,6 +102,12 @@ class Filing:
             copy.close()
 
     # -- what arrives
+
+    def _deny(self, public: str, trouble: str) -> None:
+        remedy = f"`ampwatch keys --allow {public}` lets it in, if it is yours."
+        if trouble:
+            remedy = f"the list of keys cannot be read in full, so it may stand there. {trouble}"
+        self._note(f"A trainer with the key {public} asked to connect and was denied: {remedy}")
 
     def _count_bad(self, peer: feed.PeerKey | None, address: str, reason: str) -> None:
         """Name the sender of a bad frame; who sends many is only counted."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ampwatch.store.compaction import compact as compact
     from ampwatch.store.copy_notes import COPY_FILE as COPY_FILE
     from ampwatch.store.copy_notes import CopyNote as CopyNote
+    from ampwatch.store.copy_notes import load_copies as load_copies
     from ampwatch.store.copy_notes import read_copies as read_copies
     from ampwatch.store.copy_notes import write_copies as write_copies
     from ampwatch.store.info import RUN_FILE as RUN_FILE
@@ -49,6 +50,7 @@ _HOMES = {
     "describe_run": "info",
     "is_written": "locks",
     "list_runs": "catalogue",
+    "load_copies": "copy_notes",
     "open_run": "run",
     "read_copies": "copy_notes",
     "read_info": "info",

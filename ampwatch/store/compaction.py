@@ -71,9 +71,9 @@ def _compact_ranks(run_folder: Path, progress: Progress) -> CompactResult:
         with _held(folder):
             _remove_leftovers(folder)
     logs = [RankLog(folder, rank) for rank, folder in folders.items()]
-    logs = [log for log in logs if len(log.records)]
     for log in logs:
         _refuse_damaged(log)
+    logs = [log for log in logs if len(log.records)]
     counted = _Counted(progress, sum(log.rows(table) for log in logs for table in TABLES))
     for log in logs:
         _compact_rank(folders[log.rank], log, counted)
@@ -82,10 +82,14 @@ def _compact_ranks(run_folder: Path, progress: Progress) -> CompactResult:
 
 
 def _refuse_damaged(log: RankLog) -> None:
-    log.verify()
-    damage = [note for note in log.notes if "damaged" in note or "missing" in note]
-    if damage:
+    if len(log.records):  # else its base stays as it is
+        log.verify()
+    if damage := _damage(log):
         raise RunError(f"Not compacted, because that would hide what is lost. {damage[0]}")
+
+
+def _damage(log: RankLog) -> list[str]:
+    return [note for note in log.notes if "damaged" in note or "missing" in note]
 
 
 def _compact_rank(folder: Path, log: RankLog, counted: _Counted) -> None:
@@ -235,7 +239,7 @@ def _swap(folder: Path, sealed: bytes, header: Header) -> None:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Delete what no base.json names and, where the index is older than the base, the streams."""
+    """Delete what no base.json names and, where the base holds all they do, the streams."""
     base = Base.load(folder)
     generation = base.generation if base else 0
     kept = {f"base-{generation}.index"}
@@ -244,7 +248,8 @@ def _remove_leftovers(folder: Path) -> None:
         is_ours = path.suffix in {".parquet", ".new"} or path.match("base-*.index")
         if is_ours and path.name not in kept:
             _remove(path)
-    if base is not None and not len(RankLog(folder, 0).records):
+    log = RankLog(folder, 0)
+    if base is not None and not len(log.records) and not _damage(log):
         for table in TABLES:
             _remove(table_file(folder, table))
 

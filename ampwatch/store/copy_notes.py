@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ampwatch.errors import RunError
 from ampwatch.store.index import Held
 from ampwatch.store.privacy import write_file
 from ampwatch.store.regular import read_at_most
@@ -33,10 +34,28 @@ class CopyNote:
 def read_copies(run_folder: Path) -> dict[int, CopyNote]:
     """The ranks of a run that a recorder has filed there; none for a trainer's own run."""
     try:
-        ranks = json.loads(read_at_most(run_folder / COPY_FILE, _MAX_BYTES))["ranks"]
-        return {int(rank): _note(facts) for rank, facts in ranks.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return load_copies(run_folder)
+    except RunError:
         return {}
+
+
+def load_copies(run_folder: Path) -> dict[int, CopyNote]:
+    """The same for who files there: RunError where the notes cannot be read.
+
+    Without them a copy looks like a trainer's own log, into which nothing is ever filed.
+    """
+    path = run_folder / COPY_FILE
+    try:
+        ranks = json.loads(read_at_most(path, _MAX_BYTES))["ranks"]
+        return {int(rank): _note(facts) for rank, facts in ranks.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+        raise RunError(
+            f"{path} is damaged or cannot be read, so whose rows lie beside it is not known: move "
+            f"{run_folder} away, and a copy is made anew from the trainer's log.",
+            path=path,
+        ) from problem
 
 
 def write_copies(run_folder: Path, notes: Mapping[int, CopyNote]) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ampwatch.codec import MAX_ROWS, Batch
+from ampwatch.codec import MAX_PAYLOAD_BYTES, MAX_ROWS, Batch
 from ampwatch.errors import FutureRunError
 from ampwatch.rows import FORMAT, TABLES
 
@@ -107,6 +107,7 @@ def plausible(records: np.ndarray) -> np.ndarray:
     """The records that come before the first one that no writer of ours would write."""
     strange = (records["table"] >= len(TABLES)) | (records["rows"] > MAX_ROWS)
     strange |= (records["offset"] > MAX_OFFSET) | (records["sequence"] > MAX_SEQUENCE)
+    strange |= records["length"] > MAX_PAYLOAD_BYTES
     first = np.flatnonzero(strange)
     return records[: first[0]] if len(first) else records
 

@@ -27,6 +27,7 @@ _UNNAMED = re.compile(r"\.[0-9a-f]{16}\.new")
 _LEFT_S = 3600.0  # no run takes so long to create
 _UNSAFE = re.compile(r'[<>:"/\\|?*]')
 _WINDOWS_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+_ASIDE = "damaged-"
 _RANK = re.compile(r"rank-(0|[1-9]\d{0,8})")
 
 
@@ -38,6 +39,22 @@ def rank_folder(run_folder: Path, rank: int) -> Path:
 def table_file(folder: Path, table: Table) -> Path:
     """A table's stream of batches within a rank's folder."""
     return folder / f"{table.value}.arrows"
+
+
+def new_aside(folder: Path) -> Path:
+    """Where damaged files of a rank's folder go, before a writer cuts them."""
+    number = 1
+    while (aside := folder / f"{_ASIDE}{number}").exists():
+        number += 1
+    return aside
+
+
+def asides_in(folder: Path) -> tuple[str, ...]:
+    """The names of the folders in which damaged files of a rank were set aside."""
+    try:
+        return tuple(sorted(path.name for path in folder.glob(f"{_ASIDE}*") if _is_folder(path)))
+    except OSError:
+        return ()
 
 
 def ranks_in(run_folder: Path) -> tuple[int, ...]:

@@ -144,9 +144,10 @@ class LiveLog:
             return None  # a killed compaction left it; the base holds all of it
         if header is not None and header.generation > self._generation:
             self.notes["base"] = f"its compacted part ({BASE_FILE}) is missing or an old one"
-        if header is None and (data or self._has_streams()) and not self._generation:
+        if header is None and (data or self._has_streams()):
             what = "is damaged or not ours" if data else "is missing"
-            self.notes["index"] = f"its index {what}, so none of its batches can be trusted"
+            which = "its batches since its compaction" if self._generation else "its batches"
+            self.notes["index"] = f"its index {what}, so none of {which} can be trusted"
         return header
 
     def _has_streams(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from pathlib import Path
 from typing import Protocol
@@ -38,8 +39,10 @@ def read_region(path: Path, start: int, end: int | None = None) -> bytes:
     """
     try:
         with open_regular(path) as file:
+            # Room is made for as much as is asked for, and an index may ask for terabytes.
+            size = os.fstat(file.fileno()).st_size
             file.seek(start)
-            return file.read() if end is None else file.read(max(0, end - start))
+            return file.read(max(0, min(size, size if end is None else end) - start))
     except FileNotFoundError:
         return b""
     except OSError as problem:

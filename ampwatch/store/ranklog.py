@@ -20,6 +20,7 @@ from ampwatch.store.base import Base
 from ampwatch.store.base_file import BASE_FILE
 from ampwatch.store.copy_notes import CopyNote, what_lacks
 from ampwatch.store.index import Held
+from ampwatch.store.layout import asides_in
 from ampwatch.store.live import LiveLog
 
 _NEWEST_ROWS = 64  # of a foreign log some may tell no time
@@ -118,7 +119,13 @@ class RankLog:
     def lacks(self, note: CopyNote | None) -> tuple[str, ...]:
         """Sentences: which batches are not here, for a copy with what its recorder notes of it."""
         is_over = not locks.is_held(self.folder)
-        return self._sentences(what_lacks(self._held, note, is_over=is_over))
+        bodies = list(what_lacks(self._held, note, is_over=is_over))
+        if note is None and (asides := asides_in(self.folder)):  # a copy gets its batches again
+            bodies.append(
+                "its log was damaged when it was continued, so batches may be missing; what it "
+                f"held until then is kept in {', '.join(asides)}"
+            )
+        return self._sentences(bodies)
 
     @property
     def last_time_ns(self) -> int:

@@ -30,7 +30,7 @@ from ampwatch.store.index import (
     read_records,
 )
 from ampwatch.store.info import RUN_FILE, RunInfo, describe_run, read_info
-from ampwatch.store.layout import rank_folder, table_file
+from ampwatch.store.layout import new_aside, rank_folder, table_file
 from ampwatch.store.payloads import good_count, read_payload
 from ampwatch.store.privacy import make_folder, make_run_folder, open_file
 
@@ -211,7 +211,8 @@ class RankWriter:
     def _recover(self, records: np.ndarray, data: bytes) -> None:
         """Cut the index and every table back to the last batch that all agree on."""
         good = good_count(self._folder, records)
-        if good < len(records) - 1:  # not merely a torn tail
+        left = data[HEADER_BYTES + good * RECORD_BYTES :].rstrip(b"\0")
+        if len(left) > RECORD_BYTES:  # not merely a torn tail, or the zeros of a power cut
             self._set_aside()
         kept = records[:good]
         if data:
@@ -237,9 +238,7 @@ class RankWriter:
 
     def _set_aside(self) -> None:
         """Keep a copy of damaged files before they are cut: they may hold good batches beyond."""
-        number = 1
-        while (aside := self._folder / f"damaged-{number}").exists():
-            number += 1
+        aside = new_aside(self._folder)
         make_folder(aside)
         for path in self._folder.iterdir():
             if path.name == INDEX_FILE or path.suffix == ".arrows":

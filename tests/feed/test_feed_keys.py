@@ -9,6 +9,7 @@ import zmq
 
 from ampwatch import feed
 from ampwatch.errors import FeedError
+from ampwatch.feed.keys import legible_keys
 
 posix = pytest.mark.skipif(os.name == "nt", reason="modes are POSIX's")
 MAKE_KEYS = "from ampwatch import feed; print(feed.own_keys().public.hex())"
@@ -119,6 +120,24 @@ def test_what_is_no_key_is_not_put_on_the_list(text):
     with pytest.raises(FeedError, match="64 hexadecimal digits"):
         feed.allow_key(text)
     assert feed.allowed_keys() == {}
+
+
+def test_of_a_damaged_list_the_keys_that_can_be_read_still_count():
+    path = feed.allow_key("0" * 64, "the head node")
+    feed.allow_key("1" * 64)
+    path.write_bytes(path.read_bytes().replace(b"1" * 64, b"1" * 30 + b"\xff\0" + b"1" * 32))
+    keys, trouble = legible_keys()
+    assert keys == {"0" * 64: "the head node"}
+    assert trouble.endswith("as `ampwatch keys` prints them.")
+    assert str(path) in trouble
+    with pytest.raises(FeedError, match="64 hexadecimal digits"):  # to write it anew would lose one
+        feed.allow_key("2" * 64)
+
+
+def test_a_comment_in_another_encoding_leaves_its_key_readable():
+    path = feed.allow_key("0" * 64, "node")
+    path.write_bytes(path.read_bytes().replace(b"node", b"n\xf6de"))
+    assert legible_keys() == ({"0" * 64: "n\ufffdde"}, "")
 
 
 @posix

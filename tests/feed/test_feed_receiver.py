@@ -96,6 +96,21 @@ def test_another_users_key_is_denied_and_named_until_it_is_on_the_list(recorder,
         introduced(stranger)
 
 
+def test_a_damaged_list_of_keys_denies_with_a_sentence_and_lets_those_in_that_it_names(
+    recorder, tmp_path
+):
+    other, third, own = other_user(tmp_path), feed.own_keys(tmp_path / "third"), feed.own_keys()
+    path = feed.allow_key(other.public.hex())
+    path.write_bytes(path.read_bytes() + b"\xff\xfe" + b"0" * 60)
+    with Stranger(recorder.endpoint, own.public, third):
+        eventually(lambda: recorder.others)
+        [denied] = recorder.others
+        assert denied.public == third.public.hex()
+        assert str(path) in denied.trouble
+    with Stranger(recorder.endpoint, own.public, other) as stranger:
+        introduced(stranger)
+
+
 def test_a_trainer_tells_nothing_to_a_recorder_of_another_key(tmp_path):
     impostor = feed.Security(other_user(tmp_path))
     receiver = feed.Receiver("tcp://127.0.0.1:*", keys=impostor)

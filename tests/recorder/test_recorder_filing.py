@@ -7,6 +7,7 @@ import signal
 
 import psutil
 import pytest
+import zmq
 from recorder_parts import (
     RECORDER,
     TRAINER,
@@ -27,7 +28,6 @@ from recorder_parts import (
 from ampwatch import feed, store
 from ampwatch.codec import encode
 from ampwatch.errors import RunError
-from ampwatch.recorder.copies import place
 from ampwatch.rows import FORMAT, Table
 
 
@@ -205,7 +205,7 @@ def test_two_ranks_and_two_runs_are_filed_apart_and_compacted_when_all_have_ende
         for trainer in trainers:
             until_acknowledged(trainer.sender, 40)
         assert all(trainer.close() for trainer in trainers)
-        eventually(lambda: all(run.has_ended for run in recorder.runs.values()))
+        eventually(lambda: [run.has_ended for run in recorder.runs.values()] == [True, True])
     assert recorder.notes == ()
     for trainer in trainers[::2]:
         copy = store.open_run(recorder.runs[trainer.info.id].folder)
@@ -334,6 +334,27 @@ def test_lost_batches_are_counted_noted_and_not_asked_for_for_ever(tmp_path, cop
     trainer.close()
 
 
+def test_a_denied_key_is_noted_with_what_of_the_list_cannot_be_read(tmp_path, copies):
+    listed = feed.allow_key("0" * 64)
+    listed.write_bytes(listed.read_bytes() + b"\xff\n")
+    stranger = feed.own_keys(tmp_path / "other")
+    with Here(copies) as recorder:
+        ours = feed.own_keys()
+        context = zmq.Context()
+        socket = context.socket(zmq.DEALER)
+        socket.linger = 0
+        feed.Security(stranger, recorder=ours.public).dress_sender(socket)
+        socket.connect(recorder.endpoint)
+        eventually(lambda: recorder.notes)
+        assert f"{stranger.public.hex()} asked to connect and was denied" in recorder.notes[0]
+        assert str(listed) in recorder.notes[0]
+        trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(3))
+        until_acknowledged(trainer.sender, 3)
+        assert trainer.close()
+        socket.close()
+        context.term()
+
+
 def test_a_bad_frame_is_noted_with_its_senders_name(tmp_path, copies):
     with Here(copies) as recorder:
         trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(3))
@@ -367,13 +388,3 @@ def test_a_run_is_compacted_though_a_rank_had_ended_before_the_recorder_was_star
         for rank in (0, 1):
             eventually((copies / "run" / f"rank-{rank}" / "base.json").exists)
     assert store.open_run(copies / "run").steps.num_rows == 30
-
-
-def test_a_copy_that_was_let_go_still_takes_note_of_what_is_lost(tmp_path):
-    copy = place(tmp_path, store.RunInfo(id="ab" * 16, name="run"), rank=0, head=0)
-    for number in (0, 3):
-        copy.file(number, encode(Table.EXTRAS, {"step": [1], "name": ["x"], "value": [1.0]}))
-    copy.close()
-    assert copy.lose(1, 3)
-    assert (copy.filed, copy.gaps) == (4, [(1, 3)])
-    copy.close()

@@ -112,8 +112,7 @@ def test_a_process_killed_ten_times_under_load_is_started_again_and_nothing_is_l
         for trainer in trainers:
             until_acknowledged(trainer.sender, written)
             assert trainer.close()
-        eventually(lambda: len(recorder.runs) == 2)
-        eventually(lambda: all(run.has_ended for run in recorder.runs.values()))
+        eventually(lambda: [run.has_ended for run in recorder.runs.values()] == [True, True])
         assert recorder.endpoint == endpoint
         runs = dict(recorder.runs)
     assert len(recorder.notes) == 1

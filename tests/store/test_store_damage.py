@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import struct
@@ -14,6 +15,7 @@ from ampwatch.codec import Batch
 from ampwatch.errors import FutureRunError, NotARunError, RunError
 from ampwatch.rows import Table
 from ampwatch.store import RankWriter, Run, compact, create_run, list_runs, open_run
+from ampwatch.store.index import HEADER_BYTES, RECORD_BYTES
 
 TABLES = (Table.STEPS, Table.LAYERS, Table.EVENTS, Table.EXTRAS)
 
@@ -106,6 +108,26 @@ def test_a_file_that_is_missing_is_said_or_refused(tmp_path: Path) -> None:
             assert verdict != "whole" or victim.name.startswith((*joined, "index")), victim.name
 
 
+@pytest.mark.parametrize("byte", range(HEADER_BYTES + RECORD_BYTES))
+def test_an_index_damaged_before_its_first_batch_is_said_and_its_rows_are_not_deleted(
+    tmp_path: Path, byte: int
+) -> None:
+    run = write_run(tmp_path, 3)
+    compact(run)
+    kept = open_run(run).steps
+    with contextlib.closing(RankWriter(run, 0)) as writer:
+        writer.append(steps(3, 2))
+    assert open_run(run).notes == ()
+    flip(run / "rank-0" / "index", 8 * byte + 3)
+    found = open_run(run)
+    assert found.steps.equals(kept)
+    assert "its index is damaged" in "".join(found.notes)
+    with pytest.raises(RunError, match="hide what is lost"):
+        compact(run)
+    flip(run / "rank-0" / "index", 8 * byte + 3)
+    assert open_run(run).steps.num_rows == kept.num_rows + 2
+
+
 def test_a_damaged_batch_costs_its_own_table_only_what_follows_it(tmp_path: Path) -> None:
     run = write_run(tmp_path, 6)
     flip(
@@ -142,7 +164,9 @@ def test_a_writer_after_damage_leaves_a_log_that_reads_to_its_end(tmp_path: Path
         victim = chance.choice(victims)
         flip(victim, chance.randrange(8 * victim.stat().st_size))
         RankWriter(copy, 0).close()
-        assert open_run(copy).notes == ()
+        kept = sorted(path.name for path in (copy / "rank-0").glob("damaged-*"))
+        assert all("was damaged when it was continued" in note for note in open_run(copy).notes)
+        assert len(open_run(copy).notes) == len(kept)
         judge_prefix = rows_of(open_run(copy))[Table.STEPS]
         stored = [without_joined(row) for row in judge_prefix]
         assert stored == [without_joined(row) for row in whole[Table.STEPS]][: len(stored)]

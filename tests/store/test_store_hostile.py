@@ -34,7 +34,8 @@ from ampwatch.store import (
 )
 from ampwatch.store.base_file import seal
 from ampwatch.store.compaction import _parquet_options, _vouch
-from ampwatch.store.index import HEADER_BYTES, RECORD, Held
+from ampwatch.store.index import HEADER_BYTES, RECORD, Held, read_records
+from ampwatch.store.payloads import read_region
 
 ROUNDS = 3
 
@@ -201,6 +202,24 @@ def test_a_payload_under_many_records_is_read_once(tmp_path: Path) -> None:
     found = open_run(run)
     assert found.steps.num_rows == 10
     assert "steps is damaged" in found.notes[0]
+
+
+def test_an_index_that_asks_for_terabytes_is_given_what_the_file_has(tmp_path: Path) -> None:
+    run = create_run(tmp_path, info())
+    writer = RankWriter(run, 0)
+    for first in (0, 10):
+        writer.append(steps(first, 10))
+    writer.close()
+    index, stream = run / "rank-0" / "index", run / "rank-0" / "steps.arrows"
+    assert read_region(stream, 4, 1 << 62) == stream.read_bytes()[4:]
+    data = index.read_bytes()
+    records = read_records(data[HEADER_BYTES:]).copy()
+    records["length"][1] = (1 << 32) - 1
+    records["own_crc"][1] = zlib.crc32(records[1:].tobytes()[:-4])
+    index.write_bytes(data[:HEADER_BYTES] + records.tobytes())
+    found = open_run(run)
+    assert found.steps.num_rows == 10
+    assert "its index is damaged after 1 batches" in found.notes[0]
 
 
 READER = """

@@ -18,7 +18,7 @@ from store_samples import event, extras, info, layers, steps, write_run
 from ampwatch.codec import decode
 from ampwatch.errors import FutureRunError, RunError, RunInUseError
 from ampwatch.rows import SCHEMAS, Table
-from ampwatch.store import RankWriter, create_run, open_run
+from ampwatch.store import RankWriter, compact, create_run, open_run
 from ampwatch.store.index import HEADER_BYTES, RECORD_BYTES, Held
 
 
@@ -159,6 +159,29 @@ def test_damage_within_a_log_is_kept_aside_before_a_writer_cuts_it(run: Path) ->
     again.close()
     assert (run / "rank-0" / "damaged-1" / "steps.arrows").read_bytes() == damaged
     assert open_run(run).steps.column("step").to_pylist() == [0, 1]
+    [note] = open_run(run).notes
+    assert note.endswith("what it held until then is kept in damaged-1.")
+    compact(run)
+    assert open_run(run).notes == (note,)
+
+
+@pytest.mark.parametrize("bit", [0, 8 * 8, 8 * 16, 8 * RECORD_BYTES - 1])
+def test_damage_within_an_index_is_kept_aside_before_a_writer_cuts_it(run: Path, bit: int) -> None:
+    writer = RankWriter(run, 0)
+    for number in range(6):
+        writer.append(steps(number, 1))
+    writer.close()
+    index, stream = run / "rank-0" / "index", run / "rank-0" / "steps.arrows"
+    whole = stream.read_bytes()
+    damaged = bytearray(index.read_bytes())
+    damaged[HEADER_BYTES + 2 * RECORD_BYTES + bit // 8] ^= 1 << bit % 8
+    index.write_bytes(damaged)
+    again = RankWriter(run, 0)
+    assert again.next_sequence == 2
+    again.close()
+    assert (run / "rank-0" / "damaged-1" / "index").read_bytes() == damaged
+    assert (run / "rank-0" / "damaged-1" / "steps.arrows").read_bytes() == whole
+    assert "damaged-1" in open_run(run).notes[0]
 
 
 def test_a_missing_index_costs_the_log_and_says_so_but_the_writer_goes_on(run: Path) -> None:

@@ -1,0 +1,70 @@
+"""Which of a run's ranks are copies, and what tells them from a trainer's own log."""
+
+import pytest
+from recorder_parts import Here, Trainer, eventually, free_endpoint, until_acknowledged
+
+from ampwatch import store
+from ampwatch.codec import encode
+from ampwatch.recorder.copies import place
+from ampwatch.rows import Table
+
+
+def test_a_folder_without_a_log_is_filled_and_not_taken_for_the_trainers_own(tmp_path, copies):
+    with Here(copies) as recorder:
+        trainer = Trainer(tmp_path / "log", recorder.endpoint)
+        (store.create_run(copies, trainer.info) / "rank-0").mkdir()
+        trainer.steps(range(50))
+        until_acknowledged(trainer.sender, 50)
+        assert trainer.close()
+    assert store.open_run(copies / "run").steps.num_rows == 50
+
+
+def test_a_copy_whose_notes_are_damaged_is_refused_until_it_is_moved_away(tmp_path, copies):
+    endpoint = free_endpoint()
+    trainer = Trainer(tmp_path / "log", endpoint).steps(range(5))
+    with Here(copies, endpoint):
+        until_acknowledged(trainer.sender, 5)
+    notes = copies / "run" / store.COPY_FILE
+    notes.write_bytes(notes.read_bytes()[:-4])
+    trainer.steps(range(5, 8))
+    with Here(copies, endpoint) as recorder:
+        eventually(lambda: trainer.sender.stats.refused, trainer.sender.poll)
+        assert f"{notes} is damaged" in recorder.notes[0]
+        assert trainer.sender.stats.acknowledged == 5
+        trainer.sender.close(timeout_s=0.0)
+        trainer.log.close()
+    (copies / "run").rename(tmp_path / "moved")
+    with Here(copies, endpoint):
+        trainer = Trainer(tmp_path / "log", endpoint)
+        until_acknowledged(trainer.sender, 8)
+        assert trainer.close()
+    assert store.open_run(copies / "run").steps.num_rows == 8
+
+
+def test_a_recorder_killed_as_it_makes_a_copys_folder_leaves_what_the_next_one_goes_on_with(
+    tmp_path, monkeypatch
+):
+    class Killed(BaseException):
+        pass
+
+    def make_and_die(folder):
+        folder.mkdir()
+        (folder / "index").write_bytes(b"ampw")
+        raise Killed
+
+    info = store.RunInfo(id="ab" * 16, name="run")
+    copy = place(tmp_path, info, rank=0, head=0)
+    monkeypatch.setattr("ampwatch.recorder.copies.make_folder", make_and_die)
+    with pytest.raises(Killed):
+        copy.open()
+    assert place(tmp_path, info, rank=0, head=0).is_copy
+
+
+def test_a_copy_that_was_let_go_still_takes_note_of_what_is_lost(tmp_path):
+    copy = place(tmp_path, store.RunInfo(id="ab" * 16, name="run"), rank=0, head=0)
+    for number in (0, 3):
+        copy.file(number, encode(Table.EXTRAS, {"step": [1], "name": ["x"], "value": [1.0]}))
+    copy.close()
+    assert copy.lose(1, 3)
+    assert (copy.filed, copy.gaps) == (4, [(1, 3)])
+    copy.close()
