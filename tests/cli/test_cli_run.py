@@ -53,7 +53,10 @@ def test_a_module_keeps_its_package_and_name(tmp_path):
 
 
 def test_a_traceback_is_the_scripts_own(tmp_path):
-    text = 'def fail():\n    train(3, *parts())\n    raise ValueError("no more")\nfail()\n'
+    text = (
+        "def fail():\n    held = parts()\n    train(3, *held)\n"
+        '    raise ValueError("no more")\nfail()\n'
+    )
     path = script(tmp_path, text)
     alone, under = ran(tmp_path, path.name), watched(tmp_path, path.name)
     assert under.returncode == alone.returncode == 1
@@ -64,7 +67,8 @@ def test_a_traceback_is_the_scripts_own(tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
 def test_a_signal_reaches_the_script_and_ends_it_as_ever(tmp_path):
     path = script(
-        tmp_path, 'train(3, *parts())\nprint("ready", flush=True)\ntrain(10**9, *parts())'
+        tmp_path,
+        'held = parts()\ntrain(3, *held)\nprint("ready", flush=True)\ntrain(10**9, *held)',
     )
     command = [sys.executable, "-m", "ampwatch", "run", "--run", "it", path.name]
     with subprocess.Popen(
