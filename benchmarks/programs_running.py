@@ -26,7 +26,7 @@ OFFLINE = {
 }  # fmt: skip
 VARYING = re.compile(  # from run to run of the same program: times, dates, addresses
     r"\d+(:\d\d)+([.,]\d+)?|\d{4}-\d\d-\d\d|0x[0-9a-f]{6,}"
-    r"|[\d.]+ ?(ms|seconds|s|it/s|s/it)\b|[\d.]+e-\d\d ?s\b"
+    r"|[\d.]+ ?(ms|seconds|s|hours|it/s|s/it)\b|[\d.]+e-\d\d ?s\b"
 )
 
 
