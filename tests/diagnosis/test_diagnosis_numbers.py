@@ -6,8 +6,10 @@ import json
 import math
 
 import pytest
+import torch
 from hand_built import HandBuiltRun, event_table, layer_table, scaled_run, step_table
 
+import ampwatch
 from ampwatch.diagnosis import RULES, diagnose
 
 NAN = math.nan
@@ -48,51 +50,6 @@ def test_a_forward_overflow_after_learning_leaves_the_rate_open():
     )
     assert diagnose(run).headline.code == "AMP203"
     assert diagnose(run).learning_rate.action.value == "unknown"
-
-
-def generator_overflow(layers):
-    """Fifty good steps of a pair of models, then ten in which D's input is not finite."""
-    rows = [{"step": s, "layer": name, **cells} for s in range(50, 60) for name, cells in layers]
-    steps = step_table(
-        loss=[1.0] * 50 + [NAN] * 10, skipped=[False] * 50 + [True] * 10,
-        scale=[1024.0] * 60, input_finite=[True] * 50 + [False] * 10,
-    )  # fmt: skip
-    events = [(s, "overflow", {"direction": "input", "exact": True}) for s in range(50, 60)]
-    return HandBuiltRun(steps, layers=layer_table(rows), events=event_table(events))
-
-
-def test_what_another_watched_model_made_is_no_fault_of_the_data():
-    run = generator_overflow(
-        [
-            ("G", {"input_finite": True, "act_finite": False}),
-            ("G.0", {"input_finite": True, "act_finite": True}),
-            ("G.2", {"input_finite": True, "act_finite": False}),
-            ("D", {"input_finite": False, "act_finite": False}),
-        ]
-    )
-    assert "AMP209" not in found(run)
-    assert finding(run, "AMP203").layer == "G.2"
-
-
-def test_an_input_of_two_models_that_is_not_finite_is_the_datas():
-    run = generator_overflow(
-        [
-            ("G", {"input_finite": False, "act_finite": False}),
-            ("D", {"input_finite": False, "act_finite": False}),
-        ]
-    )
-    assert diagnose(run).headline.code == "AMP209"
-
-
-def test_lines_to_paste_name_the_model_that_was_given():
-    models = [{"prefix": "G", "wrapped": []}, {"prefix": "D", "wrapped": ["DataParallel"]}]
-    events = [(0, "started", {"models": models})]
-    events += [overflow(s, "D.up", "forward") for s in range(30)]
-    action = finding(
-        scaled_run([True] * 30, loss=[NAN] * 30, events=event_table(events)), "AMP203"
-    ).action
-    assert "model = models['D']" in action
-    assert "layer = model.module.get_submodule('up').float()" in action
 
 
 def test_what_a_models_own_code_does_between_two_layers_is_said_so():
@@ -371,3 +328,20 @@ def test_running_statistics_keep_a_nan_that_a_skipped_step_was_to_undo(kind, lea
     )
     assert finding(run, "AMP209").severity.value == severity
     assert ("evaluation gives nan" in finding(run, "AMP209").cause) == (severity == "warning")
+
+
+def test_without_a_scaler_a_nan_loss_comes_before_the_weights_that_it_spoils(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watch = ampwatch.attach(None, model, optimizer=optimizer, log_dir=tmp_path, run="r")
+    for number in range(120):
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 4)).square().mean() * (math.nan if number == 75 else 1.0)
+        loss.backward()
+        watch.log(loss=loss)
+        optimizer.step()
+    watch.close()
+    diagnosis = ampwatch.diagnose(ampwatch.open_run(watch.run_folder))
+    assert (diagnosis.headline.code, diagnosis.headline.first_step) == ("AMP204", 75)
+    assert "AMP207" in {finding.code for finding in diagnosis.findings}
