@@ -1,8 +1,9 @@
 """Forward passes that no step follows: of loops that guard themselves against a nan loss.
 
-Such a loop stops, or leaves the step out, and calls nothing of ours again. So a small copy of what
-left the model waits until the loss is scaled or its backward begins, and is let go then. Where the
-next forward pass, or the loop's end, comes first, the copy tells whether the forward was finite.
+Such a loop stops, or leaves the step out, and calls nothing of ours again. So what left the model
+(of large outputs a copy of some values) waits until the loss is scaled or its backward begins, and
+is let go then. Where the next forward pass, or the loop's end, comes first, it tells whether the
+forward was finite.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ class Forwards:
                 continue
             known = value.detach()
             if len(self._samples) < _MOST_SAMPLES:
-                part = known if known.numel() <= SAMPLE_LIMIT else strided(known, SAMPLE_LIMIT)
-                self._samples.append((layer, part.clone()))
+                few = known.numel() <= SAMPLE_LIMIT
+                part = known if few else strided(known, SAMPLE_LIMIT).clone()
+                self._samples.append((layer, part))
             if self._several:
                 self._given.add(known.untyped_storage().data_ptr())
                 at = record.pack.put_magnitude(*extremes(self._samples[-1][1]))

@@ -146,8 +146,15 @@ def test_devices_are_sampled_with_the_rows(carried):
 
 @pytest.fixture
 def quick(monkeypatch):
+    """Looks at a log that has been tampered with, and at nothing before, until this is so."""
     monkeypatch.setattr(courier_module, "FLUSH_SECONDS", 0.01)
-    monkeypatch.setattr(courier_module, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(courier_module, "LOOK_SECONDS", 3600.0)
+
+    def look_until(condition):
+        monkeypatch.setattr(courier_module, "LOOK_SECONDS", 0.05)
+        wait_for(condition)
+
+    return look_until
 
 
 def wait_for(condition, seconds=20.0):
@@ -214,7 +221,7 @@ def test_numbers_go_on_in_a_log_that_was_begun_anew_and_when_it_is_opened_again(
     before = log.next_sequence
     shutil.rmtree(trainer.watch.run_folder)
     with pytest.warns(AmpwatchWarning, match="was deleted"):
-        wait_for(lambda: trainer.watch.lost_rows)
+        quick(lambda: trainer.watch.lost_rows)
     trainer.step()
     trainer.read()
     reopened = RankWriter(trainer.watch.run_folder, 0)
@@ -232,7 +239,7 @@ def test_a_log_that_is_moved_keeps_its_rows_and_a_new_one_begins(tmp_path, quick
     trainer = trained(tmp_path)
     moved = trainer.watch.run_folder.rename(tmp_path / "elsewhere")
     with pytest.warns(AmpwatchWarning, match="was moved away"):
-        wait_for(trainer.watch.run_folder.exists)
+        quick(trainer.watch.run_folder.exists)
     trainer.step()
     run = trainer.read()
     assert open_run(moved).steps["step"].to_pylist() == list(range(5))
@@ -246,7 +253,7 @@ def test_a_file_in_the_logs_place_costs_rows_until_it_is_gone(tmp_path, quick):
     trainer.watch.run_folder.rename(tmp_path / "away")
     trainer.watch.run_folder.write_text("in the way")
     with pytest.warns(AmpwatchWarning, match="cannot be begun anew"):
-        wait_for(lambda: trainer.watch.lost_rows >= 5)
+        quick(lambda: trainer.watch.lost_rows >= 5)
     trainer.step()
     trainer.watch.run_folder.unlink()
     wait_for(trainer.watch.run_folder.is_dir)
@@ -263,7 +270,7 @@ def test_another_run_in_the_logs_place_is_not_written_to(tmp_path, quick):
     trainer.watch.run_folder.rename(tmp_path / "away")
     other = other.rename(trainer.watch.run_folder)
     with pytest.warns(AmpwatchWarning, match="is another run by now"):
-        wait_for(lambda: trainer.watch.lost_rows)
+        quick(lambda: trainer.watch.lost_rows)
     trainer.step()
     trainer.watch.close()
     assert [path.name for path in other.iterdir()] == ["run.json"]
