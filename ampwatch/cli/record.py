@@ -91,6 +91,10 @@ def command(
                     desk.hear(_alive(recorder))
                 if not recorder.is_running:
                     raise FeedError("Nothing is recorded any more: the reason is above.")
+    _say_what_came(recorder)
+
+
+def _say_what_came(recorder: Recorder) -> None:
     stats, runs = recorder.stats, len(recorder.runs)
     what = "1 run" if runs == 1 else f"{runs} runs"
     say(f"{stats.rows:,} rows of {what} received; all of them are on disk.")
