@@ -136,7 +136,7 @@ def _stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
         for folder in (path, *(one for one in path.iterdir() if one.is_dir())):
             for file in sorted(folder.iterdir()):
                 about = file.lstat()  # a link that leads nowhere is a file as well
-                found.append((file.path, about.st_mtime_ns, about.st_size))
+                found.append((str(file), about.st_mtime_ns, about.st_size))
     except OSError:
         return ()  # it changes as we look; the line says what is wrong, if anything is
     return tuple(sorted(found))
