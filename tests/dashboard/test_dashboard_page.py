@@ -95,6 +95,24 @@ def test_a_run_that_cannot_be_read_is_said(folder):
     assert "broken cannot be opened" in html_of(app)
 
 
+def test_a_run_with_a_damaged_end_takes_no_list_down(folder):
+    write_run(folder, "good")
+    steps = write_run(folder, "bad") / "rank-0" / "steps.arrows"
+    steps.write_bytes(steps.read_bytes()[:-4096] + bytes(4096))
+    (write_run(folder, "linked") / "rank-0" / "lock").unlink()
+    (folder / "linked" / "rank-0" / "lock").symlink_to("nowhere")
+    lost = write_run(folder, "lost") / "rank-0" / "steps.arrows"
+    lost.unlink()
+    lost.mkdir()
+    app = page()
+    assert not app.exception
+    assert sorted(app.radio[0].options) == ["bad", "good", "linked"]
+    assert "steps.arrows cannot be read" in html_of(app)
+    before = runs._stamp(folder / "linked")
+    (folder / "linked" / "rank-0" / "devices.arrows").write_bytes(b"more")
+    assert runs._stamp(folder / "linked") != before
+
+
 def test_a_taken_port_is_left_to_who_has_it_and_the_page_says_where_it_listens(
     folder, monkeypatch, tmp_path
 ):
