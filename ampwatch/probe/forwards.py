@@ -48,14 +48,12 @@ class Forwards:
         for value in outputs:
             if not measurable(value):
                 continue
-            known = value.detach()
+            part = _part(value)
             if len(self._samples) < _MOST_SAMPLES:
-                few = known.numel() <= SAMPLE_LIMIT
-                part = known if few else strided(known, SAMPLE_LIMIT).clone()
                 self._samples.append((layer, part))
             if self._several:
-                self._given.add(known.untyped_storage().data_ptr())
-                at = record.pack.put_magnitude(*extremes(self._samples[-1][1]))
+                self._given.add(value.untyped_storage().data_ptr())
+                at = record.pack.put_magnitude(*extremes(part))
                 record.given_at = (*record.given_at, (at, len(record.input_at)))
 
     def is_data(self, value: Tensor) -> bool:
@@ -83,14 +81,31 @@ class Forwards:
         """Whether a forward that begins now is another step's, though no loss has been used."""
         return self._since >= (self._usual or FORWARDS_UNTIL_KNOWN)
 
+    def can_be_judged(self, record: StepRecord) -> bool:
+        """Whether to ask now: a device answers late, so a step's usual forwards must be known."""
+        if all(part.is_cpu for _, part in self._samples):
+            return True
+        return bool(self._usual) and not record.scalars
+
+    def begin_anew(self) -> None:
+        """The step is closed as one that was left out: how long it was says nothing."""
+        self._since = 0
+
     def put(self, record: StepRecord) -> None:
         """Write down what the model gave since a loss was last used; no step follows it."""
         record.unfollowed = True
         for layer, sample in self._samples:
             seen = sample.masked_fill(sample == -math.inf, 0.0)  # put there by intention: a mask
             record.outputs_at.append((layer, record.pack.put_magnitude(*extremes(seen))))
-        self._since = 0
         self._samples.clear()
+
+
+def _part(value: Tensor) -> Tensor:
+    """Its values, or some; a copy where to keep them would be to keep a larger tensor."""
+    known = value.detach()
+    if known.numel() > SAMPLE_LIMIT:
+        return strided(known, SAMPLE_LIMIT).clone()
+    return known if value._base is None else known.clone()
 
 
 def first_bad_output(record: StepRecord) -> int | None:

@@ -282,11 +282,14 @@ class Loop:
         record = self.open_step
         if record is None or record.turns or self.losses.pending:
             return
+        if not self.forwards.can_be_judged(record):
+            return
         self.forwards.put(record)
         doubtful = record.pack.pending is not None
         if not doubtful and not was_left_out(record):
             record.forget_outputs()
             return
+        self.forwards.begin_anew()
         if self.enabled:
             self.before_update()
         self.close_step(update_seen=False, doubtful=doubtful)

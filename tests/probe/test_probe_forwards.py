@@ -258,3 +258,38 @@ def test_the_end_says_whether_a_forward_came_last(tmp_path):
             loop.forward()
         (ended,) = events(loop.read(), "ended")
         assert ended.get("in_forward", False) is last
+
+
+def test_what_waits_for_the_loss_keeps_no_larger_tensor_alive(tmp_path):
+    class First(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4096)
+
+        def forward(self, x):
+            return self.layer(x)[:, :2]
+
+    loop = Guarded(tmp_path, model=First())
+    loop.forward()
+    samples = loop.watch._loop.forwards._samples
+    assert [part.untyped_storage().nbytes() for _, part in samples] == [8 * 2 * 4]
+    loop.read()
+
+
+def test_of_many_forwards_before_a_loss_each_is_judged_by_its_own_output(tmp_path):
+    torch.manual_seed(0)
+    maker, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with ampwatch.attach(scaler, {"G": maker, "D": critic}, log_dir=tmp_path, run="r") as watch:
+        for step in range(3):
+            for number in range(20):
+                with torch.no_grad():
+                    maker.bias.fill_(math.inf if (step, number) == (2, 18) else 0.0)
+                made = maker(ROWS).detach()
+            fed = torch.cat([ROWS, made * (math.nan if step else 1.0)])
+            scaler.scale(critic(fed).mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    # The second step's nan is the loop's own; before the third's a model had given inf.
+    assert column(ampwatch.open_run(watch.run_folder), "input_finite") == [True, False, True]
