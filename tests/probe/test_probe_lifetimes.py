@@ -99,6 +99,8 @@ def assert_nothing_is_held(before):
 
 def assert_complete(folder, names, steps=STEPS):
     for name in names:
+        # A watch that ends by itself waits for nobody: its log is complete a moment later.
+        until(lambda path=folder / name: ampwatch.open_run(path).clean_end)
         run = ampwatch.open_run(folder / name)
         assert run.steps.num_rows == steps, name
         assert run.clean_end, name
