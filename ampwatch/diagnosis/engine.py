@@ -20,7 +20,7 @@ from ampwatch.diagnosis.blocks import (
     OTHER_RANK_COLUMNS,
     STEP_COLUMNS,
 )
-from ampwatch.diagnosis.case import Case, RecordFacts
+from ampwatch.diagnosis.case import Case, RecordFacts, new_case
 from ampwatch.diagnosis.causes import advise, judge, link
 from ampwatch.diagnosis.device_lanes import DeviceLanes
 from ampwatch.diagnosis.findings import Diagnosis, RunFacts
@@ -28,7 +28,6 @@ from ampwatch.diagnosis.lanes import BLOCK_ROWS, Cutter, Lane
 from ampwatch.diagnosis.looked_at import little_seen
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.signals import Record
-from ampwatch.diagnosis.state import State, new_state
 from ampwatch.rows import Table
 
 # Rows behind a block before it is folded for good: a ring of 64 steps is written after an overflow,
@@ -46,18 +45,18 @@ _PARTS = 4
 class _Progress:
     """What was folded so far, and where the next block begins."""
 
-    state: State
+    case: Case
     cutter: Cutter
 
     def copy(self) -> _Progress:
-        return _Progress(self.state.copy(), self.cutter.copy())
+        return _Progress(self.case.copy(), self.cutter.copy())
 
     def fold_next(self) -> bool:
         """Fold the next whole block; False if there is none."""
         block = self.cutter.next_whole()
         if block is None:
             return False
-        self.state.fold(block)
+        self.case.fold(block)
         return True
 
 
@@ -83,23 +82,14 @@ class Engine:
                 self._settled_rows *= _MORE_PATIENCE
                 self._patience_rows *= _MORE_PATIENCE
             self._spine_rank = spine
-            begin = _Progress(new_state(run.info), Cutter(block_rows=self._block_rows))
+            begin = _Progress(new_case(run), Cutter(block_rows=self._block_rows))
             self._tiers = [begin]
             assert self._show(run), "nothing was taken, so nothing can be late"
         if not self._devices.show(run):
             self._devices = DeviceLanes()
             self._devices.show(run)
         self._case = None
-        self._facts = RecordFacts(
-            id=run.info.id,
-            source=run.info.source,
-            started_ns=run.info.started_ns,
-            ranks=tuple(run.ranks),
-            notes=tuple(run.notes),
-            marks=run.info.marks,
-            clean_end=run.clean_end,
-            last_time_ns=run.last_time_ns,
-        )
+        self._facts = RecordFacts.of(run)
         self._fold_settled(self._tiers[0], self._settled_rows)
         return self
 
@@ -115,10 +105,11 @@ class Engine:
             last = self._caught_up().copy()
             while last.fold_next():
                 pass
-            last.state.fold(last.cutter.rest())
-            last.state.devices = self._devices.course()
-            last.state.finish()
-            self._case = Case.of(self._facts, last.state)
+            last.case.fold(last.cutter.rest())
+            last.case.devices = self._devices.course()
+            last.case.finish()
+            last.case.record = self._facts
+            self._case = last.case
         return self._case
 
     # --- within ----------------------------------------------------------------------------------
