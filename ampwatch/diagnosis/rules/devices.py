@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.device_course import Card
+from ampwatch.diagnosis.device_course import MEMORY_LIMIT, Card
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.memory_trend import MEMORY_LIMIT, Growth, fills_card, growth_of, limit_share
 from ampwatch.diagnosis.registry import Page, Seen, Ties, rule
 from ampwatch.diagnosis.words import bytes_text, count_text, list_text
 
@@ -40,12 +39,12 @@ UNUSED_UTILISATION, USED_UTILISATION, UNUSED_MEMORY = 0.05, 0.3, 0.1
 )
 def memory_growth(case: Case) -> Iterator[Seen]:
     """Memory that is kept and grows."""
-    grown = [(card, growth) for card in case.devices if (growth := growth_of(card)) is not None]
+    grown = [(card, growth) for card in case.devices if (growth := card.growth()) is not None]
     if not grown:
         return
     card, growth = max(grown, key=lambda pair: pair[1].bytes_per_hour)
     yield Seen(
-        severity=_urgency(card, growth),
+        severity=Severity.WARNING if growth.fills_card else Severity.INFO,
         at=case.scale,
         ranks=_ranks([one for one, _ in grown]),
         summary=f"{_where(case, card)} keeps more and more memory: "
@@ -57,10 +56,6 @@ def memory_growth(case: Case) -> Iterator[Seen]:
                      growth.first_bytes),
         ),
     )  # fmt: skip
-
-
-def _urgency(card: Card, growth: Growth) -> Severity:
-    return Severity.WARNING if fills_card(card, growth) else Severity.INFO
 
 
 @rule(
@@ -82,7 +77,7 @@ def _urgency(card: Card, growth: Growth) -> Severity:
 )
 def memory_near_limit(case: Case) -> Iterator[Seen]:
     """A peak near the end of the card that still rises."""
-    near = [(card, share) for card in case.devices if (share := limit_share(card)) is not None]
+    near = [(card, share) for card in case.devices if (share := card.limit_share()) is not None]
     if not near:
         return
     card, share = max(near, key=lambda pair: pair[1])
