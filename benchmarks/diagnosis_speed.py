@@ -135,7 +135,7 @@ def finished_table(steps: int, layers: int, rounds: int) -> None:
     print(f"| finished run of {steps:,} steps | {seen['alone']:.2f} s |")
     print(f"| a step row of it | {seen['alone'] / steps * 1e6:.2f} µs |")
     print(f"| a layer row, finished | {(seen['full'] - seen['bare']) / rows * 1e6:.2f} µs |")
-    held = len(pickle.dumps(Engine().feed(alone)._tiers[0].state))
+    held = len(pickle.dumps(Engine().feed(alone)._settled.case))
     print(f"| what is remembered of {steps:,} steps, without layers | {held / 1e3:.0f} kB |")
 
 

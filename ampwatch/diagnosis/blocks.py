@@ -25,26 +25,34 @@ from ampwatch.diagnosis.signals import (
     texts,
 )
 
+# Numbers that each step has once: of several optimizers the first's.
+_STEP_NUMBERS = (
+    "time_ns", "scale", "lr", "lr_base", "grad_norm", "grad_norm_applied", "param_norm",
+    "update_norm", "max_update_ratio", "update_alignment", "input_amax", "micro_batches",
+    "step_time_ms", "unmoved_share", "asked_share", "update_kept_share", "optimizer",
+)  # fmt: skip
 STEP_COLUMNS = (
-    "step", "time_ns", "optimizer", "scale", "scale_after", "skipped", "loss", "lr", "lr_base",
-    "grad_norm", "grad_norm_applied", "param_norm", "update_norm", "max_update_ratio",
-    "update_alignment", "input_amax", "input_finite", "update_seen", "micro_batches",
-    "autocast_dtype", "step_time_ms", "stepped",
-    "unmoved_share", "asked_share", "update_kept_share",
+    "step", "scale_after", "skipped", "stepped", "loss", "input_finite", "update_seen",
+    "autocast_dtype", *_STEP_NUMBERS,
 )  # fmt: skip
 OTHER_RANK_COLUMNS = ("step", "time_ns", "scale", "skipped", "loss")
+_LAYER_FLAGS = (
+    "input_finite", "act_finite", "weight_finite", "trainable",
+    "grad_finite", "out_grad_finite", "in_grad_finite",
+)  # fmt: skip
+_LAYER_NUMBERS = (
+    "underflow_share", "act_amax", "log2_headroom", "scale_low", "scale_high", "update_ratio",
+    "param_group", "flops", "rows",
+)  # fmt: skip
+_LAYER_DTYPES = ("output_dtype", "param_dtype")
 LAYER_COLUMNS = (
-    "step", "rank", "layer", "input_finite", "act_finite", "weight_finite", "grad_finite",
-    "out_grad_finite", "in_grad_finite", "underflow_share",
-    "act_amax", "log2_headroom", "scale_low", "scale_high",
-    "update_ratio", "param_group", "flops", "output_dtype", "param_dtype", "trainable", "kind",
-    "weight_shape", "rows",
+    "step", "rank", "layer", "kind", "weight_shape", *_LAYER_FLAGS, *_LAYER_NUMBERS, *_LAYER_DTYPES,
 )  # fmt: skip
 EVENT_COLUMNS = ("step", "rank", "kind", "detail")
-_DEVICE_NUMBERS = (
-    "allocated_bytes", "reserved_bytes", "peak_bytes", "used_bytes", "total_bytes", "utilisation",
+DEVICE_COLUMNS = (
+    "time_ns", "device", "name", "capability", "utilisation",
+    "allocated_bytes", "reserved_bytes", "peak_bytes", "used_bytes", "total_bytes",
 )  # fmt: skip
-DEVICE_COLUMNS = ("time_ns", "device", "name", "capability", *_DEVICE_NUMBERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +87,6 @@ class RankRows:
     skipped: Flags
     scale: Floats
     loss: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRows:
-    """Samples of one rank's devices, in the order of time; they belong to no step."""
-
-    time_ns: Integers
-    devices: tuple[str, ...]
-    device: Integers  # a position in `devices`, -1 where absent
-    names: tuple[str, ...]
-    name: Integers
-    capabilities: tuple[str, ...]
-    capability: Integers
-    numbers: Mapping[str, Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,37 +159,48 @@ def block_of(
     next_row: pa.Table,
 ) -> Block:
     """A block out of its rows of each table; `firsts` says where each step begins."""
-    ranks = {rank: _rank_rows(table) for rank, table in others.items()}
-    columns, loss_known = _columns(rows, firsts)
-    norm, gradient = numbers(rows, "param_norm"), numbers(rows, "grad_norm")
-    cleared = (numbers(rows, "grad_norm_applied") == 0) & (gradient != 0)
-    step, sampled = steps_of(rows)[firsts], _layer_rows(layers)
-    flag = flags(rows, "skipped")
-    here = _fold(np.maximum, flag, firsts)
-    names, codes = texts(rows, "autocast_dtype")
+    step, sampled, made = steps_of(rows)[firsts], _layer_rows(layers), _events(events)
+    columns = {name: numbers(rows, name)[firsts] for name in _STEP_NUMBERS}
+    lasts = np.append(firsts[1:], rows.num_rows)[: len(firsts)] - 1
+    columns["scale_after"] = numbers(rows, "scale_after")[lasts]
+    columns["loss"], loss_known = _worst_loss(rows, firsts)
+    gradient, applied = numbers(rows, "grad_norm"), numbers(rows, "grad_norm_applied")
+    norm_told, applied_told = known(rows, "grad_norm"), known(rows, "grad_norm_applied")
+    cleared = (applied == 0) & (gradient != 0)
+    zero = np.where(norm_told | applied_told, (gradient == 0) | cleared, -1).astype(np.int8)
+    weights_bad = known(rows, "param_norm") & ~np.isfinite(numbers(rows, "param_norm"))
+    skips = flags(rows, "skipped")
+    here = _fold(np.maximum, skips, firsts)
     update_seen = _fold(np.maximum, flags(rows, "update_seen"), firsts)
-    optimizer, made = numbers(rows, "optimizer")[firsts], _events(events)
-    bad_loss = loss_known & ~np.isfinite(columns["loss"])
+    ranks = {rank: _rank_rows(table) for rank, table in others.items()}
+    names, codes = texts(rows, "autocast_dtype")
     return Block(
         start=start,
         step=step,
         rows=rows.num_rows,
         restart=restart,
         columns=columns,
-        skipped=_skipped_anywhere(step, here, ranks),
+        skipped=np.logical_or.reduce(
+            [here == 1, *(np.isin(step, one.step[one.skipped == 1]) for one in ranks.values())]
+        ),
         skipped_here=here,
-        skipped_in_part=(here == 1) & (_fold(np.minimum, flag, firsts) == 0),
+        skipped_in_part=(here == 1) & (_fold(np.minimum, skips, firsts) == 0),
         input_finite=_any_not(flags(rows, "input_finite"), firsts),
         update_seen=update_seen,
         bypassed=(here < 0) & (_fold(np.maximum, flags(rows, "stepped"), firsts) == 1),
-        left_out=_left_out(step, update_seen, made, optimizer, bad_loss),
+        # No optimizer had a turn, and the forward or the loss shows why.
+        left_out=(update_seen == 0)
+        & np.isnan(columns["optimizer"])
+        & (
+            (loss_known & ~np.isfinite(columns["loss"]))
+            | np.isin(step, [event.step for event in made if event.is_guarded])
+        ),
         loss_known=loss_known,
-        norm_known=known(rows, "grad_norm")[firsts],
-        applied_bad=known(rows, "grad_norm_applied")[firsts]
-        & ~np.isfinite(columns["grad_norm_applied"]),
-        norm_zero=_any_not(_zeros(rows, gradient, cleared), firsts),
+        norm_known=norm_told[firsts],
+        applied_bad=(applied_told & ~np.isfinite(applied))[firsts],
+        norm_zero=_any_not(zero, firsts),
         norm_cleared=_fold(np.logical_or, cleared, firsts),
-        param_norm_bad=_fold(np.logical_or, known(rows, "param_norm") & ~np.isfinite(norm), firsts),
+        param_norm_bad=_fold(np.logical_or, weights_bad, firsts),
         autocast_dtypes=frozenset(names[code] for code in np.unique(codes) if code >= 0),
         layers=sampled,
         layer_entries=_entries(step, sampled.step),
@@ -203,27 +208,6 @@ def block_of(
         others=ranks,
         next_scale=float(numbers(next_row, "scale")[0]) if next_row.num_rows else float("nan"),
     )
-
-
-def _columns(rows: pa.Table, firsts: Integers) -> tuple[Mapping[str, Floats], Mask]:
-    """The numbers of each step, and where its loss is known."""
-    columns = {n: numbers(rows, n)[firsts] for n in _PLAIN_COLUMNS}
-    columns["scale_after"] = _last_of(numbers(rows, "scale_after"), firsts)
-    loss, has_loss = numbers(rows, "loss"), known(rows, "loss")
-    columns["loss"], loss_known = _worst_loss(loss, has_loss, firsts)
-    return columns, loss_known
-
-
-def _zeros(rows: pa.Table, norm: Floats, cleared: Mask) -> Flags:
-    told = known(rows, "grad_norm") | known(rows, "grad_norm_applied")
-    return np.where(told, (norm == 0) | cleared, -1).astype(np.int8)
-
-
-_PLAIN_COLUMNS = (
-    "time_ns", "scale", "lr", "lr_base", "grad_norm", "grad_norm_applied", "param_norm",
-    "update_norm", "max_update_ratio", "update_alignment", "input_amax", "micro_batches",
-    "step_time_ms", "unmoved_share", "asked_share", "update_kept_share", "optimizer",
-)  # fmt: skip
 
 
 def _fold(operation: np.ufunc, values: npt.NDArray[Any], firsts: Integers) -> Any:
@@ -239,25 +223,14 @@ def _any_not(values: Flags, firsts: Integers) -> Flags:
     return np.asarray(np.where(lowest == 2, np.int8(-1), lowest))
 
 
-def _last_of(values: Floats, firsts: Integers) -> Floats:
-    if len(firsts) == len(values):
-        return values
-    return np.asarray(values[np.append(firsts[1:], len(values)) - 1])
-
-
-def _worst_loss(loss: Floats, has_loss: Mask, firsts: Integers) -> tuple[Floats, Mask]:
+def _worst_loss(rows: pa.Table, firsts: Integers) -> tuple[Floats, Mask]:
+    """Each step's loss, and where it is known: the first row's, or one that is not finite."""
+    loss, has_loss = numbers(rows, "loss"), known(rows, "loss")
     value, is_known = loss[firsts], has_loss[firsts]
     bad = np.flatnonzero(has_loss & ~np.isfinite(loss))
     owners = np.searchsorted(firsts, bad, side="right") - 1
     value[owners], is_known[owners] = loss[bad], True
     return value, is_known
-
-
-def _skipped_anywhere(step: Integers, here: Flags, others: Mapping[int, RankRows]) -> Mask:
-    skipped: Mask = here == 1
-    for rows in others.values():
-        skipped = skipped | np.isin(step, rows.step[rows.skipped == 1])
-    return skipped
 
 
 def _rank_rows(rows: pa.Table) -> RankRows:
@@ -270,38 +243,6 @@ def _rank_rows(rows: pa.Table) -> RankRows:
     )
 
 
-def device_rows(rows: pa.Table) -> DeviceRows:
-    """One rank's rows of the table of devices."""
-    return DeviceRows(
-        integers(rows, "time_ns", 0),
-        *texts(rows, "device"),
-        *texts(rows, "name"),
-        *texts(rows, "capability"),
-        numbers={name: numbers(rows, name) for name in _DEVICE_NUMBERS},
-    )
-
-
-def _left_out(
-    step: Integers, update_seen: Flags, events: Sequence[Event], optimizer: Floats, bad_loss: Mask
-) -> Mask:
-    """Where no optimizer had a turn, and the forward or the loss shows why."""
-    guarded = [event.step for event in events if event.is_guarded]
-    if not guarded and not bad_loss.any():
-        return np.zeros(len(step), np.bool_)
-    why = bad_loss | np.isin(step, guarded)
-    return np.asarray(why & (update_seen == 0) & np.isnan(optimizer))
-
-
-_LAYER_FLAGS = (
-    "input_finite", "act_finite", "weight_finite", "trainable",
-    "grad_finite", "out_grad_finite", "in_grad_finite",
-)  # fmt: skip
-_LAYER_NUMBERS = (
-    "underflow_share", "act_amax", "log2_headroom", "scale_low", "scale_high", "update_ratio",
-    "param_group", "flops", "rows",
-)  # fmt: skip
-
-
 def _layer_rows(rows: pa.Table) -> LayerRows:
     names, layer = texts(rows, "layer")
     return LayerRows(
@@ -311,7 +252,7 @@ def _layer_rows(rows: pa.Table) -> LayerRows:
         layer=layer,
         flags={name: flags(rows, name) for name in _LAYER_FLAGS},
         numbers={name: numbers(rows, name) for name in _LAYER_NUMBERS},
-        dtypes={name: texts(rows, name) for name in ("output_dtype", "param_dtype")},
+        dtypes={name: texts(rows, name) for name in _LAYER_DTYPES},
         kinds=texts(rows, "kind"),
         weight_shapes=rows.column("weight_shape"),
     )

@@ -1,20 +1,55 @@
-"""What every rule is given: the facts of the record, and what was remembered of its rows."""
+"""A run as it is remembered and as the rules see it: its courses, folded together block by block.
+
+The size does not grow with the run, only (by a few numbers each) with its layers and ranks.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
-from ampwatch.diagnosis import policy
-from ampwatch.diagnosis.episodes import Fall, Span
-from ampwatch.diagnosis.learning_rate import Judgement, judge_rate
+import numpy as np
+
+from ampwatch.diagnosis import learning_rate, policy
+from ampwatch.diagnosis.batch_course import BatchCourse
+from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.device_course import DeviceCourse
+from ampwatch.diagnosis.episodes import Fall, Scaler, Span
+from ampwatch.diagnosis.first_rate_course import FirstRateCourse
+from ampwatch.diagnosis.joint_overflows import Origin, origins
+from ampwatch.diagnosis.layer_course import LayerCourse
+from ampwatch.diagnosis.leap_course import LeapCourse
+from ampwatch.diagnosis.ledger import Ledger
+from ampwatch.diagnosis.left_out_course import LeftOutCourse
+from ampwatch.diagnosis.loop_course import LoopCourse
 from ampwatch.diagnosis.losses import fell_on
 from ampwatch.diagnosis.named import Times
-from ampwatch.diagnosis.observed import Observed, observe
+from ampwatch.diagnosis.number_course import NumberCourse, bad_input, forward_finite, handed_on
+from ampwatch.diagnosis.precision_course import PrecisionCourse
+from ampwatch.diagnosis.rank_course import RankCourse
+from ampwatch.diagnosis.rate_rows import rate_rows
+from ampwatch.diagnosis.rate_setup import RateSetup
+from ampwatch.diagnosis.restart_course import RestartCourse
+from ampwatch.diagnosis.rise_course import RiseCourse
+from ampwatch.diagnosis.rounding_course import RoundingCourse
+from ampwatch.diagnosis.scale_course import ScaleCourse
+from ampwatch.diagnosis.score_course import ScoreCourse
+from ampwatch.diagnosis.signals import Event, Info, Record, positive
 from ampwatch.diagnosis.standing import Standing
-from ampwatch.diagnosis.state import State
+from ampwatch.diagnosis.unskipped_course import UnskippedCourse
+from ampwatch.diagnosis.zero_course import ZeroCourse
+from ampwatch.rows import EventKind
+
+# torch's own default, for records that do not say.
+GROWTH_INTERVAL = 2000
+# What run.json says may be anything; no run is longer.
+LONGEST_INTERVAL = 2.0**40
+# What a run of our own probe has as its source.
+NATIVE = "ampwatch"
+# Sources whose columns are as their writer named them.
+_TABLES = frozenset({"csv", "json", "jsonl", "parquet", "tensorboard", "wandb"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +65,129 @@ class RecordFacts:
     clean_end: bool
     last_time_ns: int | None
 
+    @classmethod
+    def of(cls, run: Record) -> RecordFacts:
+        """The facts of a run as it is now."""
+        info = run.info
+        return cls(
+            info.id, info.source, info.started_ns, tuple(run.ranks), tuple(run.notes), info.marks,
+            run.clean_end, run.last_time_ns,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What of the run the rows show, and how: a rule says no more than that."""
+
+    loop: bool  # the loop itself was watched: its exact numbers, its layers, its end
+    table: bool  # each column is one that the training itself wrote
+    every_step: bool  # each has a row, so what lies close together is known
+    forward: bool  # whether the forward pass was finite, in some steps
+    loss: bool
+    rate: bool
+    scale: bool
+
+
+# A course that is folded by the blocks alone: its line in `Case` is all that adds one.
+_OWN = {"folds": "blocks"}
+
 
 @dataclass(eq=False, kw_only=True)  # no slots: cached_property keeps its values in __dict__
-class Case(State):
-    """A run as it stands: its courses are finished, and nobody changes them any more."""
+class Case:
+    """The courses and what follows from them; `copy` it before folding what may still change.
+
+    Rules are given a finished case, which nobody changes any more.
+    """
 
     record: RecordFacts
+    scale: ScaleCourse
+    numbers: NumberCourse = field(default_factory=NumberCourse)
+    ledger: Ledger = field(default_factory=Ledger)
+    layers: LayerCourse = field(default_factory=LayerCourse)
+    scores: ScoreCourse = field(default_factory=ScoreCourse)
+    rate: learning_rate.RateState = field(default_factory=learning_rate.RateState)
+    batches: BatchCourse = field(default_factory=BatchCourse)
+    devices: DeviceCourse = field(default_factory=DeviceCourse)
+    restarts: RestartCourse = field(default_factory=RestartCourse)
+    precision: PrecisionCourse = field(default_factory=PrecisionCourse, metadata=_OWN)
+    ranks: RankCourse = field(default_factory=RankCourse, metadata=_OWN)
+    loop: LoopCourse = field(default_factory=LoopCourse, metadata=_OWN)
+    zeros: ZeroCourse = field(default_factory=ZeroCourse, metadata=_OWN)
+    left_out: LeftOutCourse = field(default_factory=LeftOutCourse, metadata=_OWN)
+    leaps: LeapCourse = field(default_factory=LeapCourse, metadata=_OWN)
+    unskipped: UnskippedCourse = field(default_factory=UnskippedCourse, metadata=_OWN)
+    rises: RiseCourse = field(default_factory=RiseCourse, metadata=_OWN)
+    rounding: RoundingCourse = field(default_factory=RoundingCourse, metadata=_OWN)
+    setup: RateSetup = field(default_factory=RateSetup, metadata=_OWN)
+    first_rate: FirstRateCourse = field(default_factory=FirstRateCourse, metadata=_OWN)
 
-    @classmethod
-    def of(cls, record: RecordFacts, state: State) -> Case:
-        """The case of a finished state."""
-        courses = {one.name: getattr(state, one.name) for one in fields(State)}
-        return cls(record=record, **courses)
+    # --- folding ---------------------------------------------------------------------------------
+
+    def copy(self) -> Case:
+        """The same, to be folded on apart."""
+        scale, numbers, ledger = self.scale.copy(), self.numbers.copy(), self.ledger.copy()
+        return replace(self, scale=scale, numbers=numbers, ledger=ledger)
+
+    def fold(self, block: Block) -> None:
+        """Take in the next block of the run."""
+        forward, makers = forward_finite(block), handed_on(block)
+        bad = bad_input(block) & ~block.entries_of(list(makers))
+        overflows: list[tuple[int, Event | Origin]] = [
+            (block.position(event.step), event)
+            for event in block.events
+            if event.kind == EventKind.OVERFLOW.value
+        ]
+        overflows += [(block.position(origin.step), origin) for origin in origins(block)]
+        self.scale.fold(block, sorted(overflows, key=lambda pair: pair[0]))
+        self.numbers.fold(block, forward, bad)
+        self.ledger.fold(block, frozenset(block.step[bad].tolist()), makers)
+        judged = np.asarray(~block.skipped & ~block.left_out & self.scale.at_level(block))
+        self.layers = self.layers.fold(block, judged)
+        self.scores = self.scores.fold(block, judged)
+        for one in fields(self):
+            if one.metadata == _OWN:
+                setattr(self, one.name, getattr(self, one.name).fold(block))
+        rows = rate_rows(block, forward)
+        self.batches = self.batches.fold(self.rate.tail, rows, block.start)
+        self.restarts = self.restarts.fold(self.rate, rows, block)
+        self.rate = learning_rate.fold(self.rate, rows)
+
+    def finish(self) -> None:
+        """Close what is open: the record ends here, as far as anyone knows."""
+        self.scale.finish()
+        self.restarts = self.restarts.finished(self.rate)
+        self.rises = self.rises.finished()
+        setup = self.setup.shown(stopped=self.loop_stopped)
+        self.rate = learning_rate.comparable(replace(self.rate, setup=setup))
+
+    # --- what the rules ask ----------------------------------------------------------------------
 
     @cached_property
     def observed(self) -> Observed:
-        """What the record lets one see."""
-        return observe(self.record.source, self.record.marks, self)
+        """What the record lets one see, as its columns are to be read."""
+        scale, numbers = self.scale, self.numbers
+        loop = self.record.source == NATIVE
+        numbered = "placed" not in self.record.marks.get("step", ())
+        return Observed(
+            loop=loop,
+            table=self.record.source in _TABLES,
+            every_step=loop or (numbered and scale.steps <= scale.entries),
+            forward=numbers.sees_forward,
+            loss="loss" in numbers.told,
+            rate="lr" in numbers.told,
+            scale=scale.has_scaler,
+        )
 
     @cached_property
-    def judgement(self) -> Judgement:
+    def judgement(self) -> learning_rate.Judgement:
         """What is known of the learning rate; made once, when a rule first asks."""
-        return judge_rate(self.rate)
+        return learning_rate.judge_rate(self.rate)
+
+    @property
+    def loop_stopped(self) -> bool:
+        """Whether the loop ended with a step that it left out; while it runs it may go on."""
+        last = self.left_out.running.last_step
+        return last is not None and (bool(self.ranks.ended) or self.ledger.is_over_by(last))
 
     @property
     def is_searching(self) -> bool:
@@ -110,12 +246,12 @@ class Case(State):
     @property
     def teeth(self) -> Span:
         """The skips that growth explains; what follows a collapse is part of it."""
-        return self.standing_fall.teeth if self.standing_fall else self.scale.teeth
+        return (self.standing_fall or self.scale).teeth
 
     @property
     def loose(self) -> Span:
         """The skips that nothing explains, before any collapse."""
-        return self.standing_fall.loose if self.standing_fall else self.scale.loose
+        return (self.standing_fall or self.scale).loose
 
     def standing(self, times: Times) -> Standing:
         """How what was seen then stands at the end of the record."""
@@ -147,3 +283,21 @@ class Case(State):
         joint = self.scale.culprits.joint
         alone = [rank for rank, one in joint.alone.items() if one.times.count == joint.judged]
         return alone[0] if alone and joint.judged else None
+
+
+def new_case(run: Record) -> Case:
+    """Nothing remembered yet."""
+    return Case(record=RecordFacts.of(run), scale=ScaleCourse(_scaler(run.info)))
+
+
+def _scaler(info: Info) -> Scaler:
+    told = {name: positive(value) for name, value in info.scaler.items()}
+    interval = min(told.get("growth_interval") or GROWTH_INTERVAL, LONGEST_INTERVAL)
+    return Scaler(
+        initial=told.get("init_scale"),
+        growth_factor=told.get("growth_factor") or 2.0,
+        growth_interval=max(1, int(interval)),
+        floor=told.get("min_scale"),
+        backoff_factor=told.get("backoff_factor") or 0.5,
+        hysteresis=int(min(told.get("hysteresis") or 1.0, 16.0)),
+    )

@@ -79,8 +79,7 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     # What jumped may have been the rate: that it is too high now holds all the same.
     blamed = any(f.code in RATE and f.because_of in {None, "AMP306"} for f in findings)
     if named is not None and not blamed:
-        because = f"{named.code} {named.name} explains what happened: {named.summary}"
-        return Advice(Action.NOT_THE_CAUSE, because, current=seen.base)
+        return Advice(Action.NOT_THE_CAUSE, _named_cause(named), current=seen.base)
     if verdict is Verdict.INCOMPLETE:
         return unsure(advice, case)
     calm = verdict is Verdict.HEALTHY and seen.onset is not None
@@ -95,32 +94,34 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
 
 def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding]) -> Advice:
     """A finding stands, and the course of loss and updates shows nothing."""
-    codes = {finding.code for finding in causes}
+    codes, action = {finding.code for finding in causes}, Action.UNKNOWN
+    what = f"{causes[0].code} {causes[0].name}" if causes else "A finding"
+    harmful = _harmful_step(case)
     if "AMP307" in codes:
         because = (
             "The loss has not come back into its band, and what was recorded does not show whether "
             "the rate drove it out: restart before that at the same rate, without those batches."
         )
-        return Advice(Action.UNKNOWN, because, current=seen.base)
-    if causes and causes[0].code in {"AMP206", "AMP306"}:
-        because = f"{causes[0].code} {causes[0].name} explains what happened: {causes[0].summary}"
-        return Advice(Action.NOT_THE_CAUSE, because, current=seen.base)
-    if codes == {"AMP303"}:
+    elif causes and causes[0].code in {"AMP206", "AMP306"}:
+        action, because = Action.NOT_THE_CAUSE, _named_cause(causes[0])
+    elif codes == {"AMP303"}:
+        action = Action.KEEP
         because = "The loss spiked and came back by itself each time, at this very rate."
-        return Advice(Action.KEEP, because, current=seen.base)
-    what = f"{causes[0].code} {causes[0].name}" if causes else "A finding"
-    if not seen.sees_mechanism:
+    elif not seen.sees_mechanism:
         because = f"{what} stands; neither updates nor gradients are recorded to judge the rate by."
-        return Advice(Action.UNKNOWN, because, current=seen.base)
-    harmful = _harmful_step(case)
-    if harmful is not None:
+    elif harmful is not None:
         because = (
             f"{what} stands, and the update of step {harmful} was large beside the weights: "
             "whether the rate brought it about shows in a run begun anew at a quarter of it."
         )
-        return Advice(Action.UNKNOWN, because, current=seen.base)
-    because = f"{what} stands, and neither the loss nor the updates left their bands."
-    return Advice(Action.NOT_THE_CAUSE, because, current=seen.base)
+    else:
+        action = Action.NOT_THE_CAUSE
+        because = f"{what} stands, and neither the loss nor the updates left their bands."
+    return Advice(action, because, current=seen.base)
+
+
+def _named_cause(finding: Finding) -> str:
+    return f"{finding.code} {finding.name} explains what happened: {finding.summary}"
 
 
 def _harmful_step(case: Case) -> int | None:

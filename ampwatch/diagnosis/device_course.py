@@ -8,18 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
 
-from ampwatch.diagnosis.blocks import DeviceRows
-from ampwatch.diagnosis.signals import Floats, Integers
+from ampwatch.diagnosis.signals import Floats, Integers, integers, numbers, texts
 
 # A power of two; a series has between half as many and as many windows.
 MOST_WINDOWS = 32
 MOST_CARDS = 1024
 _PERCENTS = 101
+
+# Memory and utilisation are judged in 16 to 32 windows of equal length, from this many samples on:
+# before, the warm-up of the caching allocator and of the first evaluation is most of the record.
+MEMORY_SAMPLES = 256
+# What is kept grows when what is allocated at the least rises from each quarter of the last four
+# fifths to the next, and the peak in nearly every window of it, by a tenth in all. A leak lifts
+# both alike; longer sequences lift the peak alone, so the least must rise by half as much.
+MEMORY_PART, MEMORY_QUARTERS = 0.8, 4
+MEMORY_RISING_SHARE, MEMORY_GROWTH, MEMORY_FLOOR_SHARE = 0.8, 1.1, 0.5
+# It is urgent when the card is full before the run has lasted this many times as long again.
+MEMORY_HORIZON = 4.0
+# One part in twenty is what fragments and a longer batch take. A card that is filled on purpose
+# stands still there; one that passes its own highest twice in the last half, by a hundredth, will
+# pass the limit too.
+MEMORY_LIMIT, MEMORY_LIMIT_RECORDS, MEMORY_LIMIT_RISE = 0.95, 2, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +54,33 @@ class Windows:
         count, width, values = self.count + len(series), self.width, self.values
         while -(-count // width) > MOST_WINDOWS:
             width *= 2
-            values = self._joined(values)
+            values = np.asarray(self.operation.reduceat(values, np.arange(0, len(values), 2)))
         at = np.arange(self.count, count) // width
         made = np.full(int(at[-1]) + 1, np.nan)
         made[: len(values)] = values
         self.operation.at(made, at, series)
         return replace(self, count=count, width=width, values=made)
 
-    def _joined(self, values: Floats) -> Floats:
-        return np.asarray(self.operation.reduceat(values, np.arange(0, len(values), 2)))
-
     @property
     def whole(self) -> Floats:
         """The windows that are full: what an open one says may still change."""
         return self.values[: self.count // self.width]
+
+    @property
+    def judged(self) -> Floats:
+        """The full windows of the record's last part, its beginning left out."""
+        whole = self.whole
+        return whole[len(whole) - int(len(whole) * MEMORY_PART) :]
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Memory that is kept and grows, over the judged part of the record."""
+
+    first_bytes: float
+    last_bytes: float
+    bytes_per_hour: float  # at this pace
+    fills_card: bool  # within a few times the record's own length
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +100,7 @@ class Card:
     peak_bytes: Windows = field(default_factory=lambda: Windows(np.fmax))
     # The peak as a share of what others and the driver leave to this process.
     share: Windows = field(default_factory=lambda: Windows(np.fmax))
+    # How often each whole per cent was seen.
     utilisation: Integers = field(default_factory=lambda: np.zeros(_PERCENTS, np.int64))
 
     @property
@@ -81,34 +108,31 @@ class Card:
         """How many rows there were."""
         return self.floor_bytes.count
 
-    @property
-    def key(self) -> tuple[int, str]:
-        """What tells cards apart."""
-        return self.rank, self.device
-
-    def with_rows(self, rows: DeviceRows, at: Integers) -> Card:
-        """The card with its rows among these."""
+    def with_rows(self, rows: pa.Table) -> Card:
+        """The card with some of its rows more."""
+        times = integers(rows, "time_ns", 0)
         allocated, peak, reserved, used, total = (
-            rows.numbers[name][at]
-            for name in ("allocated_bytes", "peak_bytes", "reserved_bytes", "used_bytes",
-                         "total_bytes")
-        )  # fmt: skip
+            numbers(rows, f"{name}_bytes")
+            for name in ("allocated", "peak", "reserved", "used", "total")
+        )
         peak = np.where(np.isnan(peak), allocated, peak)
-        others = np.fmax(used - reserved, 0.0)
-        left = total - np.where(np.isnan(others), 0.0, others)
+        left = total - np.fmax(used - reserved, 0.0)
         left[left <= 0] = np.nan
+        told = numbers(rows, "utilisation")
+        percent = np.rint(np.clip(told[np.isfinite(told)], 0.0, 1.0) * (_PERCENTS - 1))
         return replace(
             self,
-            name=_latest(rows.names, rows.name[at]) or self.name,
-            capability=_latest(rows.capabilities, rows.capability[at]) or self.capability,
-            first_time_ns=self.first_time_ns if self.samples else int(rows.time_ns[at[0]]),
-            last_time_ns=int(rows.time_ns[at[-1]]),
-            total_bytes=_largest(self.total_bytes, total),
-            reserved_bytes=_largest(self.reserved_bytes, reserved),
+            name=_latest(rows, "name") or self.name,
+            capability=_latest(rows, "capability") or self.capability,
+            first_time_ns=self.first_time_ns if self.samples else int(times[0]),
+            last_time_ns=int(times[-1]),
+            total_bytes=float(np.fmax.reduce(total, initial=self.total_bytes)),
+            reserved_bytes=float(np.fmax.reduce(reserved, initial=self.reserved_bytes)),
             floor_bytes=self.floor_bytes.add(allocated),
             peak_bytes=self.peak_bytes.add(peak),
             share=self.share.add(peak / left),
-            utilisation=self.utilisation + _histogram(rows.numbers["utilisation"][at]),
+            utilisation=self.utilisation
+            + np.bincount(percent.astype(np.int64), minlength=_PERCENTS),
         )
 
     def utilisation_at(self, quantile: float, *, busy: bool = False) -> float:
@@ -122,7 +146,37 @@ class Card:
 
     def seconds_used(self, *, busy: bool = False) -> int:
         """How many samples tell a utilisation."""
-        return int(self.utilisation[1:].sum() if busy else self.utilisation.sum())
+        return int(self.utilisation[int(busy) :].sum())
+
+    def growth(self) -> Growth | None:
+        """The growth of what the card keeps between steps; None if it does not grow steadily."""
+        floor, peak = self.floor_bytes.judged, self.peak_bytes.judged
+        if self.samples < MEMORY_SAMPLES or np.isnan(floor).any() or np.isnan(peak).any():
+            return None
+        floors, peaks = _quarters(floor), _quarters(peak)
+        first, last = floors[0], floors[-1]
+        rises = bool((np.diff(floors) > 0).all())
+        climbs = float((np.diff(peak) > 0).mean()) >= MEMORY_RISING_SHARE
+        kept = last - first >= MEMORY_FLOOR_SHARE * (peaks[-1] - peaks[0])
+        if not (rises and climbs and kept) or last < MEMORY_GROWTH * first:
+            return None
+        seconds = (self.last_time_ns - self.first_time_ns) / 1e9
+        judged_s = seconds * (MEMORY_PART - MEMORY_PART / MEMORY_QUARTERS)
+        pace = (last - first) / max(judged_s, 1.0) * 3600.0
+        share = self.share.whole
+        left = (1.0 - float(share[-1])) * self.total_bytes
+        return Growth(first, last, pace, pace * MEMORY_HORIZON * seconds / 3600 >= left)
+
+    def limit_share(self) -> float | None:
+        """The peak as a share of what the process can have, if it is near 1 and still rises."""
+        share = self.share.whole
+        if self.samples < MEMORY_SAMPLES or np.isnan(share).any():
+            return None
+        highest = np.maximum.accumulate(share)[len(share) // 2 - 1 :]
+        records = int((np.diff(highest) > 0).sum())
+        if share[-1] < MEMORY_LIMIT or records < MEMORY_LIMIT_RECORDS:
+            return None
+        return float(share[-1]) if highest[-1] - highest[0] >= MEMORY_LIMIT_RISE else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +185,16 @@ class DeviceCourse:
 
     cards: dict[tuple[int, str], Card] = field(default_factory=dict)
 
-    def fold(self, rank: int, rows: DeviceRows) -> DeviceCourse:
+    def fold(self, rank: int, rows: pa.Table) -> DeviceCourse:
         """The course with more of one rank's rows."""
+        devices, codes = texts(rows, "device")
         cards = dict(self.cards)
-        for code in np.unique(rows.device[rows.device >= 0]).tolist():
-            key = (rank, rows.devices[code])
+        for code in np.unique(codes[codes >= 0]).tolist():
+            key = (rank, devices[code])
             if key in cards or len(cards) < MOST_CARDS:
                 known = cards.get(key) or Card(*key)
-                cards[key] = known.with_rows(rows, np.flatnonzero(rows.device == code))
-        return replace(self, cards=cards)
+                cards[key] = known.with_rows(rows.filter(pa.array(codes == code)))
+        return DeviceCourse(cards)
 
     def last_times_ns(self) -> dict[int, int]:
         """When each rank last told of its devices; a rank does so while it waits for others."""
@@ -153,17 +208,13 @@ class DeviceCourse:
         return (self.cards[key] for key in sorted(self.cards))
 
 
-def _latest(texts: tuple[str, ...], codes: Integers) -> str | None:
-    known = codes[codes >= 0]
-    return texts[int(known[-1])] if len(known) else None
+def _latest(rows: pa.Table, name: str) -> str | None:
+    """The last text of a column."""
+    found, codes = texts(rows, name)
+    codes = codes[codes >= 0]
+    return found[int(codes[-1])] if len(codes) else None
 
 
-def _largest(known: float, values: Floats) -> float:
-    return float(np.fmax.reduce(values, initial=known))
-
-
-def _histogram(utilisation: Floats) -> npt.NDArray[Any]:
-    """How often each whole per cent was seen."""
-    known = utilisation[np.isfinite(utilisation)]
-    percent = np.rint(np.clip(known, 0.0, 1.0) * (_PERCENTS - 1)).astype(np.int64)
-    return np.bincount(percent, minlength=_PERCENTS)
+def _quarters(windows: Floats) -> list[float]:
+    """The least of each quarter."""
+    return [float(part.min()) for part in np.array_split(windows, MEMORY_QUARTERS)]

@@ -8,142 +8,140 @@ no earlier block has taken. However the rows arrived, the same rows make the sam
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from ampwatch.diagnosis.blocks import Block, block_of
-from ampwatch.diagnosis.signals import Integers, numbers, steps_of
+from ampwatch.diagnosis.blocks import (
+    EVENT_COLUMNS,
+    LAYER_COLUMNS,
+    OTHER_RANK_COLUMNS,
+    STEP_COLUMNS,
+    Block,
+    block_of,
+)
+from ampwatch.diagnosis.signals import Integers, Record, numbers, steps_of
+from ampwatch.rows import Table
 
 BLOCK_ROWS = 2048
 # Rows of another lane that a restart left behind: steps that its attempt had begun and not closed.
 _LEFT_BEHIND_STEPS = 100
-_NOWHERE: Integers = np.zeros(0, np.int64)
+_NONE: Integers = np.zeros(0, np.int64)
+
+# A table, of which `Table.STEPS` is the spine, or another rank's steps.
+Key: TypeAlias = "Table | int"
 
 
+def tables_of(run: Record) -> dict[Key, pa.Table]:
+    """What each lane is shown of a run."""
+    spine, *others = sorted(run.ranks) or (0,)
+    made: dict[Key, pa.Table] = {
+        Table.STEPS: run.read(Table.STEPS, columns=STEP_COLUMNS, rank=spine),
+        Table.LAYERS: run.read(Table.LAYERS, columns=LAYER_COLUMNS),
+        Table.EVENTS: run.read(Table.EVENTS, columns=EVENT_COLUMNS),
+    }
+    for rank in others:
+        made[rank] = run.read(Table.STEPS, columns=OTHER_RANK_COLUMNS, rank=rank)
+    return made
+
+
+@dataclass(slots=True)
 class Lane:
-    """One table's rows of one rank (or of all), and how far the blocks have taken them."""
+    """One table's rows of one rank (or of all), and how many of them were taken."""
 
-    def __init__(self) -> None:
-        self.taken = 0
-        self.restarts = 0
-        self.last_step: int | None = None
-        self.limit: int | None = None
-        self.rows: pa.Table | None = None  # those not taken yet
-        self.steps: Integers = np.zeros(0, np.int64)
+    key: str = "step"  # the column that they are in the order of
+    taken: int = 0
+    restarts: int = 0
+    last_step: int | None = None
+    limit: int | None = None  # the last step that what was taken may hold
+    rows: pa.Table | None = None  # those not taken yet
+    steps: Integers = field(default_factory=lambda: _NONE)
+    anew: Integers = field(default_factory=lambda: _NONE)  # where among them steps begin anew
 
     def show(self, rows: pa.Table) -> bool:
         """Take up the table as it is now; False if a row has come among those already taken."""
         if rows.num_rows < self.taken:
             return False
-        if self.taken and int(steps_of(rows.slice(0, self.taken).slice(self.taken - 1))[0]) != (
-            self.last_step
-        ):
+        if self.taken and self.last_step != steps_of(rows.slice(self.taken - 1, 1), self.key)[0]:
             return False
         self.rows = rows.slice(self.taken)
-        self.steps = steps_of(self.rows)
-        return self._begins_beyond()
-
-    def follow(self, behind: Lane) -> bool:
-        """The same, from a lane of this table that has taken less and was shown it already."""
-        begin = self.taken - behind.taken
-        if begin < 0 or len(behind.steps) < begin or behind.rows is None:
-            return False
-        if begin and int(behind.steps[begin - 1]) != self.last_step:
-            return False
-        self.rows, self.steps = behind.rows.slice(begin), behind.steps[begin:]
-        return self._begins_beyond()
-
-    def _begins_beyond(self) -> bool:
-        """Whether no row that is left belongs to a block already taken."""
-        if self.limit is None or not len(self.steps):
+        self.steps = steps = steps_of(self.rows, self.key)
+        if not len(steps):
+            self.anew = _NONE
             return True
-        anew = self.last_step is not None and bool(self.steps[0] < self.last_step)
-        return anew or bool(self.steps[0] > self.limit)
-
-    def copy(self) -> Lane:
-        """The same place in the same rows."""
-        made = Lane()
-        made.__dict__.update(self.__dict__)
-        return made
+        before = steps[0] if self.last_step is None else self.last_step
+        self.anew = np.flatnonzero(np.diff(steps, prepend=before) < 0)
+        return self.limit is None or bool(steps[0] < before or steps[0] > self.limit)
 
     def reach(self, limit: int, restarts: int) -> int:
         """How many rows from here belong to steps up to `limit`, over so many restarts."""
-        window = 2 * BLOCK_ROWS
-        while True:
-            found = self._first_not_ours(self.steps[:window], limit, restarts)
-            if found < window or window >= len(self.steps):
-                return found
-            window *= 4  # what is not needed is not looked at: lanes may be long
-
-    def _first_not_ours(self, steps: Integers, limit: int, restarts: int) -> int:
-        if not len(steps):
-            return 0
-        before = steps[0] if self.last_step is None else self.last_step
-        anew = np.flatnonzero(np.diff(steps, prepend=before) < 0)
         allowed = restarts - self.restarts
-        stop = int(anew[allowed]) if len(anew) > allowed else len(steps)
-        beyond = np.flatnonzero(steps[:stop] > limit)
-        return int(beyond[0]) if len(beyond) else stop
+        stop = int(self.anew[allowed]) if len(self.anew) > allowed else len(self.steps)
+        return int(np.searchsorted(self.steps[:stop], limit, side="right"))
+
+    def first_rows(self, count: int) -> Integers:
+        """Where each step begins in the next rows: several optimizers write a row each for one."""
+        step = self.steps[:count]
+        if not len(step) or self.rows is None:
+            return _NONE
+        optimizer = numbers(self.rows.slice(0, count), "optimizer")
+        # nan compares false: rows without an optimizer's number part by their step alone.
+        again = (step[1:] == step[:-1]) & (optimizer[1:] > optimizer[:-1])
+        return np.concatenate(([0], np.flatnonzero(~again) + 1))
 
     def take(self, count: int, limit: int | None = None) -> pa.Table:
         """The next rows."""
         assert self.rows is not None
-        taken, self.rows = self.rows.slice(0, count), self.rows.slice(count)
-        self.limit = limit
+        taken, self.rows, self.limit = self.rows.slice(0, count), self.rows.slice(count), limit
         if count:
-            before = self.steps[0] if self.last_step is None else self.last_step
-            self.restarts += int((np.diff(self.steps[:count], prepend=before) < 0).sum())
             self.last_step = int(self.steps[count - 1])
-            self.taken += count
             self.steps = self.steps[count:]
+            later = self.anew >= count
+            self.restarts += int((~later).sum())
+            self.anew = self.anew[later] - count
+            self.taken += count
         return taken
 
 
-@dataclass
+@dataclass(slots=True)
 class Cutter:
     """Where the blocks have got to in every lane of a run."""
 
-    spine: Lane = field(default_factory=Lane)
-    layers: Lane = field(default_factory=Lane)
-    events: Lane = field(default_factory=Lane)
-    others: dict[int, Lane] = field(default_factory=dict)
-    entries: int = 0
     block_rows: int = BLOCK_ROWS
+    entries: int = 0
+    lanes: dict[Key, Lane] = field(default_factory=dict)
+
+    @property
+    def spine(self) -> Lane:
+        """The lane that says where a block ends."""
+        return self.lanes[Table.STEPS]
 
     def copy(self) -> Cutter:
         """The same place; taking blocks from the one leaves the other as it is."""
-        others = {rank: lane.copy() for rank, lane in self.others.items()}
-        return replace(
-            self,
-            spine=self.spine.copy(),
-            layers=self.layers.copy(),
-            events=self.events.copy(),
-            others=others,
-        )
+        return replace(self, lanes={key: replace(lane) for key, lane in self.lanes.items()})
 
-    def follow(self, behind: Cutter) -> bool:
-        """Take up what a cutter was shown that has got less far; False if rows came too late."""
-        if self.others.keys() != behind.others.keys():
-            return False
-        pairs = [(lane, behind.others[rank]) for rank, lane in self.others.items()]
-        pairs += [(self.spine, behind.spine), (self.layers, behind.layers)]
-        pairs += [(self.events, behind.events)]
-        return all(lane.follow(other) for lane, other in pairs)
+    def show(self, tables: Mapping[Key, pa.Table]) -> bool:
+        """Show every lane its table; False if rows came among those that were taken."""
+        if self.entries and tables.keys() - self.lanes.keys():
+            return False  # a new rank, whose rows may belong to blocks that were taken
+        lanes = [(self.lanes.setdefault(key, Lane()), rows) for key, rows in tables.items()]
+        return all(lane.show(rows) for lane, rows in lanes)
 
     def next_whole(self) -> Block | None:
         """The next block whose end is known, if there is one."""
-        end, firsts = _end_of_block(self.spine, self.block_rows)
+        end = self._end()
         if end is None:
             return None
         last = int(self.spine.steps[end - 1])
         anew = int(self.spine.steps[end]) < last
-        return self._block(end, firsts, last + _LEFT_BEHIND_STEPS * anew)
+        return self._block(end, last + _LEFT_BEHIND_STEPS * anew)
 
     def rest(self) -> Block:
         """Everything that no whole block holds."""
-        return self._block(len(self.spine.steps), _first_rows(self.spine, None), None)
+        return self._block(len(self.spine.steps), None)
 
     def is_settled(self, rows: int, patience: int) -> bool:
         """Whether the next whole block is so far behind that late rows are not to be expected."""
@@ -151,66 +149,41 @@ class Cutter:
         if waiting < self.block_rows + rows:
             return False
         newest = int(self.spine.steps[: self.block_rows].max()) + rows // 2
-        heard = all(
-            len(lane.steps) and int(lane.steps[-1]) >= newest for lane in self.others.values()
-        )
-        return heard or waiting > patience
+        others = [lane.steps for key, lane in self.lanes.items() if not isinstance(key, Table)]
+        return waiting > patience or all(len(steps) and steps[-1] >= newest for steps in others)
 
-    def _begins_anew(self) -> bool:
-        """Whether the next row is the first after a restart."""
-        steps, last = self.spine.steps, self.spine.last_step
-        return last is not None and bool(len(steps) and steps[0] < last)
+    def _end(self) -> int | None:
+        """Where the next block ends, if that is known: at a restart, else where it is full."""
+        spine = self.spine
+        anew = spine.anew[spine.anew > 0]
+        if len(anew) and anew[0] <= self.block_rows:
+            return int(anew[0])
+        if len(spine.steps) <= self.block_rows:
+            return None
+        fitting = spine.first_rows(self.block_rows + 1)[1:]
+        if len(fitting):
+            return int(fitting[-1])
+        firsts = spine.first_rows(len(spine.steps))[1:]  # one step with more rows than a block
+        return int(firsts[0]) if len(firsts) else None
 
-    def _block(self, end: int, firsts: Integers, limit: int | None) -> Block:
-        begins_anew = self._begins_anew()
-        firsts = firsts[firsts < end]
-        rows = self.spine.take(end, limit)
-        assert self.spine.rows is not None
-        restarts = self.spine.restarts
-
-        def part(lane: Lane) -> pa.Table:
-            count = len(lane.steps) if limit is None else lane.reach(limit, restarts)
-            return lane.take(count, limit)
-
+    def _block(self, end: int, limit: int | None) -> Block:
+        spine = self.spine
+        begins_anew, firsts = 0 in spine.anew, spine.first_rows(end)
+        rows = spine.take(end, limit)
+        parts: dict[Key, pa.Table] = {}
+        for key, lane in self.lanes.items():
+            if lane is not spine:
+                count = len(lane.steps) if limit is None else lane.reach(limit, spine.restarts)
+                parts[key] = lane.take(count, limit)
         start, self.entries = self.entries, self.entries + len(firsts)
+        assert spine.rows is not None
         return block_of(
             rows,
             firsts,
             start,
             restart=begins_anew,
-            layers=part(self.layers),
-            events=part(self.events),
-            others={rank: part(lane) for rank, lane in self.others.items()},
-            next_row=self.spine.rows.slice(0, 0 if self._begins_anew() else 1),
+            layers=parts.pop(Table.LAYERS),
+            events=parts.pop(Table.EVENTS),
+            others={int(key): table for key, table in parts.items()},
+            next_row=spine.rows.slice(0, 0 if 0 in spine.anew else 1),
         )
-
-
-def _first_rows(spine: Lane, rows: int | None) -> Integers:
-    """Where each step begins: several optimizers write a row each for one step."""
-    step = spine.steps[:rows]
-    if not len(step):
-        return _NOWHERE
-    assert spine.rows is not None
-    optimizer = numbers(spine.rows.slice(0, len(step)), "optimizer")
-    # nan compares false: rows without an optimizer's number part by their step alone.
-    again = (step[1:] == step[:-1]) & (optimizer[1:] > optimizer[:-1])
-    return np.concatenate(([0], np.flatnonzero(~again) + 1))
-
-
-def _end_of_block(spine: Lane, block_rows: int) -> tuple[int | None, Integers]:
-    """Where the next block ends, if that is known: at a restart, else after `block_rows` rows.
-
-    And where the steps begin in it.
-    """
-    step = spine.steps[: block_rows + 1]
-    anew = np.flatnonzero(step[1:] < step[:-1])
-    if not len(anew) and len(step) <= block_rows:
-        return None, _NOWHERE
-    firsts = _first_rows(spine, len(step))
-    if len(anew):
-        return int(anew[0]) + 1, firsts
-    fitting = firsts[firsts > 0]
-    if not len(fitting):  # one step with more rows than a block
-        firsts = _first_rows(spine, None)
-        return (int(firsts[1]) if len(firsts) > 1 else None), firsts
-    return int(fitting[-1]), firsts

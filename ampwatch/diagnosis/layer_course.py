@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from ampwatch.diagnosis import policy
-from ampwatch.diagnosis.blocks import Block, LayerRows
+from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.named import innermost
 from ampwatch.diagnosis.signals import Floats, Integers, Mask
 
@@ -63,16 +64,27 @@ class LayerCourse:
         if not len(rows):
             return self
         grown = self._with_names(rows.names)
-        codes = np.array([grown.numbers.get(name, -1) for name in rows.names], np.int64)
-        layer = np.where(rows.layer >= 0, codes[rows.layer], -1) if len(codes) else rows.layer
+        codes = np.array([*(grown.numbers.get(name, -1) for name in rows.names), -1])
+        layer = codes[rows.layer]  # the last where the row names none
         at, there = block.layer_entries
-        good = np.zeros(len(rows), np.bool_)
-        good[there] = judged[at[there]]
-        named = layer >= 0
-        grown = grown._with_weights(layer[named & (rows.flags["weight_finite"] == 0)])
-        grown = grown._with_shares(rows, layer, named & good)
-        grown = grown._with_headrooms(rows, layer, named & good)
-        return grown._with_windows(rows, layer, named & good)
+        good = layer >= 0
+        bad = layer[good & (rows.flags["weight_finite"] == 0)]
+        if len(bad):
+            weight_bad = grown.weight_bad.copy()
+            weight_bad[bad] = True
+            grown = replace(grown, weight_bad=weight_bad)
+        good[~there] = False
+        good[there] &= judged[at[there]]
+        if not good.any():
+            return grown
+        step, layer = rows.step[good], layer[good]
+        names = ("underflow_share", "log2_headroom", "scale_low", "scale_high")
+        share, headroom, low, high = (rows.numbers[name][good] for name in names)
+        # A tail that is lost is normal: a layer needs a scale when it loses most.
+        low = np.where(share >= policy.UNDERFLOW_SHARE, low, np.nan)
+        grown = grown._with_shares(layer, step, share)
+        grown = grown._with_headrooms(layer, step, headroom)
+        return grown._with_windows(layer, step, low, high)
 
     def loses_most(self, lost: Integers) -> tuple[int, float]:
         """Of these layers the one that loses most, of nested ones the innermost; its mean share."""
@@ -91,124 +103,88 @@ class LayerCourse:
         if not new:
             return self
         known = (*self.names, *new)
-        more = len(new)
-        wide = np.full((more, TREND_SAMPLES), np.nan)
-        none = np.zeros(more, np.int64)
-        return replace(
-            self,
-            names=known,
-            numbers={name: number for number, name in enumerate(known)},
-            samples=np.append(self.samples, none),
-            losing=np.append(self.losing, none),
-            share_sum=np.append(self.share_sum, np.zeros(more)),
-            first_step=np.append(self.first_step, none - 1),
-            last_step=np.append(self.last_step, none - 1),
-            weight_bad=np.append(self.weight_bad, np.zeros(more, np.bool_)),
-            headrooms=np.append(self.headrooms, none),
-            near=np.append(self.near, none),
-            trend_steps=np.concatenate([self.trend_steps, wide]),
-            trend_values=np.concatenate([self.trend_values, wide]),
-        )
+        grown: dict[str, Any] = {}
+        for name, absent in _ABSENT.items():
+            old = getattr(self, name)
+            fresh = np.full((len(new), *old.shape[1:]), absent, old.dtype)
+            grown[name] = np.concatenate([old, fresh])
+        numbers = {name: number for number, name in enumerate(known)}
+        return replace(self, names=known, numbers=numbers, **grown)
 
-    def _with_weights(self, layer: Integers) -> LayerCourse:
-        if not len(layer):
-            return self
-        bad = self.weight_bad.copy()
-        bad[layer] = True
-        return replace(self, weight_bad=bad)
+    def _counts(self, layer: Integers, weights: Floats | None = None) -> Any:
+        return np.bincount(layer, weights, minlength=len(self.names))
 
-    def _with_shares(self, rows: LayerRows, layer: Integers, good: Mask) -> LayerCourse:
-        share = rows.numbers["underflow_share"]
-        keep = good & ~np.isnan(share)
-        if not keep.any():
-            return self
-        layer, share, step = layer[keep], share[keep], rows.step[keep]
-        count = len(self.names)
+    def _with_shares(self, layer: Integers, step: Integers, share: Floats) -> LayerCourse:
+        told = ~np.isnan(share)
+        layer, step, share = layer[told], step[told], share[told]
         first, last = self.first_step.copy(), self.last_step.copy()
         last[layer] = step
         lost = share >= policy.UNDERFLOW_SHARE
         losing, at = np.unique(layer[lost], return_index=True)
-        unseen = first[losing] < 0
-        first[losing[unseen]] = step[lost][at[unseen]]
+        first[losing] = np.where(first[losing] < 0, step[lost][at], first[losing])
         return replace(
             self,
-            samples=self.samples + np.bincount(layer, minlength=count),
-            losing=self.losing + np.bincount(layer[lost], minlength=count),
-            share_sum=self.share_sum + np.bincount(layer, share, minlength=count),
+            samples=self.samples + self._counts(layer),
+            losing=self.losing + self._counts(layer[lost]),
+            share_sum=self.share_sum + self._counts(layer, share),
             first_step=first,
             last_step=last,
         )
 
-    def _with_headrooms(self, rows: LayerRows, layer: Integers, good: Mask) -> LayerCourse:
-        headroom = rows.numbers["log2_headroom"]
-        keep = good & np.isfinite(headroom)
-        if not keep.any():
-            return self
-        layer, headroom, step = layer[keep], headroom[keep], rows.step[keep]
-        count = len(self.names)
-        near = layer[headroom <= LOW_HEADROOM_OCTAVES]
-        steps, values = self._trends(layer, step.astype(np.float64), headroom)
+    def _with_headrooms(self, layer: Integers, step: Integers, octaves: Floats) -> LayerCourse:
+        told = np.isfinite(octaves)
+        layer, step, octaves = layer[told], step[told], octaves[told]
+        order = np.argsort(layer, kind="stable")
+        ends = np.searchsorted(layer[order], layer[order], side="right")
+        age = ends - 1 - np.arange(len(order))  # 0 is the latest of its layer
+        steps, values = self.trend_steps.copy(), self.trend_values.copy()
+        for one in reversed(range(TREND_SAMPLES)):
+            at = order[age == one]
+            for kept, new in ((steps, step), (values, octaves)):
+                kept[layer[at]] = np.column_stack([kept[layer[at], 1:], new[at]])
         return replace(
             self,
-            headrooms=self.headrooms + np.bincount(layer, minlength=count),
-            near=self.near + np.bincount(near, minlength=count),
+            headrooms=self.headrooms + self._counts(layer),
+            near=self.near + self._counts(layer[octaves <= LOW_HEADROOM_OCTAVES]),
             trend_steps=steps,
             trend_values=values,
         )
 
-    def _trends(self, layer: Integers, step: Floats, value: Floats) -> tuple[Floats, Floats]:
-        """Each layer's last samples, oldest first, absent ones in front."""
-        order = np.argsort(layer, kind="stable")
-        layer, step, value = layer[order], step[order], value[order]
-        ends = np.append(np.flatnonzero(np.diff(layer)), len(layer) - 1)
-        size = np.diff(np.concatenate(([-1], ends)))
-        width = TREND_SAMPLES
-        at = ends[:, None] - np.arange(width)[::-1]
-        there = np.arange(width)[::-1] < size[:, None]
-        touched = layer[ends]
-        made = []
-        for old, new in ((self.trend_steps, step), (self.trend_values, value)):
-            fresh = np.where(there, new[np.maximum(at, 0)], np.nan)
-            both = np.concatenate([old[touched], fresh], axis=1)
-            packed = np.argsort(~np.isnan(both), axis=1, kind="stable")
-            result = old.copy()
-            result[touched] = np.take_along_axis(both, packed, axis=1)[:, -width:]
-            made.append(result)
-        return made[0], made[1]
-
-    def _with_windows(self, rows: LayerRows, layer: Integers, good: Mask) -> LayerCourse:
-        low, high = rows.numbers["scale_low"], rows.numbers["scale_high"]
-        # A tail that is lost is normal: a layer needs a scale when it loses most.
-        low = np.where(rows.numbers["underflow_share"] >= policy.UNDERFLOW_SHARE, low, np.nan)
-        keep = good & (np.isfinite(low) | np.isfinite(high))
-        if not keep.any():
+    def _with_windows(
+        self, layer: Integers, step: Integers, low: Floats, high: Floats
+    ) -> LayerCourse:
+        told = np.isfinite(low) | np.isfinite(high)
+        if not told.any():
             return self
-        low = np.where(np.isfinite(low), low, -np.inf)[keep]
-        high = np.where(np.isfinite(high), high, np.inf)[keep]
-        layer, step = layer[keep], rows.step[keep]
+        low = np.where(np.isfinite(low), low, -np.inf)[told]
+        high = np.where(np.isfinite(high), high, np.inf)[told]
+        layer, step = layer[told], step[told]
         begin = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
-        bears = np.minimum.reduceat(high, begin)
-        needs = np.maximum.reduceat(low, begin)
-        bad = np.flatnonzero(needs > bears * 2.0**CONFLICT_OCTAVES)
-        course = replace(
-            self,
-            window_steps=self.window_steps + len(begin),
-            conflicts=self.conflicts + len(bad),
-        )
-        if not len(bad):
-            return course
-        ends = np.append(begin[1:], len(step))
+        bears, needs = np.minimum.reduceat(high, begin), np.maximum.reduceat(low, begin)
+        bad = np.flatnonzero(needs > bears * 2.0**CONFLICT_OCTAVES).tolist()
 
         def conflict(i: int) -> ScaleConflict:
-            part = slice(begin[i], ends[i])
-            needy, weak = int(np.argmax(low[part])), int(np.argmin(high[part]))
+            part = slice(begin[i], begin[i + 1] if i + 1 < len(begin) else None)
+            needy, weak = layer[part][np.argmax(low[part])], layer[part][np.argmin(high[part])]
             return ScaleConflict(
                 int(step[begin[i]]),
-                self.names[layer[part][needy]],
+                self.names[needy],
                 float(needs[i]),
-                self.names[layer[part][weak]],
+                self.names[weak],
                 float(bears[i]),
             )
 
-        first = self.first_conflict or conflict(int(bad[0]))
-        return replace(course, first_conflict=first, last_conflict=conflict(int(bad[-1])))
+        return replace(
+            self,
+            window_steps=self.window_steps + len(begin),
+            conflicts=self.conflicts + len(bad),
+            first_conflict=self.first_conflict or (conflict(bad[0]) if bad else None),
+            last_conflict=conflict(bad[-1]) if bad else self.last_conflict,
+        )
+
+
+# What a new layer's entry holds.
+_ABSENT = {
+    "samples": 0, "losing": 0, "share_sum": 0.0, "first_step": -1, "last_step": -1,
+    "weight_bad": False, "headrooms": 0, "near": 0, "trend_steps": np.nan, "trend_values": np.nan,
+}  # fmt: skip

@@ -71,16 +71,16 @@ class RankCourse:
 
     def _with_spine(self, block: Block) -> RankCourse:
         times, loss = block.columns["time_ns"], block.columns["loss"]
-        known = times[times > 0]
+        known, finite = times[times > 0], loss[np.isfinite(loss)]
+        made = replace(self, rows=self.rows + len(block), last_step=int(block.step[-1]))
         if not len(known):
-            return replace(self, rows=self.rows + len(block), last_step=int(block.step[-1]))
-        first = self.first_time_ns if self.rows else float(known[0])
-        finite = loss[np.isfinite(loss)]
-        vary = self.losses_vary or bool(len(finite) and (finite != finite[0]).any())
+            return made
         return replace(
-            self, first_time_ns=first, last_time_ns=float(known[-1]), rows=self.rows + len(block),
-            last_step=int(block.step[-1]), losses_vary=vary,
-        )  # fmt: skip
+            made,
+            first_time_ns=self.first_time_ns if self.rows else float(known[0]),
+            last_time_ns=float(known[-1]),
+            losses_vary=self.losses_vary or bool((finite != finite[:1]).any()),
+        )
 
     def _with_rank(self, block: Block, rank: int, rows: RankRows) -> tuple[RankCourse, Mask]:
         """Also where in the block it differs from the lowest rank."""
@@ -92,25 +92,18 @@ class RankCourse:
         apart |= (flag != other) & (flag >= 0) & (other >= 0)
         loss, their_loss = block.columns["loss"][at], rows.loss[mine]
         both = np.isfinite(loss) & np.isfinite(their_loss)
+        time, their_time = block.columns["time_ns"][at], rows.time_ns[mine]
+        ahead = (their_time - time)[(time > 0) & (their_time > 0)]
         old = self.others.get(rank, RankFacts())
-        ahead = old.ahead_ns
-        if ahead is None:
-            ahead = _ahead_ns(block.columns["time_ns"][at], rows.time_ns[mine])
         facts = RankFacts(
             old.compared + int(both.sum()),
             old.same_losses + int((both & (loss == their_loss)).sum()),
             int(rows.step[-1]),
             int(max(old.last_time_ns, rows.time_ns.max())),
-            ahead,
+            int(ahead[0]) if old.ahead_ns is None and len(ahead) else old.ahead_ns,
         )
         where = np.zeros(len(block), np.bool_)
         where[at[apart]] = True
-        differing = {*self.differing, rank} if where.any() else set(self.differing)
+        differing = {*self.differing, rank} if where.any() else self.differing
         others = {**self.others, rank: facts}
         return replace(self, others=others, differing=tuple(sorted(differing))), where
-
-
-def _ahead_ns(times: np.ndarray, theirs: np.ndarray) -> int | None:
-    """By how much another rank's clock is ahead: both close a step they share together."""
-    known = np.flatnonzero((times > 0) & (theirs > 0))
-    return int(theirs[known[0]] - times[known[0]]) if len(known) else None

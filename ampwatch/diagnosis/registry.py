@@ -1,8 +1,8 @@
 """What a rule is: one function with its code, its name, its page and its ties to other findings.
 
 The page is what `ampwatch explain` prints. A rule reads a `Case` and returns what it saw, or
-nothing; it abstains where its signals are absent. To add one: write the function in `rules/`, with
-all that is true of it alone, name it in `rules/__init__.py`, test it.
+nothing; it abstains where its signals are absent. To add one: write the function in a module of
+`rules/`, with all that is true of it alone, and test it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Ties:
     spares_weights: bool = False  # it cannot be what made weights not finite
 
 
-_NONE = Ties()
+_NO_TIES = Ties()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Rule:
     usual: Severity
     page: Page
     check: Check
-    ties: Ties = _NONE
+    ties: Ties = _NO_TIES
 
     def findings(self, case: Case) -> list[Finding]:
         """What this rule finds in the case."""
@@ -141,7 +141,7 @@ class Rule:
 
 
 def rule(
-    code: str, name: str, usual: Severity, page: Page, ties: Ties = _NONE
+    code: str, name: str, usual: Severity, page: Page, ties: Ties = _NO_TIES
 ) -> Callable[[Check], Rule]:
     """Make a function a rule."""
 

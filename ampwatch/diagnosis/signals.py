@@ -117,18 +117,12 @@ def positive(value: Any) -> float | None:
 
 def numbers(rows: pa.Table, name: str) -> Floats:
     """A column as float64, nan where absent."""
+    return _values(rows, name, np.float64(np.nan))
+
+
+def steps_of(rows: pa.Table, name: str = "step") -> Integers:
+    """The steps (or times); a row without one takes that of the row before it."""
     array = _array(rows, name)
-    if array is None or array.null_count == len(array):  # most columns of most logs
-        return np.full(rows.num_rows, np.nan)
-    values = _plain(array).astype(np.float64)
-    if array.null_count:
-        values[~valid(array)] = np.nan
-    return values
-
-
-def steps_of(rows: pa.Table) -> Integers:
-    """The steps; a row without one takes that of the row before it."""
-    array = _array(rows, "step")
     if array is None:
         return np.zeros(rows.num_rows, np.int64)
     values = _plain(array).astype(np.int64, copy=False)
@@ -141,10 +135,7 @@ def steps_of(rows: pa.Table) -> Integers:
 
 def integers(rows: pa.Table, name: str, absent: int = -1) -> Integers:
     """A column as int64, with a number for what is absent."""
-    array = _array(rows, name)
-    if array is None:
-        return np.full(rows.num_rows, absent, np.int64)
-    return _filled(array, _plain(array).astype(np.int64, copy=False), absent)
+    return _values(rows, name, np.int64(absent))
 
 
 def known(rows: pa.Table, name: str) -> Mask:
@@ -155,10 +146,7 @@ def known(rows: pa.Table, name: str) -> Mask:
 
 def flags(rows: pa.Table, name: str) -> Flags:
     """A column of truths as 1, 0, and -1 where absent."""
-    array = _array(rows, name)
-    if array is None:
-        return np.full(rows.num_rows, -1, np.int8)
-    return _filled(array, _plain(array).astype(np.int8), -1)
+    return _values(rows, name, np.int8(-1))
 
 
 def texts(rows: pa.Table, name: str) -> tuple[tuple[str, ...], Integers]:
@@ -169,8 +157,7 @@ def texts(rows: pa.Table, name: str) -> tuple[tuple[str, ...], Integers]:
     if not pa.types.is_dictionary(column.type):
         column = pc.dictionary_encode(column)
     array = joined(column.unify_dictionaries())
-    codes = _filled(array.indices, _plain(array.indices).astype(np.int64, copy=False), -1)
-    return tuple(array.dictionary.to_pylist()), codes
+    return tuple(array.dictionary.to_pylist()), _filled(array.indices, np.int64(-1))
 
 
 def _column(rows: pa.Table, name: str) -> pa.ChunkedArray | None:
@@ -198,7 +185,14 @@ def _plain(array: pa.Array) -> npt.NDArray[Any]:
     return raw(pc.cast(array, pa.float64(), safe=False))
 
 
-def _filled(array: pa.Array, values: npt.NDArray[Any], absent: int) -> npt.NDArray[Any]:
-    if not array.null_count:
-        return values
-    return np.where(valid(array), values, values.dtype.type(absent))
+def _values(rows: pa.Table, name: str, absent: np.generic) -> npt.NDArray[Any]:
+    """A column as an array of this value's type, and this value where it is absent."""
+    array = _array(rows, name)
+    if array is None or array.null_count == len(array):  # most columns of most logs
+        return np.full(rows.num_rows, absent)
+    return _filled(array, absent)
+
+
+def _filled(array: pa.Array, absent: np.generic) -> npt.NDArray[Any]:
+    values = _plain(array).astype(absent.dtype, copy=False)
+    return np.where(valid(array), values, absent) if array.null_count else values

@@ -45,11 +45,10 @@ def time_text(milliseconds: float) -> str:
 
 
 def duration_text(milliseconds: float) -> str:
-    """`42 s`, `19 min`, `3.5 h`, `2.1 days`."""
-    for unit, length_ms in (("days", 172_800_000), ("h", 7_200_000), ("min", 120_000)):
-        if milliseconds >= length_ms:
-            value = milliseconds / {"days": 86_400_000, "h": 3_600_000, "min": 60_000}[unit]
-            return f"{value:.0f} {unit}" if unit == "min" else f"{value:.1f} {unit}"
+    """`42 s`, `19 min`, `3.5 h`, `2.1 days`: at least two of a unit."""
+    for unit, size, digits in (("days", 86_400_000, 1), ("h", 3_600_000, 1), ("min", 60_000, 0)):
+        if milliseconds >= 2 * size:
+            return f"{milliseconds / size:.{digits}f} {unit}"
     return time_text(milliseconds)
 
 

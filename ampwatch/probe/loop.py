@@ -67,7 +67,6 @@ class Loop:
         self.losses = Losses(self, self._backward)
         self.turns = Turns(self, survey, self._backward, self.losses)
         self._own_steps = OwnSteps(self, self.turns, guard)
-        self.ends_in_forward = False  # known at the end: a forward came last, and no step
         self.owner: Any = None  # the watch: alive as long as the scaler or optimizer that calls us
         self._batch_size = BatchSize()
         self._closed_at: float | None = None
@@ -396,7 +395,6 @@ class Loop:
 
     def _is_a_row(self, record: StepRecord) -> bool:
         """Whether the step in progress at the end is one: a guarded loop may have stopped here."""
-        self.ends_in_forward = self.forwards.have_come_round()
         self.forwards.put(record)
         record.pack.seal()
         record.pack.wait()

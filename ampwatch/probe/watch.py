@@ -227,9 +227,7 @@ class Watch:
 
     def _end_event(self) -> EventRecord:
         failures = self._guard.failures + self._courier.failures
-        detail: dict[str, Any] = {"steps": self._loop.step, "own_failures": failures}
-        if self._loop.ends_in_forward:
-            detail["in_forward"] = True
+        detail = {"steps": self._loop.step, "own_failures": failures}
         return EventRecord(self._loop.step, time.time_ns(), EventKind.ENDED, detail)
 
     def __enter__(self) -> Watch:

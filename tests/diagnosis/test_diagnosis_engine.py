@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from ampwatch.diagnosis import Engine, diagnose
 from ampwatch.diagnosis import engine as diagnosis_engine
-from ampwatch.diagnosis.state import new_state
+from ampwatch.diagnosis.case import new_case
 from ampwatch.rows import Table
 from ampwatch.store import open_run
 
@@ -313,7 +313,7 @@ def test_what_is_remembered_does_not_grow_with_the_run():
         run = scaled_run(pattern, layers=layer_table(rows), events=event_table(events),
                          devices=device_table(devices))  # fmt: skip
         engine = Engine(block_rows=256, settled_rows=64).feed(run)
-        return len(pickle.dumps((engine._tiers[0].state, engine._devices.settled)))
+        return len(pickle.dumps((engine._settled.case, engine._cards.settled)))
 
     small, large = size(8_000), size(32_000)
     assert large < small * 1.05
@@ -328,11 +328,11 @@ def test_a_rank_that_is_always_far_behind_costs_a_new_beginning_only_now_and_the
     monkeypatch.setattr(diagnosis_engine, "_PATIENCE_ROWS", 64)
     began = []
 
-    def begin(info):
-        began.append(info)
-        return new_state(info)
+    def begin(run):
+        began.append(run)
+        return new_case(run)
 
-    monkeypatch.setattr(diagnosis_engine, "new_state", begin)
+    monkeypatch.setattr(diagnosis_engine, "new_case", begin)
     engine = Engine(**SMALL)
     for done in range(20, 3000, 20):
         behind = max(1, done - 1000)

@@ -249,17 +249,6 @@ def test_the_first_norm_is_unclipped_where_only_parts_of_the_model_are_called(tm
     assert column(run, "grad_norm_applied") == pytest.approx([1.0] * 12, rel=1e-5)
 
 
-def test_the_end_says_whether_a_forward_came_last(tmp_path):
-    for number, last in enumerate((False, True)):
-        loop = Guarded(tmp_path / str(number))
-        for _ in range(20):
-            loop.step(loop.forward())
-        if last:
-            loop.forward()
-        (ended,) = events(loop.read(), "ended")
-        assert ended.get("in_forward", False) is last
-
-
 def test_what_waits_for_the_loss_keeps_no_larger_tensor_alive(tmp_path):
     class First(nn.Module):
         def __init__(self):

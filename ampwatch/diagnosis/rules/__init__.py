@@ -1,96 +1,18 @@
-"""The rules, in the order in which `explain` lists them; one not named here is not run."""
+"""The rules, by code: every `@rule` of the modules in this folder. A new one needs no other line.
+
+The modules are found by name, and not imported one by one, so that none can be forgotten.
+"""
 
 from __future__ import annotations
 
-from ampwatch.diagnosis.registry import Rule
-from ampwatch.diagnosis.rules import (
-    attention,
-    course,
-    devices,
-    finiteness,
-    floor,
-    gradients,
-    growth,
-    headroom,
-    idle_rate,
-    left_out,
-    loop,
-    misuse,
-    numbers,
-    precision,
-    ranks,
-    rate,
-    record,
-    rounding,
-    scale,
-    tensor_cores,
-    unskipped,
-    updates,
-)
+import importlib
+import pkgutil
 
-RULES: tuple[Rule, ...] = (
-    scale.startup_search,
-    scale.growth_sawtooth,
-    scale.scale_collapse,
-    floor.scale_at_floor,
-    scale.overflow_storm,
-    growth.scale_runaway,
-    growth.scale_never_grows,
-    scale.scale_reset,
-    growth.low_scale_by_design,
-    numbers.gradient_underflow,
-    numbers.backward_overflow,
-    numbers.forward_overflow,
-    finiteness.loss_not_finite,
-    headroom.low_headroom,
-    course.bad_batch,
-    finiteness.weights_not_finite,
-    headroom.no_scale_fits,
-    finiteness.non_finite_input,
-    attention.attention_logit_growth,
-    unskipped.gradients_not_finite,
-    left_out.loop_skips_steps,
-    rate.learning_rate_too_high,
-    rate.warmup_too_steep,
-    course.recoverable_spike,
-    course.gradient_norm_drift,
-    rate.learning_rate_could_rise,
-    course.jump_at_event,
-    course.diverging_without_overflow,
-    idle_rate.rate_never_rose,
-    misuse.clip_before_unscale,
-    loop.update_missing,
-    misuse.update_inside_accumulation,
-    misuse.step_bypasses_scaler,
-    precision.autocast_not_active,
-    precision.fp16_parameters,
-    precision.scaler_with_bf16,
-    loop.fp16_without_scaler,
-    misuse.backward_under_autocast,
-    gradients.no_gradients,
-    updates.scheduler_on_skipped_step,
-    misuse.grads_not_cleared,
-    updates.shared_scaler,
-    precision.eps_underflow,
-    loop.dtype_mismatch,
-    growth.scaler_recreated,
-    updates.silent_skip,
-    rounding.updates_rounded_away,
-    tensor_cores.misaligned_shapes,
-    precision.autocast_not_helping,
-    devices.memory_growth,
-    devices.memory_near_limit,
-    devices.gpu_idle,
-    loop.out_of_memory,
-    tensor_cores.no_tensor_cores,
-    devices.host_bound,
-    ranks.ranks_disagree,
-    ranks.one_rank_overflows,
-    ranks.rank_silent,
-    ranks.reduction_overflow,
-    ranks.ranks_see_same_data,
-    devices.device_idle,
-    record.incomplete_data,
-    record.run_ended_uncleanly,
-    record.telemetry_gap,
-)
+from ampwatch.diagnosis.registry import Rule
+
+_MODULES = [importlib.import_module(f"{__name__}.{each.name}") for each in
+            pkgutil.iter_modules(__path__)]  # fmt: skip
+_FOUND = {
+    one.code: one for module in _MODULES for one in vars(module).values() if isinstance(one, Rule)
+}
+RULES: tuple[Rule, ...] = tuple(_FOUND[code] for code in sorted(_FOUND))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.device_course import Card
+from ampwatch.diagnosis.device_course import MEMORY_LIMIT, Card
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.memory_trend import MEMORY_LIMIT, Growth, fills_card, growth_of, limit_share
 from ampwatch.diagnosis.registry import Page, Seen, Ties, rule
 from ampwatch.diagnosis.words import bytes_text, count_text, list_text
 
@@ -40,27 +39,20 @@ UNUSED_UTILISATION, USED_UTILISATION, UNUSED_MEMORY = 0.05, 0.3, 0.1
 )
 def memory_growth(case: Case) -> Iterator[Seen]:
     """Memory that is kept and grows."""
-    grown = [(card, growth) for card in case.devices if (growth := growth_of(card)) is not None]
+    grown = [(card, growth) for card in case.devices if (growth := card.growth()) is not None]
     if not grown:
         return
     card, growth = max(grown, key=lambda pair: pair[1].bytes_per_hour)
     yield Seen(
-        severity=_urgency(card, growth),
+        severity=Severity.WARNING if growth.fills_card else Severity.INFO,
         at=case.scale,
         ranks=_ranks([one for one, _ in grown]),
         summary=f"{_where(case, card)} keeps more and more memory: "
         f"{bytes_text(growth.bytes_per_hour)} an hour.",
         cause=f"What is allocated at the least rose from {bytes_text(growth.first_bytes)} to "
         f"{bytes_text(growth.last_bytes)}, and the peak with it: tensors outlive their step.",
-        evidence=(
-            Evidence("allocated_bytes", case.scale.last_step, growth.last_bytes,
-                     growth.first_bytes),
-        ),
-    )  # fmt: skip
-
-
-def _urgency(card: Card, growth: Growth) -> Severity:
-    return Severity.WARNING if fills_card(card, growth) else Severity.INFO
+        evidence=(_now(case, "allocated_bytes", growth.last_bytes, growth.first_bytes),),
+    )
 
 
 @rule(
@@ -82,7 +74,7 @@ def _urgency(card: Card, growth: Growth) -> Severity:
 )
 def memory_near_limit(case: Case) -> Iterator[Seen]:
     """A peak near the end of the card that still rises."""
-    near = [(card, share) for card in case.devices if (share := limit_share(card)) is not None]
+    near = [(card, share) for card in case.devices if (share := card.limit_share()) is not None]
     if not near:
         return
     card, share = max(near, key=lambda pair: pair[1])
@@ -93,7 +85,7 @@ def memory_near_limit(case: Case) -> Iterator[Seen]:
         "rises.",
         cause=f"The peak is {bytes_text(float(card.peak_bytes.whole[-1]))} of "
         f"{bytes_text(card.total_bytes)}, part of which others or the driver hold.",
-        evidence=(Evidence("peak_share", case.scale.last_step, share, MEMORY_LIMIT),),
+        evidence=(_now(case, "peak_share", share, MEMORY_LIMIT),),
     )
 
 
@@ -129,7 +121,7 @@ def gpu_idle(case: Case) -> Iterator[Seen]:
         f"{100 * card.utilisation_at(0.5, busy=True):.0f} % of the typical second.",
         cause=f"In its busiest seconds it is {100 * _busiest(card):.0f} %: the card waits for "
         "data, for the host or for copies.",
-        evidence=(Evidence("utilisation", case.scale.last_step, _busiest(card), IDLE_UTILISATION),),
+        evidence=(_now(case, "utilisation", _busiest(card), IDLE_UTILISATION),),
     )
 
 
@@ -162,7 +154,7 @@ def host_bound(case: Case) -> Iterator[Seen]:
         summary=f"The host holds {_where(case, idle[0])} up: the network's products are small.",
         cause=f"{small} of {count_text(len(work), 'matrix product')} need fewer than "
         f"{LAUNCH_FLOPS:.0e} operations, less time than the host needs to launch them.",
-        evidence=(Evidence("flops", case.scale.last_step, max(work), LAUNCH_FLOPS),),
+        evidence=(_now(case, "flops", max(work), LAUNCH_FLOPS),),
     )
 
 
@@ -189,9 +181,15 @@ def device_idle(case: Case) -> Iterator[Seen]:
     told = [card for card in case.devices if card.seconds_used() >= IDLE_SAMPLES]
     busy = [card for card in told if card.utilisation_at(0.5) >= USED_UTILISATION]
     most = max((card.reserved_bytes for card in busy), default=0.0)
-    idle = [card for card in told if _is_unused(card, most)]
+    idle = [
+        card
+        for card in told
+        if card.reserved_bytes >= UNUSED_MEMORY * most
+        and card.utilisation_at(IDLE_QUANTILE) <= UNUSED_UTILISATION
+    ]
     if not busy or not idle:
         return
+    kernels = idle[0].utilisation_at(IDLE_QUANTILE)
     names = list_text([_where(case, card) for card in idle])
     works = list_text([_where(case, card) for card in busy])
     yield Seen(
@@ -199,12 +197,9 @@ def device_idle(case: Case) -> Iterator[Seen]:
         ranks=_ranks(idle),
         summary=f"{names} {'does' if len(idle) == 1 else 'do'} nothing, {works} all the work.",
         cause=f"It holds {bytes_text(idle[0].reserved_bytes)}, and a kernel runs there in at most "
-        f"{100 * idle[0].utilisation_at(IDLE_QUANTILE):.0f} % of its busiest seconds.",
-        evidence=(
-            Evidence("utilisation", case.scale.last_step,
-                     idle[0].utilisation_at(IDLE_QUANTILE), busy[0].utilisation_at(0.5)),
-        ),
-    )  # fmt: skip
+        f"{100 * kernels:.0f} % of its busiest seconds.",
+        evidence=(_now(case, "utilisation", kernels, busy[0].utilisation_at(0.5)),),
+    )
 
 
 def _waiting_cards(case: Case) -> list[Card]:
@@ -215,13 +210,12 @@ def _waiting_cards(case: Case) -> list[Card]:
     ]
 
 
+def _now(case: Case, signal: str, value: float, against: float) -> Evidence:
+    return Evidence(signal, case.scale.last_step, value, against)
+
+
 def _busiest(card: Card) -> float:
     return card.utilisation_at(IDLE_QUANTILE, busy=True)
-
-
-def _is_unused(card: Card, most_bytes: float) -> bool:
-    holds = card.reserved_bytes >= UNUSED_MEMORY * most_bytes
-    return holds and card.utilisation_at(IDLE_QUANTILE) <= UNUSED_UTILISATION
 
 
 def _where(case: Case, card: Card) -> str:

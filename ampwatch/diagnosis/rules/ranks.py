@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.joint_overflows import Alone
 from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.standing import Standing
@@ -88,33 +87,24 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
             continue
         standing = _standing(case, times)
         count = f"{times.count} of {count_text(joint.judged, 'overflow')}"
+        where = f", {'in or beside' if one.is_bound else 'first in'} layer {one.layer}"
+        # The first overflow is often seen from afar, so most of them decide.
+        own = "activations" if 2 * one.before_scale > times.count else "gradients"
         yield Seen(
             severity=None if certain or often else Severity.INFO,
             standing=standing,
             at=times,
             layer=one.layer,
             ranks=(rank,),
-            summary=f"Rank {rank} alone overflows, in {count}{_beginning(one)}{standing.ending}.",
-            cause=f"{_own(one)} not finite there and the other ranks' are; the sum of the "
-            "gradients is not, so all ranks skip.",
+            summary=f"Rank {rank} alone overflows, in {count}{where if one.layer else ''}"
+            f"{standing.ending}.",
+            cause=f"Its own loss or {own} are not finite there and the other ranks' are; the sum "
+            "of the gradients is not, so all ranks skip.",
             action=f"Look at rank {rank}'s batches at these steps; if they are sound, at its card.",
             evidence=(
                 Evidence("overflows", times.last_step, float(times.count), float(joint.judged)),
             ),
         )
-
-
-def _own(one: Alone) -> str:
-    """What of the rank's own is not finite; the first overflow is often seen from afar."""
-    forward = 2 * one.before_scale > one.times.count
-    return "Its own loss or activations are" if forward else "Its own loss or gradients are"
-
-
-def _beginning(one: Alone) -> str:
-    """The layer that it begins in, as a part of a sentence."""
-    if one.layer is None:
-        return ""
-    return f", {'in or beside' if one.is_bound else 'first in'} layer {one.layer}"
 
 
 @rule(
@@ -146,30 +136,22 @@ def rank_silent(case: Case) -> Iterator[Seen]:
     signs = _signs_of_life(case)
     step_ns = (course.last_time_ns - course.first_time_ns) / max(1, course.rows - 1)
     patience = max(SILENT_RANK_S * 1e9, SILENT_RANK_STEPS * step_ns)
-    newest_step = max(sign.step_ns for sign in signs)
-    newest = max(sign.any_ns for sign in signs)
-    silent = [
-        sign
-        for sign in signs
-        if (newest_step - sign.step_ns > patience or newest - sign.any_ns > patience)
-        and not course.is_gone(sign.rank)
-    ]
+    newest_step, newest = max(one.step_ns for one in signs), max(one.any_ns for one in signs)
+    ages = {one.rank: max(newest_step - one.step_ns, newest - one.any_ns) for one in signs}
+    silent = [one for one in signs if ages[one.rank] > patience and not course.is_gone(one.rank)]
     if not silent:
         yield from _left_without_a_word(case, signs)
         return
     one = silent[0]
-    seconds = max(newest_step - one.step_ns, newest - one.any_ns) / 1e9
+    seconds = ages[one.rank] / 1e9
+    lives = newest - one.any_ns <= patience
     yield Seen(
         first_step=one.step,
         last_step=max(sign.step for sign in signs),
         ranks=tuple(sign.rank for sign in silent),
         summary=f"Rank {one.rank} has been silent since step {one.step}.",
         cause=f"Its last row is {seconds:.0f} s older than another rank's."
-        + (
-            " Its devices are still sampled, so its process lives."
-            if newest - one.any_ns <= patience
-            else ""
-        ),
+        + " Its devices are still sampled, so its process lives." * lives,
         action="Look at that rank's process: it died, hangs, or waits for the others.",
         evidence=(Evidence("step", one.step, seconds, patience / 1e9),),
     )
@@ -215,12 +197,11 @@ class _Sign:
 
 
 def _signs_of_life(case: Case) -> list[_Sign]:
-    course = case.ranks
-    lowest = min(case.record.ranks, default=0)
-    ends = {r: (f.last_step, f.last_time_ns, f.ahead_ns or 0)
-            for r, f in course.others.items() if f.last_time_ns}  # fmt: skip
-    ends[lowest] = (course.last_step, int(course.last_time_ns), 0)
-    heard = case.devices.last_times_ns()
+    course, heard = case.ranks, case.devices.last_times_ns()
+    ends = {min(case.record.ranks, default=0): (course.last_step, int(course.last_time_ns), 0)}
+    for rank, facts in course.others.items():
+        if facts.last_time_ns:
+            ends[rank] = (facts.last_step, facts.last_time_ns, facts.ahead_ns or 0)
     return [
         _Sign(rank, step, time_ns - ahead_ns, max(time_ns, heard.get(rank, 0)) - ahead_ns)
         for rank, (step, time_ns, ahead_ns) in sorted(ends.items())
@@ -294,16 +275,14 @@ def _still_searches(case: Case) -> bool:
 )
 def ranks_see_same_data(case: Case) -> Iterator[Seen]:
     """Bit-identical losses on all ranks."""
-    course = case.ranks
-    if not course.others or not course.losses_vary:
+    others = case.ranks.others.values()
+    compared = min((facts.compared for facts in others), default=0)
+    differ = any(facts.same_losses < facts.compared for facts in others)
+    if compared < SAME_LOSSES or differ or not case.ranks.losses_vary:
         return
-    if any(f.compared < SAME_LOSSES or f.same_losses < f.compared
-           for f in course.others.values()):  # fmt: skip
-        return
-    compared = min(facts.compared for facts in course.others.values())
     yield Seen(
         at=case.scale,
-        summary=f"All {len(course.others) + 1} ranks compute the same losses.",
+        summary=f"All {len(others) + 1} ranks compute the same losses.",
         cause=f"In {count_text(compared, 'step')} they are equal bit for bit: each rank sees the "
         "same batches.",
         evidence=(Evidence("loss", case.scale.last_step, float(compared), float(compared)),),

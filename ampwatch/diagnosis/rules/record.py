@@ -58,12 +58,9 @@ def _lacks_layers(case: Case) -> bool:
 
 def _bounded_layers(case: Case) -> list[str]:
     """The layers that a finding names though no overflow's own data did."""
-    backward = [
-        one
-        for one in case.scale.culprits.layers.values()
-        if one.times.count >= policy.BACKWARD_OVERFLOWS
-    ]
-    return sorted({one.layer for one in (*backward, *case.ledger.forward.values()) if one.is_bound})
+    named = case.scale.culprits.layers.values()
+    often = [one for one in named if one.times.count >= policy.BACKWARD_OVERFLOWS]
+    return sorted({one.layer for one in (*often, *case.ledger.forward.values()) if one.is_bound})
 
 
 _NAMES = {"loss": "loss", "lr": "learning rate", "grad_norm": "gradient norm"}
@@ -89,12 +86,12 @@ def _foreign_spots(case: Case) -> Iterator[str]:
     lacking = [name for column, name in _NAMES.items() if column not in case.numbers.told]
     if lacking:
         yield f"The log tells no {_or(lacking)}: causes that show there cannot be told."
+    absent = {*_NAMES} - case.numbers.told
     if not case.scale.has_scaler:
         yield "It tells no loss scale."
-    unnamed = ", so no layer can be named" if _lacks_layers(case) else ""
+        absent |= {"scale", "scale_after"}
+    unnamed = ", so no layer can be named" * _lacks_layers(case)
     yield f"Layers, updates and memory are not in such a log{unnamed}."
-    absent = {*_NAMES} - case.numbers.told
-    absent |= set() if case.scale.has_scaler else {"scale", "scale_after"}
     for column, marks in sorted(case.record.marks.items()):
         for mark in marks:
             if (column, mark) in _READINGS and column not in absent:
@@ -141,16 +138,15 @@ def run_ended_uncleanly(case: Case) -> Iterator[Seen]:
 def _ended_by(event: Event) -> Seen:
     """How an exception ended it: which, in which layer, at which of the user's lines."""
     text = " ".join(str(event.detail.get("message", "")).split())[:200]
-    layer = str(event.detail["layer"]) if event.detail.get("layer") else None
     place = str(event.detail.get("user_frame") or "").rpartition("/")[2]
     summary = f"The run ended by {event.exception}"
-    summary += f" in layer {layer}" if layer else ""
+    summary += f" in layer {event.layer}" if event.layer else ""
     summary += f" at {place}." if place else "."
     return Seen(
         first_step=event.step,
         last_step=event.step,
         ranks=(event.rank,),
-        layer=layer,
+        layer=event.layer,
         summary=summary,
         cause=text or "The exception had no message.",
         action="Put the error right; the record up to there is complete.",
@@ -172,13 +168,12 @@ def _ended_by(event: Event) -> Seen:
 def telemetry_gap(case: Case) -> Iterator[Seen]:
     """Rows that were lost, as the record tells."""
     gaps, ledger = case.ledger.of(EventKind.GAP), case.ledger
-    if not gaps.count:
-        return
-    yield Seen(
-        at=gaps,
-        ranks=tuple(sorted(ledger.gap_ranks)),
-        summary=f"{count_text(gaps.count, 'gap')} in the record.",
-        cause=" ".join(sorted(ledger.gap_reasons))
-        or "Rows were lost between the probe and the log.",
-        evidence=(Evidence("gaps", gaps.last_step, float(gaps.count)),),
-    )
+    told = " ".join(sorted(ledger.gap_reasons))
+    if gaps.count:
+        yield Seen(
+            at=gaps,
+            ranks=tuple(sorted(ledger.gap_ranks)),
+            summary=f"{count_text(gaps.count, 'gap')} in the record.",
+            cause=told or "Rows were lost between the probe and the log.",
+            evidence=(Evidence("gaps", gaps.last_step, float(gaps.count)),),
+        )

@@ -45,7 +45,11 @@ def misaligned_shapes(case: Case) -> Iterator[Seen]:
     """Half-precision products whose sides tensor cores do not like."""
     cards = [card for card in case.devices if _has_units(card, "float16")]
     products = {name: one for name, one in case.precision.products.items() if one.runs_half}
-    odd = {name: one.flops or 0.0 for name, one in products.items() if _is_odd(one.sides)}
+    odd = {
+        name: one.flops or 0.0
+        for name, one in products.items()
+        if any(side % ALIGNED_SIDE for side in one.sides)
+    }
     total = sum(one.flops or 0.0 for one in products.values())
     if not cards or sum(odd.values()) < MISALIGNED_SHARE * total or not odd:
         return
@@ -59,10 +63,6 @@ def misaligned_shapes(case: Case) -> Iterator[Seen]:
         action=f"Round up to a multiple of {ALIGNED_SIDE}: {_rounded(products, names)}.",
         evidence=(Evidence("flops", case.scale.last_step, sum(odd.values()), total),),
     )
-
-
-def _is_odd(sides: Sequence[int]) -> bool:
-    return any(side % ALIGNED_SIDE for side in sides)
 
 
 def _sides_text(sides: Sequence[int]) -> str:
@@ -96,12 +96,14 @@ def no_tensor_cores(case: Case) -> Iterator[Seen]:
     """A card that half precision does not make faster."""
     for dtype in _HALF:
         cards = [card for card in case.devices if _has_units(card, dtype) is False]
-        if cards and _computes_in(case, dtype):
-            break
-    else:
-        return
+        if dtype in case.numbers.autocast_dtypes and cards:
+            yield _slow(cards, dtype, case)
+            return
+
+
+def _slow(cards: Sequence[Card], dtype: str, case: Case) -> Seen:
     card, needed = cards[0], TENSOR_CORES[dtype]
-    yield Seen(
+    return Seen(
         at=case.scale,
         ranks=tuple(sorted({card.rank for card in cards})),
         summary=f"The {card.name or 'card'} gains no speed from {dtype}.",
@@ -119,9 +121,4 @@ def _has_units(card: Card, dtype: str) -> bool | None:
         capability = float(card.capability or "")
     except ValueError:
         return None
-    plain = NO_TENSOR_CORES in (card.name or "")
-    return capability >= TENSOR_CORES[dtype] and not plain
-
-
-def _computes_in(case: Case, dtype: str) -> bool:
-    return dtype in case.numbers.autocast_dtypes
+    return capability >= TENSOR_CORES[dtype] and NO_TENSOR_CORES not in (card.name or "")
