@@ -8,9 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.alerts.watching import warn
+from ampwatch.alerts.session import warn
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors.line import EVERY_S, Line, close_lines
+from ampwatch.mirrors.mirror_worker import EVERY_S, MirrorWorker, close_workers
 from ampwatch.mirrors.places import active_places, open_mirrors
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ def mirror(
     if thin < 1:
         raise MirrorError(f"thin is {thin!r}: pass a whole number of steps from 1 on.")
     if isinstance(run, (str, Path)):
-        lines = _lines(_places(to), thin, every_s)
-        for line in lines:
-            line.follow(Path(run))
-        return Mirroring(lines, wait_s)
+        workers = _workers(_places(to), thin, every_s)
+        for worker in workers:
+            worker.follow(Path(run))
+        return Mirroring(workers, wait_s)
     if run.run_folder is None:
         return Mirroring((), wait_s)
     places = _places(to)
@@ -62,10 +62,10 @@ def mirror(
     if known is not None and not known.closed:  # a notebook's cell is run again
         _warn(f"this run is mirrored to {', '.join(places)} already, and that goes on.")
         return known
-    lines = _lines(places, thin, every_s)
-    for line in lines:
-        line.follow(run.run_folder, run.rank, run.began_ns)
-    mirroring = _SHOWN[run][places] = Mirroring(lines, wait_s)
+    workers = _workers(places, thin, every_s)
+    for worker in workers:
+        worker.follow(run.run_folder, run.rank, run.began_ns)
+    mirroring = _SHOWN[run][places] = Mirroring(workers, wait_s)
     _end_with(run, mirroring)
     return mirroring
 
@@ -73,25 +73,25 @@ def mirror(
 class Mirroring:
     """A run being mirrored; `close` sends what is left and ends it. Closing the watch does so."""
 
-    def __init__(self, lines: Sequence[Line], wait_s: float) -> None:
+    def __init__(self, workers: Sequence[MirrorWorker], wait_s: float) -> None:
         self.closed = False
-        self._lines = tuple(lines)
+        self._workers = tuple(workers)
         self._wait_s = wait_s
 
     @property
     def failures(self) -> int:
         """How often a client raised."""
-        return sum(line.failures for line in self._lines)
+        return sum(worker.failures for worker in self._workers)
 
     @property
     def lost_rows(self) -> int:
         """How many rows did not arrive; known once it is closed."""
-        return sum(line.lost_rows for line in self._lines)
+        return sum(worker.lost_rows for worker in self._workers)
 
     def close(self) -> None:
         """Send what there is and end; again does nothing."""
         self.closed = True
-        close_lines(self._lines, self._wait_s)
+        close_workers(self._workers, self._wait_s)
 
     def __enter__(self) -> Mirroring:
         return self
@@ -111,9 +111,9 @@ def _places(to: str | Sequence[str] | None) -> tuple[str, ...]:
     return (to,) if isinstance(to, str) else tuple(to)
 
 
-def _lines(places: Sequence[str], thin: int, every_s: float) -> list[Line]:
+def _workers(places: Sequence[str], thin: int, every_s: float) -> list[MirrorWorker]:
     mirrors = open_mirrors(places, is_inside=True)
-    return [Line(one, _warn, every_s=every_s, thin=thin) for one in mirrors]
+    return [MirrorWorker(one, _warn, every_s=every_s, thin=thin) for one in mirrors]
 
 
 def _end_with(watch: Any, mirroring: Mirroring) -> None:

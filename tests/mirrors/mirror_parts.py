@@ -40,20 +40,20 @@ class Kept:
 
     def __init__(self, trouble=None):
         self.trouble, self.asked, self.closed = trouble, 0, 0
-        self.bulletins = []
+        self.updates = []
 
-    def take(self, bulletin):
+    def take(self, update):
         self.asked += 1
         if self.trouble is not None:
             raise self.trouble
-        self.bulletins.append(bulletin)
+        self.updates.append(update)
 
     def close(self):
         self.closed += 1
 
     @property
     def points(self):
-        return [points for bulletin in self.bulletins for points in bulletin.points]
+        return [points for update in self.updates for points in update.points]
 
     def curve(self, name, prefix="ampwatch/"):
         """The rows handed on, as (step, value)."""

@@ -1,0 +1,155 @@
+"""The one follower that a run has in this process: its rows, its engine, and how it stands."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from ampwatch.diagnosis import Diagnosis, Engine, Finding, Severity, conclude
+from ampwatch.errors import NotARunError
+from ampwatch.follow.liveness import Liveness, State
+from ampwatch.rows import TABLES
+from ampwatch.store import RUN_FILE, Run, RunInfo, is_written, open_run
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A run as it stood at one moment, and what was found in it."""
+
+    info: RunInfo
+    state: State
+    rows: int  # logged so far, of all tables: another number means that there is more
+    silent_s: float  # how long ago the run grew
+    judged: Diagnosis  # as of a run that is over
+    established_scale: float | None
+    notes: tuple[str, ...]  # the record's: what was cut off, what is missing
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended or is lost."""
+        return self.state is not State.LIVE
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """What was found; that a live run has no end mark is no finding."""
+        return self.judged if self.is_over else self.judged.while_running()
+
+
+class Follower:
+    """Holds an open run and its engine; any thread may ask. A look costs what is new.
+
+    Of a run that is over only the last look is kept; if it goes on one day, it is read anew.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._liveness = Liveness()
+        self._run = open_run(path)
+        self.run_id = self._run.info.id
+        self._engine: Engine | None = None
+        self._seen: Look | None = None
+        self._seen_s = 0.0
+
+    def written_here_since(self, began_ns: int) -> None:
+        """Note that this process writes the run, and since when: an end before that is no end."""
+        self._liveness.began_ns = max(self._liveness.began_ns, began_ns)
+
+    def hear(self) -> None:
+        """Note that its trainer was heard of just now, by another way than its rows."""
+        self._liveness.hear()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Run]:
+        """The run as it stood at the last look or later, kept still while its rows are read."""
+        with self._lock:
+            yield self._run
+
+    def state(self) -> State:
+        """How the run stands, without a diagnosis; NotARunError if it is gone."""
+        with self._lock:
+            return self._refreshed()[0]
+
+    def look(self, max_age_s: float = 0.0) -> Look:
+        """The run and its diagnosis; a look that another took may be as old as `max_age_s`."""
+        with self._lock:
+            if self._seen is None or time.monotonic() - self._seen_s >= max_age_s:
+                self._seen = self._look(self._seen)
+                self._seen_s = time.monotonic()
+            return self._seen
+
+    # --- within, under the lock ------------------------------------------------------------------
+
+    def _look(self, seen: Look | None) -> Look:
+        state, rows = self._refreshed()
+        silent_s = self._liveness.silent_s(self._run)
+        if seen is None or rows != seen.rows:
+            seen = self._judge(state, rows, silent_s)
+        seen = replace(seen, info=self._run.info, state=state, silent_s=silent_s)
+        if seen.is_over and self._engine is not None:
+            self._run, self._engine = open_run(self.path), None
+        return seen
+
+    def _refreshed(self) -> tuple[State, int]:
+        """How the run stands, and how many rows it has by now."""
+        if not (self.path / RUN_FILE).is_file():
+            gone = f"{self.path} is gone: deleted, or its disk is away."
+            raise NotARunError(gone, path=self.path)
+        is_held = is_written(self.path)
+        run = self._run
+        run.refresh()
+        rows = sum(run.rows_logged(table, rank) for table in TABLES for rank in run.ranks)
+        return self._liveness.state(run, rows, is_held=is_held), rows
+
+    def _judge(self, state: State, rows: int, silent_s: float) -> Look:
+        self._engine = self._engine or Engine()
+        run, case = self._run, self._engine.feed(self._run).case()
+        scale, judged = case.scale.level, conclude(case)
+        pool = pa.default_memory_pool()
+        pool.release_unused()  # what growing left behind; in days it adds up
+        return Look(run.info, state, rows, silent_s, judged, scale, tuple(run.notes))
+
+
+_FOLLOWERS: weakref.WeakValueDictionary[str, Follower] = weakref.WeakValueDictionary()
+_FOLLOWERS_LOCK = threading.Lock()
+
+
+def follow(path: str | Path) -> Follower:
+    """The follower of the run at `path`, the same for all in this process who hold one."""
+    key = os.path.realpath(path)
+    with _FOLLOWERS_LOCK:
+        found = _FOLLOWERS.get(key)
+        if found is None:
+            found = _FOLLOWERS[key] = Follower(Path(path))
+        return found
+
+
+class NewFindings:
+    """Remembers which of a run's findings were reported: each once, and again when it worsens.
+
+    A finding is known by its code: which layer leads may change from look to look.
+    """
+
+    def __init__(self, *, least: Severity = Severity.WARNING) -> None:
+        self._least = least
+        self._reported: dict[str, Severity] = {}
+
+    def of(self, diagnosis: Diagnosis) -> tuple[Finding, ...]:
+        """The findings that are new or worse, gravest first; from now on they are reported."""
+        fresh = tuple(finding for finding in diagnosis.findings if self._is_new(finding))
+        self._reported.update((finding.code, finding.severity) for finding in fresh)
+        return fresh
+
+    def _is_new(self, finding: Finding) -> bool:
+        known = self._reported.get(finding.code)
+        return finding.severity.weight >= self._least.weight and (
+            known is None or finding.severity.weight > known.weight
+        )
