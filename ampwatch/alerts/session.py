@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ampwatch.alerts.alert_text import Alert, alert_of, lost_alert
 from ampwatch.alerts.delivery import Delivery
@@ -15,20 +15,17 @@ from ampwatch.diagnosis import Finding
 from ampwatch.errors import AmpwatchError, NotARunError
 from ampwatch.follow import Follower, FollowThread, Look, NewFindings, follow
 
+if TYPE_CHECKING:
+    from ampwatch.probe import NoWatch, Watch
+
 LOOK_EVERY_S = 1.0
 
 
-class Watched(Protocol):
-    """What `attach` returns; only its run is needed, and when it began to write it."""
-
-    @property
-    def run_folder(self) -> Path | None: ...  # noqa: D102
-    @property
-    def began_ns(self) -> int: ...  # noqa: D102
-
-
 def watch_run(
-    run: Watched | str | Path, on_finding: Callable[[Finding], None], *, every_s: float = 2.0
+    run: Watch | NoWatch | str | Path,
+    on_finding: Callable[[Finding], None],
+    *,
+    every_s: float = 2.0,
 ) -> RunWatch:
     """Call `on_finding` with each warning and error found in a run, once, and when it gets worse.
 

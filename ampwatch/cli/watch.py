@@ -89,7 +89,7 @@ class Asked:
 
 def _watch(path: Path, console: Console, asked: Asked) -> None:
     from ampwatch.alerts import RunAlerts
-    from ampwatch.follow import follow
+    from ampwatch.follow import State, follow
 
     aside = _aside(console)
     with (
@@ -109,15 +109,10 @@ def _watch(path: Path, console: Console, asked: Asked) -> None:
         try:
             show(console, follower, asked.every_s, tell)
         except KeyboardInterrupt:  # whoever watches may leave at any time
-            if not _has_ended(follower):
+            if follower.state() is State.LIVE:
                 say("You stopped watching; the training was not touched.")
             for worker in workers:
                 worker.close(LEAVING_WAIT_S)
-
-
-def _has_ended(follower: Follower) -> bool:
-    with follower.reading() as run:
-        return run.clean_end
 
 
 def _aside(console: Console) -> Callable[[str], None]:
@@ -152,7 +147,7 @@ def _show_live(
                 view = _view(console, run, look)
             live.update(view, refresh=True)
             tell(look)
-    _say_how_it_ended(follower)
+    _say_how_it_ended(follower.path, look)
 
 
 def _view(console: Console, run: Run, look: Look) -> RenderableType:
@@ -197,17 +192,15 @@ def _show_plain(
                 text = f"  {severity}: {finding.code} {finding.name}: {finding.summary}"
                 console.print(text, soft_wrap=True)
         tell(look)
-    _say_how_it_ended(follower)
+    _say_how_it_ended(follower.path, look)
 
 
-def _say_how_it_ended(follower: Follower) -> None:
-    with follower.reading() as run:
-        is_foreign, has_ended = run.info.source != "ampwatch", run.clean_end
-    if is_foreign:
+def _say_how_it_ended(path: Path, look: Look) -> None:
+    if look.info.source != "ampwatch":
         say("The log has ended, or nobody reads it any more.")
-    elif not has_ended:
+    elif not look.diagnosis.run.clean_end:
         say("Nobody writes this run any more, and it has no end mark.")
-    say(f"The run is over. `ampwatch report {follower.path}` shows this again.")
+    say(f"The run is over. `ampwatch report {path}` shows this again.")
 
 
 def line_of(run: Run, diagnosis: Diagnosis) -> str:

@@ -114,7 +114,8 @@ class FollowThread:
         follower = self._open[folder]
         if follower is None:
             follower = self._open[folder] = follow(folder)
-            follower.written_here_since(self._began_ns.pop(folder, 0))
+            began_ns = self._began_ns.pop(folder, 0)
+            follower.liveness.began_ns = max(follower.liveness.began_ns, began_ns)
         if follower.run_id in self._alive:
-            follower.hear()
+            follower.liveness.hear()
         return follower

@@ -14,10 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from ampwatch.diagnosis import Diagnosis, Engine, Finding, Severity, conclude
-from ampwatch.errors import NotARunError
-from ampwatch.follow.liveness import Liveness, State
-from ampwatch.rows import TABLES
-from ampwatch.store import RUN_FILE, Run, RunInfo, is_written, open_run
+from ampwatch.follow.liveness import Liveness, State, has_ended
+from ampwatch.store import Run, RunInfo, open_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +24,7 @@ class Look:
 
     info: RunInfo
     state: State
+    ended_ranks: tuple[int, ...]
     rows: int  # logged so far, of all tables: another number means that there is more
     silent_s: float  # how long ago the run grew
     judged: Diagnosis  # as of a run that is over
@@ -52,20 +51,12 @@ class Follower:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._liveness = Liveness()
+        self.liveness = Liveness()
         self._run = open_run(path)
         self.run_id = self._run.info.id
         self._engine: Engine | None = None
         self._seen: Look | None = None
         self._seen_s = 0.0
-
-    def written_here_since(self, began_ns: int) -> None:
-        """Note that this process writes the run, and since when: an end before that is no end."""
-        self._liveness.began_ns = max(self._liveness.began_ns, began_ns)
-
-    def hear(self) -> None:
-        """Note that its trainer was heard of just now, by another way than its rows."""
-        self._liveness.hear()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Run]:
@@ -76,7 +67,7 @@ class Follower:
     def state(self) -> State:
         """How the run stands, without a diagnosis; NotARunError if it is gone."""
         with self._lock:
-            return self._refreshed()[0]
+            return self.liveness.refresh(self._run)[0]
 
     def look(self, max_age_s: float = 0.0) -> Look:
         """The run and its diagnosis; a look that another took may be as old as `max_age_s`."""
@@ -89,33 +80,22 @@ class Follower:
     # --- within, under the lock ------------------------------------------------------------------
 
     def _look(self, seen: Look | None) -> Look:
-        state, rows = self._refreshed()
-        silent_s = self._liveness.silent_s(self._run)
+        state, rows = self.liveness.refresh(self._run)
+        silent_s = self.liveness.silent_s(self._run)
         if seen is None or rows != seen.rows:
             seen = self._judge(state, rows, silent_s)
-        seen = replace(seen, info=self._run.info, state=state, silent_s=silent_s)
+        seen = replace(seen, state=state, silent_s=silent_s)
         if seen.is_over and self._engine is not None:
             self._run, self._engine = open_run(self.path), None
         return seen
-
-    def _refreshed(self) -> tuple[State, int]:
-        """How the run stands, and how many rows it has by now."""
-        if not (self.path / RUN_FILE).is_file():
-            gone = f"{self.path} is gone: deleted, or its disk is away."
-            raise NotARunError(gone, path=self.path)
-        is_held = is_written(self.path)
-        run = self._run
-        run.refresh()
-        rows = sum(run.rows_logged(table, rank) for table in TABLES for rank in run.ranks)
-        return self._liveness.state(run, rows, is_held=is_held), rows
 
     def _judge(self, state: State, rows: int, silent_s: float) -> Look:
         self._engine = self._engine or Engine()
         run, case = self._run, self._engine.feed(self._run).case()
         scale, judged = case.scale.level, conclude(case)
-        pool = pa.default_memory_pool()
-        pool.release_unused()  # what growing left behind; in days it adds up
-        return Look(run.info, state, rows, silent_s, judged, scale, tuple(run.notes))
+        ended = tuple(r for r in run.ranks if has_ended(run, r, self.liveness.began_ns))
+        pa.default_memory_pool().release_unused()  # what growing left behind; in days it adds up
+        return Look(run.info, state, ended, rows, silent_s, judged, scale, run.notes)
 
 
 _FOLLOWERS: weakref.WeakValueDictionary[str, Follower] = weakref.WeakValueDictionary()

@@ -10,7 +10,9 @@ from __future__ import annotations
 import enum
 import time
 
-from ampwatch.store import Run, RunSummary, is_written
+from ampwatch.errors import NotARunError
+from ampwatch.rows import TABLES
+from ampwatch.store import RUN_FILE, Run, RunSummary, is_written
 
 # A trainer on another machine, or a file system without locks, shows itself by its rows alone.
 QUIET_S = 60.0
@@ -43,11 +45,20 @@ class Liveness:
         """Note that its trainer was heard of just now, by another way than its rows."""
         self._heard_s = time.monotonic()
 
-    def state(self, run: Run, rows: int, *, is_held: bool) -> State:
-        """How the run stands, given its rows and whether its lock was held before they were read.
+    def refresh(self, run: Run) -> tuple[State, int]:
+        """Have the run take in what is new; how it stands, and how many rows it has by now.
 
-        Asked in that order nothing is missed: what a free lock's writer had to say is in the rows.
+        NotARunError if it is gone.
         """
+        if not (run.path / RUN_FILE).is_file():
+            gone = f"{run.path} is gone: deleted, or its disk is away."
+            raise NotARunError(gone, path=run.path)
+        is_held = is_written(run.path)  # before its rows: a lock set free says no more come
+        run.refresh()
+        rows = sum(run.rows_logged(table, rank) for table in TABLES for rank in run.ranks)
+        return self._state(run, rows, is_held=is_held), rows
+
+    def _state(self, run: Run, rows: int, *, is_held: bool) -> State:
         now_s = time.monotonic()
         if self._rows is not None and rows != self._rows:
             self._grown_s = now_s

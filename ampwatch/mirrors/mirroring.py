@@ -45,8 +45,9 @@ def mirror(
 
     A thread reads the run's log every `every_s` seconds; the training is asked for nothing. What a
     client raises is warned of once and tried again, and closing the watch sends the rest, waiting
-    `wait_s` at most. MirrorError says here, and only here, what is missing. With AMPWATCH=0 nothing
-    is done.
+    `wait_s` at most. A run whose training was killed is over, too: `every_s` and 3 seconds after
+    its last process is gone, or, on a disk without locks, after a minute without rows. MirrorError
+    says here, and only here, what is missing. With AMPWATCH=0 nothing is done.
     """
     if thin < 1:
         raise MirrorError(f"thin is {thin!r}: pass a whole number of steps from 1 on.")
@@ -77,6 +78,11 @@ class Mirroring:
         self.closed = False
         self._workers = tuple(workers)
         self._wait_s = wait_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is mirrored any more: the run is over, or this was closed."""
+        return not any(worker.thread.is_at_work for worker in self._workers)
 
     @property
     def failures(self) -> int:

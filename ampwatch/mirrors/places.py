@@ -20,16 +20,7 @@ EXAMPLES = (
     "tensorboard:DIR, prometheus://:9464, otlp://HOST:4318, wandb:PROJECT, mlflow:EXPERIMENT, "
     "trackio:PROJECT"
 )
-# By what the user writes: the file that knows that kind of place, and what it is told besides.
-KINDS: dict[str, tuple[str, dict[str, str]]] = {
-    "tensorboard": ("tensorboard", {}),
-    "prometheus": ("prometheus", {}),
-    "otlp": ("otlp", {}),
-    "otlps": ("otlp", {"scheme": "https"}),
-    "wandb": ("wandb", {}),
-    "mlflow": ("mlflow", {}),
-    "trackio": ("trackio", {}),
-}
+KINDS = ("tensorboard", "prometheus", "otlp", "otlps", "wandb", "mlflow", "trackio")
 _LONGEST_REASON = 200  # letters
 _WITH_RUNS = ("wandb", "mlflow", "trackio")  # a run of these may be active in this process
 
@@ -40,16 +31,17 @@ def open_mirror(place: str, *, is_inside: bool) -> Mirror:
     `is_inside` is the training process, where runs of the user's own may be active.
     """
     kind, _, rest = place.partition(":")
-    known = KINDS.get(kind.strip().lower())
-    if known is None:
+    name = kind.strip().lower()
+    if name not in KINDS:
         raise MirrorError(f"Nothing can be mirrored to {place!r}: name one of {EXAMPLES}.")
-    name, told = known
+    told = {"scheme": "https"} if name == "otlps" else {}
     try:
-        return _file(name).open_mirror(rest.strip(), is_inside=is_inside, **told)  # type: ignore[no-any-return]
+        opened: Mirror = _file(name).open_mirror(rest.strip(), is_inside=is_inside, **told)
     except MirrorError:
         raise
     except Exception as error:
         raise MirrorError(f"Nothing can be mirrored to {kind}: {reason(error)}.") from error
+    return opened
 
 
 def open_mirrors(places: Sequence[str], *, is_inside: bool) -> list[Mirror]:
@@ -78,7 +70,7 @@ def active_places() -> list[str]:
 
 def _file(name: str) -> ModuleType:
     """One of our own files, which load this one; loaded when somebody asks for that place."""
-    return import_module(f"ampwatch.mirrors.{name}")
+    return import_module(f"ampwatch.mirrors.{'otlp' if name == 'otlps' else name}")
 
 
 def client(module: str, package: str) -> Any:

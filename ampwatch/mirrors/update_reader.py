@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ampwatch.follow import Follower, Look, NewFindings, State, has_ended
+from ampwatch.follow import Follower, Look, NewFindings, State
 from ampwatch.mirrors.readings import Curve, Flags, Integers, Points, Update
 from ampwatch.rows import Table
 from ampwatch.store import Run
@@ -125,6 +125,8 @@ class UpdateReader:
         update, self._pending = self._pending, None
         if update is not None and update.diagnosis is not None and self._look is not None:
             self._shown = (self._look.rows, update.is_over)
+            if update.is_over:
+                self._follower = None
 
     @property
     def is_done(self) -> bool:
@@ -151,19 +153,13 @@ class UpdateReader:
         points = self._points(run)
         if points or self._waiting(run):  # by themselves: a finding that fails repeats none of them
             return Update(run.info, self._place, points)
-        state = self._state(run, look)
+        # Where one rank is shown, it ends with that rank.
+        state = State.ENDED if self._selection.rank in look.ended_ranks else look.state
         is_over = state is not State.LIVE
         if self._shown == (look.rows, is_over):
             return None
         diagnosis = look.judged if is_over else look.diagnosis
         return Update(run.info, self._place, (), diagnosis, self._new.of(diagnosis), state)
-
-    def _state(self, run: Run, look: Look) -> State:
-        """How the run stands; where one rank is shown it ends with that rank."""
-        rank, began_ns = self._selection.rank, self._selection.began_ns
-        if rank is not None and not look.is_over and has_ended(run, rank, began_ns):
-            return State.ENDED
-        return look.state
 
     def _points(self, run: Run) -> tuple[Points, ...]:
         """The next rows that are to be shown, past those that are thinned out."""

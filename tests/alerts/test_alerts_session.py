@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -11,30 +10,19 @@ from pathlib import Path
 import children
 import pytest
 from alert_parts import wait_for
-from written_runs import event_columns, step_columns, write_run
+from written_runs import more, write_run
 
 import ampwatch
-from ampwatch import codec, store
+from ampwatch import store
 from ampwatch.alerts import alert_session
 from ampwatch.diagnosis import Severity
 from ampwatch.errors import NotARunError
-from ampwatch.rows import Table
 
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch):
     """Runs that are written by hand are not given up between two strokes."""
     monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 600.0)
-
-
-def more(path, accepted=0, skipped=0, *, first=100, ended=False):
-    """A trainer writes on."""
-    with contextlib.closing(store.RankWriter(path, 0)) as writer:
-        now = time.time_ns()
-        writer.append(codec.encode(Table.STEPS, step_columns(accepted, skipped, now, first=first)))
-        if ended:
-            events = [(first + accepted + skipped, "ended", {})]
-            writer.append(codec.encode(Table.EVENTS, event_columns(events, now)))
 
 
 def test_each_finding_is_given_once_and_the_thread_ends_with_the_run(tmp_path):

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 from alert_parts import wait_for
-from mirror_parts import more, train, weights, write
+from mirror_parts import train, weights, write
 from web_server import answering
-from written_runs import write_run
+from written_runs import more, write_run
 
 from ampwatch import cli, open_run
 from ampwatch.errors import MirrorError

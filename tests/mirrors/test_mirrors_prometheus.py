@@ -8,8 +8,8 @@ import urllib.request
 
 import pytest
 from alert_parts import wait_for
-from mirror_parts import more, skips, train, write
-from written_runs import write_run
+from mirror_parts import skips, train, write
+from written_runs import more, write_run
 
 from ampwatch import cli, open_run
 from ampwatch.errors import MirrorError

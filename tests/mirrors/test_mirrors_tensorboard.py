@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from alert_parts import wait_for
-from mirror_parts import logged, more, skips, train, weights
-from written_runs import write_run
+from mirror_parts import logged, skips, train, weights
+from written_runs import more, write_run
 
 import ampwatch
 from ampwatch import cli

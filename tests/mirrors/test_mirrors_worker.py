@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 from alert_parts import wait_for
-from mirror_parts import Kept, logged, more, skips, write
-from written_runs import fresh_id, step_columns, write_run
+from mirror_parts import Kept, logged, skips, write
+from written_runs import fresh_id, more, step_columns, write_run
 
 from ampwatch import store
 from ampwatch.follow import follow
