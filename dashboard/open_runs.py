@@ -93,16 +93,16 @@ class OpenRuns:
         """The run as it stands, of one rank or of all; AmpwatchError says why it cannot be read."""
         key = (path, rank)
         with self._lock:
-            watched = self._open.get(key)
-        if watched is None:
-            watched = self._opened(path, rank)
+            known = self._open.get(key)
+        if known is None:
+            known = self._opened(path, rank)
         with self._lock:
             if key in self._open:
                 self._open.move_to_end(key)
             while len(self._open) > MOST_RUNS:
                 self._forget(next(iter(self._open)))
         try:
-            return watched.look()
+            return known.look()
         except AmpwatchError:
             with self._lock:  # opened anew at the next look: the disk may be back
                 self._forget(key)

@@ -88,14 +88,14 @@ class Delivery:
                     self._changed.wait(rest_s)
                 closing = self._closing
             for outbox in self._outboxes:
-                if outbox.waiting and (closing or outbox.due_in_s() == 0.0):
+                if outbox.waiting and (closing or outbox.retry.due_in_s == 0.0):
                     self._send(outbox)
             if closing:
                 return
 
     def _rest_s(self) -> float | None:
         """How long until an outbox is due; None while nothing waits."""
-        times = [outbox.due_in_s() for outbox in self._outboxes if outbox.waiting]
+        times = [outbox.retry.due_in_s for outbox in self._outboxes if outbox.waiting]
         return min(times, default=None)
 
     def _send(self, outbox: _Outbox) -> None:
@@ -118,33 +118,42 @@ class _Outbox:
         self.service = service
         self.label = service.label
         self.waiting: list[Alert] = []
-        self._every_s, self._retry_s = every_s, retry_s
-        self._failures = 0
-        self._failed_before = False
-        self._not_before_s = 0.0
+        self.retry = Retry(retry_s, LONGEST_RETRY_S)
+        self._every_s = every_s
 
     def put(self, alert: Alert) -> None:
         self.waiting = [*self.waiting, alert][-_MOST_WAITING:]
 
-    def due_in_s(self) -> float:
-        return max(0.0, self._not_before_s - time.monotonic())
-
     def settle(self, sent: Sequence[Alert], *, failed: bool) -> bool:
         """Note how sending went; True if this service failed for the first time."""
-        pause_s = self._every_s
-        if failed:
-            pause_s = min(self._retry_s * 2.0**self._failures, LONGEST_RETRY_S)
-            self._failures = min(self._failures + 1, 16)
-        else:
+        if not failed:
             gone = {id(alert) for alert in sent}
             self.waiting = [alert for alert in self.waiting if id(alert) not in gone]
-            self._failures = 0
+        return self.retry.note(failed=failed, rest_s=self._every_s)
+
+
+class Retry:
+    """When what failed is tried again: after a pause that doubles with each failure in a row."""
+
+    def __init__(self, first_s: float, longest_s: float) -> None:
+        self.failures = self.failures_in_a_row = 0
+        self._first_s, self._longest_s = first_s, longest_s
+        self._not_before_s = 0.0
+
+    @property
+    def due_in_s(self) -> float:
+        """How long until the next try."""
+        return max(0.0, self._not_before_s - time.monotonic())
+
+    def note(self, *, failed: bool, rest_s: float = 0.0) -> bool:
+        """Note how a try went; True if it is the first that failed."""
+        pause_s = rest_s
+        if failed:
+            pause_s = min(self._first_s * 2.0 ** min(self.failures_in_a_row, 16), self._longest_s)
         self._not_before_s = time.monotonic() + pause_s
-        is_first, self._failed_before = (
-            failed and not self._failed_before,
-            (failed or self._failed_before),
-        )
-        return is_first
+        self.failures_in_a_row = self.failures_in_a_row + 1 if failed else 0
+        self.failures += failed
+        return failed and self.failures == 1
 
 
 def _trouble_in(service: Service, alert: Alert) -> str | None:

@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ampwatch.alerts.alert_text import Alert, alert_of, lost_alert
@@ -76,12 +75,7 @@ class RunWatch:
     def __enter__(self) -> RunWatch:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _look(self, _folder: Path, follower: Follower) -> bool:

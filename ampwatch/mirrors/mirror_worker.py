@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from ampwatch.alerts.delivery import Retry
 from ampwatch.diagnosis.words import count_text
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, FollowThread
 from ampwatch.mirrors.places import reason
-from ampwatch.mirrors.readings import Mirror, Update
+from ampwatch.mirrors.readings import Mirror
 from ampwatch.mirrors.update_reader import Selection, UpdateReader
 
 EVERY_S = 5.0
@@ -33,17 +35,21 @@ class MirrorWorker:
         every_s: float = EVERY_S,
         thin: int = 1,
     ) -> None:
-        self.failures = 0
         self.lost_rows = 0  # known once it is closed
         self._mirror, self._on_note = mirror, on_note
         self._every_s, self._thin = every_s, thin
         self._readers: dict[Path, UpdateReader] = {}
-        self._failed_in_a_row, self._not_before_s = 0, 0.0
+        self._retry = Retry(every_s, LONGEST_RETRY_S)
         self._was_closed = False
         self.thread = FollowThread(
             self._bring, self._say_unreadable, every_s=every_s, name="ampwatch-mirror",
-            at_end=lambda: self._call(mirror.close),
+            at_end=lambda: self._does(mirror.close),
         )  # fmt: skip
+
+    @property
+    def failures(self) -> int:
+        """How often the client raised."""
+        return self._retry.failures
 
     def follow(self, folder: Path, rank: int | None = None, began_ns: int = 0) -> None:
         """Mirror a run until it is over; `began_ns` is when this process began to write it."""
@@ -53,7 +59,7 @@ class MirrorWorker:
 
     def close(self, wait_s: float | None = None) -> None:
         """Send what there is and end; a mirror that hangs is left behind after `wait_s`."""
-        if wait_s is not None and self._failed_in_a_row:
+        if wait_s is not None and self._retry.failures_in_a_row:
             wait_s = min(wait_s, LAST_TRY_S)
         if self._was_closed or not self.thread.close(wait_s):
             return
@@ -70,43 +76,34 @@ class MirrorWorker:
 
     def _bring(self, folder: Path, follower: Follower) -> bool:
         """Hand on all that is new, or up to where the mirror fails; whether the run is done."""
-        if time.monotonic() < self._not_before_s and not self.thread.is_closing:
+        if self._retry.due_in_s and not self.thread.is_closing:
             return False
         reader = self._readers.get(folder)
         if reader is None:
             reader = self._readers[folder] = UpdateReader(folder, Selection(self._thin))
         reader.look(follower, 0.0 if self.thread.is_closing else self._every_s / 2)
         while (update := reader.next()) is not None:
-            if not self._hand(update):
+            if not self._does(partial(self._mirror.take, update)):
                 return False
             reader.taken()
         return reader.is_done
 
     def _say_unreadable(self, folder: Path, problem: AmpwatchError) -> None:
-        self._on_note(f"{folder.name} is no longer mirrored: {problem}")
+        self._on_note(f"{folder.name} cannot be mirrored: {problem}")
 
-    def _hand(self, update: Update) -> bool:
-        """Whether the mirror took it."""
-        if self._call(lambda: self._mirror.take(update)):
-            self._failed_in_a_row = 0
-            return True
-        pause_s = min(self._every_s * 2.0**self._failed_in_a_row, LONGEST_RETRY_S)
-        self._failed_in_a_row = min(self._failed_in_a_row + 1, 16)
-        self._not_before_s = time.monotonic() + pause_s
-        return False
-
-    def _call(self, act: Callable[[], None]) -> bool:
+    def _does(self, act: Callable[[], None]) -> bool:
+        """Whether the client did it."""
+        trouble = ""
         try:
             act()
         except Exception as error:  # noqa: BLE001  clients of others; nobody else may suffer
-            self.failures += 1
-            if self.failures == 1:
-                self._on_note(
-                    f"{self._mirror.label} did not take what ampwatch has for it "
-                    f"({reason(error)}). It is tried again; nothing else is touched by it."
-                )
-            return False
-        return True
+            trouble = reason(error)
+        if self._retry.note(failed=bool(trouble)):
+            self._on_note(
+                f"{self._mirror.label} did not take what ampwatch has for it ({trouble}). It is "
+                "tried again; nothing else is touched by it."
+            )
+        return not trouble
 
 
 def close_workers(workers: Sequence[MirrorWorker], wait_s: float | None) -> None:

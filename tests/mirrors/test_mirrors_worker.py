@@ -225,7 +225,7 @@ def test_a_run_that_is_removed_is_said_once_and_stops_nothing(tmp_path, worker, 
     one.follow(write_run(tmp_path))
     wait_for(lambda: mirror.updates and mirror.updates[-1].is_over)
     assert len(notes) == 1
-    assert "bad is no longer mirrored" in notes[0]
+    assert "bad cannot be mirrored" in notes[0]
 
 
 def test_a_place_that_has_the_past_is_shown_this_attempt_only_with_all_skips_counted(
