@@ -12,8 +12,8 @@ import sketch
 from course import SCALE, Numbers
 from runs import Choice
 
-from ampwatch.diagnosis import diagnose
 from ampwatch.errors import AmpwatchError
+from ampwatch.follow import Follower, follow
 from ampwatch.store import open_run
 
 REMAKE_S = 5.0  # a live run's line is made anew after so long
@@ -44,6 +44,7 @@ class Cards:
         self._kept: dict[str, Card] = {}
         self._made_at: dict[str, float] = {}
         self._asked: set[str] = set()
+        self._followers: dict[str, Follower] = {}  # of live runs, whose engines go on
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="ampwatch-cards")
 
     def of(self, choice: Choice) -> Card | None:
@@ -64,26 +65,32 @@ class Cards:
         with self._lock:
             for path in set(self._kept) - paths:
                 del self._kept[path]
+                self._followers.pop(path, None)
 
     def _make(self, choice: Choice) -> None:
-        card = _card(choice)
+        follower, card = _card(choice)
         with self._lock:
+            self._followers.pop(choice.path, None)
+            if follower is not None and choice.live:
+                self._followers[choice.path] = follower
             self._kept[choice.path] = card
             self._made_at[choice.path] = time.monotonic()
             self._asked.discard(choice.path)
 
 
-def _card(choice: Choice) -> Card:
+def _card(choice: Choice) -> tuple[Follower | None, Card]:
     try:
+        follower = follow(choice.path)
+        diagnosis = follower.look().diagnosis
         run = open_run(choice.path)
-        diagnosis, course = diagnose(run), Numbers().take(run)
+        course = Numbers().take(run)
     except (AmpwatchError, OSError) as problem:
-        return Card(
+        return None, Card(
             choice.last_time_ns, "incomplete", "", "", 0, 0, 0, None, "", problem=str(problem)
         )
     head = diagnosis.headline
     serious = head is not None and head.severity.weight > 0
-    return Card(
+    return follower, Card(
         last_time_ns=choice.last_time_ns,
         verdict=diagnosis.verdict.value,
         headline=f"{head.code} {head.name}" if head is not None and serious else "",

@@ -7,8 +7,8 @@ import live
 import overview_chart
 import runs
 import streamlit as st
-from desk import Look
 from drawing import Arrays, Picture, live_message, still_message
+from open_runs import Look
 
 KEY = "chart"
 _SENT = "sent base"

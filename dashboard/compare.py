@@ -11,9 +11,9 @@ import numpy as np
 import runs
 import streamlit as st
 from course import SCALE
-from desk import Look
 from drawing import Arrays, Panel, Picture, Stroke, thinned_lines
 from edge import guarded
+from open_runs import Look
 from texts import bytes_text, said, short_dtype
 from theme import VERDICT_COLOR
 
@@ -68,7 +68,7 @@ def _now(chosen: Sequence[runs.Choice]) -> None:
 
 
 def _of_lowest_rank(choice: runs.Choice) -> Look:
-    return runs.desk().look(choice.path, min(choice.ranks, default=None))
+    return runs.open_runs().look(choice.path, min(choice.ranks, default=None))
 
 
 def _ends(looks: Sequence[Look]) -> tuple[int, int]:

@@ -12,8 +12,8 @@ import runs
 import sketch
 import streamlit as st
 from course import SCALE
-from desk import Look
 from edge import guarded
+from open_runs import Look
 from overview_chart import is_change
 from texts import rate_text, said, said_lines
 from theme import SEVERITY_COLOR

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 from course import Course
-from desk import Look
 from numpy.typing import NDArray
+from open_runs import Look
 
 from ampwatch.rows import EXPONENT_BINS, Table
 

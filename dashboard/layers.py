@@ -15,11 +15,11 @@ import runs
 import sketch
 import streamlit as st
 import windows
-from desk import Look
 from drawing import Panel, Picture, Stroke, thinned_lines
 from edge import guarded, problem
 from findings import letter_of
 from layer_rows import QUANTITIES, Branch, Exponents
+from open_runs import Look
 from texts import said, short_dtype, shortened
 from theme import PALETTE
 from wire import pack

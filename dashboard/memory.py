@@ -10,9 +10,9 @@ import numpy as np
 import runs
 import streamlit as st
 from course import Course
-from desk import Look
 from drawing import Arrays, Guide, Panel, Picture, Stroke, thinned_lines
 from edge import guarded, problem
+from open_runs import Look
 from texts import bytes_text, said
 
 from ampwatch.rows import Table

@@ -9,8 +9,8 @@ import navigate
 import runs
 import streamlit as st
 import windows
-from desk import Look
 from edge import guarded
+from open_runs import Look
 from strip import strip
 from texts import said
 from verdict import band

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 from course import SCALE, Course
-from desk import Look
 from drawing import Guide, Mark, Panel, Picture, Span, Stroke
+from open_runs import Look
 from rank_course import column_of
 from theme import SEVERITY_COLOR
 
@@ -104,7 +104,7 @@ def _guides(look: Look, column: str) -> Iterator[Guide]:
     """The established scale, and the advised rate with its interval."""
     if look.verdict is None:
         return
-    level, advice = look.verdict.level, look.verdict.diagnosis.learning_rate
+    level, advice = look.verdict.established_scale, look.verdict.judged.learning_rate
     if column == SCALE and level:
         value = float(np.log2(level))
         yield Guide(value, value, value, "scale", ", dotted the established level")

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 import address
 import streamlit as st
-from desk import Desk, Look, is_live
 from drawing import Bases
+from open_runs import Look, OpenRuns
 
 from ampwatch import store
 from ampwatch.errors import AmpwatchError
 from ampwatch.feed import DEFAULT_ENDPOINT
+from ampwatch.follow import seems_live
 from ampwatch.recorder import Recorder
 
 FRESH_S = 0.5
@@ -170,7 +171,7 @@ def _shelf(line: Callable[[Path], store.RunSummary]) -> Shelf:
             str(run.path),
             _name(run, names),
             _label(run),
-            _goes_on(run),
+            seems_live(run),
             run.last_time_ns,
             run.ranks,
         )
@@ -200,30 +201,24 @@ def _without_copies(found: list[store.RunSummary]) -> list[store.RunSummary]:
     return [run for run in found if run not in copies or run.id not in own]
 
 
-def _goes_on(run: store.RunSummary) -> bool:
-    if run.source != "ampwatch":
-        return not run.ended and store.is_written(run.path)
-    return is_live(run.last_time_ns, ended=run.ended)
-
-
 def _label(run: store.RunSummary) -> str:
     name = (
         run.path.name if len(run.path.name) < 36 else f"{run.path.name[:20]}…{run.path.name[-14:]}"
     )
     # A label is Markdown to Streamlit, and a name is data.
     escaped = "".join(f"\\{c}" if c in r"\`*_{}[]()#+-.!|~:$<>" else c for c in name)
-    return f"● {escaped} live" if _goes_on(run) else escaped
+    return f"● {escaped} live" if seems_live(run) else escaped
 
 
 @st.cache_resource(show_spinner=False)
-def desk() -> Desk:
+def open_runs() -> OpenRuns:
     """The open runs, shared by all tabs."""
-    return Desk()
+    return OpenRuns()
 
 
 def look(path: str) -> Look:
     """A run as it stands, of the rank that the address names."""
-    return desk().look(path, address.read().rank)
+    return open_runs().look(path, address.read().rank)
 
 
 @st.cache_resource(show_spinner=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from desk import Look
+from open_runs import Look
 from rank_course import column_of
 from texts import bytes_text, rate_text, said, short_dtype
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import address
 import numpy as np
-from desk import Look
+from open_runs import Look
 from overview_chart import is_change
 from texts import age_text, rate_text, said
 from theme import VERDICT_COLOR
@@ -18,6 +18,7 @@ from theme import VERDICT_COLOR
 from ampwatch.diagnosis import Advice, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.paste import words_and_lines
 from ampwatch.diagnosis.words import limit_text, restart_text
+from ampwatch.follow import State
 
 YET = "Nothing can be judged yet."
 _STALL_S, _STALL_STEPS = 10.0, 20  # longer than both without a step is worth a word
@@ -71,9 +72,9 @@ def _state(look: Look) -> str:
                 "evaluating, saving, or hung"
             )
         return f"live, {age_text(age)} ago"
-    if look.ended:
+    if look.state is State.ENDED:
         return f"ended {age_text(age)} ago"
-    return f"silent for {age_text(age)}, no end mark: killed, stopped or hung"
+    return f"silent for {age_text(age)}, no end mark: killed, or out of reach"
 
 
 def _usual_step_s(look: Look) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from desk import Look
+from open_runs import Look
 from theme import PALETTE
 from wire import pack
 
@@ -33,8 +33,8 @@ def message(look: Look, step: int | None) -> bytes | None:
         "calm": look.diagnosis is None or look.diagnosis.calm is not None,
         "hidden": len(windows) - len(shown),
         "scale": _scale_now(look),
-        "level": None if look.verdict is None or not look.verdict.level
-        else float(np.log2(look.verdict.level)),
+        "level": None if look.verdict is None or not look.verdict.established_scale
+        else float(np.log2(look.verdict.established_scale)),
         "step": step,
         "palette": PALETTE,
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -35,6 +36,18 @@ def write_run(
     writer.append(codec.encode(Table.EVENTS, event_columns(events, began)))
     writer.close()
     return path
+
+
+def more(path, accepted=0, skipped=0, *, first=100, rank=0, ended=False, writer=None, **columns):
+    """A trainer writes on, `writer` being the one that holds the run if there is one."""
+    with contextlib.ExitStack() as stack:
+        writer = writer or stack.enter_context(contextlib.closing(store.RankWriter(path, rank)))
+        now = time.time_ns()
+        rows = step_columns(accepted, skipped, now, first=first) | columns
+        writer.append(codec.encode(Table.STEPS, rows))
+        if ended:
+            events = [(first + accepted + skipped, "ended", {})]
+            writer.append(codec.encode(Table.EVENTS, event_columns(events, now)))
 
 
 def fresh_id(name: str) -> str:

@@ -19,12 +19,12 @@ import typer
 from ampwatch.cli.dashboard import Server, missing_parts, search_path
 from ampwatch.cli.find import usual_folder
 from ampwatch.cli.terminal import answer, answers, asides, say
-from ampwatch.errors import AmpwatchError, NotARunError
+from ampwatch.errors import AmpwatchError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ampwatch.store import Run
+    from ampwatch.store import RunSummary
 
 NAME = "demo"
 HELP = """See a loss scale collapse, here and now.
@@ -177,6 +177,8 @@ def _follow(child: subprocess.Popen[bytes], path: Path, scenario: Scenario) -> N
     """Show the progress as the run itself tells it, until the child ends."""
     from rich.progress import BarColumn, Progress, TextColumn
 
+    from ampwatch.store import summarize
+
     with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -186,34 +188,18 @@ def _follow(child: subprocess.Popen[bytes], path: Path, scenario: Scenario) -> N
         transient=True,
     ) as bar:
         task = bar.add_task(f"training: {scenario.name}", total=scenario.steps, scale="")
-        run: Run | None = None
         while child.poll() is None:
             time.sleep(_LOOK_EVERY_S)
-            run = run or _opened(path)
-            if run is not None and run.refresh():
-                done, scale = _progress_of(run)
-                bar.update(task, completed=done, scale=scale)
+            run = summarize(path)
+            bar.update(task, completed=run.steps, scale=_scale_of(run))
 
 
-def _opened(path: Path) -> Run | None:
-    from ampwatch.store import open_run
-
-    try:
-        return open_run(path)
-    except NotARunError:
-        return None
-
-
-def _progress_of(run: Run) -> tuple[int, str]:
+def _scale_of(run: RunSummary) -> str:
     from ampwatch.diagnosis.words import scale_text
     from ampwatch.report import powers
 
-    rows = run.read("steps", columns=("step", "scale_after"), rank=min(run.ranks, default=0))
-    known = rows.column("scale_after").drop_null()
-    if not len(known):
-        return rows.num_rows, ""
-    text = f"scale {scale_text(known[-1].as_py())}"
-    return rows.num_rows, powers(text) if "utf" in asides().encoding.lower() else text
+    text = "" if run.final_scale is None else f"scale {scale_text(run.final_scale)}"
+    return powers(text) if "utf" in asides().encoding.lower() else text
 
 
 def _report(path: Path) -> None:

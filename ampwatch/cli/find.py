@@ -46,10 +46,10 @@ def find_run(text: str) -> Path:
     )
 
 
-def open_newest(say: Callable[[str], None]) -> Run:
-    """Open the newest run in the usual place, and `say` which it is; one still going on first."""
+def find_newest(say: Callable[[str], None]) -> Path:
+    """The newest run in the usual place, and `say` which it is; one still going on first."""
     from ampwatch.diagnosis.words import list_text
-    from ampwatch.store import is_written, list_runs, open_run
+    from ampwatch.store import is_written, list_runs
 
     found = [run for run in list_runs(usual_folder()) if run.problem is None]
     if not found:
@@ -63,7 +63,7 @@ def open_newest(say: Callable[[str], None]) -> Run:
     others = [run.path.name for run in live if run is not chosen]
     more = f" Going on as well: {list_text(others)}." if others else ""
     say(f"Watching {chosen.path.name}, the newest run{' that goes on' if live else ''}.{more}")
-    return open_run(chosen.path)
+    return chosen.path
 
 
 @contextmanager

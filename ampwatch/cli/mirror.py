@@ -11,7 +11,7 @@ import typer
 from ampwatch.cli.terminal import say
 
 if TYPE_CHECKING:
-    from ampwatch.mirrors import Line
+    from ampwatch.mirrors import MirrorWorker
 
 TO_OPTION = typer.Option(
     None,
@@ -48,19 +48,19 @@ def mirroring(
     say: Callable[[str], None] = say,
     *,
     wait_s: float | None = None,
-) -> Iterator[list[Line]]:
-    """A line to each place, closed in the end: then it has `wait_s` to take the rest."""
+) -> Iterator[list[MirrorWorker]]:
+    """A worker for each place, closed in the end: then it has `wait_s` to take the rest."""
     if not places:
         yield []
         return
-    from ampwatch.mirrors import Line, close_lines, open_mirrors
+    from ampwatch.mirrors import MirrorWorker, close_workers, open_mirrors
 
     mirrors = open_mirrors(places, is_inside=False)
-    lines = [Line(mirror, say, thin=thin) for mirror in mirrors]
+    workers = [MirrorWorker(mirror, say, thin=thin) for mirror in mirrors]
     say(f"Mirrored to {', '.join(mirror.label for mirror in mirrors)}.")
     try:
-        yield lines
+        yield workers
     except BaseException:
-        close_lines(lines, LEAVING_WAIT_S)
+        close_workers(workers, LEAVING_WAIT_S)
         raise
-    close_lines(lines, wait_s)
+    close_workers(workers, wait_s)

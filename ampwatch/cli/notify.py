@@ -11,7 +11,7 @@ import typer
 from ampwatch.cli.terminal import say
 
 if TYPE_CHECKING:
-    from ampwatch.alerts import Post
+    from ampwatch.alerts import Delivery
 
 NOTIFY_OPTION = typer.Option(
     None,
@@ -36,16 +36,16 @@ instead; they are never shown.
 
 
 @contextlib.contextmanager
-def posting(
+def delivering(
     addresses: Sequence[str] | None, say: Callable[[str], None] = say
-) -> Iterator[Post | None]:
-    """A post to these addresses, closed in the end; none if nobody is to be told."""
+) -> Iterator[Delivery | None]:
+    """A delivery to these addresses, closed in the end; none if nobody is to be told."""
     if not addresses:
         yield None
         return
-    from ampwatch.alerts import Post, open_services
+    from ampwatch.alerts import Delivery, open_services
 
     services = open_services(addresses)
-    with Post(services, on_note=say) as post:
+    with Delivery(services, on_note=say) as delivery:
         say(f"Alerts go to {', '.join(service.label for service in services)} as they are found.")
-        yield post
+        yield delivery

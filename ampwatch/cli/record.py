@@ -15,13 +15,12 @@ import typer
 
 from ampwatch.cli.find import usual_folder
 from ampwatch.cli.mirror import LEAVING_WAIT_S, THIN_OPTION, TO_HELP, TO_OPTION, mirroring
-from ampwatch.cli.notify import NOTIFY_HELP, NOTIFY_OPTION, posting
+from ampwatch.cli.notify import NOTIFY_HELP, NOTIFY_OPTION, delivering
 from ampwatch.cli.terminal import say
 from ampwatch.errors import EndpointTakenError, FeedError
 
 if TYPE_CHECKING:
-    from ampwatch.alerts import Desk
-    from ampwatch.mirrors import Line
+    from ampwatch.follow import FollowThread
     from ampwatch.recorder import Recorder
 
 NAME = "record"
@@ -77,18 +76,19 @@ def command(
         _warnings_as_sentences(),
         _told_to_end() as ended,
         _flag_named(),
-        _desk(notify) as desk,
-        mirroring(to, thin, wait_s=LEAVING_WAIT_S) as lines,
+        _alerts(notify) as alerts,
+        mirroring(to, thin, wait_s=LEAVING_WAIT_S) as workers,
     ):
+        threads = [*alerts, *(worker.thread for worker in workers)]
         recorder = Recorder(
             bind or feed.DEFAULT_ENDPOINT, where, insecure=insecure, fallback=fallback,
-            on_rows=partial(_wake, desk, lines), on_note=say,
+            on_rows=partial(_wake, threads), on_note=say,
         )  # fmt: skip
         with recorder:
             say(f"Recording from {recorder.endpoint} into {where}; Ctrl-C ends.")
             while not ended.wait(0.5):  # a wait without end would keep Windows from seeing Ctrl-C
-                if desk:
-                    desk.hear(_alive(recorder))
+                for thread in threads:
+                    thread.hear(_alive(recorder))
                 if not recorder.is_running:
                     raise FeedError("Nothing is recorded any more: the reason is above.")
     _say_what_came(recorder)
@@ -100,27 +100,26 @@ def _say_what_came(recorder: Recorder) -> None:
     say(f"{stats.rows:,} rows of {what} received; all of them are on disk.")
 
 
-def _wake(desk: Desk | None, lines: Sequence[Line], folder: Path) -> None:
+def _wake(threads: Sequence[FollowThread], folder: Path) -> None:
     """Rows have come for a run: whoever follows it hears of them."""
-    for follower in (*lines, desk):
-        if follower is not None:
-            follower.wake(folder)
+    for thread in threads:
+        thread.wake(folder)
 
 
 @contextlib.contextmanager
-def _desk(addresses: list[str] | None) -> Iterator[Desk | None]:
-    """Who follows the runs, if anybody is to be told of them."""
-    with posting(addresses) as post:
-        if post is None:
-            yield None
+def _alerts(addresses: list[str] | None) -> Iterator[list[FollowThread]]:
+    """What sends alerts of the runs, if anybody is to be told of them."""
+    with delivering(addresses) as delivery:
+        if delivery is None:
+            yield []
             return
-        from ampwatch.alerts import Desk
+        from ampwatch.alerts import alert_session
 
-        desk = Desk(post, on_note=say)
+        session = alert_session(delivery, on_note=say)
         try:
-            yield desk
+            yield [session]
         finally:
-            desk.close()
+            session.close()
 
 
 def _alive(recorder: Recorder) -> frozenset[str]:

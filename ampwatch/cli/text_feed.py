@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import typer
 
 from ampwatch.cli.find import usual_folder
 from ampwatch.cli.terminal import say
-
-if TYPE_CHECKING:
-    from ampwatch.store import Run
 
 TEXT_OPTION = typer.Option(
     None, "--text", metavar="FILE|-", show_default=False,
@@ -21,10 +18,9 @@ TEXT_OPTION = typer.Option(
 
 
 @contextmanager
-def following(path: str, source: str | None) -> Iterator[Run]:
-    """The run that the log becomes, once a first line of it is understood."""
+def following(path: str, source: str | None) -> Iterator[Path]:
+    """The folder of the run that the log becomes, once a first line of it is understood."""
     from ampwatch.importers import GrowingLog, Wanted, nothing_known
-    from ampwatch.store import open_run
 
     log = GrowingLog(path, usual_folder(), Wanted(source=source)).start()
     try:
@@ -32,6 +28,6 @@ def following(path: str, source: str | None) -> Iterator[Run]:
             raise nothing_known(path)
         read = "standard input" if path == "-" else path
         say(f"Reading {read} into the run {log.folder}.")
-        yield open_run(log.folder)
+        yield log.folder
     finally:
         log.stop()

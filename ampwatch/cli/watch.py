@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.find import open_named, open_newest
+from ampwatch.cli.find import find_newest, find_run
 from ampwatch.cli.mirror import LEAVING_WAIT_S, THIN_OPTION, TO_HELP, TO_OPTION, mirroring
-from ampwatch.cli.notify import NOTIFY_HELP, NOTIFY_OPTION, posting
-from ampwatch.cli.pulse import Pulse
+from ampwatch.cli.notify import NOTIFY_HELP, NOTIFY_OPTION, delivering
 from ampwatch.cli.terminal import answers, asides, say
 from ampwatch.cli.text_feed import TEXT_OPTION, following
 from ampwatch.text import printable
@@ -20,8 +20,8 @@ from ampwatch.text import printable
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from ampwatch.alerts import Follower
     from ampwatch.diagnosis import Diagnosis
+    from ampwatch.follow import Follower, Look
     from ampwatch.store import Run
 
 NAME = "watch"
@@ -71,10 +71,10 @@ def command(
     if text is not None:
         if run is not None:
             raise typer.BadParameter("name a RUN or a log with --text, not both")
-        with following(text, as_) as grown:
-            _watch(grown, asides() if text == "-" else answers(), asked)
+        with following(text, as_) as folder:
+            _watch(folder, asides() if text == "-" else answers(), asked)
         return
-    _watch(open_named(run) if run else open_newest(say), answers(), asked)
+    _watch(find_run(run) if run else find_newest(say), answers(), asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,28 +87,32 @@ class Asked:
     thin: int
 
 
-def _watch(run: Run, console: Console, asked: Asked) -> None:
-    from ampwatch.alerts import Follower
+def _watch(path: Path, console: Console, asked: Asked) -> None:
+    from ampwatch.alerts import RunAlerts
+    from ampwatch.follow import State, follow
 
     aside = _aside(console)
-    with posting(asked.notify, aside) as post, mirroring(asked.to, asked.thin, aside) as lines:
-        for line in lines:
-            line.follow(run.path)
-        follower = Follower(run)
+    with (
+        delivering(asked.notify, aside) as delivery,
+        mirroring(asked.to, asked.thin, aside) as workers,
+    ):
+        follower, alerts = follow(path), RunAlerts(path)
+        for worker in workers:
+            worker.follow(path)
 
         def tell(look: Look) -> None:
-            if post is not None:
-                for letter in follower.news(look.diagnosis, is_over=look.is_over):
-                    post.put(letter)
+            if delivery is not None:
+                for alert in alerts.of(look):
+                    delivery.put(alert)
 
         show = _show_live if console.is_terminal else _show_plain
         try:
             show(console, follower, asked.every_s, tell)
         except KeyboardInterrupt:  # whoever watches may leave at any time
-            if not follower.run.clean_end:
+            if follower.state() is State.LIVE:
                 say("You stopped watching; the training was not touched.")
-            for line in lines:
-                line.close(LEAVING_WAIT_S)
+            for worker in workers:
+                worker.close(LEAVING_WAIT_S)
 
 
 def _aside(console: Console) -> Callable[[str], None]:
@@ -118,44 +122,18 @@ def _aside(console: Console) -> Callable[[str], None]:
     return lambda sentence: console.print(printable(sentence), style="dim", soft_wrap=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """The run as it stands at one moment."""
-
-    diagnosis: Diagnosis
-    is_new: bool  # rows have come since the last look
-    is_over: bool
-    silent_s: float  # how long ago the run grew
-
-
 def _looks(follower: Follower, every_s: float) -> Iterator[Look]:
-    """A look now and after each pause, until the run has ended or nobody writes it."""
-    run = follower.run
-    pulse, diagnosis, is_new = Pulse(run), follower.look(), True
+    """A look now and after each pause, until the run is over; then a pause is cut short."""
+    from ampwatch.follow import State
+
     while True:
-        is_lost = not run.clean_end and pulse.is_lost()
-        if is_lost and run.refresh():  # its last words, written as we looked
-            diagnosis, is_new = follower.look(), True
-        is_over = run.clean_end or is_lost
-        shown = diagnosis if is_over else diagnosis.while_running()
-        yield Look(shown, is_new, is_over, pulse.silent_s)
-        if is_over:
+        look = follower.look()
+        yield look
+        if look.is_over:
             return
-        is_new = _grows(run, pulse, every_s)
-        if is_new:
-            pulse.moved()
-            diagnosis = follower.look()
-
-
-def _grows(run: Run, pulse: Pulse, pause_s: float) -> bool:
-    """Whether rows come within a pause; it is over early where the run is."""
-    until_s, grown = time.monotonic() + pause_s, False
-    while (left_s := until_s - time.monotonic()) > 0:
-        time.sleep(min(left_s, _END_EVERY_S))
-        grown |= run.refresh()
-        if run.clean_end or pulse.is_lost():
-            break
-    return grown
+        until_s = time.monotonic() + every_s
+        while (left_s := until_s - time.monotonic()) > 0 and follower.state() is State.LIVE:
+            time.sleep(min(left_s, _END_EVERY_S))
 
 
 def _show_live(
@@ -165,9 +143,11 @@ def _show_live(
 
     with Live(console=console, auto_refresh=False) as live:
         for look in _looks(follower, every_s):
-            live.update(_view(console, follower.run, look), refresh=True)
+            with follower.reading() as run:
+                view = _view(console, run, look)
+            live.update(view, refresh=True)
             tell(look)
-    _say_how_it_ended(follower.run)
+    _say_how_it_ended(follower.path, look)
 
 
 def _view(console: Console, run: Run, look: Look) -> RenderableType:
@@ -198,9 +178,13 @@ def _show_plain(
     console: Console, follower: Follower, every_s: float, tell: Callable[[Look], None]
 ) -> None:
     said: set[tuple[str, str]] = set()
+    rows = -1
     for look in _looks(follower, max(every_s, PLAIN_EVERY_S)):
-        if look.is_new:
-            console.print(line_of(follower.run, look.diagnosis), soft_wrap=True)
+        if look.rows != rows:
+            rows = look.rows
+            with follower.reading() as run:
+                line = line_of(run, look.diagnosis)
+            console.print(line, soft_wrap=True)
         for finding in look.diagnosis.findings:
             severity = finding.severity.value
             if (finding.code, severity) not in said:
@@ -208,15 +192,15 @@ def _show_plain(
                 text = f"  {severity}: {finding.code} {finding.name}: {finding.summary}"
                 console.print(text, soft_wrap=True)
         tell(look)
-    _say_how_it_ended(follower.run)
+    _say_how_it_ended(follower.path, look)
 
 
-def _say_how_it_ended(run: Run) -> None:
-    if run.info.source != "ampwatch":
+def _say_how_it_ended(path: Path, look: Look) -> None:
+    if look.info.source != "ampwatch":
         say("The log has ended, or nobody reads it any more.")
-    elif not run.clean_end:
+    elif not look.diagnosis.run.clean_end:
         say("Nobody writes this run any more, and it has no end mark.")
-    say(f"The run is over. `ampwatch report {run.path}` shows this again.")
+    say(f"The run is over. `ampwatch report {path}` shows this again.")
 
 
 def line_of(run: Run, diagnosis: Diagnosis) -> str:

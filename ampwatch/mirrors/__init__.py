@@ -1,6 +1,6 @@
 """Show a run, while it goes on, in what people already have.
 
-    run's log -> Source (cursor, engine) -> Bulletin -> Line (a thread a place) -> Mirror -> client
+    run's log -> Follower -> UpdateReader -> Update -> MirrorWorker (a thread a place) -> Mirror
 
 Off unless asked for. The run's own log is the queue: a client that fails or hangs lags behind, is
 tried again, and loses nothing but the time; nothing of it reaches the training. One small file a
@@ -9,20 +9,20 @@ client, each through that project's own library, loaded when it is asked for.
 
 from __future__ import annotations
 
-from ampwatch.mirrors.line import Line, close_lines
+from ampwatch.mirrors.mirror_worker import MirrorWorker, close_workers
 from ampwatch.mirrors.mirroring import Mirroring, mirror
 from ampwatch.mirrors.places import open_mirror, open_mirrors
-from ampwatch.mirrors.readings import READINGS, Bulletin, Mirror, Points, Reading
+from ampwatch.mirrors.readings import READINGS, Mirror, Points, Reading, Update
 
 __all__ = [
     "READINGS",
-    "Bulletin",
-    "Line",
     "Mirror",
+    "MirrorWorker",
     "Mirroring",
     "Points",
     "Reading",
-    "close_lines",
+    "Update",
+    "close_workers",
     "mirror",
     "open_mirror",
     "open_mirrors",

@@ -5,12 +5,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.alerts.watching import warn
+from ampwatch.alerts.session import warn
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors.line import EVERY_S, Line, close_lines
+from ampwatch.mirrors.mirror_worker import EVERY_S, MirrorWorker, close_workers
 from ampwatch.mirrors.places import active_places, open_mirrors
 
 if TYPE_CHECKING:
@@ -45,16 +44,17 @@ def mirror(
 
     A thread reads the run's log every `every_s` seconds; the training is asked for nothing. What a
     client raises is warned of once and tried again, and closing the watch sends the rest, waiting
-    `wait_s` at most. MirrorError says here, and only here, what is missing. With AMPWATCH=0 nothing
-    is done.
+    `wait_s` at most. A run whose training was killed is over, too: `every_s` and 3 seconds after
+    its last process is gone, or, on a disk without locks, after a minute without rows. MirrorError
+    says here, and only here, what is missing. With AMPWATCH=0 nothing is done.
     """
     if thin < 1:
         raise MirrorError(f"thin is {thin!r}: pass a whole number of steps from 1 on.")
     if isinstance(run, (str, Path)):
-        lines = _lines(_places(to), thin, every_s)
-        for line in lines:
-            line.follow(Path(run))
-        return Mirroring(lines, wait_s)
+        workers = _workers(_places(to), thin, every_s)
+        for worker in workers:
+            worker.follow(Path(run))
+        return Mirroring(workers, wait_s)
     if run.run_folder is None:
         return Mirroring((), wait_s)
     places = _places(to)
@@ -62,10 +62,10 @@ def mirror(
     if known is not None and not known.closed:  # a notebook's cell is run again
         _warn(f"this run is mirrored to {', '.join(places)} already, and that goes on.")
         return known
-    lines = _lines(places, thin, every_s)
-    for line in lines:
-        line.follow(run.run_folder, run.rank, run.began_ns)
-    mirroring = _SHOWN[run][places] = Mirroring(lines, wait_s)
+    workers = _workers(places, thin, every_s)
+    for worker in workers:
+        worker.follow(run.run_folder, run.rank, run.began_ns)
+    mirroring = _SHOWN[run][places] = Mirroring(workers, wait_s)
     _end_with(run, mirroring)
     return mirroring
 
@@ -73,35 +73,35 @@ def mirror(
 class Mirroring:
     """A run being mirrored; `close` sends what is left and ends it. Closing the watch does so."""
 
-    def __init__(self, lines: Sequence[Line], wait_s: float) -> None:
+    def __init__(self, workers: Sequence[MirrorWorker], wait_s: float) -> None:
         self.closed = False
-        self._lines = tuple(lines)
+        self._workers = tuple(workers)
         self._wait_s = wait_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is mirrored any more: the run is over, or this was closed."""
+        return not any(worker.thread.is_at_work for worker in self._workers)
 
     @property
     def failures(self) -> int:
         """How often a client raised."""
-        return sum(line.failures for line in self._lines)
+        return sum(worker.failures for worker in self._workers)
 
     @property
     def lost_rows(self) -> int:
         """How many rows did not arrive; known once it is closed."""
-        return sum(line.lost_rows for line in self._lines)
+        return sum(worker.lost_rows for worker in self._workers)
 
     def close(self) -> None:
         """Send what there is and end; again does nothing."""
         self.closed = True
-        close_lines(self._lines, self._wait_s)
+        close_workers(self._workers, self._wait_s)
 
     def __enter__(self) -> Mirroring:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -111,9 +111,9 @@ def _places(to: str | Sequence[str] | None) -> tuple[str, ...]:
     return (to,) if isinstance(to, str) else tuple(to)
 
 
-def _lines(places: Sequence[str], thin: int, every_s: float) -> list[Line]:
+def _workers(places: Sequence[str], thin: int, every_s: float) -> list[MirrorWorker]:
     mirrors = open_mirrors(places, is_inside=True)
-    return [Line(one, _warn, every_s=every_s, thin=thin) for one in mirrors]
+    return [MirrorWorker(one, _warn, every_s=every_s, thin=thin) for one in mirrors]
 
 
 def _end_with(watch: Any, mirroring: Mirroring) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from ampwatch.diagnosis import Finding
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors.clients import client
-from ampwatch.mirrors.readings import Bulletin
-from ampwatch.mirrors.words import finding_line
+from ampwatch.follow import State
+from ampwatch.mirrors.places import client
+from ampwatch.mirrors.readings import Update
 from ampwatch.store import RunInfo
+from ampwatch.text import printable
 
 _METRICS_AT_ONCE = 1000  # MLflow's own limits, of a request and of a value
 _PARAMS_AT_ONCE = 100
@@ -53,24 +55,25 @@ class MlflowMirror:
         self._own: dict[str, str] = {}  # MLflow's id by ours
         self._tags: dict[str, dict[str, str]] = {}  # as they stand, by MLflow's id
 
-    def take(self, bulletin: Bulletin) -> None:
+    def take(self, update: Update) -> None:
         """Log every row, a thousand numbers a request, and what tags have changed."""
-        run_id = self._active_id or self._begun(bulletin.info)
-        metrics = self._metrics(bulletin)
+        run_id = self._active_id or self._begun(update.info)
+        metrics = self._metrics(update)
         while portion := list(islice(metrics, _METRICS_AT_ONCE)):
             self._server.log_batch(run_id, metrics=portion)
-        if bulletin.diagnosis is not None:
-            self._tag(run_id, _tags(bulletin))
-        if bulletin.is_over and bulletin.info.id in self._own:
-            self._server.set_terminated(self._own.pop(bulletin.info.id), "FINISHED")
+        if update.diagnosis is not None:
+            self._tag(run_id, _tags(update))
+        if update.is_over and update.info.id in self._own:
+            how = "KILLED" if update.state is State.LOST else "FINISHED"
+            self._server.set_terminated(self._own.pop(update.info.id), how)
 
     def close(self) -> None:
         """End what did not end before our eyes; the active run is the user's to end."""
         while self._own:
             self._server.set_terminated(self._own.popitem()[1], "KILLED")
 
-    def _metrics(self, bulletin: Bulletin) -> Iterator[Any]:
-        for points in bulletin.points:
+    def _metrics(self, update: Update) -> Iterator[Any]:
+        for points in update.points:
             for step, time_ns, readings in points.one_by_one():
                 for name, value in readings.items():
                     yield self._entities.Metric(name, value, time_ns // 1_000_000, step)
@@ -103,8 +106,15 @@ class MlflowMirror:
         return self._own[info.id]
 
 
-def _tags(bulletin: Bulletin) -> dict[str, str]:
-    assert bulletin.diagnosis is not None
-    found = bulletin.diagnosis.findings
-    lines = {f"{_FINDING}{f.code}": finding_line(f)[:_LONGEST_VALUE] for f in found}
-    return {_VERDICT: bulletin.diagnosis.verdict.value, **lines}
+def _tags(update: Update) -> dict[str, str]:
+    assert update.diagnosis is not None
+    found = update.diagnosis.findings
+    lines = {f"{_FINDING}{f.code}": _line(f)[:_LONGEST_VALUE] for f in found}
+    return {_VERDICT: update.diagnosis.verdict.value, **lines}
+
+
+def _line(finding: Finding) -> str:
+    """One finding in a line."""
+    since = "" if finding.first_step is None else f" since step {finding.first_step}"
+    layer = f", layer {finding.layer}" if finding.layer else ""
+    return printable(f"{finding.severity.value}{since}{layer}: {finding.summary}")

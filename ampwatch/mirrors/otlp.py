@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors.board import ENDED, FINDING, STEP, Board
-from ampwatch.mirrors.clients import client
-from ampwatch.mirrors.readings import READINGS, Bulletin, Reading
+from ampwatch.mirrors.latest_values import ENDED, FINDING, STEP, LatestValues
+from ampwatch.mirrors.places import client
+from ampwatch.mirrors.readings import READINGS, Reading, Update
 
 _SDK = "opentelemetry-sdk"
 _HTTP, _HTTP_PORT = "opentelemetry-exporter-otlp-proto-http", 4318
@@ -35,7 +35,7 @@ def open_mirror(
 
 
 class OtlpMirror:
-    """Sends how runs stand after each bulletin."""
+    """Sends how runs stand after each update."""
 
     label = "OpenTelemetry"
     shows_past = True
@@ -44,17 +44,17 @@ class OtlpMirror:
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-        self._board = Board()
+        self._values = LatestValues()
         self._exporter = exporter
         self._reader = InMemoryMetricReader()
         provider = MeterProvider([self._reader], _resource(), shutdown_on_exit=False)
-        _observe(provider, lambda: self._board)
+        _observe(provider, lambda: self._values)
 
-    def take(self, bulletin: Bulletin) -> None:
+    def take(self, update: Update) -> None:
         """Note it and send; raises where the collector does not take it."""
         from opentelemetry.sdk.metrics.export import MetricExportResult
 
-        self._board.note(bulletin)
+        self._values.note(update)
         metrics = self._reader.get_metrics_data()
         if metrics and self._exporter.export(metrics) is not MetricExportResult.SUCCESS:
             raise MirrorError("the collector did not take it")
@@ -72,21 +72,21 @@ class OtlpActiveMirror:
 
     def __init__(self, provider: Any) -> None:
         self._provider = provider
-        self._board = Board()
-        _observe(provider, lambda: self._board)
+        self._values = LatestValues()
+        _observe(provider, lambda: self._values)
 
-    def take(self, bulletin: Bulletin) -> None:
+    def take(self, update: Update) -> None:
         """Note it for the next time that the provider's readers ask."""
-        self._board.note(bulletin)
+        self._values.note(update)
 
     def close(self) -> None:
         """Have the last state sent; from then on there is nothing to see."""
         self._provider.force_flush(_FLUSH_MS)
-        self._board = Board()  # an instrument cannot be taken back
+        self._values = LatestValues()  # an instrument cannot be taken back
 
 
-def _observe(provider: Any, board: Callable[[], Board]) -> None:
-    """An instrument a reading, which asks the board."""
+def _observe(provider: Any, values: Callable[[], LatestValues]) -> None:
+    """An instrument a reading, which asks for its latest value."""
     meter = provider.get_meter("ampwatch")
     for reading in (STEP, *READINGS, ENDED, FINDING):
         make = (
@@ -94,16 +94,18 @@ def _observe(provider: Any, board: Callable[[], Board]) -> None:
         )
         make(
             f"ampwatch.{reading.metric}",
-            [partial(_observations, board, reading)],
+            [partial(_observations, values, reading)],
             unit=_UNITS[reading.unit],
             description=reading.help,
         )
 
 
-def _observations(board: Callable[[], Board], wanted: Reading, _options: Any) -> Iterator[Any]:
+def _observations(
+    values: Callable[[], LatestValues], wanted: Reading, _options: Any
+) -> Iterator[Any]:
     from opentelemetry.metrics import Observation
 
-    for sample in board().samples().get(wanted, ()):
+    for sample in values().samples().get(wanted, ()):
         yield Observation(sample.value, sample.labels)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors.board import Board, Sample
-from ampwatch.mirrors.clients import client
-from ampwatch.mirrors.readings import Bulletin, Reading
+from ampwatch.mirrors.latest_values import LatestValues, Sample
+from ampwatch.mirrors.places import client
+from ampwatch.mirrors.readings import Reading, Update
 
 _EXAMPLE = "prometheus://:9464, or prometheus://0.0.0.0:9464 for all who reach this machine"
 
@@ -21,14 +21,14 @@ _EXAMPLE = "prometheus://:9464, or prometheus://0.0.0.0:9464 for all who reach t
 def open_mirror(rest: str, *, is_inside: bool) -> PrometheusMirror:
     """A mirror that serves at the address `rest`, or shows in the process's own registry."""
     prometheus = client("prometheus_client", "prometheus-client")
-    board = Board()
+    values = LatestValues()
     if not rest:
         if not is_inside:
             raise MirrorError(f"Say where to serve: {_EXAMPLE}.")
-        return PrometheusMirror(board, prometheus.REGISTRY, _Collector(board))
+        return PrometheusMirror(values, prometheus.REGISTRY, _Collector(values))
     host, port = _address(rest)
     registry = prometheus.CollectorRegistry()
-    mirror = PrometheusMirror(board, registry, _Collector(board))
+    mirror = PrometheusMirror(values, registry, _Collector(values))
     try:
         mirror.server, _ = prometheus.start_http_server(port, host or "127.0.0.1", registry)
     except OSError as error:
@@ -45,14 +45,14 @@ class PrometheusMirror:
     label = "Prometheus"
     shows_past = True
 
-    def __init__(self, board: Board, registry: Any, collector: _Collector) -> None:
+    def __init__(self, values: LatestValues, registry: Any, collector: _Collector) -> None:
         self.server: Any = None
-        self._board, self._registry, self._collector = board, registry, collector
+        self._values, self._registry, self._collector = values, registry, collector
         registry.register(collector)
 
-    def take(self, bulletin: Bulletin) -> None:
+    def take(self, update: Update) -> None:
         """Note it for the next who asks."""
-        self._board.note(bulletin)
+        self._values.note(update)
 
     def close(self) -> None:
         """Stop serving."""
@@ -65,8 +65,8 @@ class PrometheusMirror:
 class _Collector:
     """What prometheus_client asks at each scrape."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, values: LatestValues) -> None:
+        self._values = values
 
     def describe(self) -> list[Any]:
         """Nothing yet: runs come and go."""
@@ -74,7 +74,7 @@ class _Collector:
 
     def collect(self) -> Iterator[Any]:
         """Every metric with its samples."""
-        for reading, samples in self._board.samples().items():
+        for reading, samples in self._values.samples().items():
             yield _family(reading, samples)
 
 

@@ -1,6 +1,6 @@
 """The vocabulary: what of a run is mirrored, under which names, and how it is handed on.
 
-A mirror is handed bulletins. In them absent is marked and left out; nan and inf are numbers.
+A mirror is handed updates. In them absent is marked and left out; nan and inf are numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ampwatch.alerts.alert_text import Alert, alert_of
 from ampwatch.diagnosis import Diagnosis, Finding
+from ampwatch.follow import State
 from ampwatch.store import RunInfo
 
 Flags: TypeAlias = NDArray[np.bool_]
@@ -99,8 +101,8 @@ class Points:
 
 
 @dataclass(frozen=True, slots=True)
-class Bulletin:
-    """What is new of a run since the bulletin before.
+class Update:
+    """What is new of a run since the update before.
 
     `diagnosis` is there when there is a new one; `fresh` are its findings that are new or worse.
     """
@@ -110,7 +112,29 @@ class Bulletin:
     points: tuple[Points, ...]
     diagnosis: Diagnosis | None = None
     fresh: tuple[Finding, ...] = ()
-    is_over: bool = False
+    state: State = State.LIVE
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended or is lost: this is its last update, unless it goes on."""
+        return self.state is not State.LIVE
+
+    @property
+    def findings_text(self) -> str:
+        """All that was found so far, in words."""
+        if self.diagnosis is None:
+            return ""
+        if not self.diagnosis.findings:
+            return f"ampwatch: {self.info.name} is {self.diagnosis.verdict.value}"
+        told = alert_of(self.info.name, self.place, self.diagnosis, self.diagnosis.findings)
+        return f"{told.title}\n\n{told.body}"
+
+    @property
+    def alert(self) -> Alert | None:
+        """What the findings that are fresh say, if there are any."""
+        if self.diagnosis is None or not self.fresh:
+            return None
+        return alert_of(self.info.name, self.place, self.diagnosis, self.fresh)
 
     @property
     def row_count(self) -> int:
@@ -121,7 +145,7 @@ class Bulletin:
 class Mirror(Protocol):
     """A place that shows runs. Used by one thread; may take its time, and may raise.
 
-    A bulletin that it raised at is handed to it again later. `close` follows the last one.
+    A update that it raised at is handed to it again later. `close` follows the last one.
     """
 
     @property
@@ -132,7 +156,7 @@ class Mirror(Protocol):
     def shows_past(self) -> bool:
         """Whether what was logged before this process is wanted, too: else it is there already."""
 
-    def take(self, bulletin: Bulletin) -> None:
+    def take(self, update: Update) -> None:
         """Show what is new."""
 
     def close(self) -> None:

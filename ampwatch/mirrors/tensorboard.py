@@ -6,13 +6,13 @@ beside the user's would hide theirs.
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import numpy as np
 
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors.readings import PREFIX, READINGS, Bulletin, Points
-from ampwatch.mirrors.words import findings_text
+from ampwatch.mirrors.readings import PREFIX, READINGS, Points, Update
 from ampwatch.report import EventStream
 
 
@@ -35,19 +35,19 @@ class TensorBoardMirror:
         self._files: dict[tuple[str, int], EventStream] = {}
         self._last: dict[str, tuple[int, float]] = {}  # the newest step of a run, and its time
 
-    def take(self, bulletin: Bulletin) -> None:
+    def take(self, update: Update) -> None:
         """Append to the runs' files."""
-        for points in bulletin.points:
-            self._write(self._file(bulletin, points.rank), points)
-            self._last[bulletin.info.id] = (
+        for points in update.points:
+            self._write(self._file(update, points.rank), points)
+            self._last[update.info.id] = (
                 int(points.steps[-1]),
                 int(points.times_ns[-1]) / 1e9,
             )
-        if bulletin.diagnosis is not None:
-            step, time_s = self._last.get(bulletin.info.id, (0, bulletin.info.started_ns / 1e9))
-            first = min((rank for run, rank in self._files if run == bulletin.info.id), default=0)
-            text = findings_text(bulletin.info.name, bulletin.place, bulletin.diagnosis)
-            self._file(bulletin, first).text(f"{PREFIX}findings/text_summary", step, time_s, text)
+        if update.diagnosis is not None:
+            step, time_s = self._last.get(update.info.id, (0, update.info.started_ns / 1e9))
+            first = min((rank for run, rank in self._files if run == update.info.id), default=0)
+            text = textwrap.indent(update.findings_text, "    ")  # Markdown that shows it as it is
+            self._file(update, first).text(f"{PREFIX}findings/text_summary", step, time_s, text)
         for file in self._files.values():
             file.flush()
 
@@ -57,10 +57,10 @@ class TensorBoardMirror:
             file.close()
         self._files.clear()
 
-    def _file(self, bulletin: Bulletin, rank: int) -> EventStream:
-        info = bulletin.info
+    def _file(self, update: Update, rank: int) -> EventStream:
+        info = update.info
         if (info.id, rank) not in self._files:
-            folder = self._folder / Path(bulletin.place).name
+            folder = self._folder / Path(update.place).name
             folder = folder / f"rank-{rank}" if info.world_size > 1 else folder
             folder.mkdir(parents=True, exist_ok=True)
             # By the run's own time: mirrored again, it takes the place of what is there.

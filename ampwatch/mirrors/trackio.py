@@ -8,9 +8,8 @@ from typing import Any
 
 from ampwatch.diagnosis import Severity
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors.clients import client
-from ampwatch.mirrors.readings import Bulletin
-from ampwatch.mirrors.words import letter_on
+from ampwatch.mirrors.places import client
+from ampwatch.mirrors.readings import Update
 from ampwatch.store import RunInfo
 
 _LEVELS = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR"}
@@ -47,18 +46,18 @@ class TrackioMirror:
         self._own: dict[str, Any] = {}
         self.shows_past = run is None
 
-    def take(self, bulletin: Bulletin) -> None:
+    def take(self, update: Update) -> None:
         """Log every row, and alert of what is fresh."""
-        run = self._run or self._begun(bulletin.info)
-        for points in bulletin.points:
+        run = self._run or self._begun(update.info)
+        for points in update.points:
             for step, _, readings in points.one_by_one():
                 run.log(readings, step=step)
-        letter = letter_on(bulletin)
-        if letter is not None:
-            level = getattr(self._trackio.AlertLevel, _LEVELS[letter.severity])
-            run.alert(letter.title, letter.body, level, bulletin.fresh[0].first_step)
-        if bulletin.is_over and bulletin.info.id in self._own:
-            self._own.pop(bulletin.info.id).finish()
+        alert = update.alert
+        if alert is not None:
+            level = getattr(self._trackio.AlertLevel, _LEVELS[alert.severity])
+            run.alert(alert.title, alert.body, level, update.fresh[0].first_step)
+        if update.is_over and update.info.id in self._own:
+            self._own.pop(update.info.id).finish()
 
     def close(self) -> None:
         """Finish runs of our own; the active one is the user's to finish."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ampwatch.alerts.watching import warn
+from ampwatch.alerts.session import warn
 from ampwatch.diagnosis import Diagnosis, Severity
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors.clients import client
-from ampwatch.mirrors.readings import PREFIX, READINGS, STEP, Bulletin
-from ampwatch.mirrors.words import letter_on
+from ampwatch.follow import State
+from ampwatch.mirrors.places import client
+from ampwatch.mirrors.readings import PREFIX, READINGS, STEP, Update
 
 _LEVELS = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR"}
 _COLUMNS = ["code", "name", "severity", "first step", "layer", "summary", "action"]
@@ -50,11 +50,11 @@ class WandbActive:
         self._shown = _Findings(wandb, run)
         self._rides = self._first_at = self._last_at = 0  # at which of the run's own steps
 
-    def take(self, bulletin: Bulletin) -> None:
+    def take(self, update: Update) -> None:
         """Add what is newest to the point in progress."""
         self._shown.set_axis()
         newest: dict[str, float] = {}
-        for points in bulletin.points:
+        for points in update.points:
             for reading in READINGS:
                 _, values = points.known(reading.name)
                 if len(values):
@@ -65,7 +65,7 @@ class WandbActive:
             self._last_at = self._run.step  # of a run that is finished it would wait for ever
             self._first_at = self._first_at if self._rides else self._last_at
             self._rides += 1
-        self._shown.show(bulletin)
+        self._shown.show(update)
 
     def close(self) -> None:
         """The run is the user's to finish."""
@@ -86,24 +86,24 @@ class WandbOwn:
         self._wandb, self._project = wandb, project
         self._runs: dict[str, tuple[Any, _Findings]] = {}
 
-    def take(self, bulletin: Bulletin) -> None:
+    def take(self, update: Update) -> None:
         """Log every row."""
-        run, shown = self._begun(bulletin)
+        run, shown = self._begun(update)
         shown.set_axis()
-        for points in bulletin.points:
+        for points in update.points:
             for step, _, readings in points.one_by_one():
                 run.log({STEP: step, **readings})
-        shown.show(bulletin)
-        if bulletin.is_over:
-            self._finish(bulletin.info.id, exit_code=0)
+        shown.show(update)
+        if update.is_over:
+            self._finish(update.info.id, exit_code=int(update.state is State.LOST))
 
     def close(self) -> None:
         """Finish what did not end before our eyes."""
         for run_id in list(self._runs):
             self._finish(run_id, exit_code=1)
 
-    def _begun(self, bulletin: Bulletin) -> tuple[Any, _Findings]:
-        info = bulletin.info
+    def _begun(self, update: Update) -> tuple[Any, _Findings]:
+        info = update.info
         if info.id not in self._runs:
             settings = self._wandb.Settings(console="off", x_disable_stats=True, silent=True)
             run = self._wandb.init(
@@ -138,13 +138,13 @@ class _Findings:
             self._run.define_metric(f"{PREFIX}*", step_metric=STEP)
             self._has_axis = True
 
-    def show(self, bulletin: Bulletin) -> None:
+    def show(self, update: Update) -> None:
         """Show what changed."""
-        letter = letter_on(bulletin)
-        if letter is not None:
-            level = getattr(self._wandb.AlertLevel, _LEVELS[letter.severity])
-            self._run.alert(title=letter.title, text=letter.body, level=level)
-        diagnosis = bulletin.diagnosis
+        alert = update.alert
+        if alert is not None:
+            level = getattr(self._wandb.AlertLevel, _LEVELS[alert.severity])
+            self._run.alert(title=alert.title, text=alert.body, level=level)
+        diagnosis = update.diagnosis
         if diagnosis is None:
             return
         said = (diagnosis.verdict, *((f.code, f.severity) for f in diagnosis.findings))

@@ -7,12 +7,12 @@ import sys
 import pytest
 from alert_parts import wait_for, web_hook
 
-from ampwatch.alerts import Post, open_services
-from ampwatch.alerts.letters import Letter
+from ampwatch.alerts import Delivery, open_services
+from ampwatch.alerts.alert_text import Alert
 from ampwatch.diagnosis import Severity
 from ampwatch.errors import AlertError
 
-LETTER = Letter("ampwatch: a is failing", "What to do\n\nMore", Severity.ERROR)
+ALERT = Alert("ampwatch: a is failing", "What to do\n\nMore", Severity.ERROR)
 
 
 @pytest.fixture
@@ -21,12 +21,12 @@ def _apprise():
 
 
 @pytest.mark.usefixtures("_apprise")
-def test_a_letter_arrives_whole():
-    with web_hook() as hook, Post(open_services([hook.address])) as post:
-        post.put(LETTER)
+def test_an_alert_arrives_whole():
+    with web_hook() as hook, Delivery(open_services([hook.address])) as delivery:
+        delivery.put(ALERT)
         wait_for(lambda: hook.taken)
-    assert hook.taken[0]["title"] == LETTER.title
-    assert hook.taken[0]["message"] == LETTER.body
+    assert hook.taken[0]["title"] == ALERT.title
+    assert hook.taken[0]["message"] == ALERT.body
     assert hook.taken[0]["type"] == "failure"
 
 
@@ -35,8 +35,10 @@ def test_a_service_that_answers_with_an_error_gets_it_later():
     notes = []
     with web_hook() as hook:
         hook.refuses = True
-        with Post(open_services([hook.address]), retry_s=0.05, on_note=notes.append) as post:
-            post.put(LETTER)
+        with Delivery(
+            open_services([hook.address]), retry_s=0.05, on_note=notes.append
+        ) as delivery:
+            delivery.put(ALERT)
             wait_for(lambda: hook.asked >= 2)
             hook.refuses = False
             wait_for(lambda: hook.taken)

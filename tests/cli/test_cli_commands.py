@@ -288,8 +288,8 @@ def test_watch_prints_plain_lines_where_there_is_no_terminal_and_ends_with_the_r
 
 
 def test_watching_a_run_that_was_killed_ends_and_says_so(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("ampwatch.cli.pulse.QUIET_S", 0.1)
-    monkeypatch.setattr("ampwatch.cli.pulse.GRACE_S", 0.1)
+    monkeypatch.setattr("ampwatch.follow.liveness.QUIET_S", 0.1)
+    monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.1)
     monkeypatch.setattr("ampwatch.cli.watch.PLAIN_EVERY_S", 0.1)
     code, out, err = ampwatch(capsys, "watch", write_run(tmp_path, ended=False), "--every", "0.1")
     assert code == 0
@@ -307,7 +307,7 @@ def test_watch_without_a_run_takes_the_newest(capsys, tmp_path):
 
 
 def test_watch_prefers_a_run_that_is_written_and_names_the_others(tmp_path, monkeypatch):
-    from ampwatch.cli.find import open_newest
+    from ampwatch.cli.find import find_newest
 
     monkeypatch.setenv("AMPWATCH_DIR", str(tmp_path))
     paths = [write_run(tmp_path, n, age_s=a, ended=False) for n, a in (("a", 9.0), ("b", 5.0))]
@@ -315,7 +315,7 @@ def test_watch_prefers_a_run_that_is_written_and_names_the_others(tmp_path, monk
     writers = [store.RankWriter(path, 0) for path in paths]
     said = []
     try:
-        assert open_newest(said.append).info.name == "b"
+        assert find_newest(said.append).name == "b"
     finally:
         for writer in writers:
             writer.close()
@@ -329,8 +329,8 @@ def test_watch_without_any_run_says_how_to_make_one(capsys):
 
 
 def test_while_a_run_goes_on_its_missing_end_mark_is_no_finding(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("ampwatch.cli.pulse.QUIET_S", 0.0)
-    monkeypatch.setattr("ampwatch.cli.pulse.GRACE_S", 0.3)
+    monkeypatch.setattr("ampwatch.follow.liveness.QUIET_S", 0.0)
+    monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.3)
     monkeypatch.setattr("ampwatch.cli.watch.PLAIN_EVERY_S", 0.1)
     path = write_run(tmp_path, ended=False)
     seen = []

@@ -9,6 +9,7 @@ from written_runs import write_run
 
 from ampwatch import diagnose, open_run
 from ampwatch.cli import run as ampwatch
+from ampwatch.follow import State
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_report_page_and_band_begin_with_the_same_sentence(
     assert first in (tmp_path / "page.html").read_text(encoding="utf-8")
     run = open_run(path)
     look = types.SimpleNamespace(
-        diagnosis=diagnose(run), is_live=False, ended=True, info=run.info,
+        diagnosis=diagnose(run), is_live=False, state=State.ENDED, info=run.info,
         last_time_ns=run.last_time_ns,
     )  # fmt: skip
     shown = band(look)

@@ -145,17 +145,17 @@ def test_a_folder_that_may_not_be_read_is_said(folder):
 def test_a_run_that_is_deleted_while_it_is_shown_is_said(folder):
     import shutil
 
-    from desk import Desk
+    from open_runs import OpenRuns
 
     from ampwatch.errors import AmpwatchError
 
     path = write_run(folder, "gone")
     now = iter(range(0, 1000, 10))
-    desk = Desk(clock=lambda: next(now))
-    desk.look(str(path))
+    opened = OpenRuns(clock=lambda: next(now))
+    opened.look(str(path))
     shutil.rmtree(path)
     with pytest.raises(AmpwatchError, match="is gone"):
-        desk.look(str(path))
+        opened.look(str(path))
 
 
 @needs_components

@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 from course import SCALE
-from desk import Desk
 from layer_rows import exponents
+from open_runs import OpenRuns
 from rank_course import RankNumbers, column_of
 from written_runs import event_columns
 
@@ -114,10 +114,10 @@ def test_steps_that_a_restart_has_taken_back_meet_their_own(tmp_path):
 def test_a_rank_that_joins_late_is_looked_at_too(tmp_path):
     path, now = two_ranks(tmp_path), iter(range(0, 1000, 10))
     append(path, 0, range(30))
-    desk = Desk(clock=lambda: next(now))
-    alone = desk.look(str(path))
+    opened = OpenRuns(clock=lambda: next(now))
+    alone = opened.look(str(path))
     append(path, 1, range(30))
-    both = desk.look(str(path))
+    both = opened.look(str(path))
     assert (alone.shown, both.shown) == ((0,), (0, 1))
     assert both.course.epoch > alone.course.epoch
     assert column_of("loss", 1) in both.course.present
@@ -127,10 +127,10 @@ def test_a_rank_that_the_run_has_not_shows_all_of_them(tmp_path):
     path = two_ranks(tmp_path)
     for rank in (0, 1):
         append(path, rank, range(30))
-    desk = Desk()
-    assert desk.look(str(path), 1).shown == (1,)
-    assert desk.look(str(path), 7).shown == (0, 1)
-    assert desk.look(str(path), 7).rank is None
+    opened = OpenRuns()
+    assert opened.look(str(path), 1).shown == (1,)
+    assert opened.look(str(path), 7).shown == (0, 1)
+    assert opened.look(str(path), 7).rank is None
 
 
 def test_of_many_ranks_the_lowest_and_those_that_a_finding_names_are_drawn(tmp_path):
@@ -138,9 +138,9 @@ def test_of_many_ranks_the_lowest_and_those_that_a_finding_names_are_drawn(tmp_p
     for rank in range(12):
         append(path, rank, range(30), scale=2.0 if rank == 11 else 4.0)
     now = iter(range(0, 1000, 10))
-    desk = Desk(clock=lambda: next(now))
-    desk.look(str(path))
-    look = desk.look(str(path))
+    opened = OpenRuns(clock=lambda: next(now))
+    opened.look(str(path))
+    look = opened.look(str(path))
     assert [finding.ranks for finding in look.diagnosis.findings if finding.code == "AMP601"] == [
         (11,)
     ]

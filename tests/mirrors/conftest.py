@@ -29,3 +29,9 @@ def run_python(tmp_path):
         return child.stderr if errors else child.stdout
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    """Runs that are written by hand are not given up between two strokes."""
+    monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 600.0)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import pytest
 from alert_parts import wait_for
-from mirror_parts import more, train, weights, write
+from mirror_parts import train, weights, write
 from web_server import answering
-from written_runs import write_run
+from written_runs import more, write_run
 
 from ampwatch import cli, open_run
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors import Line, open_mirror
+from ampwatch.mirrors import MirrorWorker, open_mirror
 from ampwatch.rows import Table
 
 pytest.importorskip("opentelemetry.sdk", reason="no opentelemetry-sdk here")
@@ -71,11 +71,11 @@ def collector():
 @contextlib.contextmanager
 def mirrored(collector, notes=None):
     mirror = open_mirror(f"otlp://127.0.0.1:{collector.port}", is_inside=False)
-    line = Line(mirror, (notes if notes is not None else []).append, every_s=0.02)
+    worker = MirrorWorker(mirror, (notes if notes is not None else []).append, every_s=0.02)
     try:
-        yield line
+        yield worker
     finally:
-        line.close()
+        worker.close()
 
 
 def test_what_arrives_is_how_the_run_stands(tmp_path, collector):
@@ -83,8 +83,8 @@ def test_what_arrives_is_how_the_run_stands(tmp_path, collector):
     more(path, accepted=1, first=70, step_time_ms=[2.5])
     newest = open_run(path).steps["time_ns"][-1].as_py()
     write(path, Table.DEVICES, {"time_ns": [newest], "device": ["cuda:0"], "peak_bytes": [1 << 30]})
-    with mirrored(collector) as line:
-        line.follow(path)
+    with mirrored(collector) as worker:
+        worker.follow(path)
         wait_for(lambda: collector.values("step"))
     labels = {"run": "one", "rank": "0", "optimizer": "0"}
     for name, value, unit in (
@@ -114,13 +114,13 @@ def test_the_findings_that_stand_are_gauges(tmp_path, collector):
 def test_a_collector_that_refuses_is_said_once_and_gets_it_later(tmp_path, collector):
     collector.status, notes = 400, []
     path = write_run(tmp_path, skipped=3)
-    with mirrored(collector, notes) as line:
-        line.follow(path)
+    with mirrored(collector, notes) as worker:
+        worker.follow(path)
         wait_for(lambda: collector.asked >= 3)
         collector.status = 200
         wait_for(lambda: collector.values("run_ended") == [({"run": "one"}, 1.0)])
     assert collector.values("skipped_steps")[0][1] == 3.0  # counted once, sent again
-    assert line.failures >= 2
+    assert worker.failures >= 2
     assert len(notes) == 1
     assert "the collector did not take it" in notes[0]
 

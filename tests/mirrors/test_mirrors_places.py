@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import socket
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import ampwatch
 from ampwatch import cli
 from ampwatch.errors import MirrorError
 from ampwatch.mirrors import open_mirror
-from ampwatch.mirrors.places import PLACES
+from ampwatch.mirrors.places import KINDS
 
 OTLP = "opentelemetry.exporter.otlp.proto.{}.metric_exporter"
 CLIENTS = {
@@ -62,7 +61,7 @@ def test_a_client_that_raises_when_it_is_opened_is_told_of_without_a_password(mo
     def broken(rest, *, is_inside):
         raise OSError("no way to http://me:s3cret@host")
 
-    monkeypatch.setitem(PLACES, "mlflow", dataclasses.replace(PLACES["mlflow"], open=broken))
+    monkeypatch.setattr("ampwatch.mirrors.mlflow.open_mirror", broken)
     with pytest.raises(MirrorError, match="no way to http://…@host"):
         open_mirror("mlflow", is_inside=True)
 
@@ -105,6 +104,6 @@ def test_no_client_is_loaded_before_it_is_asked_for():
 
 
 def test_every_place_is_documented():
-    for name in PLACES:
+    for name in KINDS:
         assert name in cli.mirror.TO_HELP
         assert f"`{name}:" in (Path(__file__).parents[2] / "docs" / "mirrors.md").read_text("utf-8")

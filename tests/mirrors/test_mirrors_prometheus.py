@@ -8,12 +8,12 @@ import urllib.request
 
 import pytest
 from alert_parts import wait_for
-from mirror_parts import more, skips, train, write
-from written_runs import write_run
+from mirror_parts import skips, train, write
+from written_runs import more, write_run
 
 from ampwatch import cli, open_run
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors import Line, open_mirror
+from ampwatch.mirrors import MirrorWorker, open_mirror
 from ampwatch.rows import Table
 
 pytest.importorskip("prometheus_client", reason="no prometheus-client here")
@@ -37,20 +37,20 @@ def values(port, name, **labels):
 
 @pytest.fixture
 def endpoint():
-    """A line to an endpoint on a free port, and that port."""
+    """A worker for an endpoint on a free port, and that port."""
     mirror = open_mirror("prometheus://127.0.0.1:0", is_inside=False)
-    line = Line(mirror, print, every_s=0.02)
-    yield line, mirror.server.server_port
-    line.close()
+    worker = MirrorWorker(mirror, print, every_s=0.02)
+    yield worker, mirror.server.server_port
+    worker.close()
 
 
 def test_what_is_scraped_is_how_the_run_stands(tmp_path, endpoint):
-    line, port = endpoint
+    worker, port = endpoint
     path = write_run(tmp_path, accepted=50, skipped=20, ended=False)
     more(path, accepted=1, first=70, step_time_ms=[2.5])
     newest = open_run(path).steps["time_ns"][-1].as_py()
     write(path, Table.DEVICES, {"time_ns": [newest], "device": ["cuda:0"], "peak_bytes": [1 << 30]})
-    line.follow(path)
+    worker.follow(path)
     wait_for(lambda: values(port, "step"))
     labels = {"run": "one", "rank": "0", "optimizer": "0"}
     for name, value in {
@@ -68,13 +68,13 @@ def test_what_is_scraped_is_how_the_run_stands(tmp_path, endpoint):
 
 
 def test_the_findings_that_stand_are_gauges(tmp_path, endpoint):
-    line, port = endpoint
+    worker, port = endpoint
     path = write_run(tmp_path, ended=False)
-    line.wake(path)
+    worker.thread.wake(path)
     wait_for(lambda: values(port, "step"))
     assert not values(port, "finding", code="AMP103")
     more(path, skipped=40, ended=True)
-    line.wake(path)
+    worker.thread.wake(path)
     wait_for(lambda: values(port, "run_ended", run="one")[0][1])
     [(labels, value)] = values(port, "finding", code="AMP103")
     assert (labels["name"], labels["severity"], value) == ("scale-collapse", "error", 1.0)
@@ -83,11 +83,11 @@ def test_the_findings_that_stand_are_gauges(tmp_path, endpoint):
 
 
 def test_runs_and_ranks_are_told_apart_and_names_are_data(tmp_path, endpoint):
-    line, port = endpoint
+    worker, port = endpoint
     path = write_run(tmp_path, 'a "b"\nc', ended=False)
     more(path, accepted=5, first=0, rank=1)
-    line.wake(path)
-    line.wake(write_run(tmp_path, "other"))
+    worker.thread.wake(path)
+    worker.thread.wake(write_run(tmp_path, "other"))
     wait_for(lambda: len(values(port, "step")) == 3)
     assert sorted((one["run"], one["rank"]) for one, _ in values(port, "step")) == [
         (path.name, "0"),
@@ -97,19 +97,19 @@ def test_runs_and_ranks_are_told_apart_and_names_are_data(tmp_path, endpoint):
 
 
 def test_of_runs_that_ended_only_the_last_are_shown(tmp_path, endpoint, monkeypatch):
-    monkeypatch.setattr("ampwatch.mirrors.board.MOST_ENDED_RUNS", 2)
-    line, port = endpoint
+    monkeypatch.setattr("ampwatch.mirrors.latest_values.MOST_ENDED_RUNS", 2)
+    worker, port = endpoint
     for name in ("a", "b", "c"):
-        line.wake(write_run(tmp_path, name))
+        worker.thread.wake(write_run(tmp_path, name))
         wait_for(lambda name=name: values(port, "run_ended", run=name) == [({"run": name}, 1.0)])
     assert [labels["run"] for labels, _ in values(port, "run_ended")] == ["b", "c"]
 
 
-def test_the_endpoint_ends_with_its_line(tmp_path):
+def test_the_endpoint_ends_with_its_worker(tmp_path):
     mirror = open_mirror("prometheus://127.0.0.1:0", is_inside=False)
-    line, port = Line(mirror, print, every_s=0.02), mirror.server.server_port
+    worker, port = MirrorWorker(mirror, print, every_s=0.02), mirror.server.server_port
     scrape(port)
-    line.close()
+    worker.close()
     with pytest.raises(urllib.error.URLError):
         scrape(port)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from alert_parts import wait_for
-from mirror_parts import logged, more, skips, train, weights
-from written_runs import write_run
+from mirror_parts import logged, skips, train, weights
+from written_runs import more, write_run
 
 import ampwatch
 from ampwatch import cli
-from ampwatch.mirrors import Line, open_mirror
+from ampwatch.mirrors import MirrorWorker, open_mirror
 
 pytest.importorskip("tensorboard", reason="no tensorboard here to read it back")
 from tensorboard.backend.event_processing.event_accumulator import (
@@ -44,14 +44,16 @@ def texts(found):
 
 def test_it_grows_with_the_run_and_is_read_meanwhile(tmp_path):
     path = write_run(tmp_path / "runs", ended=False)
-    line = Line(open_mirror(f"tensorboard:{tmp_path}/tb", is_inside=False), print, every_s=0.02)
-    line.follow(path)
+    worker = MirrorWorker(
+        open_mirror(f"tensorboard:{tmp_path}/tb", is_inside=False), print, every_s=0.02
+    )
+    worker.follow(path)
     out = tmp_path / "tb" / "one"
     wait_for(lambda: list(out.glob("*")) and read_back(out).Tags()["scalars"])
     assert curve(read_back(out), "scale") == logged(path, "scale")
     more(path, skipped=20, ended=True)
     wait_for(lambda: len(curve(read_back(out), "scale")) == 120)
-    line.close()
+    worker.close()
     found = read_back(out)
     assert curve(found, "scale") == logged(path, "scale")
     assert curve(found, "skipped") == skips(path)

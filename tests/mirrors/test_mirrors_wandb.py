@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from alert_parts import wait_for
-from mirror_parts import logged, more, skips, train, weights
-from written_runs import write_run
+from mirror_parts import logged, skips, train, weights
+from written_runs import more, write_run
 
 from ampwatch import cli, open_run
 from ampwatch.errors import MirrorError

@@ -1,8 +1,7 @@
-"""`watch_run` in the process that trains, and the desk that follows a recorder's runs."""
+"""`watch_run` in the process that trains, and alerts of the runs that a recorder files."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -11,24 +10,19 @@ from pathlib import Path
 import children
 import pytest
 from alert_parts import wait_for
-from written_runs import event_columns, step_columns, write_run
+from written_runs import more, write_run
 
 import ampwatch
-from ampwatch import codec, store
-from ampwatch.alerts import Desk
+from ampwatch import store
+from ampwatch.alerts import alert_session
 from ampwatch.diagnosis import Severity
 from ampwatch.errors import NotARunError
-from ampwatch.rows import Table
 
 
-def more(path, accepted=0, skipped=0, *, first=100, ended=False):
-    """A trainer writes on."""
-    with contextlib.closing(store.RankWriter(path, 0)) as writer:
-        now = time.time_ns()
-        writer.append(codec.encode(Table.STEPS, step_columns(accepted, skipped, now, first=first)))
-        if ended:
-            events = [(first + accepted + skipped, "ended", {})]
-            writer.append(codec.encode(Table.EVENTS, event_columns(events, now)))
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    """Runs that are written by hand are not given up between two strokes."""
+    monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 600.0)
 
 
 def test_each_finding_is_given_once_and_the_thread_ends_with_the_run(tmp_path):
@@ -37,7 +31,7 @@ def test_each_finding_is_given_once_and_the_thread_ends_with_the_run(tmp_path):
     more(path, skipped=20)
     wait_for(lambda: found)
     more(path, skipped=20, first=120, ended=True)
-    wait_for(lambda: not watch._thread.is_alive())
+    wait_for(lambda: watch.is_over)
     told = [(finding.code, finding.severity) for finding in found]
     assert "AMP103" in {code for code, _ in told}
     assert len(set(told)) == len(told)
@@ -87,7 +81,7 @@ def test_of_a_run_that_is_resumed_the_end_before_is_no_end(tmp_path):
     watch = ampwatch.watch_run(Resumed, found.append, every_s=0.02)
     time.sleep(0.1)
     more(Resumed.run_folder, skipped=30, ended=True)
-    wait_for(lambda: not watch._thread.is_alive())
+    wait_for(lambda: watch.is_over)
     assert "AMP103" in {finding.code for finding in found}
 
 
@@ -144,63 +138,63 @@ def test_with_the_watch_switched_off_nothing_is_watched(monkeypatch, tmp_path):
     assert (told, list(tmp_path.iterdir())) == ([], [])
 
 
-class Letters:
-    """A post that keeps what it is given."""
+class Kept:
+    """A delivery that keeps what it is given."""
 
     def __init__(self):
         self.titles = []
 
-    def put(self, letter):
-        self.titles.append(letter.title)
+    def put(self, alert):
+        self.titles.append(alert.title)
 
 
 @pytest.fixture
-def desk(monkeypatch):
-    monkeypatch.setattr("ampwatch.alerts.desk.LOOK_EVERY_S", 0.02)
-    notes = []
-    made = Desk(Letters(), notes.append)
-    made.notes = notes
+def session(monkeypatch):
+    monkeypatch.setattr("ampwatch.alerts.session.LOOK_EVERY_S", 0.02)
+    kept, notes = Kept(), []
+    made = alert_session(kept, notes.append)
+    made.titles, made.notes = kept.titles, notes
     yield made
     made.close()
 
 
-def test_the_desk_tells_of_every_run_once(tmp_path, desk):
+def test_every_run_is_reported_once(tmp_path, session):
     paths = [write_run(tmp_path, name, skipped=30) for name in ("one", "two")]
     for _ in range(5):
         for path in paths:
-            desk.wake(path)
+            session.wake(path)
         time.sleep(0.05)
-    wait_for(lambda: len(desk._post.titles) == 2)
-    assert sorted(title.split()[1] for title in desk._post.titles) == ["one", "two"]
+    wait_for(lambda: len(session.titles) == 2)
+    assert sorted(title.split()[1] for title in session.titles) == ["one", "two"]
 
 
-def test_a_run_whose_trainer_is_gone_is_reported_lost_once(tmp_path, desk, monkeypatch):
+def test_a_run_whose_trainer_is_gone_is_reported_lost_once(tmp_path, session, monkeypatch):
     path = write_run(tmp_path, ended=False)
-    desk.hear(frozenset([store.open_run(path).info.id]))
-    monkeypatch.setattr("ampwatch.alerts.desk.LOST_AFTER_S", 0.1)
-    desk.wake(path)
+    session.hear(frozenset([store.open_run(path).info.id]))
+    monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.1)
+    session.wake(path)
     time.sleep(0.4)
-    assert desk._post.titles == []  # it is heard of, rows or not
-    desk.hear(frozenset())
-    wait_for(lambda: desk._post.titles)
+    assert session.titles == []  # it is heard of, rows or not
+    session.hear(frozenset())
+    wait_for(lambda: session.titles)
     time.sleep(0.3)
-    assert desk._post.titles == ["ampwatch: one ended uncleanly after 100 steps"]
+    assert session.titles == ["ampwatch: one ended uncleanly after 100 steps"]
 
 
-def test_a_run_that_ended_well_is_not_reported(tmp_path, desk, monkeypatch):
-    monkeypatch.setattr("ampwatch.alerts.desk.LOST_AFTER_S", 0.1)
-    desk.wake(write_run(tmp_path))
+def test_a_run_that_ended_well_is_not_reported(tmp_path, session, monkeypatch):
+    monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.1)
+    session.wake(write_run(tmp_path))
     time.sleep(0.4)
-    assert desk._post.titles == []
+    assert session.titles == []
 
 
-def test_a_run_that_cannot_be_read_is_said_once_and_stops_nothing(tmp_path, desk):
+def test_a_run_that_cannot_be_read_is_said_once_and_stops_nothing(tmp_path, session):
     (tmp_path / "bad").mkdir()
     good = write_run(tmp_path, skipped=30)
     for _ in range(3):
-        desk.wake(tmp_path / "bad")
+        session.wake(tmp_path / "bad")
         time.sleep(0.05)
-    desk.wake(good)
-    wait_for(lambda: desk._post.titles)
-    assert len(desk.notes) == 1
-    assert "No alerts of bad" in desk.notes[0]
+    session.wake(good)
+    wait_for(lambda: session.titles)
+    assert len(session.notes) == 1
+    assert "No alerts of bad" in session.notes[0]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ampwatch.diagnosis import Finding
-from ampwatch.mirrors.readings import READINGS, Bulletin, Points, Reading
+from ampwatch.mirrors.readings import READINGS, Points, Reading, Update
 
 MOST_ENDED_RUNS = 100  # whoever records for months shows no more of them than that
 
@@ -26,7 +26,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class _Standing:
+class _Run:
     """One run: by rank and optimizer the newest of each reading, and what was found."""
 
     values: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
@@ -34,29 +34,29 @@ class _Standing:
     is_over: bool = False
 
 
-class Board:
+class LatestValues:
     """Kept by the mirror's thread, read by whichever thread is asked for the numbers."""
 
     def __init__(self) -> None:
-        self._runs: dict[str, _Standing] = {}
+        self._runs: dict[str, _Run] = {}
         self._lock = threading.Lock()
 
-    def note(self, bulletin: Bulletin) -> None:
+    def note(self, update: Update) -> None:
         """Take in what is new of a run."""
         with self._lock:
-            standing = self._runs.setdefault(Path(bulletin.place).name, _Standing())
-            for points in bulletin.points:
-                own = standing.values.setdefault((points.rank, points.optimizer), {})
+            run = self._runs.setdefault(Path(update.place).name, _Run())
+            for points in update.points:
+                own = run.values.setdefault((points.rank, points.optimizer), {})
                 own.update(_newest(points))
-            if bulletin.diagnosis is not None:
-                standing.findings = bulletin.diagnosis.findings
-            standing.is_over = bulletin.is_over
+            if update.diagnosis is not None:
+                run.findings = update.diagnosis.findings
+            run.is_over = update.is_over
             self._forget()
 
     def samples(self) -> dict[Reading, list[Sample]]:
         """Every metric that somebody has, with its samples."""
         with self._lock:
-            runs = [(name, standing) for name, standing in self._runs.items()]
+            runs = [(name, run) for name, run in self._runs.items()]
             found = {
                 reading: [s for name, one in runs for s in _samples(reading, name, one)]
                 for reading in (STEP, *READINGS)
@@ -67,7 +67,7 @@ class Board:
 
     def _forget(self) -> None:
         """Let go of the runs that ended first."""
-        ended = [name for name, standing in self._runs.items() if standing.is_over]
+        ended = [name for name, run in self._runs.items() if run.is_over]
         for name in ended[:-MOST_ENDED_RUNS]:
             del self._runs[name]
 
@@ -80,19 +80,19 @@ def _newest(points: Points) -> Iterator[tuple[str, float]]:
             yield reading.name, float(values[-1]) * reading.factor
 
 
-def _samples(reading: Reading, run: str, standing: _Standing) -> Iterator[Sample]:
-    for (rank, optimizer), values in standing.values.items():
+def _samples(reading: Reading, name: str, run: _Run) -> Iterator[Sample]:
+    for (rank, optimizer), values in run.values.items():
         if reading.name in values:
-            labels = {"run": run, "rank": str(rank), "optimizer": str(optimizer)}
+            labels = {"run": name, "rank": str(rank), "optimizer": str(optimizer)}
             yield Sample(values[reading.name], labels)
 
 
-def _findings(run: str, standing: _Standing) -> Iterator[Sample]:
-    for finding in standing.findings:
+def _findings(name: str, run: _Run) -> Iterator[Sample]:
+    for finding in run.findings:
         yield Sample(
             1.0,
             {
-                "run": run,
+                "run": name,
                 "code": finding.code,
                 "name": finding.name,
                 "severity": finding.severity.value,

@@ -8,13 +8,13 @@ import time
 import numpy as np
 import pytest
 from alert_parts import wait_for
-from mirror_parts import Kept, logged, more, skips, write
-from written_runs import fresh_id, step_columns, write_run
+from mirror_parts import Kept, logged, skips, write
+from written_runs import fresh_id, more, step_columns, write_run
 
 from ampwatch import store
-from ampwatch.mirrors import Line
-from ampwatch.mirrors.cursor import Part
-from ampwatch.mirrors.source import Source
+from ampwatch.follow import follow
+from ampwatch.mirrors import MirrorWorker
+from ampwatch.mirrors.update_reader import Selection, UpdateReader
 from ampwatch.rows import Table
 
 
@@ -24,26 +24,26 @@ def notes():
 
 
 @pytest.fixture
-def line(notes):
-    """A line to a mirror that keeps what it is handed; `with line(...) as mirror, line:`."""
-    lines = []
+def worker(notes):
+    """Makes workers, which are closed in the end."""
+    workers = []
 
     def make(mirror, **options):
-        lines.append(Line(mirror, notes.append, every_s=0.02, **options))
-        return lines[-1]
+        workers.append(MirrorWorker(mirror, notes.append, every_s=0.02, **options))
+        return workers[-1]
 
     yield make
-    for one in lines:
+    for one in workers:
         one.close(wait_s=0.0)
 
 
 def whole(path, **options):
-    """All that a source hands on of a run as it stands."""
-    source, mirror = Source(path, Part(**options)), Kept()
-    source.look()
-    while (bulletin := source.next()) is not None:
-        mirror.take(bulletin)
-        source.taken()
+    """All that is handed on of a run as it stands."""
+    reader, mirror = UpdateReader(path, Selection(**options)), Kept()
+    reader.look(follow(path), 0.0)
+    while (update := reader.next()) is not None:
+        mirror.take(update)
+        reader.taken()
     return mirror
 
 
@@ -55,37 +55,37 @@ def same(found, wanted):
 
 @pytest.mark.parametrize("most", [1, 7, 4096])
 def test_every_row_is_handed_on_once_whatever_the_portions(tmp_path, monkeypatch, most):
-    monkeypatch.setattr("ampwatch.mirrors.source.MOST_ROWS", most)
+    monkeypatch.setattr("ampwatch.mirrors.update_reader.MOST_ROWS", most)
     path = write_run(tmp_path, accepted=40, skipped=5)
     mirror = whole(path)
     for name in ("scale", "loss", "lr", "grad_norm"):
         assert same(mirror.curve(name), logged(path, name))
     assert mirror.curve("skipped") == skips(path)
     assert max(len(points.steps) for points in mirror.points) <= most
-    assert mirror.bulletins[-1].is_over
+    assert mirror.updates[-1].is_over
 
 
-def test_rows_that_come_while_it_follows_are_handed_on_and_it_ends_with_the_run(tmp_path, line):
+def test_rows_that_come_while_it_follows_are_handed_on_and_it_ends_with_the_run(tmp_path, worker):
     path, mirror = write_run(tmp_path, ended=False), Kept()
-    one = line(mirror)
+    one = worker(mirror)
     one.follow(path)
     wait_for(lambda: mirror.curve("loss"))
     more(path, accepted=3, skipped=2)
     wait_for(lambda: len(mirror.curve("loss")) == 105)
     store.compact(path)
     more(path, accepted=4, first=105, ended=True)
-    wait_for(lambda: mirror.bulletins[-1].is_over)
+    wait_for(lambda: mirror.updates[-1].is_over)
     one.close()
     assert same(mirror.curve("loss"), logged(path, "loss"))
     assert mirror.curve("skipped") == skips(path)
     assert (mirror.closed, one.lost_rows, one.failures) == (1, 0, 0)
 
 
-def test_closing_sends_what_was_logged_last(tmp_path, line):
+def test_closing_sends_what_was_logged_last(tmp_path, worker):
     path, mirror = write_run(tmp_path, ended=False), Kept()
-    one = Line(mirror, print, every_s=3600.0)
+    one = MirrorWorker(mirror, print, every_s=3600.0)
     one.follow(path)
-    wait_for(lambda: mirror.bulletins)
+    wait_for(lambda: mirror.updates)
     more(path, accepted=3)
     one.close()
     assert len(mirror.curve("loss")) == 103
@@ -135,36 +135,36 @@ def test_of_several_ranks_one_or_all_are_shown_and_the_findings_are_the_whole_ru
     assert {points.rank for points in whole(path).points} == {0, 1}
     own = whole(path, rank=1)
     assert {points.rank for points in own.points} == {1}
-    assert "AMP103" in {finding.code for finding in own.bulletins[-1].diagnosis.findings}
+    assert "AMP103" in {finding.code for finding in own.updates[-1].diagnosis.findings}
 
 
-def test_each_finding_is_fresh_once_and_the_last_diagnosis_is_the_runs(tmp_path, line):
+def test_each_finding_is_fresh_once_and_the_last_diagnosis_is_the_runs(tmp_path, worker):
     path, mirror = write_run(tmp_path, ended=False), Kept()
-    one = line(mirror)
+    one = worker(mirror)
     one.follow(path)
-    wait_for(lambda: mirror.bulletins)
+    wait_for(lambda: mirror.updates)
     more(path, skipped=20)
-    wait_for(lambda: any(bulletin.fresh for bulletin in mirror.bulletins))
+    wait_for(lambda: any(update.fresh for update in mirror.updates))
     more(path, skipped=20, first=120, ended=True)
-    wait_for(lambda: mirror.bulletins[-1].is_over)
-    fresh = [(f.code, f.severity) for bulletin in mirror.bulletins for f in bulletin.fresh]
+    wait_for(lambda: mirror.updates[-1].is_over)
+    fresh = [(f.code, f.severity) for update in mirror.updates for f in update.fresh]
     assert "AMP103" in {code for code, _ in fresh}
     assert len(set(fresh)) == len(fresh)
-    standing = mirror.bulletins[-1].diagnosis.findings
+    standing = mirror.updates[-1].diagnosis.findings
     assert [f.code for f in standing] == [
-        f.code for f in whole(path).bulletins[-1].diagnosis.findings
+        f.code for f in whole(path).updates[-1].diagnosis.findings
     ]
 
 
-def test_a_client_that_raises_is_said_once_counted_and_loses_nothing(tmp_path, line, notes):
+def test_a_client_that_raises_is_said_once_counted_and_loses_nothing(tmp_path, worker, notes):
     path = write_run(tmp_path, skipped=3)
     mirror = Kept(ConnectionError("no way to https://me:s3cret@host/x"))
-    one = line(mirror)
+    one = worker(mirror)
     one.follow(path)
     wait_for(lambda: mirror.asked >= 3)
     assert one.failures >= 2
     mirror.trouble = None
-    wait_for(lambda: mirror.bulletins and mirror.bulletins[-1].is_over)
+    wait_for(lambda: mirror.updates and mirror.updates[-1].is_over)
     one.close()
     assert mirror.curve("skipped") == skips(path)
     assert one.lost_rows == 0
@@ -174,24 +174,24 @@ def test_a_client_that_raises_is_said_once_counted_and_loses_nothing(tmp_path, l
     assert "s3cret" not in note
 
 
-def test_findings_that_a_client_does_not_take_repeat_no_row(tmp_path, line):
+def test_findings_that_a_client_does_not_take_repeat_no_row(tmp_path, worker):
     class FussyAboutFindings(Kept):
-        def take(self, bulletin):
-            self.bulletins.append(bulletin)
-            if bulletin.diagnosis is not None and len(self.bulletins) < 4:
+        def take(self, update):
+            self.updates.append(update)
+            if update.diagnosis is not None and len(self.updates) < 4:
                 raise ConnectionError("no alerts today")
 
     path, mirror = write_run(tmp_path, skipped=3), FussyAboutFindings()
-    one = line(mirror)
+    one = worker(mirror)
     one.follow(path)
-    wait_for(lambda: len(mirror.bulletins) >= 4)
+    wait_for(lambda: len(mirror.updates) >= 4)
     one.close()
     assert one.failures >= 2
     assert mirror.curve("skipped") == skips(path)
 
 
-def test_what_never_arrived_is_counted_in_the_end(tmp_path, line, notes):
-    one = line(Kept(ValueError("never")))
+def test_what_never_arrived_is_counted_in_the_end(tmp_path, worker, notes):
+    one = worker(Kept(ValueError("never")))
     one.follow(write_run(tmp_path, accepted=50))
     wait_for(lambda: one.failures)
     one.close()
@@ -199,15 +199,15 @@ def test_what_never_arrived_is_counted_in_the_end(tmp_path, line, notes):
     assert "50 rows did not arrive" in notes[-1]
 
 
-def test_a_client_that_hangs_is_left_behind(tmp_path, line, notes):
+def test_a_client_that_hangs_is_left_behind(tmp_path, worker, notes):
     hanging, begun = threading.Event(), threading.Event()
 
     class Hanging(Kept):
-        def take(self, bulletin):
+        def take(self, update):
             begun.set()
             hanging.wait(30)
 
-    one = line(Hanging())
+    one = worker(Hanging())
     one.follow(write_run(tmp_path, accepted=50))
     assert begun.wait(30)
     one.close(wait_s=0.05)
@@ -216,20 +216,20 @@ def test_a_client_that_hangs_is_left_behind(tmp_path, line, notes):
     hanging.set()
 
 
-def test_a_run_that_is_removed_is_said_once_and_stops_nothing(tmp_path, line, notes):
+def test_a_run_that_is_removed_is_said_once_and_stops_nothing(tmp_path, worker, notes):
     mirror = Kept()
-    one = line(mirror)
+    one = worker(mirror)
     (tmp_path / "bad").mkdir()
-    one.wake(tmp_path / "bad")
-    one.wake(tmp_path / "bad")
+    one.thread.wake(tmp_path / "bad")
+    one.thread.wake(tmp_path / "bad")
     one.follow(write_run(tmp_path))
-    wait_for(lambda: mirror.bulletins and mirror.bulletins[-1].is_over)
+    wait_for(lambda: mirror.updates and mirror.updates[-1].is_over)
     assert len(notes) == 1
-    assert "bad is no longer mirrored" in notes[0]
+    assert "bad cannot be mirrored" in notes[0]
 
 
 def test_a_place_that_has_the_past_is_shown_this_attempt_only_with_all_skips_counted(
-    tmp_path, line
+    tmp_path, worker
 ):
     class Resumed(Kept):
         shows_past = False
@@ -237,30 +237,30 @@ def test_a_place_that_has_the_past_is_shown_this_attempt_only_with_all_skips_cou
     path, mirror = write_run(tmp_path, accepted=10, skipped=3, ended=False), Resumed()
     began_ns = time.time_ns()
     more(path, accepted=2, skipped=1, first=13, ended=True)
-    line(mirror).follow(path, 0, began_ns)
-    wait_for(lambda: mirror.bulletins and mirror.bulletins[-1].is_over)
+    worker(mirror).follow(path, 0, began_ns)
+    wait_for(lambda: mirror.updates and mirror.updates[-1].is_over)
     assert mirror.curve("skipped") == [(13, 3), (14, 3), (15, 4)]
 
 
-def test_with_the_last_run_that_it_follows_its_thread_ends(tmp_path, line):
+def test_with_the_last_run_that_it_follows_its_thread_ends(tmp_path, worker):
     mirror = Kept()
-    one = line(mirror)
+    one = worker(mirror)
     one.follow(write_run(tmp_path))
-    wait_for(lambda: not one.is_at_work)
+    wait_for(lambda: not one.thread.is_at_work)
     assert mirror.closed == 1
-    assert mirror.bulletins[-1].is_over
+    assert mirror.updates[-1].is_over
 
 
-def test_a_run_that_ended_and_goes_on_is_not_shown_twice(tmp_path, line):
+def test_a_run_that_ended_and_goes_on_is_not_shown_twice(tmp_path, worker):
     path, mirror = write_run(tmp_path), Kept()
-    one = line(mirror)
-    one.wake(path)
-    wait_for(lambda: mirror.bulletins and mirror.bulletins[-1].is_over)
+    one = worker(mirror)
+    one.thread.wake(path)
+    wait_for(lambda: mirror.updates and mirror.updates[-1].is_over)
     write(
         path, Table.EVENTS, {"step": [100], "time_ns": [1], "kind": ["started"], "detail": ["{}"]}
     )
     more(path, accepted=5)
-    one.wake(path)
+    one.thread.wake(path)
     wait_for(lambda: len(mirror.curve("loss")) >= 105)
     assert [step for step, _ in mirror.curve("loss")] == list(range(105))
-    assert not mirror.bulletins[-1].is_over
+    assert not mirror.updates[-1].is_over

@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from pathlib import Path
 
 import children
-from written_runs import event_columns, step_columns
 
 import ampwatch
 from ampwatch import codec, store
-from ampwatch.rows import Table
-
-
-def more(path, accepted=0, skipped=0, *, first=100, rank=0, ended=False, **columns):
-    """A trainer writes on."""
-    with contextlib.closing(store.RankWriter(path, rank)) as writer:
-        now = time.time_ns()
-        rows = step_columns(accepted, skipped, now, first=first) | columns
-        writer.append(codec.encode(Table.STEPS, rows))
-        if ended:
-            events = [(first + accepted + skipped, "ended", {})]
-            writer.append(codec.encode(Table.EVENTS, event_columns(events, now)))
 
 
 def write(path, table, columns, rank=0):
@@ -40,20 +26,20 @@ class Kept:
 
     def __init__(self, trouble=None):
         self.trouble, self.asked, self.closed = trouble, 0, 0
-        self.bulletins = []
+        self.updates = []
 
-    def take(self, bulletin):
+    def take(self, update):
         self.asked += 1
         if self.trouble is not None:
             raise self.trouble
-        self.bulletins.append(bulletin)
+        self.updates.append(update)
 
     def close(self):
         self.closed += 1
 
     @property
     def points(self):
-        return [points for bulletin in self.bulletins for points in bulletin.points]
+        return [points for update in self.updates for points in update.points]
 
     def curve(self, name, prefix="ampwatch/"):
         """The rows handed on, as (step, value)."""

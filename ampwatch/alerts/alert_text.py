@@ -10,14 +10,14 @@ from ampwatch.diagnosis.paste import words_and_lines
 from ampwatch.diagnosis.words import count_text, list_text
 from ampwatch.text import printable
 
-_MOST_LETTERS = 6
+_MOST_ALERTS = 6  # told whole in one message
 _LONGEST_PART = 300  # characters of a cause or an action
 _LONGEST_BODY = 1900  # the narrowest service we know of (Discord) takes 2,000 ...
 _FOR_THE_REST = 500  # ... of which a path and the codes of other findings need some
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class Alert:
     """An alert: its title, its text, and how grave it is."""
 
     title: str
@@ -25,24 +25,24 @@ class Letter:
     severity: Severity
 
 
-def letter_of(name: str, place: str, diagnosis: Diagnosis, fresh: Sequence[Finding]) -> Letter:
-    """The alert that tells of these findings of a run; `place` is where the run lies."""
+def alert_of(name: str, place: str, diagnosis: Diagnosis, fresh: Sequence[Finding]) -> Alert:
+    """The alert that reports these findings of a run; `place` is the run's folder."""
     first = fresh[0]
     more = f" (and {len(fresh) - 1} more)" if len(fresh) > 1 else ""
     title = f"ampwatch: {name} is {diagnosis.verdict.value}: {first.summary}{more}"
-    parts = ["\n".join(_told(first))]
+    parts = ["\n".join(_paragraph(first))]
     for at, finding in enumerate(fresh[1:], start=1):
-        part = "\n".join(_told(finding))
+        part = "\n".join(_paragraph(finding))
         if sum(map(len, parts)) + len(part) > _LONGEST_BODY - _FOR_THE_REST:
             parts.append(f"Also: {list_text([left.code for left in fresh[at:]], limit=10)}.")
             break
         parts.append(part)
     see = f"See more: ampwatch report {_quoted(place)}\nWhat it means: ampwatch explain "
     parts.append(see + first.code)
-    return Letter(_line(title), "\n\n".join(parts), first.severity)
+    return Alert(_line(title), "\n\n".join(parts), first.severity)
 
 
-def lost_letter(name: str, place: str, diagnosis: Diagnosis) -> Letter:
+def lost_alert(name: str, place: str, diagnosis: Diagnosis) -> Alert:
     """The alert that a run is over though it was not done."""
     steps = count_text(diagnosis.run.steps, "step")
     ended = next((f for f in diagnosis.findings if f.code == "AMP902"), None)
@@ -51,28 +51,28 @@ def lost_letter(name: str, place: str, diagnosis: Diagnosis) -> Letter:
         what += "machine or connection is gone."
     else:
         what = f"{ended.summary} {ended.cause}"
-    return Letter(
+    return Alert(
         _line(f"ampwatch: {name} ended uncleanly after {steps}"),
         f"{_cut(what)}\n\nSee more: ampwatch report {_quoted(place)}",
         Severity.ERROR,
     )
 
 
-def bundle(letters: Sequence[Letter]) -> Letter:
+def bundle(alerts: Sequence[Alert]) -> Alert:
     """Several alerts as one message."""
-    if len(letters) == 1:
-        return letters[0]
-    gravest = max((letter.severity for letter in letters), key=lambda severity: severity.weight)
-    bodies = [f"{letter.title}\n\n{letter.body}" for letter in letters[:_MOST_LETTERS]]
-    if len(letters) > _MOST_LETTERS:
-        bodies.append(f"... and {len(letters) - _MOST_LETTERS} more.")
+    if len(alerts) == 1:
+        return alerts[0]
+    gravest = max((alert.severity for alert in alerts), key=lambda severity: severity.weight)
+    bodies = [f"{alert.title}\n\n{alert.body}" for alert in alerts[:_MOST_ALERTS]]
+    if len(alerts) > _MOST_ALERTS:
+        bodies.append(f"... and {len(alerts) - _MOST_ALERTS} more.")
     body = "\n\n----\n\n".join(bodies)
-    if len(body) > _LONGEST_BODY:  # every title is worth more than one letter's details
-        body = "\n".join(f"- {letter.title}" for letter in letters)[:_LONGEST_BODY]
-    return Letter(f"ampwatch: {count_text(len(letters), 'alert')}", body, gravest)
+    if len(body) > _LONGEST_BODY:  # every title is worth more than one alert's details
+        body = "\n".join(f"- {alert.title}" for alert in alerts)[:_LONGEST_BODY]
+    return Alert(f"ampwatch: {count_text(len(alerts), 'alert')}", body, gravest)
 
 
-def _told(finding: Finding) -> Iterator[str]:
+def _paragraph(finding: Finding) -> Iterator[str]:
     where = "" if finding.first_step is None else f", since step {finding.first_step:,}"
     layer = f", layer {finding.layer}" if finding.layer else ""
     because = f", because of {finding.because_of}" if finding.because_of else ""

@@ -1,0 +1,144 @@
+"""Who is told of what is found in runs: a function of yours, or the services that alerts go to."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ampwatch.alerts.alert_text import Alert, alert_of, lost_alert
+from ampwatch.alerts.delivery import Delivery
+from ampwatch.diagnosis import Finding
+from ampwatch.errors import AmpwatchError, NotARunError
+from ampwatch.follow import Follower, FollowThread, Look, NewFindings, follow
+
+if TYPE_CHECKING:
+    from ampwatch.probe import NoWatch, Watch
+
+LOOK_EVERY_S = 1.0
+
+
+def watch_run(
+    run: Watch | NoWatch | str | Path,
+    on_finding: Callable[[Finding], None],
+    *,
+    every_s: float = 2.0,
+) -> RunWatch:
+    """Call `on_finding` with each warning and error found in a run, once, and when it gets worse.
+
+    `run` is what `attach` returned, or a run's folder, in any process. A thread of its own reads
+    the run's log every `every_s` seconds until the run is over: the training is not asked for
+    anything, and `on_finding` may take its time. What it raises is warned of once.
+
+    The thread ends with the run, with `close`, or with the process. A run whose training was
+    killed is over as well: `every_s` and 3 seconds after its last process is gone, or, on a disk
+    without locks, after a minute without rows. With AMPWATCH=0 nothing is watched.
+    """
+    if isinstance(run, (str, Path)):
+        return RunWatch(follow(run), on_finding, every_s)
+    follower = None if run.run_folder is None else follow(run.run_folder)
+    return RunWatch(follower, on_finding, every_s, run.began_ns)
+
+
+class RunWatch:
+    """A run being watched for findings; `close` takes a last look and ends it."""
+
+    def __init__(
+        self,
+        follower: Follower | None,
+        on_finding: Callable[[Finding], None],
+        every_s: float,
+        began_ns: int = 0,
+    ) -> None:
+        self._on_finding = on_finding
+        self._new = NewFindings()
+        self._has_warned = False
+        self._thread: FollowThread | None = None
+        if follower is not None:
+            self._thread = FollowThread(
+                self._look, self._say_unreadable, every_s=every_s, name="ampwatch-findings"
+            )
+            self._thread.follow(follower.path, began_ns)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is watched any more: the run is over, or this was closed."""
+        return self._thread is None or not self._thread.is_at_work
+
+    def close(self) -> None:
+        """Take a last look and end."""
+        if self._thread is not None:
+            self._thread.close()
+
+    def __enter__(self) -> RunWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _look(self, _folder: Path, follower: Follower) -> bool:
+        look = follower.look()
+        for finding in self._new.of(look.diagnosis):
+            self._call(finding)
+        return look.is_over
+
+    def _call(self, finding: Finding) -> None:
+        try:
+            self._on_finding(finding)
+        except Exception as error:  # noqa: BLE001  theirs may raise anything; watching goes on
+            self._warn(f"on_finding raised {type(error).__name__}: {error}")
+
+    def _say_unreadable(self, _folder: Path, problem: AmpwatchError) -> None:
+        if not isinstance(problem, NotARunError):  # a run that is removed has nothing more to say
+            self._warn(f"The run cannot be read: {problem}")
+
+    def _warn(self, sentence: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warn(f"ampwatch: {sentence} It goes on watching.")
+
+
+class RunAlerts:
+    """What is to be reported of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._place = str(folder.absolute())
+        self._new = NewFindings()
+        self._was_over = False
+
+    def of(self, look: Look) -> list[Alert]:
+        """Findings that are new, and once that the run is over though it was not done."""
+        name, diagnosis = look.info.name, look.diagnosis
+        fresh = self._new.of(diagnosis)
+        alerts = [alert_of(name, self._place, diagnosis, fresh)] if fresh else []
+        was_over, self._was_over = self._was_over, look.is_over
+        ended_badly = any(finding.code == "AMP902" for finding in diagnosis.findings)
+        if look.is_over and not was_over and ended_badly:
+            alerts.append(lost_alert(name, self._place, diagnosis))
+        return alerts
+
+
+def alert_session(delivery: Delivery, on_note: Callable[[str], None]) -> FollowThread:
+    """A thread that sends alerts of the runs that it is woken for."""
+    known: dict[Path, RunAlerts] = {}  # by folder; a run that is over may go on one day
+
+    def look_at(folder: Path, follower: Follower) -> bool:
+        look = follower.look()
+        for alert in known.setdefault(folder, RunAlerts(folder)).of(look):
+            delivery.put(alert)
+        return look.is_over
+
+    def say(folder: Path, problem: AmpwatchError) -> None:
+        on_note(f"No alerts of {folder.name}: {problem}")
+
+    return FollowThread(look_at, say, every_s=LOOK_EVERY_S, name="ampwatch-alerts")
+
+
+def warn(sentence: str) -> None:
+    """Say it in the user's own way; a filter that makes warnings errors does not end the thread."""
+    try:
+        warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+    except RuntimeWarning:
+        print(sentence, file=sys.stderr)

@@ -1,0 +1,26 @@
+"""Follow runs while they go on: one reader and one engine a run, however many look at it.
+
+    run's log -> Follower (state, engine) -> Look -> alerts, mirrors, `ampwatch watch`, dashboard
+
+`follow(path)` gives the process's one `Follower` of a run. A `Look` says whether the run is live,
+ended or lost, and what is found in it so far. `FollowThread` looks at runs again and again until
+they are over. Who wants rows as well reads them through the follower, too.
+"""
+
+from __future__ import annotations
+
+from ampwatch.follow.follow_thread import FollowThread
+from ampwatch.follow.follower import Follower, Look, NewFindings, follow
+from ampwatch.follow.liveness import Liveness, State, has_ended, seems_live
+
+__all__ = [
+    "FollowThread",
+    "Follower",
+    "Liveness",
+    "Look",
+    "NewFindings",
+    "State",
+    "follow",
+    "has_ended",
+    "seems_live",
+]

@@ -1,0 +1,135 @@
+"""The one follower that a run has in this process: its rows, its engine, and how it stands."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from ampwatch.diagnosis import Diagnosis, Engine, Finding, Severity, conclude
+from ampwatch.follow.liveness import Liveness, State, has_ended
+from ampwatch.store import Run, RunInfo, open_run
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A run as it stood at one moment, and what was found in it."""
+
+    info: RunInfo
+    state: State
+    ended_ranks: tuple[int, ...]
+    rows: int  # logged so far, of all tables: another number means that there is more
+    silent_s: float  # how long ago the run grew
+    judged: Diagnosis  # as of a run that is over
+    established_scale: float | None
+    notes: tuple[str, ...]  # the record's: what was cut off, what is missing
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended or is lost."""
+        return self.state is not State.LIVE
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """What was found; that a live run has no end mark is no finding."""
+        return self.judged if self.is_over else self.judged.while_running()
+
+
+class Follower:
+    """Holds an open run and its engine; any thread may ask. A look costs what is new.
+
+    Of a run that is over only the last look is kept; if it goes on one day, it is read anew.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self.liveness = Liveness()
+        self._run = open_run(path)
+        self.run_id = self._run.info.id
+        self._engine: Engine | None = None
+        self._seen: Look | None = None
+        self._seen_s = 0.0
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Run]:
+        """The run as it stood at the last look or later, kept still while its rows are read."""
+        with self._lock:
+            yield self._run
+
+    def state(self) -> State:
+        """How the run stands, without a diagnosis; NotARunError if it is gone."""
+        with self._lock:
+            return self.liveness.refresh(self._run)[0]
+
+    def look(self, max_age_s: float = 0.0) -> Look:
+        """The run and its diagnosis; a look that another took may be as old as `max_age_s`."""
+        with self._lock:
+            if self._seen is None or time.monotonic() - self._seen_s >= max_age_s:
+                self._seen = self._look(self._seen)
+                self._seen_s = time.monotonic()
+            return self._seen
+
+    # --- within, under the lock ------------------------------------------------------------------
+
+    def _look(self, seen: Look | None) -> Look:
+        state, rows = self.liveness.refresh(self._run)
+        silent_s = self.liveness.silent_s(self._run)
+        if seen is None or rows != seen.rows:
+            seen = self._judge(state, rows, silent_s)
+        seen = replace(seen, state=state, silent_s=silent_s)
+        if seen.is_over and self._engine is not None:
+            self._run, self._engine = open_run(self.path), None
+        return seen
+
+    def _judge(self, state: State, rows: int, silent_s: float) -> Look:
+        self._engine = self._engine or Engine()
+        run, case = self._run, self._engine.feed(self._run).case()
+        scale, judged = case.scale.level, conclude(case)
+        ended = tuple(r for r in run.ranks if has_ended(run, r, self.liveness.began_ns))
+        pa.default_memory_pool().release_unused()  # what growing left behind; in days it adds up
+        return Look(run.info, state, ended, rows, silent_s, judged, scale, run.notes)
+
+
+_FOLLOWERS: weakref.WeakValueDictionary[str, Follower] = weakref.WeakValueDictionary()
+_FOLLOWERS_LOCK = threading.Lock()
+
+
+def follow(path: str | Path) -> Follower:
+    """The follower of the run at `path`, the same for all in this process who hold one."""
+    key = os.path.realpath(path)
+    with _FOLLOWERS_LOCK:
+        found = _FOLLOWERS.get(key)
+        if found is None:
+            found = _FOLLOWERS[key] = Follower(Path(path))
+        return found
+
+
+class NewFindings:
+    """Remembers which of a run's findings were reported: each once, and again when it worsens.
+
+    A finding is known by its code: which layer leads may change from look to look.
+    """
+
+    def __init__(self, *, least: Severity = Severity.WARNING) -> None:
+        self._least = least
+        self._reported: dict[str, Severity] = {}
+
+    def of(self, diagnosis: Diagnosis) -> tuple[Finding, ...]:
+        """The findings that are new or worse, gravest first; from now on they are reported."""
+        fresh = tuple(finding for finding in diagnosis.findings if self._is_new(finding))
+        self._reported.update((finding.code, finding.severity) for finding in fresh)
+        return fresh
+
+    def _is_new(self, finding: Finding) -> bool:
+        known = self._reported.get(finding.code)
+        return finding.severity.weight >= self._least.weight and (
+            known is None or finding.severity.weight > known.weight
+        )

@@ -1,0 +1,118 @@
+"""Whether a run goes on: the one meaning of live, ended and lost.
+
+A run has *ended* when its ranks wrote their end marks. It is *lost* when they did not and nobody
+writes it any more: the lock that its writer holds is free, as the operating system leaves it when a
+process is killed, or, where a lock tells nothing, no row has come for a minute. Else it is *live*.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+
+from ampwatch.errors import NotARunError
+from ampwatch.rows import TABLES
+from ampwatch.store import RUN_FILE, Run, RunSummary, is_written
+
+# A trainer on another machine, or a file system without locks, shows itself by its rows alone.
+QUIET_S = 60.0
+# Of a free lock before a run is given up: a writer may open its files anew, and clocks differ.
+GRACE_S = 3.0
+_HEARD_S = 5.0  # who hears of a trainer says so more often than this
+_RECENT_S = 10.0  # a row this new was written by somebody who is still there
+
+
+class State(enum.Enum):
+    """How a run stands."""
+
+    LIVE = "live"
+    ENDED = "ended"
+    LOST = "lost"
+
+
+class Liveness:
+    """Asked again and again while a run is followed."""
+
+    def __init__(self) -> None:
+        self.began_ns = 0  # when this process began to write the run; 0 if it does not
+        self._since_s = time.monotonic()
+        self._rows: int | None = None
+        self._grown_s: float | None = None  # these three: when that was seen last
+        self._held_s: float | None = None
+        self._heard_s: float | None = None
+
+    def hear(self) -> None:
+        """Note that its trainer was heard of just now, by another way than its rows."""
+        self._heard_s = time.monotonic()
+
+    def refresh(self, run: Run) -> tuple[State, int]:
+        """Have the run take in what is new; how it stands, and how many rows it has by now.
+
+        NotARunError if it is gone.
+        """
+        if not (run.path / RUN_FILE).is_file():
+            gone = f"{run.path} is gone: deleted, or its disk is away."
+            raise NotARunError(gone, path=run.path)
+        is_held = is_written(run.path)  # before its rows: a lock set free says no more come
+        run.refresh()
+        rows = sum(run.rows_logged(table, rank) for table in TABLES for rank in run.ranks)
+        return self._state(run, rows, is_held=is_held), rows
+
+    def _state(self, run: Run, rows: int, *, is_held: bool) -> State:
+        now_s = time.monotonic()
+        if self._rows is not None and rows != self._rows:
+            self._grown_s = now_s
+        self._rows = rows
+        if is_held:
+            self._held_s = now_s
+        marked = has_ended(run, began_ns=self.began_ns)
+        is_whole = len(run.ranks) >= run.info.world_size  # else a rank may yet begin
+        if marked and (is_whole or self._is_quiet(run)):
+            return State.ENDED
+        if not self._is_given_up(run, now_s):
+            return State.LIVE
+        return State.ENDED if marked else State.LOST
+
+    def silent_s(self, run: Run) -> float:
+        """How long ago the run grew; before it did so under our eyes, what its rows say.
+
+        Rows of a log without times say nothing: then it is how long we have looked.
+        """
+        if self._grown_s is not None:
+            return time.monotonic() - self._grown_s
+        if not run.last_time_ns:
+            return time.monotonic() - self._since_s
+        return max(0.0, (time.time_ns() - run.last_time_ns) / 1e9)
+
+    def _is_given_up(self, run: Run, now_s: float) -> bool:
+        """Whether nobody writes it any more."""
+        signs_s = [s for s in (self._held_s, self._grown_s) if s is not None]
+        if now_s - max([self._since_s, *signs_s]) < GRACE_S:
+            return False
+        if self._heard_s is not None and now_s - self._heard_s < _HEARD_S:
+            return False
+        if self._held_s is not None:
+            return self._held_s < now_s
+        # This process lives, so its own run is not lost for being quiet: it may be evaluating.
+        return not self.began_ns and (self._is_quiet(run) or not run.last_time_ns)
+
+    def _is_quiet(self, run: Run) -> bool:
+        return self.silent_s(run) > QUIET_S
+
+
+def has_ended(run: Run, rank: int | None = None, began_ns: int = 0) -> bool:
+    """Whether all ranks there are, or this one, wrote their end marks.
+
+    Of a run that is resumed, the mark of an attempt that ended before `began_ns` is no end.
+    """
+    marked = run.clean_end if rank is None else run.ended.get(rank, False)
+    return marked and (not began_ns or run.last_time_ns >= began_ns)
+
+
+def seems_live(summary: RunSummary) -> bool:
+    """The same at one glance, for a list of runs: not ended, and held or heard of just now."""
+    if summary.ended:
+        return False
+    is_recent = time.time_ns() - summary.last_time_ns < _RECENT_S * 1e9
+    # The times in another trainer's log are of its own clock.
+    return is_written(summary.path) or (is_recent and summary.source == "ampwatch")
