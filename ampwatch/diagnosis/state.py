@@ -13,7 +13,6 @@ from ampwatch.diagnosis import learning_rate
 from ampwatch.diagnosis.batch_course import BatchCourse
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.device_course import DeviceCourse
-from ampwatch.diagnosis.episodes import Scaler
 from ampwatch.diagnosis.first_rate_course import FirstRateCourse
 from ampwatch.diagnosis.joint_overflows import Origin, origins
 from ampwatch.diagnosis.layer_course import LayerCourse
@@ -30,6 +29,7 @@ from ampwatch.diagnosis.restart_course import RestartCourse
 from ampwatch.diagnosis.rise_course import RiseCourse
 from ampwatch.diagnosis.rounding_course import RoundingCourse
 from ampwatch.diagnosis.scale_course import ScaleCourse
+from ampwatch.diagnosis.scale_segments import Scaler
 from ampwatch.diagnosis.score_course import ScoreCourse
 from ampwatch.diagnosis.signals import Event, Info, positive
 from ampwatch.diagnosis.unskipped_course import UnskippedCourse
@@ -97,10 +97,10 @@ class State(OwnCourses):
             if event.kind == EventKind.OVERFLOW.value
         ]
         overflows += [(block.position(origin.step), origin) for origin in origins(block)]
-        self.scale.fold(block, sorted(overflows, key=lambda pair: pair[0]))
+        near = self.scale.fold(block, sorted(overflows, key=lambda pair: pair[0]))
         self.numbers.fold(block, forward, bad)
         self.ledger.fold(block, frozenset(block.step[bad].tolist()), makers)
-        judged = np.asarray(~block.skipped & ~block.left_out & self.scale.at_level(block))
+        judged = np.asarray(~block.skipped & ~block.left_out & near)
         self.layers = self.layers.fold(block, judged)
         self.scores = self.scores.fold(block, judged)
         self.fold_own(block)

@@ -198,9 +198,11 @@ def test_a_log_whose_rate_never_rose_says_so():
     assert "AMP308" not in alarms(native)
 
 
-def test_skips_over_several_cells_are_counted_in_each_and_odd_positions_in_the_first():
+def test_a_level_that_stands_over_several_cells_is_in_each_and_odd_positions_are_in_the_first():
     levels = ScaleLevels()
-    levels.skip(10, 40)
-    levels.skip(-(2**62), -(2**62))
-    assert levels.skips[:3].tolist() == [6 + 1, 16, 9]
-    assert levels.skips.sum() == 31 + 1
+    levels.establish(10, 40, 1040, 2.0**7, skips=3)
+    assert levels.levels[0, :4].tolist() == [7, 7, 7, float("-inf")]
+    assert levels.levels[1, :3].tolist() == [1015, 1031, 1040]
+    levels.count_loose(-(2**62), 4, 1)
+    levels.count_loose(20, 2, 2)
+    assert levels.loose[:, :2].tolist() == [[4, 2], [1, 2]]
