@@ -29,6 +29,7 @@ class Episode:
     level: float | None = None  # established before it
     from_growth: bool = False
     from_reset: bool = False
+    from_search: bool = False
     skips_before: int = 0  # of the run
     tooth_skips: int = 0  # at most, if it is one tooth of a saw
     first: int = 0
@@ -97,6 +98,11 @@ class Episode:
         """Whether it is the price of a growth just before: one overflow, or one and an echo."""
         few = self.streaks <= policy.SAWTOOTH_SKIPS and self.skips <= self.tooth_skips
         return self.from_growth and few
+
+    @property
+    def is_late_search(self) -> bool:
+        """Whether the search goes on: the largest of ever more gradients, met ever more seldom."""
+        return self.from_search and self.skips <= policy.SAWTOOTH_SKIPS
 
     @property
     def is_spike(self) -> bool:

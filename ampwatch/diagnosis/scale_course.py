@@ -69,6 +69,7 @@ class ScaleCourse:
     resets: Times = field(default_factory=Times)
     reset: Reset | None = None  # the last one
     reset_skips: int = 0  # for the searches after them
+    late_search_skips: int = 0
     open: Episode | None = None
     ending: Episode | None = None  # that was open when the record ended
     teeth: Span = field(default_factory=Span)
@@ -77,6 +78,8 @@ class ScaleCourse:
     falls: tuple[Fall, ...] = ()
     culprits: Culprits = field(default_factory=Culprits)  # of overflows that nothing explains
     highest_skip: float = NAN  # the highest scale that overflowed after the search
+    lowest_skip: float = NAN  # the lowest scale that overflowed since the search began
+    last_skip: int = 0  # its position
     recent_skips: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # positions
     lowest: float = NAN  # the lowest scale of a step
     tiny: Times = field(default_factory=Times)  # steps at a scale whose inverse is infinite
@@ -145,7 +148,8 @@ class ScaleCourse:
     def unexplained_skips(self) -> int:
         """Skips that neither the search, nor growth, nor a reset explains."""
         startup = self.search.skips if self.first_accepted is not None else 0
-        return self.skips - startup - self.teeth.skips - self.reset_skips
+        explained = self.teeth.skips + self.reset_skips + self.late_search_skips
+        return self.skips - startup - explained
 
     def fold(self, block: Block, overflows: Iterable[tuple[int, Event | Origin]]) -> Mask:
         """Take in a block, and its overflow events by position.
@@ -231,7 +235,7 @@ class ScaleCourse:
         if segment.reset is not None:
             self._close()  # what is skipped from here on is the new search's
             self.recent_levels.begin_anew(segment.first)
-            self.reset = segment.reset
+            self.reset, self.lowest_skip, self.last_skip = segment.reset, NAN, segment.first
             self.resets = self.resets.and_at(segment.first_step, segment.first)
         self.falls = tuple(
             replace(fall, lowest=min(fall.lowest, segment.lowest_after)) for fall in self.falls
@@ -269,18 +273,28 @@ class ScaleCourse:
             self.search.take(segment, after_a_level=False)
         else:
             self.highest_skip = float(np.fmax(self.highest_skip, segment.scale))
-            if self.open and segment.first - self.open.last > self.scaler.close_steps:
+            if self.open and self._is_apart(segment, self.open):
                 self._close()
             self.open = self.open or self._opened(segment)
             self.open.take(segment, after_a_level=established)
         self.skips += segment.length
+        self.last_skip = segment.last
+        self.lowest_skip = float(np.fmin(self.lowest_skip, segment.scale))
+
+    def _is_apart(self, segment: Segment, episode: Episode) -> bool:
+        """Whether skips come too late for an episode: the scale has grown since, for one."""
+        apart = segment.first - episode.last
+        return apart > self.scaler.close_steps or (apart > 1 and self.grew_last)
 
     def _opened(self, segment: Segment) -> Episode:
-        near = segment.first - self.resets.last_position <= self.scaler.close_steps
+        begun = self.resets.last_position if self.resets.count else 0
+        near = segment.first - begun <= self.scaler.close_steps
+        is_late = segment.first - begun >= 2 * (self.last_skip - begun)
         return Episode(
             level=self._level_before(),
             from_growth=self.grew_last,
             from_reset=self.resets.count > 0 and near,
+            from_search=is_late and not segment.scale >= self.lowest_skip,
             skips_before=self.skips,
             tooth_skips=self.scaler.tooth_skips,
         )
@@ -305,6 +319,9 @@ class ScaleCourse:
             self._take_fall(episode)
         elif episode.is_tooth:
             self.teeth = self.teeth.with_episode(episode)
+            return
+        elif episode.is_late_search:
+            self.late_search_skips += episode.skips
             return
         else:
             self.loose = self.loose.with_episode(episode)

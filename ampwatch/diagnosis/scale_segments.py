@@ -163,15 +163,13 @@ def segments_of(
     told: Told, scaler: Scaler, first_step: int, first_scale: float
 ) -> Iterator[Segment]:
     """The block cut; what the run began with is nan where the record begins later."""
-    block, tried = told.block, told.begun.copy()
+    block = told.block
     leaps = _leaps(told, scaler, scaler.initial or first_scale)
     # A run that is begun once more has lost nothing.
     leaps = {at: leap for at, leap in leaps.items() if block.step[at] > first_step + 1}
     resets = {**leaps, **_resets(told, scaler)}
-    for at, leap in leaps.items():
-        if leap.scale_to > tried[at]:  # the scale after it only is told: it tried more
-            tried[at] = leap.scale_to / scaler.backoff_factor
     after = block.columns["scale_after"]
+    tried = np.where(_have_grown(told, scaler), after / scaler.backoff_factor, told.begun)
     following = np.append(block.columns["scale"][1:], block.next_scale)
     after = np.where(np.isnan(after), following, after)
     after = np.where(np.isnan(after), tried, after)
@@ -189,6 +187,14 @@ def segments_of(
     )  # fmt: skip
     for first, last, *figures in zip(*(column.tolist() for column in rows), strict=True):
         yield Segment(slice(first, last), resets.get(first), *figures)
+
+
+def _have_grown(told: Told, scaler: Scaler) -> Mask:
+    """Where a skip that tells the scale after it only did not lower it: it had grown unseen."""
+    after = told.block.columns["scale_after"]
+    alone = ~told.skipped_before & (after > (scaler.floor or 0.0))
+    unlowered = (after > told.begun) | (alone & (after == told.begun))
+    return np.asarray(told.block.skipped & np.isnan(told.block.columns["scale"]) & unlowered)
 
 
 def _resets(told: Told, scaler: Scaler) -> Mapping[int, Reset]:
