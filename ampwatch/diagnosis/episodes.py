@@ -29,7 +29,6 @@ class Episode:
     level: float | None = None  # established before it
     from_growth: bool = False
     from_reset: bool = False
-    from_search: bool = False
     skips_before: int = 0  # of the run
     tooth_skips: int = 0  # at most, if it is one tooth of a saw
     first: int = 0
@@ -48,8 +47,10 @@ class Episode:
     part: Descent | None = None  # the last one
     deepest: Descent | None = None  # the part that went farthest
     culprits: Culprits = field(default_factory=Culprits)
+    search_skips: int = 0  # by which the search may still go on
+    search_culprits: Culprits = field(default_factory=Culprits)
 
-    def take(self, segment: Segment, *, after_a_level: bool) -> None:
+    def take(self, segment: Segment, *, after_a_level: bool, in_search: bool = False) -> None:
         """Take in a segment of skips; whether a scale was established just before it."""
         if not self.skips:
             self.first, self.first_step = segment.first, segment.first_step
@@ -68,6 +69,7 @@ class Episode:
         self.streak = before + segment.length
         self.longest_streak = max(self.longest_streak, self.streak)
         self.lone_skips += _lone(self.streak) - _lone(before)
+        self.search_skips += segment.length * in_search
         self.skips += segment.length
         self.last, self.last_step = segment.last, segment.last_step
         self.scale_after = segment.scale_after
@@ -75,7 +77,13 @@ class Episode:
 
     def copy(self) -> Episode:
         """The same, to take more apart."""
-        return replace(self, culprits=self.culprits.copy())
+        searched = self.search_culprits.copy()
+        return replace(self, culprits=self.culprits.copy(), search_culprits=searched)
+
+    def without_search(self) -> Episode:
+        """What the search does not explain."""
+        lone, skips = self.lone_skips - self.search_skips, self.skips - self.search_skips
+        return replace(self, skips=skips, lone_skips=lone)
 
     @property
     def descent(self) -> Descent:
@@ -98,11 +106,6 @@ class Episode:
         """Whether it is the price of a growth just before: one overflow, or one and an echo."""
         few = self.streaks <= policy.SAWTOOTH_SKIPS and self.skips <= self.tooth_skips
         return self.from_growth and few
-
-    @property
-    def is_late_search(self) -> bool:
-        """Whether the search goes on: the largest of ever more gradients, met ever more seldom."""
-        return self.from_search and self.skips <= policy.SAWTOOTH_SKIPS
 
     @property
     def is_spike(self) -> bool:

@@ -79,7 +79,8 @@ class ScaleCourse:
     culprits: Culprits = field(default_factory=Culprits)  # of overflows that nothing explains
     highest_skip: float = NAN  # the highest scale that overflowed after the search
     lowest_skip: float = NAN  # the lowest scale that overflowed since the search began
-    last_skip: int = 0  # its position
+    last_skip: int = 0  # the last one's position
+    search_goes_on: bool = False  # by the last skip
     recent_skips: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # positions
     lowest: float = NAN  # the lowest scale of a step
     tiny: Times = field(default_factory=Times)  # steps at a scale whose inverse is infinite
@@ -276,10 +277,22 @@ class ScaleCourse:
             if self.open and self._is_apart(segment, self.open):
                 self._close()
             self.open = self.open or self._opened(segment)
-            self.open.take(segment, after_a_level=established)
+            self.search_goes_on = self._is_late_search(segment)
+            self.open.take(segment, after_a_level=established, in_search=self.search_goes_on)
         self.skips += segment.length
         self.last_skip = segment.last
         self.lowest_skip = float(np.fmin(self.lowest_skip, segment.scale))
+
+    def _is_late_search(self, segment: Segment) -> bool:
+        """Whether the search goes on: the largest of ever more gradients, met ever more seldom.
+
+        So the scale is lower than at any skip before, and the run twice as old as at the last.
+        """
+        if segment.length > policy.SAWTOOTH_SKIPS or segment.scale >= self.lowest_skip:
+            return False
+        begun = self.resets.last_position if self.resets.count else 0
+        apart = segment.first - self.last_skip
+        return apart > 1 and apart >= self.last_skip - begun
 
     def _is_apart(self, segment: Segment, episode: Episode) -> bool:
         """Whether skips come too late for an episode: the scale has grown since, for one."""
@@ -287,14 +300,11 @@ class ScaleCourse:
         return apart > self.scaler.close_steps or (apart > 1 and self.grew_last)
 
     def _opened(self, segment: Segment) -> Episode:
-        begun = self.resets.last_position if self.resets.count else 0
-        near = segment.first - begun <= self.scaler.close_steps
-        is_late = segment.first - begun >= 2 * (self.last_skip - begun)
+        near = segment.first - self.resets.last_position <= self.scaler.close_steps
         return Episode(
             level=self._level_before(),
             from_growth=self.grew_last,
             from_reset=self.resets.count > 0 and near,
-            from_search=is_late and not segment.scale >= self.lowest_skip,
             skips_before=self.skips,
             tooth_skips=self.scaler.tooth_skips,
         )
@@ -315,19 +325,20 @@ class ScaleCourse:
         if episode.from_reset:
             self.reset_skips += episode.skips
             return
-        if episode.is_fall:
-            self._take_fall(episode)
-        elif episode.is_tooth:
+        if episode.is_tooth and not episode.is_fall:
             self.teeth = self.teeth.with_episode(episode)
             return
-        elif episode.is_late_search:
-            self.late_search_skips += episode.skips
-            return
+        if episode.is_fall or episode.is_spike:
+            episode.culprits.add(episode.search_culprits)
+            self.spikes = self.spikes.with_episode(episode) if episode.is_spike else self.spikes
         else:
+            self.late_search_skips += episode.search_skips
+            episode = episode.without_search()
+        if episode.is_fall:
+            self._take_fall(episode)
+        elif episode.skips:
             self.loose = self.loose.with_episode(episode)
             self.recent_levels.count_loose(episode.first, episode.skips, episode.lone_skips)
-        if episode.is_spike:
-            self.spikes = self.spikes.with_episode(episode)
         self.culprits.add(episode.culprits)
 
     def _take_fall(self, episode: Episode) -> None:
@@ -347,6 +358,7 @@ class ScaleCourse:
         if skipped and self.first_accepted is None:
             self.search.culprits.take(event, position)
         elif skipped and self.open is not None:
-            self.open.culprits.take(event, position)
+            of = self.open.search_culprits if self.search_goes_on else self.open.culprits
+            of.take(event, position)
         else:
             self.culprits.take(event, position)

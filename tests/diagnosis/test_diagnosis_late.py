@@ -93,13 +93,52 @@ def test_a_last_tooth_of_a_saw_is_no_fall():
 
 
 def test_a_storm_that_begins_late_is_told_whatever_was_free_before_it():
-    quiet = "." * 30 + "x" + ("." * 100 + "x") * 200
+    quiet = "." * 30 + "x" + "." * 25 + "x" + ("." * 100 + "x") * 200
     run = scaled_run(skips(quiet + ("." * 60 + "x") * 13), growth_interval=100)
     assert "AMP105" not in alarms(scaled_run(skips(quiet), growth_interval=100))
     one = finding(run, "AMP105")
     assert one.severity.value == "warning"
     assert "in the last" in one.summary
     assert one.first_step > 20_000
+
+
+def test_a_search_that_goes_on_ever_more_seldom_is_no_storm_and_even_gaps_are_one():
+    def run(*skipped):
+        return scaled_run([step in skipped for step in range(500)])
+
+    assert alarms(run(0, 1, 2, 3, 8, 19, 41, 95, 210, 450)) == {}
+    assert alarms(run(0, 1, 2, 3, 80, 160, 240, 320, 400)) == {"AMP105": "warning"}
+
+
+def test_a_search_after_a_reset_may_go_on_as_the_first_did():
+    first = scaled_run([True] * 4 + [False] * 496)
+    then = scaled_run([step in {0, 1, 2, 8, 20, 45, 100, 220} for step in range(300)])
+    both = {
+        name: first.steps[name].to_pylist() + then.steps[name].to_pylist()
+        for name in ("scale", "scale_after", "skipped", "loss")
+    }
+    assert alarms(HandBuiltRun(step_table(**both), info=first.info)) == {"AMP108": "warning"}
+
+
+@pytest.mark.parametrize("tells_before", [True, False])
+def test_a_log_of_every_fiftieth_step_shows_growth_by_where_a_skip_leaves_the_scale(tells_before):
+    """Its interval, 200 steps, is nowhere told; each skip finds the scale where it had grown to."""
+    step, before, after, skipped = [], [], [], []
+    for at in range(0, 8000, 50):
+        step.append(at)
+        before.append(None)
+        after.append(None if at else 2.0**15)
+        skipped.append(False)
+        if at and at % 200 == 0:
+            step.append(at + 1)
+            before.append(2.0**16 if tells_before else None)
+            after.append(2.0**15)
+            skipped.append(True)
+    steps = step_table(step=step, scale=before, scale_after=after, skipped=skipped,
+                       loss=[1.0] * len(step))  # fmt: skip
+    run = HandBuiltRun(steps, info=Info(source="text", scaler={}))
+    assert alarms(run) == {}
+    assert finding(run, "AMP102").severity.value == "info"
 
 
 def test_skips_that_a_growing_accumulation_explains_are_no_storm():

@@ -12,8 +12,8 @@ from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import NOT_ITS_GRADIENTS, RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.rises import OUT_OF_BAND, SHORT, TELLING
 from ampwatch.diagnosis.rules import spikes
+from ampwatch.diagnosis.rules.lost_optimizer_state import state_lost
 from ampwatch.diagnosis.rules.norm_drift import drift_of
-from ampwatch.diagnosis.rules.restarts import state_lost
 from ampwatch.diagnosis.signals import Event
 from ampwatch.diagnosis.words import count_text
 from ampwatch.rows import EventKind
