@@ -3,7 +3,8 @@
 A restart is a seam, where steps begin anew, or an event that tells of one. A run that was
 restored whole goes on as it was. One whose optimizer began without its state makes updates of
 another size, and the loss leaves its band within tens of steps. In a long record that heals, and
-only these rows show it.
+only these rows show it. One whose rate began anew may take thousands of steps to leave its band,
+and does not come back: the end of the record shows that.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ _AFTER = _FIRST_ROWS + 2 * _WINDOW
 _LOSS_RISE, _BLIND_RISE = 1.1, 1.25
 _NORM_RISE = 2.0
 _NORMS = ("update", "grad_norm")
+# A schedule that began anew raises the rate; then long updates prove nothing.
+_RATE_RISE = 2.0
 # Restarts by events; an attempt's first rows have nothing before them.
 _EVENTS = frozenset(
     kind.value for kind in (EventKind.STATE_LOADED, EventKind.STARTED, EventKind.OPTIMIZER_REPLACED)
 )
-_MOST_OPEN = 16
+_MOST_OPEN, _MOST_RAISED = 16, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Jump:
     norm: str | None  # what else leapt
     times: float  # ... and how many times
     position: int
+    rates: tuple[float, float] | None = None  # before and after, where they are why
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class RestartCourse:
     """What is remembered of restarts; `fold` makes a new one."""
 
     open: tuple[_Restart, ...] = ()
+    raised: tuple[tuple[_Restart, float], ...] = ()  # the last few that raised the rate, to what
     jumps: Times = field(default_factory=Times)
     first: Jump | None = None
     last: Jump | None = None
@@ -86,7 +91,13 @@ class RestartCourse:
 
         `state` holds all rows.
         """
-        return self._judged(_AFTER // 2, state.tail, state.rows - len(state.tail))
+        course = self._judged(_AFTER // 2, state.tail, state.rows - len(state.tail))
+        end = state.tail.part(-_AFTER)
+        for one, rate in course.raised if course.last is None else ():
+            if state.rows - one.position >= 2 * _AFTER and (jump := _lasting(one, rate, end)):
+                times = course.jumps.and_at(jump.step, jump.position)
+                course = replace(course, jumps=times, first=course.first or jump, last=jump)
+        return course
 
     def _judged(self, least: int, rows: Rows, begin: int) -> RestartCourse:
         """The course after a look at the restarts that have so many rows behind them."""
@@ -96,7 +107,11 @@ class RestartCourse:
             if at + least > len(rows):
                 waiting.append(one)
                 continue
-            jump = _jump(one, rows.part(at + _FIRST_ROWS, at + _AFTER))
+            after = rows.part(at + _FIRST_ROWS, at + _AFTER)
+            jump, rate = _jump(one, after), _median("lr", after)
+            if rate >= _RATE_RISE * _medians("lr", one.before).max(initial=0.0) > 0:
+                raised = (*course.raised, (one, rate))[-_MOST_RAISED:]
+                course = replace(course, raised=raised)
             if jump is not None:
                 times = course.jumps.and_at(jump.step, jump.position)
                 course = replace(course, jumps=times, first=course.first or jump, last=jump)
@@ -148,6 +163,19 @@ def _jump(one: _Restart, after: Rows) -> Jump | None:
         return None
     pair = (loss.before, loss.before * loss.times)
     return Jump(one.step, one.is_seam, pair, name, times, one.position)
+
+
+def _lasting(one: _Restart, rate: float, end: Rows) -> Jump | None:
+    """How a run ends that a restart with a higher rate took out of its band for good."""
+    loss, norm = _leap("loss", one, end), _leap("grad_norm", one, end)
+    if loss is None or loss.before <= 0 or _counts_differ(one, end):
+        return None
+    is_high = norm.times > _NORM_RISE and loss.apart > 1.0 if norm else loss.apart > 2.0
+    if loss.times <= _BLIND_RISE or not is_high:
+        return None
+    name, times = ("grad_norm", norm.times) if norm else (None, 1.0)
+    pair, rates = (loss.before, loss.before * loss.times), (_medians("lr", one.before).max(), rate)
+    return Jump(one.step, one.is_seam, pair, name, times, one.position, rates)
 
 
 @dataclass(frozen=True, slots=True)

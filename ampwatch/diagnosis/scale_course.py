@@ -358,7 +358,9 @@ class ScaleCourse:
         if skipped and self.first_accepted is None:
             self.search.culprits.take(event, position)
         elif skipped and self.open is not None:
-            of = self.open.search_culprits if self.search_goes_on else self.open.culprits
+            # Which layer caps a scale is chance; which rank overflows first is none.
+            searching = self.search_goes_on and isinstance(event, Event)
+            of = self.open.search_culprits if searching else self.open.culprits
             of.take(event, position)
         else:
             self.culprits.take(event, position)

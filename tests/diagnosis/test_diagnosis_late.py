@@ -196,6 +196,27 @@ def test_a_seam_of_steps_is_a_restart_and_is_held_against_the_steps_it_goes_on_f
     assert "before step" in one.summary
 
 
+def raised(*, loss=2.0, norm=3.0, rate=10.0, **rest):
+    """A run whose rate is raised at step 1500, after which loss and norm climb for long."""
+    climb = np.clip((np.arange(6000) - 1700) / 1000, 0, 1)
+    noise = np.exp(0.05 * np.random.default_rng(0).standard_normal((2, 6000)))
+    columns = {
+        "loss": 2.0 * noise[0] * loss**climb,
+        "grad_norm": noise[1] * norm**climb,
+        "lr": np.where(np.arange(6000) < 1500, 1e-4, 1e-4 * rate),
+    }
+    return leaping(rows=6000, at=9000, columns=columns, **rest)
+
+
+def test_a_restart_at_a_higher_rate_is_told_where_the_loss_climbs_later_and_stays():
+    restart = event_table([(1500, "started", {})])
+    one = finding(raised(events=restart), "AMP306")
+    assert (one.severity.value, one.first_step) == ("warning", 1500)
+    assert "The rate rose from 0.0001 to 0.001" in one.cause
+    for harmless in ({"norm": 1.0}, {"loss": 1.1}, {"rate": 1.0}):
+        assert "AMP306" not in alarms(raised(events=restart, **harmless))
+
+
 def test_a_leap_without_a_restart_or_with_norms_in_their_bands_is_none():
     restart = event_table([(1500, "state-loaded", {})])
     assert "AMP306" not in alarms(leaping())

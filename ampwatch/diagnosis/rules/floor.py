@@ -61,7 +61,7 @@ def _gave_up(case: Case) -> Iterator[Seen]:
         summary = f"The run was ended: its loss scale, {scale_text(final)}, could fall no further."
         cause = "The framework gave up: steps overflowed at the lowest scale that it allows."
         step: int | None = told.step
-    elif final is not None and final < STARTUP_ERROR_SCALE and not case.is_searching:
+    elif _is_lost(case):
         summary = f"The loss scale stands at {scale_text(final)}: no gradient survives that."
         cause = "No loss that a training sums up needs so low a scale; it fell, step after step."
         step = case.scale.last_step
@@ -75,3 +75,10 @@ def _gave_up(case: Case) -> Iterator[Seen]:
         action="Restart from a checkpoint with a healthy scale, with what made it fall put right.",
         evidence=(Evidence("scale", step, final, case.scale.floor),),
     )
+
+
+def _is_lost(case: Case) -> bool:
+    """Whether the scale is below any that a search ends at, and no finding says so yet."""
+    final = case.final_scale
+    low = final is not None and final < STARTUP_ERROR_SCALE
+    return low and not case.is_searching and case.standing_fall is None

@@ -55,7 +55,9 @@ STORM_ERROR_SHARE = 0.5
     Page(
         meaning="The scaler starts too high on purpose and halves the loss scale until the "
         "gradients fit. The steps skipped before the first accepted one are that search.",
-        looks="Skips at the very start only, the scale halving at each, a finite loss.",
+        looks="Skips at the very start, the scale halving at each, a finite loss. Now and then "
+        "one more later, ever more seldom: an overflow at a lower scale than any before, in a run "
+        "twice as old as at the last one, is the search still.",
         not_to_confuse="A forward pass that is not finite: no scale helps there, and "
         f"{STARTUP_FORWARD_STEPS} such steps running are AMP103. A loss summed over many "
         f"items may need {STARTUP_WARNING_SKIPS} halvings and be fine.",
@@ -319,7 +321,8 @@ def _ends_falling(case: Case, ending: Episode) -> Seen:
     Page(
         meaning="Steps are skipped more often than a growing scale explains. Each skip is a "
         "forward and a backward pass thrown away.",
-        looks="More skips than one each growth interval, most of them isolated: up to "
+        looks="More skips than one each growth interval, and than a search that goes on (AMP101), "
+        "most of them isolated: up to "
         f"{policy.SAWTOOTH_SKIPS} in a row. An error when over "
         f"{100 * STORM_ERROR_SHARE:.0f} % of the last {policy.STORM_WINDOW_STEPS} steps "
         "were skipped; or, in a log without a scale, when no gradient norm is finite any more.",
