@@ -69,7 +69,7 @@ class Episode:
         self.streak = before + segment.length
         self.longest_streak = max(self.longest_streak, self.streak)
         self.lone_skips += _lone(self.streak) - _lone(before)
-        self.search_skips += segment.length * in_search
+        self.search_skips += in_search  # a streak's first
         self.skips += segment.length
         self.last, self.last_step = segment.last, segment.last_step
         self.scale_after = segment.scale_after

@@ -80,7 +80,7 @@ class ScaleCourse:
     highest_skip: float = NAN  # the highest scale that overflowed after the search
     lowest_skip: float = NAN  # the lowest scale that overflowed since the search began
     last_skip: int = 0  # the last one's position
-    search_goes_on: bool = False  # by the last skip
+    search_step: int | None = None  # the last one with which the search went on
     recent_skips: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # positions
     lowest: float = NAN  # the lowest scale of a step
     tiny: Times = field(default_factory=Times)  # steps at a scale whose inverse is infinite
@@ -277,8 +277,9 @@ class ScaleCourse:
             if self.open and self._is_apart(segment, self.open):
                 self._close()
             self.open = self.open or self._opened(segment)
-            self.search_goes_on = self._is_late_search(segment)
-            self.open.take(segment, after_a_level=established, in_search=self.search_goes_on)
+            in_search = self._is_late_search(segment)
+            self.search_step = segment.first_step if in_search else self.search_step
+            self.open.take(segment, after_a_level=established, in_search=in_search)
         self.skips += segment.length
         self.last_skip = segment.last
         self.lowest_skip = float(np.fmin(self.lowest_skip, segment.scale))
@@ -288,7 +289,7 @@ class ScaleCourse:
 
         So the scale is lower than at any skip before, and the run twice as old as at the last.
         """
-        if segment.length > policy.SAWTOOTH_SKIPS or segment.scale >= self.lowest_skip:
+        if math.isnan(segment.scale) or segment.scale >= self.lowest_skip:
             return False
         begun = self.resets.last_position if self.resets.count else 0
         apart = segment.first - self.last_skip
@@ -359,7 +360,7 @@ class ScaleCourse:
             self.search.culprits.take(event, position)
         elif skipped and self.open is not None:
             # Which layer caps a scale is chance; which rank overflows first is none.
-            searching = self.search_goes_on and isinstance(event, Event)
+            searching = event.step == self.search_step and isinstance(event, Event)
             of = self.open.search_culprits if searching else self.open.culprits
             of.take(event, position)
         else:

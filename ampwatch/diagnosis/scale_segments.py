@@ -190,10 +190,13 @@ def segments_of(
 
 
 def _have_grown(told: Told, scaler: Scaler) -> Mask:
-    """Where a skip that tells the scale after it only did not lower it: it had grown unseen."""
+    """Where a skip that tells the scale after it only did not lower it: it had grown unseen.
+
+    At its floor it cannot fall, and with hysteresis the first overflow leaves it where it is.
+    """
     after = told.block.columns["scale_after"]
-    alone = ~told.skipped_before & (after > (scaler.floor or 0.0))
-    unlowered = (after > told.begun) | (alone & (after == told.begun))
+    must_fall = ~told.skipped_before & (after > (scaler.floor or 0.0)) & (scaler.hysteresis == 1)
+    unlowered = (after > told.begun) | (must_fall & (after == told.begun))
     return np.asarray(told.block.skipped & np.isnan(told.block.columns["scale"]) & unlowered)
 
 

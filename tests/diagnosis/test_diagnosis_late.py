@@ -120,6 +120,13 @@ def test_a_search_after_a_reset_may_go_on_as_the_first_did():
     assert alarms(HandBuiltRun(step_table(**both), info=first.info)) == {"AMP108": "warning"}
 
 
+@pytest.mark.parametrize("block_rows", [1, 7, 64])
+def test_a_search_that_goes_on_is_the_same_however_the_rows_came(block_rows):
+    skipped = [step in {0, 1, 5, 6, 30, 31, 32, 100, 101, 260} for step in range(400)]
+    run = scaled_run(skipped)
+    assert Engine(block_rows=block_rows).feed(run).look() == diagnose(run)
+
+
 @pytest.mark.parametrize("tells_before", [True, False])
 def test_a_log_of_every_fiftieth_step_shows_growth_by_where_a_skip_leaves_the_scale(tells_before):
     """Its interval, 200 steps, is nowhere told; each skip finds the scale where it had grown to."""
