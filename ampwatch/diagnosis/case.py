@@ -16,7 +16,7 @@ from ampwatch.diagnosis import learning_rate, policy
 from ampwatch.diagnosis.batch_course import BatchCourse
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.device_course import DeviceCourse
-from ampwatch.diagnosis.episodes import Fall, Scaler, Span
+from ampwatch.diagnosis.episodes import Fall, Span
 from ampwatch.diagnosis.first_rate_course import FirstRateCourse
 from ampwatch.diagnosis.joint_overflows import Origin, origins
 from ampwatch.diagnosis.layer_course import LayerCourse
@@ -35,6 +35,7 @@ from ampwatch.diagnosis.restart_course import RestartCourse
 from ampwatch.diagnosis.rise_course import RiseCourse
 from ampwatch.diagnosis.rounding_course import RoundingCourse
 from ampwatch.diagnosis.scale_course import ScaleCourse
+from ampwatch.diagnosis.scale_segments import Scaler
 from ampwatch.diagnosis.score_course import ScoreCourse
 from ampwatch.diagnosis.signals import Event, Info, Record, positive
 from ampwatch.diagnosis.standing import Standing
@@ -138,10 +139,10 @@ class Case:
             if event.kind == EventKind.OVERFLOW.value
         ]
         overflows += [(block.position(origin.step), origin) for origin in origins(block)]
-        self.scale.fold(block, sorted(overflows, key=lambda pair: pair[0]))
+        near = self.scale.fold(block, sorted(overflows, key=lambda pair: pair[0]))
         self.numbers.fold(block, forward, bad)
         self.ledger.fold(block, frozenset(block.step[bad].tolist()), makers)
-        judged = np.asarray(~block.skipped & ~block.left_out & self.scale.at_level(block))
+        judged = np.asarray(~block.skipped & ~block.left_out & near)
         self.layers = self.layers.fold(block, judged)
         self.scores = self.scores.fold(block, judged)
         for one in fields(self):

@@ -1,4 +1,4 @@
-"""Parts of the loss scale's course: segments, the episodes of skips, and what they add up to."""
+"""Skips close together are one episode: what it did to the scale, and what episodes add up to."""
 
 from __future__ import annotations
 
@@ -9,59 +9,7 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.culprits import Culprits
-
-NAN = float("nan")
-
-
-@dataclass(frozen=True, slots=True)
-class Scaler:
-    """What run.json says of the scaler."""
-
-    initial: float | None
-    growth_factor: float
-    growth_interval: int
-    floor: float | None
-    backoff_factor: float = 0.5
-    hysteresis: int = 1  # overflows in a row before the scale falls
-
-    @property
-    def tooth_skips(self) -> int:
-        """How many skips undo one growth, and one more: an overflow may need one halving more."""
-        if not (self.growth_factor > 1.0 > self.backoff_factor > 0.0):
-            return policy.SAWTOOTH_SKIPS
-        undone = math.log(self.growth_factor) / -math.log(self.backoff_factor)
-        return max(policy.SAWTOOTH_SKIPS, math.ceil(undone - 1e-9) + 1) + self.hysteresis - 1
-
-    def skips_by_growth(self, steps: int) -> float:
-        """How many skips growth brings in so many steps: one each time it has gone too far."""
-        return steps / self.growth_interval * self.hysteresis
-
-    @property
-    def close_steps(self) -> int:
-        """How near the next skip must be to belong to the same episode."""
-        share = int(self.growth_interval * policy.EPISODE_SHARE_OF_INTERVAL)
-        return min(max(policy.EPISODE_STEPS, share), self.growth_interval)
-
-    @property
-    def established_steps(self) -> int:
-        """How many steps in a row establish a scale."""
-        return min(policy.ESTABLISHED_STEPS, self.growth_interval)
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Entries in a row with one scale, all skipped or all accepted."""
-
-    first: int  # position in the run
-    last: int
-    first_step: int
-    last_step: int
-    scale: float
-    scale_after: float
-    lowest_after: float
-    skipped: bool
-    reset: bool
-    left_out: bool = False  # by the loop, so no scale was tried
+from ampwatch.diagnosis.scale_segments import NAN, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +21,19 @@ class Descent:
     scale: float  # that it began with
     octaves: float = 0.0  # that it took the scale down
 
-    def to(self, scale: float) -> Descent:
-        """The same, down to this scale."""
-        return replace(self, octaves=octaves_between(self.scale, scale))
-
 
 @dataclass(slots=True)
 class Episode:
     """Skips close together; open until the next skip comes too late for it."""
 
-    first: int
-    first_step: int
-    level: float | None  # established before it
-    from_growth: bool
-    from_reset: bool
-    first_scale: float
-    skips_before: int  # of the run
-    tooth_skips: int  # at most, if it is one tooth of a saw
+    level: float | None = None  # established before it
+    from_growth: bool = False
+    from_reset: bool = False
+    skips_before: int = 0  # of the run
+    tooth_skips: int = 0  # at most, if it is one tooth of a saw
+    first: int = 0
+    first_step: int = 0
+    first_scale: float = NAN
     last: int = 0
     last_step: int = 0
     skips: int = 0
@@ -101,33 +45,45 @@ class Episode:
     lowest: float = NAN
     streak_scale: float = NAN  # that the last streak began with
     part: Descent | None = None  # the last one
-    deepest_part: Descent | None = None  # of those before it
+    deepest: Descent | None = None  # the part that went farthest
     culprits: Culprits = field(default_factory=Culprits)
+    search_skips: int = 0  # by which the search may still go on
+    search_culprits: Culprits = field(default_factory=Culprits)
 
-    def take(self, segment: Segment, *, after_a_level: bool) -> None:
+    def take(self, segment: Segment, *, after_a_level: bool, in_search: bool = False) -> None:
         """Take in a segment of skips; whether a scale was established just before it."""
-        count = segment.last - segment.first + 1
+        if not self.skips:
+            self.first, self.first_step = segment.first, segment.first_step
+            self.first_scale = segment.scale
         goes_on = self.skips > 0 and segment.first == self.last + 1
         before = self.streak if goes_on else 0
         if not goes_on:
             self.streak_scale = segment.scale
         if self.part is None or after_a_level:
-            self.deepest_part = self._deepest_part()
             before_it = self.skips_before + self.skips
             self.part = Descent(segment.first_step, before_it, segment.scale)
-        self.part = self.part.to(segment.scale_after)
+        octaves = octaves_between(self.part.scale, segment.scale_after)
+        self.part = replace(self.part, octaves=octaves)
+        self.deepest = max(self.deepest or self.part, self.part, key=lambda part: part.octaves)
         self.streaks += not goes_on
-        self.streak = before + count
+        self.streak = before + segment.length
         self.longest_streak = max(self.longest_streak, self.streak)
         self.lone_skips += _lone(self.streak) - _lone(before)
-        self.skips += count
+        self.search_skips += in_search  # a streak's first
+        self.skips += segment.length
         self.last, self.last_step = segment.last, segment.last_step
         self.scale_after = segment.scale_after
         self.lowest = float(np.fmin(self.lowest, segment.lowest_after))
 
-    def _deepest_part(self) -> Descent | None:
-        parts = [part for part in (self.deepest_part, self.part) if part is not None]
-        return max(parts, key=lambda part: part.octaves, default=None)
+    def copy(self) -> Episode:
+        """The same, to take more apart."""
+        searched = self.search_culprits.copy()
+        return replace(self, culprits=self.culprits.copy(), search_culprits=searched)
+
+    def without_search(self) -> Episode:
+        """What the search does not explain."""
+        lone, skips = self.lone_skips - self.search_skips, self.skips - self.search_skips
+        return replace(self, skips=skips, lone_skips=lone)
 
     @property
     def descent(self) -> Descent:
@@ -135,9 +91,10 @@ class Episode:
 
         A lone skip some time before has nothing to do with it.
         """
-        whole = Descent(self.first_step, self.skips_before, self.first_scale, self.octaves)
-        deepest = self._deepest_part()
-        return deepest if deepest and deepest.octaves > self.octaves / 2 else whole
+        deepest = self.deepest
+        if deepest is not None and deepest.octaves > self.octaves / 2:
+            return deepest
+        return Descent(self.first_step, self.skips_before, self.first_scale, self.octaves)
 
     @property
     def streak_octaves(self) -> float:
@@ -197,7 +154,7 @@ class Span:
         return Span(
             self.episodes + 1,
             self.skips + episode.skips,
-            episode.first_step if self.first_step is None else self.first_step,
+            self.first_step if self.episodes else episode.first_step,
             episode.last_step,
             max(self.highest_scale, episode.first_scale),
             episode.first_scale,
@@ -221,7 +178,3 @@ class Fall:
     lowest: float  # from its beginning to the end of the record
     teeth: Span  # before it
     loose: Span
-
-    def lowered(self, scale: float) -> Fall:
-        """The same fall, with a scale seen after it."""
-        return replace(self, lowest=scale) if scale < self.lowest else self

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.named import Times
@@ -39,15 +39,13 @@ class Origin:
 class Alone:
     """The overflows that came from one rank alone."""
 
-    times: Times = field(default_factory=Times)
-    before_scale: int = 0
-    layer: str | None = None  # the one that all of them name
-    is_bound: bool = False  # whether any of them only bounds the place
+    times: Times
+    before_scale: int
+    layer: str | None  # the one that all of them name
+    is_bound: bool  # whether any of them only bounds the place
 
     def joined(self, later: Alone) -> Alone:
         """Both together."""
-        if not self.times.count:
-            return later
         return Alone(
             self.times.joined(later.times),
             self.before_scale + later.before_scale,
@@ -67,21 +65,18 @@ class Joint:
 
     def and_origin(self, origin: Origin, position: int) -> Joint:
         """One more step."""
-        made = replace(self, judged=self.judged + 1, ranks=max(self.ranks, origin.ranks))
-        if origin.joining:
-            return replace(made, joining=self.joining.and_at(origin.step, position))
-        if origin.alone is None:
-            return made
-        times = Times().and_at(origin.step, position)
-        one = Alone(times, int(origin.before_scale), origin.layer, origin.is_bound)
-        old = self.alone.get(origin.alone, Alone())
-        return replace(made, alone={**self.alone, origin.alone: old.joined(one)})
+        times, alone = Times().and_at(origin.step, position), {}
+        if origin.alone is not None:
+            before = int(origin.before_scale)
+            alone = {origin.alone: Alone(times, before, origin.layer, origin.is_bound)}
+        joining = times if origin.joining else Times()
+        return self.joined(Joint(1, origin.ranks, alone, joining))
 
     def joined(self, later: Joint) -> Joint:
         """Both together."""
         alone = dict(self.alone)
         for rank, one in later.alone.items():
-            alone[rank] = alone.get(rank, Alone()).joined(one)
+            alone[rank] = alone[rank].joined(one) if rank in alone else one
         joining = self.joining.joined(later.joining)
         return Joint(self.judged + later.judged, max(self.ranks, later.ranks), alone, joining)
 
@@ -113,15 +108,13 @@ def origins(block: Block) -> Iterator[Origin]:
 
 
 def _origin(step: int, events: Mapping[int, Event]) -> Origin:
-    bad = [rank for rank, event in events.items() if event.detail["own_finite"] is False]
-    if not bad:
+    bad = [event for event in events.values() if event.detail["own_finite"] is False]
+    if len(bad) != 1:
         exact = all(event.detail.get("own_exact") is True for event in events.values())
-        return Origin(step, len(events), joining=exact)
-    if len(bad) > 1:
-        return Origin(step, len(events))
-    event = events[bad[0]]
+        return Origin(step, len(events), joining=exact and not bad)
+    (event,) = bad
     return Origin(
-        step, len(events), alone=bad[0], layer=event.layer,
+        step, len(events), alone=event.rank, layer=event.layer,
         before_scale=str(event.detail.get("direction")) in _BEFORE_THE_SCALE,
         is_bound=event.detail.get("exact") is False,
     )  # fmt: skip

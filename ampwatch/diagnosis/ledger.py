@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
@@ -33,7 +34,6 @@ _CHANGES = frozenset(
 )
 _MOST_CHANGES = 64
 _MOST_KEPT = 16
-_MOST_REASONS = 8
 _MOST_CODES = 64
 
 
@@ -53,9 +53,7 @@ class Ledger:
     overflows: int = 0  # one a step, however many ranks tell of it
     overflow_step: int | None = None
     forward: dict[str, Named] = field(default_factory=dict)  # in order of first sight
-    unnamed_forward: Times = field(
-        default_factory=Times
-    )  # that the loop guarded, of no known layer
+    unnamed_forward: Times = field(default_factory=Times)  # the loop guarded it; no known layer
     weights: Event | None = None  # the first overflow that was traced to a weight
 
     def copy(self) -> Ledger:
@@ -99,7 +97,9 @@ class Ledger:
         elif event.kind in _CHANGES and not _is_warmup(event, position):
             self.changes = (*self.changes, event)[-_MOST_CHANGES:]
         elif event.kind == EventKind.GAP.value:
-            self._take_gap(event)
+            reason = {str(event.detail["reason"])} if event.detail.get("reason") else set()
+            self.gap_reasons = _few(self.gap_reasons | reason, self.gap_reasons)
+            self.gap_ranks = _few(self.gap_ranks | {event.rank}, self.gap_ranks)
 
     def _take_exception(self, event: Event) -> None:
         if event.detail.get("fatal", True):
@@ -121,12 +121,9 @@ class Ledger:
         elif direction == "weights" and self.weights is None:
             self.weights = event
 
-    def _take_gap(self, event: Event) -> None:
-        reason = event.detail.get("reason")
-        if reason and len(self.gap_reasons) < _MOST_REASONS:
-            self.gap_reasons |= {str(reason)}
-        if len(self.gap_ranks) < _MOST_KEPT:
-            self.gap_ranks |= {event.rank}
+
+def _few(more: frozenset[Any], before: frozenset[Any]) -> frozenset[Any]:
+    return more if len(more) <= _MOST_KEPT else before
 
 
 def _is_warmup(event: Event, position: int) -> bool:

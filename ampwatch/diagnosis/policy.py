@@ -24,16 +24,8 @@ ESTABLISHED_STEPS = NO_ACCIDENT_STEPS
 EPISODE_SHARE_OF_INTERVAL = 0.1
 EPISODE_STEPS = NEAR_STEPS
 
-# A search from 2^32 may halve twenty times and be healthy; beyond that something else is wrong.
-STARTUP_WARNING_SKIPS = 20
-STARTUP_ERROR_SCALE = 2.0**-32
 # Where nobody saw the forward pass: sixteen halvings of the default 2^16 end below 1.
 STARTUP_BLIND_SKIPS = 16
-STARTUP_BLIND_SCALE = 1.0
-# Where nobody tells the scale either: sixty-four halvings of 2^32 end at 2^-32.
-STARTUP_UNTOLD_SKIPS = 64
-# Five steps running whose forward is not finite: no scale can help, so it is no search.
-STARTUP_FORWARD_STEPS = 5
 
 # The largest fall seen to heal by itself took 8 halvings (BLOOM-13B: 65536 to 4096, less still).
 COLLAPSE_OCTAVES = 8
@@ -45,17 +37,12 @@ FLOOR_SCALE = 2.0**-126
 
 # One overflow may need two halvings to pass: still one tooth of the saw.
 SAWTOOTH_SKIPS = 2
-# Growth's own skips cost one step in 2,001 at torch's interval; where they cost one in four, the
-# interval is too short.
-SAWTOOTH_WASTE = 1 / 4
 # Step after step skipped, more than one overflow needs: a spike, that heals or becomes a fall.
 SPIKE_SKIPS = SAWTOOTH_SKIPS + 1
 # Before it is a storm: one skip a growth interval is growth's own price, and the first two are
 # free, because the initial scale is a guess.
 STORM_FREE_SKIPS = 2
 STORM_WINDOW_STEPS = 100
-STORM_ERROR_SHARE = 0.5
-
 
 # A course of the loss can be seen in so many lines at each end of a record, and not in fewer.
 LOSS_LINES = 3

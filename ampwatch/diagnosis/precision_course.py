@@ -34,13 +34,12 @@ class PrecisionCourse:
     def fold(self, block: Block) -> PrecisionCourse:
         """The course with a block more."""
         rows = block.layers
-        norms = _batch_norms(rows)
-        if not norms <= self.batch_norms and len(self.batch_norms) < MOST_LAYERS:
-            return replace(self, batch_norms=self.batch_norms | norms).fold(block)
+        norms = self.batch_norms
+        norms |= _batch_norms(rows) if len(norms) < MOST_LAYERS else frozenset()
         names, codes = rows.dtypes["output_dtype"]
         seen = np.flatnonzero((rows.layer >= 0) & (codes >= 0))
         if not len(seen) or not names:
-            return self
+            return replace(self, batch_norms=norms)
         half = rows.has_dtype("output_dtype", *_HALF)
         keeps = rows.has_dtype("param_dtype", "float16") & (rows.flags["trainable"] == 1)
         flops = rows.numbers["flops"]
@@ -53,8 +52,8 @@ class PrecisionCourse:
                 sides = _sides(rows, at) if work else ()
                 output = names[codes[at]]
                 layers[name] = Precision(work, bool(half[at]), bool(keeps[at]), sides, output)
-        steps = len(np.unique(rows.step[seen]))
-        return replace(self, layers=layers, sampled_steps=self.sampled_steps + steps)
+        steps = self.sampled_steps + len(np.unique(rows.step[seen]))
+        return PrecisionCourse(layers, steps, norms)
 
     @property
     def products(self) -> dict[str, Precision]:
@@ -65,8 +64,6 @@ class PrecisionCourse:
 def _batch_norms(rows: LayerRows) -> frozenset[str]:
     kinds, codes = rows.kinds
     wanted = [n for n, kind in enumerate(kinds) if "BatchNorm" in kind]
-    if not wanted:
-        return frozenset()
     at = np.isin(codes, wanted) & (rows.flags["trainable"] == 1) & (rows.layer >= 0)
     return frozenset(rows.names[layer] for layer in np.unique(rows.layer[at]))
 

@@ -3,12 +3,13 @@
 A restart is a seam, where steps begin anew, or an event that tells of one. A run that was
 restored whole goes on as it was. One whose optimizer began without its state makes updates of
 another size, and the loss leaves its band within tens of steps. In a long record that heals, and
-only these rows show it.
+only these rows show it. One whose rate began anew may take thousands of steps to leave its band,
+and does not come back: the end of the record shows that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,11 +29,13 @@ _AFTER = _FIRST_ROWS + 2 * _WINDOW
 _LOSS_RISE, _BLIND_RISE = 1.1, 1.25
 _NORM_RISE = 2.0
 _NORMS = ("update", "grad_norm")
+# A schedule that began anew raises the rate; then long updates prove nothing.
+_RATE_RISE = 2.0
 # Restarts by events; an attempt's first rows have nothing before them.
 _EVENTS = frozenset(
     kind.value for kind in (EventKind.STATE_LOADED, EventKind.STARTED, EventKind.OPTIMIZER_REPLACED)
 )
-_MOST_OPEN = 16
+_MOST_OPEN, _MOST_RAISED = 16, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +48,7 @@ class Jump:
     norm: str | None  # what else leapt
     times: float  # ... and how many times
     position: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Past:
-    """Windows of the run before a restart."""
-
-    goes_on_from: tuple[Rows, ...]  # the steps before its own, which in a seam lie farther back
-    nearest: tuple[Rows, ...]  # the rows before it: how far windows lie apart by themselves
+    rates: tuple[float, float] | None = None  # before and after, where they are why
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,91 +58,101 @@ class _Restart:
     position: int
     step: int
     is_seam: bool
-    past: _Past | None = None  # of a seam
+    before: Sequence[Rows]  # windows of the steps that it goes on from
+    nearest: Sequence[Rows]  # ... of the rows before it: how far they lie apart by themselves
 
 
 @dataclass(frozen=True, slots=True)
 class RestartCourse:
     """What is remembered of restarts; `fold` makes a new one."""
 
-    restarts: int = 0
     open: tuple[_Restart, ...] = ()
+    raised: tuple[tuple[_Restart, float], ...] = ()  # the last few that raised the rate, to what
     jumps: Times = field(default_factory=Times)
     first: Jump | None = None
     last: Jump | None = None
 
     def fold(self, state: RateState, rows: Rows, block: Block) -> RestartCourse:
         """The course with a block more; `state` is of the rows before it."""
-        new = tuple(_restarts_of(block, state))
-        course = replace(
-            self, restarts=self.restarts + len(new), open=(*self.open, *new)[-_MOST_OPEN:]
+        found = _restarts_in(block)
+        if not (found or self.open):
+            return self
+        known = Rows(np.concatenate([state.tail.values, rows.values]))
+        begin = state.rows - len(state.tail)
+        new = tuple(
+            _restart(position, step, is_seam, known.part(0, position - begin), state)
+            for position, (step, is_seam) in found.items()
         )
-        return course._judged(_AFTER, state, rows) if course.open else course
+        course = replace(self, open=(*self.open, *new)[-_MOST_OPEN:])
+        return course._judged(_AFTER, known, begin)
 
     def finished(self, state: RateState) -> RestartCourse:
         """The course where the record ends: with half of the rows a restart is judged all the same.
 
         `state` holds all rows.
         """
-        return self._judged(_AFTER // 2, state, Rows()) if self.open else self
+        course = self._judged(_AFTER // 2, state.tail, state.rows - len(state.tail))
+        end = state.tail.part(-_AFTER)
+        for one, rate in course.raised if course.last is None else ():
+            if state.rows - one.position >= 2 * _AFTER and (jump := _lasting(one, rate, end)):
+                times = course.jumps.and_at(jump.step, jump.position)
+                course = replace(course, jumps=times, first=course.first or jump, last=jump)
+        return course
 
-    def _judged(self, least: int, state: RateState, rows: Rows) -> RestartCourse:
+    def _judged(self, least: int, rows: Rows, begin: int) -> RestartCourse:
         """The course after a look at the restarts that have so many rows behind them."""
-        both = Rows(np.concatenate([state.tail.values, rows.values]))
-        begin, end = state.rows - len(state.tail), state.rows + len(rows)
         course, waiting = self, []
         for one in self.open:
-            if one.position + least > end:
+            at = one.position - begin
+            if at + least > len(rows):
                 waiting.append(one)
                 continue
-            at = one.position - begin
-            past = one.past or _past(both.part(0, at))
-            jump = _jump(one, past, both.part(at + _FIRST_ROWS, at + _AFTER))
+            after = rows.part(at + _FIRST_ROWS, at + _AFTER)
+            jump, rate = _jump(one, after), _median("lr", after)
+            if rate >= _RATE_RISE * _medians("lr", one.before).max(initial=0.0) > 0:
+                raised = (*course.raised, (one, rate))[-_MOST_RAISED:]
+                course = replace(course, raised=raised)
             if jump is not None:
                 times = course.jumps.and_at(jump.step, jump.position)
                 course = replace(course, jumps=times, first=course.first or jump, last=jump)
         return replace(course, open=tuple(waiting))
 
 
-def _restarts_of(block: Block, state: RateState) -> Iterator[_Restart]:
-    """The restarts of a block; an event and the seam that it tells of are one."""
-    seen = {0}  # before the first row there is nothing
-    if block.restart and len(block):
-        seen.add(block.start)
-        step = int(block.step[0])
-        yield _Restart(block.start, step, is_seam=True, past=_past_of_seam(step, state))
+def _restarts_in(block: Block) -> dict[int, tuple[int, bool]]:
+    """Each restart's step, and whether it is a seam; an event and the seam it tells of are one."""
+    found = {block.start: (int(block.step[0]), True)} if block.restart and len(block) else {}
     for event in block.events:
-        position = block.position(event.step) if event.kind in _EVENTS else 0
-        if position not in seen:
-            seen.add(position)
-            yield _Restart(position, event.step, is_seam=False)
+        if event.kind in _EVENTS:
+            found.setdefault(block.position(event.step), (event.step, False))
+    found.pop(0, None)  # before the first row there is nothing
+    return found
 
 
-def _past_of_seam(step: int, state: RateState) -> _Past:
-    """What the step goes on from: rows, or the history where they are not kept any more."""
-    earlier = np.flatnonzero(state.tail.of("step") < step)
-    rows = state.tail.part(0, int(earlier[-1]) + 1 if len(earlier) else 0)
-    past = _past(rows)
-    if len(past.goes_on_from) < 2:
-        cells = state.points.rows
-        at = np.flatnonzero(cells.of("step") < step)[-_WINDOWS:]
-        past = replace(past, goes_on_from=tuple(cells.part(n, n + 1) for n in at.tolist()))
-    return replace(past, nearest=_past(state.tail).nearest)
+def _restart(position: int, step: int, is_seam: bool, rows: Rows, state: RateState) -> _Restart:  # noqa: FBT001
+    """One with what lies before it; a seam goes on from earlier rows than those just before it."""
+    nearest = before = _windows(rows)
+    if is_seam:
+        earlier = np.flatnonzero(rows.of("step") < step)
+        before = _windows(rows.part(0, int(earlier[-1]) + 1 if len(earlier) else 0))
+        if len(before) < 2:  # those rows are not kept any more: the history
+            cells = state.points.rows
+            at = np.flatnonzero(cells.of("step") < step)[-_WINDOWS:]
+            before = [cells.part(n, n + 1) for n in at.tolist()]
+    return _Restart(position, step, is_seam, before, nearest)
 
 
-def _past(rows: Rows) -> _Past:
-    """The last windows of these rows."""
+def _windows(rows: Rows) -> list[Rows]:
+    """The last of these rows."""
     rows = rows.part(-_WINDOW * _WINDOWS)
     whole = range(len(rows) % _WINDOW, len(rows), _WINDOW)
-    windows = tuple(rows.part(at, at + _WINDOW) for at in whole)
-    return _Past(windows, windows)
+    return [rows.part(at, at + _WINDOW) for at in whole]
 
 
-def _jump(one: _Restart, past: _Past, after: Rows) -> Jump | None:
-    loss = _leap("loss", past, after)
-    if loss is None or loss.before <= 0 or _counts_differ(past, after):
+def _jump(one: _Restart, after: Rows) -> Jump | None:
+    loss = _leap("loss", one, after)
+    if loss is None or loss.before <= 0 or _counts_differ(one, after):
         return None
-    leaps = [(name, _leap(name, past, after)) for name in _NORMS]
+    leaps = [(name, _leap(name, one, after)) for name in _NORMS]
     known = [(leap.times, name) for name, leap in leaps if leap is not None]
     times, name = max(known, default=(1.0, None))
     if known:
@@ -159,6 +165,19 @@ def _jump(one: _Restart, past: _Past, after: Rows) -> Jump | None:
     return Jump(one.step, one.is_seam, pair, name, times, one.position)
 
 
+def _lasting(one: _Restart, rate: float, end: Rows) -> Jump | None:
+    """How a run ends that a restart with a higher rate took out of its band for good."""
+    loss, norm = _leap("loss", one, end), _leap("grad_norm", one, end)
+    if loss is None or loss.before <= 0 or _counts_differ(one, end):
+        return None
+    is_high = norm.times > _NORM_RISE and loss.apart > 1.0 if norm else loss.apart > 2.0
+    if loss.times <= _BLIND_RISE or not is_high:
+        return None
+    name, times = ("grad_norm", norm.times) if norm else (None, 1.0)
+    pair, rates = (loss.before, loss.before * loss.times), (_medians("lr", one.before).max(), rate)
+    return Jump(one.step, one.is_seam, pair, name, times, one.position, rates)
+
+
 @dataclass(frozen=True, slots=True)
 class _Leap:
     before: float  # the highest of the windows
@@ -166,8 +185,8 @@ class _Leap:
     apart: float  # beyond them, in units of how far they lie apart
 
 
-def _leap(name: str, past: _Past, after: Rows) -> _Leap | None:
-    before, nearest = _medians(name, past.goes_on_from), _medians(name, past.nearest)
+def _leap(name: str, one: _Restart, after: Rows) -> _Leap | None:
+    before, nearest = _medians(name, one.before), _medians(name, one.nearest)
     value = _median(name, after)
     if len(before) < 2 or not np.isfinite(value):
         return None
@@ -177,9 +196,9 @@ def _leap(name: str, past: _Past, after: Rows) -> _Leap | None:
     return _Leap(highest, value / highest if highest > 0 else 1.0, apart)
 
 
-def _counts_differ(past: _Past, after: Rows) -> bool:
+def _counts_differ(one: _Restart, after: Rows) -> bool:
     """Whether a step holds more micro-batches than before: then nothing here can be compared."""
-    old, new = _medians("micro_batches", past.goes_on_from), _median("micro_batches", after)
+    old, new = _medians("micro_batches", one.before), _median("micro_batches", after)
     return bool(np.isfinite(new) and (old != new).any())
 
 

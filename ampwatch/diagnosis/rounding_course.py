@@ -43,12 +43,9 @@ class RoundingCourse:
         """The course with a block more."""
         # Masters and sums may be made anew from the weights where steps begin anew.
         course = replace(self, spacings=0.0, last_step=None) if block.restart else self
-        unmoved, asked, kept = (block.columns[name] for name in _COLUMNS)
-        sampled = np.flatnonzero(np.isfinite(kept))
-        known = sampled[np.isfinite(unmoved[sampled] + asked[sampled])]
-        for at in known.tolist():
-            figures = float(unmoved[at]), float(asked[at]), float(kept[at])
-            course = course._with(RoundingSample(int(block.step[at]), *figures))
+        figures = np.column_stack([block.columns[name] for name in _COLUMNS])
+        for at in np.flatnonzero(np.isfinite(figures).all(axis=1)).tolist():
+            course = course._with(RoundingSample(int(block.step[at]), *figures[at].tolist()))
         return course
 
     def _with(self, sample: RoundingSample) -> RoundingCourse:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,12 +21,21 @@ import numpy as np
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.culprits import Culprits
-from ampwatch.diagnosis.episodes import NAN, Episode, Fall, Scaler, Segment, Span
+from ampwatch.diagnosis.episodes import Episode, Fall, Span
 from ampwatch.diagnosis.joint_overflows import Origin
+from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.scale_levels import ScaleLevels
-from ampwatch.diagnosis.scale_segments import Lead, before_each, filled_from, segments_of
+from ampwatch.diagnosis.scale_segments import (
+    NAN,
+    Lead,
+    Reset,
+    Scaler,
+    Segment,
+    Told,
+    filled_from,
+    segments_of,
+)
 from ampwatch.diagnosis.signals import Event, Floats, Integers, Mask
-from ampwatch.rows import EventKind
 
 # Falls from one level tell the same story; scales have some 280 powers of two, few are ever levels.
 MOST_FALLS = 16
@@ -37,72 +46,74 @@ class ScaleCourse:
     """What is remembered of the scale; `copy` it before folding what may still change."""
 
     scaler: Scaler
+    lead: Lead = field(default_factory=Lead)  # of the next block
     entries: int = 0  # rows, one a step that is told of
-    steps: int = 0  # that they tell of, from the first to the last
     skips: int = 0
     first_step: int | None = None
-    last_step: int | None = None
+    second_step: int | None = None
     first_scale: float = NAN  # the first known
-    scale: float = NAN  # the last known one, before its step
-    scale_after: float = NAN  # the last entry's
-    final_scale: float = NAN  # the last known one, after its step
-    has_scaler: bool = False
     sees_beginning: bool = False  # the first row is of the run's first step
     first_is_untold: bool = False  # ... and tells the scale after it only, which may have fallen
-    set_by_user: bool = False  # at the last entry
+    search: Episode = field(default_factory=Episode)  # the skips before the first accepted step
     first_accepted: int | None = None
     first_accepted_step: int | None = None
-    first_accepted_scale: float = NAN
-    first_entry_scale: float = NAN
-    startup_skips: int = 0
-    startup_last_step: int | None = None
-    startup_scale_after: float = NAN
-    startup_culprits: Culprits = field(default_factory=Culprits)
     level: float | None = None  # established
     level_step: int | None = None
+    low_scale_steps: int = 0  # accepted at an established scale below 1
+    recent_levels: ScaleLevels = field(default_factory=ScaleLevels)
+    last_place: int = -1  # of the last segment
     run_scale: float = NAN
     run_length: int = 0  # accepted steps in a row at that scale
     grew_last: bool = False
-    reset_last: bool = False
     growths: int = 0
-    resets: int = 0
-    last_reset: int | None = None
-    reset_steps: tuple[int, int] | None = None
-    reset_from: float = NAN
-    reset_to: float = NAN
-    reset_by_hand: bool = False  # the last one
+    resets: Times = field(default_factory=Times)
+    reset: Reset | None = None  # the last one
+    reset_skips: int = 0  # for the searches after them
+    late_search_skips: int = 0
     open: Episode | None = None
+    ending: Episode | None = None  # that was open when the record ended
     teeth: Span = field(default_factory=Span)
-    after_resets: Span = field(default_factory=Span)
     loose: Span = field(default_factory=Span)
     spikes: Span = field(default_factory=Span)  # falls, and what of the loose is a burst
     falls: tuple[Fall, ...] = ()
     culprits: Culprits = field(default_factory=Culprits)  # of overflows that nothing explains
-    floor_steps: tuple[int, int] | None = None
-    floor_scale: float = NAN
-    recent_skips: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # positions
-    second_step: int | None = None
-    places: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # of the last block
-    last_place: int = -1
-    known_scale: float = NAN  # the last one that any entry tells, before or after its step
-    low_scale_steps: int = 0  # accepted at an established scale below 1
-    previous_skipped: bool | None = None
-    levels: tuple[tuple[int, float], ...] = ()  # established within the last block, by position
-    level_before: float | None = None  # ... and before it
-    recent_levels: ScaleLevels = field(default_factory=ScaleLevels)
     highest_skip: float = NAN  # the highest scale that overflowed after the search
-    ending: Episode | None = None  # whose last skip is the record's last step; once it is finished
+    lowest_skip: float = NAN  # the lowest scale that overflowed since the search began
+    last_skip: int = 0  # the last one's position
+    search_step: int | None = None  # the last one with which the search went on
+    recent_skips: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # positions
+    lowest: float = NAN  # the lowest scale of a step
+    tiny: Times = field(default_factory=Times)  # steps at a scale whose inverse is infinite
+    at_floor: Times = field(default_factory=Times)  # skips at the framework's minimum
     micro_batches: tuple[float, float] = (NAN, NAN)  # of a step: at first, at most
 
     def copy(self) -> ScaleCourse:
         """A course of its own, as far as folding changes it in place."""
         made = copy.copy(self)
-        made.culprits = self.culprits.copy()
-        made.startup_culprits = self.startup_culprits.copy()
+        made.culprits, made.search = self.culprits.copy(), self.search.copy()
         made.recent_levels = self.recent_levels.copy()
-        if self.open is not None:
-            made.open = replace(self.open, culprits=self.open.culprits.copy())
+        made.open = self.open.copy() if self.open else None
         return made
+
+    @property
+    def steps(self) -> int:
+        """How many the record tells of, from the first to the last."""
+        return self.lead.steps
+
+    @property
+    def last_step(self) -> int | None:
+        """The last entry's."""
+        return self.lead.last_step
+
+    @property
+    def final_scale(self) -> float:
+        """The last known one."""
+        return self.lead.known
+
+    @property
+    def has_scaler(self) -> bool:
+        """Whether the record tells of any scale."""
+        return not math.isnan(self.first_scale)
 
     @property
     def steps_before(self) -> int:
@@ -112,275 +123,21 @@ class ScaleCourse:
         is_nth = 0 < self.first_step <= self.second_step - self.first_step
         return self.first_step - 1 if is_nth else 0
 
-    def fold(self, block: Block, overflows: Iterable[tuple[int, Event | Origin]]) -> None:
-        """Take in a block, and its overflow events by position."""
-        if not len(block):
-            self._take_overflows(list(overflows))
-            return
-        self.places = self._places(block)
-        self._take_beginning(block)
-        segments = self._segments(block)
-        waiting = [(self._place_of(block, position), event) for position, event in overflows]
-        self.levels, self.level_before = (), self.level
-        for event in block.events:
-            if event.kind == EventKind.SCALE_SET.value:
-                self.recent_levels.begin_anew(self._place_of(block, block.position(event.step)))
-        for segment in segments:
-            self._take(segment)
-            while waiting and waiting[0][0] <= segment.last:
-                self._take_overflow(*waiting.pop(0), skipped=segment.skipped)
-        self._take_overflows(waiting)
-        self._take_facts(block)
-
-    def finish(self) -> None:
-        """Close what is open: the record ends here, as far as anyone knows."""
-        self.ending = self.open if self.open and self.open.last == self.steps - 1 else None
-        self._close()
-        if self.first_accepted is None:
-            self.culprits.add(self.startup_culprits)
-
-    def at_level(self, block: Block) -> Mask:
-        """Where the block just folded stands near an established level, or has no scale at all."""
-        scale = filled_from(block.columns["scale"], NAN)
-        if not self.has_scaler:
-            return np.isnan(scale)
-        before = NAN if self.level_before is None else self.level_before
-        where = np.array([position for position, _ in self.levels], np.int64)
-        values = np.array([before, *(level for _, level in self.levels)])
-        level = values[np.searchsorted(where, self.places, side="right")]
-        return np.asarray(np.isnan(level) | (scale > level * 2.0**-policy.COLLAPSE_OCTAVES))
-
-    # --- one block -------------------------------------------------------------------------------
-
-    def _places(self, block: Block) -> Integers:
-        """Each entry's position in steps; a step that does not come after the last counts one."""
-        before = block.step[0] - 1 if self.last_step is None else self.last_step
-        apart = np.diff(block.step, prepend=before)
-        return np.asarray(self.steps - 1 + np.cumsum(np.maximum(apart, 1)))
-
-    def _place_of(self, block: Block, position: int) -> int:
-        at = position - block.start
-        return int(self.places[at]) if at < len(block) else int(self.places[-1]) + 1
-
-    def _segments(self, block: Block) -> Iterator[Segment]:
-        skipped = self.previous_skipped or False
-        beginning = self.scaler.initial or (self.first_scale if self.sees_beginning else NAN)
-        lead = Lead(
-            self.steps, self.scale, self.known_scale, skipped, self.set_by_user, beginning,
-            self.first_step or 0,
-        )  # fmt: skip
-        segments, resets = segments_of(block, self.places, lead, self.scaler)
-        self.set_by_user = resets.set_by_user
-        if resets.mask.any():
-            self.reset_by_hand, self.reset_to = resets.by_hand, resets.scale_to
-            self.reset_from = resets.scale_from
-        return segments
-
-    def _take_beginning(self, block: Block) -> None:
-        scale, after = block.columns["scale"], block.columns["scale_after"]
-        if not self.entries:
-            self.sees_beginning = bool(block.step[0] <= 1)
-            untold = block.skipped_here[0] < 0 and np.isnan(scale[0]) and not np.isnan(after[0])
-            self.first_is_untold = self.sees_beginning and bool(untold)
-        if np.isnan(self.first_scale):
-            both = np.column_stack([scale, after]).ravel()
-            self.first_scale = float(np.append(both[~np.isnan(both)], NAN)[0])
-        if self.second_step is None:
-            told = [step for step in (self.first_step,) if step is not None]
-            told += block.step[:2].tolist()
-            self.first_step, self.second_step = told[0], told[1] if len(told) > 1 else None
-
-    def _take_facts(self, block: Block) -> None:
-        scale, after = block.columns["scale"], block.columns["scale_after"]
-        both = np.column_stack([scale, after]).ravel()
-        known = both[~np.isnan(both)]
-        before = before_each(scale, after, self.known_scale)
-        if len(known):
-            self.final_scale = self.known_scale = float(known[-1])
-        self.has_scaler |= bool(np.isfinite(scale).any() or np.isfinite(after).any())
-        self._take_floor(block, before)
-        self.scale = float(before[-1])
-        self.scale_after = float(after[-1])
-        self.entries += len(block)
-        self.steps = int(self.places[-1]) + 1
-        recent = np.concatenate([self.recent_skips, self.places[block.skipped]])
-        self.recent_skips = recent[recent >= self.steps - policy.STORM_WINDOW_STEPS]
-        self.last_step = int(block.step[-1])
-        self._take_micro_batches(block.columns["micro_batches"])
-        self.previous_skipped = bool(block.skipped[-1])
-
-    def _take_micro_batches(self, count: Floats) -> None:
-        known = count[count >= 1]
-        if len(known):
-            first, most = self.micro_batches
-            first = float(known[0]) if np.isnan(first) else first
-            self.micro_batches = first, float(np.fmax(most, known.max()))
-
-    def _take_floor(self, block: Block, scale: Floats) -> None:
+    @property
+    def floor(self) -> float | None:
+        """The framework's minimum; what the scale has fallen below was only a default."""
         floor = self.scaler.floor
-        if floor is not None and (scale < floor / 2).any():  # it was a default, and another is set
-            self.scaler = replace(self.scaler, floor=None)
-            if self.floor_scale >= policy.FLOOR_SCALE:
-                self.floor_steps, self.floor_scale = None, NAN
-        tiny = scale < policy.FLOOR_SCALE
-        if self.scaler.floor is not None:
-            tiny = tiny | (block.skipped & (scale <= self.scaler.floor))
-        at = np.flatnonzero(tiny)
-        if len(at):
-            if self.floor_steps is None:
-                self.floor_scale = float(scale[at[0]])
-            first = self.floor_steps[0] if self.floor_steps else int(block.step[at[0]])
-            self.floor_steps = (first, int(block.step[at[-1]]))
+        return None if floor is None or self.lowest < floor / 2 else floor
 
-    # --- one segment -----------------------------------------------------------------------------
+    @property
+    def floored(self) -> Times:
+        """Steps at the end of the scale's range."""
+        return self.tiny if self.floor is None else self.at_floor.joined(self.tiny)
 
-    def _take(self, segment: Segment) -> None:
-        if segment.first == 0:
-            told = np.isnan(segment.scale)
-            self.first_entry_scale = segment.scale_after if told else segment.scale
-        self._take_unseen(segment)
-        previous = self.run_scale
-        if segment.scale != previous and not np.isnan(segment.scale):
-            if not np.isnan(previous):
-                self.grew_last, self.reset_last = segment.scale > previous, segment.reset
-                self.growths += self.grew_last and not segment.reset
-            self.run_length = 0
-        self.run_scale = segment.scale
-        if segment.reset:
-            self._take_reset(segment)
-        self.falls = tuple(fall.lowered(segment.lowest_after) for fall in self.falls)
-        if segment.skipped:
-            self._take_skips(segment)
-        elif not segment.left_out:
-            self._take_accepted(segment)
-
-    def _take_unseen(self, segment: Segment) -> None:
-        """Steps between two rows of one scale: had one been skipped, the scale had fallen."""
-        unseen = segment.first - self.last_place - 1
-        self.last_place = segment.last
-        if unseen > 0 and self.run_length and segment.scale == self.run_scale:
-            self._accept(unseen, segment, segment.first - 1)
-
-    def _take_reset(self, segment: Segment) -> None:
-        self._close()  # what is skipped from here on is the new search's
-        self.recent_levels.begin_anew(segment.first)
-        self.resets += 1
-        self.last_reset = segment.first
-        first = self.reset_steps[0] if self.reset_steps else segment.first_step
-        self.reset_steps = (first, segment.first_step)
-
-    def _take_accepted(self, segment: Segment) -> None:
-        length = segment.last - segment.first + 1
-        if self.first_accepted is None:
-            self.first_accepted, self.first_accepted_step = segment.first, segment.first_step
-            self.first_accepted_scale = segment.scale
-            self.startup_culprits = Culprits()  # the search has ended: it explains them
-        self._accept(length, segment, segment.last)
-
-    def _accept(self, length: int, segment: Segment, last: int) -> None:
-        self.run_length += length
-        over = self.run_length - self.scaler.established_steps
-        if over >= 0 and np.isfinite(segment.scale):
-            first, last_step = last - min(over, length - 1), segment.last_step
-            last_step -= segment.last - last
-            self.recent_levels.establish(first, last, last_step, segment.scale)
-            if self.level is None or segment.scale > self.level:
-                self.level, self.level_step = segment.scale, segment.first_step
-                self.levels += ((segment.first, self.level),)
-            if segment.scale < 1.0:
-                self.low_scale_steps += length
-
-    def _take_skips(self, segment: Segment) -> None:
-        count = segment.last - segment.first + 1
-        established = self.run_length >= self.scaler.established_steps
-        self.run_length = 0
-        self.skips += count
-        if self.first_is_untold and self.first_accepted == 0 and segment.first == 1:
-            self._forget_first()
-        if self.first_accepted is None:
-            self.startup_skips += count
-            self.startup_last_step = segment.last_step
-            self.startup_scale_after = segment.scale_after
-            return
-        self.recent_levels.skip(segment.first, segment.last)
-        self.highest_skip = float(np.fmax(self.highest_skip, segment.scale))
-        if self.open is not None and segment.first - self.open.last > self.scaler.close_steps:
-            self._close()
-        if self.open is None:
-            self.open = self._opened(segment, self.skips - count)
-        self.open.take(segment, after_a_level=established)
-
-    def _forget_first(self) -> None:
-        """The first row was taken for an accepted step; with skips after it nobody knows."""
-        self.first_accepted = self.first_accepted_step = None
-        self.first_accepted_scale = NAN
-
-    def _opened(self, segment: Segment, skips_before: int) -> Episode:
-        near = self.last_reset is not None and (
-            segment.first - self.last_reset <= self.scaler.close_steps
-        )
-        return Episode(
-            first=segment.first,
-            first_step=segment.first_step,
-            level=self._level_before(),
-            from_growth=self.grew_last and not self.reset_last,
-            from_reset=near,
-            first_scale=segment.scale,
-            skips_before=skips_before,
-            tooth_skips=self.scaler.tooth_skips,
-        )
-
-    def _level_before(self) -> float | None:
-        """The established level; before there is one, what the run began with."""
-        if self.level is not None:
-            return self.level
-        if self.first_accepted:
-            return _or_none(self.first_accepted_scale)
-        return self.scaler.initial or _or_none(self.first_entry_scale)
-
-    def _close(self) -> None:
-        episode, self.open = self.open, None
-        if episode is None:
-            return
-        if episode.from_reset:
-            self.after_resets = self.after_resets.with_episode(episode)
-            return
-        if episode.is_fall:
-            self._take_fall(episode)
-        elif episode.is_tooth:
-            self.teeth = self.teeth.with_episode(episode)
-            return
-        else:
-            self.loose = self.loose.with_episode(episode)
-            self.recent_levels.count_loose(episode.first, episode.skips, episode.lone_skips)
-        if episode.is_spike:
-            self.spikes = self.spikes.with_episode(episode)
-        self.culprits.add(episode.culprits)
-
-    def _take_fall(self, episode: Episode) -> None:
-        assert episode.level is not None, "a fall has a level"
-        # Levels only rise, so of falls from one level the first tells all.
-        if len(self.falls) < MOST_FALLS and all(fall.level < episode.level for fall in self.falls):
-            begin = episode.descent
-            self.falls += (
-                Fall(
-                    episode.level, begin.first_step, episode.last_step, episode.scale_after,
-                    episode.skips_before + episode.skips - begin.skips_before,
-                    begin.skips_before, episode.lowest, self.teeth, self.loose,
-                ),
-            )  # fmt: skip
-
-    def _take_overflows(self, waiting: list[tuple[int, Event | Origin]]) -> None:
-        for position, event in waiting:
-            self._take_overflow(position, event, skipped=False)
-
-    def _take_overflow(self, position: int, event: Event | Origin, *, skipped: bool) -> None:
-        if skipped and self.first_accepted is None:
-            self.startup_culprits.take(event, position)
-        elif skipped and self.open is not None:
-            self.open.culprits.take(event, position)
-        else:
-            self.culprits.take(event, position)
+    @property
+    def startup_skips(self) -> int:
+        """Those before the first accepted step."""
+        return self.search.skips
 
     @property
     def accumulation_octaves(self) -> float:
@@ -391,9 +148,220 @@ class ScaleCourse:
     @property
     def unexplained_skips(self) -> int:
         """Skips that neither the search, nor growth, nor a reset explains."""
-        startup = self.startup_skips if self.first_accepted is not None else 0
-        return self.skips - startup - self.teeth.skips - self.after_resets.skips
+        startup = self.search.skips if self.first_accepted is not None else 0
+        explained = self.teeth.skips + self.reset_skips + self.late_search_skips
+        return self.skips - startup - explained
 
+    def fold(self, block: Block, overflows: Iterable[tuple[int, Event | Origin]]) -> Mask:
+        """Take in a block, and its overflow events by position.
 
-def _or_none(value: float) -> float | None:
-    return None if np.isnan(value) else value
+        Returns where it stands near an established level, or has no scale at all.
+        """
+        waiting, level = list(overflows), np.full(len(block), NAN)
+        if len(block):
+            self._take_beginning(block)
+            told = Told.of(block, self.lead)
+            for at in np.flatnonzero(told.set_here)[-1:]:
+                self.recent_levels.begin_anew(int(told.places[at]))
+            first_scale = self.first_scale if self.sees_beginning else NAN
+            for segment in segments_of(told, self.scaler, self.first_step or 0, first_scale):
+                self._take(segment)
+                level[segment.entries] = NAN if self.level is None else self.level
+                while waiting and waiting[0][0] < block.start + segment.entries.stop:
+                    self._take_overflow(*waiting.pop(0), skipped=segment.skipped)
+            self._take_facts(told)
+        for position, event in waiting:
+            self._take_overflow(position, event, skipped=False)
+        scale = filled_from(block.columns["scale"], NAN)
+        if not self.has_scaler:
+            return np.isnan(scale)
+        return np.asarray(np.isnan(level) | (scale > level * 2.0**-policy.COLLAPSE_OCTAVES))
+
+    def finish(self) -> None:
+        """Close what is open: the record ends here, as far as anyone knows."""
+        self.ending = self.open
+        self._close()
+        if self.first_accepted is None:
+            self.culprits.add(self.search.culprits)
+
+    # --- one block -------------------------------------------------------------------------------
+
+    def _take_beginning(self, block: Block) -> None:
+        scale, after = block.columns["scale"], block.columns["scale_after"]
+        if not self.entries:
+            self.first_step, self.sees_beginning = int(block.step[0]), bool(block.step[0] <= 1)
+            untold = block.skipped_here[0] < 0 and np.isnan(scale[0]) and not np.isnan(after[0])
+            self.first_is_untold = self.sees_beginning and bool(untold)
+        if self.second_step is None:
+            steps = block.step[not self.entries :]
+            self.second_step = int(steps[0]) if len(steps) else None
+        if not self.has_scaler:
+            both = np.column_stack([scale, after]).ravel()
+            self.first_scale = float(np.append(both[~np.isnan(both)], NAN)[0])
+
+    def _take_facts(self, told: Told) -> None:
+        block, scale = told.block, told.begun
+        tiny = np.flatnonzero(scale < policy.FLOOR_SCALE)
+        at_floor = np.flatnonzero(block.skipped & (scale <= (self.scaler.floor or 0.0)))
+        self.tiny = self.tiny.and_entries(tiny, block.step, block.start)
+        self.at_floor = self.at_floor.and_entries(at_floor, block.step, block.start)
+        self.lowest = float(np.fmin(self.lowest, np.fmin.reduce(scale)))
+        self.lead, self.entries = told.next_lead, self.entries + len(block)
+        recent = np.concatenate([self.recent_skips, told.places[block.skipped]])
+        self.recent_skips = recent[recent >= self.steps - policy.STORM_WINDOW_STEPS]
+        self._take_micro_batches(block.columns["micro_batches"])
+
+    def _take_micro_batches(self, count: Floats) -> None:
+        known = count[count >= 1]
+        if len(known):
+            first, most = self.micro_batches
+            first = float(known[0]) if np.isnan(first) else first
+            self.micro_batches = first, float(np.fmax(most, known.max()))
+
+    # --- one segment -----------------------------------------------------------------------------
+
+    def _take(self, segment: Segment) -> None:
+        previous = self.run_scale
+        unseen = segment.first - self.last_place - 1
+        self.last_place = segment.last
+        if unseen > 0 and self.run_length and segment.scale == previous:
+            # Had one of these been skipped, the scale had fallen.
+            self._accept(unseen, segment, segment.first - 1)
+        if segment.scale != previous and not np.isnan(segment.scale):
+            if not np.isnan(previous):
+                self.grew_last = segment.scale > previous and segment.reset is None
+                self.growths += self.grew_last
+            self.run_length = 0
+        self.run_scale = segment.scale
+        if segment.reset is not None:
+            self._close()  # what is skipped from here on is the new search's
+            self.recent_levels.begin_anew(segment.first)
+            self.reset, self.lowest_skip, self.last_skip = segment.reset, NAN, segment.first
+            self.resets = self.resets.and_at(segment.first_step, segment.first)
+        self.falls = tuple(
+            replace(fall, lowest=min(fall.lowest, segment.lowest_after)) for fall in self.falls
+        )
+        if segment.skipped:
+            self._take_skips(segment)
+        elif not segment.left_out:
+            self._take_accepted(segment)
+
+    def _take_accepted(self, segment: Segment) -> None:
+        if self.first_accepted is None:
+            self.first_accepted, self.first_accepted_step = segment.first, segment.first_step
+            self.search.culprits = Culprits()  # the search has ended: it explains them
+        self._accept(segment.length, segment, segment.last)
+
+    def _accept(self, length: int, segment: Segment, last: int) -> None:
+        self.run_length += length
+        over = self.run_length - self.scaler.established_steps
+        if over >= 0 and np.isfinite(segment.scale):
+            first, last_step = last - min(over, length - 1), segment.last_step
+            last_step -= segment.last - last
+            self.recent_levels.establish(first, last, last_step, segment.scale, self.skips)
+            if self.level is None or segment.scale > self.level:
+                self.level, self.level_step = segment.scale, segment.first_step
+            if segment.scale < 1.0:
+                self.low_scale_steps += length
+
+    def _take_skips(self, segment: Segment) -> None:
+        established = self.run_length >= self.scaler.established_steps
+        self.run_length = 0
+        if self.first_is_untold and self.first_accepted == 0 and segment.first == 1:
+            # The first row was taken for an accepted step; with skips after it nobody knows.
+            self.first_accepted = self.first_accepted_step = None
+        if self.first_accepted is None:
+            self.search.take(segment, after_a_level=False)
+        else:
+            self.highest_skip = float(np.fmax(self.highest_skip, segment.scale))
+            if self.open and self._is_apart(segment, self.open):
+                self._close()
+            self.open = self.open or self._opened(segment)
+            in_search = self._is_late_search(segment)
+            self.search_step = segment.first_step if in_search else self.search_step
+            self.open.take(segment, after_a_level=established, in_search=in_search)
+        self.skips += segment.length
+        self.last_skip = segment.last
+        self.lowest_skip = float(np.fmin(self.lowest_skip, segment.scale))
+
+    def _is_late_search(self, segment: Segment) -> bool:
+        """Whether the search goes on: the largest of ever more gradients, met ever more seldom.
+
+        So the scale is lower than at any skip before, and the run twice as old as at the last.
+        """
+        if math.isnan(segment.scale) or segment.scale >= self.lowest_skip:
+            return False
+        begun = self.resets.last_position if self.resets.count else 0
+        apart = segment.first - self.last_skip
+        return apart > 1 and apart >= self.last_skip - begun
+
+    def _is_apart(self, segment: Segment, episode: Episode) -> bool:
+        """Whether skips come too late for an episode: the scale has grown since, for one."""
+        apart = segment.first - episode.last
+        return apart > self.scaler.close_steps or (apart > 1 and self.grew_last)
+
+    def _opened(self, segment: Segment) -> Episode:
+        near = segment.first - self.resets.last_position <= self.scaler.close_steps
+        return Episode(
+            level=self._level_before(),
+            from_growth=self.grew_last,
+            from_reset=self.resets.count > 0 and near,
+            skips_before=self.skips,
+            tooth_skips=self.scaler.tooth_skips,
+        )
+
+    def _level_before(self) -> float | None:
+        """The established level; before there is one, what the run began with."""
+        if self.level is not None:
+            return self.level
+        begun = self.scaler.initial or self.first_scale
+        if self.search.skips:
+            begun = self.search.scale_after
+        return None if math.isnan(begun) else begun
+
+    def _close(self) -> None:
+        episode, self.open = self.open, None
+        if episode is None:
+            return
+        if episode.from_reset:
+            self.reset_skips += episode.skips
+            return
+        if episode.is_tooth and not episode.is_fall:
+            self.teeth = self.teeth.with_episode(episode)
+            return
+        if episode.is_fall or episode.is_spike:
+            episode.culprits.add(episode.search_culprits)
+            self.spikes = self.spikes.with_episode(episode) if episode.is_spike else self.spikes
+        else:
+            self.late_search_skips += episode.search_skips
+            episode = episode.without_search()
+        if episode.is_fall:
+            self._take_fall(episode)
+        elif episode.skips:
+            self.loose = self.loose.with_episode(episode)
+            self.recent_levels.count_loose(episode.first, episode.skips, episode.lone_skips)
+        self.culprits.add(episode.culprits)
+
+    def _take_fall(self, episode: Episode) -> None:
+        level, begin = episode.level, episode.descent
+        assert level is not None, "a fall has a level"
+        # Levels only rise, so of falls from one level the first tells all.
+        if len(self.falls) < MOST_FALLS and all(fall.level < level for fall in self.falls):
+            skips = episode.skips_before + episode.skips - begin.skips_before
+            self.falls += (
+                Fall(
+                    level, begin.first_step, episode.last_step, episode.scale_after, skips,
+                    begin.skips_before, episode.lowest, self.teeth, self.loose,
+                ),
+            )  # fmt: skip
+
+    def _take_overflow(self, position: int, event: Event | Origin, *, skipped: bool) -> None:
+        if skipped and self.first_accepted is None:
+            self.search.culprits.take(event, position)
+        elif skipped and self.open is not None:
+            # Which layer caps a scale is chance; which rank overflows first is none.
+            searching = event.step == self.search_step and isinstance(event, Event)
+            of = self.open.search_culprits if searching else self.open.culprits
+            of.take(event, position)
+        else:
+            self.culprits.take(event, position)

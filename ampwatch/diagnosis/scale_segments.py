@@ -7,42 +7,19 @@ set anew. So was one that leaps back to where the run began, and overflows there
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.episodes import NAN, Scaler, Segment
 from ampwatch.diagnosis.signals import Floats, Integers, Mask
 from ampwatch.rows import EventKind
 
-
-@dataclass(frozen=True, slots=True)
-class Lead:
-    """What is known where a block begins."""
-
-    steps: int  # told of so far
-    scale: float  # the last one before its step
-    known_scale: float  # the last one, before its step or after
-    skipped: bool  # the last entry
-    set_by_user: bool  # at the last entry
-    beginning: float = NAN  # what the run began with, as told or as its first row shows
-    first_step: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Resets:
-    """Where in a block the scale was set back to its initial value, and of the last one how."""
-
-    mask: Mask
-    set_by_user: bool = False  # at the block's last entry
-    by_hand: bool = False
-    scale_from: float = NAN
-    scale_to: float = NAN
-
-
+NAN = float("nan")
 # A burst of skips has so many: as many octaves up at once are no growth, and cost one.
 _LEAP_OCTAVES = policy.SPIKE_SKIPS
 # Whether the very first step fitted may be untold, of the run as of the new scaler: one halving,
@@ -50,126 +27,218 @@ _LEAP_OCTAVES = policy.SPIKE_SKIPS
 _SAME_OCTAVES = 1.25
 
 
-def segments_of(
-    block: Block, places: Integers, lead: Lead, scaler: Scaler
-) -> tuple[Iterator[Segment], Resets]:
-    """A block that holds entries, at these places in the run, cut."""
-    scale, after = block.columns["scale"], block.columns["scale_after"]
-    resets = _resets(block, places, lead, scaler)
-    filled = before_each(scale, after, lead.known_scale)
-    leaps = _leaps(block, places, lead, scaler)
-    if leaps.mask.any():
-        resets = _joined(resets, leaps)
-        # A skip that leaps tells the scale after it only: it tried more.
-        filled = np.where(leaps.mask & (after > filled), after / scaler.backoff_factor, filled)
-    after = np.where(np.isnan(after), np.append(scale[1:], block.next_scale), after)
-    after = np.where(np.isnan(after), filled, after)
-    before = np.concatenate(([lead.scale], filled[:-1]))
-    changed = (filled != before) & ~(np.isnan(filled) & np.isnan(before))
-    skipped_before = np.concatenate(([lead.skipped], block.skipped[:-1]))
-    alone = np.diff(places, prepend=lead.steps - 1) > 1
-    cut = changed | resets.mask | (block.skipped != skipped_before) | (block.skipped & alone)
-    cut |= np.diff(block.left_out, prepend=block.left_out[0])
-    return _cut(block, places, np.flatnonzero(cut), filled, after, resets.mask), resets
+@dataclass(frozen=True, slots=True)
+class Scaler:
+    """What run.json says of the scaler."""
+
+    initial: float | None
+    growth_factor: float
+    growth_interval: int
+    floor: float | None
+    backoff_factor: float = 0.5
+    hysteresis: int = 1  # overflows in a row before the scale falls
+
+    @property
+    def tooth_skips(self) -> int:
+        """How many skips undo one growth, and one more: an overflow may need one halving more."""
+        if not (self.growth_factor > 1.0 > self.backoff_factor > 0.0):
+            return policy.SAWTOOTH_SKIPS
+        undone = math.log(self.growth_factor) / -math.log(self.backoff_factor)
+        return max(policy.SAWTOOTH_SKIPS, math.ceil(undone - 1e-9) + 1) + self.hysteresis - 1
+
+    def skips_by_growth(self, steps: int) -> float:
+        """How many skips growth brings in so many steps: one each time it has gone too far."""
+        return steps / self.growth_interval * self.hysteresis
+
+    @property
+    def close_steps(self) -> int:
+        """How near the next skip must be to belong to the same episode."""
+        share = int(self.growth_interval * policy.EPISODE_SHARE_OF_INTERVAL)
+        return min(max(policy.EPISODE_STEPS, share), self.growth_interval)
+
+    @property
+    def established_steps(self) -> int:
+        """How many steps in a row establish a scale."""
+        return min(policy.ESTABLISHED_STEPS, self.growth_interval)
 
 
-def _cut(
-    block: Block, places: Integers, cut: Integers, scale: Floats, after: Floats, reset: Mask
-) -> Iterator[Segment]:
-    begin = np.union1d(0, cut)
-    lowest = np.fmin.reduceat(after, begin)
-    end = np.append(begin[1:], len(scale)) - 1
-    rows = zip(
-        begin.tolist(), end.tolist(), scale[begin].tolist(), after[end].tolist(),
-        lowest.tolist(), block.skipped[begin].tolist(), reset[begin].tolist(),
-        block.left_out[begin].tolist(), strict=True,
-    )  # fmt: skip
-    for first, last, value, then, low, skipped, is_reset, left_out in rows:
-        yield Segment(
-            int(places[first]), int(places[last]), int(block.step[first]), int(block.step[last]),
-            value, then, low, skipped, is_reset, left_out,
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """How the scale was set back to its initial value."""
+
+    scale_from: float
+    scale_to: float
+    by_hand: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Entries in a row with one scale, all skipped, all accepted or all left out by the loop."""
+
+    entries: slice  # of its block
+    reset: Reset | None
+    first: int  # position in the run
+    last: int
+    first_step: int
+    last_step: int
+    scale: float
+    scale_after: float
+    lowest_after: float
+    skipped: bool
+    left_out: bool
+
+    @property
+    def length(self) -> int:
+        """In steps."""
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """What is known where a block begins."""
+
+    steps: int = 0  # told of so far
+    last_step: int | None = None
+    scale: float = NAN  # the last one before its step
+    known: float = NAN  # the last one, before its step or after
+    skipped: bool = False  # the last entry
+    set_by_user: bool = False  # at the last entry
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a block's entries, and those before it, tell of the scale."""
+
+    block: Block
+    lead: Lead
+    places: Integers  # each entry's position in steps
+    begun: Floats  # the scale of each step: its own, or the last that an entry before it tells
+    expected: Floats  # what each would begin with if nothing happened
+    began: Floats  # the scale of the step before each
+    skipped_before: Mask
+    set_here: Mask  # by the loop itself
+    set_before: Mask  # one entry before: `update(new_scale)` shows in the next
+    unseen: Integers  # steps before each entry that no row tells of
+
+    @classmethod
+    def of(cls, block: Block, lead: Lead) -> Told:
+        """Of a block that holds entries; a step that does not come after the last counts one."""
+        scale, after = block.columns["scale"], block.columns["scale_after"]
+        last_step = block.step[0] - 1 if lead.last_step is None else lead.last_step
+        apart = np.maximum(np.diff(block.step, prepend=last_step), 1)
+        both = filled_from(np.column_stack([scale, after]).ravel(), lead.known)
+        latest = filled_from(np.where(np.isnan(after), scale, after), lead.known)
+        events = [event.step for event in block.events if event.kind == EventKind.SCALE_SET.value]
+        here = block.entries_of(events)
+        return cls(
+            block, lead, lead.steps - 1 + np.cumsum(apart), both[::2],
+            _shifted(lead.known, latest), _shifted(lead.scale, both[::2]),
+            _shifted(lead.skipped, block.skipped), here, _shifted(lead.set_by_user, here),
+            apart - 1,
         )  # fmt: skip
 
+    @property
+    def next_lead(self) -> Lead:
+        """What is known where the next block begins."""
+        block = self.block
+        after = float(block.columns["scale_after"][-1])
+        return Lead(
+            steps=int(self.places[-1]) + 1,
+            last_step=int(block.step[-1]),
+            scale=float(self.begun[-1]),
+            known=float(self.begun[-1]) if math.isnan(after) else after,
+            skipped=bool(block.skipped[-1]),
+            set_by_user=bool(self.set_here[-1]),
+        )
 
-def _resets(block: Block, places: Integers, lead: Lead, scaler: Scaler) -> Resets:
+    def may_have_grown(self, low: Floats, high: float | Floats, scaler: Scaler) -> Mask:
+        """Whether growth in steps that no row tells of could have led there."""
+        growths = np.where(self.unseen > 0, self.unseen // scaler.growth_interval + 1, 0)
+        with np.errstate(all="ignore"):
+            needed = np.log2(high / low) / np.log2(scaler.growth_factor)
+        return np.asarray((growths > 0) & (needed >= 0) & (needed <= growths))
+
+
+def segments_of(
+    told: Told, scaler: Scaler, first_step: int, first_scale: float
+) -> Iterator[Segment]:
+    """The block cut; what the run began with is nan where the record begins later."""
+    block = told.block
+    leaps = _leaps(told, scaler, scaler.initial or first_scale)
+    # A run that is begun once more has lost nothing.
+    leaps = {at: leap for at, leap in leaps.items() if block.step[at] > first_step + 1}
+    resets = {**leaps, **_resets(told, scaler)}
+    after = block.columns["scale_after"]
+    tried = np.where(_have_grown(told, scaler), after / scaler.backoff_factor, told.begun)
+    following = np.append(block.columns["scale"][1:], block.next_scale)
+    after = np.where(np.isnan(after), following, after)
+    after = np.where(np.isnan(after), tried, after)
+    before = _shifted(told.lead.scale, tried)
+    cut = (tried != before) & ~(np.isnan(tried) & np.isnan(before))
+    cut |= (block.skipped != told.skipped_before) | (block.skipped & (told.unseen > 0))
+    cut |= np.diff(block.left_out, prepend=block.left_out[0])
+    cut[[0, *resets]] = True
+    begin = np.flatnonzero(cut)
+    end = np.append(begin[1:], len(cut))
+    rows: Any = (
+        begin, end, told.places[begin], told.places[end - 1], block.step[begin],
+        block.step[end - 1], tried[begin], after[end - 1], np.fmin.reduceat(after, begin),
+        block.skipped[begin], block.left_out[begin],
+    )  # fmt: skip
+    for first, last, *figures in zip(*(column.tolist() for column in rows), strict=True):
+        yield Segment(slice(first, last), resets.get(first), *figures)
+
+
+def _have_grown(told: Told, scaler: Scaler) -> Mask:
+    """Where a skip that tells the scale after it only did not lower it: it had grown unseen.
+
+    At its floor it cannot fall, and with hysteresis the first overflow leaves it where it is.
+    """
+    after = told.block.columns["scale_after"]
+    must_fall = ~told.skipped_before & (after > (scaler.floor or 0.0)) & (scaler.hysteresis == 1)
+    unlowered = (after > told.begun) | (must_fall & (after == told.begun))
+    return np.asarray(told.block.skipped & np.isnan(told.block.columns["scale"]) & unlowered)
+
+
+def _resets(told: Told, scaler: Scaler) -> Mapping[int, Reset]:
     """Where the scale stands at its initial value though nothing led it there."""
-    scale, after, initial = block.columns["scale"], block.columns["scale_after"], scaler.initial
-    set_here, set_before = _set_by_user(block, lead)
+    scale, after = (told.block.columns[name] for name in ("scale", "scale_after"))
+    initial, expected = scaler.initial, told.expected
     if initial is None:
-        return Resets(np.zeros(len(block), np.bool_), bool(set_here[-1]))
-    latest = np.where(np.isnan(after), scale, after)
-    expected = before_each(np.full(len(scale), NAN), latest, lead.known_scale)
-    told = ~np.isnan(scale)
-    jumped = told & (scale == initial) & (expected != initial) & ~np.isnan(expected)
-    jumped |= ~told & ~block.skipped & (after == initial) & (expected < initial)
-    jumped &= ~_may_have_grown(expected, initial, np.diff(places, prepend=lead.steps - 1), scaler)
-    # `update(new_scale)` closes one step and shows in the next.
-    began = np.concatenate(([lead.scale], before_each(scale, after, lead.known_scale)[:-1]))
-    by_hand = set_before & told & (scale == initial) & block.skipped & _is_far(began, initial)
-    mask = np.asarray((jumped & ~set_here & ~set_before) | by_hand)
-    if not mask.any():
-        return Resets(mask, bool(set_here[-1]))
-    last = np.flatnonzero(mask)[-1]
-    scale_from = (began if by_hand[last] else expected)[last]
-    return Resets(mask, bool(set_here[-1]), bool(by_hand[last]), float(scale_from), initial)
+        return {}
+    jumped = (scale == initial) & (expected != initial) & ~np.isnan(expected)
+    jumped |= np.isnan(scale) & ~told.block.skipped & (after == initial) & (expected < initial)
+    jumped &= ~told.may_have_grown(expected, initial, scaler) & ~told.set_here & ~told.set_before
+    # Set by hand it is a decision, unless it goes so far back that a search is lost, and overflows.
+    by_hand = told.set_before & (scale == initial) & told.block.skipped
+    by_hand &= told.began <= initial * 2.0**-policy.COLLAPSE_OCTAVES
+    low = np.where(by_hand, told.began, expected)
+    found = np.flatnonzero(jumped | by_hand).tolist()
+    return {at: Reset(float(low[at]), initial, bool(by_hand[at])) for at in found}
 
 
-def _set_by_user(block: Block, lead: Lead) -> tuple[Mask, Mask]:
-    """Where the loop itself set the scale, and where it did so one entry before."""
-    here = block.entries_of([e.step for e in block.events if e.kind == EventKind.SCALE_SET.value])
-    return here, np.concatenate(([lead.set_by_user], here[:-1]))
-
-
-def _leaps(block: Block, places: Integers, lead: Lead, scaler: Scaler) -> Resets:
+def _leaps(told: Told, scaler: Scaler, begun_with: float) -> Mapping[int, Reset]:
     """Where an overflow follows a leap, of many octaves, to where the run began.
 
     Where the record tells the scale after each step only, that is all that shows of a new scaler:
     its first step told as a skip, or told of by the fall of the next one. (Where the initial scale
     is told, the leap itself is a reset.)
     """
-    scale, after = block.columns["scale"], block.columns["scale_after"]
-    filled = before_each(scale, after, lead.known_scale)
-    began = np.concatenate(([lead.scale], filled[:-1]))
-    skipped_before = np.concatenate(([lead.skipped], block.skipped[:-1]))
-    within = np.isnan(scale) & (after > filled)
-    entered = ~skipped_before if scaler.initial is None else np.zeros(len(block), np.bool_)
-    low, high = np.where(within, filled, began), np.where(within, after, filled)
+    block, after = told.block, told.block.columns["scale_after"]
+    within = np.isnan(block.columns["scale"]) & (after > told.begun)
+    entered = ~told.skipped_before & (scaler.initial is None)
+    low, high = np.where(within, told.begun, told.began), np.where(within, after, told.begun)
     with np.errstate(all="ignore"):
         leaps = np.log2(high / low) >= _LEAP_OCTAVES
-        back = np.abs(np.log2(high / lead.beginning)) <= _SAME_OCTAVES
-    by_user, set_before = _set_by_user(block, lead)
-    mask = block.skipped & (within | entered) & leaps & back & ~by_user & ~set_before
-    mask &= block.step > lead.first_step + 1  # a run that is begun once more has lost nothing
-    mask &= ~_may_have_grown(low, high, np.diff(places, prepend=lead.steps - 1), scaler)
-    if not mask.any():
-        return Resets(mask)
-    last = np.flatnonzero(mask)[-1]
-    return Resets(mask, scale_from=float(low[last]), scale_to=float(high[last]))
+        leaps &= np.abs(np.log2(high / begun_with)) <= _SAME_OCTAVES
+    leaps &= block.skipped & (within | entered) & ~told.set_here & ~told.set_before
+    leaps &= ~told.may_have_grown(low, high, scaler)
+    return {at: Reset(float(low[at]), float(high[at])) for at in np.flatnonzero(leaps).tolist()}
 
 
-def _joined(resets: Resets, leaps: Resets) -> Resets:
-    """Both; a leap that is a reset by its value is told as that."""
-    only = leaps.mask & ~resets.mask
-    both = resets.mask | leaps.mask
-    if not only[np.flatnonzero(both)[-1]]:
-        return replace(resets, mask=both)
-    return replace(
-        resets, mask=both, by_hand=False, scale_from=leaps.scale_from, scale_to=leaps.scale_to
-    )
-
-
-def _may_have_grown(before: Floats, scale: float | Floats, apart: Integers, scaler: Scaler) -> Mask:
-    """Whether growth in steps that no row tells of could have led there."""
-    unseen = apart - 1
-    growths = np.where(unseen > 0, unseen // scaler.growth_interval + 1, 0)
-    with np.errstate(all="ignore"):
-        needed = np.log2(scale / before) / np.log2(scaler.growth_factor)
-    return np.asarray((growths > 0) & (needed >= 0) & (needed <= growths))
-
-
-def _is_far(scale: Floats, initial: float) -> Mask:
-    """Whether the initial scale is so far above that going back there loses a search's steps."""
-    return np.asarray(scale <= initial * 2.0**-policy.COLLAPSE_OCTAVES)
+def _shifted(before: Any, values: Any) -> Any:
+    """Each entry's predecessor's value."""
+    return np.concatenate(([before], values[:-1]))
 
 
 def filled_from(values: Floats, before: float) -> Floats:
@@ -177,9 +246,3 @@ def filled_from(values: Floats, before: float) -> Floats:
     joined = np.concatenate(([before], values))
     at = np.maximum.accumulate(np.where(np.isnan(joined), 0, np.arange(len(joined))))
     return np.asarray(joined[at][1:])
-
-
-def before_each(scale: Floats, after: Floats, before: float) -> Floats:
-    """The scale that each entry began with: its own, or the last that an entry before it tells."""
-    both = np.column_stack([scale, after]).ravel()
-    return filled_from(both, before)[::2]

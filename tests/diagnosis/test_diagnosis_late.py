@@ -93,13 +93,59 @@ def test_a_last_tooth_of_a_saw_is_no_fall():
 
 
 def test_a_storm_that_begins_late_is_told_whatever_was_free_before_it():
-    quiet = "." * 30 + "x" + ("." * 100 + "x") * 200
+    quiet = "." * 30 + "x" + "." * 25 + "x" + ("." * 100 + "x") * 200
     run = scaled_run(skips(quiet + ("." * 60 + "x") * 13), growth_interval=100)
     assert "AMP105" not in alarms(scaled_run(skips(quiet), growth_interval=100))
     one = finding(run, "AMP105")
     assert one.severity.value == "warning"
     assert "in the last" in one.summary
     assert one.first_step > 20_000
+
+
+def test_a_search_that_goes_on_ever_more_seldom_is_no_storm_and_even_gaps_are_one():
+    def run(*skipped):
+        return scaled_run([step in skipped for step in range(500)])
+
+    assert alarms(run(0, 1, 2, 3, 8, 19, 41, 95, 210, 450)) == {}
+    assert alarms(run(0, 1, 2, 3, 80, 160, 240, 320, 400)) == {"AMP105": "warning"}
+
+
+def test_a_search_after_a_reset_may_go_on_as_the_first_did():
+    first = scaled_run([True] * 4 + [False] * 496)
+    then = scaled_run([step in {0, 1, 2, 8, 20, 45, 100, 220} for step in range(300)])
+    both = {
+        name: first.steps[name].to_pylist() + then.steps[name].to_pylist()
+        for name in ("scale", "scale_after", "skipped", "loss")
+    }
+    assert alarms(HandBuiltRun(step_table(**both), info=first.info)) == {"AMP108": "warning"}
+
+
+@pytest.mark.parametrize("block_rows", [1, 7, 64])
+def test_a_search_that_goes_on_is_the_same_however_the_rows_came(block_rows):
+    skipped = [step in {0, 1, 5, 6, 30, 31, 32, 100, 101, 260} for step in range(400)]
+    run = scaled_run(skipped)
+    assert Engine(block_rows=block_rows).feed(run).look() == diagnose(run)
+
+
+@pytest.mark.parametrize("tells_before", [True, False])
+def test_a_log_of_every_fiftieth_step_shows_growth_by_where_a_skip_leaves_the_scale(tells_before):
+    """Its interval, 200 steps, is nowhere told; each skip finds the scale where it had grown to."""
+    step, before, after, skipped = [], [], [], []
+    for at in range(0, 8000, 50):
+        step.append(at)
+        before.append(None)
+        after.append(None if at else 2.0**15)
+        skipped.append(False)
+        if at and at % 200 == 0:
+            step.append(at + 1)
+            before.append(2.0**16 if tells_before else None)
+            after.append(2.0**15)
+            skipped.append(True)
+    steps = step_table(step=step, scale=before, scale_after=after, skipped=skipped,
+                       loss=[1.0] * len(step))  # fmt: skip
+    run = HandBuiltRun(steps, info=Info(source="text", scaler={}))
+    assert alarms(run) == {}
+    assert finding(run, "AMP102").severity.value == "info"
 
 
 def test_skips_that_a_growing_accumulation_explains_are_no_storm():
@@ -157,6 +203,27 @@ def test_a_seam_of_steps_is_a_restart_and_is_held_against_the_steps_it_goes_on_f
     assert "before step" in one.summary
 
 
+def raised(*, loss=2.0, norm=3.0, rate=10.0, **rest):
+    """A run whose rate is raised at step 1500, after which loss and norm climb for long."""
+    climb = np.clip((np.arange(6000) - 1700) / 1000, 0, 1)
+    noise = np.exp(0.05 * np.random.default_rng(0).standard_normal((2, 6000)))
+    columns = {
+        "loss": 2.0 * noise[0] * loss**climb,
+        "grad_norm": noise[1] * norm**climb,
+        "lr": np.where(np.arange(6000) < 1500, 1e-4, 1e-4 * rate),
+    }
+    return leaping(rows=6000, at=9000, columns=columns, **rest)
+
+
+def test_a_restart_at_a_higher_rate_is_told_where_the_loss_climbs_later_and_stays():
+    restart = event_table([(1500, "started", {})])
+    one = finding(raised(events=restart), "AMP306")
+    assert (one.severity.value, one.first_step) == ("warning", 1500)
+    assert "The rate rose from 0.0001 to 0.001" in one.cause
+    for harmless in ({"norm": 1.0}, {"loss": 1.1}, {"rate": 1.0}):
+        assert "AMP306" not in alarms(raised(events=restart, **harmless))
+
+
 def test_a_leap_without_a_restart_or_with_norms_in_their_bands_is_none():
     restart = event_table([(1500, "state-loaded", {})])
     assert "AMP306" not in alarms(leaping())
@@ -198,9 +265,11 @@ def test_a_log_whose_rate_never_rose_says_so():
     assert "AMP308" not in alarms(native)
 
 
-def test_skips_over_several_cells_are_counted_in_each_and_odd_positions_in_the_first():
+def test_a_level_that_stands_over_several_cells_is_in_each_and_odd_positions_are_in_the_first():
     levels = ScaleLevels()
-    levels.skip(10, 40)
-    levels.skip(-(2**62), -(2**62))
-    assert levels.skips[:3].tolist() == [6 + 1, 16, 9]
-    assert levels.skips.sum() == 31 + 1
+    levels.establish(10, 40, 1040, 2.0**7, skips=3)
+    assert levels.levels[0, :4].tolist() == [7, 7, 7, float("-inf")]
+    assert levels.levels[1, :3].tolist() == [1015, 1031, 1040]
+    levels.count_loose(-(2**62), 4, 1)
+    levels.count_loose(20, 2, 2)
+    assert levels.loose[:, :2].tolist() == [[4, 2], [1, 2]]

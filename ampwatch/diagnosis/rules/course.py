@@ -12,8 +12,8 @@ from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import NOT_ITS_GRADIENTS, RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.rises import OUT_OF_BAND, SHORT, TELLING
 from ampwatch.diagnosis.rules import spikes
+from ampwatch.diagnosis.rules.harmful_restart import harmful_restart
 from ampwatch.diagnosis.rules.norm_drift import drift_of
-from ampwatch.diagnosis.rules.restarts import state_lost
 from ampwatch.diagnosis.signals import Event
 from ampwatch.diagnosis.words import count_text
 from ampwatch.rows import EventKind
@@ -191,7 +191,7 @@ def gradient_norm_drift(case: Case) -> Iterator[Seen]:
 def jump_at_event(case: Case) -> Iterator[Seen]:
     """Trouble that began with a change."""
     onset, rise = case.judgement.onset, spikes.standing_rise(case)
-    if (lost := state_lost(case)) is not None:
+    if (lost := harmful_restart(case)) is not None:
         yield lost
         return
     if onset is not None:

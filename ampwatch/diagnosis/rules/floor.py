@@ -9,7 +9,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.ledger import AT_FLOOR
 from ampwatch.diagnosis.registry import NOT_FINITE, RATE, Page, Seen, Ties, rule
-from ampwatch.diagnosis.rules.scale import untold
+from ampwatch.diagnosis.rules.scale import STARTUP_ERROR_SCALE, untold
 from ampwatch.diagnosis.standing import Standing
 from ampwatch.diagnosis.words import scale_text
 
@@ -34,24 +34,22 @@ from ampwatch.diagnosis.words import scale_text
 )
 def scale_at_floor(case: Case) -> Iterator[Seen]:
     """A step at a scale that leaves no room."""
-    if case.scale.floor_steps is None:
+    scale, final, times = case.scale, case.final_scale, case.scale.floored
+    if not times.count:
         yield from _gave_up(case)
         return
-    first, last = case.scale.floor_steps
-    scale, final, floor = case.scale.floor_scale, case.final_scale, case.scale.scaler.floor
-    healed = final is not None and final > max(policy.FLOOR_SCALE, floor or 0.0)
+    healed = final is not None and final > max(policy.FLOOR_SCALE, scale.floor or 0.0)
     standing = Standing.HEALED if healed else Standing.STANDS
     yield Seen(
         standing=standing,
-        first_step=first,
-        last_step=last,
-        summary=f"The loss scale stood at its floor, {scale_text(scale)}"
+        at=times,
+        summary=f"The loss scale stood at its floor, {scale_text(scale.lowest)}"
         + (f"{standing.ending}." if healed else ": no step can succeed."),
         cause="It fell as far as it can; at this size its inverse is no longer a finite number."
-        if scale < policy.FLOOR_SCALE
+        if scale.tiny.count
         else "It fell to the lowest scale that the framework allows, and steps still overflow.",
         action="Stop, and restart from a checkpoint with a healthy scale.",
-        evidence=(Evidence("scale", first, scale, policy.FLOOR_SCALE),),
+        evidence=(Evidence("scale", times.first_step, scale.lowest, policy.FLOOR_SCALE),),
     )
 
 
@@ -63,7 +61,7 @@ def _gave_up(case: Case) -> Iterator[Seen]:
         summary = f"The run was ended: its loss scale, {scale_text(final)}, could fall no further."
         cause = "The framework gave up: steps overflowed at the lowest scale that it allows."
         step: int | None = told.step
-    elif _is_lost(case, final):
+    elif _is_lost(case):
         summary = f"The loss scale stands at {scale_text(final)}: no gradient survives that."
         cause = "No loss that a training sums up needs so low a scale; it fell, step after step."
         step = case.scale.last_step
@@ -75,11 +73,12 @@ def _gave_up(case: Case) -> Iterator[Seen]:
         summary=summary,
         cause=cause + untold(case),
         action="Restart from a checkpoint with a healthy scale, with what made it fall put right.",
-        evidence=(Evidence("scale", step, final, case.scale.scaler.floor),),
+        evidence=(Evidence("scale", step, final, case.scale.floor),),
     )
 
 
-def _is_lost(case: Case, final: float | None) -> bool:
+def _is_lost(case: Case) -> bool:
     """Whether the scale is below any that a search ends at, and no finding says so yet."""
-    low = final is not None and final < policy.STARTUP_ERROR_SCALE
+    final = case.final_scale
+    low = final is not None and final < STARTUP_ERROR_SCALE
     return low and not case.is_searching and case.standing_fall is None

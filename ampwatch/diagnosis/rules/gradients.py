@@ -50,30 +50,44 @@ def _unless_died(case: Case, _finding: Finding) -> bool:
 )
 def no_gradients(case: Case) -> Iterator[Seen]:
     """No gradient to check, nothing for the backward pass to begin with, or nothing but zeros."""
-    raised = case.ledger.raised
-    text = next((text for text in (NO_GRAPH, NO_GRADIENTS) if text in raised), None)
-    if text is not None:
-        yield _refused(case, text)
+    raised = next((text for text in _REFUSALS if text in case.ledger.raised), None)
+    if raised is not None:
+        yield _refused(case, raised)
     elif _are_zero(case):
         yield _zeros(case)
     elif _are_frozen(case):
-        yield _frozen(case)
+        yield Seen(
+            at=case.scale,
+            summary="No parameter has a gradient: every layer that was seen is frozen.",
+            cause="No step has a gradient norm, no update moved a weight, and no layer's weights "
+            "have requires_grad.",
+            action="Set requires_grad on what is to learn, and give it to the optimizer.",
+            evidence=(Evidence("update_norm", case.scale.last_step, 0.0),),
+        )
+
+
+# torch's words: what they mean, and what to do.
+_REFUSALS = {
+    NO_GRAPH: (
+        "The loss does not depend on any trainable parameter.",
+        "Check requires_grad, detach(), no_grad() and checkpoint(..., use_reentrant=False).",
+    ),
+    NO_GRADIENTS: (
+        "The optimizer's parameters have no gradients.",
+        "Check the optimizer's parameters, requires_grad, and where zero_grad() stands.",
+    ),
+}
 
 
 def _refused(case: Case, text: str) -> Seen:
-    event = case.ledger.raised[text]
+    event, (summary, action) = case.ledger.raised[text], _REFUSALS[text]
     return Seen(
         first_step=event.step,
         last_step=event.step,
         ranks=(event.rank,),
-        summary="The optimizer's parameters have no gradients."
-        if text is NO_GRADIENTS
-        else "The loss hangs on no parameter that learns.",
+        summary=summary,
         cause=f"{event.exception}: {text}.",
-        action="Check the optimizer's parameters, requires_grad, and where zero_grad() stands."
-        if text is NO_GRADIENTS
-        else "Check requires_grad, detach() and no_grad() on the way to the loss; checkpoint(..., "
-        "use_reentrant=False).",
+        action=action,
         evidence=(Evidence("exception", event.step, event.exception),),
     )
 
@@ -88,37 +102,31 @@ def _are_zero(case: Case) -> bool:
 
 def _zeros(case: Case) -> Seen:
     zeros, run = case.zeros, case.zeros.run
-    times, since = run.times, _since(case)
+    began_so = not (zeros.gave or zeros.earlier)
+    since = "from the first step on" if began_so else f"since step {run.times.first_step:,}"
+    told = f"Every gradient is exactly zero {since}:"
+    evidence = [Evidence("grad_norm", run.times.last_step, 0.0)]
     if zeros.is_learnt:
         return Seen(
             severity=Severity.INFO,
-            at=times,
-            summary=f"Every gradient is exactly zero {since}: the loss is where it can be.",
+            at=run.times,
+            summary=f"{told} the loss is where it can be.",
             cause=f"The loss has come down to {run.highest_loss:.3g} at most, and these batches "
             "have nothing left to teach.",
             action="Nothing to do, if that is the loss you wanted.",
-            evidence=(Evidence("grad_norm", times.last_step, 0.0),),
+            evidence=tuple(evidence),
         )
     cause, action = _reason(case)
-    mild = zeros.is_lossless or not case.observed.loop
+    evidence.append(Evidence("loss", run.times.last_step, run.highest_loss))
+    evidence.append(Evidence("scale", run.times.last_step, case.final_scale))
     return Seen(
-        severity=Severity.WARNING if mild else Severity.ERROR,
-        at=times,
-        summary=f"Every gradient is exactly zero {since}: nothing is learnt.",
+        severity=Severity.WARNING if zeros.is_lossless or not case.observed.loop else None,
+        at=run.times,
+        summary=f"{told} nothing is learnt.",
         cause=cause,
         action=action,
-        evidence=(
-            Evidence("grad_norm", times.last_step, 0.0),
-            Evidence("loss", times.last_step, run.highest_loss),
-            Evidence("scale", times.last_step, case.final_scale),
-        ),
+        evidence=tuple(evidence),
     )
-
-
-def _since(case: Case) -> str:
-    if not case.zeros.gave and not case.zeros.earlier:
-        return "from the first step on"
-    return f"since step {case.zeros.run.times.first_step:,}"
 
 
 def _reason(case: Case) -> tuple[str, str]:
@@ -130,46 +138,34 @@ def _reason(case: Case) -> tuple[str, str]:
             "Move zero_grad() ahead of backward() or behind step(); a clip to 0 would do it, too.",
         )
     if zeros.is_underflow:
-        scale = case.final_scale
-        at = "nothing scales the loss" if scale is None else f"the scale is {scale_text(scale)}"
-        return (
-            (
-                f"Half precision swallows them, in {run.lost:,} of "
-                f"{count_text(run.samples, 'sample')} of layers whole: {at}, and the loss "
-                f"{run.highest_loss:.3g} at most."
-            ),
-            "Use torch.amp.GradScaler, or bf16; do not divide the loss by large numbers."
-            if scale is None
-            else "Bring the loss scale back: what took it down is the finding to mend."
-            if case.standing_fall is not None
-            else "Raise the loss scale: GradScaler(init_scale=2.0**16), or bf16.",
-        )
+        return _swallowed(case)
     if zeros.is_lossless:
-        return (
-            (
-                "The loss is exactly 0 in every one of these steps: it is multiplied by 0 (a "
-                "weight, a mask that leaves nothing, advantages that are all alike), or a margin "
-                "is always met."
-            ),
-            "Look at the loss's factors and masks in these steps.",
-        )
-    return _cut_off(case)
-
-
-def _cut_off(case: Case) -> tuple[str, str]:
-    """There is a loss, and nothing of it comes back."""
-    zeros, run = case.zeros, case.zeros.run
+        cause = "The loss is exactly 0 in every one of these steps: it is multiplied by 0 (a "
+        cause += "weight, a mask that leaves nothing, advantages that are all alike), or a margin "
+        return cause + "is always met.", "Look at the loss's factors and masks in these steps."
     if run.highest_loss < run.lowest_loss:
-        told = "The loss is not in the record."
+        cause = "The loss is not in the record."
     elif zeros.is_constant and run.times.count > 1:
-        told = f"The loss is {run.highest_loss:.4g} in every one of these steps, to the last bit: "
-        told += "it is clamped, or the output is saturated or the same whatever goes in."
+        cause = f"The loss is {run.highest_loss:.4g} in every one of these steps, to the last bit: "
+        cause += "it is clamped, or the output is saturated or the same whatever goes in."
     else:
-        told = f"The loss is not zero ({run.lowest_loss:.3g} to {run.highest_loss:.3g}) and varies "
-        told += "with the batches, and what leads from it to the weights is cut or flat."
+        cause = f"The loss is not zero ({run.lowest_loss:.3g} to {run.highest_loss:.3g}) and varies"
+        cause += " with the batches, and what leads from it to the weights is cut or flat."
     looks = "Look for detach(), .item(), round(), argmax() and clamp() between output and loss"
     dead = "; the model did learn before: look for dead units (a ReLU after a large update), too."
-    return told, looks + (dead if zeros.has_died else ".")
+    return cause, looks + (dead if zeros.has_died else ".")
+
+
+def _swallowed(case: Case) -> tuple[str, str]:
+    run, scale = case.zeros.run, case.final_scale
+    at = "nothing scales the loss" if scale is None else f"the scale is {scale_text(scale)}"
+    cause = f"Half precision swallows them, in {run.lost:,} of {count_text(run.samples, 'sample')} "
+    cause += f"of layers whole: {at}, and the loss {run.highest_loss:.3g} at most."
+    if scale is None:
+        return cause, "Use torch.amp.GradScaler, or bf16; do not divide the loss by large numbers."
+    if case.standing_fall is not None:
+        return cause, "Fix the cause of the scale's fall first: that is the finding to follow."
+    return cause, "Raise the loss scale: GradScaler(init_scale=2.0**16), or bf16."
 
 
 def _are_frozen(case: Case) -> bool:
@@ -178,15 +174,3 @@ def _are_frozen(case: Case) -> bool:
     untold = not (case.numbers.norms or zeros.gave or zeros.earlier or zeros.run.times.count)
     still = case.loop.unmoved >= ZERO_STEPS and not case.loop.updates
     return untold and still and zeros.frozen and not zeros.learning
-
-
-def _frozen(case: Case) -> Seen:
-    scale = case.scale
-    return Seen(
-        at=scale,
-        summary="No parameter has a gradient: every layer that was seen is frozen.",
-        cause="No step has a gradient norm, no update moved a weight, and no layer's weights have "
-        "requires_grad.",
-        action="Set requires_grad on what is to learn, and give it to the optimizer.",
-        evidence=(Evidence("update_norm", scale.last_step, 0.0),),
-    )

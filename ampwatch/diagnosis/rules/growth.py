@@ -98,7 +98,7 @@ def scale_never_grows(case: Case) -> Iterator[Seen]:
         return
     # A scale that has overflowed is as high as it can be.
     lost = case.layers.losing_layers() if not scale.skips else ()
-    if len(lost) == 0 and scale.resets < LOST_GROWTH_RESETS:
+    if len(lost) == 0 and scale.resets.count < LOST_GROWTH_RESETS:
         return
     steps = count_text(case.numbers.steps, "step")
     yield Seen(
@@ -107,11 +107,11 @@ def scale_never_grows(case: Case) -> Iterator[Seen]:
         summary=f"The loss scale has not grown in {steps}"
         + (", and gradients are lost to underflow." if len(lost) else "."),
         cause="Its state is lost again and again, so it never reaches a doubling."
-        if scale.resets
+        if scale.resets.count
         else f"It doubles after {scale.scaler.growth_interval:,} accepted steps in a row, and the "
         "record never reaches that.",
         action="Save scaler.state_dict() with the checkpoint and load it on resume."
-        if scale.resets
+        if scale.resets.count
         else "Give GradScaler a shorter growth_interval or a higher init_scale.",
         evidence=(Evidence("growths", scale.last_step, 0.0, float(scale.scaler.growth_interval)),),
     )
@@ -139,7 +139,7 @@ def low_scale_by_design(case: Case) -> Iterator[Seen]:
         return
     if case.standing_fall is not None or sink(case) is not None:
         return
-    if scale.floor_steps is not None or not _loss_falls(case):
+    if scale.floored.count or not _loss_falls(case):
         return
     yield Seen(
         first_step=scale.level_step,
@@ -188,17 +188,16 @@ def scaler_recreated(case: Case) -> Iterator[Seen]:
         yield _made_anew(made, case.loop.searched)
         return
     scale = case.scale
-    if scale.resets < RECREATED_RESETS or scale.reset_steps is None:
+    resets, reset = scale.resets, scale.reset
+    if resets.count < RECREATED_RESETS or reset is None:
         return
-    first, last = scale.reset_steps
     yield Seen(
-        first_step=first,
-        last_step=last,
-        summary=f"The loss scale began anew {scale.resets} times.",
-        cause=f"Each time it jumped back to its initial {scale_text(scale.reset_to)} and "
-        f"searched again: {count_text(scale.after_resets.skips, 'step')} skipped for it.",
+        at=resets,
+        summary=f"The loss scale began anew {resets.count} times.",
+        cause=f"Each time it jumped back to its initial {scale_text(reset.scale_to)} and "
+        f"searched again: {count_text(scale.reset_skips, 'step')} skipped for it.",
         action="Make one GradScaler before the training loop, and keep it.",
-        evidence=(Evidence("resets", last, float(scale.resets), RECREATED_RESETS),),
+        evidence=(Evidence("resets", resets.last_step, float(resets.count), RECREATED_RESETS),),
     )
 
 

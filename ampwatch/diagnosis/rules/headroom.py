@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,68 +45,52 @@ CONFLICT_SAMPLES = 5
 )
 def low_headroom(case: Case) -> Iterator[Seen]:
     """A layer that is near the end of its format, or due to reach it."""
-    near, due = _nearest(case.layers), _first_due(case.layers)
-    if near is None and due is None:
+    layers = case.layers
+    at = _nearest(layers)
+    summary, cause = ".", "Its largest activation stays that close in most samples."
+    if at is None and (due := _first_due(layers)) is not None:
+        at, left = due
+        summary = f", and will pass it in about {left:.0f} steps."
+        cause = f"Its largest activation has grown in its last {TREND_SAMPLES} samples."
+    if at is None:
         return
-    at = near if near is not None else due
-    assert at is not None
-    layers, name = case.layers, case.layers.names[at.layer]
-    step = int(layers.trend_steps[at.layer, -1])
+    name, octaves = layers.names[at], float(layers.trend_values[at, -1])
+    step = int(layers.trend_steps[at, -1])
     yield Seen(
-        first_step=int(at.since),
+        first_step=int(np.nanmin(layers.trend_steps[at])),
         last_step=step,
         layer=name,
-        summary=f"{name} has {at.octaves:.1f} octaves left below half precision's end"
-        + ("." if near is not None else f", and will pass it in about {at.steps:.0f} steps."),
-        cause="Its largest activation stays that close in most samples."
-        if near is not None
-        else f"Its largest activation has grown in its last {TREND_SAMPLES} samples.",
+        summary=f"{name} has {octaves:.1f} octaves left below half precision's end{summary}",
+        cause=cause,
         action=f"Normalise what enters {name}, run it in float32, or use bf16. If it grows, look "
         "at the learning rate and at what feeds it.",
-        evidence=(Evidence("log2_headroom", step, at.octaves, LOW_HEADROOM_OCTAVES),),
+        evidence=(Evidence("log2_headroom", step, octaves, LOW_HEADROOM_OCTAVES),),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Close:
-    """A layer close to its format's end."""
-
-    layer: int
-    octaves: float
-    since: float
-    steps: float = 0.0
+def _nearest(layers: LayerCourse) -> int | None:
+    """The layer that is closest to its format's end, if it is so still."""
+    close = (layers.headrooms >= LOW_HEADROOM_SAMPLES) & (2 * layers.near > layers.headrooms)
+    last = np.where(close, layers.trend_values[:, -1], np.inf)
+    close &= last <= LOW_HEADROOM_OCTAVES
+    return int(np.argmin(last)) if close.any() else None
 
 
-def _nearest(layers: LayerCourse) -> _Close | None:
-    enough = layers.headrooms >= LOW_HEADROOM_SAMPLES
-    at = np.flatnonzero(enough & (2 * layers.near > layers.headrooms))
-    # What was close long ago and is so no more is no finding.
-    at = at[layers.trend_values[at, -1] <= LOW_HEADROOM_OCTAVES]
-    if not len(at):
-        return None
-    worst = int(at[np.argmin(layers.trend_values[at, -1])])
-    since = float(np.nanmin(layers.trend_steps[worst]))
-    return _Close(worst, float(layers.trend_values[worst, -1]), since)
-
-
-def _first_due(layers: LayerCourse) -> _Close | None:
-    """The layer that reaches its format's end first, if any does within the horizon."""
+def _first_due(layers: LayerCourse) -> tuple[int, float] | None:
+    """The layer that reaches its format's end first, and in how many steps, within the horizon."""
     steps, values = layers.trend_steps, layers.trend_values
-    full = np.flatnonzero(~np.isnan(values).any(axis=1)) if len(values) else np.zeros(0, int)
-    steps, values = steps[full], values[full]
-    span, lost = steps[:, -1] - steps[:, 0], values[:, 0] - values[:, -1]
-    falling = (np.diff(values, axis=1) < 0).mean(axis=1) >= TREND_FALLING_SHARE
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):  # nan where a layer has fewer samples
+        span, lost = steps[:, -1] - steps[:, 0], values[:, 0] - values[:, -1]
+        falling = (np.diff(values, axis=1) < 0).mean(axis=1) >= TREND_FALLING_SHARE
         left = np.maximum(values[:, -1], 0.0) * span / lost
-    due = falling & (span >= TREND_STEPS) & (lost >= TREND_OCTAVES)
-    # No further than the samples themselves show: what begins at zero (LoRA) grows fast, far below.
-    due &= (left <= HEADROOM_HORIZON_STEPS) & (values[:, -1] <= lost)
+        due = falling & (span >= TREND_STEPS) & (lost >= TREND_OCTAVES)
+        # No further than the samples themselves show: what begins at zero (LoRA) grows fast, far
+        # below.
+        due &= (left <= HEADROOM_HORIZON_STEPS) & (values[:, -1] <= lost)
     if not due.any():
         return None
     first = int(np.argmin(np.where(due, left, np.inf)))
-    return _Close(
-        int(full[first]), float(values[first, -1]), float(steps[first, 0]), float(left[first])
-    )
+    return first, float(left[first])
 
 
 @rule(

@@ -18,14 +18,6 @@ from ampwatch.diagnosis.words import count_text, list_text, scale_text
 Numbers = Callable[[Event], tuple[str, tuple[Evidence, ...]]]
 
 
-def _nothing_more(_event: Event) -> tuple[str, tuple[Evidence, ...]]:
-    return "", ()
-
-
-def _always(_case: Case) -> bool:
-    return True
-
-
 def _mistake(
     code: str,
     name: str,
@@ -35,8 +27,8 @@ def _mistake(
     *,
     summary: str,
     cause: str,
-    numbers: Numbers = _nothing_more,
-    harms: Callable[[Case], bool] = _always,
+    numbers: Numbers = lambda _event: ("", ()),
+    harms: Callable[[Case], bool] = lambda _case: True,
 ) -> Rule:
     """The rule that reads this code's event; the cure is the page's.
 

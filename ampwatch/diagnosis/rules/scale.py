@@ -23,6 +23,18 @@ from ampwatch.diagnosis.registry import (
 from ampwatch.diagnosis.scale_levels import Ending, Sink
 from ampwatch.diagnosis.words import count_text, scale_text, share_text
 
+# A search from 2^32 may halve twenty times and be healthy; beyond that something else is wrong.
+STARTUP_WARNING_SKIPS = 20
+STARTUP_ERROR_SCALE = 2.0**-32
+# Where nobody saw the forward pass, sixteen halvings of the default 2^16 end below this; where
+# nobody tells the scale either, sixty-four of 2^32 end at 2^-32.
+STARTUP_BLIND_SCALE = 1.0
+STARTUP_UNTOLD_SKIPS = 64
+# Five steps running whose forward is not finite: no scale can help, so it is no search.
+STARTUP_FORWARD_STEPS = 5
+# Growth's own skips cost one step in 2,001 at torch's interval; where they cost one in four, the
+# interval is too short.
+SAWTOOTH_WASTE = 1 / 4
 # A scale that comes down as far as a collapse, over thousands of steps: each growth interval gives
 # an octave back, so within twenty of them that takes many skips more than growth's own. In a long
 # record a quarter of it: what takes longer is how gradients change while a run learns.
@@ -32,6 +44,8 @@ ENDING_OCTAVES = policy.COLLAPSE_OCTAVES / 2
 # A storm that begins late shows in the record's ending, whatever was free before it. Over eight
 # growth intervals and more, chance does not bring as many skips as growth does.
 STORM_INTERVALS = 8
+# Most of the last steps thrown away: hardly anything is learnt any more.
+STORM_ERROR_SHARE = 0.5
 
 
 @rule(
@@ -41,53 +55,51 @@ STORM_INTERVALS = 8
     Page(
         meaning="The scaler starts too high on purpose and halves the loss scale until the "
         "gradients fit. The steps skipped before the first accepted one are that search.",
-        looks="Skips at the very start only, the scale halving at each, a finite loss.",
+        looks="Skips at the very start, the scale halving at each, a finite loss. Now and then "
+        "one more later, ever more seldom: an overflow at a lower scale than any before, in a run "
+        "twice as old as at the last one, is the search still.",
         not_to_confuse="A forward pass that is not finite: no scale helps there, and "
-        f"{policy.STARTUP_FORWARD_STEPS} such steps running are AMP103. A loss summed over many "
-        f"items may need {policy.STARTUP_WARNING_SKIPS} halvings and be fine.",
+        f"{STARTUP_FORWARD_STEPS} such steps running are AMP103. A loss summed over many "
+        f"items may need {STARTUP_WARNING_SKIPS} halvings and be fine.",
         do="Nothing. A lower init_scale saves the skipped steps.",
         example="scale 2^16, 2^15, 2^14: three skips, then step 3 is accepted.",
     ),
 )
 def startup_search(case: Case) -> Iterator[Seen]:
     """Overflows before the first accepted step, while they can still be a search."""
-    scale = case.scale
-    skips = scale.startup_skips
-    if not skips or (case.is_searching and startup_has_failed(case)):
+    scale, search = case.scale, case.scale.search
+    if not search.skips or (case.is_searching and startup_has_failed(case)):
         return
-    slow = case.is_searching and skips >= policy.STARTUP_WARNING_SKIPS
-    began = scale_text(_known(scale.first_entry_scale))
+    slow = case.is_searching and search.skips >= STARTUP_WARNING_SKIPS
     yield Seen(
         severity=Severity.WARNING if slow else Severity.INFO,
         first_step=scale.first_step,
-        last_step=scale.startup_last_step,
-        summary=f"{count_text(skips, 'step')} skipped while the scale searched its level"
+        last_step=search.last_step,
+        summary=f"{count_text(search.skips, 'step')} skipped while the scale searched its level"
         + (", and none was accepted yet." if case.is_searching else "."),
-        cause=f"The scale began at {began}, above what the gradients "
-        f"allow, and stood at {scale_text(scale.startup_scale_after)} after the last of them."
+        cause=f"The scale began at {scale_text(scale.first_scale)}, above what the gradients "
+        f"allow, and stood at {scale_text(search.scale_after)} after the last of them."
         if scale.has_scaler
         else "Nothing tells the scale, nor whether steps were accepted between them.",
-        action="Watch the next steps: the search should have ended by now."
-        if slow
-        else "Nothing to do: this is how a loss scale finds its level.",
-        evidence=(Evidence("skipped", scale.startup_last_step, float(skips)),),
+        action="Watch the next steps: the search should have ended by now." if slow else None,
+        evidence=(Evidence("skipped", search.last_step, float(search.skips)),),
     )
 
 
 def startup_has_failed(case: Case) -> bool:
     """Whether the search that nothing ended is a search no longer."""
-    if not case.scale.startup_skips:
+    final, skips = case.final_scale, case.scale.search.skips
+    if not skips:
         return False  # the loop itself left the steps out
-    if case.numbers.bad_forwards_running >= policy.STARTUP_FORWARD_STEPS:
+    if case.numbers.bad_forwards_running >= STARTUP_FORWARD_STEPS:
         return True
-    final, skips = case.final_scale, case.scale.startup_skips
     if final is None:
-        return skips >= policy.STARTUP_UNTOLD_SKIPS
-    if case.numbers.sees_forward:
-        return final < policy.STARTUP_ERROR_SCALE
-    if skips >= policy.COLLAPSE_SKIPS and final < policy.STARTUP_ERROR_SCALE:
-        return True  # a log's last lines: the search had begun long before them
-    return skips >= policy.STARTUP_BLIND_SKIPS and final < policy.STARTUP_BLIND_SCALE
+        return skips >= STARTUP_UNTOLD_SKIPS
+    if case.numbers.sees_forward or skips < policy.STARTUP_BLIND_SKIPS:
+        # A log's last lines: the search had begun long before them.
+        few = 0 if case.numbers.sees_forward else policy.COLLAPSE_SKIPS
+        return skips >= few and final < STARTUP_ERROR_SCALE
+    return final < STARTUP_BLIND_SCALE
 
 
 @rule(
@@ -101,7 +113,7 @@ def startup_has_failed(case: Case) -> bool:
         "to the same ceiling.",
         not_to_confuse="AMP105, where skips come more often than the scale grows.",
         do="Nothing. A longer growth_interval makes it rarer; where it costs more than "
-        f"{100 * policy.SAWTOOTH_WASTE:.0f} % of the steps, that is a warning.",
+        f"{100 * SAWTOOTH_WASTE:.0f} % of the steps, that is a warning.",
         example="growth_interval 2000: skips at steps 2001, 4003, 6005, each at 2^17.",
     ),
     Ties(excludes_rate=always),
@@ -112,7 +124,7 @@ def growth_sawtooth(case: Case) -> Iterator[Seen]:
     if not teeth.episodes:
         return
     enough = scale.steps >= policy.STORM_WINDOW_STEPS
-    costly = enough and teeth.skips > policy.SAWTOOTH_WASTE * scale.steps
+    costly = enough and teeth.skips > SAWTOOTH_WASTE * scale.steps
     cost = f", and {share_text(teeth.skips, scale.steps)} of the steps are lost to it"
     yield Seen(
         severity=Severity.WARNING if costly else Severity.INFO,
@@ -125,7 +137,7 @@ def growth_sawtooth(case: Case) -> Iterator[Seen]:
         action=f"Give GradScaler a longer growth_interval than {scale.scaler.growth_interval:,}; "
         "its default is 2000."
         if costly
-        else "Nothing to do: it is the price of looking for the highest scale.",
+        else None,
         evidence=(Evidence("scale", teeth.last_step, teeth.last_scale),),
     )
 
@@ -143,7 +155,7 @@ def growth_sawtooth(case: Case) -> Iterator[Seen]:
         "farther (up to four, where its level had wandered before) within "
         f"{SINK_INTERVALS} growth intervals or {100 * SINK_SHARE:.0f} % of the record; a warning "
         "once it holds. Or no step was ever accepted, and no lower scale can "
-        f"help: the forward pass is not finite in {policy.STARTUP_FORWARD_STEPS} steps running, "
+        f"help: the forward pass is not finite in {STARTUP_FORWARD_STEPS} steps running, "
         "or the search is past every scale that a training needs. A warning where the record ends "
         "in the middle of a fall.",
         not_to_confuse="A start-up search (AMP101), which ends; a sawtooth (AMP102), one overflow "
@@ -172,32 +184,28 @@ def scale_collapse(case: Case) -> Iterator[Seen]:
         yield _fall(case, case.standing_fall, healed=False)
     elif (sunk := sink(case)) is not None:
         yield _sunk(case, sunk)
-    elif _ends_falling(case):
-        assert case.scale.ending is not None, "that is what it ends in"
-        yield _falling(case, case.scale.ending)
+    elif (ending := _falling(case)) is not None:
+        yield _ends_falling(case, ending)
     elif case.scale.falls:
         yield _fall(case, case.scale.falls[0], healed=True)
 
 
 def _failed_search(case: Case) -> Seen:
     scale, final = case.scale, case.final_scale
-    first = _known(scale.first_entry_scale)
     blind = "" if case.numbers.sees_forward else " Whether the forward pass was finite is unknown."
-    all_seen = case.observed.loop
-    accepted = "No step was ever accepted" if all_seen else "No accepted step is shown"
+    accepted = "No step was ever accepted" if case.observed.loop else "No accepted step is shown"
     return Seen(
-        severity=Severity.ERROR,
         first_step=scale.first_step,
         last_step=scale.last_step,
-        summary=f"{accepted}: {count_text(scale.startup_skips, 'skip')} took the scale from "
-        f"{scale_text(first)} to {scale_text(final)}.",
+        summary=f"{accepted}: {count_text(scale.search.skips, 'skip')} took the scale from "
+        f"{scale_text(scale.first_scale)} to {scale_text(final)}.",
         cause="The gradients are not finite at any scale." + blind + untold(case),
         action="A lower scale or learning rate cannot help before the first update. Find the "
         "first layer or input that is not finite."
-        if all_seen
+        if case.observed.loop
         else "Stop: nothing is being learnt. Attach ampwatch to see which layer, input or rate "
         "it is.",
-        evidence=(Evidence("scale", scale.last_step, final, first),),
+        evidence=(Evidence("scale", scale.last_step, final, scale.first_scale),),
     )
 
 
@@ -209,30 +217,34 @@ def untold(case: Case) -> str:
 
 
 def _fall(case: Case, fall: Fall, *, healed: bool) -> Seen:
-    scale = case.scale
-    last = fall.end_step if healed else scale.last_step
-    skipped = fall.skips if healed else scale.skips - fall.skips_before
-    final = fall.end_scale if healed else case.final_scale
-    stays = final is not None and final <= fall.level * 2.0**-policy.COLLAPSE_OCTAVES
-    back = "and the loss fell on at that scale" if stays else "and it came back"
-    ending = back if healed else "and it does not come back"
+    scale, last, final = case.scale, case.scale.last_step, case.final_scale
+    skips = scale.skips - fall.skips_before
+    ending = "and it does not come back"
+    now = "Stop: nothing is being learnt." if len(scale.recent_skips) else _TAKEN_AGAIN
+    action = f"{now} Restart from a checkpoint before step {fall.first_step}, with what caused "
+    action += "the fall put right."
+    if healed:
+        stays = final is not None and final <= fall.level * 2.0**-policy.COLLAPSE_OCTAVES
+        ending = "and the loss fell on at that scale" if stays else "and it came back"
+        last, final, skips = fall.end_step, fall.end_scale, fall.skips
+        action = "Nothing to do unless it returns: the run recovered by itself."
     return Seen(
-        severity=Severity.INFO if healed else Severity.ERROR,
+        severity=Severity.INFO if healed else None,
         first_step=fall.first_step,
         last_step=last,
         summary=f"The loss scale fell from {scale_text(fall.level)} to {scale_text(fall.lowest)} "
         f"{ending}.",
-        cause=f"From there {count_text(skipped, 'step')} {'was' if skipped == 1 else 'were'} "
-        "skipped: the gradients overflowed again at every lower scale." + untold(case),
-        action="Nothing to do unless it returns: the run recovered by itself."
-        if healed
-        else _stop(case) + f"Restart from a checkpoint before step {fall.first_step}, with what "
-        "caused the fall put right.",
+        cause=f"From there {count_text(skips, 'step was', 'steps were')} skipped: the gradients "
+        "overflowed again at every lower scale." + untold(case),
+        action=action,
         evidence=(
             Evidence("scale", last, final, fall.level),
-            Evidence("skipped", last, float(skipped)),
+            Evidence("skipped", last, float(skips)),
         ),
     )
+
+
+_TAKEN_AGAIN = "Steps are taken again, at a scale that loses small gradients."
 
 
 def sink(case: Case) -> Sink | None:
@@ -241,7 +253,7 @@ def sink(case: Case) -> Sink | None:
     window = max(SINK_INTERVALS * scale.scaler.growth_interval, int(SINK_SHARE * scale.steps))
     if final is None:
         return None
-    found = scale.recent_levels.sink(final, policy.COLLAPSE_OCTAVES, window)
+    found = scale.recent_levels.sink(final, policy.COLLAPSE_OCTAVES, window, scale.skips)
     if found is None or found.skips < policy.COLLAPSE_SKIPS:
         return None
     down_step = (scale.last_step or 0) - (scale.steps - 1 - found.down_position)
@@ -272,20 +284,20 @@ def _sunk(case: Case, sunk: Sink) -> Seen:
     )
 
 
-def _ends_falling(case: Case) -> bool:
-    """Whether the record is over and its last steps were skipped, one after the other.
+def _falling(case: Case) -> Episode | None:
+    """The skips, one after the other, with which the record ends, if it is over.
 
     While a run goes on, that may be a spike that heals.
     """
     ending, last = case.scale.ending, case.scale.last_step or 0
     over = case.record.clean_end or not case.observed.loop or case.ledger.is_over_by(last)
     if ending is None or not over or ending.from_reset or ending.is_tooth:
-        return False
-    enough = ending.streak >= policy.COLLAPSE_SKIPS
-    return enough and ending.streak_octaves >= ENDING_OCTAVES
+        return None
+    at_end = ending.last == case.scale.steps - 1 and ending.streak >= policy.COLLAPSE_SKIPS
+    return ending if at_end and ending.streak_octaves >= ENDING_OCTAVES else None
 
 
-def _falling(case: Case, ending: Episode) -> Seen:
+def _ends_falling(case: Case, ending: Episode) -> Seen:
     last = case.scale.last_step
     return Seen(
         severity=Severity.WARNING,
@@ -302,13 +314,6 @@ def _falling(case: Case, ending: Episode) -> Seen:
     )
 
 
-def _stop(case: Case) -> str:
-    """What holds of the steps after a fall: skipped, or taken at a scale far too low."""
-    if len(case.scale.recent_skips):
-        return "Stop: nothing is being learnt. "
-    return "Steps are taken again, at a scale that loses small gradients. "
-
-
 @rule(
     "AMP105",
     "overflow-storm",
@@ -316,9 +321,10 @@ def _stop(case: Case) -> str:
     Page(
         meaning="Steps are skipped more often than a growing scale explains. Each skip is a "
         "forward and a backward pass thrown away.",
-        looks="More skips than one each growth interval, most of them isolated: up to "
+        looks="More skips than one each growth interval, and than a search that goes on (AMP101), "
+        "most of them isolated: up to "
         f"{policy.SAWTOOTH_SKIPS} in a row. An error when over "
-        f"{100 * policy.STORM_ERROR_SHARE:.0f} % of the last {policy.STORM_WINDOW_STEPS} steps "
+        f"{100 * STORM_ERROR_SHARE:.0f} % of the last {policy.STORM_WINDOW_STEPS} steps "
         "were skipped; or, in a log without a scale, when no gradient norm is finite any more.",
         not_to_confuse="AMP102, one skip after each doubling; AMP103, one long fall; AMP303, one "
         "burst that heals.",
@@ -343,7 +349,7 @@ def overflow_storm(case: Case) -> Iterator[Seen]:
         return
     recent = len(scale.recent_skips)
     full = scale.steps - scale.first_accepted >= policy.STORM_WINDOW_STEPS
-    most = full and recent > policy.STORM_ERROR_SHARE * policy.STORM_WINDOW_STEPS
+    most = full and recent > STORM_ERROR_SHARE * policy.STORM_WINDOW_STEPS
     crowd = _crowd(case, most=most)
     if crowd is None:
         return
@@ -414,29 +420,22 @@ def _allowed(case: Case, steps: int) -> float:
 )
 def scale_reset(case: Case) -> Iterator[Seen]:
     """Back to the initial scale without a reason."""
-    scale = case.scale
-    if scale.reset_steps is None:
+    resets, reset = case.scale.resets, case.scale.reset
+    if reset is None:
         return
-    first, last = scale.reset_steps
-    times = "once" if scale.resets == 1 else f"{scale.resets} times"
+    times = "once" if resets.count == 1 else f"{resets.count} times"
     yield Seen(
-        severity=Severity.WARNING,
-        first_step=first,
-        last_step=last,
-        summary=f"The loss scale was reset to its initial {scale_text(scale.reset_to)} "
+        at=resets,
+        summary=f"The loss scale was reset to its initial {scale_text(reset.scale_to)} "
         f"in mid-run, {times}.",
-        cause=f"It stood at {scale_text(scale.reset_from)}; "
+        cause=f"It stood at {scale_text(reset.scale_from)}; "
         + (
             "update(new_scale) set it back, and the very next step overflowed."
-            if scale.reset_by_hand
+            if reset.by_hand
             else "nothing in the record leads from there: the scaler's state was lost."
         ),
         action="Call scaler.update() without a scale: it finds and keeps its level."
-        if scale.reset_by_hand
-        else "Save scaler.state_dict() with each checkpoint and load it on resume.",
-        evidence=(Evidence("scale", last, scale.reset_to, scale.reset_from),),
+        if reset.by_hand
+        else None,
+        evidence=(Evidence("scale", resets.last_step, reset.scale_to, reset.scale_from),),
     )
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value

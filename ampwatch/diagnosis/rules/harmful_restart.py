@@ -10,7 +10,7 @@ from ampwatch.diagnosis.words import count_text
 _NORMS = {"update": "the updates", "grad_norm": "the gradient norm"}
 
 
-def state_lost(case: Case) -> Seen | None:
+def harmful_restart(case: Case) -> Seen | None:
     """A loss that leaps right after a restart, and updates or gradients with it.
 
     A warning though it heals: the next restart will do the same.
@@ -22,14 +22,22 @@ def state_lost(case: Case) -> Seen | None:
     norm = f", {_NORMS[last.norm]} {last.times:.1f} times as large" if last.norm else ""
     times = f"At {count_text(jumps.count, 'restart')}" if jumps.count > 1 else "At the restart"
     where = f"before step {first.step}" if first.is_seam else f"at step {first.step}"
+    summary = f"{times} {where} the loss leapt from {before:.3g} to {after:.3g}."
+    cause = f"Within the next tens of steps it stood there{norm}: the run did not go on as it "
+    cause += "was. Usually the optimizer's state was not loaded."
+    action = "Save optimizer.state_dict() with each checkpoint and load it on resume; warm the "
+    action += "rate up where that is not possible."
+    if last.rates is not None:
+        summary = f"Since the restart {where} the loss went from {before:.3g} to {after:.3g}."
+        cause = f"The rate rose from {last.rates[0]:.3g} to {last.rates[1]:.3g} there, and at the "
+        cause += f"record's end the loss has not come back{norm}: the schedule began anew."
+        action = "Restart from that checkpoint with the scheduler's state loaded."
     return Seen(
         severity=Severity.WARNING,
         first_step=first.step,
         last_step=last.step,
-        summary=f"{times} {where} the loss leapt from {before:.3g} to {after:.3g}.",
-        cause=f"Within the next tens of steps it stood there{norm}: the run did not go on as it "
-        "was. Usually the optimizer's state was not loaded.",
-        action="Save optimizer.state_dict() with each checkpoint and load it on resume; warm the "
-        "rate up where that is not possible.",
+        summary=summary,
+        cause=cause,
+        action=action,
         evidence=(Evidence("loss", last.step, after, before),),
     )
