@@ -21,13 +21,13 @@ from ampwatch.diagnosis.leap_course import LeapCourse
 from ampwatch.diagnosis.ledger import Ledger
 from ampwatch.diagnosis.left_out_course import LeftOutCourse
 from ampwatch.diagnosis.loop_course import LoopCourse
+from ampwatch.diagnosis.loss_spikes import LossSpikes
 from ampwatch.diagnosis.number_course import NumberCourse, bad_input, forward_finite, handed_on
 from ampwatch.diagnosis.precision_course import PrecisionCourse
 from ampwatch.diagnosis.rank_course import RankCourse
 from ampwatch.diagnosis.rate_rows import rate_rows
 from ampwatch.diagnosis.rate_setup import RateSetup
 from ampwatch.diagnosis.restart_course import RestartCourse
-from ampwatch.diagnosis.rise_course import RiseCourse
 from ampwatch.diagnosis.rounding_course import RoundingCourse
 from ampwatch.diagnosis.scale_course import ScaleCourse
 from ampwatch.diagnosis.score_course import ScoreCourse
@@ -53,7 +53,7 @@ class OwnCourses:
     left_out: LeftOutCourse = field(default_factory=LeftOutCourse)
     leaps: LeapCourse = field(default_factory=LeapCourse)
     unskipped: UnskippedCourse = field(default_factory=UnskippedCourse)
-    rises: RiseCourse = field(default_factory=RiseCourse)
+    rises: LossSpikes = field(default_factory=LossSpikes)
     rounding: RoundingCourse = field(default_factory=RoundingCourse)
     setup: RateSetup = field(default_factory=RateSetup)
     first_rate: FirstRateCourse = field(default_factory=FirstRateCourse)

@@ -9,8 +9,8 @@ import numpy as np
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.loss_spikes import OUT_OF_BAND, SHORT, TELLING
 from ampwatch.diagnosis.registry import NOT_ITS_GRADIENTS, RATE, Page, Seen, Ties, rule
-from ampwatch.diagnosis.rises import OUT_OF_BAND, SHORT, TELLING
 from ampwatch.diagnosis.rules import spikes
 from ampwatch.diagnosis.rules.norm_drift import drift_of
 from ampwatch.diagnosis.rules.restarts import state_lost

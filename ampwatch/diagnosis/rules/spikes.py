@@ -12,8 +12,8 @@ from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Rows, constants
 from ampwatch.diagnosis.learning_rate.attribution import Cause, rows_around
 from ampwatch.diagnosis.learning_rate.onset import Sign
+from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, TELLING, Kind, Octave, Rise
 from ampwatch.diagnosis.registry import Seen
-from ampwatch.diagnosis.rises import MIXED_SHARE, TELLING, Octave, Open, Rise
 from ampwatch.diagnosis.signals import Floats
 from ampwatch.diagnosis.words import count_text, share_text
 from ampwatch.rows import LR_LEAP
@@ -34,10 +34,10 @@ FEW = 8
 
 def spiked(case: Case) -> Seen | None:
     """Spikes of the loss that came back into its band."""
-    rises = case.rises
-    spikes, met = (tally.apart_beside(rises.single) for tally in (rises.spikes, rises.skipped))
+    leaps = case.rises.of(Kind.LEAP)
+    spikes, met = (case.rises.of(kind).apart_beside(leaps) for kind in (Kind.SPIKE, Kind.SKIPPED))
     both = spikes + met
-    often = max(both.count, rises.single.apart.count)
+    often = max(both.count, leaps.apart.count)
     if both.first is None or often > _most(case):
         return None
     last = both.last[-1]
@@ -91,7 +91,7 @@ def _most(case: Case) -> float:
 
 def leapt(case: Case) -> Seen | None:
     """Single steps whose loss leapt and was back at the next one."""
-    leaps = case.rises.single.apart
+    leaps = case.rises.of(Kind.LEAP).apart
     grown = 2 * leaps.grown > leaps.count
     if leaps.first is None or (leaps.count > _most(case) and not grown):
         return None
@@ -114,7 +114,7 @@ def leapt(case: Case) -> Seen | None:
     )
 
 
-def standing_rise(case: Case) -> Open | None:
+def standing_rise(case: Case) -> Rise | None:
     """A rise of the loss that has not come back, and that neither data nor rate were to bring."""
     rise = case.rises.standing
     if rise is None or rise.stayed or rise.is_meant or case.standing_fall is not None:
@@ -136,13 +136,13 @@ def not_back(case: Case) -> Seen | None:
         severity=Severity.ERROR if rise.grew else Severity.WARNING,
         first_step=rise.first_step,
         last_step=case.scale.last_step,
-        summary=f"The loss rose out of its band and has not come back: {rise.band.level:.4g} "
+        summary=f"The loss rose out of its band and has not come back: {rise.level:.4g} "
         f"before, up to {rise.peak:.4g} since.",
         cause=f"From step {rise.first_step} it has stood above all that it had been before"
         + _company(rise),
         action="Restart from a checkpoint before it and skip the batches around it; if it comes "
         "back, lower the rate.",
-        evidence=(Evidence("loss", rise.first_step, rise.peak, rise.band.level),),
+        evidence=(Evidence("loss", rise.first_step, rise.peak, rise.level),),
     )
 
 
@@ -195,7 +195,7 @@ def _median(values: Floats) -> float:
     return float(np.median(known)) if len(known) else math.nan
 
 
-def _company(rise: Open) -> str:
+def _company(rise: Rise) -> str:
     if rise.grew:
         return _GREW
     return _UNKNOWN
