@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from ampwatch.diagnosis import learning_rate
-from ampwatch.diagnosis.batch_course import BatchCourse
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.device_course import DeviceCourse
 from ampwatch.diagnosis.episodes import Scaler
@@ -23,6 +22,7 @@ from ampwatch.diagnosis.left_out_course import LeftOutCourse
 from ampwatch.diagnosis.loop_course import LoopCourse
 from ampwatch.diagnosis.loss_spikes import LossSpikes
 from ampwatch.diagnosis.number_course import NumberCourse, bad_input, forward_finite, handed_on
+from ampwatch.diagnosis.outlying_inputs import OutlyingInputs
 from ampwatch.diagnosis.precision_course import PrecisionCourse
 from ampwatch.diagnosis.rank_course import RankCourse
 from ampwatch.diagnosis.rate_rows import rate_rows
@@ -74,7 +74,7 @@ class State(OwnCourses):
     layers: LayerCourse = field(default_factory=LayerCourse)
     scores: ScoreCourse = field(default_factory=ScoreCourse)
     rate: learning_rate.RateState = field(default_factory=learning_rate.RateState)
-    batches: BatchCourse = field(default_factory=BatchCourse)
+    batches: OutlyingInputs = field(default_factory=OutlyingInputs)
     devices: DeviceCourse = field(default_factory=DeviceCourse)
     restarts: RestartCourse = field(default_factory=RestartCourse)
 
