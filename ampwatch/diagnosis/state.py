@@ -18,9 +18,9 @@ from ampwatch.diagnosis.joint_overflows import Origin, origins
 from ampwatch.diagnosis.layer_course import LayerCourse
 from ampwatch.diagnosis.leap_course import LeapCourse
 from ampwatch.diagnosis.ledger import Ledger
-from ampwatch.diagnosis.left_out_course import LeftOutCourse
 from ampwatch.diagnosis.loop_course import LoopCourse
 from ampwatch.diagnosis.loss_spikes import LossSpikes
+from ampwatch.diagnosis.nonfinite_gradients import NonfiniteGradients
 from ampwatch.diagnosis.number_course import NumberCourse, bad_input, forward_finite, handed_on
 from ampwatch.diagnosis.outlying_inputs import OutlyingInputs
 from ampwatch.diagnosis.precision_course import PrecisionCourse
@@ -32,7 +32,6 @@ from ampwatch.diagnosis.rounding_course import RoundingCourse
 from ampwatch.diagnosis.scale_course import ScaleCourse
 from ampwatch.diagnosis.score_course import ScoreCourse
 from ampwatch.diagnosis.signals import Event, Info, positive
-from ampwatch.diagnosis.unskipped_course import UnskippedCourse
 from ampwatch.diagnosis.zero_course import ZeroCourse
 from ampwatch.rows import EventKind
 
@@ -50,9 +49,8 @@ class OwnCourses:
     ranks: RankCourse = field(default_factory=RankCourse)
     loop: LoopCourse = field(default_factory=LoopCourse)
     zeros: ZeroCourse = field(default_factory=ZeroCourse)
-    left_out: LeftOutCourse = field(default_factory=LeftOutCourse)
     leaps: LeapCourse = field(default_factory=LeapCourse)
-    unskipped: UnskippedCourse = field(default_factory=UnskippedCourse)
+    unskipped: NonfiniteGradients = field(default_factory=NonfiniteGradients)
     rises: LossSpikes = field(default_factory=LossSpikes)
     rounding: RoundingCourse = field(default_factory=RoundingCourse)
     setup: RateSetup = field(default_factory=RateSetup)
@@ -120,7 +118,7 @@ class State(OwnCourses):
     @property
     def loop_stopped(self) -> bool:
         """Whether the loop ended with a step that it left out; while it runs it may go on."""
-        last = self.left_out.running.last_step
+        last = self.unskipped.left_out_last.last_step
         return last is not None and (bool(self.ranks.ended) or self.ledger.is_over_by(last))
 
 

@@ -17,6 +17,7 @@ from ampwatch.diagnosis.rules import (
     loop,
     loss,
     misuse,
+    nonfinite_gradients,
     norm_drift,
     numbers,
     precision,
@@ -26,7 +27,6 @@ from ampwatch.diagnosis.rules import (
     rounding,
     scale,
     tensor_cores,
-    unskipped,
     updates,
 )
 
@@ -50,7 +50,7 @@ RULES: tuple[Rule, ...] = (
     headroom.no_scale_fits,
     finiteness.non_finite_input,
     attention.attention_logit_growth,
-    unskipped.gradients_not_finite,
+    nonfinite_gradients.gradients_not_finite,
     left_out.loop_skips_steps,
     rate.learning_rate_too_high,
     rate.warmup_too_steep,
