@@ -33,10 +33,11 @@ _MOST_SHARE, _MOST_STEPS = 1 / 2, policy.NO_ACCIDENT_STEPS
         f"are over {100 * _MOST_SHARE:.0f} % of all since the first and go on.",
         not_to_confuse="A loss that is not finite itself (AMP204), which makes every gradient so; "
         "a step that a scaler skips; a step now and then that the loop leaves out by itself "
-        "(AMP212), whose update is exactly zero; a scaler that the log does not tell of: its search before any "
-        "finite norm, and a norm of inf now and then, after which norm and loss are finite again "
-        f"(in up to {100 * _SKIPPED_SHARE:.0f} % of the lines): an optimizer that takes an inf "
-        "makes nan of the weights. Where the loop was watched, it is known whether there is one.",
+        "(AMP212), whose update is exactly zero; a scaler that the log does not tell of: its "
+        "search before any finite norm, and a norm of inf now and then, after which norm and loss "
+        f"are finite again (in up to {100 * _SKIPPED_SHARE:.0f} % of the lines): an optimizer that "
+        "takes an inf makes nan of the weights. Where the loop was watched, it is known whether "
+        "there is one.",
         do="Restart from a checkpoint before it; look for an operation whose gradient is not "
         "finite where its value is: sqrt, norm or a division at 0, log near 0, a masked row. Until "
         "then leave such steps out: step only if torch.isfinite(norm).",
