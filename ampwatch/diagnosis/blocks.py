@@ -125,6 +125,13 @@ class Block:
     def __len__(self) -> int:
         return len(self.step)
 
+    @property
+    def loss_bad(self) -> Mask:
+        """Losses that were not finite, also those whose nan was filtered to zero."""
+        loss, norm = self.columns["loss"], self.columns["grad_norm"]
+        bad = self.loss_known & ~np.isfinite(loss)
+        return np.asarray(bad | ((loss == 0) & self.norm_known & np.isnan(norm)))
+
     def position(self, step: int) -> int:
         """The entry of a step, counted from the run's beginning; past the end if it has none."""
         return self.start + int(np.searchsorted(self.step, step))

@@ -13,7 +13,6 @@ from functools import cached_property
 import numpy as np
 
 from ampwatch.diagnosis import learning_rate, policy
-from ampwatch.diagnosis.batch_course import BatchCourse
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.device_course import DeviceCourse
 from ampwatch.diagnosis.episodes import Fall, Span
@@ -22,24 +21,24 @@ from ampwatch.diagnosis.joint_overflows import Origin, origins
 from ampwatch.diagnosis.layer_course import LayerCourse
 from ampwatch.diagnosis.leap_course import LeapCourse
 from ampwatch.diagnosis.ledger import Ledger
-from ampwatch.diagnosis.left_out_course import LeftOutCourse
 from ampwatch.diagnosis.loop_course import LoopCourse
+from ampwatch.diagnosis.loss_spikes import LossSpikes
 from ampwatch.diagnosis.losses import fell_on
 from ampwatch.diagnosis.named import Times
+from ampwatch.diagnosis.nonfinite_gradients import NonfiniteGradients
 from ampwatch.diagnosis.number_course import NumberCourse, bad_input, forward_finite, handed_on
+from ampwatch.diagnosis.outlying_inputs import OutlyingInputs
 from ampwatch.diagnosis.precision_course import PrecisionCourse
 from ampwatch.diagnosis.rank_course import RankCourse
 from ampwatch.diagnosis.rate_rows import rate_rows
 from ampwatch.diagnosis.rate_setup import RateSetup
 from ampwatch.diagnosis.restart_course import RestartCourse
-from ampwatch.diagnosis.rise_course import RiseCourse
 from ampwatch.diagnosis.rounding_course import RoundingCourse
 from ampwatch.diagnosis.scale_course import ScaleCourse
 from ampwatch.diagnosis.scale_segments import Scaler
 from ampwatch.diagnosis.score_course import ScoreCourse
 from ampwatch.diagnosis.signals import Event, Info, Record, positive
 from ampwatch.diagnosis.standing import Standing
-from ampwatch.diagnosis.unskipped_course import UnskippedCourse
 from ampwatch.diagnosis.zero_course import ZeroCourse
 from ampwatch.rows import EventKind
 
@@ -107,17 +106,16 @@ class Case:
     layers: LayerCourse = field(default_factory=LayerCourse)
     scores: ScoreCourse = field(default_factory=ScoreCourse)
     rate: learning_rate.RateState = field(default_factory=learning_rate.RateState)
-    batches: BatchCourse = field(default_factory=BatchCourse)
+    batches: OutlyingInputs = field(default_factory=OutlyingInputs)
     devices: DeviceCourse = field(default_factory=DeviceCourse)
     restarts: RestartCourse = field(default_factory=RestartCourse)
     precision: PrecisionCourse = field(default_factory=PrecisionCourse, metadata=_OWN)
     ranks: RankCourse = field(default_factory=RankCourse, metadata=_OWN)
     loop: LoopCourse = field(default_factory=LoopCourse, metadata=_OWN)
     zeros: ZeroCourse = field(default_factory=ZeroCourse, metadata=_OWN)
-    left_out: LeftOutCourse = field(default_factory=LeftOutCourse, metadata=_OWN)
     leaps: LeapCourse = field(default_factory=LeapCourse, metadata=_OWN)
-    unskipped: UnskippedCourse = field(default_factory=UnskippedCourse, metadata=_OWN)
-    rises: RiseCourse = field(default_factory=RiseCourse, metadata=_OWN)
+    unskipped: NonfiniteGradients = field(default_factory=NonfiniteGradients, metadata=_OWN)
+    rises: LossSpikes = field(default_factory=LossSpikes, metadata=_OWN)
     rounding: RoundingCourse = field(default_factory=RoundingCourse, metadata=_OWN)
     setup: RateSetup = field(default_factory=RateSetup, metadata=_OWN)
     first_rate: FirstRateCourse = field(default_factory=FirstRateCourse, metadata=_OWN)
@@ -187,7 +185,7 @@ class Case:
     @property
     def loop_stopped(self) -> bool:
         """Whether the loop ended with a step that it left out; while it runs it may go on."""
-        last = self.left_out.running.last_step
+        last = self.unskipped.left_out_last.last_step
         return last is not None and (bool(self.ranks.ended) or self.ledger.is_over_by(last))
 
     @property

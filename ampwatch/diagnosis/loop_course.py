@@ -9,7 +9,7 @@ import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.named import Times
-from ampwatch.diagnosis.signals import Event, Mask, positive
+from ampwatch.diagnosis.signals import Event, positive
 from ampwatch.rows import EventKind
 
 # An optimizer was starved that was given less of its gradients than the first and moved the weights
@@ -62,13 +62,13 @@ class LoopCourse:
         twice &= columns["scale"] >= TWICE_SCALE
         return replace(
             self,
-            starved=self._seen(self.starved, starved, block),
+            starved=self.starved.and_where(starved, block),
             divided_twice=self.divided_twice + int(twice.sum()),
             starved_share=float(given[starved][-1]) if starved.any() else self.starved_share,
             skips=self.skips + int(known.sum()),
-            moved_on_skips=self._seen(self.moved_on_skips, known & (lr != lr_before), block),
-            skipped_in_part=self._seen(self.skipped_in_part, block.skipped_in_part, block),
-            still=self._seen(self.still, pushed & (move == 0), block),
+            moved_on_skips=self.moved_on_skips.and_where(known & (lr != lr_before), block),
+            skipped_in_part=self.skipped_in_part.and_where(block.skipped_in_part, block),
+            still=self.still.and_where(pushed & (move == 0), block),
             moved=self.moved + int((pushed & (move > 0)).sum()),
             unmoved=self.unmoved + int((move == 0).sum()),
             updates=self.updates + int((move > 0).sum()),
@@ -76,9 +76,6 @@ class LoopCourse:
             last_lr=float(lr[-1]),
             last_skipped=bool(block.skipped[-1]),
         )
-
-    def _seen(self, times: Times, mask: Mask, block: Block) -> Times:
-        return times.and_entries(np.flatnonzero(mask), block.step, block.start)
 
 
 def _searched(block: Block) -> int:

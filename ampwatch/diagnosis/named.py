@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ampwatch.diagnosis.signals import Event, Integers
+import numpy as np
+
+from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.signals import Event, Integers, Mask
 
 # A model may have more layers than this; those that overflow first are kept.
 MOST_LAYERS = 1024
@@ -35,12 +38,23 @@ class Times:
         first = int(steps[at[0]]) if self.first_step is None else self.first_step
         return Times(self.count + len(at), first, int(steps[at[-1]]), start + int(at[-1]))
 
-    def joined(self, later: Times) -> Times:
+    def and_where(self, mask: Mask, block: Block) -> Times:
+        """Seen again at these entries of a block."""
+        return self.and_entries(np.flatnonzero(mask), block.step, block.start)
+
+    def joined(self, other: Times) -> Times:
         """Both together."""
-        if not self.count or not later.count:
-            return later if later.count else self
-        last = max(self, later, key=lambda times: times.last_position)
-        return Times(self.count + later.count, self.first_step, last.last_step, last.last_position)
+        if not self.count or not other.count:
+            return other if other.count else self
+        first = self if self.began_before(other) else other
+        last = max(self, other, key=lambda times: times.last_position)
+        return Times(self.count + other.count, first.first_step, last.last_step, last.last_position)
+
+    def began_before(self, other: Times) -> bool:
+        """Whether both happened, and this one first."""
+        if self.first_step is None or other.first_step is None:
+            return False
+        return self.first_step < other.first_step
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,13 +66,10 @@ class NumberCourse:
         running = int(np.cumprod(bad[::-1]).sum())
         self.bad_forwards_running = running + self.bad_forwards_running * (running == len(bad))
         self.autocast_dtypes |= block.autocast_dtypes
-        self.bad_input = self._seen(self.bad_input, bad_input, block)
+        self.bad_input = self.bad_input.and_where(bad_input, block)
         self._take_told(block)
         self._take_loss(block, forward, bad_input)
         self._take_updates(block)
-
-    def _seen(self, times: Times, mask: Mask, block: Block) -> Times:
-        return times.and_entries(np.flatnonzero(mask), block.step, block.start)
 
     def _count(self, block: Block) -> None:
         self.steps += _distinct(block.step, self.last_step)
@@ -95,9 +92,7 @@ class NumberCourse:
         self.norms += norms
 
     def _take_loss(self, block: Block, forward: Flags, bad_input: Mask) -> None:
-        loss, norm = block.columns["loss"], block.columns["grad_norm"]
-        bad = block.loss_known & ~np.isfinite(loss)
-        bad |= (loss == 0) & block.norm_known & np.isnan(norm)  # a nan that was filtered
+        bad = block.loss_bad
         self.any_bad_loss |= bool(bad.any())
         told = {e.step: e for e in block.events if e.is_guarded and e.is_traced_to("loss")}
         bad |= block.entries_of(list(told))
@@ -106,12 +101,12 @@ class NumberCourse:
         if len(at) and not self.bad_loss.count:
             guarded = told.get(int(block.step[at[0]]))
             value = None if guarded is None else guarded.detail.get("value")
-            self.bad_loss_value = str(value or float(loss[at[0]]))
-        self.bad_loss = self._seen(self.bad_loss, bad, block)
-        self.bad_loss_finite_forward = self._seen(
-            self.bad_loss_finite_forward, bad & (forward == 1), block
+            self.bad_loss_value = str(value or float(block.columns["loss"][at[0]]))
+        self.bad_loss = self.bad_loss.and_where(bad, block)
+        self.bad_loss_finite_forward = self.bad_loss_finite_forward.and_where(
+            bad & (forward == 1), block
         )
-        self.bad_loss_no_forward = self._seen(self.bad_loss_no_forward, bad & (forward != 0), block)
+        self.bad_loss_no_forward = self.bad_loss_no_forward.and_where(bad & (forward != 0), block)
 
     def _take_weights(self, block: Block) -> None:
         """Weights by what the rows say and by what overflows were traced to, in their order."""
@@ -119,9 +114,8 @@ class NumberCourse:
         for event in block.events:
             if event.is_traced_to("weights"):
                 told = told.and_at(event.step, block.position(event.step))
-        seen = self._seen(Times(), self._weights_bad(block), block) if len(block) else Times()
-        pairs = (told, seen) if _is_earlier(told, seen) else (seen, told)
-        self.bad_weights = self.bad_weights.joined(pairs[0].joined(pairs[1]))
+        seen = Times().and_where(self._weights_bad(block), block) if len(block) else Times()
+        self.bad_weights = self.bad_weights.joined(told.joined(seen))
 
     def _weights_bad(self, block: Block) -> Mask:
         layers = block.layers
@@ -139,7 +133,7 @@ class NumberCourse:
             self.missing_updates = self.missing_updates.and_at(*self.open_missing)
         closed = missing.copy()
         closed[-1] = False
-        self.missing_updates = self._seen(self.missing_updates, closed, block)
+        self.missing_updates = self.missing_updates.and_where(closed, block)
         last = (int(block.step[-1]), block.start + len(block) - 1)
         self.open_missing = last if missing[-1] else None
 
@@ -193,12 +187,6 @@ def handed_on(block: Block) -> dict[int, str]:
 def _is_second_step(event: Event) -> bool:
     told = SECOND_STEP in str(event.detail.get("message", ""))
     return bool(event.detail.get("second_step")) or told
-
-
-def _is_earlier(one: Times, other: Times) -> bool:
-    if one.first_step is None or other.first_step is None:
-        return True  # then there is nothing to order
-    return one.first_step <= other.first_step
 
 
 def _distinct(steps: Integers, before: int | None) -> int:

@@ -57,18 +57,6 @@ UNDERFLOW_SHARE = 0.67
 # Backward overflows with one culprit before it is named: two may be growth's own.
 BACKWARD_OVERFLOWS = 3
 
-# A batch stands out when its input is 5 times, or its loss 4 times, its recent median (measured on
-# bad batches among 18 small trainings), the update before it being ordinary: at most 3 times its
-# own median; and half as far off the window's largest. Recent: 64 steps, and 20 at least.
-BATCH_INPUT, BATCH_LOSS, BATCH_UPDATE = 5.0, 4.0, 3.0
-BATCH_WINDOW, BATCH_LEAST = 64, 20
-# Isolated: most of the next 8 steps are within twice the median again.
-BATCH_AFTER, BATCH_CALM = 8, 2.0
-# Several within 20 steps are a storm or an overflowing layer (AMP105, AMP203), not batches apart.
-BATCH_APART = NEAR_STEPS
-# No more candidates are looked at in one block: a loss that leaps all the time has no outliers.
-BATCH_CANDIDATES = 64
-
 # A gradient norm four times higher over the last four fifths of the record, rising from each fifth
 # of that to the next; shorter records have no such windows.
 # From random weights the norm may rise for hundreds of steps in health: there, while the loss is

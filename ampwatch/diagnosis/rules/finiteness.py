@@ -71,16 +71,9 @@ def _bad_losses(case: Case) -> Times:
         return seen
     unseen, weights = numbers.bad_loss_no_forward, numbers.bad_weights
     # Where nothing skips, the step of such a loss is what writes nan into the weights.
-    came_first = not case.scale.has_scaler and _is_before(unseen, weights)
+    came_first = not case.scale.has_scaler and unseen.began_before(weights)
     elsewhere = (weights.count and not came_first) or numbers.bad_input.count
     return unseen if seen.count or not elsewhere else seen
-
-
-def _is_before(these: Times, those: Times) -> bool:
-    """Whether one began, and before the other did."""
-    if these.first_step is None or those.first_step is None:
-        return False
-    return these.first_step < those.first_step
 
 
 def _layers_seen(case: Case) -> str:

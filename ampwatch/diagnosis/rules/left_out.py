@@ -36,21 +36,20 @@ _PAUSES_SHARE = 1 / 3
         "would help, let the scaler skip the step instead.",
         example="if not math.isfinite(loss.item()): continue",
     ),
-    Ties(explained_by=("AMP209", *NOT_FINITE, "AMP206")),
+    Ties(explained_by=("AMP209", *NOT_FINITE, "AMP211", "AMP206")),
 )
 def loop_skips_steps(case: Case) -> Iterator[Seen]:
     """The loop itself leaves steps out."""
-    seen, steps = case.left_out.times, case.numbers.steps
+    seen, steps = case.unskipped.left_out, case.numbers.steps
     unmoved = _unmoved(case)
     told = case.unskipped.skipped if case.loop_tells_skips else Times()
-    times = _both(_both(seen, unmoved), told)
+    times = seen.joined(unmoved).joined(told)
     if not times.count:
         return
     often = times.count > max(_ALONE, _WARNING_SHARE * steps)
     yield Seen(
         severity=Severity.WARNING if often else Severity.INFO,
-        first_step=times.first_step,
-        last_step=times.last_step,
+        at=times,
         summary=_summary(case, times),
         cause=f"In {count_text(times.count, 'step')} ({share_text(times.count, steps)}) "
         + " and ".join(_how(case, seen, unmoved, told))
@@ -61,25 +60,14 @@ def loop_skips_steps(case: Case) -> Iterator[Seen]:
 
 
 def _unmoved(case: Case) -> Times:
-    """Steps that moved no weight between others, or whose gradients were not finite.
+    """Steps that moved no weight after others did, or whose gradients were not finite.
 
     Where they are many and their gradients finite they are accumulation's.
     """
     course = case.unskipped
-    unmoved, bad = course.unmoved, course.unmoved_bad
-    if 2 * course.waiting_bad > course.waiting.count:
-        unmoved, bad = unmoved.joined(course.waiting), bad + course.waiting_bad
-    rare = unmoved.count < _PAUSES_SHARE * (course.moved + unmoved.count)
-    return unmoved if (rare or 2 * bad > unmoved.count) and not case.has_live_scaler else Times()
-
-
-def _both(seen: Times, unmoved: Times) -> Times:
-    first = min((t for t in (seen, unmoved) if t.count), key=_began, default=seen)
-    return first.joined(unmoved if first is seen else seen)
-
-
-def _began(times: Times) -> int:
-    return times.first_step or 0
+    rare = course.unmoved.count < _PAUSES_SHARE * (course.moved + course.unmoved.count)
+    own = rare or 2 * course.unmoved_bad.count > course.unmoved.count
+    return course.unmoved if own and not case.has_live_scaler else Times()
 
 
 def _how(case: Case, seen: Times, unmoved: Times, told: Times) -> list[str]:
@@ -88,7 +76,7 @@ def _how(case: Case, seen: Times, unmoved: Times, told: Times) -> list[str]:
     if seen.count:
         how.append("the numbers were not finite and the loop made no optimizer's step")
     if unmoved.count:
-        bad = case.unskipped.unmoved_bad + case.unskipped.waiting_bad
+        bad = case.unskipped.unmoved_bad.count
         why = f", the gradients not finite in {bad:,} of them" if bad else ""
         how.append(
             f"the update was exactly 0 with a learning rate above 0{why}, after steps that moved "
@@ -100,7 +88,7 @@ def _how(case: Case, seen: Times, unmoved: Times, told: Times) -> list[str]:
 
 
 def _summary(case: Case, left_out: Times) -> str:
-    running = case.left_out.running
+    running = case.unskipped.left_out_last
     if case.loop_stopped and running.count == 1:
         return f"The training loop stopped at step {running.first_step:,}."
     if running.count > 1:
@@ -110,7 +98,7 @@ def _summary(case: Case, left_out: Times) -> str:
 
 def ending_text(case: Case, times: Times, what: str = "the forward pass") -> str:
     """A sentence on how the loop ended with this trouble; nothing where it went on."""
-    running = case.left_out.running
+    running = case.unskipped.left_out_last
     first, last = running.first_step, times.last_step
     if first is None or last is None or last < first:
         return ""

@@ -1,4 +1,4 @@
-"""A part of AMP304: since when, and how far, the gradient norm has been rising.
+"""AMP304: a gradient norm that only ever rises.
 
 The whole late record is looked at first, then ever shorter endings of it: what begins late rises in
 none of the parts before. An ending is held against what came just before it as well.
@@ -6,13 +6,16 @@ none of the parts before. An ending is held against what came just before it as 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Rows
+from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.signals import Floats, Integers
 
 # Endings of the record, each half of the one before: in a shorter one too few points are left to
@@ -21,6 +24,40 @@ ENDINGS = (policy.DRIFT_PART, 0.4, 0.2, 0.1)
 # ... which end this far above all that stood within twice their length before: norms that swing
 # with the rate or the data come back to where they were.
 BEYOND_BEFORE = 2.0
+
+
+@rule(
+    "AMP304",
+    "gradient-norm-drift",
+    Severity.WARNING,
+    Page(
+        meaning="The gradient norm climbs and climbs, long before anything overflows: an early "
+        "sign that the run is on its way out of its stable range.",
+        looks=f"{policy.DRIFT_FACTOR:.0f} times higher over the last "
+        f"{100 * policy.DRIFT_PART:.0f} % of the record, each of {policy.DRIFT_WINDOWS} parts of "
+        f"that above the one before; in the first {policy.DRIFT_EARLY_STEPS:,} steps only if the "
+        "loss makes no progress. Or so over the last two fifths, the last fifth or the last tenth, "
+        "and at its end twice above all that stood just before.",
+        not_to_confuse="A jump at one moment (AMP306); a norm that settles at a new level.",
+        do="Look at the largest layers' gradients; lower the rate or clip before it overflows.",
+        example="a norm of 0.5 at step 2,000, 0.9 at 4,000, 2.3 at 8,000.",
+    ),
+)
+def gradient_norm_drift(case: Case) -> Iterator[Seen]:
+    """A gradient norm that only ever rises."""
+    drift = _drift_of(case)
+    if drift is None:
+        return
+    began, first, last = drift.step, drift.first, drift.last
+    yield Seen(
+        first_step=began,
+        last_step=case.scale.last_step,
+        summary=f"The gradient norm has drifted up {last / first:.0f} times.",
+        cause=f"From {first:.3g} at step {began} to {last:.3g}, rising in every part of the "
+        "record since.",
+        action="Clip the gradients, or lower the rate, before they overflow; save a checkpoint.",
+        evidence=(Evidence("grad_norm", case.scale.last_step, last, first),),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +69,7 @@ class Drift:
     last: float
 
 
-def drift_of(case: Case) -> Drift | None:
+def _drift_of(case: Case) -> Drift | None:
     """The drift of the longest ending that shows one."""
     if case.rate.rows < policy.DRIFT_ROWS:
         return None

@@ -254,10 +254,10 @@ def _grown(case: Case) -> str:
     outlier = case.batches.first
     if case.lone_rank is not None:
         return f"rank {case.lone_rank}'s batches, for the other ranks' outputs are finite"
-    if outlier is None or outlier.signal != "input_amax":
+    if outlier is None:
         return "the learning rate, and at what was loaded or changed before"
     return (
-        f"the data, whose largest input was {outlier.value / outlier.median:,.0f} times its median "
+        f"the data, whose largest input was {outlier.times:,.0f} times its median "
         f"at step {outlier.step}"
     )
 

@@ -1,8 +1,10 @@
-"""AMP211: gradients that are not finite in steps that nothing skips."""
+"""AMP211: gradients that are not finite in steps that no scaler skips."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
@@ -13,6 +15,8 @@ from ampwatch.diagnosis.words import count_text
 
 # An unseen scaler skips a step now and then; one line in ten is more than any healthy one does.
 _SKIPPED_SHARE = 0.1
+# A loop that has left out half of all steps, and as many as are no accident, does not train.
+_MOST_SHARE, _MOST_STEPS = 1 / 2, policy.NO_ACCIDENT_STEPS
 
 
 @rule(
@@ -25,16 +29,18 @@ _SKIPPED_SHARE = 0.1
         looks="A gradient norm of nan or inf at a step that nobody skipped. An error while such "
         f"steps go on (in the last {100 * policy.RECENT_SHARE:.0f} % of the record, or "
         f"{policy.RECENT_STEPS} steps) or where the weights were not finite afterwards; a warning "
-        "when they are over.",
+        "when they are over. Steps that the loop leaves out for their gradients count where they "
+        f"are over {100 * _MOST_SHARE:.0f} % of all since the first and go on.",
         not_to_confuse="A loss that is not finite itself (AMP204), which makes every gradient so; "
-        "a step that a scaler skips; a step that the loop leaves out by itself (AMP212), whose "
-        "update is exactly zero; a scaler that the log does not tell of: its search before any "
-        "finite norm, and a norm of inf now and then, after which norm and loss are finite again "
-        f"(in up to {100 * _SKIPPED_SHARE:.0f} % of the lines): an optimizer that takes an inf "
-        "makes nan of the weights. Where the loop was watched, it is known whether there is one.",
-        do="Look for an operation whose gradient is not finite where its value is: sqrt, norm or "
-        "a division at 0, log near 0, a masked row. Until then leave such steps out: step only if "
-        "torch.isfinite(norm).",
+        "a step that a scaler skips; a step now and then that the loop leaves out by itself "
+        "(AMP212), whose update is exactly zero; a scaler that the log does not tell of: its "
+        "search before any finite norm, and a norm of inf now and then, after which norm and loss "
+        f"are finite again (in up to {100 * _SKIPPED_SHARE:.0f} % of the lines): an optimizer that "
+        "takes an inf makes nan of the weights. Where the loop was watched, it is known whether "
+        "there is one.",
+        do="Restart from a checkpoint before it; look for an operation whose gradient is not "
+        "finite where its value is: sqrt, norm or a division at 0, log near 0, a masked row. Until "
+        "then leave such steps out: step only if torch.isfinite(norm).",
         example="x.norm(dim=-1) of a row that is all zeros, in bf16: a loss of 2.1, a gradient of "
         "nan.",
     ),
@@ -42,39 +48,37 @@ _SKIPPED_SHARE = 0.1
 )
 def gradients_not_finite(case: Case) -> Iterator[Seen]:
     """Gradients that are not finite where nothing skips the step."""
-    course, times = case.unskipped, _unskipped(case)
-    if not times.count or not _may_be_told(case):
+    course, weights = case.unskipped, case.numbers.bad_weights
+    if not _may_be_told(case):
         return
-    value = "nan" if times.first_step == course.nans.first_step else "inf"
-    spoils = case.numbers.bad_weights.count > 0
-    stands = case.stands(times)
+    most = _most_left_out(case)
+    times = course.bad.joined(course.unmoved_bad) if most else _unskipped(case)
+    if not times.count or weights.began_before(times):
+        return
+    is_nan = times.first_step == course.nans.first_step
+    value = "not finite" if most else "nan" if is_nan else "inf"
+    stands, spoils = case.stands(times), weights.count > 0
+    ending = ", none of them recent." * (not stands)
+    if spoils:
+        ending = ", and the weights took it in."
+    elif most:
+        ending = ", and the loop leaves them out: most of its steps are lost."
+    where = f"It began in the backward pass of {course.layer}, which was given finite ones. "
     yield Seen(
         severity=Severity.ERROR if stands or spoils else Severity.WARNING,
-        first_step=times.first_step,
-        last_step=times.last_step,
+        at=times,
         layer=course.layer,
         summary=f"The gradients are not finite in {count_text(times.count, 'step')} that nothing "
-        "skipped" + _ending(stands=stands, spoils=spoils),
-        cause=_where(course.layer)
+        f"skipped{ending or '.'}",
+        cause=where * bool(course.layer)
         + f"At step {times.first_step} the gradient norm was {value}"
-        + (", and the weights were not finite after it." if spoils else f"{_aftermath(case)}."),
-        action="Restart from a checkpoint before it; look for an operation whose gradient is not "
-        "finite: sqrt, norm or a division at 0, log near 0. Step only if torch.isfinite(norm)."
+        + _aftermath(case, times),
+        action=None
         if stands or spoils
         else f"Look at the batch of step {times.first_step}, and for an operation whose gradient "
         "is not finite at 0. Step only if torch.isfinite(norm).",
         evidence=(Evidence("grad_norm", times.first_step, value),),
     )
-
-
-def _where(layer: str | None) -> str:
-    return f"It began in the backward pass of {layer}, which was given finite ones. " * bool(layer)
-
-
-def _ending(*, stands: bool, spoils: bool) -> str:
-    if spoils:
-        return ", and the weights took it in."
-    return "." if stands else ", none of them recent."
 
 
 def _may_be_told(case: Case) -> bool:
@@ -83,6 +87,14 @@ def _may_be_told(case: Case) -> bool:
         return False
     # A scheduler that waits for accepted steps and saw none: a scaler skips them all.
     return not case.numbers.rates or case.numbers.any_rate
+
+
+def _most_left_out(case: Case) -> bool:
+    """Whether the loop leaves out most steps since the first of these, to the end."""
+    times, last = case.unskipped.unmoved_bad, case.scale.last_step
+    if times.first_step is None or last is None or not case.stands(times):
+        return False
+    return times.count >= max(_MOST_STEPS, _MOST_SHARE * (last - times.first_step + 1))
 
 
 def _unskipped(case: Case) -> Times:
@@ -99,11 +111,14 @@ def _unskipped(case: Case) -> Times:
     return nans if is_one_more else nans.joined(course.unsettled)
 
 
-def _aftermath(case: Case) -> str:
-    """What the losses after the last of them say."""
-    if not case.unskipped.finite_losses:
-        return ""
+def _aftermath(case: Case, times: Times) -> str:
+    """What weights and losses after the last of them say."""
+    if case.numbers.bad_weights.count:
+        return ", and the weights were not finite after it."
+    tail, last = case.rate.tail, times.last_step or 0
+    if not np.isfinite(tail.of("loss")[tail.of("step") > last]).any():
+        return "."
     return (
         "; the loss is finite after the last of them, so something kept them from the weights, or "
-        "the norm alone is wrong"
+        "the norm alone is wrong."
     )

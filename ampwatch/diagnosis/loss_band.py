@@ -1,0 +1,89 @@
+"""Where a column's recent values lay, robustly, and how far above that others are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampwatch.diagnosis.signals import Floats, Integers
+
+# The recent past: long enough for quartiles, short enough to follow a loss that falls.
+WINDOW = 128
+# Quartiles of fewer entries say nothing of the spread.
+LEAST_PAST = 24
+# A loss that is computed in bf16 is rounded by this share of itself.
+ROUNDED = 2.0**-9
+_QUARTILE = 0.6745  # of a normal distribution, in its deviations
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Median, and a robust deviation of the values and of their logs: numbers, or one a value."""
+
+    level: Floats | float
+    spread: Floats | float
+    log_spread: Floats | float  # nan where some of them are not positive
+
+    def at(self, index: int | Integers) -> Band:
+        """One of these bands, or one for each of these."""
+        return Band(*(np.asarray(one)[index] for one in (self.level, self.spread, self.log_spread)))
+
+    def heights(self, values: Floats) -> Floats:
+        """How far above the level, in deviations; positive ones by their ratio as well.
+
+        The less counts: values that vary by factors have a heavy tail, their logarithms have none.
+        """
+        with np.errstate(all="ignore"):
+            plain = (values - self.level) / self.spread
+            ratio = np.log(values / self.level) / self.log_spread
+        return np.asarray(np.where(np.isnan(ratio), plain, np.minimum(plain, ratio)))
+
+    def height(self, value: float) -> float:
+        """The same of one."""
+        return float(self.heights(np.array(value)))
+
+
+def bands_of(values: Floats, begin: int, part: int, entries: int) -> Band:
+    """The band before each part of the values from `begin` on; `entries` came before that one.
+
+    While there are few, their later half is the recent past: the loss falls fast at first.
+    """
+    padded = np.concatenate([np.full(WINDOW, np.nan), values])
+    windows = np.lib.stride_tricks.sliding_window_view(padded[:-1], WINDOW)[begin::part]
+    before = part * np.arange(len(windows))
+    known = np.maximum((entries + before) // 2, LEAST_PAST)
+    known = np.minimum(known, np.minimum(begin + before, WINDOW))
+    if known.min() < WINDOW:
+        windows = np.where(np.arange(WINDOW) >= (WINDOW - known)[:, None], windows, np.nan)
+    ordered = np.sort(windows, axis=1)
+    low, level, high = (_quantile(ordered, known, share) for share in (0.25, 0.5, 0.75))
+    spread = np.maximum(high - level, level - low) / _QUARTILE
+    spread = np.maximum(spread, np.maximum(ROUNDED * np.abs(level), 1e-12))
+    with np.errstate(all="ignore"):
+        logs = np.maximum(np.log(high / level), np.log(level / low)) / _QUARTILE
+    logs = np.where(ordered[:, 0] > 0, np.maximum(logs, ROUNDED), np.nan)
+    level[known < LEAST_PAST] = np.nan
+    return Band(level, spread, logs)
+
+
+def _quantile(ordered: Floats, known: Integers, share: float) -> Floats:
+    at = np.minimum((share * known).astype(np.int64), ordered.shape[1] - 1)
+    return np.asarray(ordered[np.arange(len(ordered)), at])
+
+
+def left_band(
+    past: Floats, now: Floats, least: int, *, times: float, deviations: float
+) -> bool | None:
+    """Whether so many of these values at least, or all, are far above those of the past.
+
+    None where too few of either are known.
+    """
+    usual, found = past[(past > 0) & np.isfinite(past)], now[now > 0]
+    if len(usual) < LEAST_PAST or not len(found):
+        return None
+    middle = float(np.median(usual))
+    spread = 1.4826 * float(np.median(np.abs(np.log(usual / middle))))
+    line = middle * max(times, math.exp(min(deviations * spread, 50.0)))
+    return bool((found > line).sum() >= min(least, len(found)))

@@ -1,0 +1,116 @@
+"""Batches whose input stands out from those before them, folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.learning_rate import Rows
+from ampwatch.diagnosis.named import Times
+from ampwatch.diagnosis.signals import Floats
+
+# A batch stands out when its input is 5 times its recent median (measured on bad batches among 18
+# small trainings), and half as far off the window's largest, the update before it being ordinary:
+# at most 3 times its own median. Recent: 64 steps, and 20 at least.
+INPUT_TIMES, _UPDATE_TIMES = 5.0, 3.0
+_WINDOW, _LEAST = 64, 20
+# Four times its last value is no noise of a loss.
+_LEAP = 4.0
+# Isolated: most of the next 8 steps are within twice the median again.
+_AFTER, _CALM = 8, 2.0
+# Several within 20 steps are a storm or an overflowing layer (AMP105, AMP203), not batches apart.
+APART_STEPS = policy.NEAR_STEPS
+# No more candidates are looked at in one block: where steps are skipped all the time none is apart.
+_CANDIDATES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    """A batch whose input is far off its recent median."""
+
+    step: int
+    value: float
+    median: float
+
+    @property
+    def times(self) -> float:
+        """How far above its median."""
+        return self.value / self.median
+
+
+@dataclass(frozen=True, slots=True)
+class OutlyingInputs:
+    """What is remembered of them; `fold` makes a new one."""
+
+    times: Times = field(default_factory=Times)
+    first: Outlier | None = None
+    crowded: int = 0  # of them, how many came close upon two others
+    last_two: tuple[int, ...] = ()  # positions
+
+    @property
+    def are_crowded(self) -> bool:
+        """Whether they come in swarms: then they are no batches apart."""
+        return 2 * self.crowded >= self.times.count > 0
+
+    def fold(self, before: Rows, rows: Rows, start: int) -> OutlyingInputs:
+        """The course with a block more; `before` are the rows that came before it.
+
+        A batch is judged when the rows after it have shown whether it was isolated, so the last
+        few rows of a block are judged with the next one.
+        """
+        recent, course = before.part(-_WINDOW - _AFTER), self
+        both = Rows(np.concatenate([recent.values, rows.values]))
+        for at, outlier in _outliers(both, max(0, len(recent) - _AFTER)):
+            course = course._with(outlier, start + at - len(recent))
+        return course
+
+    def _with(self, outlier: Outlier, position: int) -> OutlyingInputs:
+        third = len(self.last_two) == 2 and position - self.last_two[0] < APART_STEPS
+        return replace(
+            self,
+            times=self.times.and_at(outlier.step, position),
+            first=self.first or outlier,
+            crowded=self.crowded + third,
+            last_two=(*self.last_two, position)[-2:],
+        )
+
+
+def _outliers(rows: Rows, begin: int) -> Iterator[tuple[int, Outlier]]:
+    """Skips after an accepted step, and leaps of the loss, that come with an outlying input."""
+    skipped, loss, scale = rows.of("skipped") > 0, rows.of("loss"), rows.of("scale")
+    troubled = skipped | (rows.of("loss_bad") > 0)
+    troubled[1:] &= ~skipped[:-1] & ~(scale[1:] > scale[:-1])  # that skip is growth's own
+    troubled[1:] |= (loss[1:] > _LEAP * loss[:-1]) & ~skipped[1:]
+    found = np.flatnonzero(troubled & np.isfinite(rows.of("input_amax")))
+    found = found[(found >= max(begin, 1)) & (found < len(rows) - _AFTER)]
+    for at in found[:_CANDIDATES].tolist():
+        past = rows.part(max(0, at - _WINDOW), at)
+        accepted, after = past.where(past.accepted), rows.part(at + 1).part(0, _AFTER)
+        outlier = _outlier(accepted, rows, at)
+        if outlier is not None and _is_calm(after, past, outlier):
+            yield at, outlier
+
+
+def _outlier(past: Rows, rows: Rows, at: int) -> Outlier | None:
+    moves, inputs = past.of("update_norm"), past.of("input_amax")
+    value, usual = float(rows.of("input_amax")[at]), _median(inputs)
+    ordinary = len(moves) > 0 and moves[-1] <= _UPDATE_TIMES * _median(moves)
+    far = usual > 0 and value > INPUT_TIMES * max(usual, float(np.nanmax(inputs)) / 2)
+    return Outlier(int(rows.of("step")[at]), value, usual) if ordinary and far else None
+
+
+def _is_calm(after: Rows, past: Rows, outlier: Outlier) -> bool:
+    """Whether the next steps are as those before: else it is a change, or a spike that lasts."""
+    usual = _median(past.of("loss"))
+    calm = np.isnan(usual) or bool((after.of("loss") < _CALM * usual).mean() > 0.5)
+    back = bool((after.of("input_amax") < _CALM * outlier.median).mean() > 0.5)
+    return back and calm and not bool((after.of("skipped") > 0).mean() > 0.5)
+
+
+def _median(values: Floats) -> float:
+    """Of the known ones; nan where they are few."""
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) >= _LEAST else float("nan")

@@ -1,0 +1,86 @@
+"""AMP306: trouble that began with a change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.rules.harmful_restart import harmful_restart
+from ampwatch.diagnosis.rules.loss import standing_rise
+from ampwatch.diagnosis.signals import Event
+from ampwatch.diagnosis.words import count_text
+from ampwatch.rows import EventKind
+
+
+@rule(
+    "AMP306",
+    "jump-at-event",
+    Severity.WARNING,
+    Page(
+        meaning="The trouble began right after something was changed: a state was loaded, an "
+        "optimizer or the scaler was replaced, the rate was at least doubled, the batch size "
+        "changed.",
+        looks=f"The onset within {policy.JUMP_STEPS} steps after such an event, which the record "
+        "holds. Or a restart after which the loss, and with it gradients or updates, leap out of "
+        "their bands, also where the run gets over it.",
+        not_to_confuse="AMP301, where nothing but the rate itself is to blame. A rate that is "
+        "lowered is never a cause, nor is the next stair of a warm-up that climbs by epochs.",
+        do="Undo that change, or make it gradual: load the optimizer's and the scaler's state "
+        "with the model's, warm up after a change of rate or batch size.",
+        example="a resume without the optimizer's state at step 5,000: the loss leaps at 5,003.",
+    ),
+)
+def jump_at_event(case: Case) -> Iterator[Seen]:
+    """Trouble that began with a change."""
+    onset, rise = case.judgement.onset, standing_rise(case)
+    if (lost := harmful_restart(case)) is not None:
+        yield lost
+        return
+    if onset is not None:
+        began, sign = onset.step, onset.sign.value
+    elif rise is not None:
+        began, sign = rise.first_step, "the loss stood above its recent band"
+    else:
+        return
+    start = case.scale.first_step or 0
+    near = [
+        (step, what)
+        for step, what in _changes(case)
+        if start < step and 0 <= began - step <= policy.JUMP_STEPS
+    ]
+    if near:
+        step, what = max(near)
+        yield Seen(
+            first_step=step,
+            last_step=began,
+            summary=f"The trouble began {count_text(began - step, 'step')} after {what}.",
+            cause=f"From step {began} {sign}; at step {step} {what}.",
+            evidence=(Evidence("step", began, float(began), float(step)),),
+        )
+
+
+def _changes(case: Case) -> Iterator[tuple[int, str]]:
+    """When something was changed, and what; the next stair of a warm-up is no leap of the rate."""
+    leaps = case.leaps
+    for event in case.ledger.changes:
+        if event.kind != EventKind.LR_CHANGED.value or not leaps.is_climb(event.step):
+            yield event.step, _said(event)
+    for leap in leaps.settled:  # of records without events
+        yield leap.step, f"the rate went from {leap.before:.3g} to {leap.after:.3g}"
+
+
+def _said(event: Event) -> str:
+    before, after = (event.detail.get(end) for end in ("from", "to"))
+    known = isinstance(before, (int, float)) and isinstance(after, (int, float))
+    way = f"went from {before:,.6g} to {after:,.6g}" if known else "changed"
+    group = event.detail.get("group")
+    return {
+        "state-loaded": "a state was loaded",
+        "optimizer-replaced": "the optimizer was replaced",
+        "scaler-replaced": "the scaler was replaced",
+        "batch-size-changed": f"the batch size {way}",
+        "lr-changed": f"the rate of group {group} {way}" if group else f"the rate {way}",
+    }[event.kind]

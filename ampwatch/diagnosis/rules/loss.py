@@ -1,0 +1,359 @@
+"""AMP206, AMP303, AMP307: batches apart, spikes that heal, a loss that does not come back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.learning_rate import Rows, constants
+from ampwatch.diagnosis.learning_rate.attribution import Cause, rows_around
+from ampwatch.diagnosis.learning_rate.onset import Sign
+from ampwatch.diagnosis.loss_spikes import (
+    MIXED_SHARE,
+    OUT_OF_BAND,
+    SHORT,
+    TELLING,
+    Kind,
+    Octave,
+    Rise,
+)
+from ampwatch.diagnosis.outlying_inputs import APART_STEPS, INPUT_TIMES
+from ampwatch.diagnosis.registry import NOT_ITS_GRADIENTS, RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.signals import Floats
+from ampwatch.diagnosis.words import count_text, share_text
+from ampwatch.rows import LR_LEAP
+
+# Leaps of one step: three stand for more than chance; two where the updates leapt with them.
+LEAPS, GROWN_LEAPS = 3, 2
+# More rises than one in a hundred steps are what the data are made of; few in a short record.
+_FEW = 8
+# A habit: three spikes in the last quarter of a record, or three that cost one step in a hundred;
+# two, where gradients or updates went with them, or one that did and lasted as long as a scale
+# takes to be established. A short one of a short record is none, whatever its share.
+LATE_SHARE, LATE_SPIKES = 1 / 4, 3
+LOST_SHARE, LOST_SPIKES, GROWN_SPIKES, LONG_STEPS = 0.01, 3, 2, policy.ESTABLISHED_STEPS
+# Rises that take a tenth of all steps while gradients and updates stay as they were, or one alone,
+# or of which there are so many where neither is recorded, are the order of the data.
+_DATA_SHARE, _DATA_SPIKES = 1 / 10, 16
+
+
+@rule(
+    "AMP206",
+    "bad-batch",
+    Severity.WARNING,
+    Page(
+        meaning="Now and then a batch overflows, or its loss leaps, because of what is in it: the "
+        "steps before were ordinary.",
+        looks="An isolated overflow or leap of the loss, with the input's maximum "
+        f"{INPUT_TIMES:.0f} times its recent median, after an ordinary update. Or steps whose loss "
+        f"leaps {TELLING:.0f} deviations and more above its recent band and is back at the next "
+        f"one, where they stand apart from the noise: a warning from {LEAPS} on, from "
+        f"{GROWN_LEAPS} where gradients or updates leapt with them.",
+        not_to_confuse="AMP102, an overflow just after the scale grew; AMP301, where updates grow "
+        "first; AMP303, which is about how the run got over it. Several in "
+        f"{APART_STEPS} steps are AMP105 or AMP203.",
+        do="Look at that batch: outliers, a corrupt file, a missing normalisation. Clip or filter "
+        "the input.",
+        example="one image in float values of 0 to 65535 among images of 0 to 1.",
+    ),
+)
+def bad_batch(case: Case) -> Iterator[Seen]:
+    """Isolated batches that stand out."""
+    if case.judgement.is_the_rate:
+        return
+    inputs, leaps = case.batches, _leaps(case)
+    first = inputs.first
+    if leaps is not None and (first is None or leaps.severity is Severity.WARNING):
+        yield leaps
+    elif first is not None:
+        yield Seen(
+            severity=Severity.INFO if inputs.are_crowded else Severity.WARNING,
+            at=inputs.times,
+            summary=f"{_batches(inputs.times.count)} stood out from those before"
+            + (", several close together." if inputs.are_crowded else "."),
+            cause=f"At step {first.step} the largest input was {first.value:,.4g}, "
+            f"{first.times:,.0f} times its recent median, after an ordinary update.",
+            action=f"Look at the batch of step {first.step}; clip or filter such inputs.",
+            evidence=(Evidence("input_amax", first.step, first.value, first.median),),
+        )
+
+
+def _leaps(case: Case) -> Seen | None:
+    """Single steps whose loss leapt and was back at the next one."""
+    leaps = case.rises.of(Kind.LEAP).apart
+    grown, first = 2 * leaps.grown > leaps.count, leaps.first
+    if first is None or (leaps.count > _most(case) and not grown):
+        return None
+    # A batch that leaves gradients and updates as they were is hard, and no harm.
+    repeated = leaps.count >= (GROWN_LEAPS if grown else LEAPS)
+    repeated &= 2 * leaps.idle_steps <= leaps.count
+    also = ", and gradients or updates with it" if first.grew else ""
+    return Seen(
+        severity=Severity.WARNING if repeated else Severity.INFO,
+        first_step=first.first_step,
+        last_step=leaps.last[-1].last_step,
+        summary=f"{_batches(leaps.count)} stood out from those before"
+        + ("." if repeated else ", and the run got over it."),
+        cause=f"At step {first.first_step} the loss was {first.peak:,.4g} where it had been "
+        f"{first.level:,.4g}, {first.height:,.0f} deviations above its recent band{also}; at the "
+        "next step it was back.",
+        action=f"Look at the batch of step {first.first_step}.",
+        evidence=(Evidence("loss", first.first_step, first.peak, first.level),),
+    )
+
+
+def _batches(count: int) -> str:
+    return count_text(count, "batch", "batches")
+
+
+def _most(case: Case) -> float:
+    """More rises than this are what the data are made of."""
+    return max(_FEW, MIXED_SHARE * case.scale.steps)
+
+
+@rule(
+    "AMP303",
+    "recoverable-spike",
+    Severity.INFO,
+    Page(
+        meaning="The loss rose out of its recent band and came back by itself; or several steps in "
+        "a row overflowed, the loss scale fell a few octaves, and the run got over it. This is "
+        "about the recovery; what set it off may have one of its own.",
+        looks="With a scaler or without: a rise of the loss, for three steps and more, "
+        f"{TELLING:.0f} deviations above what it had been ({OUT_OF_BAND:.0f}, for more than "
+        f"{SHORT} entries, where gradients or updates left their band too), that stands apart from "
+        "the noise and comes back. A warning where they repeat: "
+        f"{LATE_SPIKES} in the last quarter of the record, or more than "
+        f"{100 * LOST_SHARE:.0f} % of the steps lost to {LOST_SPIKES} of them (to "
+        f"{GROWN_SPIKES} where gradients or updates left their band as well; to one of "
+        f"those if it cost {LONG_STEPS} steps). Or "
+        f"{policy.SPIKE_SKIPS} skips in a row and more, after which steps are accepted again; "
+        f"falls of about {policy.COLLAPSE_OCTAVES} octaves have healed like this in large runs. A "
+        "rise right after the rate was raised is no spike.",
+        not_to_confuse="AMP103, which does not come back; AMP206, the batch that caused it; "
+        "AMP105, skips that go on coming.",
+        do="Nothing, of one. If they return, restart before them and skip those batches, or clip "
+        "the updates layer by layer; only then lower the rate a little.",
+        example="a 13B model whose scale went from 65536 to 4096 and was back within 500 steps, "
+        "with nothing changed.",
+    ),
+    Ties(explained_by=("AMP206",)),
+)
+def recoverable_spike(case: Case) -> Iterator[Seen]:
+    """Spikes of the loss, or bursts of skips, that the run got over."""
+    if case.standing_fall is not None or case.judgement.onset is not None:
+        return
+    scale, bursts = case.scale, case.scale.spikes
+    rises = _spikes(case)
+    since = scale.steps - 1 - bursts.last_position
+    burst = bursts.episodes and since >= scale.scaler.established_steps
+    burst = burst and not case.loop_tells_skips
+    if rises is not None and (not burst or rises.severity is Severity.WARNING):
+        yield rises
+    elif burst:
+        yield _burst(case)
+
+
+_NOTHING_OF_ONE = "Nothing to do. If it returns, restart before it and skip those batches."
+
+
+def _spikes(case: Case) -> Seen | None:
+    """Spikes of the loss that came back into its band."""
+    leaps = case.rises.of(Kind.LEAP)
+    spikes, met = (case.rises.of(kind).apart_beside(leaps) for kind in (Kind.SPIKE, Kind.SKIPPED))
+    both = spikes + met
+    if both.first is None or max(both.count, leaps.apart.count) > _most(case):
+        return None
+    last, steps, record = both.last[-1], both.steps, case.scale.steps
+    which = "The last time it" if both.count > 1 else "It"
+    grown = f"; gradients or updates left their band in {both.grown:,} of {both.count:,}"
+    return Seen(
+        severity=Severity.WARNING if _is_habit(case, spikes) else Severity.INFO,
+        first_step=both.first.first_step,
+        last_step=last.last_step,
+        summary=f"The loss spiked {count_text(both.count, 'time')} and came back by itself.",
+        cause=f"{which} rose from {last.level:.4g} to {last.peak:.4g} at step {last.first_step} "
+        f"and was back after {count_text(last.steps, 'step')}; {share_text(steps, record)} of the "
+        f"steps ({steps:,}) went into such recoveries{grown * bool(both.grown)}.",
+        action=_NOTHING_OF_ONE
+        if both.count == 1
+        else "If they go on: skip the batches that set them off, restarting before the first; "
+        "clip the update (by its own norm, layer by layer); then lower the rate a little.",
+        evidence=(
+            Evidence("loss", last.first_step, last.peak, last.level),
+            Evidence("spikes", last.last_step, float(both.count)),
+            Evidence("lost_steps", last.last_step, float(steps), float(record)),
+        ),
+    )
+
+
+def _is_habit(case: Case, spikes: Octave) -> bool:
+    record = case.scale.steps
+    begins = (case.scale.last_step or 0) - LATE_SHARE * record
+    if sum(spike.first_step >= begins for spike in spikes.last) >= LATE_SPIKES:
+        return True
+    idle = spikes.idle_steps > 0 or spikes.count > _DATA_SPIKES
+    of_data = (idle and not spikes.grown) or spikes.count == 1
+    if of_data and spikes.steps > _DATA_SHARE * record:
+        return False
+    # Where gradients and updates stayed as they were, the data rose and fell: nothing was lost.
+    lost = spikes.steps - spikes.idle_steps
+    enough = spikes.count >= LOST_SPIKES or spikes.grown >= GROWN_SPIKES
+    enough |= spikes.grown > 0 and lost >= LONG_STEPS
+    # A loss that wanders may stay above its band for long: one at least is to be high.
+    enough &= any(spike.height >= TELLING for spike in (spikes.first, *spikes.last) if spike)
+    return enough and lost > LOST_SHARE * record
+
+
+def _burst(case: Case) -> Seen:
+    """Bursts of skips, after which steps are accepted again."""
+    scale, bursts = case.scale, case.scale.spikes
+    octaves = bursts.deepest_octaves
+    depth = f", {octaves:.0f} octaves down at most," if octaves else ""
+    return Seen(
+        severity=Severity.INFO,
+        first_step=bursts.first_step,
+        last_step=bursts.last_step,
+        summary=f"{count_text(bursts.episodes, 'spike')} of {count_text(bursts.skips, 'skip')}"
+        f"{' in all' if bursts.episodes > 1 else ''}, and the run got over it by itself.",
+        cause=f"The loss scale fell{depth} and steps are accepted again since step "
+        f"{(bursts.last_step or 0) + 1}; the loss shows no lasting harm.",
+        action=_NOTHING_OF_ONE,
+        evidence=(
+            Evidence("skipped", bursts.last_step, float(bursts.skips)),
+            Evidence("scale", scale.last_step, case.final_scale, scale.level),
+        ),
+    )
+
+
+@rule(
+    "AMP307",
+    "diverging-without-overflow",
+    Severity.ERROR,
+    Page(
+        meaning="The loss runs away and the loss scale does not notice, or there is none: nothing "
+        "overflows, every step is taken, and each makes it worse.",
+        looks=f"A loss at least {policy.DIVERGED_LOSS} times its first value and no better than "
+        "before, updates or weights out of their band before it, and no skips. Or a rise of the "
+        f"loss, {TELLING:.0f} deviations above its recent band, or a climb out of its best one, "
+        "that has not come back by the end and is not on its way: an error where gradients or "
+        "updates left their band with it, a warning where no gradient norms are recorded, nothing "
+        "where they stayed.",
+        not_to_confuse="A loss that rises in health (one half of an adversarial pair): its "
+        "updates stay in their band. AMP103, where the scale falls.",
+        do="As for AMP301, which names the cause.",
+        example="a loss of 2.3 that stands at 40 after 200 steps, at a steady scale of 2^16.",
+    ),
+    Ties(explained_by=(*NOT_ITS_GRADIENTS, *RATE, "AMP306")),
+)
+def diverging_without_overflow(case: Case) -> Iterator[Seen]:
+    """A loss that is driven away while the scale is steady."""
+    if case.standing_fall is None:
+        seen = _driven_away(case) or _not_back(case) or _never_back(case)
+        if seen is not None:
+            yield seen
+
+
+def _driven_away(case: Case) -> Seen | None:
+    """Far above where it began, and the rate is why."""
+    judged = case.judgement
+    onset = judged.onset
+    if onset is None or not judged.is_the_rate or onset.collapsed or onset.descending:
+        return None
+    head, tail = (rows.of("loss") for rows in (case.rate.head, case.rate.tail))
+    known, last = head[np.isfinite(head)], _median(tail, policy.ESTABLISHED_STEPS)
+    if not len(known) or not last >= policy.DIVERGED_LOSS * known[0] > 0:
+        return None
+    first = float(known[0])
+    return Seen(
+        first_step=onset.step,
+        last_step=case.scale.last_step,
+        summary=f"The loss diverges without an overflow: {first:.4g} at first, {last:.4g} now.",
+        cause=f"From step {onset.step} {onset.sign.value}, and the updates were out of their "
+        "band before.",
+        action="See the advice on the learning rate.",
+        evidence=(Evidence("loss", case.scale.last_step, last, first),),
+    )
+
+
+def standing_rise(case: Case) -> Rise | None:
+    """A rise of the loss that has not come back, and that neither data nor rate were to bring."""
+    rise = case.rises.standing
+    if rise is None or rise.stayed or rise.is_meant or case.standing_fall is not None:
+        return None
+    larger = case.rate.setup.larger_batches
+    if any(0 <= rise.first_step - step <= policy.JUMP_STEPS for step in larger):
+        return None
+    return rise if rise.grew or not rise.gave_back(case.rises.last) else None
+
+
+def _not_back(case: Case) -> Seen | None:
+    """A rise of the loss out of its recent band that has not come back by the end."""
+    rise = standing_rise(case)
+    if rise is None:
+        return None
+    above = "it has stood above all that it had been before"
+    return _standing(case, rise.first_step, above, rise.level, rise.peak, grew=bool(rise.grew))
+
+
+def _never_back(case: Case) -> Seen | None:
+    """The same of a loss that climbed with its recent past, or before there was one.
+
+    A rise is held against the losses just before it; the onset, against the best of the run.
+    """
+    onset, found = case.judgement.onset, case.judgement.attribution
+    if onset is None or found is None or found.cause is Cause.RATE:
+        return None
+    if onset.descending or onset.collapsed or onset.sign not in {Sign.SHIFT, Sign.CLIMB}:
+        return None
+    before, after = rows_around(case.rate, onset)
+    grown = {row.group for row in found.table if row.reading.strength > 0}
+    if grown & _NOT_ITS_OWN or _is_raised(before, after):
+        return None
+    grew = bool(grown & {"gradients", "drift"})
+    # Without gradients a loss may wander; no data make that of a new network far worse for good.
+    if not grew and (found.recorded or onset.sign is not Sign.CLIMB):
+        return None
+    level = _median(before.of("loss"), constants.WINDOW_STEPS)
+    now = _median(after.of("loss"), constants.FINAL_STEPS)
+    return _standing(case, onset.step, onset.sign.value, level, now, grew=grew)
+
+
+# Other batches, or more of them in a step: then the loss is another one.
+_NOT_ITS_OWN = {"leap", "input", "batch"}
+
+
+def _is_raised(before: Rows, after: Rows) -> bool:
+    """Whether the rate was raised with it: a warm restart, whose loss comes down with the rate."""
+    low, high = (_median(rows.of("lr"), constants.WINDOW_STEPS) for rows in (before, after))
+    return high >= LR_LEAP * low
+
+
+def _median(values: Floats, last: int) -> float:
+    known = values[np.isfinite(values)][-last:]
+    return float(np.median(known)) if len(known) else math.nan
+
+
+def _standing(case: Case, step: int, what: str, level: float, height: float, *, grew: bool) -> Seen:
+    return Seen(
+        # A change of the data may raise the loss for good: without gradients nobody can tell.
+        severity=Severity.ERROR if grew else Severity.WARNING,
+        first_step=step,
+        last_step=case.scale.last_step,
+        summary="The loss rose out of its band and has not come back: "
+        f"{level:.4g} before, up to {height:.4g} since.",
+        cause=f"From step {step} {what}"
+        + (
+            ", and gradients or updates left their band with it."
+            if grew
+            else "; no gradient norms are recorded, so a change of the data may be behind it."
+        ),
+        action="Restart from a checkpoint before it and skip the batches around it; if it comes "
+        "back, lower the rate.",
+        evidence=(Evidence("loss", step, height, level),),
+    )
