@@ -11,6 +11,7 @@ telling logs would have it: without layers, and with scalars alone.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import RateState, signs
-from ampwatch.diagnosis.learning_rate.attribution import rows_around
-from ampwatch.diagnosis.learning_rate.judgement import estimate_at
-from ampwatch.diagnosis.learning_rate.onset import find_onset
-from ampwatch.diagnosis.learning_rate.signs import Scene, readings
+from ampwatch.diagnosis.learning_rate.attribution import readings
+from ampwatch.diagnosis.learning_rate.judgement import scene_of
 
 KEPT = Path(__file__).parent / "data" / "learning_rate_evidence.jsonl"
+GROUPS = {entry.name: entry.group for entry in signs.TABLE}
+SIGNS = Path(signs.__file__)
 CAUSES = ("rate", "data", "operation", "objective")
 RIDGE = 1.0
 ROUNDS = 6  # of choosing each group's strongest sign and fitting anew
@@ -61,35 +62,13 @@ def samples_of(family: str, name: str, label: str, state: RateState,
                octaves: float | None = None) -> Iterator[Sample]:  # fmt: skip
     """All readings of a run; none where no trouble stands at its end."""
     for hidden, (columns, _) in HIDDEN.items():
-        seen = _without(state, columns)
-        onset = find_onset(seen)
-        if onset is None:
-            continue
-        before, after = rows_around(seen, onset)
-        accepted = before.where(before.accepted)
-        if onset.hard and not len(accepted):
-            continue  # a fact, which is not weighed
-        found = estimate_at(seen, onset)
-        scene = Scene(seen, onset, before, accepted, after, found)
-        strengths = {r.name: round(r.strength, 3) for _, r in readings(scene)}
+        scene = scene_of(state.without(*columns))
+        if scene is None or (scene.onset.hard and not len(scene.accepted)):
+            continue  # no trouble, or a fact, which is not weighed
+        strengths = {
+            entry.name: round(reading.strength, 3) for entry, reading in readings(scene).items()
+        }
         yield Sample(family, name, label, hidden, strengths, octaves)
-
-
-def _without(state: RateState, columns: Sequence[str]) -> RateState:
-    """The same run as a log without these columns has it."""
-    if not columns:
-        return state
-    parts = {}
-    for part in ("head", "tail", "pending"):
-        rows = getattr(state, part)
-        for name in columns:
-            blank = 0.0 if name == "forward_bad" else np.nan
-            rows = rows.with_column(name, np.full(len(rows), blank))
-        parts[part] = rows
-    cells = state.cells
-    for name in columns:
-        cells = cells.with_means(name, np.full(len(cells.sums), np.nan))
-    return RateState(state.setup, state.rows, state.accepted, cells=cells, **parts)
 
 
 def keep(samples: Sequence[Sample]) -> None:
@@ -124,8 +103,8 @@ def strongest(values: np.ndarray, names: Sequence[str], weights: np.ndarray) -> 
     says = np.abs(values) * np.ptp(weights[1:], axis=1)
     result = np.zeros_like(values)
     rows = np.arange(len(values))
-    for group in sorted(set(signs.GROUPS.values())):
-        at = [i for i, name in enumerate(names) if signs.GROUPS[name] == group]
+    for group in sorted(set(GROUPS.values())):
+        at = [i for i, name in enumerate(names) if GROUPS[name] == group]
         if at:
             best = np.array(at)[np.argmax(says[:, at], axis=1)]
             result[rows, best] = values[rows, best]
@@ -133,7 +112,7 @@ def strongest(values: np.ndarray, names: Sequence[str], weights: np.ndarray) -> 
 
 
 def fit(samples: Sequence[Sample]) -> Table:
-    names = tuple(n for n in signs.GROUPS if any(n in s.strengths for s in samples))
+    names = tuple(n for n in GROUPS if any(n in s.strengths for s in samples))
     values, truth = matrix(samples, names), np.array([s.at for s in samples])
     weigh = sample_weights(samples)
     weights = _regression(_with_bias(values), truth, weigh)
@@ -201,20 +180,18 @@ def _regression(values: np.ndarray, truth: np.ndarray, weigh: np.ndarray) -> np.
     return weights
 
 
-def source(table: Table, samples: Sequence[Sample]) -> str:
-    """The module `ampwatch/diagnosis/learning_rate/weights.py`."""
-    runs = len({(s.family, s.name) for s in samples})
-    families = len({s.family for s in samples})
-    rows = "".join(
-        f'    "{name}": ({", ".join(f"{w:.2f}" for w in weights)}),\n'
-        for name, weights in zip(table.names, table.weights[1:], strict=True)
-    )
-    return (
-        '"""What each sign is worth: points an octave for the rate, data, operation, objective.\n\n'
-        "Printed by `benchmarks/learning_rate_fit.py --evidence`; do not edit. A regression with a "
-        "ridge of\n"
-        f"{RIDGE:g} on {runs} runs of {families} families in which something seemed to be wrong.\n"
-        '"""\n\nfrom __future__ import annotations\n\n'
-        f"BIAS = ({', '.join(f'{w:.2f}' for w in table.weights[0])})\n"
-        f"WEIGHTS: dict[str, tuple[float, float, float, float]] = {{\n{rows}}}\n"
-    )
+def write_into_the_table(table: Table, samples: Sequence[Sample]) -> None:
+    """Put them there."""
+    text = SIGNS.read_text()
+    for name, weights in zip(("BIAS", *table.names), table.weights, strict=True):
+        numbers = f"({', '.join(f'{w + 0.0:.2f}' for w in weights)})".replace("-0.00", "0.00")
+        found = r"^BIAS = \(.*\)$" if name == "BIAS" else rf'^    Entry\("{name}", .*$'
+        row = re.search(found, text, re.MULTILINE)
+        assert row is not None, name
+        text = text.replace(row[0], re.sub(_NUMBERS, numbers, row[0]))
+    runs, families = len({(s.family, s.name) for s in samples}), len({s.family for s in samples})
+    text = re.sub(r"on \d+ runs of \d+ families", f"on {runs} runs of {families} families", text)
+    SIGNS.write_text(text)
+
+
+_NUMBERS = r"\(-?[\d.]+(, -?[\d.]+){3}\)"

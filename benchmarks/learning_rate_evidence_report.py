@@ -13,6 +13,7 @@ from learning_rate_evidence import HIDDEN, Sample
 from learning_rate_runs import LabelledRun, labelled_runs
 
 from ampwatch.diagnosis.learning_rate import constants, judge_rate
+from ampwatch.diagnosis.learning_rate.attribution import LOWER_LINE, WRONG_KEEP, WRONG_LOWER
 
 RESULT = Path(__file__).parent / "results" / "learning_rate_evidence.md"
 INTERVALS = Path(__file__).parent / "data" / "learning_rate_intervals.jsonl"
@@ -43,16 +44,18 @@ def main(folder: Path | None) -> None:
     text = "\n".join([*_causes(samples), _BEFORE, *_intervals(placed), ""])
     RESULT.write_text(text)
     print(text)
-    print(evidence.source(evidence.fit(samples), samples))
+    evidence.write_into_the_table(evidence.fit(samples), samples)
 
 
 def placed_of(run: LabelledRun) -> list[Placed]:
     seen = judge_rate(run.state)
-    told = seen.is_the_rate and seen.estimate and seen.onset and seen.onset.early and seen.bounds
-    if run.label != "rate" or run.octaves is None or not told:
+    scene = seen.scene
+    if run.label != "rate" or run.octaves is None or scene is None or not seen.is_the_rate:
         return []
-    failed = seen.bounds.octaves_below(seen.base)
-    estimate = max(seen.estimate.octaves, failed + constants.LEAST_OCTAVES)
+    if not scene.onset.early or scene.estimate is None or scene.bounds is None:
+        return []
+    failed = scene.bounds.octaves_below(seen.base)
+    estimate = max(scene.estimate.octaves, failed + constants.LEAST_OCTAVES)
     return [Placed(run.family, round(run.octaves, 3), round(estimate, 3), round(failed, 3))]
 
 
@@ -64,8 +67,8 @@ def _causes(samples: Sequence[Sample]) -> list[str]:
         (f"{len({(s.family, s.name) for s in samples if not s.is_written})} trained runs of "
         f"{len({s.family for s in samples if not s.is_written})} families in which trouble seems "
         "to stand, each family in turn left out; written courses stay in and are not counted."), "",
-        (f"`lower` is said from a chance of {constants.LOWER_LINE:.3f} on (a wrong `lower` costs "
-        f"{constants.WRONG_LOWER:g}, a wrong `keep` {constants.WRONG_KEEP:g})."), "",
+        (f"`lower` is said from a chance of {LOWER_LINE:.3f} on (a wrong `lower` costs "
+        f"{WRONG_LOWER:g}, a wrong `keep` {WRONG_KEEP:g})."), "",
         "| record | the rate, not told lower | healthy, told lower | another cause, told lower |",
         "|---|---|---|---|",
     ]  # fmt: skip
@@ -73,7 +76,7 @@ def _causes(samples: Sequence[Sample]) -> list[str]:
         cells = []
         for of, wrong_below in (("rate", True), ("healthy", False), ("other", False)):
             there = np.array([s.hidden == hidden and _is(s, of) for s in samples]) & trained
-            lower = chances > constants.LOWER_LINE
+            lower = chances > LOWER_LINE
             wrong = there & (~lower if wrong_below else lower)
             cells.append(f"{wrong.sum()} of {there.sum()}")
         lines.append(f"| {hidden or 'whole'} | {' | '.join(cells)} |")
@@ -86,7 +89,7 @@ def _causes(samples: Sequence[Sample]) -> list[str]:
             share = rate[there].mean()
             lines.append(f"| {low:.1f} to {low + 0.1:.1f} | {there.sum()} | {share:.2f} |")
     lines += ["", "Told wrongly, whole records:", ""]
-    for at in np.flatnonzero(whole & ((chances > constants.LOWER_LINE) != rate)):
+    for at in np.flatnonzero(whole & ((chances > LOWER_LINE) != rate)):
         one = samples[at]
         lines.append(f"- {one.name} ({one.label}): {chances[at]:.2f}")
     return lines

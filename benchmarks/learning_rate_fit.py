@@ -5,7 +5,7 @@ python benchmarks/learning_rate_fit.py --evidence [--rows FOLDER]    the table o
 
 FOLDER is where `learning_rate.py --rows FOLDER` keeps the trainings' rows; what is not there is
 trained again. Held-out and pristine configurations are not read. The constants in use stand in
-`ampwatch/diagnosis/learning_rate/constants.py`.
+`ampwatch/diagnosis/learning_rate/estimate.py`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import numpy as np
 from learning_rate import SEEDS, Book, Job, fingerprint
 from learning_rate_trainings import CONFIGURATIONS
 
-from ampwatch.diagnosis.learning_rate import constants, judge_rate
+from ampwatch.diagnosis.learning_rate import judge_rate
+from ampwatch.diagnosis.learning_rate.estimate import LINES, SLOPE, Estimate
 from ampwatch.diagnosis.learning_rate.family import Family
-from ampwatch.diagnosis.learning_rate.formula import Estimate
 
 QUANTILES = (2, 5, 25, 50, 75, 90, 95)
 
@@ -43,7 +43,7 @@ class Point:
     @property
     def broke(self) -> float:
         """What is added for a run that its first update broke."""
-        line = constants.PLAIN.offset + constants.SLOPE * self.log2_u
+        line = LINES[Family.PLAIN].offset + SLOPE * self.log2_u
         is_plain = self.estimate.family is Family.PLAIN
         return (
             max(0.0, self.estimate.octaves - line) if self.estimate.steps == 1 and is_plain else 0.0
@@ -66,8 +66,9 @@ def points(rows: Path | None) -> Iterator[Point]:
                 seen = judge_rate(book.state(Job("sweep", rate, seed)))
                 if seen.onset is None or seen.onset.is_slow:  # their estimate is bounded
                     continue
-                if seen.is_the_rate and seen.estimate is not None and seen.estimate.update:
-                    yield Point(configuration.model, seen.estimate, math.log2(rate / truth.limit))
+                found = None if seen.scene is None else seen.scene.estimate
+                if seen.is_the_rate and found is not None and found.update:
+                    yield Point(configuration.model, found, math.log2(rate / truth.limit))
 
 
 def main() -> None:
@@ -88,7 +89,7 @@ def main() -> None:
             continue
         slope, free = np.polyfit([p.log2_u for p in here], [p.octaves for p in here], 1)
         print(f"  fitted freely: x = {free:.2f} + {slope:.2f} log2 u")
-        print(f"  offset at a slope of {constants.SLOPE}: {offset(here):.2f}")
+        print(f"  offset at a slope of {SLOPE}: {offset(here):.2f}")
         print(f"  estimate in use - truth: {_percentiles([p.error for p in here])}")
         offsets = {model: offset(some) for model, some in models.items()}
         print("  by model: " + ", ".join(f"{m} {value:.2f}" for m, value in offsets.items()))
@@ -102,7 +103,7 @@ def main() -> None:
 
 def offset(here: Sequence[Point]) -> float:
     """The offset that is right in the mean."""
-    return float(np.mean([p.octaves - constants.SLOPE * p.log2_u - p.broke for p in here]))
+    return float(np.mean([p.octaves - SLOPE * p.log2_u - p.broke for p in here]))
 
 
 def _percentiles(octaves: Sequence[float]) -> str:

@@ -20,8 +20,7 @@ from ampwatch.diagnosis.learning_rate import (
     rows_of,
 )
 from ampwatch.diagnosis.learning_rate.alignment import alignment_after
-from ampwatch.diagnosis.learning_rate.signs import GROUPS
-from ampwatch.diagnosis.learning_rate.weights import WEIGHTS
+from ampwatch.diagnosis.learning_rate.signs import TABLE
 
 ADAM = Setup(groups=(Group(base=0.1, adaptive=True),))
 
@@ -159,7 +158,7 @@ def test_a_loss_that_never_fell_while_the_weights_grew_is_the_rate():
     grown = with_columns(rows, param_norm=np.linspace(10, 60, 300))
     advice = look(grown, ADAM)
     assert advice.action.value == "lower"
-    assert "the loss did not fall, with weight norm, nothing learnt of" in advice.because
+    assert "the loss hardly fell, with weight norm, nothing learnt of" in advice.because
     assert action(rows, ADAM) == "keep"
 
 
@@ -578,34 +577,35 @@ def leaping(count, *, first=7.9, last=17.9, update=6.2):
 def test_a_loss_that_doubled_after_an_update_beyond_the_weights_needs_no_long_record(count):
     advice = look(leaping(count), ADAM)
     assert advice.action.value == "lower"
-    assert "the loss stood at 1.5 times its first value" in advice.because
+    assert "the loss stands at twice its first value" in advice.because
     assert "largest layer's update / weights of 6.2 at step 0" in advice.because
 
 
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        (leaping(51, update=0.2), "the loss went from 7.9 to 17.9: if"),
-        (leaping(40, last=9.0), "the update of step 0 was 6.2 times as large as the weights"),
-        (leaping(14), "the loss went from 7.9 to 17.9 and the update of step 0 was 6.2 times"),
+        (leaping(51, update=0.2), "the loss stands at twice its first value, and 51 steps cannot"),
+        (leaping(40, last=9.0), "the update of step 0 was 6.2 times as large as its weights"),
+        (leaping(14), "In 14 steps the loss has not come down, and the update of step 0 was 6.2"),
     ],
 )
 def test_one_such_fact_leaves_the_rate_of_a_short_record_open(rows, told):
     rows = with_columns(rows, update_norm=0.01 * rows.of("param_norm"))
     advice = look(rows, ADAM)
     assert advice.action.value == "unknown"
-    assert "cannot tell whether the rate is too high" in advice.because
     assert told in advice.because
 
 
-def test_a_short_record_without_progress_keeps_its_rate_only_where_its_updates_are_seen_small():
+def test_a_record_without_progress_keeps_its_rate_only_where_its_updates_are_seen_small():
     rows = course(np.full(30, 2.3), noise=0.1)
     advice = look(rows, ADAM)
     assert advice.action.value == "keep"
-    assert advice.because.endswith("but the loss has not come down yet: 30 steps cannot tell.")
+    assert advice.because.endswith("but in 30 steps the loss has not come down.")
     assert advice.confidence == 0.5
     assert action(with_columns(rows, max_ratio=0.5), ADAM) == "unknown"
-    assert action(with_columns(rows, max_ratio=np.nan, update_norm=np.nan), ADAM) == "unknown"
+    for count in (30, 400):
+        rows = course(np.full(count, 2.3), noise=0.1)
+        assert action(with_columns(rows, max_ratio=np.nan, update_norm=np.nan), ADAM) == "unknown"
 
 
 def test_a_short_record_whose_loss_has_come_down_keeps_the_rate():
@@ -649,12 +649,12 @@ def test_what_is_not_recorded_has_no_row_in_the_table():
     rows = with_columns(diverging(ratio=0.5), max_ratio=np.nan, input_amax=np.nan)
     seen = judge_rate(fold(RateState(), rows, ADAM)).attribution
     assert not {"largest layer's update / weights", "input maximum"} & {
-        row.reading.name for row in seen.table
+        row.entry.name for row in seen.table
     }
 
 
-def test_every_sign_has_a_weight_and_a_group():
-    assert set(WEIGHTS) == set(GROUPS)
+def test_every_sign_has_a_name_of_its_own():
+    assert len({entry.name for entry in TABLE}) == len(TABLE)
 
 
 def test_matrices_born_at_zero_are_no_update_beyond_the_weights():

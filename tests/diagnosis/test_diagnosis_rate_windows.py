@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ampwatch.diagnosis.learning_rate.onset import deviation
+from ampwatch.diagnosis.learning_rate.bands import deviation
 from ampwatch.diagnosis.learning_rate.shift import _levels, _trailing_windows
 
 

@@ -1,113 +1,142 @@
-"""The advice in the contract's words, with its arithmetic. Pure: one state, one advice."""
+"""The advice in the contract's words, with its arithmetic. Pure: states in, one advice out."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from ampwatch.diagnosis.findings import Action, Advice
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.attribution import Attribution, Cause
-from ampwatch.diagnosis.learning_rate.course import RateState, Rows
+from ampwatch.diagnosis.learning_rate.bands import known_of, noise_of, trailing_medians
+from ampwatch.diagnosis.learning_rate.course import RateState
+from ampwatch.diagnosis.learning_rate.estimate import Estimate, times_text
 from ampwatch.diagnosis.learning_rate.family import Family
-from ampwatch.diagnosis.learning_rate.formula import Estimate
-from ampwatch.diagnosis.learning_rate.judgement import Judgement, Warmup, judge_rate
-from ampwatch.diagnosis.learning_rate.onset import Onset
-from ampwatch.diagnosis.learning_rate.short_record import short_facts
-from ampwatch.diagnosis.learning_rate.signs import COURSE
+from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
+from ampwatch.diagnosis.learning_rate.micro_batches import micro_batches
+from ampwatch.diagnosis.learning_rate.onset import Sign
+from ampwatch.diagnosis.learning_rate.scene import Scene, Warmup
+from ampwatch.diagnosis.learning_rate.signs import is_born_zero
 from ampwatch.diagnosis.words import count_text
+
+# Late: what large runs did (x0.9 and x0.67 OPT, x0.5 BLOOM 104B, x0.89 icefall).
+LATE_FACTOR, LATE_LOW, LATE_HIGH = 0.7, 0.5, 0.9
+RAISE_FACTOR = 2.0
+BEYOND_ONE_SHOT = 6.0  # octaves; 64 times too high often needs a second pass
+# Offered beside a lower peak: a warm-up is 1 to 10 % of a training as a rule, and more than eight
+# times that would be most of it; the first transformer took 4,000 steps, GPT-3 and Llama 2,000.
+LONGEST_STRETCH, LONGEST_WARMUP = 8.0, 4000
+# How sure: shares of reruns that were stable at the first try, rounded down.
+CONFIDENT, UNCERTAIN, FEW_STEPS_CONFIDENCE = 0.9, 0.6, 0.5
 
 
 def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
     """What to do with the learning rate; `judgement` spares a second look if there was one."""
     seen = judge_rate(state) if judgement is None else judgement
-    if seen.onset is None or seen.attribution is None:
+    scene, found = seen.scene, seen.attribution
+    if scene is None or found is None:
         return _calm(state, seen)
-    cause = seen.attribution.cause
-    if cause is Cause.UNDECIDED:
-        return Advice(Action.UNKNOWN, _undecided(seen.onset), current=seen.base)
-    if cause is Cause.OBJECTIVE:
-        because = (
-            f"From step {seen.onset.step} {seen.onset.sign.value}, but "
-            f"{_in_band(seen.attribution)}."
-        )
-        if seen.onset.descending:
-            because = f"{because} The loss is coming down again as the record ends."
-        return _keep(state, seen, because)
-    if cause is not Cause.RATE:
-        return _not_the_cause(seen, seen.attribution)
-    if seen.onset.descending and not seen.onset.is_slow:
-        because = (
-            f"{_trouble(seen)} The loss is coming down again as the record ends: wait, and do not "
-            "cut the rate for it."
-        )
+    onset = scene.onset
+    if found.cause is Cause.UNDECIDED:
+        return Advice(Action.UNKNOWN, _undecided(scene), current=seen.base)
+    coming_down = "The loss is coming down again as the record ends"
+    if found.cause is Cause.OBJECTIVE:
+        because = f"{_began(scene)}, but {_in_band(found)}."
+        return _keep(state, seen, f"{because} {coming_down}." if onset.descending else because)
+    if found.cause is not Cause.RATE:
+        return _not_the_cause(seen, scene, found)
+    if onset.descending and not onset.is_slow:
+        because = f"{_trouble(scene, found)} {coming_down}: wait, and do not cut the rate for it."
         return _keep(state, seen, because)
     # A warm-up that was never over has shown no rate to work but those it had left behind.
-    is_new = seen.onset.early or seen.warmup is not None
-    return _lower(state, seen) if is_new else _late(state, seen)
+    if onset.early or scene.warmup is not None:
+        advice = _lower(state, seen, scene, _trouble(scene, found))
+    else:
+        advice = _late(state, seen, scene, _trouble(scene, found))
+    return dataclasses.replace(
+        advice,
+        restart_from_step=scene.restart_step,
+        restart_checkpoint_step=scene.restart_checkpoint_step,
+    )
 
 
 def _calm(state: RateState, seen: Judgement) -> Advice:
+    """No trouble stands: whether that is a proof."""
     if seen.alignment is not None and seen.alignment < constants.RAISE_ALIGNMENT and seen.base:
-        factor = constants.RAISE_FACTOR
-        because = (
-            f"The loss hardly falls, and each update leaves the next gradient pointing the same "
-            f"way (alignment {seen.alignment:.2f}, below {constants.RAISE_ALIGNMENT}, median of "
-            f"{constants.RAISE_STEPS} steps at the full rate): in every run tried, doubling the "
-            "rate was stable there."
-        )
-        advice = Advice(Action.RAISE, because, current=seen.base, recommended=factor * seen.base)
-        return dataclasses.replace(
-            advice,
-            low=factor * seen.base,
-            factor=factor,
-            group=state.setup.lead_group,
-            confidence=constants.UNCERTAIN,
-        )
+        return _raise(state, seen, seen.base)
     if not seen.accepted:
         return Advice(Action.UNKNOWN, "The record ends before any step was accepted.")
     if not seen.sees_course:
         return Advice(
             Action.UNKNOWN, "Neither losses nor scales are recorded to judge the rate by."
         )
-    return _short(state, seen) or _keep(state, seen, f"{_CALM}.")
+    calm = "Nothing in the record speaks against this learning rate"
+    doubt = _doubt(state)
+    if doubt is None:
+        return _keep(state, seen, f"{calm}.")
+    update = _largest_first_update(state)
+    if update is not None and update[0] < constants.PROOF_RATIO:
+        kept = _keep(state, seen, f"{calm}, but {doubt}.")
+        return dataclasses.replace(kept, confidence=FEW_STEPS_CONFIDENCE)
+    known = "how large the updates are beside the weights is not recorded"
+    if update is not None:
+        known = f"the update of step {update[1]} was {update[0]:.2g} times as large as its weights"
+    return Advice(Action.UNKNOWN, f"{_capital(doubt)}, and {known}.", current=seen.base)
 
 
-_CALM = "Nothing in the record speaks against this learning rate"
-
-
-def _short(state: RateState, seen: Judgement) -> Advice | None:
-    """Where only few steps were made and the loss has not come down: what there is, said."""
-    facts = short_facts(state.head)
-    if facts is None or state.setup.resumed or state.setup.several_optimizers:
+def _doubt(state: RateState) -> str | None:
+    """Why the course of the loss is no proof that the rate is borne: it must have come down."""
+    head, tail = known_of(state.head.of("loss")), known_of(state.tail.of("loss"))
+    if state.setup.several_optimizers or not len(head) or not len(tail):
         return None
-    told = []
-    if facts.has_doubled:
-        told.append(f"the loss went from {facts.first_loss:.3g} to {facts.last_loss:.3g}")
-    if facts.is_beyond_weights:
-        told.append(
-            f"the update of step {facts.update_step} was {facts.update:.2g} times as large as the "
-            "weights that it changed"
-        )
-    steps = count_text(facts.steps, "step")
-    if told:
-        because = (
-            f"{steps} cannot tell whether the rate is too high, but {' and '.join(told)}: if the "
-            "loss does not come down soon, lower the rate."
-        )
-        return Advice(Action.UNKNOWN, because, current=seen.base)
-    if facts.steps >= constants.NO_LEARNING_STEPS:
+    first, final = float(head[0]), float(np.median(tail[-constants.FINAL_STEPS :]))
+    least = min(float(head.min()), float(tail.min()))
+    if not state.setup.resumed and least > 0 and final > constants.NO_LEARNING * first:
+        return f"in {count_text(state.rows, 'step')} the loss has not come down"
+    course = np.concatenate([head, known_of(state.points.rows.of("loss")), tail])
+    smooth = trailing_medians(course)
+    best = float(smooth.min())
+    lost = max(constants.RECOVERED_SHARE * (first - best), 2 * noise_of(course))
+    return None if final <= best + lost else f"the loss stands at {final:.3g}, after {best:.3g}"
+
+
+def _largest_first_update(state: RateState) -> tuple[float, int] | None:
+    """The largest of the first updates over the weights that it changed, and its step."""
+    rows = state.head
+    early = rows.where(rows.accepted).part(0, constants.PROOF_STEPS)
+    # Matrices that begin at zero (LoRA) are changed by more than they hold, without any harm.
+    update = early.ratio if is_born_zero(rows) else np.fmax(early.ratio, early.of("max_ratio"))
+    if not np.isfinite(update).any():
         return None
-    because = f"{_CALM}, but the loss has not come down yet: {steps} cannot tell."
-    if not facts.update < constants.PROOF_RATIO:  # large, or not recorded
-        return Advice(Action.UNKNOWN, because, current=seen.base)
-    kept = _keep(state, seen, because)
-    return dataclasses.replace(kept, confidence=constants.FEW_STEPS_CONFIDENCE)
+    at = int(np.nanargmax(update))
+    step = early.of("step")[at]
+    return float(update[at]), int(step) if np.isfinite(step) else at
+
+
+def _raise(state: RateState, seen: Judgement, base: float) -> Advice:
+    because = (
+        f"The loss hardly falls, and each update leaves the next gradient pointing the same "
+        f"way (alignment {seen.alignment:.2f}, below {constants.RAISE_ALIGNMENT}, median of "
+        f"{constants.RAISE_STEPS} steps at the full rate): in every run tried, doubling the "
+        "rate was stable there."
+    )
+    return Advice(
+        Action.RAISE,
+        because,
+        current=base,
+        recommended=RAISE_FACTOR * base,
+        low=RAISE_FACTOR * base,
+        factor=RAISE_FACTOR,
+        group=state.setup.lead_group,
+        confidence=UNCERTAIN,
+    )
 
 
 def _keep(state: RateState, seen: Judgement, because: str) -> Advice:
+    enough = seen.accepted >= constants.FEW_STEPS
     return Advice(
         Action.KEEP,
         because,
@@ -115,92 +144,91 @@ def _keep(state: RateState, seen: Judgement, because: str) -> Advice:
         recommended=seen.base,
         factor=None if seen.base is None else 1.0,
         group=None if seen.base is None else state.setup.lead_group,
-        confidence=constants.CONFIDENT
-        if seen.accepted >= constants.FEW_STEPS
-        else constants.FEW_STEPS_CONFIDENCE,
+        confidence=CONFIDENT if enough else FEW_STEPS_CONFIDENCE,
     )
 
 
-def _undecided(onset: Onset) -> str:
+def _began(scene: Scene) -> str:
+    return f"From step {scene.onset.step} {scene.onset.sign.value}"
+
+
+def _undecided(scene: Scene) -> str:
+    if scene.onset.sign is Sign.DOUBLED:
+        return (
+            f"{_began(scene)}, and {count_text(scene.state.rows, 'step')} cannot tell whether the "
+            "rate is too high: if the loss does not come down soon, lower the rate."
+        )
     return (
-        f"From step {onset.step} {onset.sign.value}; whether the rate did it is not recorded: "
-        "updates, gradient norms and activations are missing. Attach ampwatch with the model."
+        f"{_began(scene)}; whether the rate did it is not recorded: updates, gradient norms and "
+        "activations are missing. Attach ampwatch with the model."
     )
 
 
-def _not_the_cause(seen: Judgement, attribution: Attribution) -> Advice:
-    proofs = "; ".join(str(proof) for proof in attribution.proofs)
+def _not_the_cause(seen: Judgement, scene: Scene, found: Attribution) -> Advice:
+    proofs = found.fact or "; ".join(row.told for row in found.proofs)
     told = f" ({proofs})" if proofs else ""
     rest = {
         Cause.STATIC: "no update had been made before it, so no rate had a part in it.",
         Cause.DATA: "the updates before it were ordinary.",
-        Cause.OPERATION: f"{_in_band(attribution)} until then.",
-    }
-    assert seen.onset is not None
-    cause = attribution.cause
-    because = f"At step {seen.onset.step} the cause is {cause.value}{told}: {rest[cause]}"
+        Cause.OPERATION: f"{_in_band(found)} until then.",
+    }[found.cause]
+    because = f"At step {scene.onset.step} the cause is {found.cause.value}{told}: {rest}"
     return Advice(Action.NOT_THE_CAUSE, because, current=seen.base)
 
 
-def _in_band(attribution: Attribution) -> str:
+def _in_band(found: Attribution) -> str:
     """Which signals stayed as they were, and what that says; nothing of what is not recorded."""
-    told = [row for row in attribution.table if row.group != COURSE]
-    calm = [str(row.reading) for row in told if row.speaks_for(Cause.RATE) < 0][:2]
-    if not attribution.recorded:
+    if not found.recorded:
         return "nothing that is recorded speaks against the rate"
-    *first, last = attribution.recorded
+    calm = "; ".join(row.told for row in found.calm[:2])
+    *first, last = found.recorded
     words = f"{', '.join(first)} and {last}" if first else last
-    what = ""
-    if attribution.cause is Cause.OBJECTIVE:
-        what = ": a change of the data or of the objective, not the rate"
-    against = f" ({'; '.join(calm)})" if calm else ""
+    objective = found.cause is Cause.OBJECTIVE
+    what = ": a change of the data or of the objective, not the rate" if objective else ""
+    against = f" ({calm})" if calm else ""
     return f"{words} speak for another cause than the rate{against}{what}"
 
 
-def _trouble(seen: Judgement) -> str:
-    assert seen.onset is not None
-    assert seen.attribution is not None
-    proofs = "; ".join(str(proof) for proof in seen.attribution.proofs[:2])
-    return f"From step {seen.onset.step} {seen.onset.sign.value}, with {proofs}."
+def _trouble(scene: Scene, found: Attribution) -> str:
+    return f"{_began(scene)}, with {'; '.join(row.told for row in found.proofs[:2])}."
 
 
-def _lower(state: RateState, seen: Judgement) -> Advice:
+def _lower(state: RateState, seen: Judgement, scene: Scene, trouble: str) -> Advice:
     """The early regime: the formula, and never more than the rate that was in force."""
-    if seen.base is None or seen.estimate is None:
-        because = f"{_trouble(seen)} The rate itself is not recorded: lower it by 4."
-        return _where(seen, Advice(Action.LOWER, because, factor=0.25, confidence=0.5))
-    found, base = seen.estimate, seen.base
-    factor = 2.0**-found.cut
-    reasons = [_trouble(seen)]
-    reasons.append(
-        f"{found.arithmetic}. Divide by {2**found.octaves:.2g}, and by {2**found.margin:.2g} more "
+    found, bounds, base = scene.estimate, scene.bounds, seen.base
+    if base is None or found is None or bounds is None:
+        because = f"{trouble} The rate itself is not recorded: lower it by 4."
+        return Advice(Action.LOWER, because, factor=0.25, confidence=FEW_STEPS_CONFIDENCE)
+    margin = found.line.margin
+    factor = 2.0 ** -(found.octaves + margin)
+    divided = (
+        f"{found.arithmetic}. Divide by {2**found.octaves:.2g}, and by {2**margin:.2g} more "
         f"to be safe: by {1 / factor:.2g} in all."
     )
+    reasons = [trouble, divided]
     warmup_steps = None
-    if seen.warmup is not None:
-        factor = min(factor, seen.warmup.rate / base)
+    if scene.warmup is not None:
+        factor = min(factor, scene.warmup.rate / base)
         reasons.append(
-            f"The rate was still rising and stood at {seen.warmup.rate:.3g}: the advised peak is "
+            f"The rate was still rising and stood at {scene.warmup.rate:.3g}: the advised peak is "
             "at most that."
         )
-        warmup_steps = _stretched(seen.warmup, factor)
+        warmup_steps = _stretched(scene.warmup, factor)
         if warmup_steps is not None:
             reasons.append(
                 f"A warm-up of about {warmup_steps:,} steps to the old peak would rise as slowly."
             )
-    worked = None if seen.bounds is None else seen.bounds.worked
-    if worked is not None and worked > factor * base:
-        factor = worked / base
-        reasons.append(f"A rate of {worked:.3g} had trained for long: no lower than that.")
-    if found.octaves > constants.BEYOND_ONE_SHOT:
+    if bounds.worked is not None and bounds.worked > factor * base:
+        factor = bounds.worked / base
+        reasons.append(f"A rate of {bounds.worked:.3g} had trained for long: no lower than that.")
+    if found.octaves > BEYOND_ONE_SHOT:
         reasons.append(
             "More than 64 times too high: one cut often fails, apply the advice to the new log."
         )
-    reasons += _notes(state, seen)
-    low, high = found.limits(base, seen.bounds)
-    advice = Advice(
+    low, high = found.limits(base, bounds)
+    return Advice(
         Action.LOWER,
-        " ".join(reasons),
+        " ".join([*reasons, *_notes(scene)]),
         current=base,
         recommended=base * factor,
         low=low,
@@ -209,99 +237,122 @@ def _lower(state: RateState, seen: Judgement) -> Advice:
         group=state.setup.lead_group,
         confidence=_confidence(found),
         warmup_steps=warmup_steps,
-        clip=seen.binding_clip,
+        clip=scene.binding_clip,
     )
-    return _where(seen, advice)
 
 
 def _stretched(warmup: Warmup, factor: float) -> int | None:
     """The warm-up that rises as slowly to the old peak, to two digits; none if it is too long."""
     steps = math.ceil(warmup.steps / factor)
-    if factor * constants.LONGEST_STRETCH < 1 or steps > constants.LONGEST_WARMUP:
+    if factor * LONGEST_STRETCH < 1 or steps > LONGEST_WARMUP:
         return None
     unit: int = 10 ** max(0, len(str(steps)) - 2)
     return math.ceil(steps / unit) * unit
 
 
-def _late(state: RateState, seen: Judgement) -> Advice:
+def _late(state: RateState, seen: Judgement, scene: Scene, trouble: str) -> Advice:
     """The rate has worked for long: first a restart and other batches, then a small cut."""
-    assert seen.onset is not None
-    restart = (
-        f"{_trouble(seen)} The rate had worked for {count_text(seen.accepted, 'accepted step')}."
-    )
-    diverges = not seen.onset.collapsed
-    if not diverges and not state.setup.restarts:
+    restart = f"{trouble} The rate had worked for {count_text(seen.accepted, 'accepted step')}."
+    restarts = state.setup.restarts
+    if scene.onset.collapsed and not restarts:
         because = (
             f"{restart} Restart before the drift and skip the batches up to past the spike, the "
-            f"rate kept; on a second spike multiply it by {constants.LATE_FACTOR}."
+            f"rate kept; on a second spike multiply it by {LATE_FACTOR}."
         )
-        return _where(seen, _keep(state, seen, because))
-    again = "again, after a restart" if state.setup.restarts else "and still rising at the end"
+        return _keep(state, seen, because)
+    again = "again, after a restart" if restarts else "and still rising at the end"
     because = (
         f"{restart} It went wrong {again}: restart before the drift, skip the batches up to past "
-        f"it, and multiply the rate by {constants.LATE_FACTOR} (large runs took "
-        f"{constants.LATE_LOW} to {constants.LATE_HIGH}; a deeper cut needs proof)."
+        f"it, and multiply the rate by {LATE_FACTOR} (large runs took "
+        f"{LATE_LOW} to {LATE_HIGH}; a deeper cut needs proof)."
     )
     base = seen.base
-    advice = Advice(
+
+    def share(factor: float) -> float | None:
+        return None if base is None else base * factor
+
+    return Advice(
         Action.LOWER,
-        " ".join([because, *_notes(state, seen)]),
+        " ".join([because, *_notes(scene)]),
         current=base,
-        recommended=None if base is None else base * constants.LATE_FACTOR,
-        low=None if base is None else base * constants.LATE_LOW,
-        high=None if base is None else base * constants.LATE_HIGH,
-        factor=constants.LATE_FACTOR,
+        recommended=share(LATE_FACTOR),
+        low=share(LATE_LOW),
+        high=share(LATE_HIGH),
+        factor=LATE_FACTOR,
         group=None if base is None else state.setup.lead_group,
-        confidence=constants.UNCERTAIN,
-        clip=seen.binding_clip,
-    )
-    return _where(seen, advice)
-
-
-def _where(seen: Judgement, advice: Advice) -> Advice:
-    return dataclasses.replace(
-        advice,
-        restart_from_step=seen.restart_from_step,
-        restart_checkpoint_step=seen.restart_checkpoint_step,
+        confidence=UNCERTAIN,
+        clip=scene.binding_clip,
     )
 
 
 def _confidence(found: Estimate) -> float:
     if found.steps < constants.FEW_STEPS:
-        return constants.FEW_STEPS_CONFIDENCE
-    doubtful = (
-        found.update is None
-        or found.family is Family.UNKNOWN
-        or found.octaves > constants.BEYOND_ONE_SHOT
-    )
-    return constants.UNCERTAIN if doubtful else constants.CONFIDENT
+        return FEW_STEPS_CONFIDENCE
+    unknown = found.update is None or found.family is Family.UNKNOWN
+    return UNCERTAIN if unknown or found.octaves > BEYOND_ONE_SHOT else CONFIDENT
 
 
-def _notes(state: RateState, seen: Judgement) -> list[str]:
+def _notes(scene: Scene) -> list[str]:
     """What the advice holds for, and what else could be the cure."""
-    notes = []
-    if seen.binding_clip is not None:
+    notes, setup = [], scene.state.setup
+    if scene.binding_clip is not None:
         notes.append(
-            f"Clipping to {seen.binding_clip:.3g} bound nearly every step, so it and the rate "
+            f"Clipping to {scene.binding_clip:.3g} bound nearly every step, so it and the rate "
             "together set the update: a lower clip does the same as a lower rate."
         )
-    first, last = _micro_batches(state.head, 0), _micro_batches(state.tail, -1)
-    if last > 1:
-        notes.append(f"This holds for {last} micro-batches a step.")
-    if last != first:
+    counts = [*micro_batches(scene.state.head)[:1], *micro_batches(scene.state.tail)[-1:]]
+    if counts and counts[-1] > 1:
+        notes.append(f"This holds for {counts[-1]:.0f} micro-batches a step.")
+    if counts and counts[0] != counts[-1]:
         notes.append(
-            f"The effective batch went from {first} to {last} micro-batches; the advice is for "
-            "the last."
+            f"The effective batch went from {counts[0]:.0f} to {counts[-1]:.0f} micro-batches; "
+            "the advice is for the last."
         )
-    if len(state.setup.groups) > 1:
-        notes.append(
-            f"Multiply every group's rate by the factor; group {state.setup.lead_group} leads."
-        )
+    if len(setup.groups) > 1:
+        notes.append(f"Multiply every group's rate by the factor; group {setup.lead_group} leads.")
     return notes
 
 
-def _micro_batches(rows: Rows, at: int) -> int:
-    """How many micro-batches the first or last row of these had; 1 where nobody counted."""
-    known = rows.of("micro_batches")
-    known = known[np.isfinite(known) & (known >= 1) & (known < constants.MOST_MICRO_BATCHES)]
-    return int(known[at]) if len(known) else 1
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# --- several logged runs of one model, which differ in their rate ---
+
+
+def advise_together(states: Sequence[RateState]) -> Advice:
+    """One advice for all of these runs; where none of them failed by its rate, the last one's."""
+    failed: list[tuple[float, Estimate, RateState]] = []
+    worked = []
+    for state in states:
+        seen = judge_rate(state)
+        found = None if seen.scene is None else seen.scene.estimate
+        if seen.base is not None and seen.onset is None and seen.sees_course and seen.accepted:
+            worked.append(seen.base)
+        elif seen.base is not None and seen.is_the_rate and found is not None:
+            failed.append((seen.base, found, state))
+    if not failed:
+        return advise(states[-1])
+    base, first, lowest = min(failed, key=lambda one: one[0])
+    works = max((rate for rate in worked if rate < base), default=None)
+    # Above what worked, below what failed, and there where the estimates place the limit.
+    floor, ceiling = -math.inf if works is None else math.log2(works), math.log2(base)
+    # Runs of one model err alike: their mean is steadier, yet no narrower than one of them.
+    mean = sum(math.log2(rate) - found.octaves for rate, found, _ in failed) / len(failed)
+    line = min((found.line for _, found, _ in failed), key=lambda line: line.below + line.above)
+    limit = min(max(mean, floor), ceiling)
+    goal = max(min(limit - first.line.margin, ceiling - constants.LEAST_OCTAVES), floor)
+    told = f"{base:.3g} failed" + ("" if works is None else f", {works:.3g} worked")
+    spared = "what has worked" if goal == floor else f"{times_text(limit - goal)} below it"
+    return dataclasses.replace(
+        advise(lowest),
+        action=Action.LOWER,
+        because=f"{count_text(len(states), 'run')} together: {told}. The first updates of what "
+        f"failed place the limit at about {2.0**limit:.2g}; the advised rate is {spared}.",
+        current=base,
+        recommended=2.0**goal,
+        factor=2.0**goal / base,
+        low=2.0 ** max(limit - line.above, floor),
+        high=2.0 ** min(limit + line.below, ceiling - constants.BELOW_FAILED),
+        warmup_steps=None,
+    )

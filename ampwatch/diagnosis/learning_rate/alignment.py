@@ -13,8 +13,26 @@ from __future__ import annotations
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.course import Group, Rows
+from ampwatch.diagnosis.learning_rate.bands import known_of
+from ampwatch.diagnosis.learning_rate.course import Group, RateState, Rows
+from ampwatch.diagnosis.learning_rate.scene import PEAK_SHARE
 from ampwatch.diagnosis.signals import Floats
+
+DECAY_SHARE = 0.1  # of an update; beyond, decay makes updates alike whatever the gradients do
+
+
+def alignment_at_the_end(state: RateState) -> float | None:
+    """The median after the last steps at the full rate, once there are enough.
+
+    None where it says nothing: of several optimizers, and where the run learns well as it is.
+    """
+    setup, rows = state.setup, state.tail
+    if setup.several_optimizers or setup.lead_group >= len(setup.groups) or _learns(rows):
+        return None
+    values = alignment_after(rows, setup.groups[setup.lead_group])
+    warm = rows.accepted & ~(rows.of("lr") < PEAK_SHARE * rows.of("lr_base"))
+    known = known_of(values[warm])[-constants.RAISE_STEPS :]
+    return float(np.median(known)) if len(known) == constants.RAISE_STEPS else None
 
 
 def alignment_after(rows: Rows, group: Group) -> Floats:
@@ -24,17 +42,22 @@ def alignment_after(rows: Rows, group: Group) -> Floats:
     if fade is None or len(rows) < 3:
         return result
     with np.errstate(all="ignore"):
-        size = rows.of("update_norm") / rows.of("lr")
-        cosine = rows.of("alignment")
+        size, cosine = rows.of("update_norm") / rows.of("lr"), rows.of("alignment")
         new = cosine[2:] * size[2:] - fade * size[1:-1]
         own = size[1:-1] - fade * cosine[1:-1] * size[:-2]
         result[2:] = -new / np.abs(own)
-        result[_decay(rows, group) > constants.DECAY_SHARE * size] = np.nan
+        # The decay's part of the update over its rate always points the same way.
+        decay = group.weight_decay * rows.of("param_norm")
+        decay /= 1.0 if group.decoupled else 1.0 - fade
+        result[decay > DECAY_SHARE * size] = np.nan
     result[~np.isfinite(result)] = np.nan
     return result
 
 
-def _decay(rows: Rows, group: Group) -> Floats:
-    """The weight decay's part of the update over its rate: it always points the same way."""
-    fade = 0.0 if group.decoupled else group.fade or 0.0
-    return np.nan_to_num(group.weight_decay * rows.of("param_norm") / (1.0 - fade))
+def _learns(rows: Rows) -> bool:
+    """Whether the loss falls in these rows as much as tells learning from none."""
+    known, part = known_of(rows.of("loss")), constants.FINAL_STEPS
+    if len(known) < constants.NO_LEARNING_STEPS:
+        return False
+    begin, end = float(np.median(known[:part])), float(np.median(known[-part:]))
+    return begin - end > (1 - constants.NO_LEARNING) * abs(begin)

@@ -6,8 +6,9 @@ width doubles as the run grows. `fold` is the only way in, and pure.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -158,6 +159,31 @@ class RateState:
         """The whole run in few points."""
         return _points(self)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the first rows are all rows."""
+        return len(self.head) == self.rows
+
+    def with_column(self, name: str, made: Callable[[Rows], Floats]) -> RateState:
+        """The same state with this column made anew in every part of it; nan is absent.
+
+        The history's cells hold sums: theirs is made of their means.
+        """
+
+        def of(rows: Rows) -> Rows:
+            return rows.with_column(name, made(rows))
+
+        cells = self.cells.with_means(name, made(self.cells.first(len(self.cells.sums))))
+        return replace(self, head=of(self.head), tail=of(self.tail), cells=cells)
+
+    def without(self, *names: str) -> RateState:
+        """The same run as a record without these columns has it."""
+        state = self
+        for name in names:
+            absent = 0.0 if name in FLAGS else np.nan
+            state = state.with_column(name, partial(_filled, absent))
+        return state
+
 
 def fold(state: RateState, rows: Rows, setup: Setup | None = None) -> RateState:
     """The state after these rows too; `setup` replaces what events had told before."""
@@ -175,6 +201,10 @@ def fold(state: RateState, rows: Rows, setup: Setup | None = None) -> RateState:
         cells=_with_parts(state.cells, pending[:whole]) if whole else state.cells,
         pending=Rows(pending[whole:].copy()),
     )
+
+
+def _filled(value: float, rows: Rows) -> Floats:
+    return np.full(len(rows), value)
 
 
 def _joined(first: Rows, second: Rows) -> Rows:

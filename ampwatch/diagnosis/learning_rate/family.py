@@ -10,9 +10,13 @@ import enum
 
 import numpy as np
 
-from ampwatch.diagnosis.learning_rate import constants
+from ampwatch.diagnosis.learning_rate.constants import FEW_STEPS
 from ampwatch.diagnosis.learning_rate.course import Rows, Setup
 from ampwatch.diagnosis.signals import Floats
+
+SAME_OCTAVES = 0.35  # an identity holds within this: the update norm is an estimate
+PLAIN_OCTAVES = (-1.0, 4.3)  # update over rate x gradient: half, to 1 / (1 - 0.95)
+ADAPTIVE_SLOPE, PLAIN_SLOPE = 0.35, 0.65  # of log(update / rate) over log(gradient)
 
 
 class Family(str, enum.Enum):
@@ -47,27 +51,27 @@ def _felt(rows: Rows) -> Floats:
 
 def _by_first_step(move: float, gradient: float, setup: Setup) -> Family | None:
     """A first step is lr x gradient for the one, lr in each weight for the other."""
-    plain = abs(move - gradient) < constants.SAME_OCTAVES
+    plain = abs(move - gradient) < SAME_OCTAVES
     adaptive = False
     if setup.elements:
-        adaptive = abs(move - 0.5 * float(np.log2(setup.elements))) < constants.SAME_OCTAVES
+        adaptive = abs(move - 0.5 * float(np.log2(setup.elements))) < SAME_OCTAVES
     if plain == adaptive:
         return None
     return Family.PLAIN if plain else Family.ADAPTIVE
 
 
 def _by_slope(move: Floats, gradient: Floats) -> Family | None:
-    if len(move) < constants.FEW_STEPS or float(np.ptp(gradient)) < 1.0:
+    if len(move) < FEW_STEPS or float(np.ptp(gradient)) < 1.0:
         return None
     slope = float(np.polyfit(gradient, move, 1)[0])
-    if slope < constants.ADAPTIVE_SLOPE:
+    if slope < ADAPTIVE_SLOPE:
         return Family.ADAPTIVE
-    return Family.PLAIN if slope > constants.PLAIN_SLOPE else None
+    return Family.PLAIN if slope > PLAIN_SLOPE else None
 
 
 def _is_about_the_gradient(octaves: Floats) -> bool:
     """Whether updates are as large as rate x gradient, or as much larger as momentum makes them."""
-    low, high = constants.PLAIN_OCTAVES
+    low, high = PLAIN_OCTAVES
     return bool(low < float(np.median(octaves)) < high)
 
 

@@ -7,13 +7,11 @@ where the number changes: how much of a change of the number is found again in t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 
 import numpy as np
 
-from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.course import Cells, RateState, Rows
+from ampwatch.diagnosis.learning_rate.course import RateState, Rows
 from ampwatch.diagnosis.signals import Floats, Mask
 
 # The share of a change that is found again: all of it in plain sums, none in divided ones. What
@@ -21,40 +19,40 @@ from ampwatch.diagnosis.signals import Floats, Mask
 _SUMS, _DIVIDED = 0.75, 0.25
 # A level is the median of so many steps; so many changes tell as much as more.
 _LEVEL_STEPS, _MOST_CHANGES = 10, 64
+_MOST = 1e6  # beyond, the record is not to be believed
 
 
 def comparable(state: RateState) -> RateState:
     """The same state with losses that may be compared; as it is where the number never changes."""
-    if not _varies(state.head, state.tail, state.points.rows):
+    parts = (state.head, state.tail, state.points.rows)
+    counts = np.concatenate([rows.of("micro_batches") for rows in parts])
+    if not len(np.unique(counts[_known(counts)])) > 1:
         return state
     share = _share_found_again(state)
     if share is None or share < _DIVIDED:
         return state
     if share > _SUMS:
-        return _with_losses(state, _a_micro_batch)
-    usual = _usual(state.points.rows if len(state.points.rows) else state.head)
-    return _with_losses(state, lambda loss, count: np.where(count == usual, loss, np.nan))
+        return state.with_column("loss", _a_micro_batch)
+    values, times = np.unique(counts[_known(counts)], return_counts=True)
+    usual = values[np.argmax(times)]  # of neither, only like is held against like
+    return state.with_column(
+        "loss", lambda rows: np.where(rows.of("micro_batches") == usual, rows.of("loss"), np.nan)
+    )
 
 
-def _a_micro_batch(loss: Floats, count: Floats) -> Floats:
-    return np.where(_known(count), loss / np.where(_known(count), count, 1.0), loss)
+def micro_batches(rows: Rows) -> Floats:
+    """How many micro-batches each row had that tells a number to be believed."""
+    counts = rows.of("micro_batches")
+    return counts[_known(counts)]
+
+
+def _a_micro_batch(rows: Rows) -> Floats:
+    count = rows.of("micro_batches")
+    return rows.of("loss") / np.where(_known(count), count, 1.0)
 
 
 def _known(count: Floats) -> Mask:
-    return np.asarray((count >= 1) & (count < constants.MOST_MICRO_BATCHES))
-
-
-def _varies(*parts: Rows) -> bool:
-    counts = np.concatenate([rows.of("micro_batches") for rows in parts])
-    counts = counts[_known(counts)]
-    return bool(len(counts)) and bool((counts != counts[0]).any())
-
-
-def _usual(rows: Rows) -> float:
-    """The number that most steps have."""
-    counts = rows.of("micro_batches")
-    values, times = np.unique(counts[_known(counts)], return_counts=True)
-    return float(values[np.argmax(times)])
+    return np.asarray((count >= 1) & (count < _MOST))
 
 
 def _share_found_again(state: RateState) -> float | None:
@@ -72,27 +70,10 @@ def _leaps(rows: Rows) -> Iterator[tuple[float, float]]:
     count, loss = rows.of("micro_batches"), rows.of("loss")
     keep = _known(count) & (loss > 0)
     count, loss = count[keep], loss[keep]
-    cuts = np.flatnonzero(np.diff(count)) + 1
-    edges = np.concatenate(([0], cuts, [len(count)]))
-    chosen = (
-        np.unique(np.linspace(0, len(cuts) - 1, _MOST_CHANGES).astype(int)) if len(cuts) else ()
-    )
+    edges = [0, *(np.flatnonzero(np.diff(count)) + 1), len(count)]
+    chosen = np.linspace(0, len(edges) - 3, min(_MOST_CHANGES, len(edges) - 2)).astype(int)
     for at in chosen:
         begin, cut, end = (int(edge) for edge in edges[at : at + 3])
         before = np.median(loss[max(begin, cut - _LEVEL_STEPS) : cut])
         after = np.median(loss[cut : min(end, cut + _LEVEL_STEPS)])
         yield float(np.log(count[cut] / count[cut - 1])), float(np.log(after) - np.log(before))
-
-
-def _with_losses(state: RateState, made: Callable[[Floats, Floats], Floats]) -> RateState:
-    def of(rows: Rows) -> Rows:
-        return rows.with_column("loss", made(rows.of("loss"), rows.of("micro_batches")))
-
-    return replace(state, head=of(state.head), tail=of(state.tail), cells=_cells(state.cells, made))
-
-
-def _cells(cells: Cells, made: Callable[[Floats, Floats], Floats]) -> Cells:
-    """The history's cells hold sums: their mean loss is made anew, by their mean number."""
-    means = cells.first(len(cells.sums))
-    loss = made(means.of("loss"), means.of("micro_batches"))
-    return cells.with_means("loss", loss)

@@ -7,15 +7,28 @@ recent past can be compared with. Nothing that the run recovered from is an onse
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.course import Points, RateState, Rows
-from ampwatch.diagnosis.learning_rate.shift import falls, find_shift, never_zero
-from ampwatch.diagnosis.learning_rate.short_record import short_facts
+from ampwatch.diagnosis.learning_rate.bands import calm_noise, known_of, noise_of, trailing_medians
+from ampwatch.diagnosis.learning_rate.course import RateState, Rows
+from ampwatch.diagnosis.learning_rate.shift import falls, find_shift
 from ampwatch.diagnosis.signals import Floats, Integers, Mask
+
+SKIPS_IN_A_ROW = 3
+COLLAPSED_SHARE = 1 / 3  # of the last 30 steps: what is left of a run that fell
+CLIMB = 1.5  # times the first loss
+DOUBLED = 2.0  # times the first loss, in a record too short to tell a climb from its noise
+RELAPSE_SHARE, RELAPSE_PROGRESS = 0.5, 0.1  # given back, of a progress of a tenth of the first loss
+MEDIAN_NOISE = 0.4  # a median of ten is as noisy as 1.25 / sqrt(10) of one
+# So much of the first loss is left after a hundred steps. No trouble by itself: stable runs under
+# updates over the limit and with weights four times as large had come down to 0.51 at least.
+LITTLE_LEARNT, LITTLE_STEPS = 0.6, 100
+STALLED, STALLED_PROGRESS = 0.7, 0.1  # of it, no more of which was gained since the first quarter
+BEYOND_WEIGHTS = 1.0
 
 
 class Sign(str, enum.Enum):
@@ -24,10 +37,9 @@ class Sign(str, enum.Enum):
     NOT_FINITE = "the loss was not finite"
     SKIPS = "three steps in a row were skipped"
     CLIMB = "the loss stood at 1.5 times its first value"
+    DOUBLED = "the loss stands at twice its first value"
     RELAPSE = "the loss gave back more than half of its progress"
-    NO_LEARNING = "the loss did not fall"
-    STALLED = "the loss hardly fell and then stood"
-    LITTLE_LEARNT = "most of the loss was left"
+    IDLE = "the loss hardly fell"
     SHIFT = "the loss left the band of its recent past"
     BEYOND = "an update was larger than the weights that it changed"
 
@@ -39,9 +51,9 @@ class Onset:
     sign: Sign
     row: int  # position in the run
     step: int
-    early: bool
+    early: bool  # the rate had not been shown to work by then
     collapsed: bool  # the end of the record is skips
-    descending: bool  # the loss is on its way down again at the end
+    descending: bool = False  # the loss is on its way down again at the end
 
     @property
     def hard(self) -> bool:
@@ -51,40 +63,31 @@ class Onset:
     @property
     def is_slow(self) -> bool:
         """Whether the run still learns, only less than it could; no descent after a climb."""
-        return self.sign is Sign.LITTLE_LEARNT or (self.sign in IDLE and self.descending)
+        return self.sign is Sign.IDLE and self.descending
 
 
 def find_onset(state: RateState) -> Onset | None:
     """The onset of what is still wrong at the end of the record."""
-    collapsed = _is_collapsed(state)
-    if len(state.head) == state.rows or state.accepted < constants.EARLY_STEPS:
-        early = _early(state, collapsed=collapsed)
-        if early is not None:
-            return early
-    elif (climb := _climb_that_stands(state, collapsed=collapsed)) is not None:
-        return climb
-    return _late(state, state.points, collapsed=collapsed)
-
-
-def _climb_that_stands(state: RateState, *, collapsed: bool) -> Onset | None:
-    """A climb of the first steps of a long run, under which no part of it has come since."""
-    at, loss = _known_losses(state.head.part(0, constants.SCRATCH_STEPS))
-    several = state.setup.several_optimizers  # whose losses are no one course
-    if several or len(loss) < constants.POINT_STEPS // 2 or float(loss.min()) <= 0:
-        return None
-    first, wide = float(loss[0]), constants.ROBUST_DEVIATIONS * _calm_noise(loss)
-    line = max(constants.CLIMB * first, first + constants.MEDIAN_NOISE * wide)
-    climbed = np.flatnonzero(trailing_medians(loss) > line)
-    if not len(climbed):
-        return None
-    begin = int(at[climbed[0]])
-    since = state.points.rows.of("loss")[state.points.start >= begin]
-    since = since[np.isfinite(since)]
-    if not len(since) or float(since.min()) <= line:
-        return None
-    descending = falls(since, first) and not collapsed
-    early, step = _is_early(state, begin), _step(state.head, begin)
-    return Onset(Sign.CLIMB, begin, step, early=early, collapsed=collapsed, descending=descending)
+    collapsed, rows = _is_collapsed(state), state.head
+    is_new = state.is_whole or state.accepted < constants.EARLY_STEPS
+    signs = list(_hard_signs(rows)) if is_new and collapsed else []
+    loss = known_of(rows.of("loss"))
+    start = _start(rows)
+    if start is not None:
+        signs += _soft_signs(state, start, collapsed=collapsed) if is_new else _climbs(state, start)
+    elif is_new and not len(loss):
+        signs += _beyond_weights(rows)
+    if not signs:
+        return _late(state, collapsed=collapsed)
+    at, sign = min(signs)
+    if is_new:
+        descending = _comes_down(loss, known_of(rows.part(at).of("loss")))
+        descending |= sign is Sign.IDLE and _still_learns(loss)
+    else:
+        since = state.points.rows.of("loss")[state.points.start >= at]
+        descending = falls(known_of(since), float(loss[0]))
+    early = is_new or _is_early(state, at)
+    return Onset(sign, at, _step(rows, at), early, collapsed, descending and not collapsed)
 
 
 def _is_collapsed(state: RateState) -> bool:
@@ -99,182 +102,138 @@ def _is_collapsed(state: RateState) -> bool:
         scale = end.of("scale")[-1:]
         lost = bool((end.of("loss_bad") + end.of("forward_bad") > 0).sum() >= constants.EVENT_SKIPS)
         return lost or bool((scale < constants.STATIC_SCALE).any())
-    if len(state.head) == state.rows:  # leave out the search before the first accepted step
+    if state.is_whole:  # leave out the search before the first accepted step
         end = state.head.part(int(np.argmax(state.head.accepted))).part(-constants.FINAL_STEPS)
     bad = (end.of("skipped") > 0) | (end.of("loss_bad") > 0)
     streak = int(np.argmin(bad[::-1])) if not bad.all() else len(bad)
-    often = bad.mean() > constants.COLLAPSED_SHARE and len(bad) >= constants.MEDIAN_STEPS
+    often = bad.mean() > COLLAPSED_SHARE and len(bad) >= constants.MEDIAN_STEPS
     return bool(often or streak >= constants.EVENT_SKIPS)
 
 
-def _early(state: RateState, *, collapsed: bool) -> Onset | None:
-    rows = state.head
-    signs: list[tuple[int, Sign]] = []
-    if collapsed:
-        signs += _hard_signs(rows)
-    if state.setup.several_optimizers:  # whose losses are no one course
-        signs += _beyond_weights(rows)
-    else:
-        signs += _soft_signs(rows, collapsed=collapsed, from_scratch=not state.setup.resumed)
-    if not signs:
-        return None
-    at, sign = min(signs, key=lambda pair: pair[0])
-    descending = _descends_below_start(rows, at)
-    return Onset(
-        sign, at, _step(rows, at), early=True, collapsed=collapsed,
-        descending=descending and not collapsed,
-    )  # fmt: skip
-
-
-def _hard_signs(rows: Rows) -> list[tuple[int, Sign]]:
-    signs = []
-    bad = np.flatnonzero(rows.of("loss_bad") > 0)
-    accepted = np.flatnonzero(rows.accepted)
-    begin = int(accepted[0]) if len(accepted) else 0
-    after = bad[bad >= begin]
-    if len(after):
-        signs.append((int(after[0]), Sign.NOT_FINITE))
-    streak = _first_streak(rows.of("skipped")[begin:] > 0, constants.SKIPS_IN_A_ROW)
+def _hard_signs(rows: Rows) -> Iterator[tuple[int, Sign]]:
+    begin = int(np.argmax(rows.accepted))  # what came before was a search
+    bad = np.flatnonzero(rows.of("loss_bad")[begin:] > 0)
+    if len(bad):
+        yield begin + int(bad[0]), Sign.NOT_FINITE
+    streak = _first_streak(rows.of("skipped")[begin:] > 0, SKIPS_IN_A_ROW)
     if streak is not None:
-        signs.append((begin + streak, Sign.SKIPS))
-    return signs
+        yield begin + streak, Sign.SKIPS
 
 
-def _beyond_weights(rows: Rows) -> list[tuple[int, Sign]]:
-    """A first update of the whole network that leaves little of it, whatever the losses say."""
+def _beyond_weights(rows: Rows) -> Iterator[tuple[int, Sign]]:
+    """A first update of the whole network that leaves little of it, where no loss tells."""
     first = np.flatnonzero(rows.accepted & np.isfinite(rows.ratio))[: constants.PROOF_STEPS]
-    large = first[rows.ratio[first] > constants.BEYOND_WEIGHTS]
-    # Trouble begins with what follows the update, which is the rate's own part in it.
-    return [(min(int(large[0]) + 1, len(rows) - 1), Sign.BEYOND)] if len(large) else []
+    large = first[rows.ratio[first] > BEYOND_WEIGHTS]
+    if len(large):  # trouble begins with what follows the update, which is the rate's own part
+        yield min(int(large[0]) + 1, len(rows) - 1), Sign.BEYOND
 
 
-def _soft_signs(rows: Rows, *, collapsed: bool, from_scratch: bool) -> list[tuple[int, Sign]]:
-    """The tests against the first loss: a positive loss that stands no better at the end.
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """The first losses, all positive, and what is held against them."""
+
+    at: Integers  # rows
+    smooth: Floats
+    everything: Floats  # of the first rows that are kept
+    wide: float  # what noise may add to a median
+
+    @property
+    def first(self) -> float:
+        return float(self.everything[0])
+
+    @property
+    def line(self) -> float:
+        """Above it the loss has climbed."""
+        return max(CLIMB * self.first, self.first + self.wide)
+
+    @property
+    def final(self) -> float:
+        return float(np.median(self.everything[-constants.FINAL_STEPS :]))
+
+
+def _start(rows: Rows) -> _Start | None:
+    everything = known_of(rows.of("loss"))
+    at = np.flatnonzero(np.isfinite(rows.part(0, constants.SCRATCH_STEPS).of("loss")))
+    if len(at) < constants.POINT_STEPS // 2 or float(everything.min()) <= 0:
+        return None
+    wide = constants.ROBUST_DEVIATIONS * MEDIAN_NOISE * calm_noise(everything)
+    return _Start(at, trailing_medians(everything[: len(at)]), everything, wide)
+
+
+def _climbs(state: RateState, start: _Start) -> Iterator[tuple[int, Sign]]:
+    """A climb of the first steps of a long run, under which no part of it has come since."""
+    climbed = np.flatnonzero(start.smooth > start.line)
+    if len(climbed):
+        begin = int(start.at[climbed[0]])
+        since = known_of(state.points.rows.of("loss")[state.points.start >= begin])
+        if len(since) and float(since.min()) > start.line:
+            yield begin, Sign.CLIMB
+
+
+def _soft_signs(state: RateState, start: _Start, *, collapsed: bool) -> Iterator[tuple[int, Sign]]:
+    """The tests against the first loss, which stands no better at the end.
 
     A run that goes on from a checkpoint may stand; it may not climb from where it began.
     """
-    at, loss = _known_losses(rows.part(0, constants.SCRATCH_STEPS))
-    everything = _known_losses(rows)[1]
-    if len(loss) < constants.POINT_STEPS // 2 or float(everything.min()) <= 0:
-        return []
-    first, noise = float(loss[0]), _calm_noise(everything)
-    final = float(np.median(everything[-constants.FINAL_STEPS :]))
-    smooth = trailing_medians(loss)
+    first, final, smooth, loss = start.first, start.final, start.smooth, start.everything
+    found = []
+    climbed = np.flatnonzero(smooth > start.line)
+    if len(climbed) and final > first + start.wide:
+        found.append((climbed[0], Sign.CLIMB))
     best = np.minimum.accumulate(smooth)
-    wide = constants.ROBUST_DEVIATIONS * constants.MEDIAN_NOISE * noise
-    signs = []
-    climbed = np.flatnonzero((smooth > constants.CLIMB * first) & (smooth > first + wide))
-    if len(climbed) and final > first + wide:
-        signs.append((int(at[climbed[0]]), Sign.CLIMB))
-    progress = first - best
-    back = (smooth - best > constants.RELAPSE_SHARE * progress) & (smooth - best > wide)
-    relapsed = np.flatnonzero(back & (progress > constants.RELAPSE_PROGRESS * first))
-    if len(relapsed):
-        where = relapsed[0]
-        lost = max(constants.RECOVERED_SHARE * float(progress[where]), wide)
-        if final > float(best[where]) + lost:
-            signs.append((int(at[where]), Sign.RELAPSE))
-    facts = short_facts(rows)
-    if from_scratch and not signs and facts is not None and facts.are_trouble:
-        leapt = np.flatnonzero(smooth > constants.CLIMB * first)
-        signs.append((int(at[leapt[0]]) if len(leapt) else int(at[1]), Sign.CLIMB))
-    idle = from_scratch and not signs and not collapsed
-    if idle and len(loss) >= constants.NO_LEARNING_STEPS:
-        if final > constants.NO_LEARNING * first:
-            signs.append((int(at[1]), Sign.NO_LEARNING))
-        elif _is_stalled(everything, first, final):
-            signs.append((int(at[1]), Sign.STALLED))
-        elif len(loss) >= constants.STALLED_STEPS and final >= constants.LITTLE_LEARNT * first:
-            signs.append((int(at[1]), Sign.LITTLE_LEARNT))
-    return signs
+    progress, back = first - best, smooth - best
+    gone = back > np.maximum(RELAPSE_SHARE * progress, start.wide)
+    relapsed = np.flatnonzero(gone & (progress > RELAPSE_PROGRESS * first))[:1]
+    lost = np.maximum(constants.RECOVERED_SHARE * progress[relapsed], start.wide)
+    found += [(at, Sign.RELAPSE) for at in relapsed[final > best[relapsed] + lost]]
+    if not (found or collapsed or state.setup.resumed):
+        steps, ends = len(loss), float(np.median(loss[-constants.MEDIAN_STEPS :]))
+        left = (LITTLE_LEARNT if steps >= LITTLE_STEPS else constants.NO_LEARNING) * first
+        if constants.SUSTAINED_STEPS <= steps < LITTLE_STEPS and ends >= DOUBLED * first:
+            found.append((int(np.argmax(smooth > CLIMB * first)), Sign.DOUBLED))
+        elif steps >= constants.NO_LEARNING_STEPS and final >= left:
+            found.append((1, Sign.IDLE))
+    for at, sign in found:
+        yield int(start.at[at]), sign
 
 
-def _is_stalled(loss: Floats, first: float, final: float) -> bool:
-    """Whether the loss stands where it stood after the first quarter, high up."""
-    if len(loss) < constants.STALLED_STEPS or final < constants.STALLED * first:
-        return False
+def _still_learns(loss: Floats) -> bool:
+    """Whether a loss that hardly fell has fallen nevertheless, and did not stop early."""
+    first, final = float(loss[0]), float(np.median(loss[-constants.FINAL_STEPS :]))
     quarter = float(np.median(loss[len(loss) // 4 :][: constants.FINAL_STEPS]))
-    return quarter - final < constants.STALLED_PROGRESS * first
+    gains = quarter - final >= STALLED_PROGRESS * first or final < STALLED * first
+    return gains and final <= constants.NO_LEARNING * first
 
 
-# No trouble by themselves, whatever the loss.
-IDLE = (Sign.NO_LEARNING, Sign.STALLED, Sign.LITTLE_LEARNT)
-
-
-def _descends_below_start(rows: Rows, at: int) -> bool:
+def _comes_down(loss: Floats, after: Floats) -> bool:
     """Whether the loss falls again at the end and stands below where it began."""
-    loss = _known_losses(rows)[1]
-    after = _known_losses(rows.part(at))[1]
-    if len(after) < 3 * constants.POINT_STEPS:
-        return False
     third = len(after) // 3
+    if third < constants.POINT_STEPS:
+        return False
     before_last, last = np.median(after[third : 2 * third]), np.median(after[-third:])
-    falls = before_last - last > 3 * noise_of(after) / np.sqrt(third)
-    return bool(falls and last < constants.NO_LEARNING * loss[0])
+    falls_on = before_last - last > 3 * noise_of(after) / np.sqrt(third)
+    return bool(falls_on and last < constants.NO_LEARNING * loss[0])
 
 
-def _late(state: RateState, course: Points, *, collapsed: bool) -> Onset | None:
-    shift = find_shift(course)
+def _late(state: RateState, *, collapsed: bool) -> Onset | None:
+    course, shift = state.points, find_shift(state.points)
     if shift is not None:
         at, descending = shift
-        step = _step(course.rows, at)
-        start = int(course.start[at])
-        return Onset(
-            Sign.SHIFT, start, step, early=_is_early(state, start), collapsed=collapsed,
-            descending=descending and not collapsed,
-        )  # fmt: skip
-    if not collapsed:
+        row, step, sign = int(course.start[at]), _step(course.rows, at), Sign.SHIFT
+    elif collapsed:
+        tail, descending = state.tail, False
+        at, sign = min(
+            _hard_signs(tail), default=(max(0, len(tail) - constants.FINAL_STEPS), Sign.SKIPS)
+        )
+        row, step = state.rows - len(tail) + at, _step(tail, at)
+    else:
         return None
-    tail = state.tail
-    signs = _hard_signs(tail) or [(max(0, len(tail) - constants.FINAL_STEPS), Sign.SKIPS)]
-    at, sign = min(signs, key=lambda pair: pair[0])
-    row = state.rows - len(tail) + at
-    early = _is_early(state, row)
-    return Onset(sign, row, _step(tail, at), early=early, collapsed=True, descending=False)
+    return Onset(sign, row, step, _is_early(state, row), collapsed, descending and not collapsed)
 
 
 def _is_early(state: RateState, row: int) -> bool:
     """Whether the rate had not been shown to work by then."""
     return row < constants.EARLY_STEPS and not state.setup.resumed
-
-
-def deviation(values: Floats) -> float:
-    """A robust standard deviation, never quite zero."""
-    middle = np.asarray(np.median(values))
-    return float(never_zero(1.4826 * np.median(np.abs(values - middle)), middle))
-
-
-def noise_of(loss: Floats) -> float:
-    """The loss's noise from step to step, its course left out."""
-    if len(loss) < 3:
-        return 0.0
-    return 1.4826 * float(np.median(np.abs(np.diff(loss)))) / float(np.sqrt(2))
-
-
-def _calm_noise(loss: Floats) -> float:
-    """The noise of the calmest quarter: after a divergence it is that of the divergence."""
-    parts = [p for p in np.array_split(loss, 4) if len(p) >= constants.MEDIAN_STEPS]
-    return min((noise_of(part) for part in parts), default=noise_of(loss))
-
-
-def trailing_medians(loss: Floats, size: int = constants.MEDIAN_STEPS) -> Floats:
-    """The median of the last losses at each; at the start of half as many, or what there is."""
-    padded = np.concatenate([np.full(size - 1, np.nan), loss])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, size)
-    ordered = np.sort(windows, axis=1)
-    known = (~np.isnan(windows)).sum(axis=1)
-    rows = np.arange(len(loss))
-    return (
-        np.asarray((ordered[rows, (known - 1) // 2] + ordered[rows, known // 2]) / 2)
-        if len(loss)
-        else loss
-    )
-
-
-def _known_losses(rows: Rows) -> tuple[Integers, Floats]:
-    loss = rows.of("loss")
-    at = np.flatnonzero(np.isfinite(loss))
-    return at, loss[at]
 
 
 def _first_streak(mask: Mask, length: int) -> int | None:

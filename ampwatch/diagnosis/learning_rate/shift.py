@@ -9,8 +9,17 @@ from __future__ import annotations
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
+from ampwatch.diagnosis.learning_rate.bands import never_zero
 from ampwatch.diagnosis.learning_rate.course import Points
 from ampwatch.diagnosis.signals import Floats, Integers
+
+WINDOW_SHARE = 0.02  # of the run, or a hundred steps: the recent past
+CREPT_SHARE = 0.5  # of all progress: what a creeping loss has to give back
+DESCENT_SHARE = 0.2  # of a climb, given back by the end: it may be on its way down
+DESCENT_PARTS = 8  # of a trouble, whose medians are its top and its end
+WANDER_PARTS = 32  # ... and fine enough to show that it goes up and down
+HALF_BACK = 0.5  # of a climb is left: whatever its pace, the way back is nearly made
+MEDIAN_POINTS = 3  # whose median is no single high or low point
 
 
 def find_shift(course: Points) -> tuple[int, bool] | None:
@@ -53,14 +62,14 @@ def _crept(value: Floats, begin: Integers, level: Floats, band: Floats) -> tuple
         return None
     best = int(np.argmin(level))
     was, wide = float(level[best]), float(band[best])
-    gained = float(np.median(value[: constants.MEDIAN_POINTS])) - was
-    line = was + max(wide, constants.RELAPSE_SHARE * gained)
+    gained = float(np.median(value[:MEDIAN_POINTS])) - was
+    line = was + max(wide, CREPT_SHARE * gained)
     under = np.flatnonzero(value <= line)
     first = int(under[-1]) + 1 if len(under) else 0
     after = value[first:]
-    if first <= begin[best] or len(after) < constants.MEDIAN_POINTS:
+    if first <= begin[best] or len(after) < MEDIAN_POINTS:
         return None
-    final = float(np.median(after[-constants.MEDIAN_POINTS :]))
+    final = float(np.median(after[-MEDIAN_POINTS:]))
     is_left = final - was > constants.RECOVERED_SHARE * (float(after.max()) - was)
     return (first, was) if is_left and not _wanders(value[:first], after) else None
 
@@ -68,12 +77,12 @@ def _crept(value: Floats, begin: Integers, level: Floats, band: Floats) -> tuple
 def _wanders(before: Floats, after: Floats) -> bool:
     """Whether a loss has gone up and down by as much without this: a reward, one of a pair."""
     climb = float(after.max() - before.min())
-    return max(_highest_rise(before), _highest_rise(-after)) > constants.HALF_BACK * climb
+    return max(_highest_rise(before), _highest_rise(-after)) > HALF_BACK * climb
 
 
 def _highest_rise(values: Floats) -> float:
     """The most that these have risen from anything before, single points left out."""
-    part = max(constants.MEDIAN_POINTS, len(values) // constants.WANDER_PARTS)
+    part = max(MEDIAN_POINTS, len(values) // WANDER_PARTS)
     if len(values) < part:
         return 0.0
     medians = np.median(np.lib.stride_tricks.sliding_window_view(values, part), axis=1)
@@ -86,7 +95,7 @@ def _trailing_windows(start: Integers) -> tuple[Integers, Integers]:
     A window holds five points at least.
     """
     total = int(start[-1]) + constants.POINT_STEPS
-    window = max(constants.WINDOW_STEPS, int(constants.WINDOW_SHARE * total))
+    window = max(constants.WINDOW_STEPS, int(WINDOW_SHARE * total))
     at = np.arange(5, len(start) - 1)
     return at, np.minimum(np.searchsorted(start, start[at] - window), at - 5)
 
@@ -113,19 +122,14 @@ def falls(after: Floats, level: float) -> bool:
     A single high point is no top to have come down from, and a plateau that sinks a little is no
     descent: half the climb was given back, or will be all of it within as long again.
     """
-    if len(after) < 2 * constants.MEDIAN_POINTS:
+    if len(after) < 2 * MEDIAN_POINTS:
         top, last = float(after.max()), float(np.median(after[-2:]))
-        return top - last > constants.DESCENT_SHARE * (top - level)
-    part = max(constants.MEDIAN_POINTS, len(after) // constants.DESCENT_PARTS)
+        return top - last > DESCENT_SHARE * (top - level)
+    part = max(MEDIAN_POINTS, len(after) // DESCENT_PARTS)
     medians = np.median(np.lib.stride_tricks.sliding_window_view(after, part), axis=1)
     top, last = float(medians.max()) - level, float(medians[-1]) - level
-    if not top - last > constants.DESCENT_SHARE * top:
+    if not top - last > DESCENT_SHARE * top:
         return False
     third = len(after) // 3
     pace = float(np.median(after[third : 2 * third]) - np.median(after[-third:]))
-    return last < constants.HALF_BACK * top or last < 3 * pace
-
-
-def never_zero(spread: Floats, middle: Floats) -> Floats:
-    """The deviation, or what a number of this size must be allowed."""
-    return np.maximum(spread, np.maximum(1e-3 * np.abs(middle), 1e-12))
+    return last < HALF_BACK * top or last < 3 * pace

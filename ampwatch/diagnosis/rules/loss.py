@@ -11,8 +11,9 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Rows, constants
-from ampwatch.diagnosis.learning_rate.attribution import Cause, rows_around
+from ampwatch.diagnosis.learning_rate.attribution import Cause
 from ampwatch.diagnosis.learning_rate.onset import Sign
+from ampwatch.diagnosis.learning_rate.scene import rows_around
 from ampwatch.diagnosis.loss_spikes import (
     MIXED_SHARE,
     OUT_OF_BAND,

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Action, Advice, Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Judgement, advise, constants
-from ampwatch.diagnosis.learning_rate.attribution import weights_text
+from ampwatch.diagnosis.learning_rate.attribution import LOWER_LINE, weights_text
+from ampwatch.diagnosis.learning_rate.onset import CLIMB
 from ampwatch.diagnosis.paste import with_lines
 from ampwatch.diagnosis.registry import FROM_THE_FIRST_SKIP, MIXED, Page, Seen, Ties, codes, rule
 from ampwatch.diagnosis.words import restart_text
@@ -20,12 +21,12 @@ from ampwatch.diagnosis.words import restart_text
     Page(
         meaning="The learning rate is higher than this training can bear: updates, gradients or "
         "weights grew out of their bands before the trouble began, and the run did not recover.",
-        looks=f"From random weights: a loss {constants.CLIMB} times its first value, one that "
+        looks=f"From random weights: a loss {CLIMB} times its first value, one that "
         "gave back half of its progress, one that never fell, or skips without end. Later: a loss "
         "that left the band of its recent past. What caused it is weighed: each sign's octaves "
         "beyond what is usual, times its points, of correlated signs the strongest; what is not "
         f"recorded weighs nothing. Points an octave for the rate: {weights_text()}. It is said "
-        f"from a chance of {constants.LOWER_LINE:.2f} on. A warning only where the run still "
+        f"from a chance of {LOWER_LINE:.2f} on. A warning only where the run still "
         "learns.",
         not_to_confuse="A change of the data or the objective, which moves the loss alone; a bad "
         "batch (AMP206); an operation that overflows at any rate (AMP203); a spike that heals "
@@ -126,20 +127,19 @@ def _seen(seen: Judgement, advice: Advice, severity: Severity, summary: str) -> 
     assert seen.onset is not None
     assert seen.attribution is not None
     where = restart_text(advice.restart_checkpoint_step, advice.restart_from_step)
-    restart = "" if where is None else f"{where}. "
-    sign = seen.onset.sign.value
-    proofs = "; ".join(str(proof) for proof in seen.attribution.proofs[:2])
+    sign, proofs = seen.onset.sign.value, seen.attribution.proofs
+    told = "; ".join(row.told for row in proofs[:2])
     return Seen(
         severity=severity,
         first_step=seen.onset.step,
         last_step=seen.last_step,
         summary=summary,
         # The advice has the arithmetic.
-        cause=f"{sign[0].upper()}{sign[1:]}, with {proofs}. {seen.attribution.told}",
-        action=restart + _paste(advice),
+        cause=f"{sign[0].upper()}{sign[1:]}, with {told}. {seen.attribution.told}",
+        action=("" if where is None else f"{where}. ") + _paste(advice),
         evidence=tuple(
-            Evidence(proof.name, proof.step, proof.value, proof.against)
-            for proof in seen.attribution.proofs
+            Evidence(row.entry.name, row.reading.step, row.reading.value, row.reading.against)
+            for row in proofs
         ),
     )
 

@@ -1,0 +1,213 @@
+"""A trouble and the rows around it: what the signs, the estimate and the advice are read off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ampwatch.diagnosis.learning_rate import constants
+from ampwatch.diagnosis.learning_rate.bands import edge_of, known_of, noise_of, trailing_medians
+from ampwatch.diagnosis.learning_rate.course import RateState, Rows
+from ampwatch.diagnosis.learning_rate.estimate import Bounds, Estimate, estimate
+from ampwatch.diagnosis.learning_rate.onset import Onset, Sign
+from ampwatch.diagnosis.signals import Floats
+
+RISING_STEPS = 3
+PEAK_SHARE = 0.98  # of the base rate: as good as reached
+BINDING_SHARE = 0.9  # of accepted steps whose gradient was made smaller
+WORKED_SHARE = 0.2  # of the steps before the trouble, at a rate or above it: it had worked
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """A rate that was still rising when trouble began."""
+
+    rate: float  # in force at the onset
+    steps: int  # from the first step to the peak, at the slope seen
+
+
+@dataclass(frozen=True)  # no slots: cached_property keeps its values in __dict__
+class Scene:
+    """One trouble of one run."""
+
+    state: RateState
+    onset: Onset
+
+    @cached_property
+    def _around(self) -> tuple[Rows, Rows]:
+        return rows_around(self.state, self.onset)
+
+    @property
+    def before(self) -> Rows:
+        """The rows before the trouble, as finely as they are kept."""
+        return self._around[0]
+
+    @property
+    def after(self) -> Rows:
+        """The rows from the trouble on."""
+        return self._around[1]
+
+    @cached_property
+    def accepted(self) -> Rows:
+        """The accepted steps before it."""
+        return self.before.where(self.before.accepted)
+
+    @cached_property
+    def learnt(self) -> Rows:
+        """The same, at least up to the first that a rate moved."""
+        if self.accepted.moved.any():
+            return self.accepted
+        accepted = self.state.head.where(self.state.head.accepted)  # a schedule may begin at zero
+        return accepted.part(0, int(np.argmax(accepted.moved)) + 1 if len(accepted) else 0)
+
+    @cached_property
+    def around(self) -> Rows:
+        """The first accepted steps of the trouble; all of a slow one, which shows by its end."""
+        slow = self.onset.sign in (Sign.SHIFT, Sign.IDLE)
+        rows = self.after.where(self.after.accepted)
+        return rows if slow else rows.part(0, constants.SUSTAINED_STEPS)
+
+    @cached_property
+    def first_loss(self) -> float | None:
+        """The first loss, of a run whose losses are all positive."""
+        known = known_of(self.state.head.of("loss"))
+        return float(known[0]) if len(known) and float(known.min()) > 0 else None
+
+    @cached_property
+    def estimate(self) -> Estimate | None:
+        """How far over the limit the first updates place the rate; None without a rate."""
+        base = base_rate(self.state)
+        if base is None:
+            return None
+        recorded = base / lead_share(self.state)  # rows tell the first group's rate
+        found = estimate(self.learnt, recorded, self.state.setup, broke=self.onset.hard)
+        return found.of_one_that_learns if self.onset.is_slow else found
+
+    @cached_property
+    def bounds(self) -> Bounds | None:
+        """Below the rate that failed, not below one that worked: facts, whatever is estimated."""
+        base, state = base_rate(self.state), self.state
+        if base is None:
+            return None
+        if self.onset.sign is Sign.IDLE:  # which has no beginning: every rate of the run has failed
+            return Bounds(base)
+        rates = self.accepted.of("lr") * lead_share(state)
+        known = rates[np.isfinite(rates) & (rates > 0)]
+        failed = min(base, float(known.max())) if len(known) else base
+        below = np.sort(known[known <= failed * 2.0**-constants.LEAST_OCTAVES])
+        enough = max(constants.WINDOW_STEPS, math.ceil(WORKED_SHARE * len(known)))
+        in_rows = self.onset.row < len(state.head) or self.onset.row >= state.rows - len(state.tail)
+        worked = float(below[-enough]) if in_rows and len(below) >= enough else None
+        return Bounds(failed, worked)
+
+    @cached_property
+    def warmup(self) -> Warmup | None:
+        """Whether the rate was still on its way up to the base; the leading group's."""
+        base, rate, share = base_rate(self.state), self.before.of("lr"), lead_share(self.state)
+        known = np.flatnonzero(np.isfinite(rate) & (rate > 0))
+        if base is None or not is_rising(rate[known]):
+            return None
+        now = float(rate[known[-1]])
+        slope = (now - float(rate[known[0]])) / max(1, known[-1] - known[0])
+        if now * share >= PEAK_SHARE * base or slope <= 0:
+            return None
+        return Warmup(now * share, math.ceil(known[-1] + 1 + (base / share - now) / slope))
+
+    @cached_property
+    def binding_clip(self) -> float | None:
+        """The norm that clipping always came down to, if it did nearly always."""
+        before, after = self.learnt.of("grad_norm"), self.learnt.of("applied_norm")
+        known = np.isfinite(before) & np.isfinite(after) & (before > 0)
+        if known.sum() < constants.FEW_STEPS:
+            return None
+        clipped = after[known] < 0.99 * before[known]
+        return float(np.median(after[known])) if clipped.mean() >= BINDING_SHARE else None
+
+    @cached_property
+    def restart_step(self) -> int | None:
+        """The last accepted step before gradients, updates or activations left their band."""
+        good = self.accepted.where(np.isfinite(self.accepted.of("step")))
+        if not len(good):
+            first = self.state.head.of("step")[:1]
+            return int(first[0]) if np.isfinite(first).any() else None
+        harmful = np.flatnonzero(good.ratio >= constants.PROOF_RATIO)  # left little of the weights
+        ends = [
+            _calm_end(values) for values in (good.ratio, good.of("grad_norm"), good.of("act_amax"))
+        ]
+        at = min(_best_end(good.of("loss")), *harmful[:1].tolist(), *ends)
+        return int(good.of("step")[max(0, at)])
+
+    @property
+    def restart_checkpoint_step(self) -> int | None:
+        """The last saved step that is not after the one to restart from."""
+        ideal = self.restart_step
+        saved = [
+            step for step in self.state.setup.saved_steps if ideal is not None and step <= ideal
+        ]
+        return max(saved, default=None)
+
+
+def rows_around(state: RateState, onset: Onset) -> tuple[Rows, Rows]:
+    """The rows before an onset and from it on, as finely as they are kept."""
+    rows, at = state.head, onset.row
+    if at >= len(rows):
+        rows, at = state.tail, onset.row - (state.rows - len(state.tail))
+        if at <= constants.FINAL_STEPS:
+            rows, at = state.points.rows, int(np.searchsorted(state.points.start, onset.row))
+    return rows.part(0, at), rows.part(at)
+
+
+def is_rising(rates: Floats) -> bool:
+    """Whether the last of these rates were each above the one before."""
+    recent = rates[-RISING_STEPS:]
+    return len(recent) == RISING_STEPS and bool((np.diff(recent) > 0).all())
+
+
+def base_rate(state: RateState) -> float | None:
+    """The base rate of the leading group, as the last row that knows it says.
+
+    Rows tell the first group's; what the optimizer began with may be the first step of a warm-up.
+    """
+    for name in ("lr_base", "lr"):
+        known = known_of(state.tail.of(name))
+        if len(known) and known[-1] > 0:
+            return float(known[-1]) * lead_share(state)
+    groups, lead = state.setup.groups, state.setup.lead_group
+    return groups[lead].base or None if 0 < lead < len(groups) else None
+
+
+def lead_share(state: RateState) -> float:
+    """The leading group's base rate over the first group's."""
+    groups, lead = state.setup.groups, state.setup.lead_group
+    if not 0 < lead < len(groups):
+        return 1.0
+    first, leading = groups[0].base, groups[lead].base
+    return leading / first if first and leading else 1.0
+
+
+def _best_end(loss: Floats) -> int:
+    """The last position at which the loss was still about as good as it ever was."""
+    known = np.flatnonzero(np.isfinite(loss))
+    if len(known) < constants.POINT_STEPS:
+        return len(loss) - 1
+    smooth = trailing_medians(loss[known])
+    best = float(smooth.min())
+    near = best + max(constants.NEAR_BEST * (float(smooth[0]) - best), noise_of(loss[known]))
+    last = int(np.flatnonzero(smooth <= near)[-1])
+    if last == len(known) - 1:
+        return len(loss) - 1
+    return int(known[max(0, last - constants.MEDIAN_STEPS // 2)])  # a median of the past lags
+
+
+def _calm_end(values: Floats) -> int:
+    """The last position before the values leave, for good, the band of those further back."""
+    known = np.flatnonzero(np.isfinite(values))
+    if len(known) < constants.POINT_STEPS:
+        return len(values) - 1
+    past = values[known[: max(5, len(known) - 2 * constants.POINT_STEPS)]]
+    inside = np.flatnonzero(values[known] <= edge_of(past[-constants.WINDOW_STEPS :]))
+    is_left = len(inside) and inside[-1] < len(known) - 1
+    return int(known[inside[-1]]) if is_left else len(values) - 1
