@@ -103,6 +103,7 @@ def test_torch_may_come_late_and_workers_may_be_spawned(tmp_path):
     assert len(the_run(tmp_path).steps) == 5
 
 
+@pytest.mark.slow_ranks
 @pytest.mark.timeout(170)
 def test_a_launchers_ranks_are_one_run(tmp_path):
     text = """
@@ -151,6 +152,7 @@ def test_switched_off_the_script_runs_alone(tmp_path):
     assert not (tmp_path / "ampwatch-runs").exists()
 
 
+@pytest.mark.slow_compile
 def test_a_script_that_compiles_gets_no_warning_and_no_graph_more(tmp_path):
     text = """
     import warnings

@@ -196,6 +196,7 @@ def test_ctrl_c_ends_training_as_without_us_and_is_recorded(tmp_path: Path) -> N
     assert "exception" in events_of(tmp_path / "runs" / "run")
 
 
+@pytest.mark.slow_kills
 @pytest.mark.timeout(100 + 10 * KILLS)
 def test_nothing_acknowledged_is_lost_to_kill_9(tmp_path: Path) -> None:
     """The child says what its log has acknowledged; AMPWATCH_KILLS=100 kills a hundred."""
