@@ -7,6 +7,7 @@ A test is quick, slow or neither. Slow ones bear a mark that says what takes lon
 from __future__ import annotations
 
 import fnmatch
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         elif is_quick(item.path):
             item.add_marker("quick")
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: the many tests that collect garbage need not look through it."""
+    gc.collect()
+    gc.freeze()
 
 
 def is_quick(path: Path) -> bool:

@@ -204,7 +204,11 @@ def test_the_demo_prints_the_report_and_says_where_the_run_is(tmp_path, environm
 
 
 @pytest.mark.parametrize(
-    "name", ["lr-too-high", pytest.param("one-bad-rank", marks=pytest.mark.slow_ranks)]
+    "name",
+    [
+        pytest.param("lr-too-high", marks=pytest.mark.slow_starts),
+        pytest.param("one-bad-rank", marks=pytest.mark.slow_ranks),
+    ],
 )
 def test_ctrl_c_in_the_demo_ends_the_training_too_and_keeps_the_run(tmp_path, environment, name):
     before = set(psutil.Process().children(recursive=True))

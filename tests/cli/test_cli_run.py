@@ -49,6 +49,7 @@ def test_a_script_cannot_tell_and_its_every_step_is_logged(tmp_path):
     assert run.clean_end
 
 
+@pytest.mark.slow_starts
 def test_a_module_keeps_its_package_and_name(tmp_path):
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "__init__.py").write_text("")
@@ -93,6 +94,7 @@ def test_a_signal_reaches_the_script_and_ends_it_as_ever(tmp_path):
     assert not the_run(tmp_path).clean_end
 
 
+@pytest.mark.slow_starts
 def test_torch_may_come_late_and_workers_may_be_spawned(tmp_path):
     text = """
     def main():

@@ -167,6 +167,7 @@ def test_plain_torchrun_twice_on_one_port_gives_two_runs_with_both_ranks_in_each
     assert first[0][1].startswith("train-")
 
 
+@pytest.mark.slow_ranks
 def test_standalone_torchrun_gives_all_ranks_its_own_id(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SAY_WHO + "\nprint(os.environ['TORCHELASTIC_RUN_ID'])\n")

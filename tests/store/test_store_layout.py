@@ -88,6 +88,7 @@ print(folder.name)
 """
 
 
+@pytest.mark.slow_starts
 def test_processes_that_start_at_once_agree_on_the_folders(tmp_path: Path) -> None:
     here = str(Path(__file__).parent)
     identities = [ID, OTHER_ID] * 4
