@@ -1,15 +1,107 @@
-"""What every test stands on: folders of its own, a strict guard, and nobody's endpoint."""
+"""What every test stands on: folders of its own, a strict guard, nobody's endpoint, and its tier.
+
+A test is quick, slow or neither. Slow ones bear a mark that says what takes long (`slow_browser`,
+`slow_ranks`, ...; see pyproject.toml) and are left out by `-m "not slow"`.
+"""
 
 from __future__ import annotations
 
+import fnmatch
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Children of the tests inherit these too: what fails inside the guard fails the test.
 os.environ["AMPWATCH_STRICT"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+HERE = Path(__file__).parent
+
+# Files of tests that start no process and train for a few steps at most; some of every room.
+QUICK = [
+    "alerts/test_alerts_letters.py",
+    "alerts/test_alerts_post.py",
+    "cli/test_cli_compare.py",
+    "cli/test_cli_export.py",
+    "cli/test_cli_import.py",
+    "dashboard/test_dashboard_course.py",
+    "dashboard/test_dashboard_rank_course.py",
+    "dashboard/test_dashboard_texts.py",
+    "diagnosis/*",
+    "examples/test_gallery_scoring.py",
+    "feed/test_feed_window.py",
+    "importers/test_importers_columns.py",
+    "importers/test_importers_courses.py",
+    "importers/test_importers_endings.py",
+    "importers/test_importers_times.py",
+    "integrations/test_integrations_models.py",
+    "mirrors/test_mirrors_line.py",
+    "probe/test_probe_culprit.py",
+    "probe/test_probe_gradients.py",
+    "probe/test_probe_layer_flush.py",
+    "probe/test_probe_layers_truth.py",
+    "programs/test_programs_scaling.py",
+    "recorder/test_recorder_copies.py",
+    "store/test_store_catalogue.py",
+    "store/test_store_copy_notes.py",
+    "store/test_store_run.py",
+    "test_codec.py",
+    "test_report.py",
+    "test_text.py",
+    "torch_suite/test_torch_suite_scaler.py",
+    "wrappers/test_wrappers_closures.py",
+    "wrappers/test_wrappers_page.py",
+]
+NOT_QUICK = ["diagnosis/test_diagnosis_engine.py", "diagnosis/*_real.py"]
+
+# CI looks at more examples than who waits for the answer: HYPOTHESIS_PROFILE=thorough.
+hypothesis.settings.register_profile("everyday", max_examples=50, deadline=None)
+hypothesis.settings.register_profile("thorough", max_examples=300, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "everyday"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m quick` does not load the other files: that alone takes longer than the quick tests."""
+    if config.option.markexpr != "quick" or not collection_path.name.startswith("test_"):
+        return None
+    return not is_quick(collection_path) or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put each test into its tier, before `-m` chooses among them."""
+    for item in items:
+        if any(mark.name.startswith("slow_") for mark in item.iter_markers()):
+            item.add_marker("slow")
+        elif is_quick(item.path):
+            item.add_marker("quick")
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: the many tests that collect garbage need not look through it."""
+    gc.collect()
+    gc.freeze()
+
+
+def is_quick(path: Path) -> bool:
+    name = os.path.relpath(path, HERE).replace(os.sep, "/")
+    told, untold = (any(fnmatch.fnmatch(name, p) for p in which) for which in (QUICK, NOT_QUICK))
+    return told and not untold
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a fixture of a whole module makes is not the user's either, nor another process's."""
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.mktemp("session")
+        patch.setenv("AMPWATCH_CONFIG_DIR", str(home / "config"))
+        patch.setenv("XDG_STATE_HOME", str(home / "state"))
+        patch.setenv("AMPWATCH_ENDPOINT", "off")
+        yield
 
 
 @pytest.fixture(autouse=True)

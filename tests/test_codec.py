@@ -80,7 +80,6 @@ def samples() -> list[Batch]:
 
 
 @given(rows_of())
-@settings(max_examples=120, deadline=None)
 def test_what_is_encoded_is_what_pyarrow_makes_of_the_same_lists(sample) -> None:
     table, columns, count = sample
     expected = pa.record_batch(
@@ -252,7 +251,7 @@ def harmless(table: Table, payload: bytes) -> None:
 
 
 @given(st.data())
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 def test_flipped_bits_and_cuts_do_no_harm(data: st.DataObject) -> None:
     batch = data.draw(st.sampled_from(samples()))
     payload = bytearray(batch.payload)
@@ -267,7 +266,6 @@ def test_flipped_bits_and_cuts_do_no_harm(data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=600), st.sampled_from(TABLES))
-@settings(deadline=None)
 def test_any_bytes_do_no_harm(noise: bytes, table: Table) -> None:
     harmless(table, noise)
     harmless(table, b"\xff\xff\xff\xff" + noise)

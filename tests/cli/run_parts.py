@@ -75,6 +75,11 @@ def ran(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess
     )  # fmt: skip
 
 
+def alone(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """As `ran`, in a process that has loaded torch already."""
+    return children.run(*command, cwd=folder, env=environment(folder, **more))
+
+
 def watched(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
     return ran(folder, "-m", "ampwatch", "run", "--run", "it", *command, **more)
 

@@ -22,6 +22,7 @@ def is_there(url):
         return answer.status == 200
 
 
+@pytest.mark.slow_browser
 def test_two_dashboards_that_chose_the_same_port_are_both_served(tmp_path):
     one, other = Server([tmp_path / "one"]), Server([tmp_path / "other"])
     with one:
@@ -32,6 +33,7 @@ def test_two_dashboards_that_chose_the_same_port_are_both_served(tmp_path):
         assert is_there(one.url)
 
 
+@pytest.mark.slow_browser
 def test_a_port_that_was_asked_for_and_is_taken_is_refused_in_words(tmp_path):
     with Server([tmp_path]) as server:
         with pytest.raises(AmpwatchError, match=f"port {server.port} is taken"):

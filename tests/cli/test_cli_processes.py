@@ -114,6 +114,7 @@ def test_ctrl_c_while_watching_is_no_error(tmp_path, environment):
     assert (code, err) == (0, "You stopped watching; the training was not touched.\n")
 
 
+@pytest.mark.slow_browser
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_a_dashboard_that_ends_in_any_way_leaves_no_server_behind(tmp_path, environment, name):
     """Nor its recorder's process, whose own end it survives."""
@@ -151,6 +152,7 @@ def test_a_port_that_is_taken_is_said(tmp_path, environment):
     assert err == f"ampwatch: port {port} is taken: give another, or none for a free one.\n"
 
 
+@pytest.mark.slow_trainings
 @pytest.mark.parametrize(
     ("name", "verdict", "codes"),
     [
@@ -201,7 +203,13 @@ def test_the_demo_prints_the_report_and_says_where_the_run_is(tmp_path, environm
     assert "ampwatch report" in err
 
 
-@pytest.mark.parametrize("name", ["lr-too-high", "one-bad-rank"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("lr-too-high", marks=pytest.mark.slow_starts),
+        pytest.param("one-bad-rank", marks=pytest.mark.slow_ranks),
+    ],
+)
 def test_ctrl_c_in_the_demo_ends_the_training_too_and_keeps_the_run(tmp_path, environment, name):
     before = set(psutil.Process().children(recursive=True))
     words = ["demo", "--scenario", name, "--no-dashboard", "--dir", str(tmp_path / "d")]

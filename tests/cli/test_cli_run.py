@@ -9,9 +9,18 @@ import subprocess
 import sys
 import time
 
-import children
 import pytest
-from run_parts import ROOT, environment, ran, script, the_run, watched, watched_within, without_ours
+from run_parts import (
+    ROOT,
+    alone,
+    environment,
+    ran,
+    script,
+    the_run,
+    watched,
+    watched_within,
+    without_ours,
+)
 
 import ampwatch
 
@@ -26,11 +35,11 @@ SAYS = """
 
 def test_a_script_cannot_tell_and_its_every_step_is_logged(tmp_path):
     path = script(tmp_path, SAYS + "    sys.exit(3)\n")
-    alone = ran(tmp_path, path.name, "--lr", "1", "-m", "x", "--run", "y")
+    bare = ran(tmp_path, path.name, "--lr", "1", "-m", "x", "--run", "y")
     under = watched(tmp_path, path.name, "--lr", "1", "-m", "x", "--run", "y")
-    assert under.stdout == alone.stdout
-    assert under.returncode == alone.returncode == 3
-    assert without_ours(under.stderr) == alone.stderr == ""
+    assert under.stdout == bare.stdout
+    assert under.returncode == bare.returncode == 3
+    assert without_ours(under.stderr) == bare.stderr == ""
     run = the_run(tmp_path)
     assert len(run.steps) == 60
     skips = run.steps["skipped"].to_pylist()
@@ -40,15 +49,16 @@ def test_a_script_cannot_tell_and_its_every_step_is_logged(tmp_path):
     assert run.clean_end
 
 
+@pytest.mark.slow_starts
 def test_a_module_keeps_its_package_and_name(tmp_path):
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "__init__.py").write_text("")
     script(tmp_path / "pack", SAYS)
-    alone = ran(tmp_path, "-m", "pack.train", "--lr", "1")
+    bare = alone(tmp_path, "-m", "pack.train", "--lr", "1")
     under = watched(tmp_path, "-m", "pack.train", "--lr", "1")
-    assert without_ours(under.stderr) == alone.stderr
+    assert without_ours(under.stderr) == bare.stderr
     untold = re.compile(r"ModuleSpec\(.*?\)\)?")
-    assert untold.sub("", under.stdout) == untold.sub("", alone.stdout)
+    assert untold.sub("", under.stdout) == untold.sub("", bare.stdout)
     assert len(the_run(tmp_path).steps) == 60
 
 
@@ -58,9 +68,9 @@ def test_a_traceback_is_the_scripts_own(tmp_path):
         '    raise ValueError("no more")\nfail()\n'
     )
     path = script(tmp_path, text)
-    alone, under = ran(tmp_path, path.name), watched(tmp_path, path.name)
-    assert under.returncode == alone.returncode == 1
-    assert without_ours(under.stderr) == alone.stderr
+    bare, under = ran(tmp_path, path.name), watched(tmp_path, path.name)
+    assert under.returncode == bare.returncode == 1
+    assert without_ours(under.stderr) == bare.stderr
     assert any("no more" in (e["detail"] or "") for e in the_run(tmp_path).events.to_pylist())
 
 
@@ -84,6 +94,7 @@ def test_a_signal_reaches_the_script_and_ends_it_as_ever(tmp_path):
     assert not the_run(tmp_path).clean_end
 
 
+@pytest.mark.slow_starts
 def test_torch_may_come_late_and_workers_may_be_spawned(tmp_path):
     text = """
     def main():
@@ -103,6 +114,7 @@ def test_torch_may_come_late_and_workers_may_be_spawned(tmp_path):
     assert len(the_run(tmp_path).steps) == 5
 
 
+@pytest.mark.slow_ranks
 @pytest.mark.timeout(170)
 def test_a_launchers_ranks_are_one_run(tmp_path):
     text = """
@@ -129,12 +141,10 @@ def test_the_users_own_sitecustomize_is_read(tmp_path):
     (tmp_path / "site" / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = 7\n")
     (tmp_path / "t.py").write_text("import sitecustomize\nprint(mine, sitecustomize.__file__)\n")
     paths = os.pathsep.join([str(tmp_path / "site"), str(ROOT)])
-    alone, under = (
-        ran(tmp_path, "t.py", PYTHONPATH=paths),
-        watched(tmp_path, "t.py", PYTHONPATH=paths),
-    )
-    assert alone.stdout.startswith("7 ")
-    assert under.stdout == alone.stdout
+    bare = ran(tmp_path, "t.py", PYTHONPATH=paths)
+    under = watched(tmp_path, "t.py", PYTHONPATH=paths)
+    assert bare.stdout.startswith("7 ")
+    assert under.stdout == bare.stdout
 
 
 def test_a_missing_script_is_one_sentence(tmp_path):
@@ -151,6 +161,7 @@ def test_switched_off_the_script_runs_alone(tmp_path):
     assert not (tmp_path / "ampwatch-runs").exists()
 
 
+@pytest.mark.slow_compile
 def test_a_script_that_compiles_gets_no_warning_and_no_graph_more(tmp_path):
     text = """
     import warnings
@@ -170,10 +181,10 @@ def test_a_script_that_compiles_gets_no_warning_and_no_graph_more(tmp_path):
     print(len(graphs), sum(counters["graph_break"].values()), scaler.get_scale())
     """
     path = script(tmp_path, text)
-    alone = children.run(path.name, cwd=tmp_path, env=environment(tmp_path))
+    bare = alone(tmp_path, path.name)
     under = watched(tmp_path, path.name)
-    assert alone.returncode == 0, alone.stderr
-    assert (without_ours(under.stderr), under.stdout) == (alone.stderr, alone.stdout)
+    assert bare.returncode == 0, bare.stderr
+    assert (without_ours(under.stderr), under.stdout) == (bare.stderr, bare.stdout)
     run = the_run(tmp_path)
     assert len(run.steps) == 5
     assert None not in run.steps["loss"].to_pylist()

@@ -34,6 +34,7 @@ WARNS = """
 """
 
 
+@pytest.mark.slow_starts
 def test_a_warning_of_torchs_names_the_scripts_line_and_a_traceback_only_its_own(tmp_path):
     path = script(tmp_path, WARNS)
     alone, under = ran(tmp_path, path.name), watched(tmp_path, path.name)
@@ -55,6 +56,7 @@ def test_an_import_of_torch_that_fails_says_what_it_says_alone(tmp_path):
     assert "no_such_thing" in alone.stderr
 
 
+@pytest.mark.slow_starts
 def test_who_asks_whether_torch_is_installed_before_importing_it_is_watched_all_the_same(tmp_path):
     path = script(tmp_path, "train(3, *parts(2.0**10))\n")
     early = 'import importlib.util\nassert importlib.util.find_spec("torch") is not None\n'
@@ -82,7 +84,9 @@ CLOSED = """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell's way to say it")
-@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed", [pytest.param(">&-", marks=pytest.mark.slow_starts), "<&- >&- 2>&-"]
+)
 def test_a_script_without_a_stream_runs_and_ends_as_alone(tmp_path, closed):
     path = script(tmp_path, CLOSED)
     told = []

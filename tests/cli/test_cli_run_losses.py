@@ -29,6 +29,7 @@ def test_without_a_scaler_the_optimizer_shows_the_steps(tmp_path):
     assert "first" in run.layers["layer"].to_pylist()
 
 
+@pytest.mark.slow_compile
 def test_a_script_that_compiles_and_has_no_scaler_is_watched_from_its_first_loss(tmp_path):
     text = """
     _, model, optimizer = parts()

@@ -12,7 +12,7 @@ from page_driver import needs_browser, tab, training
 from ampwatch import store
 from ampwatch.cli.dashboard import Server
 
-pytestmark = needs_browser
+pytestmark = [pytest.mark.slow_browser, needs_browser]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ampwatch import store
 from ampwatch.diagnosis.paste import words_and_lines
 from ampwatch.report.thinning import merged
 
-pytestmark = needs_browser
+pytestmark = [pytest.mark.slow_browser, needs_browser]
 
 HOSTILE = "<img src=x onerror=document.title='taken'>"
 

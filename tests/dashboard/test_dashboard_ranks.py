@@ -18,6 +18,7 @@ from ampwatch import store
 from ampwatch.cli.demo import SCENARIOS, train
 
 pytestmark = [
+    pytest.mark.slow_browser,
     needs_browser,
     pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed"),
 ]

@@ -91,6 +91,7 @@ def test_the_letter_is_the_terminals_word_for_word(tmp_path, capsys, offline):
     assert words(letter) == words(plain)
 
 
+@pytest.mark.slow_browser
 @needs_browser
 def test_a_runs_name_is_text_and_nothing_else(tmp_path, capsys, offline):
     path = write_run(tmp_path, skipped=30)
@@ -114,6 +115,7 @@ def test_a_runs_name_is_text_and_nothing_else(tmp_path, capsys, offline):
     assert offline.page.locator("img").count() == 0
 
 
+@pytest.mark.slow_browser
 @needs_browser
 def test_dark_and_paper_have_colours_of_their_own(tmp_path, capsys, one):
     out = tmp_path / "out.html"
@@ -131,6 +133,7 @@ def test_dark_and_paper_have_colours_of_their_own(tmp_path, capsys, one):
         assert dark.troubles == []
 
 
+@pytest.mark.slow_browser
 @needs_browser
 def test_a_comparison_draws_each_run_over_the_others_and_says_what_the_terminal_does(
     tmp_path, capsys, offline
@@ -148,6 +151,7 @@ def test_a_comparison_draws_each_run_over_the_others_and_says_what_the_terminal_
     assert sorted(words(said)) == sorted(words(printed))  # the terminal folds columns
 
 
+@pytest.mark.slow_browser
 @needs_browser
 def test_on_a_telephone_no_title_is_cut_and_no_word_broken(tmp_path, capsys, one):
     out = tmp_path / "out.html"

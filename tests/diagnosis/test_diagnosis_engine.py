@@ -159,7 +159,7 @@ def _near(left, right):
     return left == right or (left != left and right != right)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.too_slow])
 @given(streams())
 def test_whatever_the_batches_the_engine_says_what_it_says_of_all_rows_at_once(stream):
     arrivals, cuts = stream
@@ -172,7 +172,7 @@ def test_whatever_the_batches_the_engine_says_what_it_says_of_all_rows_at_once(s
         json.dumps(live.to_json(), allow_nan=False)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings().max_examples // 4, suppress_health_check=[HealthCheck.too_slow])
 @given(streams())
 def test_where_blocks_end_makes_no_difference_to_the_findings(stream):
     run = run_of(stream[0])
@@ -245,7 +245,16 @@ def test_a_rank_that_comes_late_still_counts():
     assert engine.feed(joined).look().run.skipped == 1
 
 
-@pytest.mark.parametrize("scenario", ["healthy", "lr-too-high", "forward-overflow", "underflow"])
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "forward-overflow",
+        *(
+            pytest.param(name, marks=pytest.mark.slow_trainings)
+            for name in ("healthy", "lr-too-high", "underflow")
+        ),
+    ],
+)
 def test_a_real_run_is_judged_live_as_it_is_judged_replayed(demo_run, scenario):
     run = demo_run(scenario)
     engine = Engine(**SMALL)

@@ -15,6 +15,7 @@ def benchmarks_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
 
 
+@pytest.mark.slow_trainings
 @pytest.mark.parametrize(
     ("name", "code"),
     [

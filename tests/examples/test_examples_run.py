@@ -197,6 +197,7 @@ def test_a_framework_without_a_scaler_is_logged_with_its_losses(
     assert run.clean_end
 
 
+@pytest.mark.slow_trainings
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_example_prints_the_same_when_switched_off(
     path: Path, tmp_path: Path, watched: Callable[[str], Ran]

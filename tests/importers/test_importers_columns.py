@@ -12,7 +12,7 @@ import random
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from importers.make_binary_tables import events_of, history_of
 
@@ -54,7 +54,6 @@ def assert_same(one: Block, other: Block, names) -> None:
 # --- cells ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from([*ODD, *NUMBERS, None]) | st.text(max_size=8), max_size=30))
 def test_a_column_of_texts_means_what_each_of_its_cells_means(cells):
     assert same(of_arrow(pa.array(cells, pa.string())), of_values(cells))
@@ -122,7 +121,6 @@ def test_a_thousand_random_tables_in_all_are_what_pythons_reader_makes_of_them(m
         assert_same(reader(mark).block(whole.encode()), by_the_rows(whole, mark), HEADER[:2])
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.text(alphabet='01.,;"\nax \r\t', max_size=60))
 def test_any_text_is_read_with_the_numbers_that_its_lines_hold(text):
     """Where quotes do not pair a line is read for itself; elsewhere both ways agree."""

@@ -85,13 +85,13 @@ WORDS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from(WORDS), max_size=60))
 def test_words_of_logs_in_any_order_do_no_harm(words):
     survives(" ".join(words).encode())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.binary(max_size=3000))
 def test_any_bytes_do_no_harm(data):
     survives(data)
@@ -107,7 +107,6 @@ def test_a_reader_takes_a_long_line_in_its_stride(form, filler):
         list(form.read(filler * 2000 + line))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(SAMPLES), st.data())
 def test_a_learned_shape_reads_what_its_format_reads(path, data):
     """The quick way and the slow way say the same of every line of a log."""

@@ -183,7 +183,8 @@ def test_ctrl_c_ends_training_as_without_us_and_is_recorded(tmp_path: Path) -> N
     children = start(tmp_path / "runs", "--bare", *options), start(tmp_path / "runs", *options)
     for child in children:
         wait_until_ready(child)
-    time.sleep(0.3)
+    while not steps_of(tmp_path / "runs" / "run"):
+        time.sleep(0.01)
     for child in children:
         child.send_signal(signal.SIGINT)
     bare, watched = (finish(child) for child in children)
@@ -196,6 +197,7 @@ def test_ctrl_c_ends_training_as_without_us_and_is_recorded(tmp_path: Path) -> N
     assert "exception" in events_of(tmp_path / "runs" / "run")
 
 
+@pytest.mark.slow_kills
 @pytest.mark.timeout(100 + 10 * KILLS)
 def test_nothing_acknowledged_is_lost_to_kill_9(tmp_path: Path) -> None:
     """The child says what its log has acknowledged; AMPWATCH_KILLS=100 kills a hundred."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from subprocess import PIPE
 
 import children
+import pytest
 
 import ampwatch
 
@@ -34,6 +35,7 @@ def finish(child: children.Running) -> dict[str, dict[str, str]]:
     return json.loads(output.splitlines()[-1])
 
 
+@pytest.mark.slow_trainings
 def test_examples_end_bit_for_bit_as_without_the_watch(tmp_path: Path) -> None:
     both = start(tmp_path / "off", "0"), start(tmp_path / "on", "1")
     alone, watched = (finish(child) for child in both)

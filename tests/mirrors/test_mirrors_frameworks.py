@@ -58,6 +58,7 @@ def _environment(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path / folder))
 
 
+@pytest.mark.slow_frameworks
 def test_lightnings_wandb_run_has_its_points_and_ours(tmp_path, run_python):
     pytest.importorskip("lightning", reason="Lightning is not installed")
     pytest.importorskip("wandb", reason="no wandb here")
@@ -75,6 +76,7 @@ def test_lightnings_wandb_run_has_its_points_and_ours(tmp_path, run_python):
     assert all(row["ampwatch/lr"] == truth[row["ampwatch/step"]] for row in ours)
 
 
+@pytest.mark.slow_frameworks
 def test_a_fit_that_cannot_be_mirrored_says_so_and_goes_on(tmp_path, run_python):
     pytest.importorskip("lightning", reason="Lightning is not installed")
     code = LIGHTNING.replace("{mirror}", "active").replace("{logger}", "False")
@@ -83,6 +85,7 @@ def test_a_fit_that_cannot_be_mirrored_says_so_and_goes_on(tmp_path, run_python)
     assert len(logged(tmp_path / "runs" / "fit", "lr")) == 12
 
 
+@pytest.mark.slow_frameworks
 def test_transformers_trackio_run_has_its_points_and_ours(tmp_path, run_python):
     pytest.importorskip("transformers", reason="Transformers is not installed")
     pytest.importorskip("accelerate", reason="Accelerate is not installed")

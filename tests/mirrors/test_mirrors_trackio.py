@@ -84,6 +84,7 @@ def test_in_the_users_run_theirs_and_ours_stand_side_by_side(tmp_path, store, ba
     assert curve(found, "skipped")[-1] == (39, 2)
 
 
+@pytest.mark.slow_frameworks
 def test_of_a_training_that_is_resumed_the_active_run_has_each_step_once(tmp_path, store):
     begin = "import trackio\ntrackio.init(project='p', name='n', embed=False, resume='allow')"
     options = ", resume=True", ", resume=True, start_step=40"

@@ -152,6 +152,7 @@ def test_in_the_users_run_not_one_of_their_points_is_lost_or_moved(tmp_path, bar
     assert curve(rows, "skipped")[-1] == skips(path)[-1] == (39, 2)  # the last is never missed
 
 
+@pytest.mark.slow_frameworks
 def test_a_run_of_its_own_leaves_the_users_alone_and_ends_with_the_process(tmp_path):
     train(
         tmp_path,
@@ -168,6 +169,7 @@ def test_a_run_of_its_own_leaves_the_users_alone_and_ends_with_the_process(tmp_p
     assert curve(ours, "skipped")[-1] == (39, 2)
 
 
+@pytest.mark.slow_frameworks
 def test_a_run_that_logs_nothing_itself_is_told_of_the_other_way(tmp_path):
     child = train(
         tmp_path, before=ACTIVE, each="time.sleep(0.01)",
@@ -178,6 +180,7 @@ def test_a_run_that_logs_nothing_itself_is_told_of_the_other_way(tmp_path):
     assert [row["ampwatch/step"] for row in rows if "ampwatch/step" in row] == [39]
 
 
+@pytest.mark.slow_frameworks
 def test_a_run_finished_too_early_is_said_once_and_hurts_nobody(tmp_path):
     child = train(
         tmp_path, before=ACTIVE, after="m = ampwatch.mirror(watch, to='wandb', every_s=3600)",

@@ -78,6 +78,7 @@ def test_an_uncaught_exception_is_known_at_exit_whatever_hook_prints_it(run):
     assert (code, stderr.strip()) == (1, "mine")
 
 
+@pytest.mark.slow_starts
 def test_programs_started_by_file_and_by_module_name_end_alike(run):
     for interpreter in (("train.py",), ("-m", "train")):
         said, code, stderr = run("watch()\nopen('/nonexistent/data')", *interpreter)

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from layers_harness import Watched, half_step
 from torch import nn
@@ -139,7 +139,6 @@ def test_all_zeros_say_nothing() -> None:
     assert lowest_scale(bins_of(np.zeros(1000)), 1.0) is None
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.integers(0, 1000), min_size=EXPONENT_BINS, max_size=EXPONENT_BINS),
     st.floats(1e-6, 1e9),
@@ -198,7 +197,6 @@ def test_no_scale_is_made_up_for_values_that_lie_far_beyond_the_format(scale: fl
     assert lowest_scale(bins_of(saturated_softmax() * scale), scale) is None
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 1000), min_size=40, max_size=40), st.integers(0, 100_000))
 def test_a_named_scale_is_never_far_above_the_one_it_was_seen_at(
     counts: list[int], zeros: int
@@ -215,7 +213,6 @@ def test_the_lowest_scale_does_not_depend_on_the_scale_it_was_seen_at() -> None:
     assert max(seen) / min(seen) < 1.3
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.floats(1e-7, 6e4), st.floats(2.0**-20, 2.0**20))
 def test_at_the_highest_scale_the_maximum_just_fits(amax: float, scale: float) -> None:
     highest = highest_scale(amax, scale)

@@ -146,6 +146,7 @@ def torchrun(script: Path, out: Path, *flags: str, wrapper: str | None = None) -
     return said(out)
 
 
+@pytest.mark.slow_ranks
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows who launched a process")
 def test_plain_torchrun_twice_on_one_port_gives_two_runs_with_both_ranks_in_each(tmp_path):
     script = tmp_path / "train.py"
@@ -166,6 +167,7 @@ def test_plain_torchrun_twice_on_one_port_gives_two_runs_with_both_ranks_in_each
     assert first[0][1].startswith("train-")
 
 
+@pytest.mark.slow_ranks
 def test_standalone_torchrun_gives_all_ranks_its_own_id(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SAY_WHO + "\nprint(os.environ['TORCHELASTIC_RUN_ID'])\n")
@@ -174,6 +176,7 @@ def test_standalone_torchrun_gives_all_ranks_its_own_id(tmp_path):
     assert first[0][:2] == first[1][:2]
 
 
+@pytest.mark.slow_ranks
 def test_spawned_processes_meet_in_the_store_of_torch_distributed(tmp_path):
     script = tmp_path / "spawned.py"
     script.write_text(

@@ -87,6 +87,7 @@ def test_a_recorder_that_was_never_started_stops():
     assert recorder.stats.frames == 0
 
 
+@pytest.mark.slow_kills
 @needs_signals
 def test_a_process_killed_ten_times_under_load_is_started_again_and_nothing_is_lost(
     tmp_path, copies, monkeypatch
@@ -146,6 +147,7 @@ while True:
 """
 
 
+@pytest.mark.slow_kills
 @needs_signals
 def test_peers_that_flood_with_hellos_and_are_killed_do_not_end_the_recording(tmp_path, copies):
     """libzmq 4.3.5 aborts where a heartbeat comes with the flood, as these peers' do."""

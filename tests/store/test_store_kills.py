@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
 from store_samples import create_run, info
 
 from ampwatch.codec import decode
@@ -80,8 +81,11 @@ def kill_often(folder: Path, kills: int, seed: int) -> None:
     assert open_run(run).read(Table.LAYERS, ["step"]).num_rows > 0
 
 
-def test_killed_again_and_again_a_log_keeps_all_that_was_acknowledged(tmp_path: Path) -> None:
-    kill_often(tmp_path, kills=25, seed=1)
+@pytest.mark.parametrize("kills", [3, pytest.param(25, marks=pytest.mark.slow_kills)])
+def test_killed_again_and_again_a_log_keeps_all_that_was_acknowledged(
+    tmp_path: Path, kills: int
+) -> None:
+    kill_often(tmp_path, kills, seed=1)
 
 
 if __name__ == "__main__":

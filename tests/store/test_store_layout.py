@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from store_samples import ID, OTHER_ID, info
 
@@ -39,7 +39,6 @@ def test_a_name_becomes_a_folder_that_every_system_takes(name: str, folder: str)
 
 
 @given(st.text(max_size=300))
-@settings(deadline=None)
 def test_any_name_is_one_short_visible_path_component(name: str) -> None:
     safe = safe_name(name)
     assert safe
@@ -89,6 +88,7 @@ print(folder.name)
 """
 
 
+@pytest.mark.slow_starts
 def test_processes_that_start_at_once_agree_on_the_folders(tmp_path: Path) -> None:
     here = str(Path(__file__).parent)
     identities = [ID, OTHER_ID] * 4

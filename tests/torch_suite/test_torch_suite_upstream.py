@@ -17,6 +17,7 @@ RUNNER = Path(__file__).with_name("run_upstream.py")
 CHECKOUT = Path(ampwatch.__file__).parents[1]
 
 
+@pytest.mark.slow_upstream
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(
     not os.environ.get("PYTORCH_TEST_DIR"),

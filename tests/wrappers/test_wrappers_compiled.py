@@ -14,6 +14,7 @@ STEPS = 40  # the overflow's twenty steps end at 25, then each fifth is sampled
 COMPILED = [wrapper for wrapper in WRAPPERS if wrapper.compiled]
 
 
+@pytest.mark.slow_compile
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler reads it
 @pytest.mark.parametrize("wrapper", COMPILED, ids=lambda wrapper: wrapper.name)
 def test_samples_add_no_graph_and_no_break(wrapper, tmp_path):

@@ -15,7 +15,10 @@ import ampwatch
 
 WORLD, LAST_STEP = 3, 30
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills by a POSIX signal")
+pytestmark = [
+    pytest.mark.slow_kills,
+    pytest.mark.skipif(sys.platform == "win32", reason="kills by a POSIX signal"),
+]
 
 
 def free_port() -> int:

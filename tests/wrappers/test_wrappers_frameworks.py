@@ -14,7 +14,10 @@ import ampwatch
 from ampwatch.diagnosis import Action
 
 every_framework = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda one: one.name)
-pytestmark = pytest.mark.filterwarnings("ignore")  # the frameworks' own, many and changing
+pytestmark = [
+    pytest.mark.slow_frameworks,
+    pytest.mark.filterwarnings("ignore"),  # the frameworks' own, many and changing
+]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,18 @@ from wrapper_parts import RATE_STEPS, SPOILT, STEPS, culprits, unwatched, watche
 import ampwatch
 from ampwatch.diagnosis import Action
 
-every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda wrapper: wrapper.name)
+FIRST_COMPILED = next(one for one in WRAPPERS if one.compiled)
+
+
+def row(wrapper):
+    """Of those that compile one is tried every time; CI tries the others."""
+    marks = [pytest.mark.slow_trainings] if wrapper.large else []
+    if wrapper.compiled and wrapper is not FIRST_COMPILED:
+        marks = [pytest.mark.slow_compile]
+    return pytest.param(wrapper, id=wrapper.name, marks=marks)
+
+
+every_wrapper = pytest.mark.parametrize("wrapper", [row(one) for one in WRAPPERS])
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning"),
@@ -86,9 +97,7 @@ def test_the_layer_that_overflows_is_named(wrapper, trained):
     assert culprits(run) == {SPOILT: wrapper.culprit}
 
 
-@pytest.mark.parametrize(
-    "wrapper", [w for w in WRAPPERS if w.too_high], ids=lambda wrapper: wrapper.name
-)
+@pytest.mark.parametrize("wrapper", [row(one) for one in WRAPPERS if one.too_high])
 def test_a_rate_that_is_too_high_is_to_be_lowered_and_one_that_is_not_is_not(wrapper, tmp_path):
     told = {}
     for factor in (1.0, wrapper.too_high):

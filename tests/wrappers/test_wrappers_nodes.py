@@ -17,9 +17,10 @@ from ampwatch.recorder import Recorder
 SCRIPT = Path(__file__).with_name("late_rank.py")
 STEPS = 40
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available(), reason="needs torch.distributed"
-)
+pytestmark = [
+    pytest.mark.slow_ranks,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed"),
+]
 
 
 def environment(folder, **more):

@@ -21,6 +21,7 @@ every_wrapper = pytest.mark.parametrize(
     [pytest.param(one, id=one.name, marks=[] if one.runs else no_fsdp2) for one in RANK_WRAPPERS],
 )
 pytestmark = [
+    pytest.mark.slow_ranks,
     pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed"),
     pytest.mark.skipif(sys.platform == "win32", reason="gloo meets in a file here"),
 ]

@@ -24,6 +24,7 @@ class Wrapper:
     culprit: str | None = "gain"
     unknown: tuple[int, ...] = ()  # steps of which no norm is told
     compiled: bool = False
+    large: bool = False  # takes seconds
     too_high: float | None = 200.0  # times the rate that it trains well with; none: not tried
 
 
@@ -325,7 +326,7 @@ WRAPPERS = (
     Wrapper("the same with custom_fwd(float32)", lambda: Training(Net(Custom(DoubledWide))),
             {**EAGER, "middle": "float32"}),
     Wrapper("functional_call", functional),
-    Wrapper("10,000 modules", many, too_high=None),
+    Wrapper("10,000 modules", many, too_high=None, large=True),
     Wrapper("gradient accumulation", lambda: Training(backward=accumulated)),
     Wrapper("gradient penalty", lambda: Training(backward=penalised)),
     Wrapper("two losses, two optimizers", two_losses,
