@@ -55,8 +55,8 @@ class Follower:
         self._run = open_run(path)
         self.run_id = self._run.info.id
         self._engine: Engine | None = None
-        self._seen: Look | None = None
-        self._seen_s = 0.0
+        self.last: Look | None = None
+        self._looked_s = 0.0
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Run]:
@@ -72,10 +72,10 @@ class Follower:
     def look(self, max_age_s: float = 0.0) -> Look:
         """The run and its diagnosis; a look that another took may be as old as `max_age_s`."""
         with self._lock:
-            if self._seen is None or time.monotonic() - self._seen_s >= max_age_s:
-                self._seen = self._look(self._seen)
-                self._seen_s = time.monotonic()
-            return self._seen
+            if self.last is None or time.monotonic() - self._looked_s >= max_age_s:
+                self.last = self._look(self.last)
+                self._looked_s = time.monotonic()
+            return self.last
 
     # --- within, under the lock ------------------------------------------------------------------
 
