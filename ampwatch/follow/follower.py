@@ -105,11 +105,9 @@ _FOLLOWERS_LOCK = threading.Lock()
 def follow(path: str | Path) -> Follower:
     """The follower of the run at `path`, the same for all in this process who hold one."""
     key = os.path.realpath(path)
-    with _FOLLOWERS_LOCK:
-        found = _FOLLOWERS.get(key)
-        if found is None:
-            found = _FOLLOWERS[key] = Follower(Path(path))
-        return found
+    found = _FOLLOWERS.get(key) or Follower(Path(path))
+    with _FOLLOWERS_LOCK:  # not held while a run is opened: its disk may hang
+        return _FOLLOWERS.setdefault(key, found)
 
 
 class NewFindings:
