@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ampwatch.diagnosis import Diagnosis, Engine, Finding, Severity, conclude
-from ampwatch.follow.liveness import Liveness, State, has_ended
+from ampwatch.follow.liveness import Liveness, State, ended_ranks
 from ampwatch.store import Run, RunInfo, open_run
 
 
@@ -81,7 +81,7 @@ class Follower:
 
     def _look(self, seen: Look | None) -> Look:
         state, rows = self.liveness.refresh(self._run)
-        silent_s = self.liveness.silent_s(self._run)
+        silent_s = self.liveness.silent_s
         if seen is None or rows != seen.rows:
             seen = self._judge(state, rows, silent_s)
         seen = replace(seen, state=state, silent_s=silent_s)
@@ -93,7 +93,7 @@ class Follower:
         self._engine = self._engine or Engine()
         run, case = self._run, self._engine.feed(self._run).case()
         scale, judged = case.scale.level, conclude(case)
-        ended = tuple(r for r in run.ranks if has_ended(run, r, self.liveness.began_ns))
+        ended = ended_ranks(run, self.liveness.began_ns)
         pa.default_memory_pool().release_unused()  # what growing left behind; in days it adds up
         return Look(run.info, state, ended, rows, silent_s, judged, scale, run.notes)
 
