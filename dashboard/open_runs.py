@@ -86,7 +86,6 @@ class OpenRuns:
         self._clock = clock
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[str, int | None], _OpenRun] = OrderedDict()
-        self._judges: dict[str, _Judge] = {}
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="ampwatch-diagnosis")
 
     def look(self, path: str, rank: int | None = None) -> Look:
@@ -94,42 +93,28 @@ class OpenRuns:
         key = (path, rank)
         with self._lock:
             known = self._open.get(key)
-        if known is None:
-            known = self._opened(path, rank)
+        made = known or _OpenRun(path, rank, self._clock, self._workers)
         with self._lock:
-            if key in self._open:
-                self._open.move_to_end(key)
+            known = self._open.setdefault(key, made)
+            self._open.move_to_end(key)
             while len(self._open) > MOST_RUNS:
-                self._forget(next(iter(self._open)))
+                self._open.popitem(last=False)
         try:
             return known.look()
         except AmpwatchError:
             with self._lock:  # opened anew at the next look: the disk may be back
-                self._forget(key)
+                self._open.pop(key, None)
             raise
-
-    def _opened(self, path: str, rank: int | None) -> _OpenRun:
-        run, judge = open_run(path), _Judge(path, self._workers)
-        with self._lock:
-            judge = self._judges.setdefault(path, judge)
-            made = _OpenRun(run, path, rank, judge, self._clock, self._workers)
-            return self._open.setdefault((path, rank), made)
-
-    def _forget(self, key: tuple[str, int | None]) -> None:
-        self._open.pop(key, None)
-        if not any(path == key[0] for path, _ in self._open):
-            self._judges.pop(key[0], None)
 
 
 class _OpenRun:
     """One open run, of which one rank or all are looked at."""
 
     def __init__(
-        self, run: Run, path: str, rank: int | None, judge: _Judge,
-        clock: Callable[[], float], workers: ThreadPoolExecutor,
-    ) -> None:  # fmt: skip
-        self._run, self._path, self._rank = run, path, rank
-        self._judge, self._clock, self._workers = judge, clock, workers
+        self, path: str, rank: int | None, clock: Callable[[], float], workers: ThreadPoolExecutor
+    ) -> None:
+        self._run, self._path, self._rank = open_run(path), path, rank
+        self._judge, self._clock, self._workers = _Judge(path, workers), clock, workers
         self._lock = threading.Lock()
         self._shown = self._wanted()
         self._numbers, self._quick = _numbers_of(self._shown), Numbers(quick=True)
@@ -228,7 +213,7 @@ class _Judge:
         self._follower, self._workers = follow(path), workers
         self._lock = threading.Lock()
         self._pending: Future[None] | None = None
-        self.verdict: Verdict | None = None
+        self.verdict = self._follower.last  # another rank may be looked at already
 
     @property
     def named_ranks(self) -> tuple[int, ...]:

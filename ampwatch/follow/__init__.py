@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ampwatch.follow.follow_thread import FollowThread
 from ampwatch.follow.follower import Follower, Look, NewFindings, follow
-from ampwatch.follow.liveness import Liveness, State, has_ended, seems_live
+from ampwatch.follow.liveness import Liveness, State, seems_live
 
 __all__ = [
     "FollowThread",
@@ -21,6 +21,5 @@ __all__ = [
     "NewFindings",
     "State",
     "follow",
-    "has_ended",
     "seems_live",
 ]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ampwatch.diagnosis import Diagnosis, Engine, Finding, Severity, conclude
-from ampwatch.follow.liveness import Liveness, State, has_ended
+from ampwatch.follow.liveness import Liveness, State, ended_ranks
 from ampwatch.store import Run, RunInfo, open_run
 
 
@@ -55,8 +55,8 @@ class Follower:
         self._run = open_run(path)
         self.run_id = self._run.info.id
         self._engine: Engine | None = None
-        self._seen: Look | None = None
-        self._seen_s = 0.0
+        self.last: Look | None = None
+        self._looked_s = 0.0
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Run]:
@@ -72,16 +72,16 @@ class Follower:
     def look(self, max_age_s: float = 0.0) -> Look:
         """The run and its diagnosis; a look that another took may be as old as `max_age_s`."""
         with self._lock:
-            if self._seen is None or time.monotonic() - self._seen_s >= max_age_s:
-                self._seen = self._look(self._seen)
-                self._seen_s = time.monotonic()
-            return self._seen
+            if self.last is None or time.monotonic() - self._looked_s >= max_age_s:
+                self.last = self._look(self.last)
+                self._looked_s = time.monotonic()
+            return self.last
 
     # --- within, under the lock ------------------------------------------------------------------
 
     def _look(self, seen: Look | None) -> Look:
         state, rows = self.liveness.refresh(self._run)
-        silent_s = self.liveness.silent_s(self._run)
+        silent_s = self.liveness.silent_s
         if seen is None or rows != seen.rows:
             seen = self._judge(state, rows, silent_s)
         seen = replace(seen, state=state, silent_s=silent_s)
@@ -93,7 +93,7 @@ class Follower:
         self._engine = self._engine or Engine()
         run, case = self._run, self._engine.feed(self._run).case()
         scale, judged = case.scale.level, conclude(case)
-        ended = tuple(r for r in run.ranks if has_ended(run, r, self.liveness.began_ns))
+        ended = ended_ranks(run, self.liveness.began_ns)
         pa.default_memory_pool().release_unused()  # what growing left behind; in days it adds up
         return Look(run.info, state, ended, rows, silent_s, judged, scale, run.notes)
 
@@ -105,11 +105,9 @@ _FOLLOWERS_LOCK = threading.Lock()
 def follow(path: str | Path) -> Follower:
     """The follower of the run at `path`, the same for all in this process who hold one."""
     key = os.path.realpath(path)
-    with _FOLLOWERS_LOCK:
-        found = _FOLLOWERS.get(key)
-        if found is None:
-            found = _FOLLOWERS[key] = Follower(Path(path))
-        return found
+    found = _FOLLOWERS.get(key) or Follower(Path(path))
+    with _FOLLOWERS_LOCK:  # not held while a run is opened: its disk may hang
+        return _FOLLOWERS.setdefault(key, found)
 
 
 class NewFindings:

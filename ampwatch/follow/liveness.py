@@ -37,6 +37,7 @@ class Liveness:
         self.began_ns = 0  # when this process began to write the run; 0 if it does not
         self._since_s = time.monotonic()
         self._rows: int | None = None
+        self._last_time_ns = 0  # of the rows that were there when we began to look
         self._grown_s: float | None = None  # these three: when that was seen last
         self._held_s: float | None = None
         self._heard_s: float | None = None
@@ -60,31 +61,33 @@ class Liveness:
 
     def _state(self, run: Run, rows: int, *, is_held: bool) -> State:
         now_s = time.monotonic()
-        if self._rows is not None and rows != self._rows:
+        if self._rows is None:
+            self._last_time_ns = run.last_time_ns
+        elif rows != self._rows:
             self._grown_s = now_s
         self._rows = rows
         if is_held:
             self._held_s = now_s
-        marked = has_ended(run, began_ns=self.began_ns)
-        is_whole = len(run.ranks) >= run.info.world_size  # else a rank may yet begin
-        if marked and (is_whole or self._is_quiet(run)):
+        ended = ended_ranks(run, self.began_ns)
+        is_marked = bool(ended) and len(ended) == len(run.ranks)
+        is_whole = len(ended) >= run.info.world_size  # else a rank may yet begin
+        if is_marked and (is_whole or self._is_quiet):
             return State.ENDED
-        if not self._is_given_up(run, now_s):
+        if not self._is_given_up(now_s):
             return State.LIVE
-        return State.ENDED if marked else State.LOST
+        return State.ENDED if is_marked else State.LOST
 
-    def silent_s(self, run: Run) -> float:
+    @property
+    def silent_s(self) -> float:
         """How long ago the run grew; before it did so under our eyes, what its rows say.
 
         Rows of a log without times say nothing: then it is how long we have looked.
         """
-        if self._grown_s is not None:
-            return time.monotonic() - self._grown_s
-        if not run.last_time_ns:
-            return time.monotonic() - self._since_s
-        return max(0.0, (time.time_ns() - run.last_time_ns) / 1e9)
+        if self._grown_s is None and self._last_time_ns:
+            return max(0.0, (time.time_ns() - self._last_time_ns) / 1e9)
+        return time.monotonic() - (self._grown_s or self._since_s)
 
-    def _is_given_up(self, run: Run, now_s: float) -> bool:
+    def _is_given_up(self, now_s: float) -> bool:
         """Whether nobody writes it any more."""
         signs_s = [s for s in (self._held_s, self._grown_s) if s is not None]
         if now_s - max([self._since_s, *signs_s]) < GRACE_S:
@@ -94,19 +97,20 @@ class Liveness:
         if self._held_s is not None:
             return self._held_s < now_s
         # This process lives, so its own run is not lost for being quiet: it may be evaluating.
-        return not self.began_ns and (self._is_quiet(run) or not run.last_time_ns)
+        return not self.began_ns and (self._is_quiet or not self._last_time_ns)
 
-    def _is_quiet(self, run: Run) -> bool:
-        return self.silent_s(run) > QUIET_S
+    @property
+    def _is_quiet(self) -> bool:
+        return self.silent_s > QUIET_S
 
 
-def has_ended(run: Run, rank: int | None = None, began_ns: int = 0) -> bool:
-    """Whether all ranks there are, or this one, wrote their end marks.
+def ended_ranks(run: Run, began_ns: int = 0) -> tuple[int, ...]:
+    """The ranks that wrote their end marks.
 
-    Of a run that is resumed, the mark of an attempt that ended before `began_ns` is no end.
+    Of a run that is resumed, the marks of an attempt that ended before `began_ns` are no end.
     """
-    marked = run.clean_end if rank is None else run.ended.get(rank, False)
-    return marked and (not began_ns or run.last_time_ns >= began_ns)
+    marked = tuple(rank for rank, has_ended in run.ended.items() if has_ended)
+    return marked if marked and (not began_ns or run.last_time_ns >= began_ns) else ()
 
 
 def seems_live(summary: RunSummary) -> bool:

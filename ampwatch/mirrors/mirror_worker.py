@@ -81,7 +81,7 @@ class MirrorWorker:
         reader = self._readers.get(folder)
         if reader is None:
             reader = self._readers[folder] = UpdateReader(folder, Selection(self._thin))
-        reader.look(follower, 0.0 if self.thread.is_closing else self._every_s / 2)
+        reader.look(follower, 0.0 if self.thread.is_closing else self._every_s / 10)
         while (update := reader.next()) is not None:
             if not self._does(partial(self._mirror.take, update)):
                 return False

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors.latest_values import ENDED, FINDING, STEP, LatestValues
+from ampwatch.mirrors.current_values import ENDED, FINDING, STEP, CurrentValues
 from ampwatch.mirrors.places import client
 from ampwatch.mirrors.readings import READINGS, Reading, Update
 
@@ -44,7 +44,7 @@ class OtlpMirror:
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-        self._values = LatestValues()
+        self._values = CurrentValues()
         self._exporter = exporter
         self._reader = InMemoryMetricReader()
         provider = MeterProvider([self._reader], _resource(), shutdown_on_exit=False)
@@ -72,7 +72,7 @@ class OtlpActiveMirror:
 
     def __init__(self, provider: Any) -> None:
         self._provider = provider
-        self._values = LatestValues()
+        self._values = CurrentValues()
         _observe(provider, lambda: self._values)
 
     def take(self, update: Update) -> None:
@@ -82,11 +82,11 @@ class OtlpActiveMirror:
     def close(self) -> None:
         """Have the last state sent; from then on there is nothing to see."""
         self._provider.force_flush(_FLUSH_MS)
-        self._values = LatestValues()  # an instrument cannot be taken back
+        self._values = CurrentValues()  # an instrument cannot be taken back
 
 
-def _observe(provider: Any, values: Callable[[], LatestValues]) -> None:
-    """An instrument a reading, which asks for its latest value."""
+def _observe(provider: Any, values: Callable[[], CurrentValues]) -> None:
+    """An instrument a reading, which asks for its current value."""
     meter = provider.get_meter("ampwatch")
     for reading in (STEP, *READINGS, ENDED, FINDING):
         make = (
@@ -101,7 +101,7 @@ def _observe(provider: Any, values: Callable[[], LatestValues]) -> None:
 
 
 def _observations(
-    values: Callable[[], LatestValues], wanted: Reading, _options: Any
+    values: Callable[[], CurrentValues], wanted: Reading, _options: Any
 ) -> Iterator[Any]:
     from opentelemetry.metrics import Observation
 

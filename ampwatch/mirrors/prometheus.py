@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors.latest_values import LatestValues, Sample
+from ampwatch.mirrors.current_values import CurrentValues, Sample
 from ampwatch.mirrors.places import client
 from ampwatch.mirrors.readings import Reading, Update
 
@@ -21,7 +21,7 @@ _EXAMPLE = "prometheus://:9464, or prometheus://0.0.0.0:9464 for all who reach t
 def open_mirror(rest: str, *, is_inside: bool) -> PrometheusMirror:
     """A mirror that serves at the address `rest`, or shows in the process's own registry."""
     prometheus = client("prometheus_client", "prometheus-client")
-    values = LatestValues()
+    values = CurrentValues()
     if not rest:
         if not is_inside:
             raise MirrorError(f"Say where to serve: {_EXAMPLE}.")
@@ -45,7 +45,7 @@ class PrometheusMirror:
     label = "Prometheus"
     shows_past = True
 
-    def __init__(self, values: LatestValues, registry: Any, collector: _Collector) -> None:
+    def __init__(self, values: CurrentValues, registry: Any, collector: _Collector) -> None:
         self.server: Any = None
         self._values, self._registry, self._collector = values, registry, collector
         registry.register(collector)
@@ -65,7 +65,7 @@ class PrometheusMirror:
 class _Collector:
     """What prometheus_client asks at each scrape."""
 
-    def __init__(self, values: LatestValues) -> None:
+    def __init__(self, values: CurrentValues) -> None:
         self._values = values
 
     def describe(self) -> list[Any]:

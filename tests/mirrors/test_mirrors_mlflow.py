@@ -58,6 +58,14 @@ def test_a_run_of_its_own_has_every_row_at_its_time_and_the_findings(tmp_path, r
     assert run["tags"]["ampwatch.finding.AMP103"].startswith("error since step 200")
 
 
+def test_a_run_that_was_killed_is_marked_so(tmp_path, run_python):
+    path = write_run(tmp_path / "runs", ended=False)
+    hasty = "from ampwatch.follow import liveness\nliveness.GRACE_S = 0.0\n"
+    run_python(hasty + OUTSIDE, str(path))
+    [run] = json.loads(run_python(READ, "mine").splitlines()[-1])
+    assert run["status"] == "KILLED"
+
+
 def test_in_the_users_run_theirs_and_ours_stand_side_by_side(tmp_path, run_python, bare_weights):
     mirrored = train(
         tmp_path,

@@ -12,7 +12,7 @@ from mirror_parts import Kept, logged, skips, write
 from written_runs import fresh_id, more, step_columns, write_run
 
 from ampwatch import store
-from ampwatch.follow import follow
+from ampwatch.follow import State, follow
 from ampwatch.mirrors import MirrorWorker
 from ampwatch.mirrors.update_reader import Selection, UpdateReader
 from ampwatch.rows import Table
@@ -249,6 +249,18 @@ def test_with_the_last_run_that_it_follows_its_thread_ends(tmp_path, worker):
     wait_for(lambda: not one.thread.is_at_work)
     assert mirror.closed == 1
     assert mirror.updates[-1].is_over
+
+
+def test_a_run_that_nobody_writes_any_more_is_over_and_lost(tmp_path, worker, monkeypatch):
+    monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.0)
+    mirror = Kept()
+    one = worker(mirror)
+    one.follow(write_run(tmp_path, ended=False))
+    wait_for(lambda: not one.thread.is_at_work)
+    last = mirror.updates[-1]
+    assert (last.state, last.is_over, one.lost_rows) == (State.LOST, True, 0)
+    assert "AMP902" in {finding.code for finding in last.diagnosis.findings}
+    assert len(mirror.curve("loss")) == 100
 
 
 def test_a_run_that_ended_and_goes_on_is_not_shown_twice(tmp_path, worker):

@@ -34,7 +34,7 @@ class _Run:
     is_over: bool = False
 
 
-class LatestValues:
+class CurrentValues:
     """Kept by the mirror's thread, read by whichever thread is asked for the numbers."""
 
     def __init__(self) -> None:
