@@ -42,12 +42,10 @@ def autocast_not_active(case: Case) -> Iterator[Seen]:
     if any(one.runs_half for one in case.precision.layers.values()):
         return
     dtypes = " or ".join(sorted({one.output_dtype for one in products.values()}))
-    which = f"All {len(products):,} layers" if len(products) > 1 else "The one layer"
-    gave = "that multiply matrices gave" if len(products) > 1 else "that multiplies matrices gave"
     yield Seen(
         at=case.scale,
         summary="The loss is scaled, and no layer runs in half precision.",
-        cause=f"{which} {gave} {dtypes}.",
+        cause=f"The output of {count_text(len(products), 'matrix product')} is {dtypes}.",
         evidence=(Evidence("output_dtype", case.scale.last_step, dtypes, "float16"),),
     )
 

@@ -140,7 +140,7 @@ def rank_silent(case: Case) -> Iterator[Seen]:
     ages = {one.rank: max(newest_step - one.step_ns, newest - one.any_ns) for one in signs}
     silent = [one for one in signs if ages[one.rank] > patience and not course.is_gone(one.rank)]
     if not silent:
-        yield from _left_without_a_word(case, signs)
+        yield from _disappeared(case, signs)
         return
     one = silent[0]
     seconds = ages[one.rank] / 1e9
@@ -164,7 +164,7 @@ _LOST_PEER = (
 )  # fmt: skip
 
 
-def _left_without_a_word(case: Case, signs: Sequence[_Sign]) -> Iterator[Seen]:
+def _disappeared(case: Case, signs: Sequence[_Sign]) -> Iterator[Seen]:
     """Ranks with neither an end nor an error, after which another lost its connection."""
     course, fatal = case.ranks, case.ledger.fatal
     lost = [e for e in fatal if any(w in str(e.detail.get("message", "")) for w in _LOST_PEER)]
@@ -230,7 +230,9 @@ def _signs_of_life(case: Case) -> list[_Sign]:
 def reduction_overflow(case: Case) -> Iterator[Seen]:
     """Finite gradients whose sum is not."""
     joint, times = case.scale.culprits.joint, case.scale.culprits.joint.joining
-    if times.count < policy.BACKWARD_OVERFLOWS or _still_searches(case):
+    # The scale may still come to where the sum fits.
+    searching = case.is_searching and case.scale.startup_skips < policy.STARTUP_BLIND_SKIPS
+    if times.count < policy.BACKWARD_OVERFLOWS or searching:
         return
     standing = _standing(case, times)
     yield Seen(
@@ -252,11 +254,6 @@ def _standing(case: Case, times: Times) -> Standing:
     gap = (times.last_step - times.first_step) / max(1, times.count - 1)
     since = (case.scale.last_step or 0) - times.last_step
     return Standing.STANDS if since <= RECURRING_GAPS * gap else standing
-
-
-def _still_searches(case: Case) -> bool:
-    """Whether the scale may still come to where the sum fits."""
-    return case.is_searching and case.scale.startup_skips < policy.STARTUP_BLIND_SKIPS
 
 
 @rule(
