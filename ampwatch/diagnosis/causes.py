@@ -76,9 +76,7 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     advice = learning_rate.advise(case.rate, seen)
     causes = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]
     named = next((f for f in causes if _TIES[f.code].excludes_rate(case, f)), None)
-    # What jumped may have been the rate: that it is too high now holds all the same.
-    blamed = any(f.code in RATE and f.because_of in {None, "AMP306"} for f in findings)
-    if named is not None and not blamed:
+    if named is not None and not any(f.code in RATE for f in causes):
         return Advice(Action.NOT_THE_CAUSE, _named_cause(named), current=seen.base)
     if verdict is Verdict.INCOMPLETE:
         return unsure(advice, case)
@@ -86,8 +84,7 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     if calm and advice.action in {Action.NOT_THE_CAUSE, Action.UNKNOWN}:
         # The rows of a sparse log stand close where its steps do not: no trouble, no cause.
         return Advice(Action.KEEP, "Nothing that stands speaks against it.", current=seen.base)
-    died = any(f.code == "AMP410" for f in causes) and advice.action is Action.KEEP
-    if verdict is Verdict.HEALTHY or (seen.onset is not None and not died):
+    if verdict is Verdict.HEALTHY or seen.onset is not None:
         return advice
     return _calm_beside_trouble(case, seen, causes)
 
