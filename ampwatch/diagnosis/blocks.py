@@ -29,7 +29,7 @@ from ampwatch.diagnosis.signals import (
 _STEP_NUMBERS = (
     "time_ns", "scale", "lr", "lr_base", "grad_norm", "grad_norm_applied", "param_norm",
     "update_norm", "max_update_ratio", "update_alignment", "input_amax", "micro_batches",
-    "step_time_ms", "unmoved_share", "asked_share", "update_kept_share", "optimizer",
+    "unmoved_share", "asked_share", "update_kept_share", "optimizer",
 )  # fmt: skip
 STEP_COLUMNS = (
     "step", "scale_after", "skipped", "stepped", "loss", "input_finite", "update_seen",
@@ -99,7 +99,6 @@ class Block:
 
     start: int  # how many entries came before
     step: Integers
-    rows: int  # of the spine
     restart: bool  # steps begin anew here
     columns: Mapping[str, Floats]
     skipped: Mask  # by any rank
@@ -184,7 +183,6 @@ def block_of(
     return Block(
         start=start,
         step=step,
-        rows=rows.num_rows,
         restart=restart,
         columns=columns,
         skipped=np.logical_or.reduce(

@@ -82,7 +82,6 @@ class Observed:
     loop: bool  # the loop itself was watched: its exact numbers, its layers, its end
     table: bool  # each column is one that the training itself wrote
     every_step: bool  # each has a row, so what lies close together is known
-    forward: bool  # whether the forward pass was finite, in some steps
     loss: bool
     rate: bool
     scale: bool
@@ -171,7 +170,6 @@ class Case:
             loop=loop,
             table=self.record.source in _TABLES,
             every_step=loop or (numbered and scale.steps <= scale.entries),
-            forward=numbers.sees_forward,
             loss="loss" in numbers.told,
             rate="lr" in numbers.told,
             scale=scale.has_scaler,

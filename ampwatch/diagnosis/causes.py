@@ -76,18 +76,15 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     advice = learning_rate.advise(case.rate, seen)
     causes = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]
     named = next((f for f in causes if _TIES[f.code].excludes_rate(case, f)), None)
-    # What jumped may have been the rate: that it is too high now holds all the same.
-    blamed = any(f.code in RATE and f.because_of in {None, "AMP306"} for f in findings)
-    if named is not None and not blamed:
+    if named is not None and not any(f.code in RATE for f in causes):
         return Advice(Action.NOT_THE_CAUSE, _named_cause(named), current=seen.base)
     if verdict is Verdict.INCOMPLETE:
         return unsure(advice, case)
     calm = verdict is Verdict.HEALTHY and seen.onset is not None
     if calm and advice.action in {Action.NOT_THE_CAUSE, Action.UNKNOWN}:
         # The rows of a sparse log stand close where its steps do not: no trouble, no cause.
-        return Advice(Action.KEEP, "Nothing that stands speaks against it.", current=seen.base)
-    died = any(f.code == "AMP410" for f in causes) and advice.action is Action.KEEP
-    if verdict is Verdict.HEALTHY or (seen.onset is not None and not died):
+        return Advice(Action.KEEP, "No finding speaks against it.", current=seen.base)
+    if verdict is Verdict.HEALTHY or seen.onset is not None:
         return advice
     return _calm_beside_trouble(case, seen, causes)
 
@@ -99,24 +96,24 @@ def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding])
     harmful = _harmful_step(case)
     if "AMP307" in codes:
         because = (
-            "The loss has not come back into its band, and what was recorded does not show whether "
-            "the rate drove it out: restart before that at the same rate, without those batches."
+            "The loss has not returned to its usual range, and the record does not show whether "
+            "the rate is the cause: restart before that at the same rate, without those batches."
         )
     elif causes and causes[0].code in {"AMP206", "AMP306"}:
         action, because = Action.NOT_THE_CAUSE, _named_cause(causes[0])
     elif codes == {"AMP303"}:
         action = Action.KEEP
-        because = "The loss spiked and came back by itself each time, at this very rate."
+        because = "The loss spiked and recovered by itself each time, at this same rate."
     elif not seen.sees_mechanism:
-        because = f"{what} stands; neither updates nor gradients are recorded to judge the rate by."
+        because = f"{what} stands; without updates or gradients the rate cannot be judged."
     elif harmful is not None:
         because = (
-            f"{what} stands, and the update of step {harmful} was large beside the weights: "
-            "whether the rate brought it about shows in a run begun anew at a quarter of it."
+            f"{what} stands, and the update of step {harmful} was large compared with the weights: "
+            "a new run at a quarter of the rate would show whether the rate is the cause."
         )
     else:
         action = Action.NOT_THE_CAUSE
-        because = f"{what} stands, and neither the loss nor the updates left their bands."
+        because = f"{what} stands, and loss and updates stayed within their usual range."
     return Advice(action, because, current=seen.base)
 
 

@@ -78,9 +78,13 @@ class Lane:
 
     def reach(self, limit: int, restarts: int) -> int:
         """How many rows from here belong to steps up to `limit`, over so many restarts."""
-        allowed = restarts - self.restarts
-        stop = int(self.anew[allowed]) if len(self.anew) > allowed else len(self.steps)
-        return int(np.searchsorted(self.steps[:stop], limit, side="right"))
+        begin, allowed = 0, restarts - self.restarts
+        for end in [*self.anew.tolist(), len(self.steps)][: allowed + 1]:
+            found = begin + int(np.searchsorted(self.steps[begin:end], limit, side="right"))
+            if found < end:
+                return found
+            begin = end
+        return begin
 
     def first_rows(self, count: int) -> Integers:
         """Where each step begins in the next rows: several optimizers write a row each for one."""

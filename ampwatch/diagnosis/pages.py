@@ -21,6 +21,14 @@ PARTS = (
     ("Example", "example"),
 )
 _WIDTH = 76
+_LISTING_HEAD = """\
+# The findings
+
+What this version of ampwatch can find, each with its usual severity.
+The pages are made from the rules; `ampwatch explain CODE` prints the same.
+
+| code | name | usually |
+|---|---|---|"""
 
 
 def plain_page(rule: Rule) -> str:
@@ -69,16 +77,7 @@ def _listing(rules: Sequence[Rule]) -> str:
         f"| [{rule.code}]({rule.code}-{rule.name}.md) | {rule.name} | {rule.usual.value} |"
         for rule in rules
     ]
-    head = [
-        "# The findings",
-        "",
-        "What this version of ampwatch can find, each with its usual severity.",
-        "The pages are made from the rules; `ampwatch explain CODE` prints the same.",
-        "",
-        "| code | name | usually |",
-        "|---|---|---|",
-    ]
-    return "\n".join([*head, *rows]) + "\n"
+    return "\n".join([_LISTING_HEAD, *rows]) + "\n"
 
 
 def _escaped(text: str) -> str:

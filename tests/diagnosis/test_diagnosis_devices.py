@@ -65,7 +65,7 @@ def rise(first, last, count=1200, start=0.0, stop=1.0):
 def test_memory_that_is_kept_from_step_to_step_is_a_warning():
     run = run_with(card(kept=rise(8 * GB, 30 * GB)))
     assert found(run) == {"AMP503": "warning"}
-    assert finding(run, "AMP503").summary.startswith("cuda:0 keeps more and more memory: 6")
+    assert finding(run, "AMP503").summary.startswith("Memory on cuda:0 keeps growing: 6")
 
 
 def test_a_leak_that_would_take_days_to_fill_the_card_is_told_without_alarm():
@@ -110,7 +110,10 @@ def test_a_peak_that_creeps_to_the_end_of_the_card_is_near_the_limit():
     full = {"reserved_bytes": int(78.5 * GB), "used_bytes": int(79 * GB)}
     run = run_with(card(active=rise(62 * GB, 69 * GB), **full))
     assert found(run) == {"AMP504": "warning"}
-    assert finding(run, "AMP504").summary == "cuda:0 is at 97 % of its memory, and rises."
+    assert (
+        finding(run, "AMP504").summary
+        == "cuda:0 uses 97 % of its memory, and the peak still rises."
+    )
 
 
 def test_what_others_hold_of_the_card_is_not_there_for_this_process():
@@ -183,7 +186,7 @@ def test_a_card_that_only_pauses_is_not_idle(name):
 def test_one_of_two_cards_that_does_all_the_work_is_told_by_name():
     run = run_with(card(busy=0.96), card(busy=0.0, device="cuda:1"))
     assert found(run) == {"AMP606": "warning"}
-    assert finding(run, "AMP606").summary == "cuda:1 does nothing, cuda:0 all the work."
+    assert finding(run, "AMP606").summary == "cuda:1 is idle, and cuda:0 does all the work."
 
 
 COMPANIONS = {

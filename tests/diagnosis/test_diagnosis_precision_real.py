@@ -66,13 +66,13 @@ def test_most_work_outside_autocast_names_the_layer_that_does_it(tmp_path: Path)
 def test_no_autocast_at_all_is_told(tmp_path: Path) -> None:
     told = found(tmp_path, nn.Linear(32, 4), autocast=False)
     assert set(told) == {"AMP405"}
-    assert told["AMP405"].cause == "The one layer that multiplies matrices gave float32."
+    assert told["AMP405"].cause == "The output of 1 matrix product is float32."
 
 
 def test_float64_is_not_told_as_float32(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 4)).double()
     told = found(tmp_path, model, lambda m, x: outputs(m, x.double()), autocast=False)
-    assert told["AMP405"].cause == "All 2 layers that multiply matrices gave float64."
+    assert told["AMP405"].cause == "The output of 2 matrix products is float64."
 
 
 def test_a_scaler_under_bfloat16_is_told(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_what_the_log_does_not_tell_is_listed(column, name):
     told = {"loss": [1.0, 0.9], "lr": [0.1, 0.1], "grad_norm": [1.0, 1.0]}
     del told[column]
     finding = next(f for f in diagnose(sparse([1, 2], **told)).findings if f.code == "AMP901")
-    assert f"The log tells no {name}:" in finding.cause
+    assert f"The log has no {name}:" in finding.cause
 
 
 def test_marks_are_told_as_sentences():

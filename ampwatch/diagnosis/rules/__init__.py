@@ -1,4 +1,4 @@
-"""The rules, by code: every `@rule` of the modules in this folder. A new one needs no other line.
+"""The rules, by code: every one that a module of this folder holds. A new one needs no other line.
 
 The modules are found by name, and not imported one by one, so that none can be forgotten.
 """
@@ -10,9 +10,8 @@ import pkgutil
 
 from ampwatch.diagnosis.registry import Rule
 
-_MODULES = [importlib.import_module(f"{__name__}.{each.name}") for each in
-            pkgutil.iter_modules(__path__)]  # fmt: skip
-_FOUND = {
-    one.code: one for module in _MODULES for one in vars(module).values() if isinstance(one, Rule)
-}
-RULES: tuple[Rule, ...] = tuple(_FOUND[code] for code in sorted(_FOUND))
+_MODULES = [
+    importlib.import_module(f"{__name__}.{at.name}") for at in pkgutil.iter_modules(__path__)
+]
+_FOUND = {one for module in _MODULES for one in vars(module).values() if isinstance(one, Rule)}
+RULES: tuple[Rule, ...] = tuple(sorted(_FOUND, key=lambda rule: rule.code))

@@ -1,4 +1,4 @@
-"""AMP503 to AMP505, AMP508, AMP606: the cards' memory, and what they do not get to do."""
+"""AMP503 to AMP505, AMP508, AMP606: GPU memory that grows or runs out, and GPUs that wait."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ UNUSED_UTILISATION, USED_UTILISATION, UNUSED_MEMORY = 0.05, 0.3, 0.1
     "memory-growth",
     Severity.WARNING,
     Page(
-        meaning="What stays allocated on the card grows from step to step: something keeps "
-        "tensors, and with them often the whole graph of each step.",
-        looks="The least that is allocated and the peak rise together, window after window.",
-        not_to_confuse="The caching allocator, which reserves and does not allocate; a first "
-        "evaluation, which lifts the peak once; longer sequences, which lift the peak and leave "
-        "what is kept; a buffer that is filled on purpose and then stays.",
-        do="Look for tensors that outlive a step: `total += loss` (take loss.detach()), outputs "
-        "collected in a list, retain_graph=True, hooks and caches that hold activations.",
-        example="cuda:0 keeps more and more memory: 68.4 GB an hour. What is allocated at the "
-        "least rose from 12.9 GB to 26.6 GB, and the peak with it.",
+        meaning="The memory that stays allocated on the GPU grows from step to step: something "
+        "keeps tensors alive, and often the whole graph of each step with them.",
+        looks="The minimum and the peak of allocated memory rise together, window after window.",
+        not_to_confuse="The caching allocator, which reserves memory and does not allocate it; a "
+        "first evaluation, which raises the peak once; longer sequences, which raise the peak and "
+        "not the minimum; a buffer that is filled on purpose and then stays.",
+        do="Look for tensors that are kept beyond their step: `total += loss` (use loss.detach()), "
+        "outputs collected in a list, retain_graph=True, hooks and caches that hold activations.",
+        example="Memory on cuda:0 keeps growing: 68.4 GB an hour. The minimum of allocated memory "
+        "rose from 12.9 GB to 26.6 GB, and the peak rose with it.",
     ),
 )
 def memory_growth(case: Case) -> Iterator[Seen]:
@@ -47,10 +47,11 @@ def memory_growth(case: Case) -> Iterator[Seen]:
         severity=Severity.WARNING if growth.fills_card else Severity.INFO,
         at=case.scale,
         ranks=_ranks([one for one, _ in grown]),
-        summary=f"{_where(case, card)} keeps more and more memory: "
+        summary=f"Memory on {_where(case, card)} keeps growing: "
         f"{bytes_text(growth.bytes_per_hour)} an hour.",
-        cause=f"What is allocated at the least rose from {bytes_text(growth.first_bytes)} to "
-        f"{bytes_text(growth.last_bytes)}, and the peak with it: tensors outlive their step.",
+        cause=f"The minimum of allocated memory rose from {bytes_text(growth.first_bytes)} to "
+        f"{bytes_text(growth.last_bytes)}, and the peak rose with it: tensors are kept beyond "
+        "their step.",
         evidence=(_now(case, "allocated_bytes", growth.last_bytes, growth.first_bytes),),
     )
 
@@ -61,15 +62,16 @@ def memory_growth(case: Case) -> Iterator[Seen]:
     Severity.WARNING,
     Page(
         meaning=f"The peak of allocated memory is within {100 * (1 - MEMORY_LIMIT):.0f} % of what "
-        "the card has for this process, and it still rises: a longer batch ends the run.",
-        looks="Peak over total, less what other processes and the driver hold, at "
+        "the GPU has for this process, and it still rises: a longer batch may end the run.",
+        looks="The peak over the total, less what other processes and the driver hold, at "
         f"{100 * MEMORY_LIMIT:.0f} % or more and higher again and again in the last half of the "
         "record.",
-        not_to_confuse="A card filled on purpose, whose peak stands still; reserved memory, which "
-        "the allocator gives back when it must.",
+        not_to_confuse="A GPU that is filled on purpose, whose peak no longer changes; reserved "
+        "memory, which the allocator gives back when it must.",
         do="Leave room for the longest batch: a smaller batch, activation checkpointing, or bound "
         "the sequence length. Run the longest batch first, to see whether it fits.",
-        example="cuda:0 is at 97 % of its memory, and rises. The peak is 76.7 GB of 80.0 GB.",
+        example="cuda:0 uses 97 % of its memory, and the peak still rises. The peak is 76.7 GB of "
+        "80.0 GB.",
     ),
 )
 def memory_near_limit(case: Case) -> Iterator[Seen]:
@@ -81,10 +83,10 @@ def memory_near_limit(case: Case) -> Iterator[Seen]:
     yield Seen(
         at=case.scale,
         ranks=_ranks([one for one, _ in near]),
-        summary=f"{_where(case, card)} is at {100 * min(share, 1.0):.0f} % of its memory, and "
-        "rises.",
+        summary=f"{_where(case, card)} uses {100 * min(share, 1.0):.0f} % of its memory, and the "
+        "peak still rises.",
         cause=f"The peak is {bytes_text(float(card.peak_bytes.whole[-1]))} of "
-        f"{bytes_text(card.total_bytes)}, part of which others or the driver hold.",
+        f"{bytes_text(card.total_bytes)}, part of which other processes or the driver hold.",
         evidence=(_now(case, "peak_share", share, MEMORY_LIMIT),),
     )
 
@@ -94,22 +96,21 @@ def memory_near_limit(case: Case) -> Iterator[Seen]:
     "gpu-idle",
     Severity.INFO,
     Page(
-        meaning="Even in its busiest seconds the card waits: for data, for the host, or for "
-        "copies.",
+        meaning="Even in its busiest seconds the GPU waits: for data, for the CPU, or for copies.",
         looks="NVML's utilisation, the share of time in which any kernel ran, has its "
         f"{100 * IDLE_QUANTILE:.0f}th percentile below {100 * IDLE_UTILISATION:.0f} %; seconds in "
         "which nothing ran at all do not count.",
-        not_to_confuse="A pause for evaluation or a checkpoint; a card whose kernels are too small "
+        not_to_confuse="A pause for evaluation or a checkpoint; a GPU whose kernels are too small "
         "to fill it, which reads 100 %.",
-        do="Give the DataLoader workers and pinned memory, and copy with non_blocking=True; take "
+        do="Give the DataLoader workers and pinned memory, and copy with non_blocking=True; move "
         ".item() and print out of the loop; see AMP508 where the network is small.",
-        example="cuda:0 waits: kernels run 30 % of the typical second. In its busiest seconds it "
-        "is 38 %.",
+        example="cuda:0 is often idle: kernels run in 30 % of a typical second. In its busiest "
+        "seconds it is 38 %.",
     ),
     Ties(explained_by=("AMP508",)),
 )
 def gpu_idle(case: Case) -> Iterator[Seen]:
-    """Cards that wait."""
+    """GPUs that wait."""
     idle = _waiting_cards(case)
     if not idle:
         return
@@ -117,10 +118,10 @@ def gpu_idle(case: Case) -> Iterator[Seen]:
     yield Seen(
         at=case.scale,
         ranks=_ranks(idle),
-        summary=f"{_where(case, card)} waits: kernels run "
-        f"{100 * card.utilisation_at(0.5, busy=True):.0f} % of the typical second.",
-        cause=f"In its busiest seconds it is {100 * _busiest(card):.0f} %: the card waits for "
-        "data, for the host or for copies.",
+        summary=f"{_where(case, card)} is often idle: kernels run in "
+        f"{100 * card.utilisation_at(0.5, busy=True):.0f} % of a typical second.",
+        cause=f"In its busiest seconds it is {100 * _busiest(card):.0f} %: the GPU waits for "
+        "data, for the CPU or for copies.",
         evidence=(_now(case, "utilisation", _busiest(card), IDLE_UTILISATION),),
     )
 
@@ -130,19 +131,19 @@ def gpu_idle(case: Case) -> Iterator[Seen]:
     "host-bound",
     Severity.INFO,
     Page(
-        meaning="The card waits for the host: most of its products are over sooner than the host "
-        "has launched the next.",
-        looks=f"A card that waits (AMP505), and most matrix products below {LAUNCH_FLOPS:.0e} "
-        "operations, which take a card with tensor cores less time than a launch takes the host.",
-        not_to_confuse="Slow data, where the products may be large.",
+        meaning="The GPU waits for the CPU: most matrix products finish before the CPU has "
+        "launched the next one.",
+        looks=f"A GPU that waits (AMP505), and most matrix products below {LAUNCH_FLOPS:.0e} "
+        "operations: with tensor cores these take less time than the CPU needs for a launch.",
+        not_to_confuse="Slow data loading, where the products may be large.",
         do="A larger batch, torch.compile or CUDA graphs, fused optimizers (fused=True), and no "
         ".item() or print in each step.",
-        example="The host holds cuda:0 up: 4 of 4 matrix products need fewer than 1e+08 "
+        example="cuda:0 is waiting for the CPU: 4 of 4 matrix products need fewer than 1e+08 "
         "operations.",
     ),
 )
 def host_bound(case: Case) -> Iterator[Seen]:
-    """Products too small to be worth their launch, on a card that waits."""
+    """Products too small to be worth their launch, on a GPU that waits."""
     idle = _waiting_cards(case)
     work = [one.flops for one in case.precision.products.values() if one.flops is not None]
     small = sum(flops < LAUNCH_FLOPS for flops in work)
@@ -151,9 +152,9 @@ def host_bound(case: Case) -> Iterator[Seen]:
     yield Seen(
         at=case.scale,
         ranks=_ranks(idle),
-        summary=f"The host holds {_where(case, idle[0])} up: the network's products are small.",
+        summary=f"{_where(case, idle[0])} is waiting for the CPU: the matrix products are small.",
         cause=f"{small} of {count_text(len(work), 'matrix product')} need fewer than "
-        f"{LAUNCH_FLOPS:.0e} operations, less time than the host needs to launch them.",
+        f"{LAUNCH_FLOPS:.0e} operations, less time than the CPU needs to launch them.",
         evidence=(_now(case, "flops", max(work), LAUNCH_FLOPS),),
     )
 
@@ -163,17 +164,16 @@ def host_bound(case: Case) -> Iterator[Seen]:
     "device-idle",
     Severity.WARNING,
     Page(
-        meaning="One of several cards does all the work: another holds a part of the run's memory "
-        "and computes nothing.",
-        looks=f"A card with at least {100 * UNUSED_MEMORY:.0f} % of another's memory and hardly "
-        "ever a kernel, beside one that works.",
-        not_to_confuse="Cards of other runs, which hold nothing of this one; layers spread over "
-        "cards, which take turns; ranks that wait for one another, whose cards read 100 %.",
-        do="Send part of the batch there (DistributedDataParallel, one process a card), or leave "
-        "the card to others. Under DataParallel give batches that divide by the number of cards; "
-        "put inputs where the layers are; with torchrun call torch.cuda.set_device(local_rank) "
-        "first.",
-        example="cuda:1 does nothing, cuda:0 all the work. It holds 30.8 GB.",
+        meaning="One of several GPUs does all the work: another holds memory of this run and "
+        "computes nothing.",
+        looks=f"A GPU with at least {100 * UNUSED_MEMORY:.0f} % of another's memory that hardly "
+        "ever runs a kernel, beside one that is busy.",
+        not_to_confuse="GPUs of other runs, which hold nothing of this one; layers spread over "
+        "GPUs, which take turns; ranks that wait for one another, whose GPUs read 100 %.",
+        do="Use it for part of the batch (DistributedDataParallel, one process for each GPU), or "
+        "free it. Under DataParallel use batches that divide by the number of GPUs; put inputs "
+        "where the layers are; with torchrun call torch.cuda.set_device(local_rank) first.",
+        example="cuda:1 is idle, and cuda:0 does all the work. It holds 30.8 GB.",
     ),
 )
 def device_idle(case: Case) -> Iterator[Seen]:
@@ -195,7 +195,8 @@ def device_idle(case: Case) -> Iterator[Seen]:
     yield Seen(
         at=case.scale,
         ranks=_ranks(idle),
-        summary=f"{names} {'does' if len(idle) == 1 else 'do'} nothing, {works} all the work.",
+        summary=f"{names} {'is' if len(idle) == 1 else 'are'} idle, and {works} "
+        f"{'does' if len(busy) == 1 else 'do'} all the work.",
         cause=f"It holds {bytes_text(idle[0].reserved_bytes)}, and a kernel runs there in at most "
         f"{100 * kernels:.0f} % of its busiest seconds.",
         evidence=(_now(case, "utilisation", kernels, busy[0].utilisation_at(0.5)),),

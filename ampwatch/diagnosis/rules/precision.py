@@ -1,4 +1,4 @@
-"""AMP405 to AMP407, AMP414 and AMP502: who runs, and is kept, in half precision."""
+"""AMP405 to AMP407, AMP414, AMP502: which layers compute and keep weights in half precision."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PRECISION_SAMPLES = 3
     "autocast-not-active",
     Severity.WARNING,
     Page(
-        meaning="The loss is scaled and no layer runs in half precision: all the risk of a "
-        "scaler and none of the speed.",
+        meaning="The loss is scaled and no layer runs in half precision: the scaler costs steps "
+        "and nothing gets faster.",
         looks="Not one matrix product whose output is fp16 or bf16, in "
         f"{PRECISION_SAMPLES} samples or more.",
         not_to_confuse="AMP502: there some layers do. A scaler that is disabled on purpose.",
@@ -42,12 +42,10 @@ def autocast_not_active(case: Case) -> Iterator[Seen]:
     if any(one.runs_half for one in case.precision.layers.values()):
         return
     dtypes = " or ".join(sorted({one.output_dtype for one in products.values()}))
-    which = f"All {len(products):,} layers" if len(products) > 1 else "The one layer"
-    gave = "that multiply matrices gave" if len(products) > 1 else "that multiplies matrices gave"
     yield Seen(
         at=case.scale,
         summary="The loss is scaled, and no layer runs in half precision.",
-        cause=f"{which} {gave} {dtypes}.",
+        cause=f"The output of {count_text(len(products), 'matrix product')} is {dtypes}.",
         evidence=(Evidence("output_dtype", case.scale.last_step, dtypes, "float16"),),
     )
 
@@ -95,7 +93,7 @@ def fp16_parameters(case: Case) -> Iterator[Seen]:
         "there is nothing to scale for; each overflow the scaler provokes costs a step.",
         looks="Autocast to bfloat16 only, and a loss scale.",
         not_to_confuse="fp16, which needs the scaler.",
-        do="Leave out the GradScaler, or pass enabled=False.",
+        do="Remove the GradScaler, or pass enabled=False.",
         example="torch.autocast('cuda', torch.bfloat16) with GradScaler('cuda').",
     ),
 )
@@ -116,10 +114,10 @@ def scaler_with_bf16(case: Case) -> Iterator[Seen]:
     "eps-underflow",
     Severity.ERROR,
     Page(
-        meaning="The optimizer's eps is zero in the weights' own format, so nothing keeps its "
-        "division from 0 / 0: weights become nan within a few steps, with finite gradients.",
+        meaning="The optimizer's eps rounds to zero in the format of the weights, so its division "
+        "can be 0 / 0: weights become nan within a few steps, with finite gradients.",
         looks=f"float16 weights that are trained, and an eps below {scale_text(FLOAT16_TINY)}.",
-        not_to_confuse="A normalisation layer's eps, which this does not look at.",
+        not_to_confuse="A normalisation layer's eps, which this finding does not check.",
         do="Keep the weights in float32; or set eps to 1e-4 or so.",
         example="model.half() with Adam, whose eps is 1e-8.",
     ),
@@ -152,8 +150,8 @@ def eps_underflow(case: Case) -> Iterator[Seen]:
         meaning="Most of the arithmetic runs in float32, so mixed precision saves little.",
         looks=f"Of all operations in matrix products, less than {100 * HALF_WORK_SHARE:.0f} % "
         "have an fp16 or bf16 output.",
-        not_to_confuse="AMP405, where none has.",
-        do="Move the large layers under autocast; keep only what needs it in float32.",
+        not_to_confuse="AMP405, where none does.",
+        do="Run the large layers under autocast; keep in float32 only what needs it.",
         example="autocast(enabled=False) around the whole encoder.",
     ),
 )

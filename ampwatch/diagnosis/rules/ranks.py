@@ -31,11 +31,11 @@ SAME_LOSSES = policy.NO_ACCIDENT_STEPS
     Severity.ERROR,
     Page(
         meaning="The ranks of one run have different loss scales, or one skips a step that "
-        "another takes: their weights part, and nothing brings them together again.",
-        looks="At the same step another scale or another skip on some rank.",
+        "another takes: their weights diverge, and nothing makes them equal again.",
+        looks="A different scale or a different skip on some rank at the same step.",
         not_to_confuse="Ranks that log at different times: only equal steps are compared.",
-        do="Make found_inf common: use the sharded scaler with FSDP, or all-reduce the overflow "
-        "flag before scaler.step; do not unscale parameters that only one rank has.",
+        do="Share found_inf: use the sharded scaler with FSDP, or all-reduce the overflow flag "
+        "before scaler.step; do not unscale parameters that only one rank has.",
         example="a plain GradScaler with FSDP: rank 3 skips step 812, the others do not.",
     ),
     Ties(excludes_rate=always),
@@ -62,15 +62,15 @@ def ranks_disagree(case: Case) -> Iterator[Seen]:
     "one-rank-overflows",
     Severity.WARNING,
     Page(
-        meaning="It is always the same rank whose gradients overflow, and all ranks skip the step "
-        "for it: its share of the data is bad, or its card is.",
+        meaning="The gradients of one rank overflow, always the same, and all ranks skip the step "
+        "because of it: its share of the data is bad, or its GPU is.",
         looks="Overflows, not explained by the search or by growth, in which one rank's own loss "
-        "or gradients were not finite and all others' were; more often the same rank than chance "
-        "would have it, where the scale may have had a part.",
-        not_to_confuse="A scale that is too high, which meets now this rank and now that; ranks "
+        "or gradients were not finite and all others' were. Where the scale may have contributed, "
+        "it must be the same rank more often than chance allows.",
+        not_to_confuse="A scale that is too high, which affects a different rank each time; ranks "
         "of which one skips and another does not (AMP601).",
-        do="Look at that rank's batches at these steps. If they are sound, run them on another "
-        "rank: what stays with the card is the card's.",
+        do="Check that rank's batches at these steps. If they are valid, run them on another rank: "
+        "a fault that stays with the GPU is the GPU's.",
         example="targets of 1e13 in one rank's share: rank 1 alone overflows, in 10 of 10 "
         "overflows.",
     ),
@@ -100,7 +100,7 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
             f"{standing.ending}.",
             cause=f"Its own loss or {own} are not finite there and the other ranks' are; the sum "
             "of the gradients is not, so all ranks skip.",
-            action=f"Look at rank {rank}'s batches at these steps; if they are sound, at its card.",
+            action=f"Check rank {rank}'s batches at these steps; if they are valid, its GPU.",
             evidence=(
                 Evidence("overflows", times.last_step, float(times.count), float(joint.judged)),
             ),
@@ -112,19 +112,19 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
     "rank-silent",
     Severity.ERROR,
     Page(
-        meaning="One rank has stopped writing while others went on: its process died, hangs, or "
-        "waits for a collective that never comes.",
+        meaning="One rank has stopped writing while others continued: its process died, hangs, or "
+        "waits for a collective operation that never completes.",
         looks=f"A rank's last row is {SILENT_RANK_S:.0f} s older than another's, and "
         f"{SILENT_RANK_STEPS} steps' time: its steps, "
-        "or the samples of its devices, which go on while a living rank waits for a dead one. "
-        "Clocks that differ are set right by the first step that both closed. Or: it wrote "
-        "neither an end nor an error, and another lost the connection.",
-        not_to_confuse="A rank that said that it ended; one that a restart with fewer ranks no "
-        "longer has.",
-        do="Look at that rank's process and its output; a rank that died leaves the others "
-        "waiting at the next collective.",
-        example="Rank 1 left without a word after step 30. It wrote neither an end nor an error, "
-        "and rank 0 then lost its connection.",
+        "or the samples of its devices, which continue while a living rank waits for a dead one. "
+        "Clock offsets are corrected at the first common step. Or: it recorded neither an end nor "
+        "an error, and another rank lost the connection.",
+        not_to_confuse="A rank that recorded its end; one that is missing because the run was "
+        "restarted with fewer ranks.",
+        do="Check that rank's process and its output; a rank that died leaves the others "
+        "waiting at the next collective operation.",
+        example="Rank 1 disappeared after step 30. It recorded neither an end nor an error, and "
+        "rank 0 then lost its connection.",
     ),
     Ties(excludes_rate=always),
 )
@@ -140,7 +140,7 @@ def rank_silent(case: Case) -> Iterator[Seen]:
     ages = {one.rank: max(newest_step - one.step_ns, newest - one.any_ns) for one in signs}
     silent = [one for one in signs if ages[one.rank] > patience and not course.is_gone(one.rank)]
     if not silent:
-        yield from _left_without_a_word(case, signs)
+        yield from _disappeared(case, signs)
         return
     one = silent[0]
     seconds = ages[one.rank] / 1e9
@@ -152,7 +152,7 @@ def rank_silent(case: Case) -> Iterator[Seen]:
         summary=f"Rank {one.rank} has been silent since step {one.step}.",
         cause=f"Its last row is {seconds:.0f} s older than another rank's."
         + " Its devices are still sampled, so its process lives." * lives,
-        action="Look at that rank's process: it died, hangs, or waits for the others.",
+        action="Check that rank's process: it died, hangs, or waits for the others.",
         evidence=(Evidence("step", one.step, seconds, patience / 1e9),),
     )
 
@@ -164,7 +164,7 @@ _LOST_PEER = (
 )  # fmt: skip
 
 
-def _left_without_a_word(case: Case, signs: Sequence[_Sign]) -> Iterator[Seen]:
+def _disappeared(case: Case, signs: Sequence[_Sign]) -> Iterator[Seen]:
     """Ranks with neither an end nor an error, after which another lost its connection."""
     course, fatal = case.ranks, case.ledger.fatal
     lost = [e for e in fatal if any(w in str(e.detail.get("message", "")) for w in _LOST_PEER)]
@@ -177,11 +177,11 @@ def _left_without_a_word(case: Case, signs: Sequence[_Sign]) -> Iterator[Seen]:
         first_step=one.step,
         last_step=after.step,
         ranks=tuple(sign.rank for sign in gone),
-        summary=f"Rank {one.rank} left without a word after step {one.step}.",
-        cause=f"It wrote neither an end nor an error, and rank {after.rank} then lost its "
+        summary=f"Rank {one.rank} disappeared after step {one.step}.",
+        cause=f"It recorded neither an end nor an error, and rank {after.rank} then lost its "
         "connection: the process was killed.",
-        action="See that machine's log for who killed it: the out-of-memory killer, the scheduler, "
-        "a fault.",
+        action="Check that machine's log for what killed it: the out-of-memory killer, the "
+        "scheduler, a hardware fault.",
         evidence=(Evidence("exception", after.step, after.exception),),
     )
 
@@ -213,15 +213,15 @@ def _signs_of_life(case: Case) -> list[_Sign]:
     "reduction-overflow",
     Severity.ERROR,
     Page(
-        meaning="Every rank's own gradients are finite, and what they add up to is not: the sum "
-        "or its format overflows on the way between ranks.",
-        looks="Overflows, not explained by the search or by growth, before which no rank's "
-        "parameters had a gradient that was not finite. Seen on sampled steps and on the "
+        meaning="The gradients of every rank are finite and their sum is not: the reduction "
+        "between the ranks overflows.",
+        looks="Overflows, not explained by the search or by growth, before which no rank had a "
+        "gradient that was not finite. Seen on sampled steps and on the "
         f"{policy.SAMPLING_DELAY_STEPS} after a skip.",
-        not_to_confuse="One rank that spoils the sum (AMP602); gradients that overflow in the "
+        not_to_confuse="One rank with bad gradients (AMP602); gradients that overflow in the "
         "backward pass of all ranks (AMP202).",
-        do="Reduce in float32, or in bf16 (bf16_compress_hook); divide before the sum and not "
-        "after; keep layers that run in float32 out of the compressed buckets.",
+        do="Reduce in float32 or in bf16 (bf16_compress_hook); divide before the sum instead of "
+        "after it; keep layers that run in float32 out of the compressed buckets.",
         example="fp16_compress_hook over a head in float32: the ranks' gradients are finite and "
         "their sum is not, 9 times.",
     ),
@@ -230,7 +230,9 @@ def _signs_of_life(case: Case) -> list[_Sign]:
 def reduction_overflow(case: Case) -> Iterator[Seen]:
     """Finite gradients whose sum is not."""
     joint, times = case.scale.culprits.joint, case.scale.culprits.joint.joining
-    if times.count < policy.BACKWARD_OVERFLOWS or _still_searches(case):
+    # The scale may still come to where the sum fits.
+    searching = case.is_searching and case.scale.startup_skips < policy.STARTUP_BLIND_SKIPS
+    if times.count < policy.BACKWARD_OVERFLOWS or searching:
         return
     standing = _standing(case, times)
     yield Seen(
@@ -238,8 +240,8 @@ def reduction_overflow(case: Case) -> Iterator[Seen]:
         at=times,
         summary=f"The ranks' gradients are finite and their sum is not, "
         f"{count_text(times.count, 'time')}{standing.ending}.",
-        cause="Before the ranks were joined every gradient was finite, on every rank: the "
-        "reduction, or the format it is done in, overflows.",
+        cause="Before the reduction every gradient was finite on every rank: the sum, or the "
+        "format in which it is made, overflows.",
         evidence=(Evidence("overflows", times.last_step, float(times.count), float(joint.judged)),),
     )
 
@@ -254,19 +256,14 @@ def _standing(case: Case, times: Times) -> Standing:
     return Standing.STANDS if since <= RECURRING_GAPS * gap else standing
 
 
-def _still_searches(case: Case) -> bool:
-    """Whether the scale may still come to where the sum fits."""
-    return case.is_searching and case.scale.startup_skips < policy.STARTUP_BLIND_SKIPS
-
-
 @rule(
     "AMP605",
     "ranks-see-same-data",
     Severity.WARNING,
     Page(
-        meaning="All ranks compute the very same losses: each sees the same batches, so more "
-        "cards do the work of one.",
-        looks="Losses that are equal bit for bit on all ranks, step after step, and vary in time.",
+        meaning="All ranks compute identical losses: each sees the same batches, so several GPUs "
+        "do the work of one.",
+        looks="Losses that are bit-identical on all ranks, step after step, and change over time.",
         not_to_confuse="A loss that is averaged over ranks before it is logged or scaled; tensor "
         "parallelism, whose ranks share a batch by design.",
         do="Use a DistributedSampler (and set_epoch), or seed the ranks' data differently.",
@@ -283,7 +280,7 @@ def ranks_see_same_data(case: Case) -> Iterator[Seen]:
     yield Seen(
         at=case.scale,
         summary=f"All {len(others) + 1} ranks compute the same losses.",
-        cause=f"In {count_text(compared, 'step')} they are equal bit for bit: each rank sees the "
-        "same batches.",
+        cause=f"In {count_text(compared, 'step')} they are bit-identical: each rank sees the same "
+        "batches.",
         evidence=(Evidence("loss", case.scale.last_step, float(compared), float(compared)),),
     )

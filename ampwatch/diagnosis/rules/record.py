@@ -1,4 +1,4 @@
-"""AMP901 to AMP903: what the record itself lacks."""
+"""AMP901 to AMP903: what is missing from the record itself."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from ampwatch.rows import EventKind
     "incomplete-data",
     Severity.INFO,
     Page(
-        meaning="Something could not be judged, because the record does not hold it.",
-        looks="A log cut off, no layers, a culprit that is only bounded. The text says which.",
-        not_to_confuse="A healthy run: absent is not fine, it is unknown.",
+        meaning="Something could not be judged, because the record does not contain it.",
+        looks="A truncated log, no layers, a layer that is only an upper bound. The text says "
+        "which.",
+        not_to_confuse="A healthy run: what is absent is unknown, not fine.",
         do="Pass the model to ampwatch.attach; keep the trainer's own log.",
-        example="steps 1 to 812 readable, 3 kB after them cut off.",
+        example="steps 1 to 812 are readable, 3 kB after them are truncated.",
     ),
 )
 def incomplete_data(case: Case) -> Iterator[Seen]:
@@ -32,7 +33,7 @@ def incomplete_data(case: Case) -> Iterator[Seen]:
         yield Seen(
             summary="Some things could not be judged.",
             cause=" ".join(missing),
-            action="Read the findings with that in mind.",
+            action="Keep this in mind when you read the findings.",
         )
 
 
@@ -45,8 +46,8 @@ def _blind_spots(case: Case) -> Iterator[str]:
     bounded = _bounded_layers(case)
     if bounded:
         yield (
-            f"{list_text(bounded)} only bounds the place: the overflow began there or in a "
-            "neighbour."
+            f"{list_text(bounded)} is only a bound: the overflow began there or in a neighbouring "
+            "layer."
         )
 
 
@@ -65,13 +66,13 @@ def _bounded_layers(case: Case) -> list[str]:
 
 _NAMES = {"loss": "loss", "lr": "learning rate", "grad_norm": "gradient norm"}
 _READINGS = {
-    ("time_ns", "assumed"): "Its times name no time zone and are read as UTC.",
-    ("step", "placed"): "Steps whose number the log does not give stand in its order.",
-    ("skipped", "implied"): "Some skipped steps are told by a counter or by the scale's fall only.",
+    ("time_ns", "assumed"): "Its times have no time zone and are read as UTC.",
+    ("step", "placed"): "Unnumbered steps keep the log's order.",
+    ("skipped", "implied"): "Some skipped steps are known only from a counter or a lower scale.",
     ("scale", "implied"): "The scale rose between overflows without a line that says so.",
-    ("scale", "rounded"): "Small scales are printed as 0 and are absent here.",
-    ("scale_after", "rounded"): "The scale is printed rounded: a 0 is no zero, and is absent here.",
-    ("loss", "implied"): "A loss that the log leaves out is read as nan.",
+    ("scale", "rounded"): "Small scales are printed as 0 and are treated as absent.",
+    ("scale_after", "rounded"): "The scale is printed rounded: a 0 is treated as absent.",
+    ("loss", "implied"): "A loss that is missing in the log is read as nan.",
     ("loss", "averaged"): "The loss is an average over the steps since the line before.",
     ("grad_norm", "averaged"): "The gradient norm is an average.",
     ("grad_norm", "stale"): "Gradient norms that only repeat an older one are left out.",
@@ -85,10 +86,10 @@ def _foreign_spots(case: Case) -> Iterator[str]:
         return
     lacking = [name for column, name in _NAMES.items() if column not in case.numbers.told]
     if lacking:
-        yield f"The log tells no {_or(lacking)}: causes that show there cannot be told."
+        yield f"The log has no {_or(lacking)}: causes that only show there cannot be found."
     absent = {*_NAMES} - case.numbers.told
     if not case.scale.has_scaler:
-        yield "It tells no loss scale."
+        yield "It has no loss scale."
         absent |= {"scale", "scale_after"}
     unnamed = ", so no layer can be named" * _lacks_layers(case)
     yield f"Layers, updates and memory are not in such a log{unnamed}."
@@ -108,10 +109,10 @@ def _or(names: Sequence[str]) -> str:
     Severity.INFO,
     Page(
         meaning="The record ends without an end mark, or by an exception: the process was killed, "
-        "crashed, or left by an error.",
+        "crashed, or raised an error.",
         looks="No `ended` event from some rank, or an exception as the last event.",
-        not_to_confuse="A run that is still going: its record has no end mark yet either.",
-        do="See the exception, or the system's log for who killed the process.",
+        not_to_confuse="A run that is still in progress: its record has no end mark yet either.",
+        do="Read the exception, or the system's log for what killed the process.",
         example="killed at step 412: every row up to there is readable.",
     ),
     Ties(
@@ -129,8 +130,7 @@ def run_ended_uncleanly(case: Case) -> Iterator[Seen]:
             first_step=last,
             last_step=last,
             summary="The record has no end mark.",
-            cause="The process is still running, or it was killed before it could say that it "
-            "ended.",
+            cause="The process is still running, or it was killed before it could record its end.",
             action="Every row up to here is readable; the last quarter of a second may be missing.",
         )
 
@@ -149,7 +149,7 @@ def _ended_by(event: Event) -> Seen:
         layer=event.layer,
         summary=summary,
         cause=text or "The exception had no message.",
-        action="Put the error right; the record up to there is complete.",
+        action="Fix the error; the record up to there is complete.",
     )
 
 
@@ -158,7 +158,7 @@ def _ended_by(event: Event) -> Seen:
     "telemetry-gap",
     Severity.INFO,
     Page(
-        meaning="Rows were lost on the way: they are counted, and the diagnosis knows of the gap.",
+        meaning="Rows were lost in transit: they are counted, and the diagnosis knows of the gap.",
         looks="A `gap` event, with how many rows or batches are missing and why.",
         not_to_confuse="Skipped steps: those have rows.",
         do="Read the trainer's own log, which is complete unless its disk was full.",

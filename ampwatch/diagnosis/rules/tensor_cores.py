@@ -1,4 +1,4 @@
-"""AMP501 and AMP507: what tensor cores need, and cards without them."""
+"""AMP501 and AMP507: matrix shapes that tensor cores need, and GPUs without tensor cores."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _HALF = ("bfloat16", "float16")
     "misaligned-shapes",
     Severity.INFO,
     Page(
-        meaning="Tensor cores take half-precision matrices in pieces of eight. Products with "
-        "another side are padded or computed more slowly, up to several times.",
+        meaning="Tensor cores process half-precision matrices in tiles of eight. Products with "
+        "other sizes are padded or computed more slowly, up to several times.",
         looks=f"{100 * MISALIGNED_SHARE:.0f} % or more of the operations are in layers whose "
         f"outputs, inputs or rows (batch times positions) are no multiple of {ALIGNED_SIDE}, on a "
-        "card with tensor cores.",
+        "GPU with tensor cores.",
         not_to_confuse="A first layer of three channels or a small head, whose share is small; "
-        "convolutions of one channel a group, which are no matrix product.",
+        "depthwise convolutions, which are no matrix product.",
         do="Round vocabulary, widths and batch up to a multiple of 8 (64 for large matrices); pad "
         "sequences with pad_to_multiple_of=8.",
         example="34 % of the operations are in matrices whose sides are no multiple of 8. head: "
@@ -81,13 +81,13 @@ def _rounded(products: Mapping[str, Precision], names: Sequence[str]) -> str:
     "no-tensor-cores",
     Severity.INFO,
     Page(
-        meaning="The card has no units for products in this precision: mixed precision saves "
-        "memory there, and hardly any time.",
+        meaning="The GPU has no tensor cores for this precision: mixed precision saves memory "
+        "there, and hardly any time.",
         looks=f"A compute capability below {TENSOR_CORES['float16']} (fp16) or "
         f"{TENSOR_CORES['bfloat16']} (bf16), or a {NO_TENSOR_CORES}, and autocast on.",
-        not_to_confuse="AMP502, where the card could and the layers do not.",
-        do="Train in float32 if memory allows, or on another card; for bf16 on Volta and Turing "
-        "take fp16 with a GradScaler.",
+        not_to_confuse="AMP502, where the GPU could and the layers do not.",
+        do="Train in float32 if memory allows, or on another GPU; instead of bf16 on Volta and "
+        "Turing use fp16 with a GradScaler.",
         example="The NVIDIA GeForce GTX 1080 gains no speed from float16. Its compute capability "
         "is 6.1; tensor cores for float16 came with 7.0.",
     ),
@@ -106,7 +106,7 @@ def _slow(cards: Sequence[Card], dtype: str, case: Case) -> Seen:
     return Seen(
         at=case.scale,
         ranks=tuple(sorted({card.rank for card in cards})),
-        summary=f"The {card.name or 'card'} gains no speed from {dtype}.",
+        summary=f"The {card.name or 'GPU'} gains no speed from {dtype}.",
         cause=f"Its compute capability is {card.capability}; tensor cores for {dtype} came with "
         f"{needed}."
         if float(card.capability or 0) < needed
