@@ -19,11 +19,6 @@ SAMPLING_DELAY_STEPS = 20
 # if that is shorter).
 ESTABLISHED_STEPS = NO_ACCIDENT_STEPS
 
-# Skips belong to one episode when the next comes within a tenth of a growth interval: a fall that
-# pauses for a few accepted steps is one fall, overflows a whole interval apart are not.
-EPISODE_SHARE_OF_INTERVAL = 0.1
-EPISODE_STEPS = NEAR_STEPS
-
 # Where nobody saw the forward pass: sixteen halvings of the default 2^16 end below 1.
 STARTUP_BLIND_SKIPS = 16
 

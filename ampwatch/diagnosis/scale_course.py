@@ -343,15 +343,16 @@ class ScaleCourse:
         self.culprits.add(episode.culprits)
 
     def _take_fall(self, episode: Episode) -> None:
-        level, begin = episode.level, episode.descent
+        level = episode.level
         assert level is not None, "a fall has a level"
         # Levels only rise, so of falls from one level the first tells all.
         if len(self.falls) < MOST_FALLS and all(fall.level < level for fall in self.falls):
-            skips = episode.skips_before + episode.skips - begin.skips_before
+            before = episode.skips_before_fall
+            skips = episode.skips_before + episode.skips - before
             self.falls += (
                 Fall(
-                    level, begin.first_step, episode.last_step, episode.scale_after, skips,
-                    begin.skips_before, episode.lowest, self.teeth, self.loose,
+                    level, episode.fall_step, episode.last_step, episode.scale_after, skips,
+                    before, episode.lowest, self.teeth, self.loose,
                 ),
             )  # fmt: skip
 

@@ -20,6 +20,9 @@ from ampwatch.diagnosis.signals import Floats, Integers, Mask
 from ampwatch.rows import EventKind
 
 NAN = float("nan")
+# Skips belong to one episode when the next comes within a tenth of a growth interval: a fall that
+# pauses for a few accepted steps is one fall, overflows a whole interval apart are not.
+_EPISODE_SHARE = 0.1
 # A burst of skips has so many: as many octaves up at once are no growth, and cost one.
 _LEAP_OCTAVES = policy.SPIKE_SKIPS
 # Whether the very first step fitted may be untold, of the run as of the new scaler: one halving,
@@ -53,8 +56,8 @@ class Scaler:
     @property
     def close_steps(self) -> int:
         """How near the next skip must be to belong to the same episode."""
-        share = int(self.growth_interval * policy.EPISODE_SHARE_OF_INTERVAL)
-        return min(max(policy.EPISODE_STEPS, share), self.growth_interval)
+        share = int(self.growth_interval * _EPISODE_SHARE)
+        return min(max(policy.NEAR_STEPS, share), self.growth_interval)
 
     @property
     def established_steps(self) -> int:

@@ -26,8 +26,8 @@ from ampwatch.diagnosis.words import scale_text
         f"{scale_text(policy.FLOOR_SCALE)}. In another trainer's log also the error by which it "
         "gave up there.",
         not_to_confuse="AMP109: a loss summed over many items lives well below 1 in good health.",
-        do="Stop the run. Restart from a checkpoint with a healthy scale; a minimum scale or a "
-        "lower floor cures nothing.",
+        do="Stop the run. Restart from a checkpoint with a healthy scale, with what made it fall "
+        "put right; a minimum scale or a lower floor cures nothing.",
         example="scale 1.2e-38 and still skipping.",
     ),
     Ties(explained_by=("AMP103", "AMP209", *RATE, *NOT_FINITE)),
@@ -48,7 +48,6 @@ def scale_at_floor(case: Case) -> Iterator[Seen]:
         cause="It fell as far as it can; at this size its inverse is no longer a finite number."
         if scale.tiny.count
         else "It fell to the lowest scale that the framework allows, and steps still overflow.",
-        action="Stop, and restart from a checkpoint with a healthy scale.",
         evidence=(Evidence("scale", times.first_step, scale.lowest, policy.FLOOR_SCALE),),
     )
 
@@ -72,7 +71,6 @@ def _gave_up(case: Case) -> Iterator[Seen]:
         last_step=step,
         summary=summary,
         cause=cause + untold(case),
-        action="Restart from a checkpoint with a healthy scale, with what made it fall put right.",
         evidence=(Evidence("scale", step, final, case.scale.floor),),
     )
 

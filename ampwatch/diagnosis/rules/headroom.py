@@ -38,7 +38,7 @@ CONFLICT_SAMPLES = 5
         not_to_confuse="AMP203: there it has happened. Gradients near the limit: the scale takes "
         "care of those.",
         do="Normalise what enters the layer, shrink its initial weights, run it in float32, or "
-        "use bf16, whose range is float32's.",
+        "use bf16, whose range is float32's. If it grows, look at the learning rate.",
         example="a feed-forward layer whose largest output doubles every 100 steps, now 16,000.",
     ),
     Ties(explained_by=("AMP210",)),
@@ -62,8 +62,6 @@ def low_headroom(case: Case) -> Iterator[Seen]:
         layer=name,
         summary=f"{name} has {octaves:.1f} octaves left below half precision's end{summary}",
         cause=cause,
-        action=f"Normalise what enters {name}, run it in float32, or use bf16. If it grows, look "
-        "at the learning rate and at what feeds it.",
         evidence=(Evidence("log2_headroom", step, octaves, LOW_HEADROOM_OCTAVES),),
     )
 

@@ -25,7 +25,8 @@ from ampwatch.rows import EventKind
         "changed.",
         looks=f"The onset within {policy.JUMP_STEPS} steps after such an event, which the record "
         "holds. Or a restart after which the loss, and with it gradients or updates, leap out of "
-        "their bands, also where the run gets over it.",
+        "their bands, also where the run gets over it; or one that at least doubled the rate, and "
+        "the loss climbed after it and has not come back at the end.",
         not_to_confuse="AMP301, where nothing but the rate itself is to blame. A rate that is "
         "lowered is never a cause, nor is the next stair of a warm-up that climbs by epochs.",
         do="Undo that change, or make it gradual: load the optimizer's and the scaler's state "

@@ -64,8 +64,6 @@ def updates_rounded_away(case: Case) -> Iterator[Seen]:
         cause=f"Over {count_text(len(later), 'sampled step')} the weights moved "
         f"{max(0.0, 100 * kept.share):.2g} % of what the rate and the optimizer's state ask: the "
         "rest is less than their format can add, and is rounded away.",
-        action="Keep the weights in float32 and run the model under torch.autocast; or use an "
-        "optimizer with stochastic rounding or Kahan summation. Do not raise the rate for it.",
         evidence=(
             Evidence("unmoved_share", last.step, unmoved, _UNMOVED_SHARE),
             Evidence("update_kept_share", last.step, kept.share, _KEPT_SHARE),

@@ -367,7 +367,6 @@ def overflow_storm(case: Case) -> Iterator[Seen]:
         "explain" + (", and none of them recent." if calm else "."),
         cause=f"Growth explains about {math.floor(allowed)}; in all {wasted} "
         "of the steps were computed and thrown away.",
-        action="See which layer overflows first, and whether those batches differ from the rest.",
         evidence=(Evidence("skipped", loose.last_step, float(crowd.loose_skips), float(allowed)),),
     )
 
