@@ -60,8 +60,8 @@ _KEPT = 4
 # Heights that stand apart: the octave below holds at most a quarter of those from there on. The
 # tails of noise hold several times more, however heavy they are.
 _APART_SHARE = 1 / 4
-# Beside as high leaps of one step, twice as many, longer rises are such leaps in a row.
-_NOISE_TIMES = 2
+# Beside leaps of one step, as high and of half as many steps, longer rises are leaps in a row.
+_NOISE_SHARE = 1 / 2
 _NO_ROWS: Floats = np.zeros((0, len(_COLUMNS)))
 
 
@@ -243,7 +243,7 @@ class Octave:
         """
         if below.count <= _APART_SHARE * self.count:
             return self.count > 0
-        return 2 * self.grown > self.count and below.steps <= _APART_SHARE * self.steps
+        return 2 * self.grown > self.count and below.steps <= self.steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +272,8 @@ class Tally:
 
     def apart_beside(self, leaps: Tally) -> Octave:
         """The same, unless leaps of one step are as high and far more: then they are noise."""
-        noise = leaps._from(self._first_apart).count
-        return self.apart if noise <= _NOISE_TIMES * self.apart.count else Octave()
+        noise = leaps._from(self._first_apart).steps
+        return self.apart if noise <= _NOISE_SHARE * self.apart.steps else Octave()
 
     def tells(self, rise: Rise) -> bool:
         """Whether rises of this height stand apart, this one among them."""
