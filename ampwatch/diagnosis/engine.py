@@ -23,9 +23,9 @@ from ampwatch.diagnosis.blocks import (
 from ampwatch.diagnosis.case import Case, RecordFacts
 from ampwatch.diagnosis.causes import advise, judge, link
 from ampwatch.diagnosis.device_lanes import DeviceLanes
+from ampwatch.diagnosis.enough_to_judge import little_seen
 from ampwatch.diagnosis.findings import Diagnosis, RunFacts
 from ampwatch.diagnosis.lanes import BLOCK_ROWS, Cutter, Lane
-from ampwatch.diagnosis.looked_at import little_seen
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.signals import Record
 from ampwatch.diagnosis.state import State, new_state

@@ -16,7 +16,6 @@ from ampwatch.diagnosis.episodes import Scaler
 from ampwatch.diagnosis.first_rate_course import FirstRateCourse
 from ampwatch.diagnosis.joint_overflows import Origin, origins
 from ampwatch.diagnosis.layer_course import LayerCourse
-from ampwatch.diagnosis.leap_course import LeapCourse
 from ampwatch.diagnosis.ledger import Ledger
 from ampwatch.diagnosis.loop_course import LoopCourse
 from ampwatch.diagnosis.loss_spikes import LossSpikes
@@ -25,6 +24,7 @@ from ampwatch.diagnosis.number_course import NumberCourse, bad_input, forward_fi
 from ampwatch.diagnosis.outlying_inputs import OutlyingInputs
 from ampwatch.diagnosis.precision_course import PrecisionCourse
 from ampwatch.diagnosis.rank_course import RankCourse
+from ampwatch.diagnosis.rate_leaps import RateLeaps
 from ampwatch.diagnosis.rate_rows import rate_rows
 from ampwatch.diagnosis.rate_setup import RateSetup
 from ampwatch.diagnosis.restart_course import RestartCourse
@@ -49,7 +49,7 @@ class OwnCourses:
     ranks: RankCourse = field(default_factory=RankCourse)
     loop: LoopCourse = field(default_factory=LoopCourse)
     zeros: ZeroCourse = field(default_factory=ZeroCourse)
-    leaps: LeapCourse = field(default_factory=LeapCourse)
+    leaps: RateLeaps = field(default_factory=RateLeaps)
     unskipped: NonfiniteGradients = field(default_factory=NonfiniteGradients)
     rises: LossSpikes = field(default_factory=LossSpikes)
     rounding: RoundingCourse = field(default_factory=RoundingCourse)

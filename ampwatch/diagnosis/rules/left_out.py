@@ -54,7 +54,6 @@ def loop_skips_steps(case: Case) -> Iterator[Seen]:
         cause=f"In {count_text(times.count, 'step')} ({share_text(times.count, steps)}) "
         + " and ".join(_how(case, seen, unmoved, told))
         + ".",
-        action="Keep the guard; remove what makes the numbers not finite.",
         evidence=(Evidence("left_out", times.last_step, float(times.count), float(steps)),),
     )
 

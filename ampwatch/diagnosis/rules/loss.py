@@ -37,7 +37,7 @@ _FEW = 8
 # be established. A short one of a short record is none, whatever its share.
 LATE_SHARE, LATE_SPIKES = 1 / 4, 3
 LOST_SHARE, LOST_SPIKES, GROWN_SPIKES, LONG_STEPS = 0.01, 3, 2, policy.ESTABLISHED_STEPS
-# Rises that take a fifteenth of all steps each are the order of the data; or a tenth together, while
+# Rises that take a fifteenth of all steps each are the order of the data; a tenth together, while
 # gradients and updates stay as they were, or where neither is recorded and there are so many.
 _EACH_SHARE, _DATA_SHARE, _DATA_SPIKES = 1 / 15, 1 / 10, 16
 

@@ -39,7 +39,8 @@ BEYOND_BEFORE = 2.0
         "loss makes no progress. Or so over the last two fifths, the last fifth or the last tenth, "
         "and at its end twice above all that stood just before.",
         not_to_confuse="A jump at one moment (AMP306); a norm that settles at a new level.",
-        do="Look at the largest layers' gradients; lower the rate or clip before it overflows.",
+        do="Look at the largest layers' gradients; clip them or lower the rate before they "
+        "overflow; save a checkpoint.",
         example="a norm of 0.5 at step 2,000, 0.9 at 4,000, 2.3 at 8,000.",
     ),
 )
@@ -55,7 +56,6 @@ def gradient_norm_drift(case: Case) -> Iterator[Seen]:
         summary=f"The gradient norm has drifted up {last / first:.0f} times.",
         cause=f"From {first:.3g} at step {began} to {last:.3g}, rising in every part of the "
         "record since.",
-        action="Clip the gradients, or lower the rate, before they overflow; save a checkpoint.",
         evidence=(Evidence("grad_norm", case.scale.last_step, last, first),),
     )
 
