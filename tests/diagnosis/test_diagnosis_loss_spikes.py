@@ -338,3 +338,11 @@ def test_a_gradient_norm_that_only_rises_is_told_without_a_scale():
     columns = healthy(4000)
     columns["grad_norm"] *= np.geomspace(1.0, 16.0, 4000)
     assert told(attached(columns))["AMP304"] == "warning"
+
+
+def test_a_drift_is_told_in_a_log_of_which_each_line_stands_for_many_steps(tmp_path):
+    columns = healthy(20_000)
+    columns["grad_norm"] *= np.where(
+        np.arange(20_000) < 14_000, 1.0, np.geomspace(0.05, 16.0, 20_000)
+    ).clip(1.0)
+    assert told(tabled(columns, tmp_path, every=50))["AMP304"] == "warning"
