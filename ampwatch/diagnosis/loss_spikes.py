@@ -357,13 +357,14 @@ class Series:
 
     @property
     def standing(self) -> Rise | None:
-        """The rise that has not come back by the end, if there is one that stands apart."""
+        """The rise that has not come back by the end, if one stands apart and was not to come."""
         last = self.past[:, 0]
-        for rise in (self.open, self.shift):
-            if rise is not None and rise.stands(last):
-                is_apart = self.tallies[Kind.SPIKE].tells(rise.judged())
-                return rise.judged(self.past[-_LATEST:]) if is_apart else None
-        return None
+        rise = next((one for one in (self.open, self.shift) if one and one.stands(last)), None)
+        if rise is None or not self.tallies[Kind.SPIKE].tells(rise.judged()):
+            return None
+        now = rise.judged(self.past[-_LATEST:])
+        is_datas = now.stayed or now.is_meant or (not now.grew and now.gave_back(last))
+        return None if is_datas else now
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,13 +400,4 @@ class LossSpikes:
     @property
     def standing(self) -> Rise | None:
         """The rise of the only series that has not come back by the end, if there is one."""
-        return self._only.standing if self._only else None
-
-    @property
-    def last(self) -> Floats:
-        """The last losses, of the only series that there is."""
-        return self._only.past[:, 0] if self._only else np.zeros(0)
-
-    @property
-    def _only(self) -> Series | None:
-        return next(iter(self.series.values())) if len(self.series) == 1 else None
+        return next(iter(self.series.values())).standing if len(self.series) == 1 else None

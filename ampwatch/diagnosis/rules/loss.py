@@ -284,12 +284,11 @@ def _driven_away(case: Case) -> Seen | None:
 def standing_rise(case: Case) -> Rise | None:
     """A rise of the loss that has not come back, and that neither data nor rate were to bring."""
     rise = case.rises.standing
-    if rise is None or rise.stayed or rise.is_meant or case.standing_fall is not None:
+    if rise is None or case.standing_fall is not None:
         return None
     larger = case.rate.setup.larger_batches
-    if any(0 <= rise.first_step - step <= policy.JUMP_STEPS for step in larger):
-        return None
-    return rise if rise.grew or not rise.gave_back(case.rises.last) else None
+    is_summed = any(0 <= rise.first_step - step <= policy.JUMP_STEPS for step in larger)
+    return None if is_summed else rise
 
 
 def _not_back(case: Case) -> Seen | None:

@@ -7,7 +7,6 @@ none of the parts before. An ending is held against what came just before it as 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,10 +45,11 @@ BEYOND_BEFORE = 2.0
 )
 def gradient_norm_drift(case: Case) -> Iterator[Seen]:
     """A gradient norm that only ever rises."""
-    drift = _drift_of(case)
+    endings = ENDINGS if case.rate.rows >= policy.DRIFT_ROWS else ()
+    drift = next((found for part in endings if (found := _drift(case, part))), None)
     if drift is None:
         return
-    began, first, last = drift.step, drift.first, drift.last
+    began, first, last = drift
     yield Seen(
         first_step=began,
         last_step=case.scale.last_step,
@@ -60,24 +60,8 @@ def gradient_norm_drift(case: Case) -> Iterator[Seen]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """A norm that rose in every part of the record's ending."""
-
-    step: int
-    first: float
-    last: float
-
-
-def _drift_of(case: Case) -> Drift | None:
-    """The drift of the longest ending that shows one."""
-    if case.rate.rows < policy.DRIFT_ROWS:
-        return None
-    found = (_drift(case, part) for part in ENDINGS)
-    return next((drift for drift in found if drift is not None), None)
-
-
-def _drift(case: Case, part: float) -> Drift | None:
+def _drift(case: Case, part: float) -> tuple[int, float, float] | None:
+    """From which step on a norm rose in every part of the record's ending, from where to where."""
     rows, total = case.rate.points, case.rate.rows
     begin = (1.0 - part) * total
     late = rows.start >= begin
@@ -96,8 +80,7 @@ def _drift(case: Case, part: float) -> Drift | None:
             return None
     elif begin * _steps_a_row(case) < policy.DRIFT_EARLY_STEPS or not _is_beyond(case, part, last):
         return None
-    step = rows.rows.of("step")[late]
-    return Drift(int(step[0]) if len(step) else 0, first, last)
+    return int(rows.rows.of("step")[late][0]), first, last
 
 
 def _is_beyond(case: Case, part: float, last: float) -> bool:
