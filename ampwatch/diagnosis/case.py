@@ -19,7 +19,6 @@ from ampwatch.diagnosis.episodes import Fall, Span
 from ampwatch.diagnosis.first_rate_course import FirstRateCourse
 from ampwatch.diagnosis.joint_overflows import Origin, origins
 from ampwatch.diagnosis.layer_course import LayerCourse
-from ampwatch.diagnosis.leap_course import LeapCourse
 from ampwatch.diagnosis.ledger import Ledger
 from ampwatch.diagnosis.loop_course import LoopCourse
 from ampwatch.diagnosis.loss_spikes import LossSpikes
@@ -30,6 +29,7 @@ from ampwatch.diagnosis.number_course import NumberCourse, bad_input, forward_fi
 from ampwatch.diagnosis.outlying_inputs import OutlyingInputs
 from ampwatch.diagnosis.precision_course import PrecisionCourse
 from ampwatch.diagnosis.rank_course import RankCourse
+from ampwatch.diagnosis.rate_leaps import RateLeaps
 from ampwatch.diagnosis.rate_rows import rate_rows
 from ampwatch.diagnosis.rate_setup import RateSetup
 from ampwatch.diagnosis.restart_course import RestartCourse
@@ -112,7 +112,7 @@ class Case:
     ranks: RankCourse = field(default_factory=RankCourse, metadata=_OWN)
     loop: LoopCourse = field(default_factory=LoopCourse, metadata=_OWN)
     zeros: ZeroCourse = field(default_factory=ZeroCourse, metadata=_OWN)
-    leaps: LeapCourse = field(default_factory=LeapCourse, metadata=_OWN)
+    leaps: RateLeaps = field(default_factory=RateLeaps, metadata=_OWN)
     unskipped: NonfiniteGradients = field(default_factory=NonfiniteGradients, metadata=_OWN)
     rises: LossSpikes = field(default_factory=LossSpikes, metadata=_OWN)
     rounding: RoundingCourse = field(default_factory=RoundingCourse, metadata=_OWN)

@@ -9,9 +9,9 @@ import numpy as np
 
 from ampwatch.diagnosis import learning_rate, policy
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.enough_to_judge import is_too_short, unsure
 from ampwatch.diagnosis.findings import Action, Advice, Finding, Severity, Verdict
 from ampwatch.diagnosis.learning_rate import Judgement
-from ampwatch.diagnosis.looked_at import is_too_short, unsure
 from ampwatch.diagnosis.registry import RATE
 from ampwatch.diagnosis.rules import RULES
 

@@ -18,9 +18,9 @@ from ampwatch.diagnosis.blocks import DEVICE_COLUMNS
 from ampwatch.diagnosis.case import Case, RecordFacts, new_case
 from ampwatch.diagnosis.causes import advise, judge, link
 from ampwatch.diagnosis.device_course import DeviceCourse
+from ampwatch.diagnosis.enough_to_judge import little_seen
 from ampwatch.diagnosis.findings import Diagnosis, RunFacts
 from ampwatch.diagnosis.lanes import BLOCK_ROWS, Cutter, Lane, tables_of
-from ampwatch.diagnosis.looked_at import little_seen
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.signals import Record
 from ampwatch.rows import Table

@@ -60,8 +60,8 @@ _KEPT = 4
 # Heights that stand apart: the octave below holds at most a quarter of those from there on. The
 # tails of noise hold several times more, however heavy they are.
 _APART_SHARE = 1 / 4
-# Beside as high leaps of one step, twice as many, longer rises are such leaps in a row.
-_NOISE_TIMES = 2
+# Beside leaps of one step, as high and of half as many steps, longer rises are leaps in a row.
+_NOISE_SHARE = 1 / 2
 _NO_ROWS: Floats = np.zeros((0, len(_COLUMNS)))
 
 
@@ -243,7 +243,7 @@ class Octave:
         """
         if below.count <= _APART_SHARE * self.count:
             return self.count > 0
-        return 2 * self.grown > self.count and below.steps <= _APART_SHARE * self.steps
+        return 2 * self.grown > self.count and below.steps <= self.steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +272,8 @@ class Tally:
 
     def apart_beside(self, leaps: Tally) -> Octave:
         """The same, unless leaps of one step are as high and far more: then they are noise."""
-        noise = leaps._from(self._first_apart).count
-        return self.apart if noise <= _NOISE_TIMES * self.apart.count else Octave()
+        noise = leaps._from(self._first_apart).steps
+        return self.apart if noise <= _NOISE_SHARE * self.apart.steps else Octave()
 
     def tells(self, rise: Rise) -> bool:
         """Whether rises of this height stand apart, this one among them."""
@@ -357,13 +357,14 @@ class Series:
 
     @property
     def standing(self) -> Rise | None:
-        """The rise that has not come back by the end, if there is one that stands apart."""
+        """The rise that has not come back by the end, if one stands apart and was not to come."""
         last = self.past[:, 0]
-        for rise in (self.open, self.shift):
-            if rise is not None and rise.stands(last):
-                is_apart = self.tallies[Kind.SPIKE].tells(rise.judged())
-                return rise.judged(self.past[-_LATEST:]) if is_apart else None
-        return None
+        rise = next((one for one in (self.open, self.shift) if one and one.stands(last)), None)
+        if rise is None or not self.tallies[Kind.SPIKE].tells(rise.judged()):
+            return None
+        now = rise.judged(self.past[-_LATEST:])
+        is_datas = now.stayed or now.is_meant or (not now.grew and now.gave_back(last))
+        return None if is_datas else now
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,13 +400,4 @@ class LossSpikes:
     @property
     def standing(self) -> Rise | None:
         """The rise of the only series that has not come back by the end, if there is one."""
-        return self._only.standing if self._only else None
-
-    @property
-    def last(self) -> Floats:
-        """The last losses, of the only series that there is."""
-        return self._only.past[:, 0] if self._only else np.zeros(0)
-
-    @property
-    def _only(self) -> Series | None:
-        return next(iter(self.series.values())) if len(self.series) == 1 else None
+        return next(iter(self.series.values())).standing if len(self.series) == 1 else None

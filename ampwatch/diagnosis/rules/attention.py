@@ -58,7 +58,9 @@ def attention_logit_growth(case: Case) -> Iterator[Seen]:
         action="Normalise queries and keys, or run the product and its softmax in float32:\n"
         "    with torch.autocast(x.device.type, enabled=False):\n"
         "        scores = q.float() @ k.float().transpose(-2, -1) / q.shape[-1] ** 0.5",
-        evidence=(Evidence("log2_headroom", course.last_step, drift.left, drift.left_before),),
+        evidence=(
+            Evidence("log2_headroom", course.last_step, drift.left, drift.left + drift.octaves),
+        ),
     )
 
 
@@ -71,11 +73,6 @@ class _Drift:
     octaves: float  # risen since
     left: float  # below the format's end
     steps_left: float
-
-    @property
-    def left_before(self) -> float:
-        """Octaves below the format's end as the drift began."""
-        return self.left + self.octaves
 
 
 def _first_due(course: ScoreCourse) -> _Drift | None:

@@ -132,7 +132,6 @@ def weights_not_finite(case: Case) -> Iterator[Seen]:
         cause=f"At step {times.first_step} inf or nan stood in the weights before the forward pass"
         + (f", in {count_text(len(names), 'layer')}." if names else ".")
         + ending_text(case, times),
-        action="Restart from the last checkpoint whose weights are finite; nothing recovers here.",
         evidence=(Evidence("weight_finite", times.first_step, "false"),),
     )
 

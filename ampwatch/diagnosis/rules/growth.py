@@ -42,8 +42,8 @@ RUNAWAY_LATE_SCALE, RUNAWAY_LATE_OCTAVES = 2.0**40, 16.0
         "all scales that have overflowed in this run.",
         not_to_confuse="A high but steady scale of a model with small gradients, which overflows "
         "now and then (AMP102).",
-        do="See whether gradients arrive at all: a detached loss, frozen parameters, a loss that "
-        "is constant or zero, gradients cleared between backward and step.",
+        do="Check that the loss reaches the parameters: not detached, not constant or zero, no "
+        "frozen parameters, and zero_grad() not between backward() and step().",
         example="growth_interval 1 on a model whose loss was detached: 2^70 after 54 steps.",
     ),
     Ties(explained_by=("AMP410",), excludes_rate=always),
@@ -51,8 +51,11 @@ RUNAWAY_LATE_SCALE, RUNAWAY_LATE_OCTAVES = 2.0**40, 16.0
 def scale_runaway(case: Case) -> Iterator[Seen]:
     """A scale that nothing holds."""
     final, scale = case.final_scale, case.scale
-    late = RUNAWAY_LATE_SCALE if _has_left_its_ceiling(case) else RUNAWAY_SCALE
-    if final is None or final < late:
+    if final is None:
+        return
+    above_all = final >= scale.highest_skip * 2.0**RUNAWAY_LATE_OCTAVES
+    late = RUNAWAY_LATE_SCALE if above_all else RUNAWAY_SCALE
+    if final < late:
         return
     norms = case.rate.tail.of("grad_norm")
     gone = bool(len(norms) and (norms == 0).all())
@@ -63,16 +66,8 @@ def scale_runaway(case: Case) -> Iterator[Seen]:
         cause="The gradients are exactly zero."
         if gone
         else "Gradients that survive such a scale are absent or vanish.",
-        action="Check that the loss reaches the parameters: not detached, not constant, and "
-        "zero_grad() not between backward() and step().",
         evidence=(Evidence("scale", scale.last_step, final, late),),
     )
-
-
-def _has_left_its_ceiling(case: Case) -> bool:
-    """Whether the scale stands far above all that has overflowed."""
-    final, highest = case.final_scale, case.scale.highest_skip
-    return final is not None and final >= highest * 2.0**RUNAWAY_LATE_OCTAVES
 
 
 @rule(
@@ -86,7 +81,8 @@ def _has_left_its_ceiling(case: Case) -> bool:
         "doubling in the record.",
         not_to_confuse="A scale that need not grow: then no gradients are lost, and nothing is "
         "said.",
-        do="A shorter growth_interval or a higher init_scale; save and load the scaler's state.",
+        do="Give GradScaler a shorter growth_interval or a higher init_scale; save "
+        "scaler.state_dict() with the checkpoint and load it on resume.",
         example="growth_interval 2000 in a fine-tune of 600 steps that starts at 2^10.",
     ),
     Ties(excludes_rate=always),
@@ -110,9 +106,6 @@ def scale_never_grows(case: Case) -> Iterator[Seen]:
         if scale.resets.count
         else f"It doubles after {scale.scaler.growth_interval:,} accepted steps in a row, and the "
         "record never reaches that.",
-        action="Save scaler.state_dict() with the checkpoint and load it on resume."
-        if scale.resets.count
-        else "Give GradScaler a shorter growth_interval or a higher init_scale.",
         evidence=(Evidence("growths", scale.last_step, 0.0, float(scale.scaler.growth_interval)),),
     )
 
@@ -126,7 +119,8 @@ def scale_never_grows(case: Case) -> Iterator[Seen]:
         "items, so its gradients are large. A number, not a fault.",
         looks="Steps accepted at an established scale below 1, while the loss falls.",
         not_to_confuse="AMP103 and AMP104, where a scale below 1 is the end of a fall.",
-        do="Nothing. Averaging the loss instead of summing it makes the scale easier to read.",
+        do="Nothing to do. Averaging the loss instead of summing it makes the scale easier to "
+        "read.",
         example="fairseq's sum-reduced cross entropy at a scale of 2^-3.",
     ),
     # No run is well that loses what it should learn from.
@@ -147,7 +141,6 @@ def low_scale_by_design(case: Case) -> Iterator[Seen]:
         summary=f"The loss scale is {scale_text(final)}, and the run is well.",
         cause="Steps are accepted at this scale and the loss falls: a loss that is summed over "
         "many items has large gradients.",
-        action="Nothing to do.",
         evidence=(Evidence("scale", scale.last_step, final, 1.0),),
     )
 
@@ -176,7 +169,7 @@ def _loss_falls(case: Case) -> bool:
         "record explains.",
         not_to_confuse="AMP108, one reset, which is usually a resume without the scaler's state; a "
         "second phase of training with a scaler of its own.",
-        do="Make the GradScaler once, before the loop over epochs.",
+        do="Make one GradScaler before the training loop, and keep it.",
         example="scaler = GradScaler() inside `for epoch in ...`: 2^16 at the start of each.",
     ),
     Ties(excludes_rate=always),
@@ -184,21 +177,21 @@ def _loss_falls(case: Case) -> bool:
 def scaler_recreated(case: Case) -> Iterator[Seen]:
     """New scalers that were seen, or resets too many for resumes."""
     made = case.ledger.of(EventKind.SCALER_REPLACED)
+    scale = case.scale
     if made.count >= REPLACED_SCALERS:
         yield _made_anew(made, case.loop.searched)
-        return
-    scale = case.scale
-    resets, reset = scale.resets, scale.reset
-    if resets.count < RECREATED_RESETS or reset is None:
-        return
-    yield Seen(
-        at=resets,
-        summary=f"The loss scale began anew {resets.count} times.",
-        cause=f"Each time it jumped back to its initial {scale_text(reset.scale_to)} and "
-        f"searched again: {count_text(scale.reset_skips, 'step')} skipped for it.",
-        action="Make one GradScaler before the training loop, and keep it.",
-        evidence=(Evidence("resets", resets.last_step, float(resets.count), RECREATED_RESETS),),
-    )
+    elif scale.resets.count >= RECREATED_RESETS and scale.reset is not None:
+        yield Seen(
+            at=scale.resets,
+            summary=f"The loss scale began anew {scale.resets.count} times.",
+            cause=f"Each time it jumped back to its initial {scale_text(scale.reset.scale_to)} and "
+            f"searched again: {count_text(scale.reset_skips, 'step')} skipped for it.",
+            evidence=(
+                Evidence(
+                    "resets", scale.resets.last_step, float(scale.resets.count), RECREATED_RESETS
+                ),
+            ),
+        )
 
 
 def _made_anew(made: Times, searched: int) -> Seen:
@@ -214,6 +207,5 @@ def _made_anew(made: Times, searched: int) -> Seen:
         at=made,
         summary=f"The optimizer stepped through {count_text(made.count, 'new GradScaler')}.",
         cause=f"The loop makes them while it trains, and what they had learnt is lost: {cost}",
-        action="Make one GradScaler before the training loop, and keep it.",
         evidence=(Evidence("scaler-replaced", made.last_step, float(made.count)),),
     )

@@ -69,7 +69,7 @@ def _changes(case: Case) -> Iterator[tuple[int, str]]:
     for event in case.ledger.changes:
         if event.kind != EventKind.LR_CHANGED.value or not leaps.is_climb(event.step):
             yield event.step, _said(event)
-    for leap in leaps.settled:  # of records without events
+    for leap in filter(leaps.is_settled, leaps.leaps):  # of records without events
         yield leap.step, f"the rate went from {leap.before:.3g} to {leap.after:.3g}"
 
 

@@ -54,7 +54,6 @@ def loop_skips_steps(case: Case) -> Iterator[Seen]:
         cause=f"In {count_text(times.count, 'step')} ({share_text(times.count, steps)}) "
         + " and ".join(_how(case, seen, unmoved, told))
         + ".",
-        action="Keep the guard; remove what makes the numbers not finite.",
         evidence=(Evidence("left_out", times.last_step, float(times.count), float(steps)),),
     )
 
@@ -107,12 +106,8 @@ def ending_text(case: Case, times: Times, what: str = "the forward pass") -> str
             f" The training loop stopped at step {first:,}: {what} was not finite and no step "
             "followed."
         )
-    if case.loop_stopped:
-        return (
-            f" From step {first:,} to its end the training loop made no step: {what} was not "
-            f"finite in {count_text(running.count, 'step')} in a row."
-        )
-    return (
-        f" Since step {first:,} the training loop has made no step: {what} was not finite in "
-        f"{count_text(running.count, 'step')}."
-    )
+    since = f"From step {first:,} to its end the training loop made"
+    if not case.loop_stopped:
+        since = f"Since step {first:,} the training loop has made"
+    steps = count_text(running.count, "step")
+    return f" {since} no step: {what} was not finite in {steps} in a row."

@@ -31,7 +31,7 @@ SPLINTERED_SHARE = 0.1
         "An optimizer.step() past the scaler (AMP404), and a step that the loop leaves out "
         "(AMP212): neither needs an update.",
         do="Call scaler.update() once after the last scaler.step() of each iteration, also where "
-        "the step itself is left out; in an accumulation, unscale_ before the step alone.",
+        "the step itself is left out; unscale_ once before it, after the last backward.",
         example="RuntimeError: step() has already been called since the last update().",
     ),
     Ties(excludes_rate=always),
@@ -51,10 +51,6 @@ def update_missing(case: Case) -> Iterator[Seen]:
         if unscaled
         else f"In {count_text(times.count, 'step')} the optimizer stepped and no update "
         "followed before the next iteration.",
-        action="Call scaler.update() once after the last scaler.step() of each iteration, and "
-        "unscale_ once before it, after the last backward."
-        if unscaled
-        else "Call scaler.update() once after the last scaler.step() of each iteration.",
         evidence=(Evidence("update_seen", times.first_step, "false"),),
     )
 
@@ -94,8 +90,9 @@ def fp16_without_scaler(case: Case) -> Iterator[Seen]:
         "or an operation that autocast forbids was used.",
         looks="The exception that left the loop names two types, or says it is unsafe to autocast.",
         not_to_confuse="Wrong shapes or devices.",
-        do="Cast the odd tensor, or let autocast cover the operation; use the _with_logits form "
-        "of a loss.",
+        do="Cast the odd tensor to the layer's type, or run both under one autocast; of a loss "
+        "that is unsafe to autocast use the form with logits "
+        "(binary_cross_entropy_with_logits).",
         example="RuntimeError: mat1 and mat2 must have the same dtype, but got Half and Float",
     ),
     Ties(excludes_rate=always),
@@ -104,13 +101,7 @@ def dtype_mismatch(case: Case) -> Iterator[Seen]:
     """An exception about mixed data types."""
     for event in case.ledger.fatal:
         if is_about_dtypes(_message(event)):
-            yield _ended_by(
-                event,
-                "Training ended by a mixed-dtype error",
-                "Use binary_cross_entropy_with_logits, or leave autocast for this operation."
-                if "unsafe to autocast" in _message(event)
-                else "Cast the odd tensor to the layer's type, or run both under one autocast.",
-            )
+            yield _ended_by(event, "Training ended by a mixed-dtype error")
 
 
 # How torch words it: matrix products, element-wise operations, convolutions, losses, autocast.
@@ -151,8 +142,8 @@ def is_about_dtypes(message: str) -> bool:
         "it was raised, which is where memory ended, not always what used it. What the process "
         "held then stands beside it, and AMP503 where it had been growing.",
         not_to_confuse="The host's memory: then the process is killed without an exception.",
-        do="A smaller batch with accumulation, activation checkpointing, or a leaner optimizer. "
-        "Look for tensors that are kept from step to step.",
+        do="Take a smaller batch with accumulation, checkpoint activations, or use a leaner "
+        "optimizer. Look for tensors that are kept from step to step.",
         example="OutOfMemoryError in encoder.11.attention at step 412.",
     ),
     Ties(explained_by=("AMP503", "AMP504"), excludes_rate=always),
@@ -161,11 +152,7 @@ def out_of_memory(case: Case) -> Iterator[Seen]:
     """The device's memory ended training."""
     for event in case.ledger.fatal:
         if event.detail.get("out_of_memory") or "out of memory" in _message(event):
-            seen = _ended_by(
-                event,
-                "Training ran out of memory",
-                "Take a smaller batch with accumulation, or checkpoint activations.",
-            )
+            seen = _ended_by(event, "Training ran out of memory")
             yield replace(seen, cause=" ".join((seen.cause, *_memory_then(event))))
 
 
@@ -191,17 +178,15 @@ def _message(event: Event) -> str:
     return str(event.detail.get("message", ""))
 
 
-def _ended_by(event: Event, what: str, action: str) -> Seen:
-    layer = event.detail.get("layer")
-    where = f" in {layer}" if layer else ""
+def _ended_by(event: Event, what: str) -> Seen:
+    where = f" in {event.layer}" if event.layer else ""
     text = " ".join(_message(event).split())
     return Seen(
         first_step=event.step,
         last_step=event.step,
-        layer=str(layer) if layer else None,
+        layer=event.layer,
         summary=f"{what}{where}.",
         cause=f"{event.exception}: {text[:200]}",
-        action=action,
         ranks=(event.rank,),
         evidence=(Evidence("exception", event.step, event.exception),),
     )

@@ -34,13 +34,13 @@ LEAPS, GROWN_LEAPS = 3, 2
 # More rises than one in a hundred steps are what the data are made of; few in a short record.
 _FEW = 8
 # A habit: three spikes in the last quarter of a record, or three that cost one step in a hundred;
-# two, where gradients or updates went with them, or one that did and lasted as long as a scale
-# takes to be established. A short one of a short record is none, whatever its share.
+# two, where gradients or updates went with them, or one that cost as many steps as a scale takes to
+# be established. A short one of a short record is none, whatever its share.
 LATE_SHARE, LATE_SPIKES = 1 / 4, 3
 LOST_SHARE, LOST_SPIKES, GROWN_SPIKES, LONG_STEPS = 0.01, 3, 2, policy.ESTABLISHED_STEPS
-# Rises that take a tenth of all steps while gradients and updates stay as they were, or one alone,
-# or of which there are so many where neither is recorded, are the order of the data.
-_DATA_SHARE, _DATA_SPIKES = 1 / 10, 16
+# Rises that take a fifteenth of all steps each are the order of the data; a tenth together, while
+# gradients and updates stay as they were, or where neither is recorded and there are so many.
+_EACH_SHARE, _DATA_SHARE, _DATA_SPIKES = 1 / 15, 1 / 10, 16
 
 
 @rule(
@@ -131,8 +131,8 @@ def _most(case: Case) -> float:
         "the noise and comes back. A warning where they repeat: "
         f"{LATE_SPIKES} in the last quarter of the record, or more than "
         f"{100 * LOST_SHARE:.0f} % of the steps lost to {LOST_SPIKES} of them (to "
-        f"{GROWN_SPIKES} where gradients or updates left their band as well; to one of "
-        f"those if it cost {LONG_STEPS} steps). Or "
+        f"{GROWN_SPIKES} where gradients or updates left their band as well; to one if it cost "
+        f"{LONG_STEPS} steps and gradients are not known to have stayed). Or "
         f"{policy.SPIKE_SKIPS} skips in a row and more, after which steps are accepted again; "
         f"falls of about {policy.COLLAPSE_OCTAVES} octaves have healed like this in large runs. A "
         "rise right after the rate was raised is no spike.",
@@ -198,16 +198,16 @@ def _is_habit(case: Case, spikes: Octave) -> bool:
     begins = (case.scale.last_step or 0) - LATE_SHARE * record
     if sum(spike.first_step >= begins for spike in spikes.last) >= LATE_SPIKES:
         return True
-    idle = spikes.idle_steps > 0 or spikes.count > _DATA_SPIKES
-    of_data = (idle and not spikes.grown) or spikes.count == 1
-    if of_data and spikes.steps > _DATA_SHARE * record:
+    idle = (spikes.idle_steps > 0 or spikes.count > _DATA_SPIKES) and not spikes.grown
+    if spikes.steps > record * (_DATA_SHARE if idle else _EACH_SHARE * spikes.count):
         return False
     # Where gradients and updates stayed as they were, the data rose and fell: nothing was lost.
     lost = spikes.steps - spikes.idle_steps
     enough = spikes.count >= LOST_SPIKES or spikes.grown >= GROWN_SPIKES
-    enough |= spikes.grown > 0 and lost >= LONG_STEPS
-    # A loss that wanders may stay above its band for long: one at least is to be high.
-    enough &= any(spike.height >= TELLING for spike in (spikes.first, *spikes.last) if spike)
+    enough |= lost >= LONG_STEPS
+    # A loss that wanders may stay above its band for long, and its gradients are as ever then.
+    kept = [spike for spike in (spikes.first, *spikes.last) if spike]
+    enough &= any(spike.height >= TELLING or spike.entries >= LONG_STEPS for spike in kept)
     return enough and lost > LOST_SHARE * record
 
 
@@ -285,12 +285,11 @@ def _driven_away(case: Case) -> Seen | None:
 def standing_rise(case: Case) -> Rise | None:
     """A rise of the loss that has not come back, and that neither data nor rate were to bring."""
     rise = case.rises.standing
-    if rise is None or rise.stayed or rise.is_meant or case.standing_fall is not None:
+    if rise is None or case.standing_fall is not None:
         return None
     larger = case.rate.setup.larger_batches
-    if any(0 <= rise.first_step - step <= policy.JUMP_STEPS for step in larger):
-        return None
-    return rise if rise.grew or not rise.gave_back(case.rises.last) else None
+    is_summed = any(0 <= rise.first_step - step <= policy.JUMP_STEPS for step in larger)
+    return None if is_summed else rise
 
 
 def _not_back(case: Case) -> Seen | None:

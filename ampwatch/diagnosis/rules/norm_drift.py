@@ -7,7 +7,6 @@ none of the parts before. An ending is held against what came just before it as 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,9 +17,9 @@ from ampwatch.diagnosis.learning_rate import Rows
 from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.signals import Floats, Integers
 
-# Endings of the record, each half of the one before: in a shorter one too few points are left to
-# tell a rise in every fifth of it from noise.
-ENDINGS = (policy.DRIFT_PART, 0.4, 0.2, 0.1)
+# Endings of the record, each about two thirds of the one before, so that one of them begins where
+# the rise does: in a shorter one too few points are left to tell it from noise.
+ENDINGS = (policy.DRIFT_PART, 0.55, 0.4, 0.3, 0.2, 0.1)
 # ... which end this far above all that stood within twice their length before: norms that swing
 # with the rate or the data come back to where they were.
 BEYOND_BEFORE = 2.0
@@ -36,48 +35,33 @@ BEYOND_BEFORE = 2.0
         looks=f"{policy.DRIFT_FACTOR:.0f} times higher over the last "
         f"{100 * policy.DRIFT_PART:.0f} % of the record, each of {policy.DRIFT_WINDOWS} parts of "
         f"that above the one before; in the first {policy.DRIFT_EARLY_STEPS:,} steps only if the "
-        "loss makes no progress. Or so over the last two fifths, the last fifth or the last tenth, "
-        "and at its end twice above all that stood just before.",
+        "loss makes no progress. Or so over the last half, third, fifth or tenth, and at its end "
+        "twice above all that stood just before.",
         not_to_confuse="A jump at one moment (AMP306); a norm that settles at a new level.",
-        do="Look at the largest layers' gradients; lower the rate or clip before it overflows.",
+        do="Look at the largest layers' gradients; clip them or lower the rate before they "
+        "overflow; save a checkpoint.",
         example="a norm of 0.5 at step 2,000, 0.9 at 4,000, 2.3 at 8,000.",
     ),
 )
 def gradient_norm_drift(case: Case) -> Iterator[Seen]:
     """A gradient norm that only ever rises."""
-    drift = _drift_of(case)
+    endings = ENDINGS if case.rate.rows >= policy.DRIFT_ROWS else ()
+    drift = next((found for part in endings if (found := _drift(case, part))), None)
     if drift is None:
         return
-    began, first, last = drift.step, drift.first, drift.last
+    began, first, last = drift
     yield Seen(
         first_step=began,
         last_step=case.scale.last_step,
         summary=f"The gradient norm has drifted up {last / first:.0f} times.",
         cause=f"From {first:.3g} at step {began} to {last:.3g}, rising in every part of the "
         "record since.",
-        action="Clip the gradients, or lower the rate, before they overflow; save a checkpoint.",
         evidence=(Evidence("grad_norm", case.scale.last_step, last, first),),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """A norm that rose in every part of the record's ending."""
-
-    step: int
-    first: float
-    last: float
-
-
-def _drift_of(case: Case) -> Drift | None:
-    """The drift of the longest ending that shows one."""
-    if case.rate.rows < policy.DRIFT_ROWS:
-        return None
-    found = (_drift(case, part) for part in ENDINGS)
-    return next((drift for drift in found if drift is not None), None)
-
-
-def _drift(case: Case, part: float) -> Drift | None:
+def _drift(case: Case, part: float) -> tuple[int, float, float] | None:
+    """From which step on a norm rose in every part of the record's ending, from where to where."""
     rows, total = case.rate.points, case.rate.rows
     begin = (1.0 - part) * total
     late = rows.start >= begin
@@ -94,10 +78,9 @@ def _drift(case: Case, part: float) -> Drift | None:
         came_down = last < start / policy.DRIFT_FACTOR
         if came_down or _is_early_learning(case, windows):
             return None
-    elif begin < policy.DRIFT_EARLY_STEPS or not _is_beyond(case, part, last):
+    elif begin * _steps_a_row(case) < policy.DRIFT_EARLY_STEPS or not _is_beyond(case, part, last):
         return None
-    step = rows.rows.of("step")[late]
-    return Drift(int(step[0]) if len(step) else 0, first, last)
+    return int(rows.rows.of("step")[late][0]), first, last
 
 
 def _is_beyond(case: Case, part: float, last: float) -> bool:
@@ -112,12 +95,17 @@ def _is_beyond(case: Case, part: float, last: float) -> bool:
 
 def _is_early_learning(case: Case, windows: list[Integers]) -> bool:
     """Whether few steps were made, and the last losses are the lowest yet: that does no harm."""
-    if case.rate.accepted >= policy.DRIFT_EARLY_STEPS:
+    if case.rate.accepted * _steps_a_row(case) >= policy.DRIFT_EARLY_STEPS:
         return False
     loss = case.rate.points.rows.of("loss")
     medians = [_middle(loss[at]) for at in windows]
     known = [value for value in medians if np.isfinite(value)]
     return len(known) > 1 and known[-1] <= policy.DRIFT_LOSS * min(known[:-1])
+
+
+def _steps_a_row(case: Case) -> float:
+    """For how many steps a row stands; programs print one in ten, or fewer."""
+    return 1.0 if case.observed.every_step else max(10.0, case.scale.steps / case.scale.entries)
 
 
 def _median(rows: Rows, at: Integers) -> float:

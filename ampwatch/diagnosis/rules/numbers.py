@@ -27,7 +27,14 @@ from ampwatch.diagnosis.words import alone_text, count_text, list_text, scale_te
 
 FP16_MAX = 65504.0
 DEFAULT_SCALE = 2.0**16  # GradScaler's own
-_NANS = f"an input beyond {FP16_MAX:.0f}, 0/0, inf - inf or the root of less than 0"
+# What an output is, and of what it comes.
+_OUTPUTS = {
+    "nan": (
+        "is nan",
+        f"an input beyond {FP16_MAX:.0f}, 0/0, inf - inf or the root of less than 0",
+    ),
+    "inf": ("overflows half precision", f"fp16 ends at {FP16_MAX:.0f}"),
+}
 
 
 @rule(
@@ -44,8 +51,8 @@ _NANS = f"an input beyond {FP16_MAX:.0f}, 0/0, inf - inf or the root of less tha
         not_to_confuse="Zeros after a collapse: there the scale is the consequence. Zeros of a "
         "dead unit, a frozen layer, a matrix born zero or a loss of exactly 0 are not lost values. "
         "A few lost values in the tail are normal.",
-        do="Use a GradScaler; with one, raise its initial scale or find what keeps it low. The "
-        "learning rate has no part in it.",
+        do="Use torch.amp.GradScaler, or bf16, whose range is wide enough; with a scaler, raise "
+        "its initial scale or find what keeps it low. The learning rate has no part in it.",
         example="autocast without a GradScaler: 98 % lost in the first layers, the loss is flat.",
     ),
     Ties(
@@ -77,15 +84,13 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
     )
 
 
-def _keep_gradients(case: Case) -> str:
-    """What brings small gradients back."""
+def _keep_gradients(case: Case) -> str | None:
+    """What brings small gradients back, where the scale tells."""
+    final = case.final_scale
     if case.standing_fall is not None:
         return "Bring the loss scale back: what took it down is the finding to mend."
-    if not case.observed.scale:
-        return "Scale the loss: torch.amp.GradScaler, or bf16, whose range is wide enough."
-    final = case.final_scale
     if final is None or final >= DEFAULT_SCALE:
-        return "Find what keeps the loss scale low; a higher one brings these gradients back."
+        return None
     return (
         f"Raise the loss scale, which is {scale_text(final)}: GradScaler(init_scale=2.0**16), or "
         "once scaler.update(new_scale=2.0**16); it finds its level from there."
@@ -128,8 +133,7 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
         ranks=tuple(sorted(most.ranks)),
         summary=f"Layer {most.layer} {_is_first(most)} to overflow in the backward pass, "
         f"{times.count} times{standing.ending}.",
-        cause="The loss is finite; the gradient is not once it has passed "
-        + ("from it through this layer." if most.is_at_loss else "this layer."),
+        cause="The loss is finite; the gradient is not once it has passed this layer.",
         action="Look at the loss first: its own gradient is not finite at sqrt, log, norm or a "
         "division of 0 (add an eps inside, compute it in float32); then at this layer's."
         if most.is_at_loss
@@ -165,20 +169,19 @@ def forward_overflow(case: Case) -> Iterator[Seen]:
         return
     first = min(named, key=lambda one: one.times.first_step or 0)
     times = functools.reduce(Times.joined, (one.times for one in named)).joined(unnamed)
-    standing, nan = case.standing(times), 2 * first.nans > first.times.count
+    standing = case.standing(times)
+    is_nan = 2 * first.nans > first.times.count
+    what, why = _OUTPUTS["nan" if is_nan else "inf"]
     yield Seen(
         standing=standing,
         first_step=first.times.first_step,
         last_step=times.last_step,
         layer=first.layer,
         ranks=tuple(sorted(frozenset().union(*(one.ranks for one in named)))),
-        summary=f"{_who(first)} {_is_first(first)} whose output "
-        f"{'is nan' if nan else 'overflows half precision'}"
+        summary=f"{_who(first)} {_is_first(first)} whose output {what}"
         f"{alone_text(case.lone_rank)}{standing.ending}.",
-        cause="Its inputs and weights are finite, its output is not: "
-        + (_NANS if nan else f"fp16 ends at {FP16_MAX:.0f}")
-        + ", and the loss scale cannot help in the forward pass."
-        + ending_text(case, times),
+        cause=f"Its inputs and weights are finite, its output is not: {why}, and the loss scale "
+        f"cannot help in the forward pass.{ending_text(case, times)}",
         action=_forward_action(case, first),
         if_healed=_healed(case),
         evidence=(
@@ -254,12 +257,9 @@ def _grown(case: Case) -> str:
     outlier = case.batches.first
     if case.lone_rank is not None:
         return f"rank {case.lone_rank}'s batches, for the other ranks' outputs are finite"
-    if outlier is None:
-        return "the learning rate, and at what was loaded or changed before"
-    return (
-        f"the data, whose largest input was {outlier.times:,.0f} times its median "
-        f"at step {outlier.step}"
-    )
+    if outlier is not None:
+        return f"the data: at step {outlier.step} the input was {outlier.times:,.0f} times as large"
+    return "the learning rate, and at what was loaded or changed before"
 
 
 def _is_first(named: Named) -> str:

@@ -110,17 +110,31 @@ def test_one_long_spike_with_its_gradients_is_a_warning(tmp_path):
         assert told(run) == {"AMP303": "warning"}  # 2.5 % of the steps
 
 
-def test_one_long_rise_of_a_loss_that_wanders_is_no_warning():
-    columns = healthy(4000)
-    long_rise(columns, 2000, height=0.3, steps=60)
-    assert "warning" not in told(attached(columns)).values()
+def test_a_low_rise_is_a_spike_where_gradients_left_their_band_for_as_long():
+    for gradient, expected in ((3.0, {"AMP303": "warning"}), (1.0, {})):
+        columns = healthy(4000)
+        long_rise(columns, 2000, height=0.3, steps=60, gradient=gradient)
+        assert told(attached(columns)) == expected
 
 
-def test_one_long_rise_without_its_gradients_is_only_told(tmp_path):
+def test_one_rise_that_takes_a_tenth_of_the_steps_is_the_datas():
+    columns = healthy(600)
+    long_rise(columns, 300, height=1.0, steps=70)
+    assert told(attached(columns)) == {"AMP303": "info"}
+
+
+def test_leaps_of_one_step_hide_no_long_spike():
+    columns = healthy(6000)
+    columns["loss"][np.arange(300, 6000, 1100)] += 0.6
+    long_rise(columns, 3000, height=1.0, steps=150)
+    assert told(attached(columns))["AMP303"] == "warning"
+
+
+def test_one_long_rise_is_only_told_where_gradients_are_known_to_have_stayed(tmp_path):
     columns = healthy(6000)
     long_rise(columns, 3000, height=1.0, steps=150, gradient=1.0)
     assert told(attached(columns)) == {"AMP303": "info"}
-    assert told(tabled(columns, tmp_path, names=("loss", "lr"))) == {"AMP303": "info"}
+    assert told(tabled(columns, tmp_path, names=("loss", "lr"))) == {"AMP303": "warning"}
 
 
 def test_spikes_of_which_some_stay_below_the_line_are_all_counted():
@@ -324,3 +338,11 @@ def test_a_gradient_norm_that_only_rises_is_told_without_a_scale():
     columns = healthy(4000)
     columns["grad_norm"] *= np.geomspace(1.0, 16.0, 4000)
     assert told(attached(columns))["AMP304"] == "warning"
+
+
+def test_a_drift_is_told_in_a_log_of_which_each_line_stands_for_many_steps(tmp_path):
+    columns = healthy(20_000)
+    columns["grad_norm"] *= np.where(
+        np.arange(20_000) < 14_000, 1.0, np.geomspace(0.05, 16.0, 20_000)
+    ).clip(1.0)
+    assert told(tabled(columns, tmp_path, every=50))["AMP304"] == "warning"

@@ -8,11 +8,10 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.signals import Floats, Integers
 from ampwatch.rows import LR_LEAP
 
 # No more are kept: those that explain a trouble are the last before it.
-MOST_LEAPS = 64
+_MOST = 64
 # A rate this near to the highest yet is at it, and one so far above it has gone on rising.
 _AT_TOP, _FURTHER = 0.98, 1.1
 
@@ -25,19 +24,19 @@ class Leap:
     before: float
     after: float
     from_top: bool  # it had never been higher
+    is_stair: bool  # ... and had rested there no longer than it took to get there
 
 
 @dataclass(frozen=True, slots=True)
-class LeapCourse:
+class RateLeaps:
     """What is remembered of them; `fold` makes a new one."""
 
     leaps: tuple[Leap, ...] = ()  # the last few
-    stairs: tuple[int, ...] = ()  # steps of jumps that only went on with a climb, the last few
     top: float = 0.0  # the highest rate yet
     top_position: int = 0  # the entry that reached it
     last: float = float("nan")
 
-    def fold(self, block: Block) -> LeapCourse:
+    def fold(self, block: Block) -> RateLeaps:
         """The course with a block more."""
         if not len(block):
             return self
@@ -46,39 +45,28 @@ class LeapCourse:
         position = np.arange(block.start, block.start + len(block))
         leapt = (rate >= LR_LEAP * before) & (before > 0)
         leapt &= position >= policy.JUMP_LEAST_POSITION
-        top, reached = self._tops(rate, block.start)
+        top = np.fmax.accumulate(np.concatenate([[self.top], rate]))
+        rose = np.flatnonzero(top[1:] > top[:-1])
+        reached = np.concatenate([[self.top_position], block.start + rose])
+        reached = reached[np.searchsorted(rose, np.arange(len(top)))]
         from_top = before >= _AT_TOP * top[:-1]
-        # On the way up a rate rests no longer than it took to get there.
-        stair = leapt & from_top & (position - reached[:-1] <= reached[:-1])
+        stair = from_top & (position - reached[:-1] <= reached[:-1])
         found = [
-            Leap(int(block.step[at]), float(before[at]), float(rate[at]), bool(from_top[at]))
-            for at in np.flatnonzero(leapt & ~stair)[-MOST_LEAPS:]
+            Leap(*(column[at].item() for column in (block.step, before, rate, from_top, stair)))
+            for at in np.flatnonzero(leapt)[-_MOST:]
         ]
-        stairs = block.step[stair][-MOST_LEAPS:].tolist()
         return replace(
             self,
-            leaps=(*self.leaps, *found)[-MOST_LEAPS:],
-            stairs=(*self.stairs, *stairs)[-MOST_LEAPS:],
+            leaps=(*self.leaps, *found)[-_MOST:],
             top=float(top[-1]),
             top_position=int(reached[-1]),
             last=float(rate[-1]),
         )
 
-    def _tops(self, rate: Floats, start: int) -> tuple[Floats, Integers]:
-        """The highest rate before each entry and after the last, and where it was reached."""
-        top = np.fmax.accumulate(np.concatenate([[self.top], rate]))
-        rose = np.flatnonzero(top[1:] > top[:-1])
-        reached = np.concatenate([[self.top_position], start + rose])
-        return top, reached[np.searchsorted(rose, np.arange(len(top)))]
-
-    @property
-    def settled(self) -> tuple[Leap, ...]:
-        """The leaps after which the rate did not go on rising from one top to the next."""
-        return tuple(
-            leap for leap in self.leaps if not leap.from_top or self.top <= _FURTHER * leap.after
-        )
+    def is_settled(self, leap: Leap) -> bool:
+        """Whether the rate did not go on rising from one top to the next."""
+        return not (leap.is_stair or (leap.from_top and self.top > _FURTHER * leap.after))
 
     def is_climb(self, step: int) -> bool:
         """Whether the rate's change at this step only went on with a climb."""
-        climbs = {leap.step for leap in self.leaps} - {leap.step for leap in self.settled}
-        return any(abs(step - one) <= 1 for one in climbs.union(self.stairs))
+        return any(abs(step - one.step) <= 1 for one in self.leaps if not self.is_settled(one))
