@@ -12,6 +12,16 @@ from ampwatch.diagnosis.culprits import Culprits
 from ampwatch.diagnosis.scale_segments import NAN, Segment
 
 
+@dataclass(frozen=True, slots=True)
+class Descent:
+    """A part of an episode: its skips between two established scales."""
+
+    first_step: int
+    skips_before: int  # of the run
+    scale: float  # that it began with
+    octaves: float = 0.0  # that it took the scale down
+
+
 @dataclass(slots=True)
 class Episode:
     """Skips close together; open until the next skip comes too late for it."""
@@ -34,8 +44,8 @@ class Episode:
     scale_after: float = NAN
     lowest: float = NAN
     streak_scale: float = NAN  # that the last streak began with
-    fall_step: int = 0  # where it begins, if it is a fall
-    skips_before_fall: int = 0  # of the run
+    part: Descent | None = None  # the last one
+    deepest: Descent | None = None  # the part that went farthest
     culprits: Culprits = field(default_factory=Culprits)
     search_skips: int = 0  # by which the search may still go on
     search_culprits: Culprits = field(default_factory=Culprits)
@@ -49,11 +59,12 @@ class Episode:
         before = self.streak if goes_on else 0
         if not goes_on:
             self.streak_scale = segment.scale
-        # A fall begins at its level: a lone skip some time before has nothing to do with it.
-        at_level = self.level is not None and segment.scale >= self.level / 2
-        if not self.skips or (after_a_level and at_level):
-            self.fall_step = segment.first_step
-            self.skips_before_fall = self.skips_before + self.skips
+        if self.part is None or after_a_level:
+            before_it = self.skips_before + self.skips
+            self.part = Descent(segment.first_step, before_it, segment.scale)
+        octaves = octaves_between(self.part.scale, segment.scale_after)
+        self.part = replace(self.part, octaves=octaves)
+        self.deepest = max(self.deepest or self.part, self.part, key=lambda part: part.octaves)
         self.streaks += not goes_on
         self.streak = before + segment.length
         self.longest_streak = max(self.longest_streak, self.streak)
@@ -73,6 +84,17 @@ class Episode:
         """What the search does not explain."""
         lone, skips = self.lone_skips - self.search_skips, self.skips - self.search_skips
         return replace(self, skips=skips, lone_skips=lone)
+
+    @property
+    def descent(self) -> Descent:
+        """Where the fall begins: with the part that went more than half of the way, if one did.
+
+        A lone skip some time before has nothing to do with it.
+        """
+        deepest = self.deepest
+        if deepest is not None and deepest.octaves > self.octaves / 2:
+            return deepest
+        return Descent(self.first_step, self.skips_before, self.first_scale, self.octaves)
 
     @property
     def streak_octaves(self) -> float:

@@ -343,16 +343,15 @@ class ScaleCourse:
         self.culprits.add(episode.culprits)
 
     def _take_fall(self, episode: Episode) -> None:
-        level = episode.level
+        level, begin = episode.level, episode.descent
         assert level is not None, "a fall has a level"
         # Levels only rise, so of falls from one level the first tells all.
         if len(self.falls) < MOST_FALLS and all(fall.level < level for fall in self.falls):
-            before = episode.skips_before_fall
-            skips = episode.skips_before + episode.skips - before
+            skips = episode.skips_before + episode.skips - begin.skips_before
             self.falls += (
                 Fall(
-                    level, episode.fall_step, episode.last_step, episode.scale_after, skips,
-                    before, episode.lowest, self.teeth, self.loose,
+                    level, begin.first_step, episode.last_step, episode.scale_after, skips,
+                    begin.skips_before, episode.lowest, self.teeth, self.loose,
                 ),
             )  # fmt: skip
 
