@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-
 from ampwatch.diagnosis import learning_rate, policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.enough_to_judge import is_too_short, unsure
@@ -42,9 +40,9 @@ def _explains(cause: Finding, effect: Finding) -> bool:
     acts, shows = _TIES[cause.code], _TIES[effect.code]
     if shows.ends_the_run and cause.last_step is not None:
         return cause.last_step + policy.DELAY_STEPS >= effect.first_step
-    if (acts.in_strict_order or shows.in_strict_order) and not shows.spares_weights:
+    if acts.in_strict_order or shows.in_strict_order:
         return cause.first_step <= effect.first_step
-    late = acts.shown_late or effect.code in acts.late_to
+    late = effect.code in acts.late_to
     delay = policy.SAMPLING_DELAY_STEPS if late else policy.DELAY_STEPS
     return cause.first_step <= effect.first_step + delay
 
@@ -93,7 +91,8 @@ def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding])
     """A finding stands, and the course of loss and updates shows nothing."""
     codes, action = {finding.code for finding in causes}, Action.UNKNOWN
     what = f"{causes[0].code} {causes[0].name}" if causes else "A finding"
-    harmful = _harmful_step(case)
+    rows = case.rate.head  # an update that is a large share of all weights may have done harm
+    large = rows.of("step")[rows.accepted & (rows.ratio >= learning_rate.constants.PROOF_RATIO)]
     if "AMP307" in codes:
         because = (
             "The loss has not returned to its usual range, and the record does not show whether "
@@ -106,10 +105,10 @@ def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding])
         because = "The loss spiked and recovered by itself each time, at this same rate."
     elif not seen.sees_mechanism:
         because = f"{what} stands; without updates or gradients the rate cannot be judged."
-    elif harmful is not None:
+    elif len(large):
         because = (
-            f"{what} stands, and the update of step {harmful} was large compared with the weights: "
-            "a new run at a quarter of the rate would show whether the rate is the cause."
+            f"{what} stands, and the update of step {int(large[0])} was large compared with the "
+            "weights: a new run at a quarter of the rate would show whether the rate is the cause."
         )
     else:
         action = Action.NOT_THE_CAUSE
@@ -119,10 +118,3 @@ def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding])
 
 def _named_cause(finding: Finding) -> str:
     return f"{finding.code} {finding.name} explains what happened: {finding.summary}"
-
-
-def _harmful_step(case: Case) -> int | None:
-    """The first step of the beginning whose update was a large share of all weights."""
-    rows = case.rate.head
-    large = rows.accepted & (rows.ratio >= learning_rate.constants.PROOF_RATIO)
-    return int(rows.of("step")[int(np.argmax(large))]) if large.any() else None
