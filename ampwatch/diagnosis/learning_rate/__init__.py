@@ -3,7 +3,7 @@
     rows -> fold -> RateState -> judge_rate -> Judgement -> advise -> Advice
 
 A state's size does not grow with the run, and the same rows give the same state however they were
-batched. `State.rate` in the engine is one.
+batched. `Case.rate` in the engine is one.
 """
 
 from __future__ import annotations
