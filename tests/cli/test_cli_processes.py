@@ -24,7 +24,7 @@ from ampwatch.cli.demo import SCENARIOS, scripts_folder
 from ampwatch.recorder import Recorder
 from ampwatch.rows import Table
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 
 @pytest.fixture
