@@ -346,3 +346,12 @@ def test_a_drift_is_told_in_a_log_of_which_each_line_stands_for_many_steps(tmp_p
         np.arange(20_000) < 14_000, 1.0, np.geomspace(0.05, 16.0, 20_000)
     ).clip(1.0)
     assert told(tabled(columns, tmp_path, every=50))["AMP304"] == "warning"
+
+
+def test_a_loss_that_climbs_far_above_all_that_it_was_is_told_without_gradients_too(tmp_path):
+    columns = healthy(5000)
+    slowly = np.geomspace(1.0, 50.0, 1500)
+    columns["loss"] *= np.concatenate([np.ones(1500), slowly, np.full(2000, 50.0)])
+    run = tabled(columns, tmp_path, names=("loss", "lr"))
+    assert told(run) == {"AMP307": "warning"}
+    assert "a change of the data may be behind it" in finding(run, "AMP307").cause

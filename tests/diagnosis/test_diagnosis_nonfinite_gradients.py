@@ -184,6 +184,18 @@ def test_a_loop_that_leaves_out_its_own_nan_steps_is_told_so(tmp_path):
     assert told(often) == {"AMP212": "warning"}
 
 
+def test_a_loop_that_leaves_out_most_of_its_steps_to_the_end_does_not_train(tmp_path):
+    most = [at for at in range(200, 400) if at % 5]
+    for run in both(leaving_out(400, [*most, 398, 399]), tmp_path):
+        diagnosis = diagnose(run)
+        assert diagnosis.verdict.value == "failing"
+        assert diagnosis.headline.code == "AMP211"
+        assert "most of its steps are lost" in diagnosis.headline.summary
+        assert finding(run, "AMP212").because_of == "AMP211"
+    over = leaving_out(1000, most)  # and then it trained on
+    assert told(attached(over)) == {"AMP212": "warning"}
+
+
 def test_an_update_of_zero_says_nothing_where_no_rate_or_no_gradient_was_there():
     columns = plain_columns(400)
     columns["update_norm"][200:210] = columns["lr"][200:210] = 0.0

@@ -12,7 +12,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Rows, constants
 from ampwatch.diagnosis.learning_rate.attribution import Cause
-from ampwatch.diagnosis.learning_rate.onset import Sign
+from ampwatch.diagnosis.learning_rate.onset import Onset, Sign
 from ampwatch.diagnosis.learning_rate.scene import rows_around
 from ampwatch.diagnosis.loss_spikes import (
     MIXED_SHARE,
@@ -31,6 +31,8 @@ from ampwatch.rows import LR_LEAP
 
 # Leaps of one step: three stand for more than chance; two where the updates leapt with them.
 LEAPS, GROWN_LEAPS = 3, 2
+# No wandering and no change of the data takes a loss so many times the width of its past above it.
+_FAR = 4
 # More rises than one in a hundred steps are what the data are made of; few in a short record.
 _FEW = 8
 # A habit: three spikes in the last quarter of a record, or three that cost one step in a hundred;
@@ -316,16 +318,27 @@ def _never_back(case: Case) -> Seen | None:
     if grown & _NOT_ITS_OWN or _is_raised(before, after):
         return None
     grew = bool(grown & {"gradients", "drift"})
-    # Without gradients a loss may wander; no data make that of a new network far worse for good.
-    if not grew and (found.recorded or onset.sign is not Sign.CLIMB):
-        return None
     level = _median(before.of("loss"), constants.WINDOW_STEPS)
-    now = _median(after.of("loss"), constants.FINAL_STEPS)
+    now = _median(case.rate.tail.of("loss"), constants.FINAL_STEPS)
+    # Without gradients a loss may wander; no data make it far worse than all before for good.
+    if not grew and (found.recorded or not (onset.sign is Sign.CLIMB or _is_far(case, onset, now))):
+        return None
     return _standing(case, onset.step, onset.sign.value, level, now, grew=grew)
 
 
 # Other batches, or more of them in a step: then the loss is another one.
 _NOT_ITS_OWN = {"leap", "input", "batch"}
+
+
+def _is_far(case: Case, onset: Onset, now: float) -> bool:
+    """Whether the loss stands four times as far above all that it has been as that was wide."""
+    points = case.rate.points
+    losses = points.rows.of("loss")[points.start < onset.row]
+    known = losses[np.isfinite(losses)]
+    if not len(known):
+        return False
+    top = float(known.max())
+    return now > top + _FAR * (top - float(known.min()))
 
 
 def _is_raised(before: Rows, after: Rows) -> bool:
