@@ -84,7 +84,7 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     if verdict is Verdict.INCOMPLETE:
         return unsure(advice, case)
     calm = verdict is Verdict.HEALTHY and seen.onset is not None
-    if calm and advice.action in {Action.NOT_THE_CAUSE, Action.UNKNOWN}:
+    if calm and advice.action is Action.NOT_THE_CAUSE:
         # The rows of a sparse log stand close where its steps do not: no trouble, no cause.
         return Advice(Action.KEEP, "Nothing that stands speaks against it.", current=seen.base)
     died = any(f.code == "AMP410" for f in causes) and advice.action is Action.KEEP

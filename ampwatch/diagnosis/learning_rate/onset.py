@@ -86,8 +86,10 @@ def find_onset(state: RateState) -> Onset | None:
     else:
         since = state.points.rows.of("loss")[state.points.start >= at]
         descending = falls(known_of(since), float(loss[0]))
-    early = is_new or _is_early(state, at)
-    return Onset(sign, at, _step(rows, at), early, collapsed, descending and not collapsed)
+    return Onset(
+        sign, at, _step(rows, at), early=True, collapsed=collapsed,
+        descending=descending and not collapsed,
+    )  # fmt: skip
 
 
 def _is_collapsed(state: RateState) -> bool:

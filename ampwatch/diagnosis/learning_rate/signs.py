@@ -277,29 +277,29 @@ USUAL, BEGAN, LITTLE = "it had been {}", "it began at {}", "{} is little"
 
 # Weights: a regression with a ridge of 1 on 554 runs of 44 families in which something seemed to be
 # wrong. Printed by `benchmarks/learning_rate_fit.py --evidence`; do not edit.
-BIAS = (0.92, -0.40, -1.15, 0.63)
+BIAS = (0.92, -0.41, -1.15, 0.63)
 # fmt: off
 TABLE = (
-    Entry("numbers that left their format", COURSE, _if(_broke), (0.88, -0.40, 2.05, -2.52), ""),
+    Entry("numbers that left their format", COURSE, _if(_broke), (0.88, -0.40, 2.05, -2.54), ""),
     Entry("a loss that did not fall", COURSE, _if(_stood), (-0.68, 0.58, -0.40, 0.50), ""),
-    Entry("a loss that turned", COURSE, _if(_turned), (-0.18, -0.19, -1.67, 2.04), ""),
-    Entry("update / weights", "updates", _updates, (0.57, -0.06, -0.23, -0.28)),
+    Entry("a loss that turned", COURSE, _if(_turned), (-0.19, -0.19, -1.67, 2.05), ""),
+    Entry("update / weights", "updates", _updates, (0.58, -0.05, -0.23, -0.30)),
     Entry("largest layer's update / weights", "updates", _layer, (0.92, -0.14, -0.36, -0.42)),
-    Entry("first updates / weights", "beginning", _first, (0.51, 0.44, 0.26, -1.20), LITTLE),
-    Entry("update drift", "drift", _drift("ratio"), (0.74, -0.48, -0.13, -0.13), USUAL),
-    Entry("gradient norm", "gradients", _drift("grad_norm"), (0.17, 0.63, -0.76, -0.03), USUAL),
-    Entry("activation drift", "drift", _drift("act_amax"), (0.74, 0.34, -1.30, 0.22), USUAL),
+    Entry("first updates / weights", "beginning", _first, (0.51, 0.43, 0.26, -1.19), LITTLE),
+    Entry("update drift", "drift", _drift("ratio"), (0.75, -0.48, -0.12, -0.15), USUAL),
+    Entry("gradient norm", "gradients", _drift("grad_norm"), (0.17, 0.63, -0.77, -0.03), USUAL),
+    Entry("activation drift", "drift", _drift("act_amax"), (0.75, 0.35, -1.32, 0.22), USUAL),
     Entry("activation maximum", "activations", _activations, (0.44, 0.53, 0.41, -1.38)),
-    Entry("weight norm", "weights", _growth, (0.42, -0.56, 0.04, 0.10), USUAL),
-    Entry("weight norm, nothing learnt", "weights", _idle, (1.73, -0.17, -0.84, -0.71), USUAL),
+    Entry("weight norm", "weights", _growth, (0.43, -0.56, 0.06, 0.08), USUAL),
+    Entry("weight norm, nothing learnt", "weights", _idle, (1.72, -0.17, -0.84, -0.71), USUAL),
     Entry("input maximum, at once", "leap", _input_leap, (-0.60, 0.72, -0.05, -0.07), USUAL),
-    Entry("input maximum", "input", _drift("input_amax"), (-0.86, 0.53, 0.84, -0.52), USUAL),
-    Entry("loss", "loss", _loss_rise, (0.57, 0.59, -1.19, 0.02), BEGAN),
+    Entry("input maximum", "input", _drift("input_amax"), (-0.87, 0.53, 0.87, -0.53), USUAL),
+    Entry("loss", "loss", _loss_rise, (0.58, 0.60, -1.15, -0.03), BEGAN),
     Entry("loss at the end", "loss", _left, (1.83, -1.21, -0.20, -0.42), BEGAN),
-    Entry("loss until then", "break", _at_best, (-1.16, 1.81, -0.03, -0.62), "its best was {}"),
-    Entry("non-finite forward", "forward", _if(_bad_forward), (0.18, 1.71, -1.40, -0.49), ""),
-    Entry("a rate still rising", "schedule", _if(_rising), (0.84, -0.54, -0.00, -0.30), ""),
-    Entry("a larger batch", "batch", _if(_larger_batch), (-2.79, -1.27, -0.00, 4.06), ""),
-    Entry("a loss coming down again", "descent", _if(_descent), (-1.29, -0.13, 0.40, 1.02), ""),
+    Entry("loss until then", "break", _at_best, (-1.15, 1.82, -0.03, -0.63), "its best was {}"),
+    Entry("non-finite forward", "forward", _if(_bad_forward), (0.18, 1.72, -1.40, -0.50), ""),
+    Entry("a rate still rising", "schedule", _if(_rising), (0.84, -0.54, 0.00, -0.30), ""),
+    Entry("a larger batch", "batch", _if(_larger_batch), (-2.87, -1.30, 0.00, 4.17), ""),
+    Entry("a loss coming down again", "descent", _if(_descent), (-1.31, -0.16, 0.55, 0.92), ""),
 )
 # fmt: on
