@@ -14,7 +14,6 @@ from ampwatch.diagnosis.batch_course import BatchCourse
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.device_course import DeviceCourse
 from ampwatch.diagnosis.episodes import Scaler
-from ampwatch.diagnosis.first_rate_course import FirstRateCourse
 from ampwatch.diagnosis.joint_overflows import Origin, origins
 from ampwatch.diagnosis.layer_course import LayerCourse
 from ampwatch.diagnosis.leap_course import LeapCourse
@@ -56,7 +55,6 @@ class OwnCourses:
     rises: RiseCourse = field(default_factory=RiseCourse)
     rounding: RoundingCourse = field(default_factory=RoundingCourse)
     setup: RateSetup = field(default_factory=RateSetup)
-    first_rate: FirstRateCourse = field(default_factory=FirstRateCourse)
 
     def fold_own(self, block: Block) -> None:
         """Take in a block, each by itself."""
