@@ -115,7 +115,7 @@ def _causes(samples: Sequence[Sample], chances: np.ndarray) -> list[str]:
 _BEFORE = """
 The cascade of vetoes that it replaced, on the same runs and those in which no trouble shows (873
 trained ones; it had been tuned on 18 of the configurations): of 278 that failed by their rate 24
-were told to keep it; the table misses 9, and 8 more show no trouble. Of 177 in which something else
+were told to keep it; the table misses 8, and 8 more show no trouble. Of 177 in which something else
 failed or changed 15 were told to lower, now 7 (5 with the weights in use, fitted on all); of 418
 healthy ones 2, now 3, each half an octave below its limit.
 

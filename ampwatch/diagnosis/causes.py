@@ -87,8 +87,8 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     if calm and advice.action is Action.NOT_THE_CAUSE:
         # The rows of a sparse log stand close where its steps do not: no trouble, no cause.
         return Advice(Action.KEEP, "Nothing that stands speaks against it.", current=seen.base)
-    died = any(f.code == "AMP410" for f in causes) and advice.action is Action.KEEP
-    if verdict is Verdict.HEALTHY or (seen.onset is not None and not died):
+    doubted = any(f.code in {"AMP307", "AMP410"} for f in causes) and advice.action is Action.KEEP
+    if verdict is Verdict.HEALTHY or (seen.onset is not None and not doubted):
         return advice
     return _calm_beside_trouble(case, seen, causes)
 

@@ -45,7 +45,7 @@ CLEAR_LINE = 0.2
 _SAYS_NOTHING = 0.05  # points
 _LEAST_SURE = 0.01  # of a table fitted on a thousand runs, no chance is surer
 # The groups by which a rate acts.
-_MECHANISM = frozenset(("updates", "drift", "gradients", "weights", "activations"))
+_MECHANISM = frozenset(("updates", "drift", "gradients", "weights"))
 
 
 @dataclass(frozen=True, slots=True)

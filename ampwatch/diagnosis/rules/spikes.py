@@ -182,7 +182,7 @@ def never_back(case: Case) -> Seen | None:
 
 
 # Other batches, or more of them in a step: then the loss is another one.
-_NOT_ITS_OWN = {"leap", "input", "batch"}
+_NOT_ITS_OWN = {"input", "batch"}
 
 
 def _is_raised(before: Rows, after: Rows) -> bool:
