@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import learning_rate_calibration as calibration
 import learning_rate_evidence as evidence
 import numpy as np
 from learning_rate_evidence import HIDDEN, Sample
@@ -41,9 +42,13 @@ def main(folder: Path | None) -> None:
     samples = evidence.kept()
     lines = INTERVALS.read_text().splitlines()
     placed = [Placed(**json.loads(line)) for line in lines]
-    text = "\n".join([*_causes(samples), _BEFORE, *_intervals(placed), ""])
+    chances = evidence.left_out(samples)[:, 0]
+    inside, width = _left_out(placed)
+    lines = [*_causes(samples, chances), _BEFORE, *_intervals(placed, inside, width), ""]
+    text = "\n".join(lines)
     RESULT.write_text(text)
     print(text)
+    calibration.draw(_told(samples, chances), _by_family(placed, inside))
     evidence.write_into_the_table(evidence.fit(samples), samples)
 
 
@@ -59,11 +64,23 @@ def placed_of(run: LabelledRun) -> list[Placed]:
     return [Placed(run.family, round(run.octaves, 3), round(estimate, 3), round(failed, 3))]
 
 
-def _causes(samples: Sequence[Sample]) -> list[str]:
-    chances = evidence.left_out(samples)[:, 0]
+def _told(
+    samples: Sequence[Sample], chances: np.ndarray
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Of each kind of record what was said, and whether it was so."""
+    rate = np.array([s.label == "rate" for s in samples])
+    told = {}
+    for hidden in HIDDEN:
+        there = np.array([s.hidden == hidden and not s.is_written for s in samples])
+        told[hidden or "whole"] = (chances[there], rate[there])
+    return told
+
+
+def _causes(samples: Sequence[Sample], chances: np.ndarray) -> list[str]:
     trained = np.array([not s.is_written for s in samples])
     lines = [
         "# The table of evidence on families that it was not fitted on", "",
+        "![calibration](learning_rate_calibration.svg)", "",
         (f"{len({(s.family, s.name) for s in samples if not s.is_written})} trained runs of "
         f"{len({s.family for s in samples if not s.is_written})} families in which trouble seems "
         "to stand, each family in turn left out; written courses stay in and are not counted."), "",
@@ -111,12 +128,9 @@ def _is(sample: Sample, of: str) -> bool:
     return sample.label == of if of in {"rate", "healthy"} else sample.label in evidence.CAUSES[1:]
 
 
-def _intervals(placed: Sequence[Placed]) -> list[str]:
-    family = np.array([p.family for p in placed])
-    truth, estimate, failed = (
-        np.array([getattr(p, name) for p in placed]) for name in ("octaves", "estimate", "failed")
-    )
-    weigh = np.array([1 / (family == name).sum() ** 0.5 for name in family])
+def _left_out(placed: Sequence[Placed]) -> tuple[np.ndarray, np.ndarray]:
+    """Whether each limit lies in the interval of the other families' quantiles, and how wide."""
+    family, truth, estimate, failed, weigh = _columns(placed)
     inside, width = np.zeros(len(placed), bool), np.zeros(len(placed))
     for name in sorted(set(family)):
         out = family == name
@@ -124,6 +138,28 @@ def _intervals(placed: Sequence[Placed]) -> list[str]:
         nearest = np.maximum(estimate[out] + low, failed[out] + constants.BELOW_FAILED)
         inside[out] = (truth[out] >= nearest) & (truth[out] <= estimate[out] + high)
         width[out] = estimate[out] + high - nearest
+    return inside, width
+
+
+def _columns(placed: Sequence[Placed]) -> tuple[np.ndarray, ...]:
+    family = np.array([p.family for p in placed])
+    truth, estimate, failed = (
+        np.array([getattr(p, name) for p in placed]) for name in ("octaves", "estimate", "failed")
+    )
+    weigh = np.array([1 / (family == name).sum() ** 0.5 for name in family])
+    return family, truth, estimate, failed, weigh
+
+
+def _by_family(placed: Sequence[Placed], inside: np.ndarray) -> list[tuple[str, int, float]]:
+    family = np.array([p.family for p in placed])
+    return [
+        (name, int((family == name).sum()), float(inside[family == name].mean()))
+        for name in sorted(set(family))
+    ]
+
+
+def _intervals(placed: Sequence[Placed], inside: np.ndarray, width: np.ndarray) -> list[str]:
+    family, truth, estimate, _, weigh = _columns(placed)
     low, high = _quantiles(truth - estimate, weigh)
     lines = [
         "", "## The interval of the limit", "",
@@ -133,11 +169,8 @@ def _intervals(placed: Sequence[Placed]) -> list[str]:
         f"{high:+.2f}."), "",
         "| family left out | runs | inside | median width |", "|---|---|---|---|",
     ]  # fmt: skip
-    for name in sorted(set(family)):
-        out = family == name
-        lines.append(
-            f"| {name} | {out.sum()} | {inside[out].mean():.2f} | {np.median(width[out]):.1f} |"
-        )
+    for name, runs, share in _by_family(placed, inside):
+        lines.append(f"| {name} | {runs} | {share:.2f} | {np.median(width[family == name]):.1f} |")
     return lines
 
 

@@ -16,7 +16,6 @@ from ampwatch.diagnosis import learning_rate, policy
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.device_course import DeviceCourse
 from ampwatch.diagnosis.episodes import Fall, Span
-from ampwatch.diagnosis.first_rate_course import FirstRateCourse
 from ampwatch.diagnosis.joint_overflows import Origin, origins
 from ampwatch.diagnosis.layer_course import LayerCourse
 from ampwatch.diagnosis.ledger import Ledger
@@ -117,7 +116,6 @@ class Case:
     rises: LossSpikes = field(default_factory=LossSpikes, metadata=_OWN)
     rounding: RoundingCourse = field(default_factory=RoundingCourse, metadata=_OWN)
     setup: RateSetup = field(default_factory=RateSetup, metadata=_OWN)
-    first_rate: FirstRateCourse = field(default_factory=FirstRateCourse, metadata=_OWN)
 
     # --- folding ---------------------------------------------------------------------------------
 

@@ -79,10 +79,11 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     if verdict is Verdict.INCOMPLETE:
         return unsure(advice, case)
     calm = verdict is Verdict.HEALTHY and seen.onset is not None
-    if calm and advice.action in {Action.NOT_THE_CAUSE, Action.UNKNOWN}:
+    if calm and advice.action is Action.NOT_THE_CAUSE:
         # The rows of a sparse log stand close where its steps do not: no trouble, no cause.
         return Advice(Action.KEEP, "No finding speaks against it.", current=seen.base)
-    if verdict is Verdict.HEALTHY or seen.onset is not None:
+    doubted = any(f.code in {"AMP307", "AMP410"} for f in causes) and advice.action is Action.KEEP
+    if verdict is Verdict.HEALTHY or (seen.onset is not None and not doubted):
         return advice
     return _calm_beside_trouble(case, seen, causes)
 

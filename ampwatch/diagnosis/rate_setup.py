@@ -16,6 +16,36 @@ from ampwatch.rows import EventKind
 _MOST_SAVED = 256
 _MOST_GROUPS = 64
 _MOST_LARGER = 16
+# The same rate, but for what a schedule's arithmetic rounds.
+_SAME_RATE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRate:
+    """A learning rate that stands where it began: how far below its base, and how long."""
+
+    rate: float | None = None  # the first that is told, of the first optimizer's first group
+    steps: int = 0  # that tell a rate and its base
+    accepted: int = 0  # of them
+    base: float = 0.0  # as it was told last
+    share: float = 0.0  # of its base rate, at most
+    moved: bool = False  # another rate was told
+
+    def fold(self, block: Block) -> FirstRate:
+        """What is known with a block more."""
+        rate, base = block.columns["lr"], block.columns["lr_base"]
+        told = np.isfinite(rate) & (base > 0)
+        if self.moved or not told.any():
+            return self
+        first = float(rate[told][0]) if self.rate is None else self.rate
+        return FirstRate(
+            rate=first,
+            steps=self.steps + int(told.sum()),
+            accepted=self.accepted + int((told & ~block.skipped & ~block.left_out).sum()),
+            base=float(base[told][-1]),
+            share=max(self.share, float((rate[told] / base[told]).max())),
+            moved=bool((np.abs(rate[told] - first) > _SAME_RATE * first).any()),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +62,30 @@ class RateSetup:
     larger_batches: tuple[int, ...] = ()
     ratio_sums: Floats = field(default_factory=lambda: np.zeros(_MOST_GROUPS))
     ratio_counts: Floats = field(default_factory=lambda: np.zeros(_MOST_GROUPS))
+    first_rate: FirstRate = field(default_factory=FirstRate)
 
     def fold(self, block: Block) -> RateSetup:
         """What is known with a block more."""
-        begin = self.begin
-        if begin is None and len(block):
-            begin = int(block.step[0])
-        made = replace(self, begin=begin, restarts=self.restarts + block.restart)
+        begin = int(block.step[0]) if self.begin is None and len(block) else self.begin
+        made = replace(
+            self,
+            begin=begin,
+            restarts=self.restarts + block.restart,
+            first_rate=self.first_rate.fold(block),
+        )
         for event in block.events:
             made = made._with(event)
         return made._with_layers(block)
 
     def shown(self, *, stopped: bool = False) -> Setup:
         """As the advice reads it."""
-        groups = tuple(_group(self.first, g) for g in _mappings(self.first.get("groups")))
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.nan_to_num(self.ratio_sums / self.ratio_counts)[: max(1, len(groups))]
+            ratio = np.nan_to_num(self.ratio_sums / self.ratio_counts)
+        groups, elements = self._groups, self.first.get("elements")
         return Setup(
-            groups=groups,
-            lead_group=int(np.argmax(ratio)) if len(ratio) else 0,
-            elements=_count(self.first.get("elements")),
+            groups=tuple(_group(self.first, group) for group in groups),
+            lead_group=int(np.argmax(ratio[: max(1, len(groups))])),
+            elements=elements if isinstance(elements, int) and elements > 0 else None,
             several_optimizers=self.optimizers > 1,
             resumed=self.loaded_at_start or bool(self.begin),
             saved_steps=self.saved,
@@ -65,22 +99,31 @@ class RateSetup:
 
         One whose own rate is as high as the others' base is not warming up.
         """
-        pairs = [_rate_and_base(group) for group in _mappings(self.first.get("groups"))]
-        known = [(rate, base) for rate, base in pairs if base]
-        return len(pairs) < 2 or all(rate <= share * base for rate, base in known)
+        groups = self._groups
+        pairs = [(_number(group.get("lr")), _base(group)) for group in groups]
+        return len(groups) < 2 or all(rate <= share * base for rate, base in pairs if base)
+
+    @property
+    def _groups(self) -> Sequence[Mapping[str, Any]]:
+        groups = self.first.get("groups")
+        known = groups if isinstance(groups, list) else []
+        return [group for group in known if isinstance(group, dict)][:_MOST_GROUPS]
 
     def _with(self, event: Event) -> RateSetup:
+        detail = event.detail
         if event.kind == EventKind.STATE_SAVED.value:
             return replace(self, saved=(*self.saved, event.step)[-_MOST_SAVED:])
-        if event.kind == EventKind.BATCH_SIZE_CHANGED.value and _has_grown(event):
-            return replace(self, larger_batches=(*self.larger_batches, event.step)[-_MOST_LARGER:])
-        if event.kind == EventKind.STATE_LOADED.value:
+        if event.kind == EventKind.BATCH_SIZE_CHANGED.value:
+            if _number(detail.get("to")) > _number(detail.get("from"), np.inf):
+                larger = (*self.larger_batches, event.step)[-_MOST_LARGER:]
+                return replace(self, larger_batches=larger)
+        elif event.kind == EventKind.STATE_LOADED.value:
             if self.begin is None or event.step <= self.begin:
                 return replace(self, loaded_at_start=True)
             return replace(self, loads=self.loads + 1)
-        if event.kind == EventKind.OPTIMIZER.value:
-            number = _count(event.detail.get("optimizer")) or 0
-            first = event.detail if number == 0 else self.first
+        elif event.kind == EventKind.OPTIMIZER.value:
+            number = int(_number(detail.get("optimizer")))
+            first = detail if number == 0 else self.first
             return replace(self, first=first, optimizers=max(self.optimizers, number + 1))
         return self
 
@@ -100,63 +143,36 @@ class RateSetup:
 
 
 def _group(detail: Mapping[str, Any], group: Mapping[str, Any]) -> Group:
-    decay = group.get("weight_decay")
     # Only who divides by the gradient's size needs an eps (RMSprop has a momentum too).
     divides = "betas" in group or isinstance(group.get("eps"), (int, float))
     adaptive = True if divides else False if "momentum" in group else None
-    base = group.get("max_lr") or group.get("initial_lr") or group.get("lr")
+    nesterov = group.get("nesterov") is True
+    betas = group.get("betas")
+    fades = betas[0] if isinstance(betas, list) and betas else group.get("momentum")
     return Group(
-        base=float(base) if isinstance(base, (int, float)) else None,
-        weight_decay=float(decay) if isinstance(decay, (int, float)) else 0.0,
+        base=_base(group) or None,
+        weight_decay=_number(group.get("weight_decay")),
         # The one thing that no step shows and no setting says.
         decoupled=adaptive is True and str(detail.get("class", "")).endswith(("W", "Lion")),
         adaptive=adaptive,
-        momentum=_share(group.get("momentum")),
-        nesterov=group.get("nesterov") is True,
-        square_decay=_share(group.get("alpha")) if divides else 0.0,
-        fade=_fade(group),
+        momentum=_share(group.get("momentum")) or 0.0,
+        nesterov=nesterov,
+        square_decay=(_share(group.get("alpha")) or 0.0) if divides else 0.0,
+        # None where it looks ahead, too; one that names neither may keep a momentum of its own, as
+        # optimizers written by hand do.
+        fade=None if nesterov else _share(fades),
     )
 
 
-def _rate_and_base(group: Mapping[str, Any]) -> tuple[float, float]:
-    """A group's rate as it began, and its base rate; 0 where untold."""
-    rate, base = group.get("lr"), group.get("max_lr") or group.get("initial_lr") or group.get("lr")
-    return _positive(rate), _positive(base)
+def _base(group: Mapping[str, Any]) -> float:
+    """A group's base rate; 0 where untold."""
+    return _number(group.get("max_lr") or group.get("initial_lr") or group.get("lr"))
 
 
-def _positive(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) and value > 0 else 0.0
+def _number(value: Any, untold: float = 0.0) -> float:
+    return float(value) if isinstance(value, (int, float)) and value > 0 else untold
 
 
-def _has_grown(event: Event) -> bool:
-    before, after = (event.detail.get(end) for end in ("from", "to"))
-    if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):
-        return False
-    return after > before
-
-
-def _share(value: Any) -> float:
-    """A number of at least 0 and below 1, else 0."""
-    return float(value) if isinstance(value, (int, float)) and 0 <= value < 1 else 0.0
-
-
-def _fade(group: Mapping[str, Any]) -> float | None:
-    """What fades of the updates from one to the next; none where it looks ahead, too.
-
-    One that names neither may keep a momentum of its own, as optimizers written by hand do.
-    """
-    betas = group.get("betas")
-    value = betas[0] if isinstance(betas, list) and betas else group.get("momentum")
-    if group.get("nesterov") or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
-        return None
-    return float(value)
-
-
-def _mappings(value: Any) -> Sequence[Mapping[str, Any]]:
-    if not isinstance(value, list):
-        return []
-    return [item for item in value if isinstance(item, dict)][:_MOST_GROUPS]
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None
+def _share(value: Any) -> float | None:
+    """A number of at least 0 and below 1."""
+    return float(value) if isinstance(value, (int, float)) and 0 <= value < 1 else None

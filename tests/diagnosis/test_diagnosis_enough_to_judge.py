@@ -81,7 +81,7 @@ def test_the_json_keeps_its_keys_and_gives_the_reason_with_the_advice():
     assert set(body) == {"schema", "run", "verdict", "findings", "learning_rate"}
     assert body["verdict"] == "incomplete"
     assert body["learning_rate"]["action"] == "unknown"
-    assert "18 steps cannot tell" in body["learning_rate"]["because"]
+    assert "In 18 steps the loss has not come down" in body["learning_rate"]["because"]
 
 
 def test_nothing_accepted_yet_is_said_as_before():

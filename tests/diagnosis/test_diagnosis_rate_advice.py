@@ -227,16 +227,41 @@ def test_a_rate_under_which_a_run_still_learns_is_taken_to_be_a_little_too_high(
     assert "as the run still learns, 2.8 times is taken for it" in advice.because
 
 
-def test_little_learnt_alone_or_with_one_of_the_two_signs_keeps_the_rate():
-    grown = np.geomspace(10, 50, 160)
-    assert action(little_learnt(), ADAM) == "keep"  # weights as they were
+def test_little_learnt_alone_or_with_one_of_the_two_signs_does_not_lower_the_rate():
+    assert action(little_learnt(), ADAM) == "unknown"  # weights as they were, large updates
     doubled = np.geomspace(10, 20, 160)
-    small = with_columns(little_learnt(), param_norm=doubled, update_norm=0.01 * doubled)
-    assert action(small, ADAM) == "keep"  # updates that are borne elsewhere
+    small = {"param_norm": doubled, "update_norm": 0.01 * doubled, "max_ratio": 0.03}
+    assert action(with_columns(little_learnt(), **small), ADAM) == "keep"  # borne elsewhere
+    grown = np.geomspace(10, 50, 160)
     much = course(falling(160, 2.3, 0.9), noise=0.03)
     ratio = np.where(np.arange(160) < 5, 0.5, 0.01)
     much = with_columns(much, param_norm=grown, update_norm=grown * ratio)
     assert action(much, ADAM) == "keep"  # much was learnt
+
+
+def gone(**columns):
+    """A loss that left its band for good, in a record without updates."""
+    loss = np.concatenate([falling(2000, 3.0, 1.0), np.linspace(1.0, 4.0, 1500), np.full(500, 4.0)])
+    rows = course(loss, noise=0.05)
+    absent = dict.fromkeys(("update_norm", "param_norm", "max_ratio", "input_amax"), np.nan)
+    return with_columns(rows, **absent, **columns)
+
+
+def test_a_loss_that_has_gone_keeps_its_rate_only_where_the_updates_were_seen():
+    assert look(gone(grad_norm=np.nan)).action.value == "unknown"
+    told = look(gone())
+    assert told.action.value == "unknown"
+    assert "which would decide, are not recorded" in told.because
+    seen = course(gone().of("loss"), ratio=1e-4)
+    assert action(seen) == "keep"
+
+
+def test_a_healthy_verdict_is_no_proof_of_a_rate_whose_loss_stands_above_its_best():
+    loss = 2.0 + np.sin(np.arange(3000) / 400)
+    rows = rows_of(step=np.arange(3000), loss=loss, lr=1e-3)
+    told = look(rows)
+    assert told.action.value == "unknown"
+    assert action(course(loss, noise=0.02)) == "keep"  # its updates were seen, and small
 
 
 def test_gradients_that_had_grown_while_the_loss_fell_did_not_bring_the_collapse():

@@ -9,7 +9,7 @@ from rate_shapes import course, falling
 
 from ampwatch.diagnosis import diagnose
 from ampwatch.diagnosis.learning_rate import RateState, Setup, fold
-from ampwatch.diagnosis.learning_rate.onset import find_onset
+from ampwatch.diagnosis.learning_rate.onset import Sign, find_onset
 
 SEEDS = range(3)
 
@@ -94,3 +94,13 @@ def test_an_update_norm_without_weights_or_gradients_is_no_proof_of_other_data()
 def test_a_reward_without_gradients_says_nothing():
     loss = crept_up() - 4.0 + 0.2 * np.random.default_rng(2).standard_normal(5000)
     assert "AMP307" not in found(loss)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_loss_that_hardly_fell_hides_no_rise_that_came_after_it(seed):
+    """The rate was raised late: the first losses are no measure of what it did."""
+    loss = np.concatenate([falling(700, 3.0, 2.4), np.linspace(2.6, 9.0, 100), np.full(500, 9.0)])
+    onset = onset_of(course(loss, noise=0.05, seed=seed))
+    assert onset is not None
+    assert onset.sign is Sign.SHIFT
+    assert 690 <= onset.row <= 760

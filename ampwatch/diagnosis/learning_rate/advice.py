@@ -10,7 +10,7 @@ import numpy as np
 
 from ampwatch.diagnosis.findings import Action, Advice
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.attribution import Attribution, Cause
+from ampwatch.diagnosis.learning_rate.attribution import CLEAR_LINE, Attribution, Cause
 from ampwatch.diagnosis.learning_rate.bands import known_of, noise_of, trailing_medians
 from ampwatch.diagnosis.learning_rate.course import RateState
 from ampwatch.diagnosis.learning_rate.estimate import Estimate, times_text
@@ -41,7 +41,7 @@ def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
         return _calm(state, seen)
     onset = scene.onset
     if found.cause is Cause.UNDECIDED:
-        return Advice(Action.UNKNOWN, _undecided(scene), current=seen.base)
+        return Advice(Action.UNKNOWN, _undecided(scene, found), current=seen.base)
     coming_down = "The loss is coming down again as the record ends"
     if found.cause is Cause.OBJECTIVE:
         because = f"{_began(scene)}, but {_in_band(found)}."
@@ -74,7 +74,7 @@ def _calm(state: RateState, seen: Judgement) -> Advice:
             Action.UNKNOWN, "Neither losses nor scales are recorded to judge the rate by."
         )
     calm = "Nothing in the record speaks against this learning rate"
-    doubt = _doubt(state)
+    doubt = _doubt(state, seen.attribution)
     if doubt is None:
         return _keep(state, seen, f"{calm}.")
     update = _largest_first_update(state)
@@ -87,8 +87,10 @@ def _calm(state: RateState, seen: Judgement) -> Advice:
     return Advice(Action.UNKNOWN, f"{_capital(doubt)}, and {known}.", current=seen.base)
 
 
-def _doubt(state: RateState) -> str | None:
+def _doubt(state: RateState, idle: Attribution | None) -> str | None:
     """Why the course of the loss is no proof that the rate is borne: it must have come down."""
+    if idle is not None and idle.chance > CLEAR_LINE:
+        return "the loss hardly fell"
     head, tail = known_of(state.head.of("loss")), known_of(state.tail.of("loss"))
     if state.setup.several_optimizers or not len(head) or not len(tail):
         return None
@@ -152,12 +154,16 @@ def _began(scene: Scene) -> str:
     return f"From step {scene.onset.step} {scene.onset.sign.value}"
 
 
-def _undecided(scene: Scene) -> str:
+def _undecided(scene: Scene, found: Attribution) -> str:
     if scene.onset.sign is Sign.DOUBLED:
         return (
             f"{_began(scene)}, and {count_text(scene.state.rows, 'step')} cannot tell whether the "
             "rate is too high: if the loss does not come down soon, lower the rate."
         )
+    if found.recorded:
+        untold = "The updates beside the weights, which would decide, are not recorded."
+        rest = "That does not decide." if "updates" in found.recorded else untold
+        return f"{_began(scene)}. {found.told} {rest}"
     return (
         f"{_began(scene)}; whether the rate did it is not recorded: updates, gradient norms and "
         "activations are missing. Attach ampwatch with the model."

@@ -15,7 +15,6 @@ from ampwatch.diagnosis.learning_rate.course import Rows, Setup
 from ampwatch.diagnosis.signals import Floats
 
 SAME_OCTAVES = 0.35  # an identity holds within this: the update norm is an estimate
-PLAIN_OCTAVES = (-1.0, 4.3)  # update over rate x gradient: half, to 1 / (1 - 0.95)
 ADAPTIVE_SLOPE, PLAIN_SLOPE = 0.35, 0.65  # of log(update / rate) over log(gradient)
 
 
@@ -38,8 +37,7 @@ def family_of(rows: Rows, setup: Setup) -> Family:
             return seen
     seen, said = _by_slope(move[known], gradient[known]), _by_settings(setup)
     if seen is Family.ADAPTIVE and said is Family.PLAIN:
-        # Momentum averages the gradient's changes away, but not its size.
-        return said if _is_about_the_gradient(move[known] - gradient[known]) else Family.UNKNOWN
+        return said  # momentum averages the gradient's changes away
     return said if seen is None else seen
 
 
@@ -67,12 +65,6 @@ def _by_slope(move: Floats, gradient: Floats) -> Family | None:
     if slope < ADAPTIVE_SLOPE:
         return Family.ADAPTIVE
     return Family.PLAIN if slope > PLAIN_SLOPE else None
-
-
-def _is_about_the_gradient(octaves: Floats) -> bool:
-    """Whether updates are as large as rate x gradient, or as much larger as momentum makes them."""
-    low, high = PLAIN_OCTAVES
-    return bool(low < float(np.median(octaves)) < high)
 
 
 def _by_settings(setup: Setup) -> Family:

@@ -30,7 +30,7 @@ class Judgement:
     sees_course: bool  # losses or skips that could have shown trouble
     sees_mechanism: bool  # updates or gradients that could have shown its cause
     scene: Scene | None = None  # of the trouble that stands
-    attribution: Attribution | None = None
+    attribution: Attribution | None = None  # also of a loss that hardly fell, which is none
 
     @property
     def onset(self) -> Onset | None:
@@ -54,7 +54,7 @@ def judge_rate(state: RateState) -> Judgement:
     found = None if scene is None else attribute(scene)
     is_idle = scene is not None and scene.onset.sign is Sign.IDLE
     if is_idle and found is not None and found.cause is not Cause.RATE:
-        scene = found = None  # a flat loss alone is no trouble
+        scene = None  # a flat loss alone is no trouble
     steps = known_of(state.tail.of("step"))[-1:]
     head = state.head
     sees = np.isfinite(head.of("loss")).any() or np.isfinite(head.of("scale")).any()

@@ -77,17 +77,21 @@ def find_onset(state: RateState) -> Onset | None:
         signs += _soft_signs(state, start, collapsed=collapsed) if is_new else _climbs(state, start)
     elif is_new and not len(loss):
         signs += _beyond_weights(rows)
-    if not signs:
-        return _late(state, collapsed=collapsed)
-    at, sign = min(signs)
+    at, sign = min(signs, default=(0, Sign.IDLE))
+    if sign is Sign.IDLE:  # which hides nothing that came later
+        late = _late(state, collapsed=collapsed)
+        if late is not None or not signs:
+            return late
     if is_new:
         descending = _comes_down(loss, known_of(rows.part(at).of("loss")))
         descending |= sign is Sign.IDLE and _still_learns(loss)
     else:
         since = state.points.rows.of("loss")[state.points.start >= at]
         descending = falls(known_of(since), float(loss[0]))
-    early = is_new or _is_early(state, at)
-    return Onset(sign, at, _step(rows, at), early, collapsed, descending and not collapsed)
+    return Onset(
+        sign, at, _step(rows, at), early=True, collapsed=collapsed,
+        descending=descending and not collapsed,
+    )  # fmt: skip
 
 
 def _is_collapsed(state: RateState) -> bool:

@@ -69,10 +69,10 @@ def rate_never_rose(case: Case) -> Iterator[Seen]:
 
 def is_stuck(case: Case) -> bool:
     """Whether a schedule's rate has not moved from a start far below its base rate."""
-    first, setup = case.first_rate, case.setup
+    setup, first = case.setup, case.setup.first_rate
     if first.rate is None or first.moved or first.share >= FIRST_SHARE:
         return False
-    if first.begin_step or setup.loaded_at_start or setup.loads or setup.optimizers > 1:
+    if setup.begin or setup.loaded_at_start or setup.loads or setup.optimizers > 1:
         return False  # what came before may have brought it down
     over = case.record.clean_end or not case.observed.loop
     enough = first.accepted >= (STUCK_STEPS if over else STUCK_RUNNING)
@@ -80,7 +80,7 @@ def is_stuck(case: Case) -> bool:
 
 
 def _stuck(case: Case) -> Seen:
-    first = case.first_rate
+    first = case.setup.first_rate
     assert first.rate is not None, "a rate that stands is told"
     return Seen(
         at=case.scale,

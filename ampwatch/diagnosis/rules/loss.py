@@ -327,7 +327,7 @@ def _never_back(case: Case) -> Seen | None:
 
 
 # Other batches, or more of them in a step: then the loss is another one.
-_NOT_ITS_OWN = {"leap", "input", "batch"}
+_NOT_ITS_OWN = {"input", "batch"}
 
 
 def _is_far(case: Case, onset: Onset, now: float) -> bool:
