@@ -346,6 +346,8 @@ class Octave:
         return 2 * self.grown > self.count and below.spent <= _APART_SHARE * self.spent
 
     def __add__(self, other: Octave) -> Octave:
+        if not (self.count and other.count):  # most are empty, and a look adds hundreds
+            return self if self.count else other
         both = sorted((*self.last, *other.last), key=lambda rise: rise.last_position)
         firsts = [rise for rise in (self.first, other.first) if rise is not None]
         return Octave(

@@ -43,6 +43,8 @@ def drift_of(case: Case) -> Drift | None:
 def _drift(case: Case, part: float) -> Drift | None:
     rows, total = case.rate.points, case.rate.rows
     begin = (1.0 - part) * total
+    if part != policy.DRIFT_PART and begin < policy.DRIFT_EARLY_STEPS:
+        return None
     late = rows.start >= begin
     windows = np.array_split(np.flatnonzero(late), policy.DRIFT_WINDOWS)
     medians = [_median(rows.rows, at) for at in windows]
@@ -57,7 +59,7 @@ def _drift(case: Case, part: float) -> Drift | None:
         came_down = last < start / policy.DRIFT_FACTOR
         if came_down or _is_early_learning(case, windows):
             return None
-    elif begin < policy.DRIFT_EARLY_STEPS or not _is_beyond(case, part, last):
+    elif not _is_beyond(case, part, last):
         return None
     step = rows.rows.of("step")[late]
     return Drift(int(step[0]) if len(step) else 0, first, last)
