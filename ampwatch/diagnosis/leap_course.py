@@ -15,6 +15,8 @@ from ampwatch.rows import LR_LEAP
 MOST_LEAPS = 64
 # A rate this near to the highest yet is at it, and one so far above it has gone on rising.
 _AT_TOP, _FURTHER = 0.98, 1.1
+# Nobody trains at a hundredth of the base rate: it is where a warm-up begins.
+_WARMING = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +43,17 @@ class LeapCourse:
         """The course with a block more."""
         if not len(block):
             return self
-        rate = block.columns["lr"]
+        rate, base = block.columns["lr"], block.columns["lr_base"]
         before = np.concatenate(([self.last], rate[:-1]))
         position = np.arange(block.start, block.start + len(block))
         leapt = (rate >= LR_LEAP * before) & (before > 0)
         leapt &= position >= policy.JUMP_LEAST_POSITION
         top, reached = self._tops(rate, block.start)
         from_top = before >= _AT_TOP * top[:-1]
-        # On the way up a rate rests no longer than it took to get there.
-        stair = leapt & from_top & (position - reached[:-1] <= reached[:-1])
+        # On the way up a rate rests no longer than it took to get there, but for the first epoch of
+        # a warm-up that goes by epochs.
+        warms = (rate <= base) & (before <= _WARMING * base)
+        stair = leapt & from_top & (warms | (position - reached[:-1] <= reached[:-1]))
         found = [
             Leap(int(block.step[at]), float(before[at]), float(rate[at]), bool(from_top[at]))
             for at in np.flatnonzero(leapt & ~stair)[-MOST_LEAPS:]
