@@ -36,6 +36,9 @@ class Cause(str, enum.Enum):
 WEIGHED = (Cause.RATE, Cause.DATA, Cause.OPERATION, Cause.OBJECTIVE)  # the table's columns
 
 SAYS_NOTHING = 0.05  # points
+# ... for the rate, of a sign by which it acts: what a loss adds at 1.5 times its first value. Less
+# is the noise of one.
+DRIVES = 0.4
 _LEAST_SURE = 0.01  # of a table fitted on a thousand runs, no chance is surer
 # The groups by which a rate acts.
 MECHANISM = frozenset(("updates", "drift", "gradients", "weights", "activations"))
@@ -100,7 +103,7 @@ def attribute(state: RateState, onset: Onset, found: Estimate | None) -> Attribu
     cause = decide(chances)
     # A loss alone never says "lower", but where it had risen and numbers then left their format.
     tells = MECHANISM | {"loss"} if onset.collapsed else MECHANISM
-    driven = any(row.group in tells and row.speaks_for(Cause.RATE) > 0 for row in table)
+    driven = any(row.group in tells and row.speaks_for(Cause.RATE) > DRIVES for row in table)
     if cause is Cause.RATE and not driven:
         cause = likeliest_other(chances)
     if not recorded and cause is not Cause.RATE:

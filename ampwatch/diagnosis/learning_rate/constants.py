@@ -35,7 +35,8 @@ STALLED_STEPS = 100  # ... of this many steps
 LITTLE_LEARNT = 0.6
 # A record too short for these tests (their windows, their noise) still shows plain facts: a loss
 # that has doubled by its end, and first updates larger than the weights that they changed. Both
-# together are an onset, one of them leaves the rate open. In fewer steps a leap may still settle.
+# together are an onset, one of them leaves the rate open. In fewer steps a leap may still settle,
+# unless it is the higher: so many steps times octaves.
 SHORT_STEPS = STALLED_STEPS
 SHORT_LEAST = 20
 DOUBLED = 2.0

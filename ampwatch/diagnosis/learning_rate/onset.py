@@ -119,7 +119,8 @@ def _early(state: RateState, *, collapsed: bool) -> Onset | None:
     if not signs:
         return None
     at, sign = min(signs, key=lambda pair: pair[0])
-    descending = _descends_below_start(rows, at)
+    # The losses of several optimizers are no one course, and taken for one they may seem to fall.
+    descending = not state.setup.several_optimizers and _descends_below_start(rows, at)
     return Onset(
         sign, at, _step(rows, at), early=True, collapsed=collapsed,
         descending=descending and not collapsed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,9 +34,12 @@ class ShortFacts:
 
     @property
     def are_trouble(self) -> bool:
-        """Whether they leave no doubt."""
-        enough = self.steps >= constants.SHORT_LEAST
-        return enough and self.has_doubled and self.is_beyond_weights
+        """Whether they leave no doubt: the higher the loss, the fewer steps it takes."""
+        if not (self.has_doubled and self.is_beyond_weights):
+            return False
+        octaves = math.log2(self.last_loss / self.first_loss)
+        enough = self.steps * octaves >= constants.SHORT_LEAST
+        return enough and self.steps >= constants.MEDIAN_STEPS
 
 
 def short_facts(rows: Rows) -> ShortFacts | None:
