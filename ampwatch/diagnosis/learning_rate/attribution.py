@@ -36,9 +36,8 @@ class Cause(str, enum.Enum):
 WEIGHED = (Cause.RATE, Cause.DATA, Cause.OPERATION, Cause.OBJECTIVE)  # the table's columns
 
 SAYS_NOTHING = 0.05  # points
-# ... for the rate, of a sign by which it acts: what a loss adds at 1.5 times its first value. Less
-# is the noise of one.
-DRIVES = 0.4
+# Points that a loss adds for the rate at 1.5 times its first value: with less it had not risen.
+RISEN = 0.4
 _LEAST_SURE = 0.01  # of a table fitted on a thousand runs, no chance is surer
 # The groups by which a rate acts.
 MECHANISM = frozenset(("updates", "drift", "gradients", "weights", "activations"))
@@ -102,8 +101,8 @@ def attribute(state: RateState, onset: Onset, found: Estimate | None) -> Attribu
     chances = chances_of(table)
     cause = decide(chances)
     # A loss alone never says "lower", but where it had risen and numbers then left their format.
-    tells = MECHANISM | {"loss"} if onset.collapsed else MECHANISM
-    driven = any(row.group in tells and row.speaks_for(Cause.RATE) > DRIVES for row in table)
+    lines = dict.fromkeys(MECHANISM, 0.0) | ({"loss": RISEN} if onset.collapsed else {})
+    driven = any(row.speaks_for(Cause.RATE) > lines.get(row.group, math.inf) for row in table)
     if cause is Cause.RATE and not driven:
         cause = likeliest_other(chances)
     if not recorded and cause is not Cause.RATE:
