@@ -101,8 +101,9 @@ def main() -> None:
     parts = [
         _part(title, some, lines)
         for title, some in (
-            ("Gallery", open_cases), ("Held out", held_out), ("Blind, mended since", blind),
-            ("Long streams", streams), ("Long streams, held out", unseen),
+            ("Gallery", open_cases), ("Tests, once held out", held_out),
+            ("Tests, once blind", blind),
+            ("Long streams", streams), ("Long streams, once held out", unseen),
         )
         if some
     ]  # fmt: skip

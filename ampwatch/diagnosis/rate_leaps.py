@@ -14,6 +14,8 @@ from ampwatch.rows import LR_LEAP
 _MOST = 64
 # A rate this near to the highest yet is at it, and one so far above it has gone on rising.
 _AT_TOP, _FURTHER = 0.98, 1.1
+# Nobody trains at a hundredth of the base rate: it is where a warm-up begins.
+_WARMING = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class RateLeaps:
         """The course with a block more."""
         if not len(block):
             return self
-        rate = block.columns["lr"]
+        rate, base = block.columns["lr"], block.columns["lr_base"]
         before = np.concatenate(([self.last], rate[:-1]))
         position = np.arange(block.start, block.start + len(block))
         leapt = (rate >= LR_LEAP * before) & (before > 0)
@@ -50,7 +52,10 @@ class RateLeaps:
         reached = np.concatenate([[self.top_position], block.start + rose])
         reached = reached[np.searchsorted(rose, np.arange(len(top)))]
         from_top = before >= _AT_TOP * top[:-1]
-        stair = from_top & (position - reached[:-1] <= reached[:-1])
+        # On the way up a rate rests no longer than it took to get there, but for the first epoch of
+        # a warm-up that goes by epochs.
+        warms = (rate <= base) & (before <= _WARMING * base)
+        stair = from_top & (warms | (position - reached[:-1] <= reached[:-1]))
         found = [
             Leap(*(column[at].item() for column in (block.step, before, rate, from_top, stair)))
             for at in np.flatnonzero(leapt)[-_MOST:]

@@ -9,9 +9,11 @@ forward was finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.probe.records import StepRecord
 from ampwatch.probe.samples import strided
@@ -36,7 +38,8 @@ class Forwards:
         self._usual = 0  # the most that came before a loss was used
         self._samples: list[tuple[int, Tensor]] = []  # of what layers gave since then
         self._several = several_models
-        self._given: set[int] = set()  # memory that holds what a model gave in this step
+        # What a model gave in this step, by its memory, which others may hold once it is gone.
+        self._given: dict[int, Any] = {}  # weak references; torch's class has no types
 
     def begins(self) -> None:
         """One more forward pass."""
@@ -52,7 +55,8 @@ class Forwards:
             if len(self._samples) < _MOST_SAMPLES:
                 self._samples.append((layer, part))
             if self._several:
-                self._given.add(value.untyped_storage().data_ptr())
+                memory = value.untyped_storage()
+                self._given[memory.data_ptr()] = _weakly(memory)
                 at = record.pack.put_magnitude(*extremes(part))
                 record.given_at = (*record.given_at, (at, len(record.input_at)))
 
@@ -60,7 +64,10 @@ class Forwards:
         """Whether a tensor that enters a model comes from outside, and not from the training."""
         if value.grad_fn is not None:
             return False
-        return not self._given or value.untyped_storage().data_ptr() not in self._given
+        if not self._given:
+            return True
+        given = self._given.get(value.untyped_storage().data_ptr())
+        return given is None or given.expired()
 
     def used(self) -> None:
         """A loss is scaled, or its backward begins: what the model gave has been of use."""
@@ -98,6 +105,9 @@ class Forwards:
             seen = sample.masked_fill(sample == -math.inf, 0.0)  # put there by intention: a mask
             record.outputs_at.append((layer, record.pack.put_magnitude(*extremes(seen))))
         self._samples.clear()
+
+
+_weakly: Callable[[Any], Any] = StorageWeakRef
 
 
 def _part(value: Tensor) -> Tensor:

@@ -70,6 +70,7 @@ class Loop:
         self.owner: Any = None  # the watch: alive as long as the scaler or optimizer that calls us
         self._batch_size = BatchSize()
         self._closed_at: float | None = None
+        self._sees_forwards = False  # in the last step
         self._settling: deque[StepRecord] = deque()
         self._said: set[Any] = set()
         self._last_error: int | None = None  # its id: holding it would hold its frames
@@ -255,6 +256,8 @@ class Loop:
 
     def log(self, scalars: Mapping[str, Any]) -> None:
         """Put the user's scalars into the step in progress."""
+        if "loss" in scalars and self._sees_forwards and not self.forwards.count:
+            self._say_late_loss()
         record = self.current()
         for name, value in scalars.items():
             at = put_scalar(record.pack, value)
@@ -264,6 +267,16 @@ class Loop:
                 record.logged_loss_at = at
             else:
                 record.scalars = (*record.scalars, (name, at))
+
+    def _say_late_loss(self) -> None:
+        """A loss came between a step's end and the next forward pass: it is the ended step's."""
+        one = len(self.turns.views) == 1  # another optimizer's step may need no forward pass
+        if one and "late" not in self._said:
+            self._said.add("late")
+            warn(
+                "log(loss=...) came after its step had ended, and counts for the next one: call it "
+                "before optimizer.step(), or with a scaler before scaler.update()."
+            )
 
     def _say_no_number(self, name: str, value: Any) -> None:
         if (name, "log") not in self._said:
@@ -326,6 +339,7 @@ class Loop:
             record.step_time_ms = (now - self._closed_at) * 1e3
         self._closed_at = now
         self.step += not doubtful
+        self._sees_forwards = self.forwards.count > 0
         self.forwards.step_over()
         self._settling.append(record)
         self.settle()

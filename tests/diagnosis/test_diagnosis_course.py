@@ -219,6 +219,17 @@ def test_the_next_stair_of_a_warm_up_by_epochs_is_no_change(trouble):
         assert "AMP306" not in found(run_with(skipped, events, **columns))
 
 
+@pytest.mark.parametrize(("start", "is_change"), [(1e-6, False), (2e-4, True)])
+def test_the_first_stair_of_a_warm_up_by_epochs_is_no_change_and_a_leap_from_a_rate_is(
+    start, is_change
+):
+    """Nobody has trained at a thousandth of the base rate; a fifth of it is a rate."""
+    lr = [start if s < 40 else 8e-4 for s in range(90)]
+    columns = ordinary(90, lr=lr, grad_norm=[1.0] * 90, param_norm=[10.0] * 90)
+    run = run_with([s >= 45 for s in range(90)], **{**columns, "lr_base": [1e-3] * 90})
+    assert ("AMP306" in found(run)) == is_change
+
+
 def test_a_rate_that_leaps_long_after_its_warm_up_is_a_change():
     lr = [0.1 * min(1.0, (s + 1) / 50) if s < 195 else 0.5 for s in range(240)]
     assert "from 0.1 to 0.5" in finding(collapsing(lr=lr), "AMP306").summary

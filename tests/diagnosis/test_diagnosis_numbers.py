@@ -169,6 +169,23 @@ def test_a_non_finite_input_takes_the_blame_from_layer_and_loss():
     assert finding(run, "AMP103").because_of == "AMP209"
 
 
+def test_an_input_that_the_weights_took_in_ends_the_run_though_it_was_one_batch():
+    """Without a scaler nothing skips its step, and all that follows is not finite."""
+    loss = [2.0 - 0.01 * s for s in range(60)] + [NAN] * 40
+    run = HandBuiltRun(
+        step_table(
+            loss=loss, lr=[0.1] * 100, grad_norm=[1.0] * 60 + [NAN] * 40,
+            param_norm=[10.0] * 61 + [NAN] * 39, input_finite=[s != 60 for s in range(100)],
+        )
+    )  # fmt: skip
+    diagnosis = diagnose(run)
+    assert diagnosis.headline.code == "AMP209"
+    assert diagnosis.headline.severity.value == "error"
+    assert "Restart from a checkpoint before it" in diagnosis.headline.action
+    assert finding(run, "AMP207").because_of == "AMP209"
+    assert diagnosis.learning_rate.action.value == "not-the-cause"
+
+
 def test_a_layer_that_loses_most_of_its_gradients_is_named():
     rows = [
         {"step": s, "layer": layer, "underflow_share": share}

@@ -606,6 +606,11 @@ def test_a_loss_that_doubled_after_an_update_beyond_the_weights_needs_no_long_re
     assert "largest layer's update / weights of 6.2 at step 0" in advice.because
 
 
+@pytest.mark.parametrize(("count", "last"), [(17, 3e4), (12, 40.0)])
+def test_the_higher_the_loss_has_leapt_the_shorter_a_record_tells(count, last):
+    assert look(leaping(count, last=last), ADAM).action.value == "lower"
+
+
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
@@ -647,6 +652,16 @@ def test_two_optimizers_of_which_one_update_left_nothing_are_told_to_lower():
     rows = course(loss, noise=0.05, ratio=ratio, lr=10.0)
     both = Setup(groups=(Group(base=10.0, adaptive=False),), several_optimizers=True)
     advice = look(rows, both)
+    assert advice.action.value == "lower"
+
+
+def test_losses_of_two_optimizers_are_no_descent_when_taken_together():
+    """One stands at 100, the other at 0: of an odd number of rows the median is either."""
+    count = np.arange(250)
+    loss = np.where(count == 0, 1.4, np.where(count % 2 == 1, 1e-3, 100.0))
+    ratio = np.where(count < 2, 500.0, 0.0)
+    both = Setup(groups=(Group(base=10.0, adaptive=False),), several_optimizers=True)
+    advice = look(course(loss, noise=0.0, ratio=ratio, lr=10.0), both)
     assert advice.action.value == "lower"
     assert "larger than the weights that it changed" in advice.because
     assert action(course(loss, noise=0.05), both) == "keep"
@@ -711,3 +726,16 @@ def test_a_summed_loss_that_leaps_with_the_batch_and_then_falls_is_no_trouble():
     rows = course(loss, ratio=ratio, grad=np.where(larger, 1400.0, 17.0))
     assert action(rows) == "lower"
     assert action(rows, Setup(larger_batches=(80,))) == "keep"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_operation_that_overflows_in_a_calm_run_is_not_the_rates_doing(seed):
+    """A loss that hardly moves may stand above its first value and its best: that is its noise."""
+    loss = np.full(101, 4.6)
+    loss[0], loss[97:100], loss[100] = 4.49, 4.75, np.nan
+    ratio, lr = np.geomspace(1e-2, 4e-4, 101), np.geomspace(3e-4, 2e-5, 101)
+    rows = course(loss, noise=0.05, seed=seed, ratio=ratio, lr=lr, base=3e-4)
+    bad, seen = np.arange(101) == 100, np.arange(101) % 10 == 0
+    rows = with_columns(rows, forward_bad=bad, act_amax=np.where(seen, 2.8, np.nan))
+    stopped = dataclasses.replace(ADAM, stopped=True)
+    assert look(rows, stopped).action.value == "not-the-cause"

@@ -33,6 +33,25 @@ def test_each_update_closes_one_row(tmp_path):
     assert column(run, "stepped") == [True] * 60
 
 
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_loss_logged_after_its_step_is_said_to_count_for_the_next(tmp_path, recwarn, is_late):
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampwatch.attach(None, model, optimizer=optimizer, log_dir=tmp_path) as watch:
+        for _ in range(5):
+            loss = model(torch.ones(3, 4)).square().mean()
+            if not is_late:
+                watch.log(loss=loss)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            watch.log(tokens=10)
+            if is_late:
+                watch.log(loss=loss)
+    told = [w for w in recwarn if "after its step had ended" in str(w.message)]
+    assert len(told) == is_late
+
+
 @pytest.mark.parametrize("model", [None, "no model"])
 def test_divided_micro_batches_add_up_to_the_whole(tmp_path, model):
     trainer = Trainer(tmp_path, model=model)

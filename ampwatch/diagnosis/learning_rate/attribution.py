@@ -43,6 +43,8 @@ LOWER_LINE = WRONG_LOWER / (WRONG_LOWER + WRONG_KEEP)
 CLEAR_LINE = 0.2
 
 _SAYS_NOTHING = 0.05  # points
+# Points that a loss adds for the rate at 1.5 times its first value: with less it had not risen.
+_RISEN = 0.4
 _LEAST_SURE = 0.01  # of a table fitted on a thousand runs, no chance is surer
 # The groups by which a rate acts.
 _MECHANISM = frozenset(("updates", "drift", "gradients", "weights"))
@@ -127,8 +129,8 @@ def attribute(scene: Scene) -> Attribution:
     recorded = recorded_mechanism(scene.before, scene.after)
     chances = chances_of(table)
     # A loss alone never says "lower", but where it had risen and numbers then left their format.
-    tells = _MECHANISM | {"loss"} if onset.collapsed else _MECHANISM
-    driven = any(row.group in tells and row.speaks_for(Cause.RATE) > 0 for row in table)
+    lines = dict.fromkeys(_MECHANISM, 0.0) | ({"loss": _RISEN} if onset.collapsed else {})
+    driven = any(row.speaks_for(Cause.RATE) > lines.get(row.group, math.inf) for row in table)
     cause = WEIGHED[1 + int(np.argmax(chances[1:]))]
     if driven and chances[0] > LOWER_LINE:
         cause = Cause.RATE

@@ -7,6 +7,7 @@ recent past can be compared with. Nothing that the run recovered from is an onse
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -90,7 +91,8 @@ def find_onset(state: RateState) -> Onset | None:
         descending = falls(known_of(since), float(loss[0]))
     return Onset(
         sign, at, _step(rows, at), early=True, collapsed=collapsed,
-        descending=descending and not collapsed,
+        # The losses of several optimizers, taken for one course, may seem to fall.
+        descending=descending and not collapsed and not state.setup.several_optimizers,
     )  # fmt: skip
 
 
@@ -193,7 +195,9 @@ def _soft_signs(state: RateState, start: _Start, *, collapsed: bool) -> Iterator
     if not (found or collapsed or state.setup.resumed):
         steps, ends = len(loss), float(np.median(loss[-constants.MEDIAN_STEPS :]))
         left = (LITTLE_LEARNT if steps >= LITTLE_STEPS else constants.NO_LEARNING) * first
-        if constants.SUSTAINED_STEPS <= steps < LITTLE_STEPS and ends >= DOUBLED * first:
+        octaves = math.log2(max(ends / first, 1.0))  # the higher it leapt, the fewer steps it takes
+        enough = steps * octaves >= constants.SUSTAINED_STEPS and steps >= constants.MEDIAN_STEPS
+        if enough and steps < LITTLE_STEPS and ends >= DOUBLED * first:
             found.append((int(np.argmax(smooth > CLIMB * first)), Sign.DOUBLED))
         elif steps >= constants.NO_LEARNING_STEPS and final >= left:
             found.append((1, Sign.IDLE))

@@ -21,6 +21,7 @@ from ampwatch.diagnosis.registry import (
     rule,
 )
 from ampwatch.diagnosis.rules.left_out import ending_text
+from ampwatch.diagnosis.standing import Standing
 from ampwatch.diagnosis.words import alone_text, count_text, list_text, steps_text
 
 
@@ -109,7 +110,7 @@ def _loss_action(case: Case, times: Times) -> str:
         example="Adam in fp16 with eps 1e-8: nan after the first step.",
     ),
     Ties(
-        explained_by=(*NOT_ITS_GRADIENTS, "AMP414", *RATE, "AMP104", "AMP209", "AMP211"),
+        explained_by=(*NOT_ITS_GRADIENTS, "AMP414", "AMP209", *RATE, "AMP104", "AMP211"),
         excludes_rate=before_any_update,
         in_strict_order=True,
     ),
@@ -153,16 +154,22 @@ _KEPT = (
         do="Check the data: division by zero in a normalisation, missing values, a broken file.",
         example="a column of constants, standardised: 0 / 0.",
     ),
-    Ties(excludes_rate=always),
+    # A rise that has not lasted when such an input ends the run might have healed, as most do.
+    Ties(excludes_rate=always, late_to=RATE),
 )
 def non_finite_input(case: Case) -> Iterator[Seen]:
     """A tensor entering the model is not finite."""
     times = case.numbers.bad_input
     if not times.count:
         return
-    norms, standing = sorted(case.precision.batch_norms), case.standing(times)
+    norms = sorted(case.precision.batch_norms)
+    spoilt = _spoilt_weights(case)
+    standing = Standing.HEALS if spoilt else case.standing(times)
     cure = f"Look at the batch of step {times.first_step}: missing values, or a division by zero."
-    cure += " Call reset_running_stats(), or load them from a checkpoint." if norms else ""
+    if spoilt:
+        cure += " Restart from a checkpoint before it: the weights have taken it in."
+    elif norms:
+        cure += " Call reset_running_stats(), or load them from a checkpoint."
     yield Seen(
         standing=standing,
         severity=Severity.WARNING if norms and not standing.weighs else None,
@@ -176,4 +183,15 @@ def non_finite_input(case: Case) -> Iterator[Seen]:
         action=cure,
         if_healed=cure,  # the same batch comes again in the next epoch
         evidence=(Evidence("input_finite", times.first_step, "false"),),
+    )
+
+
+def _spoilt_weights(case: Case) -> bool:
+    """Whether such an input came before all else that was not finite, and the weights took it in.
+
+    Nothing recovers from there, so the input need not be so any more at the end.
+    """
+    numbers = case.numbers
+    return _is_before(numbers.bad_input, numbers.bad_weights) and not _is_before(
+        numbers.bad_loss, numbers.bad_input
     )

@@ -64,6 +64,9 @@ def _drift(case: Case, part: float) -> tuple[int, float, float] | None:
     """From which step on a norm rose in every part of the record's ending, from where to where."""
     rows, total = case.rate.points, case.rate.rows
     begin = (1.0 - part) * total
+    is_early = begin * _steps_a_row(case) < policy.DRIFT_EARLY_STEPS
+    if part != policy.DRIFT_PART and is_early:
+        return None
     late = rows.start >= begin
     windows = np.array_split(np.flatnonzero(late), policy.DRIFT_WINDOWS)
     medians = [_median(rows.rows, at) for at in windows]
@@ -78,7 +81,7 @@ def _drift(case: Case, part: float) -> tuple[int, float, float] | None:
         came_down = last < start / policy.DRIFT_FACTOR
         if came_down or _is_early_learning(case, windows):
             return None
-    elif begin * _steps_a_row(case) < policy.DRIFT_EARLY_STEPS or not _is_beyond(case, part, last):
+    elif not _is_beyond(case, part, last):
         return None
     return int(rows.rows.of("step")[late][0]), first, last
 
