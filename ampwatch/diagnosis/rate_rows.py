@@ -8,34 +8,31 @@ from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.learning_rate import Rows, rows_of
 from ampwatch.diagnosis.signals import Flags, Floats
 
-_SAME = ("lr", "lr_base", "micro_batches", "scale")
-_FINITE = {
-    "grad_norm": "grad_norm",
+_SAME = (
+    "loss", "lr", "lr_base", "micro_batches", "scale", "grad_norm", "update_norm", "param_norm",
+    "input_amax",
+)  # fmt: skip
+_RENAMED = {
     "applied_norm": "grad_norm_applied",
-    "update_norm": "update_norm",
-    "param_norm": "param_norm",
     "max_ratio": "max_update_ratio",
-    "input_amax": "input_amax",
     "alignment": "update_alignment",
 }
 
 
 def rate_rows(block: Block, forward: Flags) -> Rows:
-    """One row a step; what is not finite is absent, and said of the loss and the forward.
+    """One row a step; that a number is not finite is said of the loss and the forward.
 
     A step that the loop left out is a skip: its loss was not finite, whether it is recorded or not.
     """
     columns = block.columns
-    loss = columns["loss"]
     return rows_of(
         step=block.step,
         skipped=block.skipped | block.left_out,
-        loss=_finite(loss),
-        loss_bad=(block.loss_known & ~np.isfinite(loss)) | block.left_out,
+        loss_bad=(block.loss_known & ~np.isfinite(columns["loss"])) | block.left_out,
         act_amax=_largest_activations(block),
         forward_bad=forward == 0,
         **{name: columns[name] for name in _SAME},
-        **{name: _finite(columns[source]) for name, source in _FINITE.items()},
+        **{name: columns[source] for name, source in _RENAMED.items()},
     )
 
 
@@ -47,8 +44,4 @@ def _largest_activations(block: Block) -> Floats:
     keep = there & np.isfinite(amax)
     result = np.full(len(block), -np.inf)
     np.maximum.at(result, at[keep], amax[keep])
-    return _finite(result)
-
-
-def _finite(values: Floats) -> Floats:
-    return np.where(np.isfinite(values), values, np.nan)
+    return result

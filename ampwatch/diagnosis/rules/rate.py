@@ -8,7 +8,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Action, Advice, Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Judgement, advise, constants
 from ampwatch.diagnosis.learning_rate.attribution import LOWER_LINE, weights_text
-from ampwatch.diagnosis.learning_rate.onset import CLIMB
+from ampwatch.diagnosis.learning_rate.onset import CLIMB, Onset
 from ampwatch.diagnosis.paste import with_lines
 from ampwatch.diagnosis.registry import FROM_THE_FIRST_SKIP, MIXED, Page, Seen, Ties, codes, rule
 from ampwatch.diagnosis.words import restart_text
@@ -45,11 +45,11 @@ from ampwatch.diagnosis.words import restart_text
 )
 def learning_rate_too_high(case: Case) -> Iterator[Seen]:
     """The rate is the cause of trouble that stands, and was not on its way up any more."""
-    seen = case.judgement
+    seen, onset = case.judgement, case.judgement.onset
     advice = advise(case.rate, seen)
-    if advice.action is Action.LOWER and seen.warmup is None and seen.onset is not None:
-        severity = Severity.WARNING if seen.onset.is_slow else Severity.ERROR
-        yield _seen(seen, advice, severity, "The learning rate is too high.")
+    if advice.action is Action.LOWER and seen.warmup is None and onset is not None:
+        severity = Severity.WARNING if onset.is_slow else Severity.ERROR
+        yield _seen(seen, onset, advice, severity, "The learning rate is too high.")
 
 
 @rule(
@@ -69,15 +69,13 @@ def learning_rate_too_high(case: Case) -> Iterator[Seen]:
 )
 def warmup_too_steep(case: Case) -> Iterator[Seen]:
     """The same, while the rate was rising."""
-    seen = case.judgement
+    seen, onset = case.judgement, case.judgement.onset
     advice = advise(case.rate, seen)
-    if advice.action is not Action.LOWER or seen.warmup is None or seen.onset is None:
-        return
-    severity = Severity.ERROR if seen.onset.collapsed else Severity.WARNING
-    summary = (
-        f"The warm-up is too steep: trouble at a rate of {seen.warmup.rate:.3g}, still rising."
-    )
-    yield _seen(seen, advice, severity, summary)
+    if advice.action is Action.LOWER and seen.warmup is not None and onset is not None:
+        severity = Severity.ERROR if onset.collapsed else Severity.WARNING
+        rate = f"{seen.warmup.rate:.3g}"
+        summary = f"The warm-up is too steep: trouble at a rate of {rate}, still rising."
+        yield _seen(seen, onset, advice, severity, summary)
 
 
 @rule(
@@ -123,15 +121,14 @@ def learning_rate_could_rise(case: Case) -> Iterator[Seen]:
     )
 
 
-def _seen(seen: Judgement, advice: Advice, severity: Severity, summary: str) -> Seen:
-    assert seen.onset is not None
+def _seen(seen: Judgement, onset: Onset, advice: Advice, severity: Severity, summary: str) -> Seen:
     assert seen.attribution is not None
     where = restart_text(advice.restart_checkpoint_step, advice.restart_from_step)
-    sign, proofs = seen.onset.sign.value, seen.attribution.proofs
+    sign, proofs = onset.sign.value, seen.attribution.proofs
     told = "; ".join(row.told for row in proofs[:2])
     return Seen(
         severity=severity,
-        first_step=seen.onset.step,
+        first_step=onset.step,
         last_step=seen.last_step,
         summary=summary,
         # The advice has the arithmetic.
@@ -147,9 +144,7 @@ def _seen(seen: Judgement, advice: Advice, severity: Severity, summary: str) -> 
 def weighed(case: Case) -> list[str]:
     """The table of evidence of a run, a line for each sign: what it adds for the rate."""
     seen = case.judgement.attribution
-    if seen is None or not seen.table:
-        return []
-    return [str(row) for row in seen.table]
+    return [] if seen is None else [str(row) for row in seen.table]
 
 
 def _paste(advice: Advice) -> str:
