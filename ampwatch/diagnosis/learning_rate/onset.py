@@ -91,8 +91,7 @@ def find_onset(state: RateState) -> Onset | None:
         descending = falls(known_of(since), float(loss[0]))
     return Onset(
         sign, at, _step(rows, at), early=True, collapsed=collapsed,
-        # The losses of several optimizers, taken for one course, may seem to fall.
-        descending=descending and not collapsed and not state.setup.several_optimizers,
+        descending=descending and not collapsed,
     )  # fmt: skip
 
 

@@ -192,6 +192,5 @@ def _spoilt_weights(case: Case) -> bool:
     Nothing recovers from there, so the input need not be so any more at the end.
     """
     numbers = case.numbers
-    return _is_before(numbers.bad_input, numbers.bad_weights) and not _is_before(
-        numbers.bad_loss, numbers.bad_input
-    )
+    came_first = not numbers.bad_loss.began_before(numbers.bad_input)
+    return came_first and numbers.bad_input.began_before(numbers.bad_weights)
