@@ -185,19 +185,14 @@ def _wandb(source: Source, wanted: Wanted) -> Table:
     config: dict[str, Any] = {}
     notes: list[str] = []
 
-    def rows() -> Iterator[bytes]:
-        for record in wandb_file.records(source.read, notes.append):
-            for number, value in wandb_file.parts_of(record):
-                if not isinstance(value, bytes):
-                    continue
-                if number == wandb_file.HISTORY:
-                    yield value
-                elif number == wandb_file.CONFIG:
-                    config.update(wandb_file.settings(value))
-                elif number == wandb_file.RUN:
-                    config.update(wandb_file.settings_of_run(value))
+    def take(number: int, value: bytes) -> None:
+        if number == wandb_file.CONFIG:
+            config.update(wandb_file.settings(value))
+        elif number == wandb_file.RUN:
+            config.update(wandb_file.settings_of_run(value))
 
-    table = _growing("wandb", history.blocks(rows()), wanted, source)
+    records = wandb_file.parts(source.read, notes.append)
+    table = _growing("wandb", history.blocks(records, take), wanted, source)
     table.config, table.notes = config, notes
     return table
 

@@ -32,7 +32,7 @@ LINES = {
     "several losses": ("iter: {s}  total_loss: {l:.4f}  loss_cls: 0.5  lr: {r:.6f}\n", "lr"),
     "validation beside": ("Epoch 1 | iter 4 step {s} | loss train: {l:.4f}, val: 2.3\n", "l"),
     "cross entropy": ("Step {s}/100000; acc: 2.15; ppl: 99.1; xent: {l:.4f}; lr: {r:.6f};\n", "lr"),
-    "float step": ("Epoch 0: 5%|5 | 7/9 [00:10<17:00, train_loss={l:.4f}, global_step={s}.000]\n", "l"),
+    "float step": ("Epoch 0: 5%|5 | 7/9 [00:10<17:00, loss={l:.4f}, global_step={s}.000]\n", "l"),
     "blocks": (("[batch={s}/900]:\n\t Train time/batch: 3\n\t Train l2_norm/grad/global: {g:.4f}\n"
                "\t Train loss/train/total: {l:.4f}\n"), "lg"),
     "indented": (("12:00:01 INFO\t[step={s}/7393,epoch=0]\n    optim/total_grad_norm={g:.4f}\n"
