@@ -39,6 +39,11 @@ LINES = {
                  "    train/CrossEntropyLoss={l:.4f}\n    train/Perplexity=12,345\n"), "lg"),
     "scientific": ("it={s} train_loss={l:.4e} learning_rate={r:.4e} gnorm={g:.4e}\n", "lgr"),
     "ranks": ("[rank0]: step {s} loss {l:.4f}\n[rank1]: step {s} loss 3.3\n", "l"),
+    "brackets": ("I0501 12:00:01.1 train.py:210] [{s}] loss={l:.4f}, lr={r:.6f}, speed=2\n", "lr"),
+    "a table's row": ("|Epoch|1|Batch|{s}|Lr|{r:.6f}|Loss|{l:.4f}|\n", "lr"),
+    "a tensor": ("step {s}: loss=tensor({l:.4f}, device='cuda:0') lr={r:.4e}\n", "lr"),
+    "a unit before": ("step {s}, 62.5/s/gpu LR: {r:.6f} Logit Scale: 14.2 Loss: {l:.4f}\n", "lr"),
+    "lines of their own": ("Completed Step: {s}\n12:00:01: train_loss {l:.4f}\n", "l"),
     "labelled": ("3: 2024-01-01 12:00:01.123 INFO step {s} loss {l:.4f} lr {r:.4e}\n", "lr"),
 }  # fmt: skip
 COLUMNS = {"l": "loss", "r": "lr", "g": "grad_norm"}

@@ -27,21 +27,27 @@ _BETWEEN = frozenset(":=[('\"{#")  # may stand between a name and its number
 _BAR = re.compile(r"\d%\|[^|]{0,400}\| *(\d{1,12})/(\d{1,12}) \[[^\],]{0,60}")
 _COUNTED = re.compile(r"\bProgress on:\S{1,40} +(\d+(?:\.\d+)?)(k?)it/")  # a bar in a log
 _LEADING = re.compile(r"\s*(\d{1,12})(?:/(\d{1,12}))?[ |]")
+_BRACKETED = re.compile(r"(?:^|[\s\]])\[ *(\d{1,12})(?:/(\d{1,12}))?\](?= *[A-Za-z])")
 _GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
 _PLACE_ALONE = re.compile(
     r"(?i)\b(?:epoch|step|iteration|batch)\W{0,4}\d{1,12}(?:/\d{1,12})?\W{0,8}$"
 )
-_VALUE_ALONE = re.compile(rf"[ \t]*[A-Za-z][\w ./-]{{0,80}}[:=] *{NUMBER}[ ,]*")
+_VALUE_ALONE = re.compile(rf"[\d\s:.,/\[\]-]*[A-Za-z][\w ./-]{{0,80}}[:= ] *{NUMBER}[ ,]*")
 _TURNED = re.compile(rf"(?<![\w.])({NUMBER}) +([A-Za-z_]\w{{0,40}}) *(?=,|$)")
-_OF_TRAINING = re.compile(r"\((?:train|training)\)")
+# What stands around a name or a number and changes neither.
+_AROUND = re.compile(r"\((?:train|training)\)|\b(?:tensor|array|Array|float\d{0,3})\(")
 # A line that begins with one of them is not of a step of the training.
 _OTHER_LINES = frozenset({
     "val", "valid", "validation", "eval", "evaluation", "evaluating", "test", "testing", "dev",
     "best", "saved", "saving", "save", "loaded", "loading", "resuming", "resumed", "checkpoint",
     "config", "args", "namespace",
 })  # fmt: skip
-# Words before `step` that leave it a counter, and before `loss` that leave it the loss.
-_STEP_WORDS = frozenset({"global", "train", "training", "optimizer", "current", "at", "after"})
+# Words before `step` that make it a setting, and before `loss` that leave it the loss.
+_NO_STEP_WORDS = frozenset({
+    "warmup", "max", "total", "num", "number", "every", "save", "eval", "val", "logging", "log",
+    "decay", "start", "end", "first", "of", "until", "per", "accumulation", "grad", "gradient",
+    "remaining", "resume", "env",
+})  # fmt: skip
 _LOSS_WORDS = frozenset({
     "train", "training", "batch", "current", "avg", "average", "running", "mean", "total",
 })  # fmt: skip
@@ -66,7 +72,9 @@ class _Pair:
 
 def read(line: str) -> Iterator[Saying]:
     """What a line of names and numbers says."""
-    line = _OF_TRAINING.sub("", line[:_MOST_CHARACTERS])
+    line = _AROUND.sub("", line[:_MOST_CHARACTERS])
+    if line.lstrip().startswith("|"):  # a table's row: `| loss | 2.31 |`
+        line = line.replace("|", "=")
     bar = _BAR.search(line)
     pairs = _pairs(line if bar is None else f"{line[: bar.start()]} | {line[bar.end() :]}")
     values = _values(pairs)
@@ -98,7 +106,7 @@ def _pairs(line: str) -> Sequence[_Pair]:
             if text.lower() in _OTHER_LINES and not any(pair.words for pair in found):
                 return ()
             before = words[1 - _MOST_WORDS :] if last == "word" else []
-            words = before if text in _LEVELS else [*before, text]
+            words = before if slash or text in _LEVELS else [*before, text]
         elif kind == "number" and slash and found and found[-1].of is None:
             found[-1] = _Pair(found[-1].words, found[-1].number, text)
             words = []
@@ -107,7 +115,7 @@ def _pairs(line: str) -> Sequence[_Pair]:
             words = []
         elif text not in _BETWEEN:
             words = []
-        slash, last = text == "/", kind or ""
+        slash, last = text == "/", "" if slash else kind or ""  # behind a slash: a unit
     return found
 
 
@@ -117,20 +125,20 @@ def _place(pairs: Sequence[_Pair], line: str, bar: re.Match[str] | None) -> Plac
     step: _Pair | None = None
     surest: float = math.inf
     for at, pair in enumerate(pairs):
-        told = _named(pair.words, _STEP_WORDS)
+        told = _step_named(pair.words)
         if epoch is None and pair.words and pair.words[-1].lower() in _EPOCHS:
             epoch = _whole(pair.number)
             following = pairs[at + 1] if at + 1 < len(pairs) else pair
             if step is None and following.of is not None and not following.words:
                 step = following  # `Epoch: [0][ 10/100]`
-        elif told and told[0] == "step" and told[1] < surest and _whole(pair.number) is not None:
+        elif told and told[1] < surest and _whole(pair.number) is not None:
             step, surest = pair, told[1]
     if step is not None:
         is_of_epoch = epoch is not None or "atch" in step.words[-1:][0]
         return Place(_whole(step.number), epoch, _whole(step.of) if is_of_epoch else None)
     if counted := _COUNTED.search(line):
         return Place(int(float(counted[1]) * (1000 if counted[2] else 1)), epoch)
-    place = bar or _LEADING.match(line)
+    place = bar or _LEADING.match(line) or _BRACKETED.search(line)
     if place is not None:
         return Place(int(place[1]), epoch, _whole(place[2]))
     return None if epoch is None else Place(epoch=epoch)
@@ -140,7 +148,7 @@ def _values(pairs: Sequence[_Pair]) -> dict[str, float]:
     """The columns that the names mean; of two names of one column the surer one."""
     texts: dict[str, tuple[int, str]] = {}
     for pair in pairs:
-        told = _named(pair.words, _LOSS_WORDS)
+        told = _named(pair.words)
         if told and told[0] not in ("step", "(skips)") and pair.of is None:
             column, distance = told
             if column not in texts or distance < texts[column][0]:
@@ -150,14 +158,20 @@ def _values(pairs: Sequence[_Pair]) -> dict[str, float]:
     return {column: value for column, value in read.items() if value is not None}
 
 
-def _named(words: Sequence[str], qualifiers: frozenset[str]) -> tuple[str, int] | None:
+def _named(words: Sequence[str]) -> tuple[str, int] | None:
     """The column that the last words mean; the longest name counts."""
     for count in range(len(words), 0, -1):
         told = column_in_text("_".join(words[-count:]))
-        before = words[:-count]
         if told is not None:
-            return told if all(word.lower() in qualifiers for word in before) else None
+            return told if {word.lower() for word in words[:-count]} <= _LOSS_WORDS else None
     return None
+
+
+def _step_named(words: Sequence[str]) -> tuple[str, int] | None:
+    told = column_in_text(words[-1]) if words else None
+    if told is None or told[0] != "step" or {word.lower() for word in words} & _NO_STEP_WORDS:
+        return None
+    return told
 
 
 def _value(text: str, *, has_comma: bool) -> float | None:
@@ -178,7 +192,7 @@ FORMAT = Format(
     source="plain",
     anchors=(
         "loss", "Loss", "LOSS", "xent", "grad_norm", "gnorm", "l2_norm/grad", "learning_rate",
-        " lr-", "Epoch ", "Step ", "[batch=", "[step=", "skipping", "Skipping",
+        " lr-", "Epoch", "Step", "[batch=", "[step=", "skipping", "Skipping",
     ),
     read=read,
     is_shared=True,
