@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ampwatch.importers.epochs import Epochs
 from ampwatch.importers.ranks import Burst, NamedRanks
 from ampwatch.importers.rowbook import STEP_COLUMNS, Row, RowBook
 from ampwatch.importers.sayings import GaveUp
@@ -30,6 +31,7 @@ class Attempt:
 
     open: Row | None = None  # the last row: the next line may say more of its step
     last_step: int = -1
+    step_before: int = -1  # the last row but one
     counter: int | None = None  # as last printed
     first_counter: int | None = None  # of a bar: what came before it was not seen
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_STEPS))
@@ -45,7 +47,6 @@ class Attempt:
     has_scaler: bool = False  # a scale other than 1, which bf16 prints, was told
     has_fine_losses: bool = False
     last_norm: float | None = None
-    epoch: tuple[int, int] | None = None  # the last epoch, and its offset
     named: NamedRanks = field(default_factory=NamedRanks)
     burst: Burst = field(default_factory=Burst)
     ending: GaveUp | None = None
@@ -67,6 +68,7 @@ class Course:
         self.marks: dict[str, set[Mark]] = {}
         self.first_scale: float | None = None  # before its step
         self.attempts = 0
+        self.epochs = Epochs()
         self.now = Attempt()
 
     def mark(self, column: str, *marks: Mark) -> None:
@@ -104,7 +106,7 @@ class Course:
         self.start()
         self.now.is_empty = False
         self.seen_scale(row.get("scale"))
-        self.now.open = row
+        self.now.open, self.now.step_before = row, self.now.last_step
         self.now.last_step = row["step"]
         after = row.get("scale_after")
         if after is None:
@@ -160,7 +162,7 @@ class Course:
             return
         self.now.has_ended = True
         column = ending.column
-        if column and not math.isnan((self.now.open or {}).get(column) or 0.0):
+        if column and math.isfinite((self.now.open or {}).get(column) or 0.0):
             step = ending.step if (ending.step or 0) > self.now.last_step else None
             self.add({"step": self.placed(step), column: math.nan})
             self.mark(column, Mark.IMPLIED)

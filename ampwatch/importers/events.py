@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ampwatch.importers.course import Course
 from ampwatch.importers.halvings import halvings, is_same, octaves_between
 from ampwatch.importers.implied import (
@@ -24,6 +26,9 @@ def put_skip(course: Course, skip: Skip) -> None:
         _complete(course, skip)
         return
     step, last = skip.step, course.now.open
+    if last is not None and not last.get("skipped") and _is_of(skip, last):
+        _mark_skipped(course, last)
+        return
     if step is not None:
         if last is not None and last["step"] == step and last.get("skipped"):
             return  # another rank's line
@@ -53,6 +58,23 @@ def _is_counted(course: Course, skip: Skip) -> bool:
     return skip.scale is None or not is_same(course.now.credit_scale, skip.scale)
 
 
+def _is_of(skip: Skip, last: Row) -> bool:
+    """Whether the line only says why the step last told of is no number."""
+    is_bare = skip.step is None and skip.scale is None and skip.scale_after is None
+    finite = all(math.isfinite(last.get(name) or 0.0) for name in ("loss", "grad_norm"))
+    return is_bare and skip.grad_norm is None and not finite
+
+
+def _mark_skipped(course: Course, row: Row) -> None:
+    """The step last told of was skipped, at the scale that stood beside it."""
+    row["skipped"] = row["found_inf"] = True
+    if row.get("scale") is None and "scale_after" in row:
+        row["scale"] = row.pop("scale_after")
+    course.now.skips_since += 1  # the fall shows on the next line
+    course.now.skips_told += 1
+    course.now.accepted_since_skip = False
+
+
 def _complete(course: Course, skip: Skip) -> None:
     """The scale of an overflow that was counted, at the overflow or at the line that counted it."""
     row = course.now.open
@@ -64,6 +86,8 @@ def _complete(course: Course, skip: Skip) -> None:
 def amend(course: Course, more: Amend) -> None:
     """What a following line adds to the overflow that is the last row."""
     row = course.now.open
+    if row is not None and more.is_skip and not row.get("skipped"):
+        _mark_skipped(course, row)
     if row is None or not row.get("skipped"):
         return
     if more.scale is not None and row.get("scale") is None:
@@ -105,7 +129,7 @@ def take_progress(course: Course, bar: Progress) -> None:
         course.restart()
         now = course.now
     now.bar_total, now.bar_is_full = bar.total, bar.step == bar.total
-    if now.is_unnumbered and now.open is not None and bar.step >= now.open["step"]:
+    if now.is_unnumbered and now.open is not None and bar.step > now.step_before:
         now.open["step"] = now.last_step = bar.step  # the bar is drawn anew below a line
         now.is_unnumbered = False
     if now.first_counter is None:

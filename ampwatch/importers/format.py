@@ -44,6 +44,7 @@ class Format:
     meant: Callable[[float], float] = as_printed  # the scale that is printed with few digits
     instead_of: tuple[str, ...] = ()  # formats whose lines this framework prints as well
     is_shared: bool = False  # lines that any framework may print: they never name the source
+    is_last_resort: bool = False  # asked while no other format has told a loss
     leads: bool = False  # names the source even where a library below it prints the skips
 
 

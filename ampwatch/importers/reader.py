@@ -13,7 +13,7 @@ import numpy as np
 from ampwatch.importers import shapes
 from ampwatch.importers.format import NUMBER, Format, fields
 from ampwatch.importers.lines import Lines
-from ampwatch.importers.sayings import Amend, Progress, Saying, Scale, Skip, Stats
+from ampwatch.importers.sayings import Amend, Place, Progress, Saying, Scale, Skip, Stats
 from ampwatch.importers.shapes import Shape
 from ampwatch.importers.stamps import time_ns
 from ampwatch.importers.timeline import Timeline
@@ -33,6 +33,7 @@ _SHOWN = {name: re.compile(rf"[, ]{name}=({NUMBER})[,\]]") for name in ("loss", 
 _PADDING = re.compile(r" {8,}")  # where a terminal's copy was joined again in mid-word
 Columns: TypeAlias = "dict[str, np.ndarray]"
 _WRAP_LINES = 6
+_LEAST_PLACES = 2  # that make a series
 _MOST_SHAPES = 8
 _MOST_TRIALS = 64  # in vain, one after another: this log has no lines of one shape
 
@@ -63,6 +64,9 @@ class Reader:
     tallies: dict[str, Tally] = field(default_factory=dict)
     unknown: Unknown = field(default_factory=Unknown)
     _shapes: list[tuple[Shape, Format]] = field(default_factory=list)
+    _held: list[Saying] = field(default_factory=list)  # of no known format, and no series yet
+    _is_series: bool = False
+    _has_told_loss: bool = False  # a framework's own line has
     _used: int = -1
     _trials: int = 0
 
@@ -170,7 +174,7 @@ class Reader:
             self._note_unknown(text)
             return
         self._used = max(self._used, used)
-        bar = self._bar(text)
+        bar = None if form.is_last_resort else self._bar(text)
         if bar is not None:
             self.timeline.take(bar)
         is_new = form.source not in self.tallies
@@ -179,24 +183,39 @@ class Reader:
             self._lend_defaults()
         at_ns = time_ns(text)
         self.timeline.tell_time(at_ns)
-        for saying in said:
-            self.timeline.take(_timed(saying, at_ns))
-        if used == at and len(self._shapes) < _MOST_SHAPES and self._trials < _MOST_TRIALS:
+        said = [_timed(saying, at_ns) for saying in said]
+        for saying in self._of_series(said) if form.is_last_resort else said:
+            self.timeline.take(saying)
+        may_learn = len(self._shapes) < _MOST_SHAPES and self._trials < _MOST_TRIALS
+        if used == at and may_learn and not self._held:
             shape = shapes.learn(line, form.read)
             self._trials += 1
             if shape is not None:
                 self._trials = 0
                 self._shapes.append((shape, form))
 
+    def _of_series(self, said: list[Saying]) -> list[Saying]:
+        """A loop's lines; one place alone, however often it is told, is no loop."""
+        if self._is_series:
+            return said
+        self._held += said
+        told = [one for one in self._held if isinstance(one, Stats | Place)]
+        if len({(one.epoch, one.step) for one in told}) < _LEAST_PLACES:
+            return []
+        held, self._held, self._is_series = self._held, [], True
+        return held
+
     def _understood(
         self, lines: Lines, at: int, text: str
     ) -> tuple[Format | None, list[Saying], int]:
         """Who understands the line, alone or with those that a terminal broke off from it."""
         form, said = self._asked(text)
-        if form is not None and not _may_be_cut(text, said):
+        # Of a piece of a line the last resort may understand only that something was skipped.
+        is_told = form is not None and not (form.is_last_resort and Skip() in said)
+        if is_told and not _may_be_cut(text, said):
             return form, said, at
-        if form is None and _PADDING.search(text):
-            unpadded, words = self._asked(_PADDING.sub("", text))
+        if not is_told and _PADDING.search(text):
+            unpadded, words = self._asked(_PADDING.sub("", text), is_whole=False)
             if unpadded is not None:
                 return unpadded, words, at
         joined = text
@@ -205,24 +224,32 @@ class Reader:
             if not following or self._asked(following)[0] is not None:
                 break
             joined += following
-            other, words = self._asked(joined)
-            if other is not None and (form is None or _is_rounder(words, said)):
+            other, words = self._asked(joined, is_whole=False)
+            if other is not None and (not is_told or _is_rounder(words, said)):
                 return other, words, at + more
-        if form is None and at - 1 > self._used:
+        if not is_told and at - 1 > self._used:
             before = lines.line(at - 1).decode("utf-8", "replace")
             if before and self._asked(before)[0] is None:
-                other, words = self._asked(before + text)
+                other, words = self._asked(before + text, is_whole=False)
                 if other is not None:
                     return other, words, at
         return form, said, at
 
-    def _asked(self, text: str) -> tuple[Format | None, list[Saying]]:
+    def _asked(self, text: str, *, is_whole: bool = True) -> tuple[Format | None, list[Saying]]:
+        """Who understands a line; a bar alone may show more to the last resort."""
+        known: tuple[Format | None, list[Saying]] = (None, [])
         for form in self.formats:
+            if known[0] is not None and not form.is_last_resort:
+                continue
+            if form.is_last_resort and (self._has_told_loss or not is_whole):
+                continue
             if any(anchor in text for anchor in form.anchors):
                 said = list(form.read(text))
                 if said:
-                    return form, said
-        return None, []
+                    known = form, said
+                if said and not all(isinstance(saying, Progress) for saying in said):
+                    break
+        return known
 
     @staticmethod
     def _bar(text: str) -> Saying | None:
@@ -248,6 +275,7 @@ class Reader:
         tally.lines += 1
         for saying in said:
             if isinstance(saying, Stats):
+                self._has_told_loss |= "loss" in saying.values and not form.is_last_resort
                 printed = "scale_after" in saying.values or "scale" in saying.values
                 tally.printed_scales += printed
                 tally.scales += printed or bool(saying.window_skips or saying.total_skips)

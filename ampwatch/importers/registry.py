@@ -27,6 +27,7 @@ from ampwatch.importers.formats import (
     nvfp16,
     paddle,
     parlai,
+    plain,
 )
 
 FORMATS: tuple[Format, ...] = (
@@ -53,5 +54,6 @@ FORMATS: tuple[Format, ...] = (
     dllogger.FORMAT,
     nanogpt.FORMAT,
     giving_up.FORMAT,
+    plain.FORMAT,
 )
 BY_SOURCE = {form.source: form for form in FORMATS if not form.is_shared}

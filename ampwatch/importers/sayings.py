@@ -28,6 +28,22 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A step or an epoch by itself: what it held stands on the lines behind it."""
+
+    step: int | None = None
+    epoch: int | None = None
+    per_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class More:
+    """Values by themselves: they are of the place told last, if any was."""
+
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Skip:
     """An overflow: the step was thrown away."""
 
@@ -46,6 +62,7 @@ class Amend:
     scale: float | None = None
     scale_after: float | None = None
     layer: str | None = None
+    is_skip: bool = False  # the step last told of is the one that was skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,4 +109,6 @@ class GaveUp:
     step: int | None = None
 
 
-Saying: TypeAlias = "Stats | Skip | Amend | Scale | Progress | Setup | Fatal | GaveUp"
+Saying: TypeAlias = (
+    "Stats | Place | More | Skip | Amend | Scale | Progress | Setup | Fatal | GaveUp"
+)

@@ -117,7 +117,7 @@ def _facts(read: Callable[[str], Iterable[Saying]], text: str) -> dict[str, floa
     if len(said) != 1 or not isinstance(said[0], Stats):
         return {}
     stats = said[0]
-    special = stats.epoch is not None or stats.is_skipped is not None
+    special = {stats.epoch, stats.per_epoch, stats.is_skipped} != {None}
     if special or stats.step is None or stats.lost_loss or stats.is_summary:
         return {}
     facts = dict(stats.values)

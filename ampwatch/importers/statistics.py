@@ -60,16 +60,15 @@ def _usable(course: Course, stats: Stats) -> dict[str, float]:
 
 
 def _step_of(course: Course, stats: Stats) -> int | None:
-    if stats.epoch is None or stats.step is None:
+    if stats.step is None or (stats.epoch is None and stats.per_epoch is None):
         return stats.step
-    if course.now.epoch is None:
-        course.now.epoch = (stats.epoch, 0)
-    epoch, offset = course.now.epoch
-    if stats.epoch > epoch and course.now.counter is not None:
-        offset = course.now.counter + 1
+    before = course.epochs.before
+    recent, last = course.now.recent, course.now.counter
+    stride = recent[-1] - recent[-2] if len(recent) > 1 else 1
+    step = course.epochs.step(stats, stats.step, last, stride)
+    if course.epochs.before != before:
         course.mark("step", Mark.PLACED)
-    course.now.epoch = (stats.epoch, offset)
-    return offset + stats.step
+    return step
 
 
 def _is_repeat(course: Course, step: int, values: Mapping[str, float]) -> bool:
@@ -134,8 +133,12 @@ def take_many(course: Course, step: np.ndarray, columns: Mapping[str, np.ndarray
         before = np.nan if course.now.scale is None else course.now.scale
         plain &= ~(np.diff(scale, prepend=before) < 0)
     count = len(plain) if plain.all() else int(np.argmin(plain))
-    if count:
-        _put_many(course, step[:count], {name: c[:count] for name, c in columns.items()})
+    if count > 1:
+        most = count - 1
+        _put_many(course, step[:most], {name: c[:most] for name, c in columns.items()})
+    if count:  # the last one may be told more of
+        values = {name: column[count - 1].item() for name, column in columns.items()}
+        take_stats(course, Stats(int(step[count - 1]), values))
     return count
 
 

@@ -185,19 +185,14 @@ def _wandb(source: Source, wanted: Wanted) -> Table:
     config: dict[str, Any] = {}
     notes: list[str] = []
 
-    def rows() -> Iterator[bytes]:
-        for record in wandb_file.records(source.read, notes.append):
-            for number, value in wandb_file.parts_of(record):
-                if not isinstance(value, bytes):
-                    continue
-                if number == wandb_file.HISTORY:
-                    yield value
-                elif number == wandb_file.CONFIG:
-                    config.update(wandb_file.settings(value))
-                elif number == wandb_file.RUN:
-                    config.update(wandb_file.settings_of_run(value))
+    def take(number: int, value: bytes) -> None:
+        if number == wandb_file.CONFIG:
+            config.update(wandb_file.settings(value))
+        elif number == wandb_file.RUN:
+            config.update(wandb_file.settings_of_run(value))
 
-    table = _growing("wandb", history.blocks(rows()), wanted, source)
+    records = wandb_file.parts(source.read, notes.append)
+    table = _growing("wandb", history.blocks(records, take), wanted, source)
     table.config, table.notes = config, notes
     return table
 
@@ -244,18 +239,29 @@ def _joined(tags: Mapping[str, Sequence[tensorboard.Scalars]]) -> Iterator[Block
         parts.append((np.cumsum(np.diff(step, prepend=step[0]) < 0), step, value))
     if not parts:
         return
+    steps = parts[0][1]
+    if (np.diff(steps) > 0).all() and all(np.array_equal(steps, part[1]) for part in parts):
+        told = np.ones(len(steps), np.bool_)
+        yield _by_step(
+            steps, {name: Cells(p[2], told) for name, p in zip(tags, parts, strict=True)}
+        )
+        return
     attempt, step, value = (np.concatenate([part[at] for part in parts]) for at in range(3))
     tag = np.concatenate([np.full(len(part[1]), at) for at, part in enumerate(parts)])
     order = np.lexsort((step, attempt))
     attempt, step = attempt[order], step[order]
     begins = np.concatenate(([True], (np.diff(attempt) != 0) | (np.diff(step) != 0)))
     row = np.cumsum(begins) - 1
-    count = int(row[-1]) + 1
-    of_step = np.abs(step[begins]) < MOST_STEPS  # as a float it is exact
-    columns = {_STEP: Cells(np.where(of_step, step[begins], np.nan).astype(float), of_step)}
+    columns = {}
     for at, name in enumerate(tags):
         mine = tag[order] == at
-        cells = Cells.absent(count)
+        cells = Cells.absent(int(row[-1]) + 1)
         cells.values[row[mine]], cells.told[row[mine]] = value[order][mine], True
         columns[name] = cells
-    yield Block(count, columns)
+    yield _by_step(step[begins], columns)
+
+
+def _by_step(step: np.ndarray, columns: Mapping[str, Cells]) -> Block:
+    of_step = np.abs(step) < MOST_STEPS  # as a float it is exact
+    cells = Cells(np.where(of_step, step, np.nan).astype(float), of_step)
+    return Block(len(step), {_STEP: cells, **columns})

@@ -22,6 +22,8 @@ from ampwatch.importers.sayings import (
     Amend,
     Fatal,
     GaveUp,
+    More,
+    Place,
     Progress,
     Saying,
     Scale,
@@ -44,12 +46,21 @@ class Timeline:
     def __init__(self, book: RowBook) -> None:
         self._course = Course(book)
         self.config: dict[str, Any] = {}
+        self._place: Place | None = None  # what follows may be of it
         self.started_ns: int | None = None  # as the first line that counts tells
 
     def take(self, saying: Saying) -> None:
         """Take in what a line says."""
         if not _is_sane(saying):
             return
+        if isinstance(saying, Place):
+            self._place = saying
+            return
+        if isinstance(saying, More | Stats):
+            placed = self._at_its_place(saying)
+            if placed is None:
+                return
+            saying = placed
         if isinstance(saying, Stats | Skip | Scale):
             self._course.go_on(saying.step, 1)
         if isinstance(saying, Skip):
@@ -60,6 +71,17 @@ class Timeline:
             return
         self.settle()
         self._take_settled(saying)
+
+    def _at_its_place(self, saying: More | Stats) -> Stats | None:
+        """The statistics with the place that stood before them."""
+        place = self._place
+        if isinstance(saying, More):
+            if place is None:
+                return None
+            return Stats(place.step, saying.values, place.epoch, place.per_epoch)
+        if place is not None and saying.step is not None and saying.epoch is None:
+            return dataclasses.replace(saying, epoch=place.epoch)
+        return saying
 
     def _take_settled(self, saying: Saying) -> None:
         if isinstance(saying, Stats):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from importers.make_binary_tables import item, message
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import crc32c, masked_crc32c
@@ -18,6 +19,7 @@ from ampwatch import open_run
 from ampwatch.importers import import_log
 from ampwatch.importers.tables import tensorboard, wandb_file
 from ampwatch.importers.tables.crc32c import checksums, masked_checksums
+from ampwatch.rows import Table
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -26,7 +28,7 @@ def test_checksums_of_many_stretches_are_those_of_tensorboards_own_code() -> Non
     chance = random.Random(0)
     data = chance.randbytes(40_000)
     lengths = [*range(18), 255, 256, 257, 1023, 1024, 1025, 2049, 5000, 33_000]
-    lengths += [chance.randrange(300) for _ in range(50)]
+    lengths += [chance.randrange(300) for _ in range(50)] + [40] * 30 + [3] * 20 + [1000] * 5
     starts = [chance.randrange(len(data) - length + 1) for length in lengths]
     places = zip(starts, lengths, strict=True)
     stretches = [data[start : start + length] for start, length in places]
@@ -126,6 +128,41 @@ def test_a_long_record_of_wandb_that_lost_a_piece_is_left_out_whole() -> None:
     found, notes = records_of(bytes(spoiled))
     assert found == []
     assert "damaged" in notes[0]
+
+
+def framed(records: list[bytes]) -> bytes:
+    """Records as LevelDB's log has them: in pieces where a block ends."""
+    written = bytearray(b":W&B\xe1\xbe\x00")
+    for record in records:
+        rest, is_first = record, True
+        while rest or is_first:
+            room = 32_768 - len(written) % 32_768
+            if room < 7:
+                written += bytes(room)
+                room = 32_768
+            piece, rest = rest[: room - 7], rest[room - 7 :]
+            kind = bytes([(1 if is_first else 4) if not rest else 2 if is_first else 3])
+            written += struct.pack("<IH", zlib.crc32(kind + piece), len(piece)) + kind + piece
+            is_first = False
+    return bytes(written)
+
+
+def test_records_of_wandb_keep_their_order_over_blocks_and_parts(monkeypatch) -> None:
+    chance = random.Random(4)
+    records = [chance.randbytes(chance.choice([0, 1, 90, 3000, 70_000])) for _ in range(300)]
+    for blocks in (1, 3, 128):
+        monkeypatch.setattr(wandb_file, "_PART_BLOCKS", blocks)
+        assert records_of(framed(records)) == (records, [])
+
+
+def test_the_rows_of_a_wandb_file_of_many_blocks_stand_in_their_order(tmp_path: Path) -> None:
+    rows = [item("_step", n) + item("train/loss", n / 8) for n in range(3000)]
+    path = tmp_path / "run-a.wandb"
+    path.write_bytes(framed([message(2, row) for row in rows]))
+    run = open_run(import_log(path, tmp_path / "runs"))
+    told = run.read(Table.STEPS, columns=("step", "loss")).to_pydict()
+    assert told["step"] == list(range(3000))
+    assert told["loss"] == [n / 8 for n in range(3000)]
 
 
 def test_a_run_of_a_damaged_file_says_what_is_left_out(events: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from ampwatch.importers.table_rows import complete
 from ampwatch.importers.tables import delimited, history, objects, tensorboard
 from ampwatch.importers.tables.cells import Block, Cells, as_number, of_arrow, of_values
 from ampwatch.importers.tables.names import Names
-from ampwatch.importers.tables.wandb_file import history_row
+from ampwatch.importers.tables.wandb_file import Part, history_row
 from ampwatch.importers.timeline import Timeline
 from ampwatch.rows import Table
 
@@ -192,7 +192,7 @@ def test_event_records_of_any_kind_are_read_as_one_by_one(monkeypatch):
 def test_history_records_of_any_kind_are_read_as_one_by_one():
     records = history_of(random.Random(0), 3000)
     rows = [history_row(record) for record in records]
-    (block,) = history.blocks(iter(records))
+    block = history.block(Part.of(records), [])
     names = {name for row in rows for name in row}
     assert block.columns.keys() == names
     for name in names:

@@ -110,7 +110,7 @@ def test_a_low_scale_that_saws_is_low_by_design(every, stats, note, tmp_path):
 def test_an_overflow_every_epoch_is_one_event_each_however_many_ranks_print(ranks, tmp_path):
     parts = [APEX.format(32768.0) * ranks]
     for epoch in range(20):
-        parts += [f"Epoch [{epoch}/90] it {n} loss=2.0\n" for n in range(50)]
+        parts += [f"Epoch [{epoch}/90] it {n} data 0.1 s\n" for n in range(50)]
         parts.append(APEX.format(32768.0) * ranks)
     found = told("".join(parts), tmp_path)
     assert found.run.overflows == found.run.skipped == 21

@@ -26,6 +26,8 @@ OF_THE_LOSS = [
     "ValueError: Rank 3: found NaN in local forward loss calculation. Device: 3, node: n1",
     "Unexpected result nan (message='found NaN in local forward loss calculation')",
     "RuntimeError: Training failed: NaN persisted for 3 epochs",
+    "ValueError: loss became NaN",
+    "Exception: nan loss at iteration 77",
     "Loss is nan, stopping training",
     "Loss is inf, stopping training",
     "[rank0] ERROR loss is NaN at step 31! Aborting.",
@@ -81,7 +83,7 @@ def test_a_run_that_ended_for_its_loss_fails_by_it(line, tmp_path):
     assert endings(run) == ["started", "exception"]
     rows = run.steps.to_pylist()
     assert math.isnan(rows[-1]["loss"])
-    assert rows[-1]["step"] == (77 if "=77" in line else 41)
+    assert rows[-1]["step"] == (77 if "77" in line else 41)
     found = diagnose(run)
     assert (found.verdict.value, found.headline.code) == ("failing", "AMP204")
 

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ampwatch import diagnose, open_run
@@ -93,6 +93,7 @@ def test_words_of_logs_in_any_order_do_no_harm(words):
 
 @settings(max_examples=settings().max_examples // 2)
 @given(st.binary(max_size=3000))
+@example(b"PAR1")
 def test_any_bytes_do_no_harm(data):
     survives(data)
 

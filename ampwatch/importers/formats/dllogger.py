@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, number
+from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, fields, number
 from ampwatch.importers.sayings import Saying, Scale, Setup, Stats
 
 _LINE = re.compile(r"DLL \S+ \S+ - (.{1,2000})")
@@ -29,11 +29,8 @@ def read(line: str) -> Iterator[Saying]:
         yield Scale(number(scale[1]))
     elif parameter:
         yield Setup(config={parameter[1]: parameter[2]})
-    elif (step := _STEP.search(text)) and "alid" not in text:
-        found = {name: wanted.search(text) for name, wanted in _FIELDS.items()}
-        values = {name: number(match[1]) for name, match in found.items() if match}
-        if values:
-            yield Stats(step=int(step[1]), values=values)
+    elif (step := _STEP.search(text)) and "alid" not in text and (values := fields(text, _FIELDS)):
+        yield Stats(step=int(step[1]), values=values)
 
 
 FORMAT = Format(source="dllogger", anchors=("DLL ",), read=read, scaler=TORCH_SCALER)

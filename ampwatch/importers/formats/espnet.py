@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, number
+from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, fields, number
 from ampwatch.importers.sayings import Saying, Skip, Stats
 from ampwatch.rows import Mark
 
@@ -24,8 +24,7 @@ def read(line: str) -> Iterator[Saying]:
     if skipped := _SKIPPED.search(line):
         yield Skip(grad_norm=number(skipped[1]))
     elif batches := _BATCHES.search(line):
-        found = {name: wanted.search(line) for name, wanted in _FIELDS.items()}
-        values = {name: number(match[1]) for name, match in found.items() if match}
+        values = fields(line, _FIELDS)
         yield Stats(step=int(batches[2]), epoch=int(batches[1]), values=values)
 
 

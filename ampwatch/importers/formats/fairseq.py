@@ -19,7 +19,7 @@ _OVERFLOW = re.compile(
     rf"overflow detected,(?: ignoring gradient,)? setting (?:loss )?scale to:?(?: to)? ({NUMBER})"
 )
 _PARAMETER = re.compile(r"overflow in param (\S+)")
-_EPOCH = re.compile(r"epoch (\d+):? +(\d+) */ *(\d+) ")
+_EPOCH = re.compile(r"epoch (\d+):? +(?:\d+%\|[^|]{0,200}\| *)?(\d+) */ *(\d+) ")
 _PAIR = re.compile(rf"(?<![a-z_])([a-z_]{{1,40}})[= ]({NUMBER})(?=[, |(]|$)")
 _SCALE_ALONE = re.compile(rf"loss_scale=({NUMBER})")
 _FLOOR = re.compile(rf"Minimum loss scale reached \(({NUMBER})\)")

@@ -62,6 +62,17 @@ _SAYINGS = (
             "RuntimeError"),
     # Ultralytics
     _saying("NaN persisted", r"training failed: nan persisted for", "loss", "RuntimeError"),
+    # An exception that a script raises.
+    *(
+        _saying(anchor, rf"^\W{{0,8}}\w{{0,60}}(?:error|exception): .{{0,80}}?{words}"
+                r"(?:.{0,20}\b(?:step|iteration) (\d{1,12}))?", column, "ValueError")
+        for anchor in ("Error: ", "Exception: ")
+        for words, column in (
+            (rf"\bloss\b.{{0,30}}?\b{_BAD}\b", "loss"),
+            (rf"\b{_BAD}\b.{{0,12}}?\bloss\b", "loss"),
+            (rf"\bgrad(?:ient)?s?\b.{{0,30}}?\b{_BAD}\b", "grad_norm"),
+        )
+    ),
     # Whoever says it in words of their own: MAE, DETR and their many children, scripts.
     *(
         _saying(anchor, text, None if column == "scale" else column, "SystemExit")

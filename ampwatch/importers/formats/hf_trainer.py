@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ampwatch.importers.format import Format, keyed, number
+from ampwatch.importers.format import Format, fields, keyed
 from ampwatch.importers.sayings import Progress, Saying, Stats
 from ampwatch.rows import Mark
 
@@ -33,11 +33,7 @@ def read(line: str) -> Iterator[Saying]:
 
 
 def _stats(text: str) -> Stats:
-    values = {}
-    for column, wanted in _FIELDS.items():
-        found = wanted.search(text)
-        if found:
-            values[column] = number(found[1])
+    values = fields(text, _FIELDS)
     step = values.pop("step", None)
     return Stats(step=None if step is None else int(step), values=values)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ampwatch.importers.format import NUMBER, Format, number
+from ampwatch.importers.format import NUMBER, Format, fields, number
 from ampwatch.importers.sayings import Fatal, Saying, Scale, Stats
 from ampwatch.rows import Mark
 
@@ -26,9 +26,7 @@ def read(line: str) -> Iterator[Saying]:
         yield Scale(number(leaving[1]))
         yield Fatal("RuntimeError", line[leaving.start() :].strip())
     elif (batch := _BATCH.search(line)) and "validation" not in line:
-        columns = {"loss": _LOSS, "lr": _RATE, "scale_after": _SCALE}
-        found = {name: wanted.search(line) for name, wanted in columns.items()}
-        values = {name: number(match[1]) for name, match in found.items() if match}
+        values = fields(line, {"loss": _LOSS, "lr": _RATE, "scale_after": _SCALE})
         yield Stats(step=int(batch[2]), epoch=int(batch[1]), values=values)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, number
+from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, fields
 from ampwatch.importers.sayings import Saying, Stats
 from ampwatch.rows import Mark
 
@@ -22,9 +22,7 @@ def read(line: str) -> Iterator[Saying]:
     step = _STEP.search(line)
     if not step or "Speed" not in line:
         return
-    found = {name: wanted.search(line) for name, wanted in _FIELDS.items()}
-    values = {name: number(match[1]) for name, match in found.items() if match}
-    yield Stats(step=int(step[1]), values=values)
+    yield Stats(step=int(step[1]), values=fields(line, _FIELDS))
 
 
 FORMAT = Format(

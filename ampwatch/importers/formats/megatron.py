@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from ampwatch.importers.format import NUMBER, Format, keyed, number
+from ampwatch.importers.format import NUMBER, Format, fields, keyed, number
 from ampwatch.importers.sayings import Saying, Stats
 from ampwatch.rows import Mark
 
@@ -37,11 +37,7 @@ def read(line: str) -> Iterator[Saying]:
 
 def statistics(line: str, step: int) -> Stats:
     """The fields between the bars, in either wording."""
-    values = {}
-    for column, wanted in _FIELDS.items():
-        found = wanted.search(line)
-        if found:
-            values[column] = number(found[1])
+    values = fields(line, _FIELDS)
     loss = _LOSS.search(line)
     if loss:
         values["loss"] = number(loss[1] or loss[2])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, number
+from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, fields
 from ampwatch.importers.sayings import Saying, Stats
 from ampwatch.rows import Mark
 
@@ -30,24 +30,17 @@ _FIELDS: Mapping[str, re.Pattern[str]] = {
 
 
 def _stats(place: re.Match[str], line: str) -> Stats:
-    values = {}
-    for column, wanted in _FIELDS.items():
-        found = wanted.search(line, place.end())
-        if found:
-            values[column] = number(found[1])
     epoch, batch, batches = (int(part) for part in place.groups())
-    return Stats(step=epoch * batches + batch, values=values)
+    return Stats(step=epoch * batches + batch, values=fields(line[place.end() - 1 :], _FIELDS))
 
 
 def _read_swin(line: str) -> Iterator[Saying]:
-    place = _SWIN.search(line)
-    if place:
+    if place := _SWIN.search(line):
         yield _stats(place, line)
 
 
 def _read_timm(line: str) -> Iterator[Saying]:
-    place = _TIMM.search(line)
-    if place:
+    if place := _TIMM.search(line):
         yield _stats(place, line)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ampwatch.importers.format import NUMBER, Format, keyed, number, snapped
+from ampwatch.importers.format import NUMBER, Format, fields, keyed, snapped
 from ampwatch.importers.sayings import Saying, Stats
 from ampwatch.rows import Mark
 
@@ -25,11 +25,7 @@ def read(line: str) -> Iterator[Saying]:
     cond = _COND.search(line)
     if not cond:
         return
-    values = {}
-    for column, wanted in _FIELDS.items():
-        told = wanted.search(line)
-        if told:
-            values[column] = number(told[1])
+    values = fields(line, _FIELDS)
     if "scale" in values:
         values["scale"] = snapped(values["scale"])
         if not values["scale"]:

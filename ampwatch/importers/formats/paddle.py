@@ -18,7 +18,12 @@ _FIELDS_OF_VISION = {
     "loss": re.compile(rf", loss: ({NUMBER})"),
     "lr": re.compile(rf"^lr(?:\(\w{{1,40}}\))?: ({NUMBER})"),
 }
-_FIELDS = {"loss": keyed("loss"), "lr": keyed("(?:learning_rate|lr)")}
+_FIELDS = {
+    "loss": keyed("loss"),
+    "lr": keyed("(?:learning_rate|lr)"),
+    "scale_after": keyed("loss_scale"),
+    "grad_norm": keyed("(?:global_norm|grad_norm)"),
+}
 
 
 def read(line: str) -> Iterator[Saying]:
@@ -32,12 +37,9 @@ def read(line: str) -> Iterator[Saying]:
         values = fields(line[place.end() :], _FIELDS_OF_VISION)
         yield Stats(step=int(place[2]), epoch=int(place[1]), values=values)
     elif step and "loss" in line and "eval" not in line:
-        values = {}
-        for column, wanted in _FIELDS.items():
-            told = wanted.search(line)
-            if told:
-                values[column] = number(told[1])
-        yield Stats(step=int(step[1]), values=values)
+        values = fields(line, _FIELDS)
+        if "loss" in values:
+            yield Stats(step=int(step[1]), values=values)
 
 
 FORMAT = Format(

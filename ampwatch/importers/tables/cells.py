@@ -103,9 +103,11 @@ def _of_numbers(numbers: pa.DoubleArray) -> Cells:
 def _of_texts(texts: pa.StringArray) -> Cells:
     if pc.any(pc.equal(texts, "")).as_py():
         texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
-    plain = pc.fill_null(pc.match_substring_regex(texts, _PLAIN), True)  # noqa: FBT003
-    if pc.all(plain).as_py():
+    try:  # almost always all are plain
         return _of_numbers(pc.cast(texts, pa.float64()))
+    except pa.ArrowInvalid:
+        pass
+    plain = pc.fill_null(pc.match_substring_regex(texts, _PLAIN), True)  # noqa: FBT003
     found = _of_numbers(pc.cast(pc.if_else(plain, texts, None), pa.float64()))
     odd = np.flatnonzero(~plain.to_numpy(zero_copy_only=False))
     encoded = texts.take(pa.array(odd)).dictionary_encode()

@@ -2,9 +2,10 @@
 minute.
 
 A CRC is linear: bytes of zero before a message change nothing when the register begins at zero, and
-a register that begins at ones is the message with its first four bytes inverted. So messages of
-one length are lined up at their ends and go through the tables side by side; a long one is
-cut into lanes, and their registers are put together by what a lane of zeros does to a register.
+a register that begins at ones is the message with its first four bytes inverted. So of messages of
+one length only the bytes that differ from the first one's count, each by what it does to the
+register at its place. A long message is cut into lanes that go through the tables side by side, and
+their registers are put together by what a lane of zeros does to a register.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def checksums(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarra
     for length in np.unique(lengths[lengths <= _LANE]).tolist():
         mine = np.flatnonzero(lengths == length)
         for part in np.array_split(mine, 1 + len(mine) * length // _PART_BYTES):
-            found[part] = _registers(_lined_up(content, starts[part], length))
+            found[part] = _of_length(content, starts[part], length)
     for number in np.flatnonzero(lengths > _LANE).tolist():
         start = int(starts[number])
         found[number] = _long(content[start : start + int(lengths[number])])
@@ -46,14 +47,18 @@ def checksums(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarra
     return crcs
 
 
-def _lined_up(content: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
-    """A row a stretch, zeros before it up to whole words, its first four bytes inverted."""
-    before = -length % _WORD
-    rows = np.zeros((len(starts), before + length), np.uint8)
-    if length and len(starts):
-        rows[:, before:] = sliding_window_view(content, length)[starts]
-        rows[:, before : before + _WORD] ^= 0xFF
-    return rows
+def _of_length(content: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+    """The registers after messages of one length: the first one's, and what differs from it."""
+    if not length or not len(starts):
+        return np.zeros(len(starts), np.uint32)
+    rows = sliding_window_view(content, length)[starts]
+    first = np.zeros((1, -length % _WORD + length), np.uint8)
+    first[0, -length:] = rows[0]
+    first[0, -length:][:4] ^= 0xFF
+    found = np.repeat(_registers(first), len(rows))
+    for at in np.flatnonzero((rows != rows[0]).any(axis=0)).tolist():
+        found ^= _after_byte()[length - at - 1][rows[:, at] ^ rows[0, at]]
+    return found
 
 
 def _registers(rows: np.ndarray) -> np.ndarray:
@@ -97,6 +102,16 @@ def _tables() -> tuple[np.ndarray, ...]:
         last = tables[-1]
         tables.append((last >> 8) ^ table[last & 0xFF])
     return tuple(tables)
+
+
+@functools.cache
+def _after_byte() -> np.ndarray:
+    """What a byte does to the register, with so many bytes of zero after it."""
+    after = np.zeros((_LANE, 256), np.uint32)
+    after[0] = _tables()[0]
+    for zeros in range(1, _LANE):
+        after[zeros] = (after[zeros - 1] >> 8) ^ after[0][after[zeros - 1] & 0xFF]
+    return after
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from ampwatch.errors import LogError
 from ampwatch.importers.rowbook import STEP_COLUMNS
@@ -13,20 +14,26 @@ from ampwatch.importers.rowbook import STEP_COLUMNS
 USUAL: Mapping[str, tuple[str, ...]] = {
     "step": (
         "step", "train_global_step", "trainer_global_step", "global_step", "_step", "iteration",
-        "iter", "num_updates", "train_step",
+        "iter", "num_updates", "train_step", "current_steps", "current_step", "training_step",
     ),
     "loss": (
         "loss", "train_loss", "training_loss", "train_loss_step", "loss_step", "train_batch_loss",
-        "batch_loss", "lm_loss", "train_lm_loss", "train_train_loss", "train_loss_epoch",
-        "epoch_loss",
+        "batch_loss", "lm_loss", "train_lm_loss", "train_train_loss", "total_loss",
+        "train_total_loss", "reduced_train_loss", "loss_train_total", "loss_train", "step_loss",
+        "current_loss", "global_avg_loss", "avg_loss", "average_loss", "avr_loss", "mean_loss",
+        "running_loss", "train_loss_epoch", "epoch_loss", "cross_entropy_loss",
+        "train_crossentropyloss", "train_cross_entropy", "xent",
     ),
     "lr": (
         "lr", "learning_rate", "train_learning_rate", "train_lr", "lr_0", "lr_group_0",
-        "batch_learning_rate", "epoch_learning_rate", "optim_lr",
+        "batch_learning_rate", "epoch_learning_rate", "optim_lr", "learningrate", "current_lr",
+        "lr_group0", "learning_rate_group0", "optim_learning_rate_group0", "optim0_lr0",
     ),
     "grad_norm": (
         "grad_norm", "train_grad_norm", "gradient_norm", "gnorm", "global_norm",
         "train_global_grad_norm", "global_grad_norm", "grad_2_0_norm_total", "grad_2_norm_total",
+        "total_grad_norm", "optim_total_grad_norm", "l2_norm_grad_global", "gradnorm",
+        "total_norm",
     ),
     "(skips)": (
         "skipped_steps", "skipped_iterations", "num_skipped_steps", "total_skipped_steps",
@@ -39,7 +46,10 @@ USUAL: Mapping[str, tuple[str, ...]] = {
         "epoch_loss_scale",
     ),
 }  # fmt: skip
-_RATE_OF = re.compile(r"lr_(adam\w*|sgd\w*|lion|rmsprop|adafactor|lamb)(_pg1|_1)?")
+_RATE_OF = re.compile(
+    r"lr_(?:decoupled)?(?:adam[a-z0-9]*|sgd[a-z0-9]*|lion[a-z0-9]*|rmsprop|adafactor|lamb)"
+    r"(?:_pg1|_1|_group0)?"
+)
 _RUN_PREFIX = re.compile(r"^.{1,200}? - ")  # of W&B's exported panels
 _OF_VALIDATION = re.compile(
     r"(?i)(?:^|[/_. -])(?:val|valid|validation|eval|evaluation|test|dev)(?:[/_. -]|$)"
@@ -111,3 +121,26 @@ def tells_training(names: Names) -> bool:
 
 def _plain(name: str) -> str:
     return re.sub(r"[/\-. ]", "_", _RUN_PREFIX.sub("", name).strip()).lower()
+
+
+# What a line of text calls by a shorter name than a table does.
+_IN_TEXT: Mapping[str, tuple[str, ...]] = {
+    "step": ("it", "itr", "update", "batch", "batch_idx", "steps"),
+    "grad_norm": ("norm",),
+    "scale_after": ("scale",),
+}
+
+
+@cache
+def column_in_text(name: str) -> tuple[str, int] | None:
+    """The column that a name in a line of text means, and how far it is from the surest one."""
+    if _OF_VALIDATION.search(name):
+        return None
+    for plain in dict.fromkeys((_plain(name), _plain(name.rpartition("/")[2]))):
+        for column, usual in USUAL.items():
+            known = (*usual, *_IN_TEXT.get(column, ()))
+            if plain in known:
+                return column, known.index(plain)
+        if _RATE_OF.fullmatch(plain):
+            return "lr", len(USUAL["lr"])
+    return None

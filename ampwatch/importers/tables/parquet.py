@@ -50,8 +50,8 @@ class ParquetTable:
             say(str(self._damaged(problem)))
 
     def _damaged(self, problem: Any) -> LogError:
-        said = str(problem).partition("\n")[0][:200]
-        return LogError(f"{self._path} is a damaged Parquet file: {said}", path=self._path)
+        said = str(problem).partition("\n")[0][:200].rstrip(".")
+        return LogError(f"{self._path} is a damaged Parquet file: {said}.", path=self._path)
 
 
 def _leaves(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:

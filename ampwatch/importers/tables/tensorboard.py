@@ -19,6 +19,7 @@ _MAX_RECORD_BYTES = 64 << 20
 _HEAD, _TAIL = 12, 4
 _LENGTH = struct.Struct("<Q")
 _PART_BYTES = 4 << 20
+_A_FEW = 64  # records, to see whether their lengths repeat
 # The first record is the version: 24 bytes long, and so are all that are known.
 _VERSION = b"brain.Event:"
 _MOST_LAYOUTS = 64  # of one length; a file has a few tags
@@ -60,7 +61,7 @@ def _records(
         data = rest + part
         places, end = _whole_records(data)
         starts, lengths = places[:, 0], places[:, 1]
-        heads = _vouched(data, starts - _HEAD, np.full(len(starts), 8))
+        heads = _heads_vouched(data, starts, lengths)
         trusted = len(starts) if heads.all() else int(np.argmin(heads))
         sound = _vouched(data, starts[:trusted], lengths[:trusted])
         yield data, starts[:trusted][sound], lengths[:trusted][sound]
@@ -74,16 +75,61 @@ def _records(
 
 
 def _whole_records(data: bytes) -> tuple[np.ndarray, int]:
-    """Where each whole record's data starts and how long it is, and where the next one begins."""
-    places: list[tuple[int, int]] = []
+    """Where each whole record's data starts and how long it is, and where the next one begins.
+
+    A loop writes the same tags again and again, so the lengths repeat: where some records show
+    such a cycle, all that go on in it are found at once.
+    """
+    places: list[np.ndarray] = [np.zeros((0, 2), np.int64)]
     at = 0
-    while at + _HEAD <= len(data):
+    while True:
+        some = _some_records(data, at)
+        if not len(some):
+            return np.concatenate(places), at
+        places.append(some)
+        at = int(some[-1].sum()) + _TAIL
+        more = _in_cycle(data, at, some[:, 1])
+        if len(more):
+            places.append(more)
+            at = int(more[-1].sum()) + _TAIL
+
+
+def _some_records(data: bytes, at: int) -> np.ndarray:
+    """The next few records, one by one."""
+    places: list[tuple[int, int]] = []
+    while len(places) < _A_FEW and at + _HEAD <= len(data):
         (length,) = _LENGTH.unpack_from(data, at)
         if length > _MAX_RECORD_BYTES or at + _HEAD + length + _TAIL > len(data):
             break
         places.append((at + _HEAD, length))
         at += _HEAD + length + _TAIL
-    return np.array(places, np.int64).reshape(-1, 2), at
+    return np.array(places, np.int64).reshape(-1, 2)
+
+
+def _in_cycle(data: bytes, at: int, lengths: np.ndarray) -> np.ndarray:
+    """The records that go on as these lengths do, as far as the file says the same lengths."""
+    around = range(1, len(lengths) // 2 + 1)
+    period = next((n for n in around if (lengths[n:] == lengths[:-n]).all()), 0)
+    if not period:
+        return np.zeros((0, 2), np.int64)
+    cycle = lengths[-period:]
+    ends = np.cumsum(cycle + _HEAD + _TAIL)
+    count = (len(data) - at) // int(ends[-1])
+    heads = at + int(ends[-1]) * np.arange(count)[:, None] + (ends - cycle - _HEAD - _TAIL)
+    heads, expected = heads.ravel(), np.tile(cycle, count)
+    same = _at(data, heads, "<u8") == expected
+    going_on = len(same) if same.all() else int(np.argmin(same))
+    return np.stack([heads + _HEAD, expected], axis=1)[:going_on]
+
+
+def _at(data: bytes, places: np.ndarray, kind: str) -> np.ndarray:
+    """The numbers of a type that stand at these places."""
+    if not len(places):
+        return np.zeros(0, kind)
+    width = np.dtype(kind).itemsize
+    windows = sliding_window_view(np.frombuffer(data, np.uint8), width)
+    found: np.ndarray = windows[places].view(kind)[:, 0]
+    return found
 
 
 def _may_go_on(data: bytes, at: int) -> bool:
@@ -91,17 +137,21 @@ def _may_go_on(data: bytes, at: int) -> bool:
     if at + _HEAD > len(data):
         return True
     (length,) = _LENGTH.unpack_from(data, at)
-    vouched = _vouched(data, np.array([at]), np.array([8]))
+    vouched = _heads_vouched(data, np.array([at + _HEAD]), np.array([length], np.uint64))
     return length <= _MAX_RECORD_BYTES and bool(vouched[0])
+
+
+def _heads_vouched(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Whether each length has the checksum that stands after it; many are the same."""
+    told, which = np.unique(lengths, return_inverse=True)
+    sums = masked_checksums(told.astype("<u8").tobytes(), 8 * np.arange(len(told)), 0 * told + 8)
+    same: np.ndarray = sums[which] == _at(data, starts - _TAIL, "<u4")
+    return same
 
 
 def _vouched(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Whether each stretch has the checksum that stands after it."""
-    content = np.frombuffer(data, np.uint8)
-    if not len(starts):
-        return np.zeros(0, np.bool_)
-    stored = sliding_window_view(content, _TAIL)[starts + lengths].view("<u4")[:, 0]
-    same: np.ndarray = masked_checksums(data, starts, lengths) == stored
+    same: np.ndarray = masked_checksums(data, starts, lengths) == _at(data, starts + lengths, "<u4")
     return same
 
 

@@ -5,19 +5,27 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ampwatch.importers.tables.protobuf import Value, fields, text, whole
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+
+from ampwatch.importers.tables.protobuf import Value, fields, spans, text, whole
+
+Places = npt.NDArray[np.int64]
 
 _MAGIC = b":W&B"
 _HEADER_BYTES, _BLOCK_BYTES, _RECORD_HEAD = 7, 32_768, 7
-_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
-_LEAST_WHOLE_BLOCK = _BLOCK_BYTES - _HEADER_BYTES  # the first one lost the file's header
+_FULL, _FIRST, _LAST = 1, 2, 4
+_BROKEN = 0  # no kind of piece: the block breaks here
+_PART_BLOCKS = 512
 _MAX_RECORD_BYTES = 64 << 20
 HISTORY, CONFIG, RUN = 2, 5, 17
 _CONFIG_OF_RUN = 4
-_HISTORY_KEY = bytes([HISTORY << 3 | 2])
+_HISTORY_KEY = HISTORY << 3 | 2
 
 
 def looks_like_wandb(head: bytes) -> bool:
@@ -25,52 +33,168 @@ def looks_like_wandb(head: bytes) -> bool:
     return head.startswith(_MAGIC)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Records, or messages, and the bytes that they stand in."""
+
+    data: bytes
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, records: Sequence[bytes]) -> Part:
+        """These, one behind the other."""
+        ends = np.cumsum(np.array([len(record) for record in records], np.int64))
+        return cls(b"".join(records), np.concatenate(([0], ends[:-1])).astype(np.int64), ends)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for start, end in zip(self.starts.tolist(), self.ends.tolist(), strict=True):
+            yield self.data[start:end]
+
+
 def records(
     read: Callable[[int], bytes], say: Callable[[str], None] = lambda _: None
 ) -> Iterator[bytes]:
-    """Every whole record; a file cut off ends at its last whole one.
+    """Every whole record."""
+    return (record for part in parts(read, say) for record in part)
+
+
+def parts(
+    read: Callable[[int], bytes], say: Callable[[str], None] = lambda _: None
+) -> Iterator[Part]:
+    """The whole records, some MB at a time; a file cut off ends at its last whole one.
 
     A piece that is not as it was written takes its record with it, and the rest of its block, for
     its length may be the damage; `say` is told once.
     """
-    parts: list[bytes] | None = None  # of a record that has begun
-    damaged = 0
-    block = read(_BLOCK_BYTES)[_HEADER_BYTES:]
-    while block:
-        for kind, data in _pieces(block):
-            if kind is None:
-                parts, damaged = None, damaged + 1
+    begun: list[bytes] | None = None  # the pieces of a record that goes on in the next block
+    damaged, skipped = 0, _HEADER_BYTES
+    while data := read(_PART_BLOCKS * _BLOCK_BYTES):
+        pieces, broken = _sound_pieces(data, skipped)
+        damaged, skipped = damaged + len(broken), 0
+        is_whole = pieces.kind == _FULL
+        rest = [(at, _BROKEN, 0) for at in broken] + list(
+            zip(
+                *(c[~is_whole].tolist() for c in (pieces.at, pieces.kind, pieces.length)),
+                strict=True,
+            )
+        )
+        starts = pieces.at[is_whole]
+        joined, passed = [], 0
+        for at, kind, length in sorted(rest):
+            before = int(np.searchsorted(starts, at))
+            begun = None if before > passed or kind == _BROKEN else begun
+            passed = before
+            begun = [] if kind == _FIRST else begun
+            if begun is None:
                 continue
-            if kind in (_FULL, _FIRST):
-                parts = []
-            if parts is None:
-                continue
-            parts.append(data)
-            if kind in (_FULL, _LAST):
-                yield b"".join(parts)
-                parts = None
-            elif sum(map(len, parts)) > _MAX_RECORD_BYTES:
+            begun.append(data[at : at + length])
+            if kind == _LAST:
+                joined.append((at, b"".join(begun)))
+                begun = None
+            elif sum(map(len, begun)) > _MAX_RECORD_BYTES:
                 return
-        block = read(_BLOCK_BYTES)
+        begun = None if len(starts) > passed else begun
+        yield _in_order(data, starts, starts + pieces.length[is_whole], joined)
     if damaged:
         say(f"{damaged} blocks of the file are damaged: what they hold from there on is left out.")
 
 
-def _pieces(block: bytes) -> Iterator[tuple[int | None, bytes]]:
-    """A block's pieces by kind, each as its checksum says; the last one None where one is not."""
-    at = 0
-    while at + _RECORD_HEAD <= len(block):
-        crc, length, kind = struct.unpack_from("<IHB", block, at)
-        end = at + _RECORD_HEAD + length
-        if not (crc or length or kind):  # zeros fill a block up
-            return
-        if end > len(block) < _LEAST_WHOLE_BLOCK:
-            return  # the file is cut off
-        if end > len(block) or zlib.crc32(block[at + _RECORD_HEAD - 1 : end]) != crc:
-            yield None, b""
-            return
-        yield kind, block[at + _RECORD_HEAD : end]
-        at = end
+def _in_order(data: bytes, starts: Places, ends: Places, joined: list[tuple[int, bytes]]) -> Part:
+    """The records in one piece and the joined ones, which are put behind the file's bytes."""
+    if not joined:
+        return Part(data, starts, ends)
+    more = Part.of([record for _, record in joined])
+    order = np.argsort(np.concatenate((starts, [at for at, _ in joined])), kind="stable")
+    return Part(
+        data + more.data,
+        np.concatenate((starts, more.starts + len(data)))[order],
+        np.concatenate((ends, more.ends + len(data)))[order],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Where the data of each piece begins, its length, its kind and its checksum."""
+
+    at: Places
+    length: Places
+    kind: Places
+    crc: Places
+
+    def where(self, kept: npt.NDArray[np.bool_]) -> _Pieces:
+        return _Pieces(self.at[kept], self.length[kept], self.kind[kept], self.crc[kept])
+
+
+def _sound_pieces(data: bytes, skipped: int) -> tuple[_Pieces, list[int]]:
+    """The pieces that are as their checksums say, up to the first one of a block that is not.
+
+    And where those blocks break.
+    """
+    pieces, broken = _pieces(data, skipped)
+    view = memoryview(data)
+    spans = zip(pieces.at.tolist(), pieces.length.tolist(), pieces.crc.tolist(), strict=True)
+    sound = np.array([zlib.crc32(view[at - 1 : at + length]) == crc for at, length, crc in spans])
+    bad = sorted([*broken, *pieces.at[~sound.astype(np.bool_)].tolist()])
+    if not bad:
+        return pieces, []
+    first: dict[int, int] = {}
+    for at in bad:
+        first.setdefault((at - 1) // _BLOCK_BYTES, at)
+    until = np.array(
+        [first.get(block, len(data)) for block in range(len(data) // _BLOCK_BYTES + 1)]
+    )
+    return pieces.where(pieces.at < until[(pieces.at - 1) // _BLOCK_BYTES]), list(first.values())
+
+
+def _pieces(data: bytes, skipped: int) -> tuple[_Pieces, list[int]]:
+    """The pieces of all blocks, and where a block holds one that is too long.
+
+    A piece tells where the next one of its block is, so all blocks are walked side by side.
+    """
+    content = np.frombuffer(data, np.uint8)
+    blocks = np.arange(-(-len(data) // _BLOCK_BYTES))
+    at, ends = blocks * _BLOCK_BYTES, np.minimum((blocks + 1) * _BLOCK_BYTES, len(data))
+    at[:1] += skipped
+    found, broken = [np.zeros((0, 4), np.int64)], []
+    while len(blocks := blocks[at[blocks] + _RECORD_HEAD <= ends[blocks]]):
+        heads = sliding_window_view(content, _RECORD_HEAD)[at[blocks]].astype(np.int64)
+        length, begin = heads[:, 4] | heads[:, 5] << 8, at[blocks] + _RECORD_HEAD
+        filled = heads.any(axis=1)  # zeros fill a block up
+        fits = begin + length <= ends[blocks]
+        is_whole = ends[blocks] % _BLOCK_BYTES == 0  # else the file is cut off in it
+        broken += begin[filled & ~fits & is_whole].tolist()
+        good = filled & fits
+        crc = heads[:, :4] @ (1 << 8 * np.arange(4))
+        found.append(np.stack([begin, length, heads[:, 6], crc], axis=1)[good])
+        blocks = blocks[good]
+        at[blocks] = (begin + length)[good]
+    whole = np.concatenate(found)
+    return _Pieces(*whole[np.argsort(whole[:, 0])].T), broken
+
+
+def histories(part: Part, other: Callable[[int, bytes], None]) -> Part:
+    """The history messages of these records; what else they hold is handed to `other`."""
+    content = np.frombuffer(part.data + bytes(3), np.uint8)
+    head = sliding_window_view(content, 3)[part.starts].astype(np.int64)
+    length = part.ends - part.starts
+    # Almost all are one history message: a key, a length of one byte or of two, and it.
+    short = (head[:, 1] < 0x80) & (head[:, 1] + 2 == length)
+    long = (head[:, 1] >= 0x80) & (head[:, 2] < 0x80)
+    long &= (head[:, 1] & 0x7F | head[:, 2] << 7) + 3 == length
+    usual = (head[:, 0] == _HISTORY_KEY) & (short | long)
+    found = [np.stack([part.starts + np.where(short, 2, 3), part.ends], axis=1)[usual]]
+    number = [np.flatnonzero(usual)]
+    for at in np.flatnonzero(~usual).tolist():
+        for kind, value, begin, end in spans(part.data, int(part.starts[at]), int(part.ends[at])):
+            if kind == HISTORY and isinstance(value, bytes):
+                found.append(np.array([[begin, end]]))
+                number.append(np.array([at]))
+            elif isinstance(value, bytes):
+                other(kind, value)
+    order = np.argsort(np.concatenate(number), kind="stable")
+    whole = np.concatenate(found)[order]
+    return Part(part.data, whole[:, 0], whole[:, 1])
 
 
 def history_row(data: bytes) -> dict[str, Any]:
@@ -103,15 +227,6 @@ def settings(data: bytes) -> dict[str, Any]:
             if name and name != "_wandb":
                 found[name] = item
     return found
-
-
-def parts_of(record: bytes) -> Iterator[tuple[int, Value]]:
-    """What a record holds: its kind and its message."""
-    # Almost all are one history message of some hundred bytes: a key, a length of two, and it.
-    is_usual = record[:1] == _HISTORY_KEY and len(record) > 2 and record[1] >= 0x80 > record[2]
-    if is_usual and (record[1] & 0x7F | record[2] << 7) + 3 == len(record):
-        return iter([(HISTORY, record[3:])])
-    return fields(record)
 
 
 def _json(value: Value) -> Any:
