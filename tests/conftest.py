@@ -34,7 +34,6 @@ QUICK = [
     "diagnosis/*",
     "examples/test_gallery_scoring.py",
     "feed/test_feed_window.py",
-    "importers/test_importers_columns.py",
     "importers/test_importers_courses.py",
     "importers/test_importers_endings.py",
     "importers/test_importers_times.py",
@@ -56,7 +55,7 @@ QUICK = [
     "wrappers/test_wrappers_closures.py",
     "wrappers/test_wrappers_page.py",
 ]
-NOT_QUICK = ["diagnosis/test_diagnosis_engine.py", "diagnosis/*_real.py"]
+NOT_QUICK = ["diagnosis/*_engine.py", "diagnosis/*_real.py", "diagnosis/*_rises.py"]
 
 # CI looks at more examples than who waits for the answer: HYPOTHESIS_PROFILE=thorough.
 hypothesis.settings.register_profile("everyday", max_examples=50, deadline=None)
