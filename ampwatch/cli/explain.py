@@ -52,7 +52,10 @@ def _in_run(rule: Rule, text: str) -> str:
 
     with opened_run_or_log(text) as run:
         case, name = Engine().feed(run).case(), run.info.name
-    found = [finding for finding in conclude(case).findings if finding.code == rule.code]
+    every = conclude(case).findings
+    found = [finding for finding in every if finding.code == rule.code]
+    if not found and rule.code in RATE:  # they weigh the same evidence
+        found = [finding for finding in every if finding.code in RATE and weighed(case)]
     if not found:
         return f"\n\nIn {name}\n  {rule.code} was not found."
     told = [fill(f.cause, 76, initial_indent="  ", subsequent_indent="  ") for f in found]
@@ -61,7 +64,9 @@ def _in_run(rule: Rule, text: str) -> str:
         told += [
             fill(line, 76, initial_indent="  ", subsequent_indent="    ") for line in weighed(case)
         ]
-    return "\n".join(["", "", f"In {name}", *told])
+    instead = sorted({finding.code for finding in found} - {rule.code})
+    where = f"In {name}" + (f", where it is {', '.join(instead)}" if instead else "")
+    return "\n".join(["", "", where, *told])
 
 
 def _find(rules: tuple[Rule, ...], code: str) -> Rule:

@@ -45,6 +45,14 @@ def test_explain_with_a_run_prints_what_each_sign_adds_for_the_rate(capsys, tmp_
     assert f"{len(rows)} signs weighed" in " ".join(page.split())
 
 
+def test_explain_of_one_finding_on_the_rate_shows_what_another_weighed(capsys, tmp_path):
+    run = train(tmp_path, 16.0)
+    assert cli.run(["explain", "AMP302", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert f"In {run.name}, where it is AMP301" in out
+    assert "What each sign adds for the rate" in out
+
+
 def test_runs_of_one_setting_have_nothing_to_tell(capsys, tmp_path):
     one, other = write_run(tmp_path, "one"), write_run(tmp_path, "other")
     code, out, _ = compare(capsys, one, other)
