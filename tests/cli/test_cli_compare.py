@@ -49,7 +49,7 @@ def test_explain_of_one_finding_on_the_rate_shows_what_another_weighed(capsys, t
     run = train(tmp_path, 16.0)
     assert cli.run(["explain", "AMP302", str(run)]) == 0
     out = capsys.readouterr().out
-    assert f"In {run.name}, where it is AMP301" in out
+    assert f"In {Path(run).name}, where it is AMP301" in out
     assert "What each sign adds for the rate" in out
 
 
