@@ -40,9 +40,9 @@ def _explains(cause: Finding, effect: Finding) -> bool:
     acts, shows = _TIES[cause.code], _TIES[effect.code]
     if shows.ends_the_run and cause.last_step is not None:
         return cause.last_step + policy.DELAY_STEPS >= effect.first_step
-    if acts.in_strict_order or shows.in_strict_order:
+    if (acts.in_strict_order or shows.in_strict_order) and not shows.spares_weights:
         return cause.first_step <= effect.first_step
-    late = effect.code in acts.late_to
+    late = acts.shown_late or effect.code in acts.late_to
     delay = policy.SAMPLING_DELAY_STEPS if late else policy.DELAY_STEPS
     return cause.first_step <= effect.first_step + delay
 

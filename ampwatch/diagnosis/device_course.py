@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
+from ampwatch.codec import column
 from ampwatch.diagnosis.signals import Floats, Integers, integers, numbers, texts
 
 # A power of two; a series has between half as many and as many windows.
@@ -193,7 +194,7 @@ class DeviceCourse:
             key = (rank, devices[code])
             if key in cards or len(cards) < MOST_CARDS:
                 known = cards.get(key) or Card(*key)
-                cards[key] = known.with_rows(rows.filter(pa.array(codes == code)))
+                cards[key] = known.with_rows(rows.filter(column(codes == code, pa.bool_())))
         return DeviceCourse(cards)
 
     def last_times_ns(self) -> dict[int, int]:

@@ -97,9 +97,11 @@ class Ties:
     explained_by: tuple[str, ...] = ()  # its possible causes, the surest first
     groundless_beside: tuple[str, ...] = ()  # where one of these stands, it is not said
     excludes_rate: Exclusion = never  # whether no learning rate could have brought it about
+    shown_late: bool = False  # only a sample shows it, which may come after its effect
     late_to: tuple[str, ...] = ()  # it takes more steps to be told than these, its effects
     ends_the_run: bool = False  # its cause was still there then
     in_strict_order: bool = False  # what stands beside it may be cause or effect: the first is
+    spares_weights: bool = False  # it cannot be what made weights not finite
 
 
 _NO_TIES = Ties()

@@ -42,6 +42,7 @@ from ampwatch.diagnosis.words import alone_text, count_text, list_text, steps_te
     Ties(
         explained_by=("AMP209", *MIXED, *RATE, "AMP207", "AMP211", "AMP210"),
         excludes_rate=before_any_update,
+        shown_late=True,
     ),
 )
 def loss_not_finite(case: Case) -> Iterator[Seen]:
@@ -112,6 +113,7 @@ def _loss_action(case: Case, times: Times) -> str:
     Ties(
         explained_by=(*NOT_ITS_GRADIENTS, "AMP414", "AMP209", *RATE, "AMP104", "AMP211"),
         excludes_rate=before_any_update,
+        shown_late=True,
         in_strict_order=True,
     ),
 )

@@ -225,7 +225,7 @@ def _signs_of_life(case: Case) -> list[_Sign]:
         example="fp16_compress_hook over a head in float32: the ranks' gradients are finite and "
         "their sum is not, 9 times.",
     ),
-    Ties(excludes_rate=always),
+    Ties(excludes_rate=always, shown_late=True),
 )
 def reduction_overflow(case: Case) -> Iterator[Seen]:
     """Finite gradients whose sum is not."""

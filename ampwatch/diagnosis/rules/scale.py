@@ -172,6 +172,7 @@ def growth_sawtooth(case: Case) -> Iterator[Seen]:
             *NOT_FINITE,
             *codes("AMP604 AMP602 AMP202 AMP413"),
         ),
+        spares_weights=True,
     ),
 )
 def scale_collapse(case: Case) -> Iterator[Seen]:
@@ -338,6 +339,7 @@ def _ends_falling(case: Case, ending: Episode) -> Seen:
             *NOT_FINITE,
             *codes("AMP202 AMP604 AMP602 AMP108 AMP413 AMP206"),
         ),
+        spares_weights=True,
     ),
 )
 def overflow_storm(case: Case) -> Iterator[Seen]:
