@@ -38,6 +38,26 @@ def test_one_skip_after_each_growth_interval_is_a_sawtooth_though_the_rows_touch
     assert diagnose(run).verdict.value == "healthy"
 
 
+def test_a_log_with_a_line_for_each_skip_and_each_hundredth_step_has_not_collapsed():
+    """Half of its last rows are skips, and one step in a hundred; its rate rose as it began."""
+    step = sorted([*range(100, 6001, 100), 301, 302, 303, *range(1001, 6000, 100)])
+    skipped = [at % 100 > 0 for at in step]
+    noise = dict(zip(range(100, 6001, 100), [0.29, *[0.48, 0.51, 0.36, 1.43] * 15], strict=False))
+    loss = [noise.get(at) for at in step]
+    rate = [None if at % 100 else 1e-6 * min(at, 2000) / 100 for at in step]
+    diagnosis = diagnose(sparse(step, skipped=skipped, loss=loss, lr=rate))
+    assert "AMP301" not in {finding.code for finding in diagnosis.findings}
+    assert diagnosis.learning_rate.action.value != "lower"
+
+
+def test_a_log_with_a_line_for_each_skip_tells_that_it_collapsed():
+    step = sorted([*range(100, 1201, 100), *range(1200, 1290)])
+    skipped = [at > 1200 for at in step]
+    loss = [None if at > 1200 else 2.0 + at / 400 for at in step]
+    diagnosis = diagnose(sparse(step, skipped=skipped, loss=loss))
+    assert diagnosis.verdict.value == "failing"
+
+
 def test_skips_far_apart_in_steps_are_no_storm():
     step = [1000 * n for n in range(1, 41)]
     skipped = [n % 2 == 0 for n in range(40)]

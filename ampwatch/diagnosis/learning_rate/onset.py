@@ -111,8 +111,22 @@ def _is_collapsed(state: RateState) -> bool:
         end = state.head.part(int(np.argmax(state.head.accepted))).part(-constants.FINAL_STEPS)
     bad = (end.of("skipped") > 0) | (end.of("loss_bad") > 0)
     streak = int(np.argmin(bad[::-1])) if not bad.all() else len(bad)
-    often = bad.mean() > COLLAPSED_SHARE and len(bad) >= constants.MEDIAN_STEPS
+    often = _share_of_steps(end.of("step"), bad) > COLLAPSED_SHARE
+    often &= len(bad) >= constants.MEDIAN_STEPS
     return bool(often or streak >= constants.EVENT_SKIPS)
+
+
+def _share_of_steps(step: Floats, bad: Mask) -> float:
+    """How many of the steps these rows stand for are bad.
+
+    A log with a line for each n-th step has one for every overflow between them, too: there the
+    share of the rows says nothing.
+    """
+    if bad.any() and len(good := step[~bad]) > 2:
+        apart, since = np.median(np.diff(good)), np.median(np.diff(step, prepend=step[0])[bad])
+        if apart > 2 * max(1.0, float(since)):
+            return float(bad.sum() / (step[-1] - step[0] + 1))
+    return float(bad.mean())
 
 
 def _hard_signs(rows: Rows) -> Iterator[tuple[int, Sign]]:
