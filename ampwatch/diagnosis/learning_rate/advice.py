@@ -96,11 +96,14 @@ def _doubt(state: RateState, idle: Attribution | None) -> str | None:
         return None
     first, final = float(head[0]), float(np.median(tail[-constants.FINAL_STEPS :]))
     least = min(float(head.min()), float(tail.min()))
-    if not state.setup.resumed and least > 0 and final > constants.NO_LEARNING * first:
+    # Losses that begin deep in a run show a part of its course, in which little is left to fall.
+    begin = state.head.of("step")[np.isfinite(state.head.of("loss"))][0]
+    is_new = not state.setup.resumed and begin <= constants.EARLY_STEPS
+    if is_new and least > 0 and final > constants.NO_LEARNING * first:
         return f"in {count_text(state.rows, 'step')} the loss has not come down"
     course = np.concatenate([head, known_of(state.points.rows.of("loss")), tail])
     smooth = trailing_medians(course)
-    best = float(smooth.min())
+    best, final = float(smooth.min()), min(final, float(smooth[-1]))
     lost = max(constants.RECOVERED_SHARE * (first - best), 2 * noise_of(course))
     return None if final <= best + lost else f"the loss stands at {final:.3g}, after {best:.3g}"
 
