@@ -170,41 +170,28 @@ def block_of(
     lasts = np.append(firsts[1:], rows.num_rows)[: len(firsts)] - 1
     columns["scale_after"] = numbers(rows, "scale_after")[lasts]
     columns["loss"], loss_known = _worst_loss(rows, firsts)
-    gradient, applied = numbers(rows, "grad_norm"), numbers(rows, "grad_norm_applied")
-    norm_told, applied_told = known(rows, "grad_norm"), known(rows, "grad_norm_applied")
-    cleared = (applied == 0) & (gradient != 0)
-    zero = np.where(norm_told | applied_told, (gradient == 0) | cleared, -1).astype(np.int8)
     weights_bad = known(rows, "param_norm") & ~np.isfinite(numbers(rows, "param_norm"))
     skips = flags(rows, "skipped")
     here = _fold(np.maximum, skips, firsts)
     update_seen = _fold(np.maximum, flags(rows, "update_seen"), firsts)
     ranks = {rank: _rank_rows(table) for rank, table in others.items()}
+    elsewhere = (np.isin(step, one.step[one.skipped == 1]) for one in ranks.values())
+    skipped = np.logical_or.reduce([here == 1, *elsewhere])
     names, codes = texts(rows, "autocast_dtype")
     return Block(
         start=start,
         step=step,
         restart=restart,
         columns=columns,
-        skipped=np.logical_or.reduce(
-            [here == 1, *(np.isin(step, one.step[one.skipped == 1]) for one in ranks.values())]
-        ),
+        skipped=skipped,
         skipped_here=here,
         skipped_in_part=(here == 1) & (_fold(np.minimum, skips, firsts) == 0),
         input_finite=_any_not(flags(rows, "input_finite"), firsts),
         update_seen=update_seen,
         bypassed=(here < 0) & (_fold(np.maximum, flags(rows, "stepped"), firsts) == 1),
-        # No optimizer had a turn, and the forward or the loss shows why.
-        left_out=(update_seen == 0)
-        & np.isnan(columns["optimizer"])
-        & (
-            (loss_known & ~np.isfinite(columns["loss"]))
-            | np.isin(step, [event.step for event in made if event.is_guarded])
-        ),
+        left_out=(update_seen == 0) & _is_left_out(step, columns, loss_known, made),
         loss_known=loss_known,
-        norm_known=norm_told[firsts],
-        applied_bad=(applied_told & ~np.isfinite(applied))[firsts],
-        norm_zero=_any_not(zero, firsts),
-        norm_cleared=_fold(np.logical_or, cleared, firsts),
+        **_norms(rows, firsts),
         param_norm_bad=_fold(np.logical_or, weights_bad, firsts),
         autocast_dtypes=frozenset(names[code] for code in np.unique(codes) if code >= 0),
         layers=sampled,
@@ -213,6 +200,29 @@ def block_of(
         others=ranks,
         next_scale=float(numbers(next_row, "scale")[0]) if next_row.num_rows else float("nan"),
     )
+
+
+def _norms(rows: pa.Table, firsts: Integers) -> dict[str, Any]:
+    """What is known of each step's gradient norms: of the gradients, and as they were applied."""
+    gradient, applied = numbers(rows, "grad_norm"), numbers(rows, "grad_norm_applied")
+    norm_told, applied_told = known(rows, "grad_norm"), known(rows, "grad_norm_applied")
+    cleared = (applied == 0) & (gradient != 0)
+    zero = np.where(norm_told | applied_told, (gradient == 0) | cleared, -1).astype(np.int8)
+    return {
+        "norm_known": norm_told[firsts],
+        "applied_bad": (applied_told & ~np.isfinite(applied))[firsts],
+        "norm_zero": _any_not(zero, firsts),
+        "norm_cleared": _fold(np.logical_or, cleared, firsts),
+    }
+
+
+def _is_left_out(
+    step: Integers, columns: Mapping[str, Floats], loss_known: Mask, events: Sequence[Event]
+) -> Mask:
+    """Whether no optimizer had a turn, and the forward or the loss shows why."""
+    guarded = np.isin(step, [event.step for event in events if event.is_guarded])
+    loss_bad = loss_known & ~np.isfinite(columns["loss"])
+    return np.asarray(np.isnan(columns["optimizer"]) & (loss_bad | guarded))
 
 
 def _fold(operation: np.ufunc, values: npt.NDArray[Any], firsts: Integers) -> Any:
