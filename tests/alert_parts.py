@@ -13,6 +13,23 @@ from web_server import answering
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, RunFacts, Severity, Verdict
 
 PATIENCE_S = 30.0
+# A run "collapse" whose every step overflows, and which then waits to be killed.
+COLLAPSING = """
+import sys, torch, ampwatch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+watch = ampwatch.attach(scaler, model, run="collapse")
+for step in range(60):
+    with torch.autocast("cpu", torch.float16):
+        loss = model(torch.full((2, 4), float("nan"))).square().mean()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+print("trained", flush=True)
+sys.stdin.readline()
+"""
 
 
 @dataclass

@@ -11,7 +11,7 @@ from subprocess import PIPE
 
 import children
 import pytest
-from alert_parts import wait_for, web_hook
+from alert_parts import COLLAPSING, wait_for, web_hook
 from written_runs import write_run
 
 import ampwatch
@@ -20,22 +20,6 @@ from ampwatch import cli
 pytest.importorskip("apprise", reason="the extra `notify` is not installed")
 
 PATIENCE_S = 120.0
-TRAINING = """
-import sys, torch, ampwatch
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-watch = ampwatch.attach(scaler, model, run="collapse")
-for step in range(60):
-    with torch.autocast("cpu", torch.float16):
-        loss = model(torch.full((2, 4), float("nan"))).square().mean()
-    optimizer.zero_grad()
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-print("trained", flush=True)
-sys.stdin.readline()
-"""
 
 
 @pytest.fixture
@@ -57,7 +41,7 @@ def start(arguments, environment):
 
 
 def train(environment):
-    return children.start("-c", TRAINING, env=environment, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    return children.start("-c", COLLAPSING, env=environment, stdin=PIPE, stdout=PIPE, stderr=PIPE)
 
 
 def finish(child):

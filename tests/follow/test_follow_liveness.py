@@ -11,7 +11,7 @@ from subprocess import PIPE
 
 import children
 import pytest
-from alert_parts import wait_for
+from alert_parts import COLLAPSING, wait_for
 from written_runs import more, write_run
 
 import ampwatch
@@ -96,33 +96,15 @@ def test_a_run_that_is_removed_is_said(tmp_path):
         follower.look()
 
 
-TRAINING = """
-import sys, torch, ampwatch
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-ampwatch.attach(scaler, model, run="killed")
-for step in range(30):
-    with torch.autocast("cpu", torch.float16):
-        loss = model(torch.full((2, 4), float("nan"))).square().mean()
-    optimizer.zero_grad()
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-print("trained", flush=True)
-sys.stdin.readline()
-"""
-
-
 def test_a_training_that_is_killed_ends_those_who_follow_it_from_elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.5)  # no test waits for three seconds
     environment = {
         **os.environ, "PYTHONPATH": str(Path(ampwatch.__file__).parents[1]),
         "AMPWATCH_DIR": str(tmp_path / "runs"), "AMPWATCH_ENDPOINT": "off",
     }  # fmt: skip
-    child = children.start("-c", TRAINING, env=environment, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    child = children.start("-c", COLLAPSING, env=environment, stdin=PIPE, stdout=PIPE, stderr=PIPE)
     assert child.stdout.readline() == "trained\n", child.communicate()[1]
-    path, found, visited = tmp_path / "runs" / "killed", [], []
+    path, found, visited = tmp_path / "runs" / "collapse", [], []
 
     def visit(_folder, follower):
         visited.append(follower)
