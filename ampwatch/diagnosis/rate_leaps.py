@@ -37,6 +37,7 @@ class RateLeaps:
     top: float = 0.0  # the highest rate yet
     top_position: int = 0  # the entry that reached it
     last: float = float("nan")
+    last_base: float = float("nan")
 
     def fold(self, block: Block) -> RateLeaps:
         """The course with a block more."""
@@ -44,6 +45,8 @@ class RateLeaps:
             return self
         rate, base = block.columns["lr"], block.columns["lr_base"]
         before = np.concatenate(([self.last], rate[:-1]))
+        # Without a scheduler the base rate leaps with the rate, and warms up to nothing.
+        base_before = np.concatenate(([self.last_base], base[:-1]))
         position = np.arange(block.start, block.start + len(block))
         leapt = (rate >= LR_LEAP * before) & (before > 0)
         leapt &= position >= policy.JUMP_LEAST_POSITION
@@ -54,7 +57,7 @@ class RateLeaps:
         from_top = before >= _AT_TOP * top[:-1]
         # On the way up a rate rests no longer than it took to get there, but for the first epoch of
         # a warm-up that goes by epochs.
-        warms = (rate <= base) & (before <= _WARMING * base)
+        warms = (rate <= base_before) & (before <= _WARMING * base_before)
         stair = from_top & (warms | (position - reached[:-1] <= reached[:-1]))
         found = [
             Leap(*(column[at].item() for column in (block.step, before, rate, from_top, stair)))
@@ -66,6 +69,7 @@ class RateLeaps:
             top=float(top[-1]),
             top_position=int(reached[-1]),
             last=float(rate[-1]),
+            last_base=float(base[-1]),
         )
 
     def is_settled(self, leap: Leap) -> bool:

@@ -93,6 +93,15 @@ def test_a_rate_that_jumped_is_the_jumps_doing_and_is_lowered_all_the_same():
     assert diagnosis.learning_rate.action.value == "lower"
 
 
+def test_a_thousandfold_leap_of_a_rate_without_a_scheduler_is_no_warm_up():
+    """Without a scheduler the base rate is the rate: it leaps with it."""
+    rate = np.where(np.arange(120) < 58, 1e-4, 0.1)
+    leapt = diagnose(run_of(diverging(lr=rate, base=rate, collapse=True)))
+    assert finding(leapt, "AMP301").because_of == "AMP306"
+    warmed = diagnose(run_of(diverging(lr=rate, base=0.1, collapse=True)))
+    assert finding(warmed, "AMP301").because_of is None
+
+
 def test_weights_that_grew_while_the_loss_fell_to_the_end_are_an_operations_overflow():
     """A target outside half precision: the last layer climbs towards it, and learns as it does."""
     good, bad = 60, 30
