@@ -93,6 +93,15 @@ def test_a_rate_that_jumped_is_the_jumps_doing_and_is_lowered_all_the_same():
     assert diagnosis.learning_rate.action.value == "lower"
 
 
+@pytest.mark.parametrize("good", [80, 2000], ids=["early", "late"])
+def test_after_a_leap_of_the_rate_the_advice_is_the_rate_that_had_worked(good):
+    rate = np.where(np.arange(good + 60) < good - 2, 0.01, 1.0)
+    advice = diagnose(run_of(diverging(good, lr=rate, base=rate, collapse=True))).learning_rate
+    assert advice.action.value == "lower"
+    assert advice.recommended == pytest.approx(0.01)
+    assert 0.01 <= advice.low <= advice.high < 1.0
+
+
 def test_a_thousandfold_leap_of_a_rate_without_a_scheduler_is_no_warm_up():
     """Without a scheduler the base rate is the rate: it leaps with it."""
     rate = np.where(np.arange(120) < 58, 1e-4, 0.1)

@@ -13,7 +13,7 @@ from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.attribution import CLEAR_LINE, Attribution, Cause
 from ampwatch.diagnosis.learning_rate.bands import known_of, noise_of, trailing_medians
 from ampwatch.diagnosis.learning_rate.course import RateState
-from ampwatch.diagnosis.learning_rate.estimate import Estimate, times_text
+from ampwatch.diagnosis.learning_rate.estimate import Bounds, Estimate, times_text
 from ampwatch.diagnosis.learning_rate.family import Family
 from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
 from ampwatch.diagnosis.learning_rate.micro_batches import micro_batches
@@ -51,8 +51,10 @@ def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
     if onset.descending and not onset.is_slow:
         because = f"{_trouble(scene, found)} {coming_down}: wait, and do not cut the rate for it."
         return _keep(state, seen, because)
+    if scene.rate_before_leap is not None and seen.base:
+        advice = _go_back(state, seen.base, scene, _trouble(scene, found))
     # A warm-up that was never over has shown no rate to work but those it had left behind.
-    if onset.early or scene.warmup is not None:
+    elif onset.early or scene.warmup is not None:
         advice = _lower(state, seen, scene, _trouble(scene, found))
     else:
         advice = _late(state, seen, scene, _trouble(scene, found))
@@ -247,6 +249,30 @@ def _lower(state: RateState, seen: Judgement, scene: Scene, trouble: str) -> Adv
         confidence=_confidence(found),
         warmup_steps=warmup_steps,
         clip=scene.binding_clip,
+    )
+
+
+def _go_back(state: RateState, base: float, scene: Scene, trouble: str) -> Advice:
+    """Back to the rate before a leap: it had worked, which no estimate beats."""
+    rate, found = scene.rate_before_leap, scene.estimate
+    assert rate is not None
+    low, high = rate, max(rate, base * 2.0**-constants.BELOW_FAILED)
+    if found is not None:
+        low, high = found.limits(base, Bounds(failed=base, worked=rate))
+    because = (
+        f"{trouble} The rate had just gone from {rate:.3g} to {base:.3g}: go back to {rate:.3g}, "
+        "at which the steps before had trained."
+    )
+    return Advice(
+        Action.LOWER,
+        " ".join([because, *_notes(scene)]),
+        current=base,
+        recommended=rate,
+        low=low,
+        high=high,
+        factor=rate / base,
+        group=state.setup.lead_group,
+        confidence=CONFIDENT,
     )
 
 

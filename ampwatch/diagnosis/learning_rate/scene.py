@@ -8,12 +8,14 @@ from functools import cached_property
 
 import numpy as np
 
+from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.bands import edge_of, known_of, noise_of, trailing_medians
 from ampwatch.diagnosis.learning_rate.course import RateState, Rows
 from ampwatch.diagnosis.learning_rate.estimate import Bounds, Estimate, estimate
 from ampwatch.diagnosis.learning_rate.onset import Onset, Sign
 from ampwatch.diagnosis.signals import Floats
+from ampwatch.rows import LR_LEAP
 
 RISING_STEPS = 3
 PEAK_SHARE = 0.98  # of the base rate: as good as reached
@@ -115,6 +117,24 @@ class Scene:
         if now * share >= PEAK_SHARE * base or slope <= 0:
             return None
         return Warmup(now * share, math.ceil(known[-1] + 1 + (base / share - now) / slope))
+
+    @cached_property
+    def rate_before_leap(self) -> float | None:
+        """The leading group's rate until it at least doubled at once, shortly before the trouble.
+
+        The highest at which a good part of the steps before had trained: a proof, no estimate.
+        """
+        rates = np.concatenate([self.before.of("lr"), self.after.of("lr")[:1]])
+        known = np.flatnonzero(np.isfinite(rates) & (rates > 0))
+        values = rates[known]
+        leaps = 1 + np.flatnonzero(values[1:] >= LR_LEAP * values[:-1])
+        if not len(leaps) or len(rates) - known[leaps[-1]] > policy.JUMP_STEPS:
+            return None
+        past = np.sort(values[: leaps[-1]])
+        enough = max(policy.JUMP_STEPS, math.ceil(WORKED_SHARE * len(past)))
+        if len(past) < enough or values[leaps[-1]] < LR_LEAP * past[-enough]:
+            return None
+        return float(past[-enough]) * lead_share(self.state)
 
     @cached_property
     def binding_clip(self) -> float | None:
