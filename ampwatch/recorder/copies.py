@@ -11,10 +11,10 @@ from pathlib import Path
 from ampwatch import store
 from ampwatch.codec import Batch
 from ampwatch.errors import AmpwatchError, RunError
+from ampwatch.files import make_folder
 from ampwatch.store import locks
 from ampwatch.store.index import INDEX_FILE
 from ampwatch.store.layout import rank_folder
-from ampwatch.store.privacy import make_folder
 
 _MOST_GAPS = 1000
 _MOST_STRETCHES = 10_000  # live rows come ahead of older ones, but not in so many pieces
@@ -69,7 +69,7 @@ class RankCopy:
         if self._writer is None:
             self.open()
         assert self._writer is not None
-        if self._writer.stretches >= _MOST_STRETCHES and sequence > self.filed:
+        if self._writer.ranges >= _MOST_STRETCHES and sequence > self.filed:
             return  # like one that was lost under way: it comes again after those below it
         self._writer.append(batch, sequence)
         self.filed = self._lowest_wanted(self.filed)
