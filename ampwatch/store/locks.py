@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from pathlib import Path
 
 from ampwatch.errors import RunInUseError
 from ampwatch.files import open_file
+from ampwatch.retry import retry
 from ampwatch.store.layout import rank_folder, ranks_in
 
 LOCK_FILE = "lock"
 _HELD = {errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK}
-_POLL_S = 0.02
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe in its place would block for ever
 
 
@@ -31,7 +30,12 @@ def hold(folder: Path, *, wait_s: float = 0.0, required: bool = False) -> int:
     flags = os.O_RDWR | _NO_WAIT | getattr(os, "O_NOFOLLOW", 0)
     descriptor = open_file(folder / LOCK_FILE, flags)
     try:
-        _wait_for(descriptor, folder, wait_s=wait_s, required=required)
+        if not retry(lambda: _try(descriptor, folder, required=required), wait_s):
+            raise RunInUseError(
+                f"{folder} is being written by another process: wait until that ends, or give this "
+                f"run another name.",
+                path=folder,
+            )
     except BaseException:
         os.close(descriptor)
         raise
@@ -53,18 +57,6 @@ def is_held(folder: Path) -> bool:
 def is_written(run_folder: Path) -> bool:
     """Whether a process is writing any rank of a run; False if that cannot be known."""
     return any(is_held(rank_folder(run_folder, rank)) for rank in ranks_in(run_folder))
-
-
-def _wait_for(descriptor: int, folder: Path, *, wait_s: float, required: bool) -> None:
-    deadline = time.monotonic() + wait_s
-    while not _try(descriptor, folder, required=required):
-        if time.monotonic() >= deadline:
-            raise RunInUseError(
-                f"{folder} is being written by another process: wait until that ends, or give this "
-                f"run another name.",
-                path=folder,
-            )
-        time.sleep(_POLL_S)
 
 
 def _try(descriptor: int, folder: Path, *, required: bool, shared: bool = False) -> bool:

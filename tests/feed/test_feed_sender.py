@@ -35,7 +35,7 @@ def test_rows_arrive_while_they_are_made(log):
     with MemoryRecorder() as recorder:
         sender = sender_to(recorder.endpoint, log)
         eventually(lambda: sender.stats.connected and recorder.rows, sender.poll)
-        eventually(lambda: sender._live is not None, sender.poll)
+        eventually(lambda: sender._request.live is not None, sender.poll)
         for step in range(50):
             batch = batch_of(step)
             sender.send(log.append(batch), batch)

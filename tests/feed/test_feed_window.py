@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampwatch.feed.window import WINDOW_BYTES, Owed, Window
+from ampwatch.feed.sender import WINDOW_BYTES, Request, Window
 
 
 def test_nothing_may_be_sent_before_the_recorder_gives_credit():
@@ -46,29 +46,10 @@ def test_what_is_held_is_what_was_sent_and_not_yet_counted_by_the_peer(sizes, co
     assert window.held_bytes == 0
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 3))))
-def test_what_is_owed_is_what_was_added_and_not_settled(steps):
-    owed, model, top = Owed(), set(), 0
-    for skip, length, settle in steps:
-        first = top + skip
-        top = first + length
-        owed.add(first, top)
-        model |= set(range(first, top))
-        if model:
-            upto = min(model) + settle
-            owed.settle(upto)
-            model = {number for number in model if number >= upto}
-        assert bool(owed) == bool(model)
-        if model:
-            lowest, after = owed.next_range
-            assert lowest == min(model)
-            assert set(range(lowest, after)) <= model
-            assert after not in model
-
-
-def test_the_books_stay_small_however_ragged_the_loss():
-    owed = Owed()
+def test_what_is_owed_stays_few_ranges_however_ragged_the_loss():
+    request = Request()
     for number in range(0, 100_000, 2):
-        owed.add(number, number + 1)
-    assert len(owed._ranges) <= 1000
-    assert owed.next_range[0] == 0
+        request.owe(number, number + 1)
+        request.owe(number, number)
+    assert len(request.owed) <= 1000
+    assert (request.owed.start, request.owed.end) == (0, 99_999)

@@ -194,7 +194,7 @@ class Peer:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.rcvhwm = self._socket.sndhwm = 0  # it waits for nobody
-        feed.find_security(endpoint).dress_sender(self._socket)
+        feed.find_security(endpoint).configure_trainer(self._socket)
         self._socket.connect(endpoint)
         self.tokens = {}  # by run id: what the last request asks rows to bear
         self.filed = {}  # by run id: everything below is filed

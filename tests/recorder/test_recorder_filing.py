@@ -343,7 +343,7 @@ def test_a_denied_key_is_noted_with_what_of_the_list_cannot_be_read(tmp_path, co
         context = zmq.Context()
         socket = context.socket(zmq.DEALER)
         socket.linger = 0
-        feed.Security(stranger, recorder=ours.public).dress_sender(socket)
+        feed.Security(stranger, recorder=ours.public).configure_trainer(socket)
         socket.connect(recorder.endpoint)
         eventually(lambda: recorder.notes)
         assert f"{stranger.public.hex()} asked to connect and was denied" in recorder.notes[0]
