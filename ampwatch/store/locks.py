@@ -30,16 +30,18 @@ def hold(folder: Path, *, wait_s: float = 0.0, required: bool = False) -> int:
     flags = os.O_RDWR | _NO_WAIT | getattr(os, "O_NOFOLLOW", 0)
     descriptor = open_file(folder / LOCK_FILE, flags)
     try:
-        if not retry(lambda: _try(descriptor, folder, required=required), wait_s):
-            raise RunInUseError(
-                f"{folder} is being written by another process: wait until that ends, or give this "
-                f"run another name.",
-                path=folder,
-            )
+        is_ours = retry(lambda: _try(descriptor, folder, required=required), wait_s)
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor
+    if is_ours:
+        return descriptor
+    os.close(descriptor)
+    raise RunInUseError(
+        f"{folder} is being written by another process: wait until that ends, or give this run "
+        f"another name.",
+        path=folder,
+    )
 
 
 def is_held(folder: Path) -> bool:
