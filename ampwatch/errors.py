@@ -1,4 +1,4 @@
-"""The exception tree: every error ampwatch raises on purpose is a sentence with its remedy.
+"""The exceptions, each a sentence with its remedy, and the one way to warn.
 
 AmpwatchError
 ├── AttachError       attach() was given something it cannot watch
@@ -6,18 +6,22 @@ AmpwatchError
 │   ├── NotARunError      the path holds no run
 │   ├── FutureRunError    the run was written by a newer ampwatch
 │   ├── RunInUseError     another process writes or compacts it
-│   └── DifferentModelsError  runs that are to be judged together are of several models
+│   └── DifferentModelsError  runs to be judged together are of different models
 ├── LogError          a foreign log cannot be read or holds no training
 ├── ReportError       a report cannot be drawn as asked
-├── CodecError        bytes that are no batch of ours
+├── CodecError        bytes that are not a batch of ours
 ├── AlertError        alerts cannot be sent as asked
 ├── MirrorError       a run cannot be mirrored as asked
 └── FeedError         the endpoint or the keys cannot be used
     ├── EndpointTakenError  another program listens there
-    └── FrameError        a message that is no valid frame
+    └── FrameError        a message that is not a valid frame
 """
 
 from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
 
 
 class AmpwatchError(Exception):
@@ -49,11 +53,11 @@ class RunInUseError(RunError):
 
 
 class DifferentModelsError(RunError):
-    """Runs that are to be judged together are not of one model."""
+    """Runs that are to be judged together are of different models."""
 
 
 class LogError(AmpwatchError):
-    """A foreign log cannot be read, or nothing in it tells of a training."""
+    """A foreign log cannot be read, or holds no training."""
 
     def __init__(self, message: str, *, path: object = None) -> None:
         super().__init__(message)
@@ -65,15 +69,15 @@ class ReportError(AmpwatchError):
 
 
 class CodecError(AmpwatchError, ValueError):
-    """Bytes that are no valid batch: damaged, foreign, too large or of another schema."""
+    """Bytes that are not a valid batch: damaged, foreign, too large or of another schema."""
 
 
 class AlertError(AmpwatchError):
-    """Alerts cannot be sent as asked; an address is never part of the message."""
+    """Alerts cannot be sent as asked; the message never contains an address."""
 
 
 class MirrorError(AmpwatchError):
-    """A run cannot be mirrored as asked; the message says what to install, or to call before."""
+    """A run cannot be mirrored as asked; the message says what to install or to call first."""
 
 
 class FeedError(AmpwatchError):
@@ -85,8 +89,21 @@ class EndpointTakenError(FeedError):
 
 
 class FrameError(FeedError, ValueError):
-    """A message from the wire that is no valid frame: damaged, foreign or of another version."""
+    """A message that is not a valid frame: damaged, foreign or of another version."""
 
     def __init__(self, message: str, *, other_version: bool = False) -> None:
         super().__init__(message)
         self.other_version = other_version
+
+
+class AmpwatchWarning(UserWarning):
+    """Something of ampwatch's own is lost; the training is not affected."""
+
+
+def warn(message: str, category: type[Warning] = AmpwatchWarning, *, stacklevel: int = 3) -> None:
+    """Warn; where a filter turns warnings into errors, print instead: a warning ends nothing."""
+    try:
+        warnings.warn(f"ampwatch: {message}", category, stacklevel=stacklevel)
+    except category:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(f"ampwatch: {message}\n")

@@ -24,7 +24,7 @@ from ampwatch.importers import import_log
 from ampwatch.report import html_report, to_json
 from ampwatch.rows import SCHEMAS, TABLES, Table
 from ampwatch.store import RankWriter, Run, compact, read_copies
-from ampwatch.store.base_file import BASE_FILE, seal
+from ampwatch.store.compacted_log import BASE_FILE, seal
 from ampwatch.store.index import HEADER_BYTES, INDEX_FILE, RECORD, read_records
 
 _LIMIT_S = 60.0

@@ -26,7 +26,7 @@ class Peer:
         self.run_id, self.token = run_id, 0
         self.socket = zmq.Context().socket(zmq.DEALER)
         self.socket.linger, self.socket.sndhwm = 0, 10_000
-        feed.find_security(endpoint).dress_sender(self.socket)
+        feed.find_security(endpoint).configure_trainer(self.socket)
         self.socket.connect(endpoint)
 
     def send(self, kind: Kind, rank: int = 0, run_id: str = "", **fields: object) -> bool:

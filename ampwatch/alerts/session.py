@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING
 from ampwatch.alerts.alert_text import Alert, alert_of, lost_alert
 from ampwatch.alerts.delivery import Delivery
 from ampwatch.diagnosis import Finding
-from ampwatch.errors import AmpwatchError, NotARunError
+from ampwatch.errors import AmpwatchError, NotARunError, warn
 from ampwatch.follow import Follower, FollowThread, Look, NewFindings, follow
 
 if TYPE_CHECKING:
@@ -97,7 +95,7 @@ class RunWatch:
     def _warn(self, sentence: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            warn(f"ampwatch: {sentence} It goes on watching.")
+            warn(f"{sentence} It goes on watching.", RuntimeWarning)
 
 
 class RunAlerts:
@@ -134,11 +132,3 @@ def alert_session(delivery: Delivery, on_note: Callable[[str], None]) -> FollowT
         on_note(f"No alerts of {folder.name}: {problem}")
 
     return FollowThread(look_at, say, every_s=LOOK_EVERY_S, name="ampwatch-alerts")
-
-
-def warn(sentence: str) -> None:
-    """Say it in the user's own way; a filter that makes warnings errors does not end the thread."""
-    try:
-        warnings.warn(sentence, RuntimeWarning, stacklevel=3)
-    except RuntimeWarning:
-        print(sentence, file=sys.stderr)

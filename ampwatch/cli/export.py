@@ -11,6 +11,7 @@ import typer
 from ampwatch.cli.find import RUN_ARGUMENT, open_named
 from ampwatch.cli.terminal import answer
 from ampwatch.errors import AmpwatchError
+from ampwatch.files import draft_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,16 +75,15 @@ def _write_events(run: Run, out: Path) -> None:
 
 def write(rows: pa.Table, path: Path, to: Format) -> None:
     """One table as one file; it appears whole or not at all."""
-    draft = path.with_name(f".{path.name}.new")
-    if to is Format.PARQUET:
-        import pyarrow.parquet as pq
+    with draft_of(path) as draft:
+        if to is Format.PARQUET:
+            import pyarrow.parquet as pq
 
-        pq.write_table(rows, draft, compression="zstd")
-    else:
-        from pyarrow import csv
+            pq.write_table(rows, draft, compression="zstd")
+        else:
+            from pyarrow import csv
 
-        csv.write_csv(_flat(rows), draft)
-    draft.replace(path)
+            csv.write_csv(_flat(rows), draft)
 
 
 def _flat(rows: pa.Table) -> pa.Table:

@@ -14,6 +14,7 @@ from ampwatch.cli.find import opened_run_or_log
 from ampwatch.cli.import_ import MAP_OPTION
 from ampwatch.cli.terminal import answer, answers
 from ampwatch.errors import ReportError
+from ampwatch.files import draft_of
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis, Together
@@ -113,7 +114,6 @@ def refuse_no_file(path: Path) -> None:
 
 def write_page(path: Path, page: str) -> None:
     """Write a page, which appears whole or not at all, and say how large it is."""
-    draft = path.with_name(f".{path.name}.new")
-    draft.write_text(page, encoding="utf-8")
-    draft.replace(path)
+    with draft_of(path) as draft:
+        draft.write_text(page, encoding="utf-8")
     answer(f"{path}: {path.stat().st_size / 1e6:.1f} MB")

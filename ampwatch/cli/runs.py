@@ -74,7 +74,7 @@ def _table(found: Sequence[RunSummary], here: Path) -> Table:
     """A row a run; the first look at long runs takes its time, which a bar shows."""
     from rich.progress import track
 
-    from ampwatch.store import state_folder
+    from ampwatch.environment import state_folder
 
     table, kept = _empty_table(found), KeptVerdicts(state_folder())
     for summary in track(found, "Reading runs", console=asides(), transient=True, update_period=1):

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ampwatch.files import replace_file
+
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis
 
@@ -67,11 +69,9 @@ class KeptVerdicts:
         if not self._has_grown:
             return
         newest = dict(list(self._kept.items())[-_MOST_KEPT:])
-        fresh = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_text(json.dumps(newest), "utf-8")
-            fresh.replace(self._path)
+            replace_file(self._path, json.dumps(newest).encode())
         except OSError:
             return
 

@@ -1,19 +1,9 @@
-"""The feed: batches go live from trainers to a recorder over ZeroMQ. The only room that knows zmq.
+"""The feed: batches go live from trainers to a recorder over ZeroMQ. Only this package knows zmq.
 
 A trainer's `Sender` connects, a recorder's `Receiver` binds. They share the frames of `frames.py`
-and the user's keys, and meet the store only through `codec.Batch` and `BatchSource`.
+and the user's keys. They know of the store only `codec.Batch` and `BatchSource`.
 """
 
-from ampwatch.feed.arrivals import (
-    Arrival,
-    BadArrived,
-    EndArrived,
-    GapArrived,
-    HelloArrived,
-    KeyDenied,
-    RankTurnedAway,
-    RowsArrived,
-)
 from ampwatch.feed.endpoint import (
     DEFAULT_ENDPOINT,
     announce,
@@ -26,7 +16,17 @@ from ampwatch.feed.endpoint import (
 from ampwatch.feed.frames import Hello
 from ampwatch.feed.keys import allow_key, allowed_keys, forget_key, key_folder, own_keys
 from ampwatch.feed.peers import Counts, Limits, Peer, PeerKey
-from ampwatch.feed.receiver import Receiver
+from ampwatch.feed.receiver import (
+    Arrival,
+    BadArrived,
+    EndArrived,
+    GapArrived,
+    HelloArrived,
+    KeyDenied,
+    RankTurnedAway,
+    Receiver,
+    RowsArrived,
+)
 from ampwatch.feed.security import Security, find_security
 from ampwatch.feed.sender import BatchSource, Sender, SenderStats
 

@@ -1,7 +1,7 @@
-"""Where the recorder listens: what the user says, else what a recorder here has announced.
+"""Where the recorder listens: what the user says, else what a recorder on this host announced.
 
 A recorder that had to take another port writes it into the user's state folder, one file a host
-(homes are shared), so that trainers started after it find it with nothing configured.
+(homes may be shared), so that trainers started later find it without configuration.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import json
 import os
 import re
 import socket
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+from ampwatch.environment import state_folder
 from ampwatch.errors import FeedError
+from ampwatch.files import draft_of
 
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:5797"
 _FORM = re.compile(r"(tcp://[^\s/]+:(\d{1,5}|\*)|ipc://\S+)")
@@ -30,10 +31,10 @@ def resolve_endpoint(
 
 
 def check_endpoint(endpoint: str) -> str:
-    """The endpoint itself, or a FeedError that shows the form."""
+    """Return the endpoint; FeedError, which shows the form, if it is not one."""
     if not _FORM.fullmatch(endpoint):
         raise FeedError(
-            f"{endpoint!r} is no endpoint: write tcp://HOST:PORT, such as {DEFAULT_ENDPOINT}, "
+            f"{endpoint!r} is not an endpoint: write tcp://HOST:PORT, such as {DEFAULT_ENDPOINT}, "
             "or off."
         )
     return endpoint
@@ -50,35 +51,27 @@ def reachable_form(endpoint: str) -> str:
     return endpoint.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
-def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """The user's folder for what programs note for themselves."""
-    if base := environ.get("XDG_STATE_HOME"):
-        return Path(base) / "ampwatch"
-    return Path("~/.local/state/ampwatch").expanduser()
-
-
 def announce(endpoint: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Note the endpoint that this process listens on; whether that could be written."""
-    path = _note(environ)
-    draft = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    """Write down the endpoint that this process listens on; whether that could be written."""
     try:
+        path = _note(environ)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft.write_text(json.dumps({"endpoint": endpoint, "pid": os.getpid()}), "utf-8")
-        draft.replace(path)
-    except OSError:
+        with draft_of(path) as draft:
+            draft.write_text(json.dumps({"endpoint": endpoint, "pid": os.getpid()}), "utf-8")
+    except (OSError, RuntimeError):  # RuntimeError: no home folder
         return False
     return True
 
 
 def withdraw(environ: Mapping[str, str] = os.environ) -> None:
-    """Take this process's note back; another's stays."""
-    with contextlib.suppress(OSError):
+    """Delete this process's note; another's stays."""
+    with contextlib.suppress(OSError, RuntimeError):
         if _read_note(environ).get("pid") == os.getpid():
             _note(environ).unlink()
 
 
 def announced(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The endpoint that a recorder on this host, still alive, has noted."""
+    """The endpoint that a recorder on this host, still alive, has announced."""
     note = _read_note(environ)
     endpoint, pid = note.get("endpoint"), note.get("pid")
     if not isinstance(endpoint, str) or not _FORM.fullmatch(endpoint) or not _is_alive(pid):
@@ -94,7 +87,7 @@ def _note(environ: Mapping[str, str]) -> Path:
 def _read_note(environ: Mapping[str, str]) -> dict[str, object]:
     try:
         note = json.loads(_note(environ).read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):
         return {}
     return note if isinstance(note, dict) else {}
 
@@ -103,7 +96,7 @@ def _is_alive(pid: object) -> bool:
     if not isinstance(pid, int) or pid <= 0:
         return False
     if os.name == "nt":
-        return True  # os.kill would end it there; a stale note costs no more than the live view
+        return True  # os.kill would end the process; a stale note costs only the live view
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

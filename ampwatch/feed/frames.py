@@ -1,10 +1,10 @@
-"""What travels over the wire: a fixed header and, for some kinds, one payload.
+"""What travels over the wire: frames of a fixed header and, for some kinds, one payload.
 
 Up from a trainer: beats, hellos, rows, losses and the end mark. Down from the recorder:
-acknowledgements, requests and refusals. A frame bears the run and the rank it speaks for, and the
-token of the request that it answers, so that what was still under way before a request is told
-from what came after it. Reading a frame never trusts it: sizes, kinds and numbers are checked here,
-rows by `codec.check`.
+acknowledgements, requests and refusals. A frame names its run and rank, and the token of the
+request that it answers: so what was sent before a request is told apart from what was sent after
+it. Reading a frame never trusts it: sizes, kinds and numbers are checked here, rows by
+`codec.check`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Kind(enum.IntEnum):
     BEAT = 1  # everything below this number has been sent; the next number to be written
     HELLO = 2  # the next number to be written; payload: a Hello
     ROWS = 3  # the batch's number; payload: the batch
-    LOST = 4  # from this number up to, and without, `value`: nobody can serve them any more
+    LOST = 4  # from this number up to, but not including, `value`: they will never come
     END = 5  # the number after the last
     # Down.
     ACK = 16  # everything below this number is filed; bytes that may be under way; frames of rows
     WANT = 17  # send from this number on; bytes that may be under way
     WHO = 18  # say hello
-    NO = 19  # payload: a sentence that says why you are not served
+    NO = 19  # payload: a sentence that says why you are refused
 
 
 UP = frozenset({Kind.BEAT, Kind.HELLO, Kind.ROWS, Kind.LOST, Kind.END})
@@ -100,11 +100,11 @@ class Hello:
             fields = json.loads(payload)
             hello = cls(**fields)
         except (ValueError, TypeError, RecursionError) as error:
-            raise FrameError(f"A hello that cannot be read ({type(error).__name__}).") from None
+            raise FrameError(f"A hello cannot be read ({type(error).__name__}).") from None
         texts = (hello.run_id, hello.info_json, hello.version)
         numbers = (hello.rank, hello.format)
         if not all(type(text) is str for text in texts) or not all(type(n) is int for n in numbers):
-            raise FrameError("A hello whose fields are of the wrong type.")
+            raise FrameError("A hello has fields of the wrong type.")
         return hello
 
 
@@ -128,20 +128,20 @@ def pack(frame: Frame) -> list[bytes]:
 
 
 def unpack(parts: Sequence[bytes]) -> Frame:
-    """The frame in parts that came from outside; FrameError says why there is none."""
+    """The frame in parts that came from outside; FrameError if they are not one."""
     if not 1 <= len(parts) <= 2:
-        raise FrameError(f"A message of {len(parts)} parts; a frame has one or two.")
+        raise FrameError(f"A message has {len(parts)} parts; a frame has one or two.")
     header = parts[0]
     if header[:2] != _MAGIC or len(header) < 3:
-        raise FrameError("A message that is no frame of ampwatch.")
+        raise FrameError("A message is not a frame of ampwatch.")
     if header[2] != VERSION:
         raise FrameError(
-            f"A frame of wire version {header[2]}; this ampwatch speaks version {VERSION}: "
+            f"A frame has wire version {header[2]}; this ampwatch speaks version {VERSION}: "
             "install the same ampwatch on both sides.",
             other_version=True,
         )
     if len(header) != _HEADER.size:
-        raise FrameError(f"A header of {len(header)} bytes instead of {_HEADER.size}.")
+        raise FrameError(f"A header has {len(header)} bytes instead of {_HEADER.size}.")
     return _read(header, parts[1] if len(parts) == 2 else b"")
 
 
@@ -151,13 +151,13 @@ def _read(header: bytes, payload: bytes) -> Frame:
     try:
         kind = Kind(number)
     except ValueError:
-        raise FrameError(f"A frame of the unknown kind {number}.") from None
+        raise FrameError(f"A frame is of the unknown kind {number}.") from None
     if len(payload) > _MAX_PAYLOAD.get(kind, 0):
-        raise FrameError(f"A {kind.name.lower()} frame with {len(payload)} bytes is too large.")
+        raise FrameError(f"A {kind.name.lower()} frame of {len(payload)} bytes is too large.")
     if rank > MAX_RANK or max(sequence, value, count, time_ns) >> 62:
-        raise FrameError(f"A {kind.name.lower()} frame with a number beyond all bounds.")
+        raise FrameError(f"A {kind.name.lower()} frame has a number out of bounds.")
     if (kind is Kind.ROWS) != (table < len(TABLES)):
-        raise FrameError(f"A {kind.name.lower()} frame with the table number {table}.")
+        raise FrameError(f"A {kind.name.lower()} frame has the table number {table}.")
     return Frame(
         kind=kind,
         run_id=run_id.hex(),

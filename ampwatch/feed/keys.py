@@ -1,8 +1,8 @@
-"""The user's key pair and the list of others who may connect, as files of theirs alone.
+"""The user's key pair and the list of keys that may connect, in files only the user may read.
 
 The folder is $AMPWATCH_CONFIG_DIR, else the platform's configuration folder. Keys are written as 64
-hexadecimal digits, which need no quoting in a shell. A key pair is made on first use, and many
-ranks may ask for it at once: one of them makes it and all get the same.
+hexadecimal digits, which need no quoting in a shell. A key pair is made on first use. If many
+ranks ask for it at once, one of them makes it and all get the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,8 @@ import zmq
 from zmq.utils import z85
 
 from ampwatch.errors import FeedError
+from ampwatch.files import draft_of
+from ampwatch.retry import retry
 
 _PAIR_FILE = "key-pair"
 _ALLOWED_FILE = "allowed-keys"
@@ -28,14 +29,14 @@ _PATIENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """Both halves as 32 raw bytes; the secret one stays out of every text."""
+    """Both halves as 32 raw bytes; the secret one is never printed."""
 
     public: bytes
     secret: bytes = field(repr=False)
 
 
 def key_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where this user's keys lie."""
+    """The folder of this user's keys."""
     if chosen := environ.get("AMPWATCH_CONFIG_DIR"):
         return Path(chosen).expanduser()
     if os.name == "nt" and (roaming := environ.get("APPDATA")):
@@ -46,7 +47,7 @@ def key_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def own_keys(folder: Path | None = None) -> KeyPair:
-    """This user's key pair, made now if there is none."""
+    """This user's key pair, made if there is none."""
     path = (folder or key_folder()) / _PAIR_FILE
     try:
         if not path.exists():
@@ -57,20 +58,20 @@ def own_keys(folder: Path | None = None) -> KeyPair:
     except OSError as error:
         raise FeedError(
             f"The key pair {path} cannot be used ({error.strerror or error}): set "
-            "AMPWATCH_CONFIG_DIR to a folder of yours, or AMPWATCH_ENDPOINT=off to go without."
+            "AMPWATCH_CONFIG_DIR to a folder of yours, or AMPWATCH_ENDPOINT=off to send nothing."
         ) from error
 
 
 def allowed_keys(folder: Path | None = None) -> dict[str, str]:
-    """The public keys of others who may connect, with the comment beside each."""
+    """The public keys of others who may connect, each with its comment."""
     keys, trouble = legible_keys(folder)
-    if trouble:  # a list written anew from this one would lack the keys that cannot be read
+    if trouble:  # writing the list again would drop the keys that cannot be read
         raise FeedError(trouble)
     return keys
 
 
 def legible_keys(folder: Path | None = None) -> tuple[dict[str, str], str]:
-    """What can be read of the list, and a sentence on what cannot, if anything cannot."""
+    """The keys that can be read, and a sentence if some of the list cannot."""
     path = (folder or key_folder()) / _ALLOWED_FILE
     keys: dict[str, str] = {}
     trouble = ""
@@ -101,7 +102,7 @@ def allow_key(public: str, comment: str = "", folder: Path | None = None) -> Pat
 
 
 def forget_key(public: str, folder: Path | None = None) -> bool:
-    """Take a public key off the list; whether it was there."""
+    """Remove a public key from the list; whether it was there."""
     keys = allowed_keys(folder)
     found = keys.pop(key_to_hex(key_from_hex(public)), None) is not None
     _write_allowed(keys, folder or key_folder())
@@ -109,12 +110,12 @@ def forget_key(public: str, folder: Path | None = None) -> bool:
 
 
 def key_to_hex(key: bytes) -> str:
-    """A key as people pass it on."""
+    """A key in the form that people pass on."""
     return key.hex()
 
 
 def key_from_hex(text: str, where: str = "") -> bytes:
-    """The key that a text stands for."""
+    """A key from that form."""
     try:
         key = bytes.fromhex(text)
     except ValueError:
@@ -122,14 +123,14 @@ def key_from_hex(text: str, where: str = "") -> bytes:
     if len(key) != 32:
         place = f" in {where}" if where else ""
         raise FeedError(
-            f"{text[:80]!r}{place} is no key: a key has 64 hexadecimal digits, as "
+            f"{text[:80]!r}{place} is not a key: a key has 64 hexadecimal digits, as "
             "`ampwatch keys` prints them."
         )
     return key
 
 
 def _make_pair(path: Path) -> None:
-    """Write a new pair, complete or not at all; another process's pair that came first stays."""
+    """Write a new pair, whole or not at all; if another process was first, its pair stays."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     public, secret = (z85.decode(key) for key in zmq.curve_keypair())
     text = (
@@ -139,11 +140,11 @@ def _make_pair(path: Path) -> None:
     draft = path.with_name(f".{_PAIR_FILE}-{uuid.uuid4().hex}")
     _write_new(draft, text)
     try:
-        os.link(draft, path)
+        os.link(draft, path)  # unlike a rename, fails if the file exists
     except FileExistsError:
         return
     except OSError:
-        # No hard links on this file system: the reader's patience covers the moment of writing.
+        # No hard links on this file system: a reader waits until the file is whole.
         with contextlib.suppress(FileExistsError):
             _write_new(path, text)
     finally:
@@ -159,14 +160,12 @@ def _write_new(path: Path, text: str) -> None:
 
 
 def _read_pair(path: Path) -> KeyPair:
-    deadline = time.monotonic() + _PATIENCE_S
-    while (pair := _parse_pair(path.read_text("utf-8", errors="replace"))) is None:
-        if time.monotonic() > deadline:
-            raise FeedError(
-                f"{path} holds no key pair: delete it to have a new one made, and pass the new "
-                "public key on to the machines that knew the old one."
-            )
-        time.sleep(0.02)
+    pair = retry(lambda: _parse_pair(path.read_text("utf-8", errors="replace")), _PATIENCE_S)
+    if pair is None:
+        raise FeedError(
+            f"{path} holds no key pair: delete it to have a new one made, and pass the new public "
+            "key on to the machines that knew the old one."
+        )
     return pair
 
 
@@ -183,19 +182,19 @@ def _parse_pair(text: str) -> KeyPair | None:
 def _write_allowed(keys: Mapping[str, str], folder: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / _ALLOWED_FILE
-    draft = path.with_name(f".{_ALLOWED_FILE}-{uuid.uuid4().hex}")
     lines = ["# ampwatch: the public keys of others who may connect, one a line, then a comment."]
     lines += [f"{key} {comment}".strip() for key, comment in keys.items()]
-    _write_new(draft, "\n".join(lines) + "\n")
-    draft.replace(path)
+    with draft_of(path) as draft:
+        draft.unlink(missing_ok=True)  # of a process that was killed, which had the same number
+        _write_new(draft, "\n".join(lines) + "\n")
     return path
 
 
 def _refuse_if_shared(path: Path, forbidden: int, remedy: str) -> None:
-    """Refuse a file or folder whose mode lets others in; Windows' profile folder needs no check."""
+    """Refuse a file or folder that others may use; Windows' profile folder needs no check."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name != "nt" and mode & forbidden:
         raise FeedError(
-            f"{path} is open to other users (mode {mode:04o}), so its keys may be known or "
-            f"changed: `{remedy} {path}`, and delete the key pair if somebody else was there."
+            f"{path} is open to other users (mode {mode:04o}), so others may have read or changed "
+            f"its keys: run `{remedy} {path}`, and delete the key pair if somebody may have."
         )

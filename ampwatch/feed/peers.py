@@ -1,8 +1,18 @@
-"""What the receiver knows about each rank it hears, and what it will take from one."""
+"""The ranks that a receiver follows: what it knows of each, and how many it takes."""
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
+
+from zmq.utils import z85
+
+from ampwatch.feed.keys import key_to_hex
+
+_GONE_S = 60.0  # the recorder has closed the files of a rank that is silent for so long
+_CLEAR_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +28,7 @@ class PeerKey:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one recorder takes; an honest trainer comes near none of it."""
+    """How much one recorder takes; an honest trainer stays far below."""
 
     peers: int = 8192
     key_peers: int = 2048  # with one key: a user's sweeps and their ranks
@@ -48,10 +58,10 @@ class Peer:
     is_paused: bool = True
     is_ended: bool = False
     is_refused: bool = False
-    heard_ns: int = 0  # by the recorder's wall clock, and by one that never jumps
-    heard_s: float = 0.0
-    greeted: tuple[bytes, float] = (b"", 0.0)  # by whom, and when by that clock
-    beat_time_ns: int = 0  # by the trainer's
+    heard_ns: int = 0  # by the recorder's wall clock
+    heard_s: float = 0.0  # the same by a clock that never jumps
+    greeted: tuple[bytes, float] = (b"", 0.0)  # the last hello's sender, and its time on that clock
+    beat_time_ns: int = 0  # by the trainer's clock
     rows: int = 0
     bytes: int = 0
     bad: int = 0
@@ -69,3 +79,57 @@ class Counts:
     ignored: int = 0
     requests: int = 0
     denied: dict[str, int] = field(default_factory=dict)  # public key -> attempts
+
+
+class Peers:
+    """The ranks that are followed, up to the limits; ended and silent ones make room for others."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.by_key: dict[PeerKey, Peer] = {}
+        self._limits = limits
+        self._clock = clock
+        self._by_user: Counter[str] = Counter()
+        self._cleared_s = -_CLEAR_EVERY_S
+
+    def why_full(self, user: str, keep: Container[PeerKey]) -> str:
+        """Why one more rank of this user's cannot be followed; empty if it can.
+
+        Ended and silent ranks are forgotten first, except those in `keep`.
+        """
+        reason = self._why_full(user)
+        if reason and self._clock() - self._cleared_s > _CLEAR_EVERY_S:
+            self._clear(keep)
+            reason = self._why_full(user)
+        return reason
+
+    def add(self, peer: Peer) -> None:
+        """Follow a rank."""
+        self.by_key[peer.key] = peer
+        self._by_user[peer.user] += 1
+
+    def forget(self, key: PeerKey) -> None:
+        """Follow a rank no more."""
+        peer = self.by_key.pop(key, None)
+        if peer is not None:
+            self._by_user[peer.user] -= 1
+
+    def _why_full(self, user: str) -> str:
+        if len(self.by_key) >= self._limits.peers:
+            return (
+                f"This recorder follows at most {self._limits.peers} ranks, and that many are "
+                "sending: the others keep their own logs, and are recorded once some have ended."
+            )
+        if user and self._by_user[user] >= self._limits.key_peers:
+            return (
+                f"This recorder follows at most {self._limits.key_peers} ranks with one key, and "
+                f"that many send with the key {key_to_hex(z85.decode(user))}: the others keep "
+                "their own logs, and are recorded once some have ended."
+            )
+        return ""
+
+    def _clear(self, keep: Container[PeerKey]) -> None:
+        self._cleared_s = self._clock()
+        for key, peer in list(self.by_key.items()):
+            is_gone = time.monotonic() - peer.heard_s > _GONE_S
+            if (peer.is_ended or is_gone) and key not in keep:
+                self.forget(key)

@@ -1,15 +1,14 @@
-"""Who may speak to whom: CURVE on every socket, and a list of who may connect.
+"""Who may connect to whom: CURVE on every socket, and a list of allowed keys.
 
 Loopback is not private: whoever bound the port first would receive another user's frames. So a
-trainer speaks only to a recorder that holds the key it expects (its own user's, else
-$AMPWATCH_RECORDER_KEY), and a recorder listens only to keys that are its own or on its list.
+trainer talks only to a recorder that holds the key it expects (its own user's, or
+$AMPWATCH_RECORDER_KEY), and a recorder listens only to its own key and those on its list.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import zmq
 from zmq.auth.base import Authenticator
 from zmq.utils import z85
 
-from ampwatch.errors import FeedError
+from ampwatch.errors import FeedError, warn
 from ampwatch.feed.endpoint import is_local
 from ampwatch.feed.keys import KeyPair, key_from_hex, key_to_hex, legible_keys, own_keys
 
@@ -28,60 +27,60 @@ _DOMAIN = "ampwatch"
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What a socket proves and demands; `own` is None where encryption was switched off."""
+    """The keys that a socket uses and demands; `own` is None if encryption was switched off."""
 
     own: KeyPair | None
     recorder: bytes | None = None
     folder: Path | None = None
 
-    def dress_sender(self, sender: zmq.Socket[bytes]) -> None:
-        """Make a trainer's socket speak only to the recorder it trusts."""
+    def configure_trainer(self, dealer: zmq.Socket[bytes]) -> None:
+        """Make a trainer's socket talk only to the recorder it trusts."""
         if self.own is not None:
-            sender.curve_publickey = self.own.public
-            sender.curve_secretkey = self.own.secret
-            sender.curve_serverkey = self.recorder or self.own.public
+            dealer.curve_publickey = self.own.public
+            dealer.curve_secretkey = self.own.secret
+            dealer.curve_serverkey = self.recorder or self.own.public
 
-    def dress_receiver(self, receiver: zmq.Socket[bytes]) -> None:
-        """Make a recorder's socket demand a key of everybody, and ask the doorkeeper about it."""
+    def configure_recorder(self, router: zmq.Socket[bytes]) -> None:
+        """Make a recorder's socket demand a key, which the doorkeeper then checks."""
         if self.own is not None:
-            receiver.curve_server = True
-            receiver.curve_publickey = self.own.public
-            receiver.curve_secretkey = self.own.secret
-            receiver.zap_domain = _DOMAIN.encode()
+            router.curve_server = True
+            router.curve_publickey = self.own.public
+            router.curve_secretkey = self.own.secret
+            router.zap_domain = _DOMAIN.encode()
 
 
 def find_security(
     endpoint: str, *, insecure: bool = False, environ: Mapping[str, str] = os.environ
 ) -> Security:
-    """The security for this endpoint: the user's keys, unless they have switched it off."""
+    """The security for this endpoint: the user's keys, unless it was switched off."""
     if insecure or environ.get("AMPWATCH_INSECURE") == "1":
-        _say_what_is_given_up(endpoint)
+        _warn_of_no_encryption(endpoint)
         return Security(own=None)
     if not zmq.has("curve"):
         raise FeedError(
-            "This libzmq was built without CURVE, so the feed cannot be kept private, not even on "
-            "this machine: install pyzmq from its own wheels, or set AMPWATCH_INSECURE=1 where "
-            "nobody else can log in."
+            "This libzmq was built without CURVE, so the feed would be open to every user of this "
+            "machine: install pyzmq from its own wheels, or set AMPWATCH_INSECURE=1 if nobody else "
+            "can log in."
         )
     text = environ.get("AMPWATCH_RECORDER_KEY")
     recorder = key_from_hex(text, where="AMPWATCH_RECORDER_KEY") if text else None
     return Security(own=own_keys(), recorder=recorder)
 
 
-def _say_what_is_given_up(endpoint: str) -> None:
+def _warn_of_no_encryption(endpoint: str) -> None:
     reach = "every user of this machine" if is_local(endpoint) else "everybody on the network"
-    warnings.warn(
-        f"ampwatch's feed at {endpoint} is neither encrypted nor authenticated: {reach} can read "
-        "what a run sends, send rows of their own, or pose as the recorder.",
-        stacklevel=4,
+    warn(
+        f"the feed at {endpoint} is neither encrypted nor authenticated: {reach} can read what a "
+        "run sends, send rows of their own, or pose as the recorder.",
+        stacklevel=5,
     )
 
 
 class Doorkeeper:
-    """Answers libzmq's question whether a key may connect, by pyzmq's own authenticator.
+    """Tells libzmq whether a key may connect, through pyzmq's own authenticator.
 
-    It has no thread: whoever polls the receiver's socket polls `socket` too and calls `answer`.
-    `on_denied` is called with a key, and with what of the list of keys could not be read.
+    It has no thread: the recorder polls `socket` beside its own and calls `answer`. `on_denied` is
+    called with a key that was denied, and with what could not be read of the list of keys.
     """
 
     def __init__(
@@ -95,18 +94,18 @@ class Doorkeeper:
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """What to poll."""
+        """The socket to poll."""
         return self._authenticator.zap_socket
 
     def answer(self) -> None:
-        """Answer every question that waits."""
+        """Answer every question that has arrived."""
         with contextlib.suppress(zmq.Again):
             while True:
                 question = self.socket.recv_multipart(zmq.NOBLOCK)
                 _finish(self._authenticator.handle_zap_message(question))
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        """Whether the holder of this key may connect; the list is read anew for each."""
+        """Whether the holder of this key may connect; the list is read again each time."""
         own = self._security.own
         public = z85.decode(key)
         if own is not None and public == own.public:
@@ -118,12 +117,12 @@ class Doorkeeper:
         return False
 
     def close(self) -> None:
-        """Stop answering: nobody new gets in."""
+        """Stop answering: nobody new may connect."""
         self._authenticator.stop()
 
 
 def _finish(step: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that never waits: the authenticator's, as our callback is a plain one."""
+    """Run a coroutine that never waits: the authenticator does not, with a callback like ours."""
     try:
         step.send(None)
     except StopIteration:

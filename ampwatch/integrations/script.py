@@ -24,6 +24,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ampwatch.environment import switched_off
 from ampwatch.integrations.telling import (
     tell_of_calls,
     tell_of_each,
@@ -33,7 +34,6 @@ from ampwatch.integrations.telling import (
 from ampwatch.integrations.torch_import import when_torch_is_loaded
 from ampwatch.integrations.trained_models import is_trained, trained_models
 from ampwatch.integrations.unwatched import Seen, why_unwatched
-from ampwatch.switch import switched_off
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,7 +52,7 @@ STEPS_TO_SHOW_A_MODEL = 3
 
 def prepare() -> None:
     """Wait for the script to import torch."""
-    if not switched_off(os.environ):
+    if not switched_off():
         _keep_closed_streams_closed()
         when_torch_is_loaded(_begin)
 

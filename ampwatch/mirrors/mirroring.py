@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.alerts.session import warn
-from ampwatch.errors import MirrorError
+from ampwatch.errors import MirrorError, warn
 from ampwatch.mirrors.mirror_worker import EVERY_S, MirrorWorker, close_workers
 from ampwatch.mirrors.places import active_places, open_mirrors
 
@@ -136,4 +135,4 @@ def _end_with(watch: Any, mirroring: Mirroring) -> None:
 
 
 def _warn(sentence: str) -> None:
-    warn(f"ampwatch: {sentence}")
+    warn(sentence, RuntimeWarning)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ampwatch.alerts.session import warn
 from ampwatch.diagnosis import Diagnosis, Severity
-from ampwatch.errors import MirrorError
+from ampwatch.errors import MirrorError, warn
 from ampwatch.follow import State
 from ampwatch.mirrors.places import client
 from ampwatch.mirrors.readings import PREFIX, READINGS, STEP, Update
@@ -71,8 +70,9 @@ class WandbActive:
         """The run is the user's to finish."""
         if self._rides > 1 and self._first_at == self._last_at:
             warn(
-                "ampwatch: this W&B run logged nothing by itself meanwhile, so ampwatch's curves "
-                'there have one point; to="wandb:PROJECT" makes a run of its own with every step.'
+                "this W&B run logged nothing by itself meanwhile, so ampwatch's curves "
+                'there have one point; to="wandb:PROJECT" makes a run of its own with every step.',
+                RuntimeWarning,
             )
 
 

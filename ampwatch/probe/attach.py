@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ampwatch.environment import switched_off
 from ampwatch.errors import AmpwatchError, AttachError
 from ampwatch.probe import hooks, identity
 from ampwatch.probe.command import masked
@@ -34,7 +35,6 @@ from ampwatch.probe.sampling import Sampling
 from ampwatch.probe.watch import NoWatch, Watch, live_watches
 from ampwatch.rows import EventKind
 from ampwatch.store import RankWriter, RunInfo, create_run, read_info, register_run
-from ampwatch.switch import switched_off
 
 _attached = 0
 
@@ -72,7 +72,7 @@ def attach(
     None for the scalars alone. The run is written to `log_dir`/`run` and sent to `endpoint` ("off"
     for none). Wrong arguments raise AttachError here; nothing of ours raises later.
     """
-    if switched_off(os.environ):
+    if switched_off():
         return NoWatch()
     optimizers = _optimizers(optimizer)
     _check(scaler, model, optimizers, config, layer_every)

@@ -8,32 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ampwatch.errors import AmpwatchWarning, warn
+
+__all__ = ["FAILURES_BEFORE_OFF", "AmpwatchWarning", "Guard", "warn"]
+
 FAILURES_BEFORE_OFF = 100
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
-
-
-class AmpwatchWarning(UserWarning):
-    """Something of ampwatch's own is lost; the training is not touched."""
-
-
-def warn(message: str) -> None:
-    """Say it in the user's own way; a filter that makes warnings errors does not end training."""
-    try:
-        warnings.warn(f"ampwatch: {message}", AmpwatchWarning, stacklevel=3)
-    except AmpwatchWarning:
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            sys.stderr.write(f"ampwatch: {message}\n")
 
 
 @contextlib.contextmanager

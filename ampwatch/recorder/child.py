@@ -1,8 +1,8 @@
-"""What runs in the recorder's process: a recording, until its starter is gone or says so.
+"""What runs in the recorder's process: a recording, until its starter ends or asks it to.
 
 The starter holds the other end of stdin and never writes: it closes when that process ends, however
-it ends. What is told goes to stdout, by a thread of its own: a starter that is stopped, or slow to
-draw, never keeps rows waiting.
+it ends. Messages go to stdout from a thread of their own, so that a starter that is stopped, or
+slow to draw, never keeps rows waiting.
 """
 
 from __future__ import annotations
@@ -17,20 +17,14 @@ from functools import partial
 
 from ampwatch import feed
 from ampwatch.errors import AmpwatchError, EndpointTakenError
-from ampwatch.recorder.messages import (
-    Counted,
-    Failed,
-    Listening,
-    Message,
-    Orders,
-    RankTold,
-    to_line,
-)
-from ampwatch.recorder.open_files import allow_more_files
+from ampwatch.recorder.copies import allow_more_files
+from ampwatch.recorder.process import Failed, Listening, Message, Orders, to_line
 from ampwatch.recorder.recording import Recording
+from ampwatch.recorder.status import RankReport, RecorderStats
+from ampwatch.retry import retry
 
-_LAST_PATIENCE_S = 15.0  # for a recording that hangs, in a disk that is away perhaps
-_TELL_PATIENCE_S = 2.0
+_LAST_PATIENCE_S = 15.0  # for a recording that hangs, perhaps on a disk that is away
+_REPORT_PATIENCE_S = 2.0
 _MOST_WAITING = 100_000
 _BIND_EVERY_S = 0.05
 
@@ -41,37 +35,34 @@ def main(orders: Orders) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the starter's
     signal.signal(signal.SIGTERM, lambda *_: is_over.set())
     allow_more_files()
-    teller = Teller(_own_stdout())
+    reporter = Reporter(_own_stdout())
     threading.Thread(target=_end_with_the_starter, args=(is_over,), daemon=True).start()
     starter = os.getppid()
     try:
-        _record(orders, teller, lambda: is_over.is_set() or os.getppid() != starter)
+        _record(orders, reporter, lambda: is_over.is_set() or os.getppid() != starter)
     except AmpwatchError as error:
-        teller.tell(Failed(type(error).__name__, str(error)))
+        reporter.report(Failed(type(error).__name__, str(error)))
     finally:
-        teller.close()
+        reporter.close()
 
 
-def _record(orders: Orders, teller: Teller, is_over: Callable[[], bool]) -> None:
-    recording = _listening(orders, teller, is_over)
-    teller.tell(Listening(recording.endpoint, recording.fell_back))
+def _record(orders: Orders, reporter: Reporter, is_over: Callable[[], bool]) -> None:
+    recording = _listening(orders, reporter, is_over)
+    reporter.report(Listening(recording.endpoint, recording.fell_back))
     recording.run(is_over)
 
 
-def _listening(orders: Orders, teller: Teller, is_over: Callable[[], bool]) -> Recording:
-    """A recording that has its port; a taken one is waited for a little."""
-    insecure = feed.Security(own=None)  # what that gives up was said by the starter
+def _listening(orders: Orders, reporter: Reporter, is_over: Callable[[], bool]) -> Recording:
+    """A recording that has its port; if the port is taken, wait for it a little."""
+    insecure = feed.Security(own=None)  # the starter has warned of what that means
     keys = insecure if orders.insecure else feed.find_security(orders.endpoint)
-    at = partial(Recording, orders.endpoint, orders.directory, teller.tell, keys=keys)
-    until_s = time.monotonic() + orders.port_wait_s
-    while time.monotonic() < until_s and not is_over():
-        if (recording := _with_free_port(at)) is not None:
-            return recording
-        time.sleep(_BIND_EVERY_S)
-    return at(fallback=orders.fallback)
+    at = partial(Recording, orders.endpoint, orders.directory, reporter.report, keys=keys)
+    try_port = partial(_unless_taken, at)
+    found = retry(try_port, orders.port_wait_s, every_s=_BIND_EVERY_S, stop=is_over)
+    return found or at(fallback=orders.fallback)
 
 
-def _with_free_port(at: Callable[[], Recording]) -> Recording | None:
+def _unless_taken(at: Callable[[], Recording]) -> Recording | None:
     try:
         return at()
     except EndpointTakenError:
@@ -79,7 +70,7 @@ def _with_free_port(at: Callable[[], Recording]) -> Recording | None:
 
 
 def _own_stdout() -> int:
-    """Where to tell; what a library prints goes to stderr from now on."""
+    """Where to send messages; what a library prints goes to stderr from now on."""
     ours = os.dup(1)
     os.dup2(2, 1)
     return ours
@@ -92,8 +83,8 @@ def _end_with_the_starter(is_over: threading.Event) -> None:
     os._exit(1)
 
 
-class Teller:
-    """Writes messages to the starter; of what it has not read yet, only the newest of a kind."""
+class Reporter:
+    """Sends messages to the starter; of those it has not read yet, only the newest of a kind."""
 
     def __init__(self, out: int) -> None:
         self._out = out
@@ -101,21 +92,21 @@ class Teller:
         self._waiting: dict[Hashable, Message] = {}
         self._has_news = threading.Event()
         self._is_closing = False
-        self._thread = threading.Thread(target=self._work, name="ampwatch-tell", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="ampwatch-report", daemon=True)
         self._thread.start()
 
-    def tell(self, message: Message) -> None:
-        """Have it told; never waits."""
+    def report(self, message: Message) -> None:
+        """Have a message sent; never waits."""
         with self._lock:
             if len(self._waiting) < _MOST_WAITING:
                 self._waiting[_slot(message)] = message
         self._has_news.set()
 
     def close(self) -> None:
-        """Tell what is left, if anybody still listens."""
+        """Send what is left, if anybody still reads."""
         self._is_closing = True
         self._has_news.set()
-        self._thread.join(_TELL_PATIENCE_S)
+        self._thread.join(_REPORT_PATIENCE_S)
 
     def _work(self) -> None:
         is_last = False
@@ -139,7 +130,7 @@ def _write(out: int, line: bytes) -> None:
 
 
 def _slot(message: Message) -> Hashable:
-    """What a newer message takes the place of."""
-    if isinstance(message, RankTold):
+    """Messages of one slot replace each other."""
+    if isinstance(message, RankReport):
         return (message.run_id, message.record.rank)
-    return Counted if isinstance(message, Counted) else message
+    return RecorderStats if isinstance(message, RecorderStats) else message

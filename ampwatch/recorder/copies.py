@@ -1,33 +1,42 @@
-"""One rank's copy: its files, what it lacks, and recorder.json, which says that it is a copy."""
+"""Copies of trainers' logs: one rank's files, how many may be open at once, and their compaction.
+
+Beside a copy's run.json lies recorder.json, which says that it is a copy and what it lacks.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import threading
 import time
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ampwatch import store
+from ampwatch import feed, store
 from ampwatch.codec import Batch
-from ampwatch.errors import AmpwatchError, RunError
+from ampwatch.errors import AmpwatchError, RunError, RunInUseError
+from ampwatch.files import make_folder, size_of
+from ampwatch.ranges import Ranges
 from ampwatch.store import locks
+from ampwatch.store.copy_notes import MOST_GAPS
 from ampwatch.store.index import INDEX_FILE
 from ampwatch.store.layout import rank_folder
-from ampwatch.store.privacy import make_folder
 
-_MOST_GAPS = 1000
-_MOST_STRETCHES = 10_000  # live rows come ahead of older ones, but not in so many pieces
+_MOST_RANGES = 10_000  # live rows come ahead of older ones, but not in so many pieces
 _PATIENCE_S = 90.0  # a network share may show another host's writes a minute late
-
-Range = tuple[int, int]  # from the first number up to and without the last
+_COMPACTION_PATIENCE_S = 10.0
+_OTHER_FILES = 64  # the process's own: libraries, pipes, a compaction
+_UNKNOWN_FILES = 2048  # where the system does not say how many it allows
 
 
 @dataclass(slots=True)
 class RankCopy:
     """A rank's place in the recorder's folder, while the recorder hears of it.
 
-    Where the trainer itself writes the rank there (`is_copy` false), nothing is ever written.
+    If the trainer itself writes the rank there (`is_copy` false), nothing is ever written.
     """
 
     rank: int
@@ -36,7 +45,7 @@ class RankCopy:
     is_copy: bool
     head_at_hello: int
     filed: int = 0
-    gaps: list[Range] = field(default_factory=list)
+    lost: Ranges = field(default_factory=Ranges)  # numbers that will never come
     has_ended: bool = False
     blocked_until_s: float | None = None
     _writer: store.RankWriter | None = None
@@ -48,30 +57,28 @@ class RankCopy:
         return 0 if self._writer is None else self._writer.open_files
 
     def open(self) -> None:
-        """Continue the copy from what it holds; RunError if that cannot be now.
+        """Continue the copy from what it holds; RunError if that is not possible now.
 
-        It is noted as a copy before it has a folder: one killed in between leaves no folder that
-        its successor would take for the trainer's own, and never fill.
+        It is noted as a copy before it has a folder. Killed in between, it would otherwise leave a
+        folder that the next recorder takes for the trainer's own, and never fills.
         """
         if not _has_log(self.folder, self.rank):
-            self._recall()
+            self._load_note()
         self._refuse_if_in_use()
-        self._recall()
+        self._load_note()
         self._writer = store.RankWriter(self.folder, self.rank)
         self.filed = self._lowest_wanted(0)
         self.blocked_until_s = None
 
     def file(self, sequence: int, batch: Batch) -> None:
-        """Keep a batch, unless it lies beyond too many holes; RunError if it cannot be kept now."""
+        """Keep a batch, unless too many are missing below it; RunError if it cannot be kept now."""
         if not self.is_copy:
             self.filed = max(self.filed, sequence + 1)
             return
-        if self._writer is None:
-            self.open()
-        assert self._writer is not None
-        if self._writer.stretches >= _MOST_STRETCHES and sequence > self.filed:
-            return  # like one that was lost under way: it comes again after those below it
-        self._writer.append(batch, sequence)
+        writer = self._opened()
+        if writer.ranges >= _MOST_RANGES and sequence > self.filed:
+            return  # as if lost under way: it is sent again after those below it
+        writer.append(batch, sequence)
         self.filed = self._lowest_wanted(self.filed)
 
     def lose(self, first: int, after: int) -> bool:
@@ -79,19 +86,18 @@ class RankCopy:
         if not self.is_copy:
             self.filed = max(self.filed, after)
             return False
-        if any(start <= first and after <= end for start, end in self.gaps):
+        if self.lost.next_missing(first) >= after:
             return False
-        if self._writer is None:
-            self.open()
-        if len(self.gaps) >= _MOST_GAPS:
-            raise RunError("it has lost more stretches of its log than can be noted.")
-        self.gaps = sorted([*self.gaps, (first, after)])
+        self._opened()
+        if len(self.lost) >= MOST_GAPS:
+            raise RunError("it has lost more ranges of its log than can be noted.")
+        self.lost.add(first, after)
         self.filed = self._lowest_wanted(self.filed)
         self.save()
         return True
 
     def is_gone(self) -> bool:
-        """Whether somebody took the copy's files away: what is written there now is lost."""
+        """Whether the copy's files were deleted or moved: what is written to them now is lost."""
         if not self.is_copy:
             return False
         in_place = self._writer is None or self._writer.is_in_place()
@@ -105,79 +111,172 @@ class RankCopy:
             self.save()
 
     def close(self) -> None:
-        """Let go of the files; what they hold stays acknowledged."""
+        """Close the files; what they hold stays acknowledged."""
         if self._writer is not None:
             with contextlib.suppress(OSError, AmpwatchError):
                 self._writer.close()
             self._writer = None
 
     def save(self) -> None:
-        """Write down what the copy's own rows cannot say."""
+        """Write to recorder.json what the copy's own rows cannot say."""
         notes = store.load_copies(self.folder)
-        note = store.CopyNote(tuple(self.gaps), self.filed if self.has_ended else None)
+        note = store.CopyNote(tuple(self.lost), self.filed if self.has_ended else None)
         if notes.get(self.rank) == note:
             return
         notes[self.rank] = note
         try:
             store.write_copies(self.folder, notes)
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise RunError(
-                f"{self.folder / store.COPY_FILE} cannot be written ({reason})."
-            ) from error
+            raise _not_writable(self.folder / store.COPY_FILE, error) from error
 
     def is_stale(self, head: int) -> bool:
         """Whether these files, not a copy of ours, do not grow though the trainer goes on."""
-        index_bytes = _size(rank_folder(self.folder, self.rank) / INDEX_FILE)
+        index_bytes = size_of(rank_folder(self.folder, self.rank) / INDEX_FILE)
         if self._suspect is None or self._suspect[1] != index_bytes:
             self._suspect = (time.monotonic(), index_bytes)
         waited_s = time.monotonic() - self._suspect[0]
         return waited_s > _PATIENCE_S and head > self.head_at_hello
 
-    def _recall(self) -> None:
-        """Take up what is noted of this copy, and note that it is one."""
-        self.gaps = list(store.load_copies(self.folder).get(self.rank, store.CopyNote()).gaps)
+    def _opened(self) -> store.RankWriter:
+        if self._writer is None:
+            self.open()
+        assert self._writer is not None
+        return self._writer
+
+    def _load_note(self) -> None:
+        """Load what is noted of this copy, and note that it is one."""
+        note = store.load_copies(self.folder).get(self.rank, store.CopyNote())
+        self.lost = Ranges(note.gaps)
         self.save()
 
     def _refuse_if_in_use(self) -> None:
-        """Ask for the lock without waiting, as a writer would: other ranks' rows are due."""
+        """Try the lock without waiting, as a writer would: other ranks' rows are due."""
         folder = rank_folder(self.folder, self.rank)
         try:
             make_folder(folder)
             os.close(locks.hold(folder))
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise RunError(f"{folder} cannot be written ({reason}).", path=folder) from error
+            raise _not_writable(folder, error) from error
 
     def _lowest_wanted(self, number: int) -> int:
         """The lowest number from this one on that is neither in the files nor known to be lost."""
         assert self._writer is not None
-        while (after := self._past_lost(self._writer.next_missing(number))) != number:
+        while (after := self.lost.next_missing(self._writer.next_missing(number))) != number:
             number = after
         return number
 
-    def _past_lost(self, number: int) -> int:
-        for first, after in self.gaps:
-            if first <= number < after:
-                number = after
-        return number
 
-
-def place(directory: Path, info: store.RunInfo, rank: int, head: int) -> RankCopy:
-    """Where a rank belongs in the recorder's directory; its run's folder is made if need be."""
+def copy_in(directory: Path, info: store.RunInfo, rank: int, head: int) -> RankCopy:
+    """A rank's place in the recorder's directory; its run's folder is made if need be."""
     folder = store.create_run(directory, info)
     is_copy = rank in store.load_copies(folder) or not _has_log(folder, rank)
     return RankCopy(rank, folder, info, is_copy, head)
 
 
 def _has_log(run_folder: Path, rank: int) -> bool:
-    """Whether somebody has written a rank there: a trainer's index is before its first word."""
+    """Whether somebody has written the rank there: a trainer writes its index before it sends."""
     folder = rank_folder(run_folder, rank)
-    return _size(folder / INDEX_FILE) > 0 or (folder.exists() and locks.is_held(folder))
+    return size_of(folder / INDEX_FILE) > 0 or (folder.exists() and locks.is_held(folder))
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+def _not_writable(path: Path, error: OSError) -> RunError:
+    reason = error.strerror or str(error)
+    return RunError(f"{path} cannot be written ({reason}).", path=path)
+
+
+# --- open files -----------------------------------------------------------------------------------
+
+
+class OpenFiles:
+    """Keeps the copies that were written last open; others are opened again at their next rows."""
+
+    def __init__(self, note: Callable[[str], None], most: int | None = None) -> None:
+        self._note = note
+        self._most = most or files_for_copies()
+        self._counts: OrderedDict[feed.PeerKey, tuple[RankCopy, int]] = OrderedDict()
+        self._total = 0
+
+    def used(self, key: feed.PeerKey, copy: RankCopy) -> None:
+        """Note that a copy was written just now, and close others if too many files are open."""
+        _, before = self._counts.pop(key, (copy, 0))
+        self._counts[key] = (copy, copy.open_files)
+        self._total += copy.open_files - before
+        while self._total > self._most and len(self._counts) > 1:
+            self._close_idlest()
+
+    def forget(self, key: feed.PeerKey) -> None:
+        """Stop counting a copy that is closed for good."""
+        _, count = self._counts.pop(key, (None, 0))
+        self._total -= count
+
+    def _close_idlest(self) -> None:
+        _, (copy, count) = self._counts.popitem(last=False)
+        self._total -= count
+        if copy.open_files:
+            copy.close()
+            self._note(
+                f"More ranks send than may have files open here ({self._most} files): the copies "
+                "that have been idle longest are closed, and opened again at their next rows. "
+                "`ulimit -n` before starting the recorder allows more."
+            )
+
+
+def files_for_copies() -> int:
+    """How many files copies may hold: three quarters, as each rank has a connection too."""
+    return max(8, (_allowed_files() - _OTHER_FILES) * 3 // 4)
+
+
+def allow_more_files() -> None:
+    """Raise this process's own limit as far as the system lets it."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # some systems allow less than they say
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _allowed_files() -> int:
+    if sys.platform == "win32":
+        return _UNKNOWN_FILES
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _UNKNOWN_FILES if soft == resource.RLIM_INFINITY else soft
+
+
+# --- compaction -----------------------------------------------------------------------------------
+
+
+class Compactor:
+    """Compacts finished copies, one after the other, beside the thread that receives.
+
+    If a compaction fails, `on_note` is called with a sentence, and the run stays as it is.
+    """
+
+    def __init__(self, on_note: Callable[[str], None]) -> None:
+        self._on_note = on_note
+        self._latest: threading.Thread | None = None
+
+    def compact(self, folder: Path) -> None:
+        """Compact a run when those before it are done."""
+        self._latest = threading.Thread(
+            target=self._work, args=(folder, self._latest), name="ampwatch-compact", daemon=True
+        )
+        self._latest.start()
+
+    def finish(self) -> None:
+        """Wait a while for what was begun; abandoned, it leaves the run as it was."""
+        if self._latest is not None:
+            self._latest.join(_COMPACTION_PATIENCE_S)
+
+    def _work(self, folder: Path, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
+        try:
+            store.compact(folder)
+        except RunInUseError:
+            return  # the run goes on, or somebody else compacts it
+        except (OSError, AmpwatchError) as error:
+            self._on_note(f"{folder} could not be compacted and stays as it is: {error}")

@@ -1,4 +1,4 @@
-"""The recorder's process as its starter holds it: how it is started, heard and ended."""
+"""The recorder's process as its starter holds it, and what the two say: one line of JSON each."""
 
 from __future__ import annotations
 
@@ -8,19 +8,43 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from ampwatch.errors import FeedError
-from ampwatch.recorder.messages import Message, Orders, from_line
+from ampwatch.recorder.status import RankRecord, RankReport, RecorderStats
 
-# The starter's import path, so that both are the same ampwatch, however the starter was found.
+# The starter's import path, so that both import the same ampwatch.
 _PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[2])
-from ampwatch.recorder import child, messages
-child.main(messages.Orders.from_text(sys.argv[1]))
+from ampwatch.recorder import child, process
+child.main(process.Orders.from_text(sys.argv[1]))
 """
-# Not to be reached by the terminal's Ctrl-C: what was sent before it is still to be filed.
+# The terminal's Ctrl-C must not reach it: what was sent before is still to be filed.
 _OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """The arguments of a recorder's process."""
+
+    endpoint: str
+    directory: Path
+    insecure: bool
+    fallback: bool
+    port_wait_s: float  # for a port that another recorder's process is about to release
+
+    def to_text(self) -> str:
+        """As one argument of a command."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_text(cls, text: str) -> Orders:
+        """What `to_text` wrote."""
+        told = json.loads(text)
+        return cls(**told | {"directory": Path(told["directory"])})
 
 
 class RecorderProcess:
@@ -39,11 +63,11 @@ class RecorderProcess:
 
     @property
     def id(self) -> int:
-        """The system's number for it."""
+        """Its process id."""
         return self._process.pid
 
     def messages(self) -> Iterator[Message]:
-        """What it tells, until it has ended."""
+        """What it says, until it has ended."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.endswith(b"\n"):  # a process that is killed may leave half a line
@@ -60,7 +84,7 @@ class RecorderProcess:
         self._process.kill()
 
     def wait(self) -> str:
-        """How it ended, in words; called when it has no more to tell."""
+        """How it ended, in words; call this when it has no more to say."""
         assert self._process.stdout is not None
         self.ask_to_end()
         code = self._process.wait()
@@ -70,3 +94,62 @@ class RecorderProcess:
         with contextlib.suppress(ValueError):
             return signal.Signals(-code).name
         return f"signal {-code}"
+
+
+# --- what it says ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """It has the port; if not, it says `Failed` instead."""
+
+    endpoint: str
+    fell_back: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It cannot begin, because of one of our errors."""
+
+    error: str  # its name in `ampwatch.errors`
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A sentence that the user should see."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """Rows have come for a run."""
+
+    folder: Path
+
+
+Message: TypeAlias = Listening | Failed | Noted | NewRows | RankReport | RecorderStats
+
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Listening, Failed, Noted, NewRows, RankReport, RecorderStats)
+}
+
+
+def to_line(message: Message) -> bytes:
+    """A message as a line, its end included."""
+    return json.dumps([type(message).__name__, asdict(message)], default=str).encode() + b"\n"
+
+
+def from_line(line: bytes) -> Message:
+    """The message in a whole line."""
+    name, told = json.loads(line)
+    if "folder" in told:
+        told["folder"] = Path(told["folder"])
+    if "denied_keys" in told:
+        told["denied_keys"] = tuple(told["denied_keys"])
+    if "record" in told:
+        gaps = tuple((first, after) for first, after in told["record"]["gaps"])
+        told["record"] = RankRecord(**told["record"] | {"gaps": gaps})
+    message: Message = _KINDS[name](**told)
+    return message

@@ -1,4 +1,4 @@
-"""The recorder as others hold it: starts its process, hears it, starts it again should it die."""
+"""The recorder as others hold it: starts its process, listens to it, and restarts it if it dies."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ from typing import TypeVar
 
 from ampwatch import errors, feed
 from ampwatch.errors import AmpwatchError, FeedError, RunError
-from ampwatch.recorder.heard import Heard
-from ampwatch.recorder.messages import Failed, Listening, Message, Noted, Orders, Woken
-from ampwatch.recorder.process import RecorderProcess
-from ampwatch.recorder.records import RecordedRun, RecorderStats
+from ampwatch.recorder.process import (
+    Failed,
+    Listening,
+    Message,
+    NewRows,
+    Noted,
+    Orders,
+    RecorderProcess,
+)
+from ampwatch.recorder.status import RecordedRun, RecorderStats, RecorderStatus
 
 _NOTES_KEPT = 200
 _END_PATIENCE_S = 20.0
 # The process of a recorder that was killed a moment ago ends within a quarter of a second.
 _PORT_WAIT_S = 0.75
 _PORT_WAIT_AGAIN_S = 10.0
-# A process that listens for less than a second so often in a row will not do better next time.
+# After so many processes in a row that each listened for less than a second, it gives up.
 _QUICK_S = 1.0
 _MOST_QUICK_ENDS = 20
 _FIRST_PAUSE_S = 0.05
@@ -37,9 +43,9 @@ class Recorder:
     """Receives the feed at `endpoint` and files it under `directory`, in a process of its own.
 
     `on_rows` is called with a run's folder when rows have come for it, `on_note` with each sentence
-    that the user should see, both in one thread of the recorder's; should either raise, that is
-    noted, and recording goes on. With `fallback`, a port that is taken is replaced by a free one,
-    which trainers started later find by themselves.
+    that the user should see, both in a thread of the recorder's. If either raises, that is noted
+    and recording goes on. With `fallback`, a port that is taken is replaced by a free one, which
+    trainers started later find by themselves.
     """
 
     def __init__(
@@ -57,8 +63,8 @@ class Recorder:
         self._insecure, self._fallback = insecure, fallback
         self._on_rows, self._on_note = on_rows, on_note
         self._notes: deque[str] = deque(maxlen=_NOTES_KEPT)
-        self._said: set[str] = set()
-        self._heard = Heard()
+        self._noted: set[str] = set()
+        self._status = RecorderStatus()
         self._orders: Orders | None = None
         self._environ: dict[str, str] = {}
         self._listening: Listening | None = None
@@ -69,7 +75,7 @@ class Recorder:
         self._stopping = threading.Event()
         self._starting = threading.Lock()  # no process is started after the stop
 
-    # -- what others may ask at any time
+    # --- its state, for anybody ------------------------------------------------------------------
 
     @property
     def endpoint(self) -> str:
@@ -78,42 +84,42 @@ class Recorder:
 
     @property
     def is_running(self) -> bool:
-        """Whether it records, or is about to again."""
+        """Whether it records, or is about to."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def process_id(self) -> int | None:
-        """The process that records at present, if one does."""
+        """The id of the process that records at present."""
         process = self._process
         return None if process is None else process.id
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The last sentences that the user should see, oldest first."""
+        """The latest sentences that the user should see, oldest first."""
         return tuple(self._notes)
 
     @property
     def runs(self) -> dict[str, RecordedRun]:
-        """The runs heard of since the start, by id, as they stood a moment ago."""
-        return self._heard.runs
+        """The runs heard of since the start, by id, as of a moment ago."""
+        return self._status.runs
 
     @property
     def stats(self) -> RecorderStats:
-        """The counts since the start, as they stood a moment ago."""
-        return self._heard.stats
+        """The counts since the start, as of a moment ago."""
+        return self._status.stats
 
-    # -- its life
+    # --- start and stop --------------------------------------------------------------------------
 
     def start(self) -> Recorder:
-        """Take the port and begin; FeedError or RunError says why that is impossible."""
+        """Take the port and begin; FeedError or RunError if that is impossible."""
         if self._thread is not None:
             return self
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(
-                f"{self._directory} cannot be made ({error.strerror}): record into a folder that "
-                "you can write.",
+                f"{self._directory} cannot be created ({error.strerror}): record into a folder "
+                "that you can write to.",
                 path=self._directory,
             ) from error
         process = self._begin()
@@ -126,7 +132,7 @@ class Recorder:
         return self
 
     def stop(self) -> None:
-        """Stop; everything acknowledged is in the folder, and trainers keep the rest in theirs."""
+        """Stop; what was acknowledged is in the folder, trainers keep the rest in their logs."""
         atexit.unregister(self.stop)
         self._stopping.set()
         with self._starting:
@@ -165,7 +171,7 @@ class Recorder:
         if not isinstance(first, Listening):
             self._process = None
             raise _error_of(first, process.wait())
-        # Those that follow it take the same port or none: trainers know of no other.
+        # Later processes take the same port or none: trainers know no other.
         self._orders = replace(
             self._orders, endpoint=first.endpoint, fallback=False, port_wait_s=_PORT_WAIT_AGAIN_S
         )
@@ -184,15 +190,17 @@ class Recorder:
                 if known
                 else f"start trainers with AMPWATCH_ENDPOINT={reachable}"
             )
-            self._note(f"{self._wanted_endpoint} is taken, so this listens on {reachable}; {how}.")
+            self._note(
+                f"{self._wanted_endpoint} is taken, so this recorder listens on {reachable}; {how}."
+            )
 
-    # -- its thread
+    # --- its thread ------------------------------------------------------------------------------
 
     def _work(self, process: RecorderProcess | None) -> None:
         quick_ends = 0
         self._listening_since_s = time.monotonic()
         while True:
-            reason = self._follow(process)
+            reason = self._listen(process)
             if self._stopping.is_set():
                 return
             quick_ends = quick_ends + 1 if self._was_quick() else 0
@@ -200,34 +208,34 @@ class Recorder:
                 self._note(
                     f"The recorder's process ended {quick_ends} times, each within a second of "
                     f"its start ({reason}): nothing is recorded any more. Trainers keep their own "
-                    "logs; start it again once the cause is gone."
+                    "logs; start the recorder again once the cause is gone."
                 )
                 return
             self._note(
-                f"The recorder's process ended by itself ({reason}). It is started again and "
-                "recording goes on: trainers send again what was not filed."
+                f"The recorder's process ended by itself ({reason}). It is restarted and recording "
+                "goes on: trainers send again what was not filed."
             )
             self._stopping.wait(_pause_s(quick_ends))
-            process = self._started_again()
+            process = self._restart()
 
     def _was_quick(self) -> bool:
         """Whether the last process never listened, or not for long."""
         since_s, self._listening_since_s = self._listening_since_s, None
         return since_s is None or time.monotonic() - since_s < _QUICK_S
 
-    def _follow(self, process: RecorderProcess | None) -> str:
-        """Hear a process until it has ended; how it did."""
+    def _listen(self, process: RecorderProcess | None) -> str:
+        """Take a process's messages until it has ended; how it ended."""
         self._failure = None
         if process is None:
             return "it cannot be started"
         for message in process.messages():
-            self._hear(message)
+            self._take(message)
         reason = process.wait()
         self._process = None
-        self._heard.begin_anew()
+        self._status.new_process()
         return self._failure or reason
 
-    def _started_again(self) -> RecorderProcess | None:
+    def _restart(self) -> RecorderProcess | None:
         assert self._orders is not None
         with self._starting:
             if self._stopping.is_set():
@@ -238,10 +246,10 @@ class Recorder:
                 return None
             return self._process
 
-    def _hear(self, message: Message) -> None:
+    def _take(self, message: Message) -> None:
         if isinstance(message, Noted):
             self._note(message.sentence)
-        elif isinstance(message, Woken):
+        elif isinstance(message, NewRows):
             trouble = _trouble_in(self._on_rows, message.folder)
             if trouble:
                 self._note(f"on_rows raised {trouble}; recording goes on.")
@@ -250,16 +258,16 @@ class Recorder:
         elif isinstance(message, Listening):
             self._listening_since_s = time.monotonic()
         else:
-            self._heard.take(message)
+            self._status.take(message)
 
-    # -- what is said
+    # --- notes -----------------------------------------------------------------------------------
 
     def _note(self, sentence: str) -> None:
-        """Say a sentence once, however often its cause comes back."""
-        if sentence in self._said:
+        """Note a sentence once, however often its cause comes back."""
+        if sentence in self._noted:
             return
-        if len(self._said) < _NOTES_KEPT:
-            self._said.add(sentence)
+        if len(self._noted) < _NOTES_KEPT:
+            self._noted.add(sentence)
         self._notes.append(sentence)
         trouble = _trouble_in(self._on_note, sentence)
         if trouble:
@@ -272,18 +280,18 @@ def _pause_s(quick_ends: int) -> float:
 
 
 def _error_of(first: Message | None, ending: str) -> AmpwatchError:
-    """What kept the first process from listening."""
+    """The error that kept the first process from listening."""
     if isinstance(first, Failed):
         kind: type[AmpwatchError] = getattr(errors, first.error, FeedError)
         return kind(first.sentence)
     return FeedError(
-        f"The recorder's process ended before it could listen ({ending}): what it said of that is "
-        "above."
+        f"The recorder's process ended before it could listen ({ending}): its own message is "
+        "printed above."
     )
 
 
 def _trouble_in(callback: Callable[[T], None] | None, value: T) -> str | None:
-    """What a caller's own function raised, if anything."""
+    """What a caller's own function raised, in words; None if nothing."""
     if callback is None:
         return None
     try:

@@ -15,6 +15,8 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from ampwatch.files import draft_of
+
 Bytes = NDArray[np.uint8]
 
 _VERSION = b"brain.Event:2"
@@ -69,21 +71,20 @@ class EventFile(EventStream):
     """One event file; it appears whole under its name when it is closed without an error."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._draft = path.with_name(".export.new")
-        super().__init__(self._draft)
+        self._replacing = draft_of(path)
+        super().__init__(self._replacing.__enter__())
 
     def __enter__(self) -> EventFile:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
-        if kind is None:
-            self._draft.replace(self._path)
-        else:
-            self._draft.unlink(missing_ok=True)
+        self._replacing.__exit__(kind, error, trace)
 
 
 def _named(text: str) -> bytes:

@@ -1,8 +1,8 @@
 """A run on disk: create it, append to it, read it live or finished, compact it, find it.
 
 A rank's batches are appended to one Arrow stream a table, and an index record with a checksum
-vouches for each. What is torn or damaged is left out and said; what was acknowledged is read.
-Who only writes loads no reader: each name loads its part when it is first used.
+vouches for each. Torn or damaged batches are left out and reported; acknowledged ones are read.
+Each name is imported when it is first used, so a program that only writes loads no reader.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ampwatch.store.catalogue import default_log_dir as default_log_dir
     from ampwatch.store.catalogue import list_runs as list_runs
     from ampwatch.store.catalogue import register_run as register_run
-    from ampwatch.store.catalogue import state_folder as state_folder
     from ampwatch.store.catalogue import summarize as summarize
     from ampwatch.store.compaction import CompactResult as CompactResult
     from ampwatch.store.compaction import compact as compact
@@ -56,7 +55,6 @@ _HOMES = {
     "read_info": "info",
     "register_run": "catalogue",
     "safe_name": "layout",
-    "state_folder": "catalogue",
     "summarize": "catalogue",
     "write_copies": "copy_notes",
 }

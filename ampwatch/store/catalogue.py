@@ -1,7 +1,7 @@
 """Find runs: those in a folder, and those registered in the user's state folder.
 
 A registered run is one small file that holds its path, so that a dashboard started elsewhere finds
-it. Runs that have vanished are dropped quietly; those that cannot be read are listed and say why.
+it. Runs that were deleted are dropped silently; those that cannot be read are listed with a reason.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ampwatch.environment import state_folder
 from ampwatch.errors import AmpwatchError
+from ampwatch.files import draft_of
 from ampwatch.rows import Table
 from ampwatch.store.info import RUN_FILE, RunInfo, read_info
 from ampwatch.store.layout import rank_folder, ranks_in, sweep
@@ -41,25 +43,15 @@ def default_log_dir() -> Path:
     return Path(os.environ.get("AMPWATCH_DIR") or "ampwatch-runs")
 
 
-def state_folder() -> Path:
-    """Where ampwatch keeps what belongs to the user and not to a run."""
-    if os.name == "nt":
-        home = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    else:
-        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "ampwatch"
-
-
 def register_run(run_folder: str | Path) -> bool:
-    """List a run in the user's state folder; False if that cannot be written, which is no harm."""
+    """List a run in the user's state folder; False, without an error, if that cannot be written."""
     path = Path(run_folder).absolute()
     name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
     try:
         folder = state_folder() / "runs"
         folder.mkdir(parents=True, exist_ok=True)
-        fresh = folder / f".{name}.{os.getpid()}"
-        fresh.write_bytes(os.fsencode(path))
-        fresh.replace(folder / name)
+        with draft_of(folder / name) as draft:
+            draft.write_bytes(os.fsencode(path))
     except (OSError, RuntimeError):  # RuntimeError: no home folder
         return False
     return True
@@ -70,7 +62,7 @@ def list_runs(
 ) -> list[RunSummary]:
     """The runs in a folder, newest first; without one, the default folder's and the registered.
 
-    `line` makes a run's line in place of `summarize`, for who looks often and keeps lines.
+    `line` replaces `summarize`, for callers that look often and keep lines.
     """
     folder = default_log_dir() if log_dir is None else Path(log_dir)
     sweep(folder)
@@ -83,7 +75,7 @@ def list_runs(
 
 
 def summarize(run_folder: Path) -> RunSummary:
-    """A run's line; if it cannot be read, the line says why."""
+    """A run's line; if the run cannot be read, the line says why."""
     try:
         info = read_info(run_folder)
         return _summary(run_folder, info)
@@ -129,12 +121,12 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _may_be_run(folder: Path) -> bool:
-    """Whether a folder is a run, was one before it lost its run.json, or may not be looked into."""
+    """Whether a folder is a run, was one before it lost its run.json, or cannot be looked into."""
     return folder.is_dir() and (_holds_info(folder) or _is_closed(folder) or _has_rank(folder))
 
 
 def _holds_info(folder: Path) -> bool:
-    """Whether there is a run.json of any kind: one that is a dangling link is said."""
+    """Whether there is a run.json of any kind, a dangling link included: that is reported."""
     return os.path.lexists(folder / RUN_FILE)
 
 

@@ -1,4 +1,4 @@
-"""Arrow columns as numpy arrays and back, without `to_numpy`: that would load pandas."""
+"""Arrow columns as numpy arrays and back, without `to_numpy`, which would load pandas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ampwatch.rows import Table
 
 Column: TypeAlias = "pa.Array | pa.ChunkedArray"
 
-# A layer's number is a place in tables that a reader makes; no model has a hundredth of these.
+# A layer's number indexes tables that a reader allocates; no model has a hundredth of these.
 MAX_LAYER = 1 << 20
 
 
@@ -27,14 +27,14 @@ def joined(column: Column) -> pa.Array:
 
 
 def integers(column: Column, null: int = -1) -> np.ndarray:
-    """A column of whole numbers as int64, nulls as `null`; not to be written to."""
+    """A column of whole numbers as int64, nulls as `null`; do not write to it."""
     array = joined(column)
     numbers: np.ndarray = raw(array).astype(np.int64, copy=False)
     return np.where(valid(array), numbers, null) if array.null_count else numbers
 
 
 def raw(array: pa.Array) -> np.ndarray:
-    """A fixed-width array's values; what stands where it is null is undefined."""
+    """A fixed-width array's values; undefined where it is null."""
     kind: np.dtype[Any] = numpy_type(array.type)
     data = array.buffers()[1]
     if data is None or not len(array):
@@ -44,7 +44,7 @@ def raw(array: pa.Array) -> np.ndarray:
 
 
 def valid(array: pa.Array) -> np.ndarray:
-    """Whether each value is there."""
+    """True for each value that is not null."""
     bits = array.buffers()[0]
     if bits is None:
         return np.ones(len(array), dtype=bool)
@@ -52,14 +52,14 @@ def valid(array: pa.Array) -> np.ndarray:
 
 
 def unpacked(bits: pa.Buffer, offset: int, count: int) -> np.ndarray:
-    """Some of a buffer's bits, and no others: a slice shares the buffer of the whole column."""
+    """`count` bits of a buffer; a sliced column shares the buffer of the whole one."""
     first, last = offset // 8, (offset + count + 7) // 8
     part = np.frombuffer(bits, np.uint8)[first:last]
     return np.unpackbits(part, bitorder="little")[offset - 8 * first :][:count]
 
 
 def masked(values: np.ndarray, there: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """A fixed-width array, null where `there` is False."""
+    """A fixed-width Arrow array, null where `there` is False."""
     array = column(values, kind)
     missing = int(len(there) - np.count_nonzero(there))
     if not missing:
@@ -69,7 +69,7 @@ def masked(values: np.ndarray, there: np.ndarray, kind: pa.DataType) -> pa.Array
 
 
 def refuse_unplaced(table: Table, rows: pa.Table) -> None:
-    """CodecError for stored rows without a place; a foreign log's may lack the time."""
+    """Raise CodecError for rows without their key columns; a foreign log's may lack the time."""
     for name in REQUIRED[table]:
         if name != "time_ns" and name in rows.column_names and rows.column(name).null_count:
             raise CodecError(f"There are rows of {table.value} without {name}.")

@@ -1,16 +1,17 @@
-"""RUN/rank-N/index: one fixed-size record a batch, so a batch is found by its sequence number.
+"""RUN/rank-N/index, one fixed-size record a batch, and the batches that it vouches for.
 
 A header (magic, format, generation, first sequence) and records (sequence, offset, length, rows,
 table, CRC32 of the payload, CRC32 of the record itself). In a trainer's own log a record's position
-gives its sequence; a recorder's copy may file batches as they arrive, so the number stands in the
-record too.
-The generation is that of the compacted base which the index continues: an older index, left by a
-compaction that was killed, holds nothing that the base does not.
+gives its sequence; a recorder may file batches of a copy as they arrive, so the number is in the
+record too. A payload is verified against its record before it is used.
+
+The generation is that of the compacted part which the index continues: an older index, left by a
+compaction that was killed, holds nothing that the compacted part does not.
 """
 
 from __future__ import annotations
 
-import bisect
+import os
 import struct
 import zlib
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from ampwatch.codec import MAX_PAYLOAD_BYTES, MAX_ROWS, Batch
-from ampwatch.errors import FutureRunError
-from ampwatch.rows import FORMAT, TABLES
+from ampwatch.errors import FutureRunError, RunError
+from ampwatch.files import open_regular
+from ampwatch.rows import FORMAT, TABLES, Table
+from ampwatch.store.layout import table_file
 
 INDEX_FILE = "index"
 MAGIC = b"ampwIDX\n"
@@ -42,16 +45,15 @@ RECORD = np.dtype(
 )
 assert RECORD.itemsize == RECORD_BYTES
 
-
-# What no log of ours comes near, and every sum of which fits an int64: a checksum says that a
-# number stands as it was written, not that an honest writer wrote it.
+# No log of ours comes near these, and every sum of such numbers fits an int64. They are needed
+# because a checksum says that a number is as it was written, not that an honest writer wrote it.
 MAX_SEQUENCE = 1 << 40
 MAX_OFFSET = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the index continues: which base, from which sequence on."""
+    """What the index continues: which compacted part, from which sequence on."""
 
     generation: int
     first_sequence: int
@@ -64,7 +66,7 @@ def pack_header(header: Header) -> bytes:
 
 
 def read_header(data: bytes, path: Path) -> Header | None:
-    """The header, or None if the bytes are no whole header of ours."""
+    """The header; None if the bytes are not a whole header of ours."""
     if len(data) < HEADER_BYTES:
         return None
     magic, number, generation, first_sequence, crc = _HEADER.unpack_from(data)
@@ -72,16 +74,21 @@ def read_header(data: bytes, path: Path) -> Header | None:
         return None
     if first_sequence > MAX_SEQUENCE:
         return None
+    refuse_future(number, path)
+    return Header(generation, first_sequence)
+
+
+def refuse_future(number: int, path: Path) -> None:
+    """Raise FutureRunError for a file of a newer format than this ampwatch reads."""
     if number > FORMAT:
         raise FutureRunError(
             f"{path} has format {number} and this ampwatch reads up to {FORMAT}: update ampwatch.",
             path=path,
         )
-    return Header(generation, first_sequence)
 
 
 def pack_record(sequence: int, offset: int, batch: Batch) -> bytes:
-    """The record of a batch whose payload stands at `offset` of its table's file."""
+    """The record of a batch whose payload is at `offset` of its table's file."""
     crc = zlib.crc32(batch.payload)
     length = len(batch.payload)
     packed = _RECORD.pack(sequence, offset, length, batch.row_count, batch.table.number, crc, 0)
@@ -113,9 +120,9 @@ def plausible(records: np.ndarray) -> np.ndarray:
 
 
 def without_overlap(records: np.ndarray, end: int) -> int:
-    """How many of one table's records, from the first on, stand behind `end` and one another.
+    """How many of one table's records, from the first on, begin after `end` and each other's end.
 
-    One payload under a thousand records would be read, and held, a thousand times.
+    A payload that a thousand records share would be read, and held, a thousand times.
     """
     offsets = records["offset"].astype(np.int64)
     ends = np.concatenate([[end], offsets + records["length"]])[:-1]
@@ -123,66 +130,79 @@ def without_overlap(records: np.ndarray, end: int) -> int:
     return int(overlapping[0]) if len(overlapping) else len(records)
 
 
-_NONE = np.empty(0, np.int64)
+# --- the batches ----------------------------------------------------------------------------------
 
 
-class Held:
-    """Which sequence numbers a log holds, as ranges: few, however long the log.
+def read_region(path: Path, start: int, end: int | None = None) -> bytes:
+    """A file's bytes from `start` to `end` or its own end; none if there is no file.
 
-    Somebody hostile may leave out every other number, so all that is asked for each batch takes a
-    search, not a walk.
+    Read, not mapped: a writer that cuts a torn tail would kill whoever maps it. RunError if the
+    file exists and cannot be read.
     """
+    try:
+        with open_regular(path) as file:
+            # read() allocates as much as it is asked for, and an index may ask for terabytes.
+            size = os.fstat(file.fileno()).st_size
+            file.seek(start)
+            return file.read(max(0, min(size, size if end is None else end) - start))
+    except FileNotFoundError:
+        return b""
+    except OSError as problem:
+        raise unreadable(path, problem) from problem
 
-    __slots__ = ("_ends", "_starts")
 
-    def __init__(self, sequences: np.ndarray = _NONE) -> None:
-        ordered = np.sort(sequences.astype(np.int64))
-        breaks = np.flatnonzero(np.diff(ordered) > 1)
-        self._starts: list[int] = np.concatenate([ordered[:1], ordered[breaks + 1]]).tolist()
-        self._ends: list[int] = (np.concatenate([ordered[breaks], ordered[-1:]]) + 1).tolist()
+def unreadable(path: Path, problem: OSError) -> RunError:
+    """The error for a file that exists and cannot be read."""
+    reason = problem.strerror or str(problem)
+    return RunError(f"{path} cannot be read ({reason}): make it readable.", path=path)
 
-    @property
-    def start(self) -> int:
-        """The lowest number that is held."""
-        return self._starts[0] if self._starts else 0
 
-    @property
-    def end(self) -> int:
-        """One past the highest number that is held."""
-        return self._ends[-1] if self._ends else 0
+def good_payloads(folder: Path, table: Table, records: np.ndarray) -> tuple[list[bytes], int]:
+    """The payloads of one table's records, joined where they are adjacent, and how many.
 
-    @property
-    def gaps(self) -> tuple[tuple[int, int], ...]:
-        """What is missing below the highest held, as (first, one past the last)."""
-        ends = [0, *self._ends]
-        return tuple((a, b) for a, b in zip(ends, self._starts, strict=False) if a < b)
+    It ends before the first batch whose bytes do not match its record's checksum.
+    """
+    pieces: list[bytes] = []
+    good = 0
+    for stretch in stretches(records):
+        start, lengths = int(stretch["offset"][0]), stretch["length"].tolist()
+        data = read_region(table_file(folder, table), start, start + sum(lengths))
+        intact, end = _intact(data, lengths, stretch["crc"].tolist())
+        if intact:
+            pieces.append(data[:end])
+        good += intact
+        if intact < len(stretch):
+            break
+    return pieces, good
 
-    @property
-    def stretches(self) -> int:
-        """How many ranges there are: one, where nothing is missing."""
-        return len(self._starts)
 
-    def next_missing(self, number: int) -> int:
-        """The lowest number from this one on that is not held."""
-        place = bisect.bisect(self._starts, number) - 1
-        return max(number, self._ends[place]) if place >= 0 else number
+def stretches(records: np.ndarray) -> list[np.ndarray]:
+    """The records, split where there is a gap between their bytes: a failed write may leave one."""
+    offsets = records["offset"].astype(np.int64)
+    ends = offsets + records["length"]
+    breaks = np.flatnonzero(offsets[1:] != ends[:-1]) + 1
+    return np.split(records, breaks) if len(records) else []
 
-    def __contains__(self, sequence: int) -> bool:
-        return self.next_missing(sequence) != sequence
 
-    def add(self, sequence: int) -> None:
-        """Note that a number is held; one that was held already changes nothing."""
-        place = bisect.bisect(self._starts, sequence)  # the range before which it may be new
-        if place and sequence < self._ends[place - 1]:
-            return
-        touches_left = place > 0 and self._ends[place - 1] == sequence
-        touches_right = place < len(self._starts) and self._starts[place] == sequence + 1
-        if touches_left and touches_right:
-            del self._ends[place - 1], self._starts[place]
-        elif touches_left:
-            self._ends[place - 1] += 1
-        elif touches_right:
-            self._starts[place] -= 1
-        else:
-            self._starts.insert(place, sequence)
-            self._ends.insert(place, sequence + 1)
+def _intact(data: bytes, lengths: list[int], crcs: list[int]) -> tuple[int, int]:
+    """How many payloads, from the first on, are as they were written, and where they end."""
+    view = memoryview(data)
+    end = 0
+    for number, (length, crc) in enumerate(zip(lengths, crcs, strict=True)):
+        if end + length > len(data) or zlib.crc32(view[end : end + length]) != crc:
+            return number, end
+        end += length
+    return len(lengths), end
+
+
+def good_count(folder: Path, records: np.ndarray) -> int:
+    """How many records, from the first on, match their bytes, in every table."""
+    good = len(records)
+    for table in TABLES:
+        places = np.flatnonzero(records["table"] == table.number)
+        if not len(places):
+            continue
+        _, intact = good_payloads(folder, table, records[places])
+        if intact < len(places):
+            good = min(good, int(places[intact]))
+    return good

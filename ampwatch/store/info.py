@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ampwatch.errors import FutureRunError, NotARunError
+from ampwatch.files import open_regular, replace_file
 from ampwatch.rows import FORMAT
-from ampwatch.store.privacy import write_file
-from ampwatch.store.regular import open_regular
 
 RUN_FILE = "run.json"
 MAX_INFO_BYTES = 16 << 20
@@ -26,9 +25,9 @@ _ID = re.compile(r"[0-9a-f]{32}")
 class RunInfo:
     """Who ran what, when and with which settings.
 
-    Written once, when the run is created; an importer, which learns as it reads, describes the run
-    anew with `describe_run`. `notes` are sentences on what the record lacks, `marks` say of a
-    column how it is to be read (`rows.Mark`): both are a foreign log's.
+    Written once, when the run is created; an importer, which learns as it reads, replaces it with
+    `describe_run`. `notes` are sentences on what a foreign log lacks, `marks` say how to read a
+    column of one (`rows.Mark`).
     """
 
     id: str  # 32 hex digits
@@ -47,7 +46,7 @@ class RunInfo:
     marks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The text of run.json; what JSON lacks (inf, nan, objects) becomes a string."""
+        """The text of run.json; what JSON cannot hold (inf, nan, objects) becomes a string."""
         facts = {name: getattr(self, name) for name in self.__slots__}
         return json.dumps(_plain(facts, _MAX_DEPTH), indent=1, ensure_ascii=False)
 
@@ -61,9 +60,7 @@ class RunInfo:
             if name in values and not _fits(values[name], kind):
                 raise NotARunError(f"{RUN_FILE} is damaged: {name!r} is {values[name]!r:.80}.")
         if not _ID.fullmatch(str(values.get("id"))) or "name" not in values:
-            raise NotARunError(
-                f"{RUN_FILE} names no run: it lacks an id of 32 hex digits or a name."
-            )
+            raise NotARunError(f"{RUN_FILE} is damaged: it lacks an id of 32 hex digits or a name.")
         for name in ("command", "notes"):
             values[name] = tuple(str(word) for word in values.get(name, ()))
         values["marks"] = _marks(values.get("marks", {}))
@@ -92,15 +89,12 @@ def _marks(marks: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def describe_run(run_folder: Path, info: RunInfo) -> None:
-    """Replace a run's run.json; it is the old one or the new one at any moment."""
-    path = run_folder / RUN_FILE
-    draft = path.with_name(f".{RUN_FILE}.new")
-    write_file(draft, info.to_json().encode())
-    draft.replace(path)
+    """Replace a run's run.json; readers see the old one or the new one, whole."""
+    replace_file(run_folder / RUN_FILE, info.to_json().encode())
 
 
 def read_info(run_folder: Path) -> RunInfo:
-    """Read a run's run.json; raises NotARunError or FutureRunError with a sentence."""
+    """Read a run's run.json; raises NotARunError or FutureRunError."""
     path = run_folder / RUN_FILE
     try:
         with open_regular(path) as file:
@@ -122,15 +116,15 @@ def _parse(text: str | bytes) -> dict[str, Any]:
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError too
-        raise NotARunError(f"{RUN_FILE} is no JSON; the file is damaged or not ours.") from None
+        raise NotARunError(f"{RUN_FILE} is not JSON; the file is damaged or not ours.") from None
     if not isinstance(facts, dict):
-        raise NotARunError(f"{RUN_FILE} describes no run.")
+        raise NotARunError(f"{RUN_FILE} does not describe a run.")
     plain: dict[str, Any] = _plain(facts, _MAX_DEPTH)  # half a surrogate can be read, not printed
     return plain
 
 
 def _fits(value: object, kind: type) -> bool:
-    """Whether a value is of this kind; a whole number also one that a column could hold."""
+    """Whether a value is of this kind; a whole number must also fit a column."""
     if isinstance(value, int) and not 0 <= value < _NUMBERS_END:
         return False
     return _is_a(value, kind)
@@ -138,7 +132,7 @@ def _fits(value: object, kind: type) -> bool:
 
 def _refuse_future(number: object) -> None:
     if not _is_a(number, int):
-        raise NotARunError(f"{RUN_FILE} names no format; the file is damaged or not ours.")
+        raise NotARunError(f"{RUN_FILE} has no format number; the file is damaged or not ours.")
     assert isinstance(number, int)
     if number > FORMAT:
         raise FutureRunError(
@@ -151,7 +145,7 @@ def _is_a(value: object, kind: type) -> bool:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """The value in JSON's types; depth ends what refers to itself."""
+    """The value in JSON's types; `depth` ends the recursion of values that contain themselves."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
@@ -166,7 +160,7 @@ def _plain(value: Any, depth: int) -> Any:
 
 
 def _described(value: Any) -> str:
-    # The user's own __repr__ may do anything; a config that cannot be shown is no reason to stop.
+    # The user's own __repr__ may raise anything; a config that cannot be shown must not stop a run.
     try:
         return str(value)[:1000]
     except Exception:  # noqa: BLE001

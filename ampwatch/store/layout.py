@@ -1,4 +1,4 @@
-"""Where a run's files are, and how its folder comes to be.
+"""Where a run's files are, and how its folder is created.
 
 RUN/run.json, RUN/rank-N/<table>.arrows, RUN/rank-N/index, and once compacted RUN/rank-N/base.json
 with the Parquet files it names. A folder's name is the run's name made safe; no path ever comes
@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ampwatch.errors import NotARunError, RunError
+from ampwatch.files import make_run_folder, write_file
 from ampwatch.rows import Table
 from ampwatch.store.info import RUN_FILE, RunInfo, read_info
-from ampwatch.store.privacy import make_run_folder, write_file
 
 MAX_NAME_BYTES = 120  # file systems allow 255; "-12" and temporary names need room
 _MAX_SAME_NAME = 10_000
@@ -42,7 +42,7 @@ def table_file(folder: Path, table: Table) -> Path:
 
 
 def new_aside(folder: Path) -> Path:
-    """Where damaged files of a rank's folder go, before a writer cuts them."""
+    """A folder for the damaged files of a rank, which are kept before a writer cuts them."""
     number = 1
     while (aside := folder / f"{_ASIDE}{number}").exists():
         number += 1
@@ -69,12 +69,12 @@ def ranks_in(run_folder: Path) -> tuple[int, ...]:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # one that may not be looked at hides no other
+    except OSError:  # one folder without permission must not hide the others
         return False
 
 
 def safe_name(name: str) -> str:
-    """A folder's name for a run's: no separators, leading dots or reserved names; unicode kept."""
+    """A run's name as a folder's: no separators, leading dots or reserved names; unicode kept."""
     text = unicodedata.normalize("NFC", name)
     text = "".join("-" if unicodedata.category(char)[0] == "C" else char for char in text)
     text = _UNSAFE.sub("-", text).strip().lstrip(".")
@@ -85,9 +85,9 @@ def safe_name(name: str) -> str:
 
 
 def create_run(log_dir: Path, info: RunInfo, *, resume: bool = False) -> Path:
-    """The folder for the run, created or, for another rank of the same run, found.
+    """The run's folder: created, or found if another rank of the run was first.
 
-    A folder of that name with another run in it gives "-2", "-3" and so on. With `resume`, the
+    If a folder of that name holds another run, "-2", "-3" and so on is added. With `resume`, the
     newest run of that name is taken as it is: its run.json, and so its id, stay.
     """
     log_dir = Path(log_dir)
@@ -107,16 +107,16 @@ def create_run(log_dir: Path, info: RunInfo, *, resume: bool = False) -> Path:
 
 
 def sweep(log_dir: Path) -> None:
-    """Remove what a process killed while it created a run has left: an unnamed run.json, long ago.
+    """Remove what processes left that were killed, long ago, while they created a run.
 
-    A folder that has more in it, and so one that anybody writes, is left alone.
+    Such a folder is unnamed and holds a run.json at most; one that holds more is left alone.
     """
     try:
         left = [path for path in log_dir.iterdir() if _UNNAMED.fullmatch(path.name)]
     except OSError:
         return
     for folder in left:
-        with contextlib.suppress(OSError):  # it is another user's, or another process was first
+        with contextlib.suppress(OSError):  # another user's folder, or another process was first
             is_old = time.time() - folder.stat().st_mtime > _LEFT_S
             if is_old and {path.name for path in folder.iterdir()} <= {RUN_FILE}:
                 (folder / RUN_FILE).unlink(missing_ok=True)
@@ -124,7 +124,7 @@ def sweep(log_dir: Path) -> None:
 
 
 def _candidates(log_dir: Path, name: str) -> Iterator[Path]:
-    """One after the other: as a rule the first will do."""
+    """The folders to try, in order; the first is usually free."""
     stem = safe_name(name)
     yield log_dir / stem
     for number in range(2, _MAX_SAME_NAME):
@@ -178,5 +178,5 @@ def _id_in(folder: Path) -> str | None:
         return read_info(folder).id
     except NotARunError:
         return None
-    except RunError:  # a newer format: a run all the same, only not ours to join
+    except RunError:  # a run of a newer format, which this process cannot join
         return ""

@@ -17,20 +17,22 @@ from ampwatch.codec import decode_stream, refuse_other_packing, stream_head
 from ampwatch.errors import CodecError, RunError
 from ampwatch.rows import SCHEMAS, TABLES, Table
 from ampwatch.store import locks
-from ampwatch.store.base_file import BASE_FILE
 from ampwatch.store.columns import refuse_unplaced
+from ampwatch.store.compacted_log import BASE_FILE
 from ampwatch.store.index import (
     HEADER_BYTES,
     INDEX_FILE,
     RECORD,
     RECORD_BYTES,
     Header,
+    good_payloads,
     read_header,
     read_records,
+    read_region,
+    stretches,
     without_overlap,
 )
 from ampwatch.store.layout import table_file
-from ampwatch.store.payloads import good_payloads, read_region, stretches
 
 _NO_RECORDS = np.empty(0, RECORD)
 _INDEX_PART = RECORD_BYTES << 16  # an index is as long as its good records, not as its file

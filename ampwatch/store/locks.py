@@ -1,47 +1,53 @@
-"""One lock a rank: who writes it holds it, and compaction must hold it to replace its files.
+"""One lock a rank: its writer holds it, and compaction must hold it to replace the files.
 
-The lock is the operating system's, on RUN/rank-N/lock, so it dies with its holder. Where a file
-system has no locks (some network shares), writing goes on without, and compaction refuses.
-A lock taken before a fork is held until the last of the processes has ended.
+The lock is the operating system's, on RUN/rank-N/lock, so it ends with the process that holds it.
+Where a file system has no locks (some network shares), rows are written without one, and compaction
+refuses. A lock taken before a fork is held until the last of the processes has ended.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import time
 from pathlib import Path
 
 from ampwatch.errors import RunInUseError
+from ampwatch.files import open_file
+from ampwatch.retry import retry
 from ampwatch.store.layout import rank_folder, ranks_in
-from ampwatch.store.privacy import open_file
 
 LOCK_FILE = "lock"
 _HELD = {errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK}
-_POLL_S = 0.02
-_AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # a pipe in its place would hold us for ever
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe in its place would block for ever
 
 
 def hold(folder: Path, *, wait_s: float = 0.0, required: bool = False) -> int:
-    """Take the lock of a rank's folder and return its descriptor; closing it lets go.
+    """Take the lock of a rank's folder and return its descriptor; closing it releases the lock.
 
     Raises RunInUseError when another process holds it for longer than `wait_s`, and, if the lock
     is `required`, where the file system has none.
     """
-    flags = os.O_RDWR | _AT_ONCE | getattr(os, "O_NOFOLLOW", 0)
+    flags = os.O_RDWR | _NO_WAIT | getattr(os, "O_NOFOLLOW", 0)
     descriptor = open_file(folder / LOCK_FILE, flags)
     try:
-        _wait_for(descriptor, folder, wait_s=wait_s, required=required)
+        is_ours = retry(lambda: _try(descriptor, folder, required=required), wait_s)
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor
+    if is_ours:
+        return descriptor
+    os.close(descriptor)
+    raise RunInUseError(
+        f"{folder} is being written by another process: wait until that ends, or give this run "
+        f"another name.",
+        path=folder,
+    )
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a writer holds the lock of a rank's folder; False where that cannot be known."""
+    """Whether a writer holds the lock of a rank's folder; False if that cannot be known."""
     try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | _AT_ONCE)
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | _NO_WAIT)
     except OSError:
         return False
     try:
@@ -51,20 +57,8 @@ def is_held(folder: Path) -> bool:
 
 
 def is_written(run_folder: Path) -> bool:
-    """Whether a process holds any rank of a run open to write; False where that cannot be known."""
+    """Whether a process is writing any rank of a run; False if that cannot be known."""
     return any(is_held(rank_folder(run_folder, rank)) for rank in ranks_in(run_folder))
-
-
-def _wait_for(descriptor: int, folder: Path, *, wait_s: float, required: bool) -> None:
-    deadline = time.monotonic() + wait_s
-    while not _try(descriptor, folder, required=required):
-        if time.monotonic() >= deadline:
-            raise RunInUseError(
-                f"{folder} is being written by another process: wait for its end, or give this "
-                f"run another name.",
-                path=folder,
-            )
-        time.sleep(_POLL_S)
 
 
 def _try(descriptor: int, folder: Path, *, required: bool, shared: bool = False) -> bool:
@@ -75,8 +69,8 @@ def _try(descriptor: int, folder: Path, *, required: bool, shared: bool = False)
             return False
         if required:
             raise RunInUseError(
-                f"{folder} is on a file system without locks, so whether it is still written "
-                f"cannot be known: copy the run to a local disk first.",
+                f"{folder} is on a file system without locks, so ampwatch cannot know whether it "
+                f"is still being written: copy the run to a local disk first.",
                 path=folder,
             ) from problem
     return True
@@ -92,5 +86,5 @@ except ImportError:  # Windows
     import msvcrt
 
     def _lock(descriptor: int, *, shared: bool) -> None:  # noqa: ARG001
-        # A byte's lock, and there is no shared kind; a reader's trial lasts microseconds.
+        # Windows locks a byte and has no shared lock; a reader holds it for microseconds.
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]

@@ -14,12 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from ampwatch.errors import FutureRunError, RunError
+from ampwatch.ranges import Ranges
 from ampwatch.rows import SCHEMAS, TABLES, EventKind, Table
 from ampwatch.store import locks
-from ampwatch.store.base import Base
-from ampwatch.store.base_file import BASE_FILE
+from ampwatch.store.compacted_log import BASE_FILE, CompactedLog
 from ampwatch.store.copy_notes import CopyNote, what_lacks
-from ampwatch.store.index import Held
 from ampwatch.store.layout import asides_in
 from ampwatch.store.live import LiveLog
 
@@ -159,9 +158,9 @@ class RankLog:
                 return
         raise RunError(f"{self.folder} changes too fast to be read.", path=self.folder)
 
-    def _load_base(self) -> Base | None:
+    def _load_base(self) -> CompactedLog | None:
         try:
-            return Base.load(self.folder)
+            return CompactedLog.load(self.folder)
         except FutureRunError:
             raise
         except RunError as problem:
@@ -172,7 +171,7 @@ class RankLog:
         self._live = LiveLog(self.folder, self.generation)
         self._marks = list(self._base.marks) if self._base else []
         self._events_seen = self._base_rows(Table.EVENTS)
-        self._held = Held(self._base.sequences) if self._base else Held()
+        self._held = Ranges.of_numbers(self._base.sequences) if self._base else Ranges()
         self._extend()
 
     def _extend(self) -> bool:

@@ -12,7 +12,7 @@ import pyarrow.parquet
 
 from ampwatch.errors import RunError
 from ampwatch.rows import SCHEMAS, Table
-from ampwatch.store import extras, public
+from ampwatch.store import public_columns as public
 from ampwatch.store.copy_notes import read_copies
 from ampwatch.store.info import RunInfo, read_info
 from ampwatch.store.layout import rank_folder, ranks_in
@@ -235,13 +235,13 @@ class Run:
         return public.LayerFacts.of(View(Table.LAYER_INFO, _ALL_INFO).update([]))
 
     def _extra_names(self) -> dict[str, str]:
-        return extras.column_names(self._stored(Table.EXTRAS, _ALL_EXTRAS))
+        return public.scalar_names(self._stored(Table.EXTRAS, _ALL_EXTRAS))
 
     def _with_extras(self, found: pa.Table, rows: pa.Table, names: Sequence[str]) -> pa.Table:
         users = self._extra_names()
         joined = [name for name in names if name in users]
         long_rows = self._stored(Table.EXTRAS, _ALL_EXTRAS)
-        added = extras.join(rows, long_rows, [users[name] for name in joined])
+        added = public.join_scalars(rows, long_rows, [users[name] for name in joined])
         for name, values in zip(joined, added, strict=True):
             found = found.append_column(name, values)
         return found.select(list(names))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import zlib
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,15 +16,17 @@ import numpy as np
 
 from ampwatch.codec import Batch, stream_head
 from ampwatch.errors import RunError
+from ampwatch.files import make_folder, make_run_folder, open_file, size_of
+from ampwatch.ranges import Ranges
 from ampwatch.rows import TABLES, Table
 from ampwatch.store import locks
-from ampwatch.store.base import Base
+from ampwatch.store.compacted_log import CompactedLog
 from ampwatch.store.index import (
     HEADER_BYTES,
     INDEX_FILE,
     RECORD_BYTES,
     Header,
-    Held,
+    good_count,
     pack_header,
     pack_record,
     read_header,
@@ -31,8 +34,6 @@ from ampwatch.store.index import (
 )
 from ampwatch.store.info import RUN_FILE, RunInfo, describe_run, read_info
 from ampwatch.store.layout import new_aside, rank_folder, table_file
-from ampwatch.store.payloads import good_count, read_payload
-from ampwatch.store.privacy import make_folder, make_run_folder, open_file
 
 # A compaction holds the lock for the moment in which it swaps files.
 _LOCK_WAIT_S = 5.0
@@ -41,26 +42,26 @@ _LOCK_WAIT_S = 5.0
 class RankWriter:
     """Appends one rank's rows; used by one thread at a time.
 
-    Opening cuts a torn tail back to the last good batch, and takes the rank's lock: RunInUseError
-    if another process writes this rank. Every failure to write is a RunError with a sentence.
-    With `info` it can begin anew where its folder was taken away.
+    Opening takes the rank's lock (RunInUseError if another process writes this rank) and cuts a
+    torn tail back to the last good batch. Every failure to write is a RunError. With `info` the
+    writer can start again if its folder is deleted or moved.
     """
 
     def __init__(self, run_folder: Path, rank: int, info: RunInfo | None = None) -> None:
         self._folder = rank_folder(Path(run_folder), rank)
         self._info = info
         self._lock = -1
-        self._fate = ""  # of the files that were taken away
-        self._from = 0  # a log begun anew has no numbers below
+        self._fate = ""  # of files that were deleted or moved
+        self._from = 0  # a log that was started again has no lower numbers
         self._begin()
 
     def _begin(self) -> None:
         self._files: dict[Table, _File] = {}
         self._index = _File(None)
-        self._base: Base | None = None
+        self._base: CompactedLog | None = None
         self._first = self._count = 0  # the live index: its first sequence, its records
         self._in_order = True  # whether a record's position gives its sequence
-        self._held = Held()
+        self._held = Ranges()
         try:
             make_folder(self._folder)
             self._lock = locks.hold(self._folder, wait_s=_LOCK_WAIT_S)
@@ -86,13 +87,13 @@ class RankWriter:
         return self._held.gaps
 
     @property
-    def stretches(self) -> int:
-        """How many unbroken stretches of numbers a copy holds."""
-        return self._held.stretches
+    def ranges(self) -> int:
+        """How many unbroken ranges of numbers a copy holds."""
+        return len(self._held)
 
     @property
     def open_files(self) -> int:
-        """How many files it holds open: the lock's, the index's, and one a table."""
+        """How many files it holds open: the lock, the index, and one a table."""
         return 2 + len(self._files)
 
     def next_missing(self, sequence: int) -> int:
@@ -100,7 +101,7 @@ class RankWriter:
         return self._held.next_missing(sequence)
 
     def is_in_place(self) -> bool:
-        """Whether its files still stand where it opened them: not deleted, moved or replaced."""
+        """Whether its files are still where it opened them: not deleted, moved or replaced."""
         if self._lock < 0:
             return False
         try:
@@ -110,9 +111,9 @@ class RankWriter:
         return os.path.samestat(here, os.fstat(self._lock))
 
     def begin_anew(self) -> str | None:
-        """Put the log in its place again; what became of the rows, None if they are still there.
+        """Create the log again in its place; returns the fate of its rows, None if they are there.
 
-        Numbers go on. RunError if it cannot be; it may be asked again, and nothing else until then.
+        Numbers go on. After a RunError, nothing but this may be called.
         """
         if self._lock >= 0:
             self._from, self._fate = self.next_sequence, _fate(self._lock)
@@ -122,10 +123,10 @@ class RankWriter:
         return None if self._held.end >= self._from else self._fate
 
     def append(self, batch: Batch, sequence: int | None = None) -> int:
-        """Write a batch and return its sequence number; once returned it is acknowledged.
+        """Write a batch and return its sequence number; the batch is then acknowledged.
 
-        A recorder gives the sequence the sender gave; it may come out of order, and one that is
-        held already is not written again. After a RunError the log is as it was before.
+        A recorder passes the sender's sequence, in any order; a batch that is held already is not
+        written again. After a RunError the log is as it was before.
         """
         number = self.next_sequence if sequence is None else sequence
         if number in self._held:
@@ -156,7 +157,7 @@ class RankWriter:
             raise RunError(f"{self._folder} cannot be read: {problem}", path=self._folder) from None
 
     def close(self) -> None:
-        """Close the files and let the lock go; idempotent."""
+        """Close the files and release the lock; idempotent."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -165,12 +166,12 @@ class RankWriter:
             os.close(self._lock)
             self._lock = -1
 
-    # --- beginning anew --------------------------------------------------------------------------
+    # --- starting again --------------------------------------------------------------------------
 
     def _stand_again(self, run_folder: Path) -> None:
-        """The run's folder with its run.json, unless another run has taken its place."""
+        """Create the run's folder and run.json again, unless another run has taken their place."""
         if self._info is None:
-            raise RunError(f"{run_folder} was taken away.", path=run_folder)
+            raise RunError(f"{run_folder} was deleted or moved.", path=run_folder)
         try:
             run_folder.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
@@ -185,13 +186,13 @@ class RankWriter:
     # --- opening ---------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self._base = Base.load(self._folder)
+        self._base = CompactedLog.load(self._folder)
         self._index = _File(self._folder / INDEX_FILE)
         data = self._index.read(0, self._index.size)
         header = read_header(data, self._folder / INDEX_FILE)
         generation = self._base.generation if self._base else 0
         if header is None or header.generation < generation:
-            # No index, a foreign one, or one that a killed compaction left: nothing in it counts.
+            # No index, a foreign one, or one left by a killed compaction: nothing in it counts.
             header = self._restart(keep_aside=header is None and self._has_data())
             data = b""
         self._first = header.first_sequence
@@ -212,7 +213,7 @@ class RankWriter:
         """Cut the index and every table back to the last batch that all agree on."""
         good = good_count(self._folder, records)
         left = data[HEADER_BYTES + good * RECORD_BYTES :].rstrip(b"\0")
-        if len(left) > RECORD_BYTES:  # not merely a torn tail, or the zeros of a power cut
+        if len(left) > RECORD_BYTES:  # more than a torn tail, or the zeros of a power cut
             self._set_aside()
         kept = records[:good]
         if data:
@@ -224,20 +225,20 @@ class RankWriter:
                 self._file(table).cut(end or len(stream_head(table)))
         live = kept["sequence"].astype(np.int64)
         compacted = self._base.sequences if self._base else live[:0]
-        self._held = Held(np.concatenate([compacted, live]))
-        if self._base is None:  # a log that was begun anew, and is opened again
+        self._held = Ranges.of_numbers(np.concatenate([compacted, live]))
+        if self._base is None:  # a log that was started again, and is now opened again
             self._from = max(self._from, self._first)
-        elif self._info is not None:  # of a trainer's own log nothing is to come from before
+        elif self._info is not None:  # a trainer's own log gets no batches from before its first
             self._from = max(self._from, self._held.start)
         self._count = good
         self._in_order = bool(np.array_equal(live, self._first + np.arange(good)))
 
     def _has_data(self) -> bool:
-        sizes = (_size(table_file(self._folder, table)) for table in TABLES)
+        sizes = (size_of(table_file(self._folder, table)) for table in TABLES)
         return self._index.size > 0 or any(sizes)
 
     def _set_aside(self) -> None:
-        """Keep a copy of damaged files before they are cut: they may hold good batches beyond."""
+        """Copy damaged files before they are cut: good batches may follow the damage."""
         aside = new_aside(self._folder)
         make_folder(aside)
         for path in self._folder.iterdir():
@@ -245,7 +246,7 @@ class RankWriter:
                 shutil.copy2(path, aside)
 
     def _file(self, table: Table) -> _File:
-        """The table's file, beginning with its schema."""
+        """The table's file, which begins with its schema."""
         if table not in self._files:
             file = _File(table_file(self._folder, table))
             self._files[table] = file
@@ -258,25 +259,28 @@ class RankWriter:
 
     # --- replay ----------------------------------------------------------------------------------
 
-    def _live_from(self, sequence: int, max_bytes: int) -> list[tuple[int, Batch]]:
+    def _live_from(self, start: int, max_bytes: int) -> list[tuple[int, Batch]]:
         found: list[tuple[int, Batch]] = []
         taken = 0
-        for record in self._records_from(sequence):
+        for record in self._records_from(start):
             if found and taken + int(record["length"]) > max_bytes:
                 break
             table = TABLES[int(record["table"])]
-            payload = read_payload(self._file(table), record)
-            found.append((int(record["sequence"]), Batch(table, int(record["rows"]), payload)))
+            sequence = int(record["sequence"])
+            payload = self._file(table).read(int(record["offset"]), int(record["length"]))
+            if zlib.crc32(payload) != int(record["crc"]):
+                raise RunError(f"Batch {sequence} is damaged on disk.")
+            found.append((sequence, Batch(table, int(record["rows"]), payload)))
             taken += len(payload)
         return found
 
     def _records_from(self, sequence: int) -> np.ndarray:
-        """A stretch of records, in order of sequence, beginning with the one asked for."""
+        """Some records, in order of sequence, from the one asked for on."""
         if self._in_order:
             position = max(0, sequence - self._first)
-            stretch = min(_REPLAY_RECORDS, self._count - position)
+            count = min(_REPLAY_RECORDS, self._count - position)
             start = HEADER_BYTES + position * RECORD_BYTES
-            return read_records(self._index.read(start, max(0, stretch) * RECORD_BYTES))
+            return read_records(self._index.read(start, max(0, count) * RECORD_BYTES))
         records = read_records(self._index.read(HEADER_BYTES, self._count * RECORD_BYTES))
         records = records[records["sequence"] >= sequence]
         return records[np.argsort(records["sequence"])][:_REPLAY_RECORDS]
@@ -331,21 +335,14 @@ class _File:
 
 
 def _fate(lock: int) -> str:
-    """What became of the files that a descriptor's is one of."""
+    """What happened to the files of which this lock's is one."""
     return "deleted" if os.fstat(lock).st_nlink == 0 else "moved away"
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _fail(folder: Path, problem: OSError) -> NoReturn:
     reason = problem.strerror or str(problem)
     raise RunError(
-        f"{folder} cannot be written ({reason}): rows are not kept until it can be; "
-        f"free some space, or choose another log_dir.",
+        f"{folder} cannot be written ({reason}), so rows are being lost: free some space, or "
+        f"choose another log_dir.",
         path=folder,
     ) from problem

@@ -140,11 +140,11 @@ def test_a_trainer_finds_a_recorder_of_another_key_that_it_was_told_of(tmp_path,
 
 HEADER = pack(Frame(Kind.BEAT, RUN, 0))[0]
 BAD = {
-    "no frame at all": ([b"GET / HTTP/1.1"], "no frame of ampwatch"),
-    "nothing": ([b""], "no frame of ampwatch"),
+    "no frame at all": ([b"GET / HTTP/1.1"], "not a frame of ampwatch"),
+    "nothing": ([b""], "not a frame of ampwatch"),
     "too many parts": ([HEADER, b"", b""], "3 parts"),
-    "a cut header": ([HEADER[:-1]], "A header of"),
-    "a frame that only a recorder sends": (pack(Frame(Kind.ACK, RUN, 0)), "only a recorder"),
+    "a cut header": ([HEADER[:-1]], "A header has"),
+    "a frame that only a recorder sends": (pack(Frame(Kind.ACK, RUN, 0)), "Only a recorder"),
     "an unknown kind": ([HEADER[:3] + b"\x63" + HEADER[4:]], "unknown kind 99"),
     "a payload that is not due": ([HEADER, b"x"], "too large"),
     "a number beyond all bounds": (pack(Frame(Kind.BEAT, RUN, 0, sequence=1 << 63)), "bounds"),

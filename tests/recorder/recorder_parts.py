@@ -14,9 +14,9 @@ import zmq
 from ampwatch import feed, store
 from ampwatch.codec import encode
 from ampwatch.feed.frames import Frame, Kind, pack, unpack
-from ampwatch.recorder.heard import Heard
-from ampwatch.recorder.messages import Noted, Woken
+from ampwatch.recorder.process import NewRows, Noted
 from ampwatch.recorder.recording import Recording
+from ampwatch.recorder.status import RecorderStatus
 from ampwatch.rows import FORMAT, Table
 from ampwatch.store.index import RECORD_BYTES
 
@@ -28,7 +28,7 @@ class Here:
     """What runs in a recorder's process, in a thread of this one; asked as a Recorder is."""
 
     def __init__(self, directory, endpoint=ANY_PORT, on_rows=lambda folder: None, limits=None):
-        self._heard = Heard()
+        self._status = RecorderStatus()
         self._on_rows = on_rows
         self.notes = ()
         keys = feed.find_security(endpoint)
@@ -42,19 +42,19 @@ class Here:
 
     @property
     def runs(self):
-        return self._heard.runs
+        return self._status.runs
 
     @property
     def stats(self):
-        return self._heard.stats
+        return self._status.stats
 
     def _take(self, message):
         if isinstance(message, Noted):
             self.notes = tuple(dict.fromkeys([*self.notes, message.sentence]))
-        elif isinstance(message, Woken):
+        elif isinstance(message, NewRows):
             self._on_rows(message.folder)
         else:
-            self._heard.take(message)
+            self._status.take(message)
 
     def __enter__(self):
         self._thread.start()
@@ -194,7 +194,7 @@ class Peer:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.rcvhwm = self._socket.sndhwm = 0  # it waits for nobody
-        feed.find_security(endpoint).dress_sender(self._socket)
+        feed.find_security(endpoint).configure_trainer(self._socket)
         self._socket.connect(endpoint)
         self.tokens = {}  # by run id: what the last request asks rows to bear
         self.filed = {}  # by run id: everything below is filed

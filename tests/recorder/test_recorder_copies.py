@@ -5,7 +5,7 @@ from recorder_parts import Here, Trainer, eventually, free_endpoint, until_ackno
 
 from ampwatch import store
 from ampwatch.codec import encode
-from ampwatch.recorder.copies import place
+from ampwatch.recorder.copies import copy_in
 from ampwatch.rows import Table
 
 
@@ -53,18 +53,18 @@ def test_a_recorder_killed_as_it_makes_a_copys_folder_leaves_what_the_next_one_g
         raise Killed
 
     info = store.RunInfo(id="ab" * 16, name="run")
-    copy = place(tmp_path, info, rank=0, head=0)
+    copy = copy_in(tmp_path, info, rank=0, head=0)
     monkeypatch.setattr("ampwatch.recorder.copies.make_folder", make_and_die)
     with pytest.raises(Killed):
         copy.open()
-    assert place(tmp_path, info, rank=0, head=0).is_copy
+    assert copy_in(tmp_path, info, rank=0, head=0).is_copy
 
 
 def test_a_copy_that_was_let_go_still_takes_note_of_what_is_lost(tmp_path):
-    copy = place(tmp_path, store.RunInfo(id="ab" * 16, name="run"), rank=0, head=0)
+    copy = copy_in(tmp_path, store.RunInfo(id="ab" * 16, name="run"), rank=0, head=0)
     for number in (0, 3):
         copy.file(number, encode(Table.EXTRAS, {"step": [1], "name": ["x"], "value": [1.0]}))
     copy.close()
     assert copy.lose(1, 3)
-    assert (copy.filed, copy.gaps) == (4, [(1, 3)])
+    assert (copy.filed, list(copy.lost)) == (4, [(1, 3)])
     copy.close()

@@ -39,7 +39,7 @@ def test_a_key_has_so_many_ranks_at_once_and_the_next_is_told_why_it_waits(copie
         for run_id in runs:
             peer.hello(run_id)
         eventually(lambda: len(peer.tokens) == 3 and len(peer.refused) == 2, peer.hear)
-        assert "follows 3 ranks at once with one key" in peer.refused[runs[4]]
+        assert "follows at most 3 ranks with one key" in peer.refused[runs[4]]
         assert feed.own_keys().public.hex() in peer.refused[runs[4]]
         eventually(lambda: recorder.notes)
         assert recorder.notes[0].startswith(f"run {runs[3]}, rank 0 is not recorded: This recorder")
@@ -72,11 +72,11 @@ def test_no_more_ranks_than_all_keys_may_have_are_followed(copies, peer_of):
         for run_id in run_ids(3):
             peer.hello(run_id)
         eventually(lambda: len(peer.tokens) == 2 and len(peer.refused) == 1, peer.hear)
-        assert "follows 2 ranks at once, and that many send" in peer.refused[run_ids(3)[2]]
+        assert "follows at most 2 ranks, and that many are sending" in peer.refused[run_ids(3)[2]]
 
 
 def test_rows_beyond_too_many_holes_wait_for_those_below_them(copies, peer_of, monkeypatch):
-    monkeypatch.setattr("ampwatch.recorder.copies._MOST_STRETCHES", 5)
+    monkeypatch.setattr("ampwatch.recorder.copies._MOST_RANGES", 5)
     [run_id] = run_ids(1)
     with Here(copies) as recorder:
         peer = peer_of(recorder.endpoint)

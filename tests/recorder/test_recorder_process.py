@@ -132,7 +132,7 @@ context, peers = zmq.Context(), []
 for _ in range(30):
     peer = context.socket(zmq.DEALER)
     peer.linger, peer.sndhwm, peer.sndbuf, peer.heartbeat_ivl = 0, 4, 4096, 1
-    feed.find_security(sys.argv[1]).dress_sender(peer)
+    feed.find_security(sys.argv[1]).configure_trainer(peer)
     peer.connect(sys.argv[1])
     run = secrets.token_hex(16)
     hello = feed.Hello(run, 0, "{}", 1, "0").to_bytes()

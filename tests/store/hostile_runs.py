@@ -26,7 +26,7 @@ from ampwatch import diagnose
 from ampwatch.errors import AmpwatchError
 from ampwatch.rows import Table
 from ampwatch.store import RankWriter, compact, list_runs, open_run
-from ampwatch.store.base_file import seal
+from ampwatch.store.compacted_log import seal
 from ampwatch.store.copy_notes import CopyNote, write_copies
 from ampwatch.store.index import HEADER_BYTES, RECORD, RECORD_BYTES, Header, pack_header
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from store_samples import OTHER_ID, event, info, steps, write_run
 
-from ampwatch.store import RankWriter, compact, create_run, list_runs, register_run, state_folder
+from ampwatch.environment import state_folder
+from ampwatch.store import RankWriter, compact, create_run, list_runs, register_run
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 from store_samples import event, info, layer_info, layers, steps, write_run
 
 from ampwatch.codec import decode
@@ -209,6 +210,36 @@ def test_many_row_groups_are_one_table(tmp_path: Path, monkeypatch) -> None:
     writer = RankWriter(run, 0)
     assert [number for number, _ in writer.read_from(3, 1 << 30)] == list(range(3, 30))
     writer.close()
+
+
+@pytest.mark.parametrize("page_checksums", [False, True], ids=["as now", "as it was"])
+def test_damage_in_one_chunk_costs_only_the_rows_from_its_group_on(
+    tmp_path: Path, monkeypatch, page_checksums: bool
+) -> None:
+    """base.json's checksums are enough: nothing read those that Parquet can keep itself."""
+    run = write_run(tmp_path, 9)
+    rows = everything(open_run(run))
+    options = compaction._parquet_options
+    monkeypatch.setattr(compaction, "ROW_GROUP_ROWS", 16)
+    monkeypatch.setattr(
+        compaction, "_parquet_options",
+        lambda schema: options(schema) | {"write_page_checksum": page_checksums},
+    )  # fmt: skip
+    compact(run)
+    assert everything(open_run(run)) == rows
+    [file] = (run / "rank-0").glob("steps-*.parquet")
+    data = bytearray(file.read_bytes())
+    column = parquet.read_schema(file).names.index("loss")
+    chunk = parquet.read_metadata(file).row_group(3).column(column)
+    data[chunk.data_page_offset + chunk.total_compressed_size - 1] ^= 1
+    file.write_bytes(data)
+    assert open_run(run).read("steps", ["step", "lrs"]).num_rows == 90  # another column's chunk
+    found = open_run(run)
+    assert found.read("steps", ["step", "loss"]).to_pylist() == [
+        {"step": row["step"], "loss": row["loss"]} for row in rows[Table.STEPS][:48]
+    ]
+    assert "steps is damaged in its compacted part after row 48" in found.notes[0]
+    assert found.layers.num_rows == len(rows[Table.LAYERS])
 
 
 def test_a_copy_with_a_gap_is_compacted_and_can_still_be_filled(tmp_path: Path) -> None:

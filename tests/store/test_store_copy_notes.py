@@ -9,8 +9,8 @@ from ampwatch import store
 from ampwatch.store import COPY_FILE, CopyNote
 
 STOPS = (
-    "Rank 0: this copy stops before batch 8, without an end mark; what the trainer wrote from "
-    "there on is in the trainer's own log only."
+    "Rank 0: this copy stops before batch 8, without an end mark; what the trainer wrote after "
+    "that is in the trainer's own log only."
 )
 
 

@@ -32,10 +32,9 @@ from ampwatch.store import (
     open_run,
     summarize,
 )
-from ampwatch.store.base_file import seal
+from ampwatch.store.compacted_log import seal
 from ampwatch.store.compaction import _parquet_options, _vouch
-from ampwatch.store.index import HEADER_BYTES, RECORD, Held, read_records
-from ampwatch.store.payloads import read_region
+from ampwatch.store.index import HEADER_BYTES, RECORD, read_records, read_region
 
 ROUNDS = 3
 
@@ -300,12 +299,3 @@ def test_a_batch_that_is_packed_beyond_all_measure_is_refused(tmp_path: Path) ->
     with pytest.raises(RunError, match="did not write"):
         open_run(run).read("steps", ["loss"])
     assert summarize(run).problem
-
-
-def test_many_sparse_numbers_are_held_in_no_time() -> None:
-    held = Held()
-    for number in range(7, 60_007, 2):
-        held.add(number)
-    assert len(held.gaps) == 30_000
-    assert (9 in held, 10 in held) == (True, False)
-    assert len(Held(np.arange(7, 60_007, 2)).gaps) == 30_000

@@ -12,7 +12,7 @@ from ampwatch.codec import encode
 from ampwatch.errors import RunError
 from ampwatch.rows import Table
 from ampwatch.store import RankWriter, create_run, open_run
-from ampwatch.store.public import PUBLIC_NAMES
+from ampwatch.store.public_columns import PUBLIC_NAMES
 from ampwatch.store.views import View
 
 

@@ -9,7 +9,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
@@ -19,7 +18,7 @@ from ampwatch.codec import decode
 from ampwatch.errors import FutureRunError, RunError, RunInUseError
 from ampwatch.rows import SCHEMAS, Table
 from ampwatch.store import RankWriter, compact, create_run, open_run
-from ampwatch.store.index import HEADER_BYTES, RECORD_BYTES, Held
+from ampwatch.store.index import HEADER_BYTES, RECORD_BYTES
 
 
 @pytest.fixture
@@ -304,23 +303,3 @@ def test_a_killed_start_that_left_an_empty_stream_is_repaired(tmp_path: Path) ->
     writer.close()
     with pa.OSFile(str(run / "rank-0" / "devices.arrows")) as file:
         assert pa.ipc.open_stream(file).read_all().num_rows == 0
-
-
-def test_what_is_held_is_known_however_many_numbers_are_left_out():
-    """Against a plain set, in three orders."""
-    rng = np.random.default_rng(0)
-    for numbers in (range(7, 407, 2), range(405, 5, -2), rng.permutation(300)[:200].tolist()):
-        held, truth = Held(), set()
-        for number in numbers:
-            held.add(number)
-            held.add(number)
-            truth.add(number)
-            missing = [n for n in range(max(truth) + 1) if n not in truth]
-            assert held.next_missing(0) == (missing[0] if missing else max(truth) + 1)
-            assert held.next_missing(number) not in truth
-            assert held.end == max(truth) + 1
-        assert [n for first, after in held.gaps for n in range(first, after)] == missing
-        assert [n for n in range(500) if n in held] == sorted(truth)
-        again = Held(np.array(sorted(truth)))
-        assert (again.gaps, again.stretches) == (held.gaps, held.stretches)
-    assert Held().next_missing(0) == Held().end == 0

@@ -1,14 +1,16 @@
-"""One switch for `attach` and `ampwatch run`."""
+"""One switch for `attach` and `ampwatch run`, one folder for what belongs to the user."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import ampwatch
-from ampwatch.switch import switched_off
+from ampwatch.environment import state_folder, switched_off
 
 # Prepares as `ampwatch run` does and says what that has loaded or left in wait.
 PREPARED = """
@@ -38,3 +40,9 @@ def test_a_script_is_left_alone_by_the_same_words_and_torch_is_its_own_to_load(m
         child = [sys.executable, "-c", PREPARED]
         said[word] = subprocess.run(child, capture_output=True, text=True, check=True).stdout
     assert said == {"1": "False True\n", "off": "False False\n", "False": "False False\n"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the folder of POSIX systems")
+def test_the_users_folder_is_where_the_system_keeps_state(tmp_path):
+    assert state_folder({"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "ampwatch"
+    assert state_folder({}) == Path.home() / ".local" / "state" / "ampwatch"

@@ -1,7 +1,7 @@
-"""Stored rows as the public ones: numbers become names, layers learn what they are, extras join.
+"""Stored rows as public ones: numbers become names; facts of layers and users' scalars are joined.
 
-A layer's name and facts hold from the step they were logged at until they change; a layer seen
-before its first row of facts takes that row.
+A layer's name and facts hold from the step they were logged at until they change; a layer that
+appears before its first row of facts takes that row.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import pyarrow as pa
 
 from ampwatch.codec import column
 from ampwatch.rows import DTYPES, SCHEMAS, Table
-from ampwatch.store.columns import integers, joined, masked
-from ampwatch.store.views import ATTEMPT, RANK
+from ampwatch.store.columns import integers, joined, masked, raw, valid
+from ampwatch.store.views import ATTEMPT, RANK, step_keys
+
+CLASH_SUFFIX = "_logged"
 
 _FACTS = (
     "order", "kind", "trainable", "param_group", "weight_shape", "rows", "flops", "observed",
@@ -25,7 +27,7 @@ _DTYPE_COLUMNS = {name for name in _FACTS if name.endswith("_dtype")} | {"autoca
 
 
 def _names_of(table: Table) -> tuple[str, ...]:
-    """The public columns in their order: `rank` after what places the row."""
+    """The public columns in their order: `rank` comes after the step and the time."""
     names = list(SCHEMAS[table].names)
     places = [name for name in ("step", "time_ns") if name in names]
     rest = [name for name in names if name not in places]
@@ -71,7 +73,7 @@ def publish(table: Table, rows: pa.Table, names: Sequence[str], layers: LayerFac
 
 
 def with_dtype_names(rows: pa.Table) -> pa.Table:
-    """Stored rows, their data types by name."""
+    """Stored rows with the names of data types instead of their numbers."""
     columns = [_dtype_or_same(name, rows.column(name)) for name in rows.column_names]
     return pa.Table.from_arrays(columns, names=rows.column_names)
 
@@ -179,3 +181,47 @@ def _with_step(positions: np.ndarray, rows: pa.Table) -> np.ndarray:
     steps = np.clip(integers(rows.column("step")), 0, (1 << _STEP_BITS) - 1)
     keys: np.ndarray = (positions << _STEP_BITS) + steps
     return keys
+
+
+# --- the user's scalars, logged as long rows (step, name, value) ----------------------------------
+
+
+def scalar_names(rows: pa.Table) -> dict[str, str]:
+    """Public column name -> the user's name, in order of appearance; a clash gets a suffix."""
+    taken = set(PUBLIC_NAMES[Table.STEPS])
+    names: dict[str, str] = {}
+    for name in joined(rows.column("name")).unique().to_pylist():
+        public = name
+        while public in taken:
+            public += CLASH_SUFFIX
+        taken.add(public)
+        names[public] = name
+    return names
+
+
+def join_scalars(steps: pa.Table, extras: pa.Table, names: Sequence[str]) -> list[pa.Array]:
+    """A column a scalar: its value at each row of `steps`, or null."""
+    step_keys, extra_keys = _step_keys(steps), _step_keys(extras)
+    texts = joined(extras.column("name")).dictionary_encode()
+    codes, known = raw(texts.indices), texts.dictionary.to_pylist()
+    values = joined(extras.column("value"))
+    numbers, there = raw(values), valid(values)
+    columns = []
+    for name in names:
+        mine = (codes == known.index(name)) & there
+        columns.append(_placed(step_keys, extra_keys[mine], numbers[mine]))
+    return columns
+
+
+def _placed(step_keys: np.ndarray, keys: np.ndarray, numbers: np.ndarray) -> pa.Array:
+    """The last number logged at each step; both arrays of keys are sorted."""
+    if not len(keys):
+        return pa.nulls(len(step_keys), pa.float64())
+    found = np.searchsorted(keys, step_keys, side="right") - 1
+    there = (found >= 0) & (keys[found] == step_keys)
+    return masked(numbers[found], there, pa.float64())
+
+
+def _step_keys(rows: pa.Table) -> np.ndarray:
+    names = (ATTEMPT, "step", RANK)
+    return step_keys(*(integers(rows.column(name)) for name in names))

@@ -31,6 +31,6 @@ def timers_of(port):
 def test_neither_end_asks_for_zeromqs_heartbeats():
     receiver = feed.Receiver("tcp://127.0.0.1:*")
     sender = feed.Sender(receiver.endpoint, hello_of(), MemoryLog())
-    assert receiver._router.heartbeat_ivl == sender._socket.heartbeat_ivl == 0
+    assert receiver._socket._router.heartbeat_ivl == sender._socket._dealer.heartbeat_ivl == 0
     sender.close(timeout_s=0.0)
     receiver.close()

@@ -118,7 +118,7 @@ def test_a_copy_of_a_trainer_long_silent_is_let_go_though_the_recorder_lives(
             eventually(lambda: record_of(recorder) and record_of(recorder).filed == 10)
             assert store.is_written(copies / "run")
             assert store.open_run(copies / "run").notes == ()
-        monkeypatch.setattr("ampwatch.recorder.filing._LET_GO_S", 0.0)
+        monkeypatch.setattr("ampwatch.recorder.recording._CLOSE_S", 0.0)
         eventually(lambda: not store.is_written(copies / "run"))
         assert "stops before batch 10" in store.open_run(copies / "run").notes[0]
 
@@ -150,7 +150,7 @@ def test_a_copy_that_is_deleted_while_its_trainer_is_idle_is_made_anew(tmp_path,
         shutil.rmtree(copies / "run")
         eventually(lambda: index_records(copies / "run") == 20, trainer.sender.poll)
         assert trainer.close()
-        assert "made anew" in recorder.notes[0]
+        assert "is copied again" in recorder.notes[0]
 
 
 def test_a_run_that_the_trainer_writes_here_is_watched_and_not_written(tmp_path):
@@ -171,7 +171,7 @@ def test_a_run_that_the_trainer_writes_here_is_watched_and_not_written(tmp_path)
 
 
 def test_a_copy_that_the_trainer_takes_over_is_watched_from_then_on(tmp_path, copies, monkeypatch):
-    monkeypatch.setattr("ampwatch.recorder.filing._RETRY_S", 0.0)
+    monkeypatch.setattr("ampwatch.recorder.recording._RETRY_S", 0.0)
     with Here(copies) as recorder:
         trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(5))
         until_acknowledged(trainer.sender, 5)
@@ -240,7 +240,7 @@ def test_rows_that_cannot_be_filed_are_not_acknowledged_and_come_again(
         return append(self, batch, sequence)
 
     monkeypatch.setattr(store.RankWriter, "append", full)
-    monkeypatch.setattr("ampwatch.recorder.filing._RETRY_S", 0.0)
+    monkeypatch.setattr("ampwatch.recorder.recording._RETRY_S", 0.0)
     with Here(copies) as recorder:
         bad = Trainer(tmp_path / "log", recorder.endpoint, "ab" * 16, name="bad").steps(range(5))
         good = Trainer(tmp_path / "log", recorder.endpoint, "cd" * 16, name="good").steps(range(5))
@@ -343,7 +343,7 @@ def test_a_denied_key_is_noted_with_what_of_the_list_cannot_be_read(tmp_path, co
         context = zmq.Context()
         socket = context.socket(zmq.DEALER)
         socket.linger = 0
-        feed.Security(stranger, recorder=ours.public).dress_sender(socket)
+        feed.Security(stranger, recorder=ours.public).configure_trainer(socket)
         socket.connect(recorder.endpoint)
         eventually(lambda: recorder.notes)
         assert f"{stranger.public.hex()} asked to connect and was denied" in recorder.notes[0]
