@@ -56,6 +56,8 @@ class Reading:
         view.forget(start)
         logs = [log for log in self.run.logs if rank in (None, log.rank)]
         rows = view.update(logs, {log.rank: self._stop(log, table) for log in logs})
+        if (behind := start - view.forgotten) > 0:  # a reader that goes on where another stopped
+            rows = rows.slice(behind)
         self.is_overtaken |= view.is_overtaken or self.run.cuts != self._cuts
         return public.publish(table, rows, columns, self.run.layer_facts(table, columns))
 
@@ -73,7 +75,9 @@ class Reading:
             known, shown = log.rows(Table.STEPS), self._steps.get(log.rank, 0)
             if known - shown > more:
                 ends = log.row_ends(Table.STEPS)
-                batches = int(np.searchsorted(ends, shown + more)) + 1
+                reached = ends[min(int(np.searchsorted(ends, shown + more)), len(ends) - 1)]
+                # With the batches of other tables that were filed after those steps.
+                batches = int(np.searchsorted(ends, reached, side="right"))
                 if batches < len(ends):
                     self._batches[log.rank] = batches
                     known = min(known, int(ends[batches - 1]))

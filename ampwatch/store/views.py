@@ -49,7 +49,7 @@ class View:
         self._taken: dict[int, int] = {}
         self._last_step: dict[int, int] = {}
         self._pieces: list[_Piece] = []
-        self._forgotten = 0
+        self.forgotten = 0  # rows, from the run's beginning on
         self._last_forgotten: int | None = None  # the key of that row
         self.is_overtaken = False  # whether a row came that belongs among those forgotten
 
@@ -63,11 +63,11 @@ class View:
 
     def forget(self, rows: int) -> None:
         """Hold the first so many rows no longer, counted from the run's beginning."""
-        while self._pieces and rows > self._forgotten:
-            piece, here = self._pieces[0], rows - self._forgotten
+        while self._pieces and rows > self.forgotten:
+            piece, here = self._pieces[0], rows - self.forgotten
             count = min(here, len(piece.keys))
             self._last_forgotten = int(piece.keys[count - 1])
-            self._forgotten += count
+            self.forgotten += count
             self._pieces[:1] = [piece.copy_from(count)] if count < len(piece.keys) else []
 
     def _fresh(self, log: RankLog, stop: int | None) -> _Piece | None:
