@@ -37,6 +37,11 @@ class Reading:
         self._views: dict[tuple[Table, tuple[str, ...], int | None], View] = {}
         self._cuts = run.cuts
 
+    @property
+    def is_as_logged(self) -> bool:
+        """Whether a rank's rows are in the order of its log, so that they can be found there."""
+        return all(v.is_as_logged for (_, _, rank), v in self._views.items() if rank is not None)
+
     def portions(self) -> Iterator[None]:
         """Show more of the run as it was last refreshed, until all is shown."""
         while True:

@@ -52,12 +52,14 @@ class View:
         self.forgotten = 0  # rows, from the run's beginning on
         self._last_forgotten: int | None = None  # the key of that row
         self.is_overtaken = False  # whether a row came that belongs among those forgotten
+        self.is_as_logged = True  # whether the rows of each rank were logged in this order
 
     def update(self, logs: Sequence[RankLog], stops: Mapping[int, int] | None = None) -> pa.Table:
         """Take in what is new, of a rank up to the row in `stops`; all rows not forgotten."""
         stops = stops or {}
         fresh = [p for log in logs if (p := self._fresh(log, stops.get(log.rank))) is not None]
         if fresh:
+            self.is_as_logged &= all(np.all(p.keys[1:] >= p.keys[:-1]) for p in fresh)
             self._merge(_sorted(fresh))
         return self._all()
 
@@ -109,6 +111,7 @@ class View:
         first = fresh.keys[0]
         if self._last_forgotten is not None and first < self._last_forgotten:
             self.is_overtaken = True
+        self.is_as_logged &= not self._pieces or bool(self._pieces[-1].keys[-1] <= first)
         late: list[_Piece] = []
         while self._pieces and self._pieces[-1].keys[-1] > first:
             piece = self._pieces.pop()
