@@ -99,7 +99,7 @@ def _card(choice: Choice) -> tuple[Follower | None, Card]:
         last_step=course.ends[1],
         skipped=diagnosis.run.skipped,
         final_scale=diagnosis.run.final_scale,
-        spark=sketch.spark(_lowest(course.columns[SCALE])),
+        spark=sketch.spark(_lowest(course.points(SCALE)[1])),
     )
 
 

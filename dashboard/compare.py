@@ -109,7 +109,7 @@ def _cells(number: int, name: str, look: Look) -> list[str]:
     line = f'<i class="aw-key" style="border-top:3px {style} var(--aw-{color})"></i>'
     course, diagnosis = look.course, look.diagnosis
     loss, _ = course.latest("loss")
-    times = course.columns["step_time_ms"]
+    time_ms = course.median_step_time
     verdict = "reading" if diagnosis is None else diagnosis.verdict.value
     tone = VERDICT_COLOR.get(verdict, "muted")
     return [
@@ -118,8 +118,8 @@ def _cells(number: int, name: str, look: Look) -> list[str]:
         said(short_dtype(course.autocast_dtype or "off")),
         f"{len(course):,}",
         "" if loss is None else f"{loss:.4g}",
-        share_text(len(course.skips), len(course)),
-        f"{np.nanmedian(times):.3g}" if np.isfinite(times).any() else "",
+        share_text(course.skip_count, len(course)),
+        "" if time_ms is None else f"{time_ms:.3g}",
         _peak(look),
     ]
 

@@ -1,27 +1,33 @@
-"""A run's numbers by step, held in memory and grown by what is new."""
+"""A run's numbers by step: its last rows as they are, what was before them as few points."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from past import EARLY_ROWS, EXACT_WIDTH, HELD_ROWS, History, Past, Places
 
-from ampwatch.report.thinning import Floats, Steps
+from ampwatch.report import thinning
+from ampwatch.report.thinning import Floats, Rug, Steps
 from ampwatch.rows import Table
-from ampwatch.store import Run
+from ampwatch.store import Reading, Run
 
 LINES = ("loss", "grad_norm", "grad_norm_applied", "lr", "step_time_ms")
 SCALE = "log2_scale"
+FINE = 1000  # stretches of steps, whose extremes make a line across a screen
+_LOOK_BACK = 4096  # rows searched at once, from the end
 _QUICK = ("step", "optimizer", "scale", "skipped")  # which compress well: read in no time
 _TOLD_AFTER = "scale_after"  # all that some foreign logs tell
 _READ = (*_QUICK, "time_ns", "autocast_dtype", *LINES)
-_PORTION = 1_000_000  # rows read at once
-_LOOK_BACK = 4096  # rows searched at once, from the end
+_PORTION_ROWS = 1 << 18  # read at once
 _CLIP_SHARE = 1e-3  # a norm that clipping changed by less looks the same
+
+Span: TypeAlias = "tuple[int, int]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +35,9 @@ class Course:
     """A run's numbers by step, as they stood at one moment; nan where absent or not finite."""
 
     epoch: int  # another one where rows seen before no longer hold
-    step: Steps
+    step: Steps  # of the rows that are held: all of them, or the last ones
     columns: dict[str, Floats]
-    skips: Steps  # the steps that any optimizer skipped
+    skips: Steps  # the steps among them that any optimizer skipped
     present: frozenset[str]  # the columns that hold any number
     starts: tuple[int, ...]  # rows where steps begin anew, after a restart
     clips: bool = False  # whether any gradient was changed between its norm and its use
@@ -39,32 +45,77 @@ class Course:
     last_step_ns: int = 0  # when the newest step ended
     hole: float = 0.0  # so many steps without a row are usual
     stepped: frozenset[str] = frozenset({SCALE})  # the columns drawn as stairs
+    past: Past | None = None
+    zoom: Callable[[Span], Course] | None = None  # reads the rows of a span from the log
 
     def __len__(self) -> int:
-        return len(self.step)
+        return self.first_row + len(self.step)
 
     @property
-    def ends(self) -> tuple[int, int]:
+    def first_row(self) -> int:
+        """The number of the first row that is held."""
+        return 0 if self.past is None else self.past.rows
+
+    @property
+    def ends(self) -> Span:
         """The lowest and the highest step; 0 and 0 of nothing."""
+        if self.past is not None:
+            return self.past.ends
         if not len(self.step):
             return 0, 0
-        edges = [0, *self.starts, len(self.step)]
+        edges = self._edges
         firsts = [int(self.step[at]) for at in edges[:-1]]
         lasts = [int(self.step[at - 1]) for at in edges[1:]]
         return min(firsts), max(lasts)
 
+    @property
+    def _edges(self) -> list[int]:
+        """Where among the rows held each pass over the steps begins, and where they end."""
+        begun = [at - self.first_row for at in self.starts if at > self.first_row]
+        return [0, *begun, len(self.step)]
+
+    def since(self, row: int) -> slice:
+        """The rows held from that number on."""
+        return slice(max(0, row - self.first_row), None)
+
     def rows_within(self, first: int, last: int, start: int = 0) -> NDArray[np.intp] | slice:
-        """The rows, from `start` on, whose step lies there, and one more at each side of them."""
-        edges = [0, *self.starts, len(self.step)]
+        """The rows held, from number `start` on, whose step lies there, and one more each side."""
+        begin = max(0, start - self.first_row)
         slices = []
-        for low, high in pairwise(edges):
+        for low, high in pairwise(self._edges):
             steps = self.step[low:high]
             left = low + max(0, int(np.searchsorted(steps, first)) - 1)
             right = low + min(high - low, int(np.searchsorted(steps, last, side="right")) + 1)
-            slices.append(slice(max(left, start), max(right, start)))
+            slices.append(slice(max(left, begin), max(right, begin)))
         if len(slices) == 1:
             return slices[0]
         return np.concatenate([np.arange(part.start, part.stop) for part in slices])
+
+    def points(self, column: str, span: Span | None = None) -> tuple[Steps, Floats]:
+        """A column's rows in a span, nan where absent; of rows not held the telling ones."""
+        if self.past is None or (span is not None and self._holds(span)):
+            rows = slice(None) if span is None else self.rows_within(*span)
+            return self.step[rows], self.columns[column][rows]
+        points = self.past.points[column]
+        step, values = points.step, points.values
+        if span is None:
+            return step, values
+        inside = _with_neighbours((step >= span[0]) & (step <= span[1]))
+        return step[inside], values[inside]
+
+    def within(self, span: Span | None, fine: int = FINE) -> Course:
+        """This course, or, where it holds too few points of the span, the rows from the log."""
+        if span is None or self.past is None or self.zoom is None or self._holds(span):
+            return self
+        width = max(1.0, (span[1] - span[0] + 1) / thinning.RUG_CELLS)
+        widest = max(points.width for points in self.past.points.values())
+        is_fine = widest <= EXACT_WIDTH or widest * fine <= span[1] - span[0]
+        return self if is_fine and self.past.tick_width <= width else self.zoom(span)
+
+    def _holds(self, span: Span) -> bool:
+        """Whether all rows of the span are held."""
+        one_pass = not any(at > 0 for at in self.starts)
+        return one_pass and len(self.step) > 0 and int(self.step[0]) < span[0]
 
     def latest(self, column: str) -> tuple[float | None, int]:
         """The last number there is of a column, and for how many rows there has been none."""
@@ -75,12 +126,38 @@ class Course:
             if len(known):
                 at = start + int(known[-1])
                 return float(values[at]), len(values) - 1 - at
-        return None, len(values)
+        if self.past is not None and column in self.past.latest:
+            value, row = self.past.latest[column]
+            return value, len(self) - 1 - row
+        return None, len(self)
 
-    def skips_within(self, first: int, last: int) -> Steps:
-        """The skipped steps that lie there."""
-        skips = self.skips if self.starts == () else np.unique(self.skips)
-        return skips[np.searchsorted(skips, first) : np.searchsorted(skips, last, side="right")]
+    def early_share(self, column: str) -> float:
+        """The share of the first rows that hold a number in a column."""
+        if self.past is not None:
+            return self.past.early.get(column, 0.0)
+        return float(np.isfinite(self.columns[column][:EARLY_ROWS]).mean())
+
+    @property
+    def median_step_time(self) -> float | None:
+        """The usual time of a step, in milliseconds; None if no step tells."""
+        times = self.columns["step_time_ms"] if self.past is None else self.past.step_times
+        return float(np.nanmedian(times)) if np.isfinite(times).any() else None
+
+    @property
+    def skip_count(self) -> int:
+        """How many steps were skipped."""
+        return len(self.skips) if self.past is None else self.past.skip_count
+
+    def rug(self, first: int, last: int) -> Rug:
+        """The skipped steps that lie there, as ticks."""
+        skips = self.skips
+        if self.past is not None and not self._holds((first, last)):
+            if self.past.tick_width > 1:
+                return thinning.merged_ticks(self.past.ticks, first, last)
+            skips = self.past.ticks.first
+        skips = np.unique(skips) if self.starts else skips
+        low, high = np.searchsorted(skips, first), np.searchsorted(skips, last, side="right")
+        return thinning.merged(skips[low:high], first, last)
 
 
 class Numbers:
@@ -88,16 +165,26 @@ class Numbers:
 
     waits = False  # no row is held back
 
-    def __init__(self, *, rank: int | None = None, epoch: int = 0, quick: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        rank: int | None = None,
+        epoch: int = 0,
+        quick: bool = False,
+        keeps_past: bool = True,
+    ) -> None:
         """Of the lowest rank, if no other is named; `epoch` is that of the first rows.
 
         `quick` takes the scale and the skips alone: of a long run they are there at once.
         """
-        self._rank = rank
+        self._rank, self._keeps_past = rank, keeps_past
+        self._portion_rows = _PORTION_ROWS if keeps_past else HELD_ROWS // 2
+        self._ranges: list[tuple[int, int]] | None = None  # the only rows to take, of the log
+        self._only: Span | None = None  # the only steps to take, and a row at each side of them
         self._lines = () if quick else LINES
         self._names = _QUICK if quick else _READ
         self._epoch = epoch - (2 if quick else 1)
-        self._is_in_order = True
+        self._reading: Reading | None = None  # of a log that is not in order
         self._begin()
 
     @property
@@ -107,22 +194,24 @@ class Numbers:
 
     def take(self, run: Run) -> Course:
         """Take in the rows that are new; those that changed make it begin anew."""
-        rank = min(run.ranks, default=0) if self._rank is None else self._rank
         before = self._taken
-        while self._take_portion(run, rank):
+        while self.take_portion(run):
             pass
         if self._taken != before:
             self._course = self._snapshot()
         return self._course
 
-    # --- within ----------------------------------------------------------------------------------
-
-    def _take_portion(self, run: Run, rank: int) -> bool:
+    def take_portion(self, run: Run) -> bool:
         """Take in some rows; whether there may be more."""
+        rank = min(run.ranks, default=0) if self._rank is None else self._rank
+        if self._ranges is not None:
+            return self._take_ranges(run, rank, self._ranges)
         start = max(0, self._taken - 1)  # the last row that was taken, to see whether it stands
         rows = self._rows(run, rank, start)
-        if self._taken and (not rows.num_rows or rows.column("step")[0].as_py() != self._last_step):
-            self._begin()
+        if rows is None or (
+            self._taken and (not rows.num_rows or rows.column("step")[0].as_py() != self._last_step)
+        ):
+            self.begin_anew()
             return True
         if start + rows.num_rows <= self._taken:
             return False
@@ -131,56 +220,99 @@ class Numbers:
         self._last_step = rows.column("step")[-1].as_py()
         return True
 
-    def _rows(self, run: Run, rank: int, start: int) -> pa.Table:
-        """Rows from `start` on, as they were logged, of which nothing stays in memory. A run that
-        was resumed, or filed as its batches arrived, may not be in order: it is sorted, and held.
+    def begin_anew(self) -> None:
+        """Take all rows once more; where some came late, all at once: then none can be late."""
+        if self._reading is not None:
+            self._reading = Reading(self._reading.run, portion_rows=None)
+        self._begin()
+
+    @property
+    def rows(self) -> int:
+        """How many rows the course has by now."""
+        return len(self._history)
+
+    def near(self, span: Span) -> Numbers:
+        """The numbers of a span, to be taken from the log."""
+        found = Numbers(rank=self._rank, epoch=self._epoch, keeps_past=self._keeps_past)
+        found._optimizer = self._optimizer
+        if self._reading is None or self._reading.is_as_logged:
+            found._ranges = self._places.of(*span)
+        if found._ranges is None or sum(b - a for a, b in found._ranges) > 2 * HELD_ROWS:
+            found._only = span
+        return found
+
+    def zoomed(self, run: Run, span: Span) -> Course:
+        """The course around a span, every row of it."""
+        return replace(self.near(span).take(run), present=self._course.present)
+
+    def snapshot(self) -> Course:
+        """The course with all that was taken."""
+        self._course = self._snapshot()
+        return self._course
+
+    # --- within ----------------------------------------------------------------------------------
+
+    def _take_ranges(self, run: Run, rank: int, ranges: list[tuple[int, int]]) -> bool:
+        if not ranges:
+            return False
+        start, stop = ranges[0]
+        most = min(self._portion_rows, stop - start)
+        self._add(run.logged(Table.STEPS, self._wanted(run), rank, start, most))
+        self._taken += most
+        ranges[:1] = [(start + most, stop)] if start + most < stop else []
+        return True
+
+    def _wanted(self, run: Run) -> tuple[str, ...]:
+        return self._names if run.info.source == "ampwatch" else (*self._names, _TOLD_AFTER)
+
+    def _rows(self, run: Run, rank: int, start: int) -> pa.Table | None:
+        """Some rows from `start` on, as they were logged; None if rows came among those taken.
+
+        A run that was resumed, or filed as its batches arrived, may not be in order.
         """
-        names = self._names if run.info.source == "ampwatch" else (*self._names, _TOLD_AFTER)
-        if self._is_in_order:
-            rows = run.logged(Table.STEPS, names, rank, start, _PORTION)
+        names = self._wanted(run)
+        if self._reading is None:
+            rows = run.logged(Table.STEPS, names, rank, start, self._portion_rows)
             if np.all(np.diff(rows.column("step").fill_null(-1).to_numpy()) >= 0):
                 return rows
-            self._is_in_order = False
-        return run.read(Table.STEPS, columns=names, rank=rank).slice(start)
+        if self._reading is None or self._reading.run is not run:
+            self._reading = Reading(run, self._portion_rows)
+        next(self._reading.portions())
+        rows = self._reading.read(Table.STEPS, names, rank, start)
+        if self._reading.is_overtaken:
+            return None
+        return rows.slice(0, self._portion_rows)
 
     def _begin(self) -> None:
         self._epoch += 1
         self._taken = 0
         self._last_step: int | None = None
         self._optimizer: int | None = None
-        self._step, self._skips = Growing(np.int64), Growing(np.int64)
-        self._columns = {name: Growing(np.float32) for name in (SCALE, *LINES)}
-        self._present: frozenset[str] = frozenset()
-        self._starts: tuple[int, ...] = ()
+        names = (SCALE, *self._lines)
+        self._history = History(names, "step_time_ms", keeps_past=self._keeps_past)
+        self._places = Places()
         self._clips, self._autocast_dtype = False, None
         self._last_step_ns = 0
         self._course = self._snapshot()
 
     def _add(self, rows: Any) -> None:
         step = rows.column("step").fill_null(-1).to_numpy()
+        if self._only is not None:
+            near = _with_neighbours((step >= self._only[0]) & (step <= self._only[1]))
+            rows, step = rows.filter(near), step[near]
+        if not len(step):
+            return
+        self._places.add(step)
         skipped = rows.column("skipped").fill_null(False).to_numpy()  # noqa: FBT003
-        skips, before = np.unique(step[skipped]), self._skips.values
-        if len(before) and len(skips) and skips[0] == before[-1]:
-            skips = skips[1:]  # another optimizer's, of a step that is counted already
-        self._skips.extend(skips)
         mine = self._of_first_optimizer(rows)
-        step = step[mine]
-        self._note_restarts(step)
-        self._step.extend(step)
+        columns = _numbers(rows, mine, self._lines)
         if self._lines:
             self._autocast_dtype = rows.column("autocast_dtype")[-1].as_py()
             self._last_step_ns = rows.column("time_ns")[-1].as_py() or 0
-        for name, values in _numbers(rows, mine, self._lines).items():
-            self._columns[name].extend(values)
-            if name not in self._present and np.isfinite(values).any():
-                self._present |= {name}
-        self._clips = self._clips or self._did_clip(len(step))
-
-    def _did_clip(self, newest: int) -> bool:
-        before, after = (self._columns[name].values for name in ("grad_norm", "grad_norm_applied"))
-        start = max(0, len(before) - newest)
-        moved = np.abs(after[start:] - before[start:]) > _CLIP_SHARE * before[start:]
-        return bool(moved.any())
+            before, after = columns["grad_norm"], columns["grad_norm_applied"]
+            moved = np.abs(after - before) > _CLIP_SHARE * before
+            self._clips = self._clips or bool(moved.any())
+        self._history.add(step[mine], columns, np.unique(step[skipped]))
 
     def _of_first_optimizer(self, rows: Any) -> NDArray[np.bool_] | slice:
         """One row a step: with several optimizers (a GAN) losses of different kinds would mix."""
@@ -193,25 +325,28 @@ class Numbers:
         mine = np.asarray(optimizer.fill_null(self._optimizer).to_numpy() == self._optimizer)
         return slice(None) if mine.all() else mine
 
-    def _note_restarts(self, step: Steps) -> None:
-        before = self._step.values
-        if not len(step):
-            return
-        ahead = np.diff(step, prepend=before[-1] if len(before) else step[0])
-        self._starts += tuple(int(at) + len(before) for at in np.flatnonzero(ahead < 0))
-
     def _snapshot(self) -> Course:
+        history = self._history
         return Course(
             epoch=self._epoch,
-            step=self._step.values,
-            columns={name: column.values for name, column in self._columns.items()},
-            skips=self._skips.values,
-            present=self._present,
-            starts=self._starts,
+            step=history.step.values,
+            columns={name: column.values for name, column in history.columns.items()},
+            skips=history.skips.values,
+            present=history.present,
+            starts=history.starts,
             clips=self._clips,
             autocast_dtype=self._autocast_dtype,
             last_step_ns=self._last_step_ns,
+            past=history.past,
         )
+
+
+def _with_neighbours(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The same rows and one more at each side of them."""
+    wide = inside.copy()
+    wide[1:] |= inside[:-1]
+    wide[:-1] |= inside[1:]
+    return wide
 
 
 def _numbers(
@@ -239,26 +374,3 @@ def _scales(rows: Any) -> NDArray[np.float64]:
 def _single(rows: Any, name: str) -> Floats:
     with np.errstate(over="ignore"):
         return np.array(rows.column(name).to_numpy(), np.float32)
-
-
-class Growing:
-    """An array with room at its end; a view taken of it never changes."""
-
-    def __init__(self, kind: type[np.generic]) -> None:
-        self._room = np.zeros(1024, kind)
-        self._length = 0
-
-    @property
-    def values(self) -> NDArray[Any]:
-        """What it holds by now."""
-        return self._room[: self._length]
-
-    def extend(self, values: NDArray[Any]) -> None:
-        """Add these at the end."""
-        length = self._length + len(values)
-        if length > len(self._room):
-            room = np.zeros(max(length, self._length + self._length // 2), self._room.dtype)
-            room[: self._length] = self.values
-            self._room = room
-        self._room[self._length : length] = values
-        self._length = length

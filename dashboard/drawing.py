@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-import numpy as np
 from course import Course
 from numpy.typing import NDArray
 from theme import PALETTE
@@ -157,9 +156,10 @@ _RECENT_ROWS = 4096  # tell at which distance steps are logged now
 def thinned_base(name: str, course: Course, span: Span | None) -> Base:
     """The points for a span, or for all there is; `name` tells courses apart."""
     first, last = span or course.ends
-    rug = thinning.merged(course.skips_within(first, last), first, last)
+    near = course.within(span)
+    rug = near.rug(first, last)
     arrays = {
-        **thinned_lines(course, span),
+        **thinned_lines(near, span),
         "base.skips.first": rug.first,
         "base.skips.last": rug.last,
         "base.skips.count": rug.count,
@@ -172,10 +172,9 @@ def thinned_base(name: str, course: Course, span: Span | None) -> Base:
 
 def thinned_lines(course: Course, span: Span | None = None, prefix: str = "") -> Arrays:
     """The lines of a course as arrays of a message."""
-    rows = course.rows_within(*span) if span else slice(None)
-    step, arrays = course.step[rows], {}
+    near, arrays = course.within(span), {}
     for name in course.present:
-        values = course.columns[name][rows]
+        step, values = near.points(name, span)
         if name in course.stepped:
             line = thinning.stepped_line(step, values)
         else:
@@ -223,17 +222,17 @@ def _is_long(course: Course, base: Base, span: Span | None) -> bool:
     most = min(TAIL_MOST, max(TAIL_LEAST, int(base.rows * TAIL_SHARE)))
     if added <= most:
         return False
-    return span is None or int(course.step[base.rows :].min()) <= span[1]
+    return span is None or int(course.step[course.since(base.rows)].min()) <= span[1]
 
 
 def _tail(course: Course, base: Base, span: Span | None) -> Arrays:
-    rows: Any = slice(base.rows, None)
+    rows: Any = course.since(base.rows)
     if span is not None:
         rows = course.rows_within(*span, start=base.rows)
     step = course.step[rows]
     arrays: Arrays = {"tail.step": step}
     for name in course.present:
         arrays[f"tail.{name}"] = course.columns[name][rows]
-    since = course.skips[np.searchsorted(course.skips, step.min()) :] if len(step) else step
+    since = course.skips[course.skips >= step.min()] if len(step) else step
     arrays["tail.skips"] = since
     return arrays

@@ -7,14 +7,16 @@ ranks train together most of them are the same on all ranks, and are not there a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from course import LINES, SCALE, Course, Growing, Numbers
+from course import LINES, SCALE, Course, Numbers, Span
 from numpy.typing import NDArray
+from past import HELD_ROWS, History
 
+from ampwatch.report.thinning import Floats, Steps
 from ampwatch.store import Run
 
 MOST = 8  # ranks over one another
@@ -29,17 +31,18 @@ def column_of(name: str, rank: int) -> str:
 
 
 class RankNumbers:
-    """The ranks' growing numbers: `take` what is new, as `Numbers` does of one rank."""
+    """The ranks' growing numbers: `take` what is new, as `Numbers` does of one rank.
+
+    Of each rank no more rows are taken than its course holds, until they are joined.
+    """
 
     def __init__(
         self, ranks: tuple[int, ...], *, epoch: int = 0, now_ns: Callable[[], int] = time.time_ns
     ) -> None:
-        self._now_ns = now_ns
-        self._lowest = Numbers(rank=ranks[0])
-        self._others = {rank: Numbers(rank=rank) for rank in ranks[1:]}
+        self._ranks, self._now_ns = ranks, now_ns
         self._epoch = epoch - 1
-        self._begin()
-        self._course = self._lowest.course
+        self._is_near = False  # only the rows of a span are taken
+        self._begin({rank: Numbers(rank=rank, keeps_past=False) for rank in ranks})
 
     @property
     def course(self) -> Course:
@@ -49,33 +52,62 @@ class RankNumbers:
     @property
     def waits(self) -> bool:
         """Whether rows of the lowest rank are held back until the others have come as far."""
-        return self._rows < len(self._lowest.course)
+        return self._rows < len(self._numbers[self._ranks[0]].course)
 
     def take(self, run: Run) -> Course:
         """Take in the rows that are new, as far as every rank has come that still writes."""
-        spine = self._lowest.take(run)
-        others = {rank: numbers.take(run) for rank, numbers in self._others.items()}
-        if not self._continues(spine, others):
-            self._begin()
-            self._epochs = _epochs(spine, others)
-        is_over = run.clean_end or self._now_ns() - run.last_time_ns > _PATIENCE_NS
-        end = len(spine) if is_over else _reached(spine, others, self._rows)
-        if end > self._rows:
-            self._add(spine, others, end)
-            self._course = self._snapshot(spine, others)
+        before = self._rows
+        is_over = self._is_near or run.clean_end
+        is_over = is_over or self._now_ns() - run.last_time_ns > _PATIENCE_NS
+        while True:
+            more = self._take_portions(run)
+            spine, *others = (numbers.snapshot() for numbers in self._numbers.values())
+            theirs = dict(zip(self._ranks[1:], others, strict=True))
+            if not self._continues(spine, theirs):
+                for numbers in self._numbers.values():
+                    numbers.begin_anew()
+                self._begin(self._numbers)
+                before = -1
+                continue
+            end = len(spine)
+            if more or not is_over:
+                end = _reached(spine, theirs, self._rows)
+            if end > self._rows:
+                self._add(spine, theirs, end)
+            elif not more:
+                break
+        if self._rows != before:
+            self._course = self._snapshot(spine, theirs)
         return self._course
+
+    def zoomed(self, run: Run, span: Span) -> Course:
+        """The course around a span, every row of it."""
+        found = RankNumbers(self._ranks, epoch=self._epoch)
+        found._is_near = True
+        found._begin({rank: numbers.near(span) for rank, numbers in self._numbers.items()})
+        return replace(found.take(run), present=self._course.present)
 
     # --- within ----------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _begin(self, numbers: dict[int, Numbers]) -> None:
         self._epoch += 1
-        self._rows, self._last_key = 0, -1
-        self._taken = dict.fromkeys(self._others, 0)
-        self._columns = {
-            column_of(name, rank): Growing(np.float32) for rank in self._others for name in _NAMES
-        }
+        self._numbers = numbers
+        self._history = History(_NAMES, "step_time_ms")
+        self._rows, self._last_key, self._last_step = 0, -1, -1
+        self._taken = dict.fromkeys(self._ranks[1:], 0)
         self._differs: frozenset[str] = frozenset()
-        self._epochs: tuple[int, ...] = ()
+        courses = [one.course for one in numbers.values()]
+        self._epochs = tuple(course.epoch for course in courses)
+        self._course = courses[0]
+
+    def _take_portions(self, run: Run) -> bool:
+        """Some rows of each rank that has room for them; whether there may be more."""
+        more = False
+        for rank, numbers in self._numbers.items():
+            joined = self._taken.get(rank, self._rows)
+            if numbers.rows - joined <= HELD_ROWS // 2:
+                more = numbers.take_portion(run) or more
+        return more
 
     def _continues(self, spine: Course, others: dict[int, Course]) -> bool:
         """Whether no rank has other rows than before, or later ones for steps already joined."""
@@ -85,42 +117,64 @@ class RankNumbers:
         )
 
     def _add(self, spine: Course, others: dict[int, Course], end: int) -> None:
-        new = slice(self._rows, end)
         keys = _keys(spine, self._rows)[: end - self._rows]
-        self._rows, self._last_key = end, int(keys.max())
+        new = slice(self._rows - spine.first_row, end - spine.first_row)
+        mine = {name: values[new] for name, values in spine.columns.items()}
+        added = dict(mine)
+        self._last_key = int(keys.max())
         for rank, course in others.items():
             theirs = _keys(course, self._taken[rank])
             at, there = _places(keys, theirs)
-            at += self._taken[rank]
+            at += self._taken[rank] - course.first_row
             self._taken[rank] += int(np.searchsorted(theirs, self._last_key, side="right"))
             for name in _NAMES:
                 values = np.full(len(keys), np.nan, np.float32)
                 values[there] = course.columns[name][at[there]]
-                self._columns[column_of(name, rank)].extend(values)
-                if not _same(spine.columns[name][new][there], values[there]):
-                    self._differ(column_of(name, rank))
+                self._add_theirs(added, column_of(name, rank), mine[name], values, there)
+        step = spine.step[new]
+        self._history.add(step, added, self._skipped(step, (spine, *others.values())))
+        self._rows = end
 
-    def _differ(self, column: str) -> None:
-        """A column more to be shown: who has the others has it not."""
-        if column not in self._differs:
-            self._differs |= {column}
+    def _add_theirs(
+        self, added: dict[str, Floats], column: str, mine: Floats, theirs: Floats, there: Any
+    ) -> None:
+        """Another rank's rows, once they are not the same as those of the lowest rank."""
+        lowest = column.partition("@")[0]
+        if column not in self._history.columns:
+            if _same(mine, theirs):
+                return
+            self._history.fork(column, like=lowest)
+        added[column] = theirs
+        if column not in self._differs and not _same(mine[there], theirs[there]):
+            self._differs |= {column}  # a column more to be shown: who has the others lacks it
             self._epoch += 1
 
+    def _skipped(self, step: Steps, courses: Sequence[Course]) -> Steps:
+        """The steps that any rank skipped, from the one after the last to the last of these."""
+        every = np.unique(np.concatenate([course.skips for course in courses]))
+        found = []
+        for one_pass in np.split(step, np.flatnonzero(np.diff(step) < 0) + 1):
+            begin = min(self._last_step + 1, int(one_pass[0]))  # after a restart: its first
+            self._last_step = int(one_pass[-1])
+            low, high = np.searchsorted(every, [begin, self._last_step + 1])
+            found.append(every[low:high])
+        return np.concatenate(found)
+
     def _snapshot(self, spine: Course, others: dict[int, Course]) -> Course:
-        shown = {name: self._columns[name].values for name in self._differs}
-        mine = {name: values[: self._rows] for name, values in spine.columns.items()}
-        courses = (spine, *others.values())
+        history, courses = self._history, (spine, *others.values())
+        shown = {n: c.values for n, c in history.columns.items() if n in (*_NAMES, *self._differs)}
         return replace(
             spine,
             epoch=self._epoch,
-            step=spine.step[: self._rows],
-            columns={**mine, **shown},
-            skips=np.unique(np.concatenate([course.skips for course in courses])),
+            step=history.step.values,
+            columns=shown,
+            skips=history.skips.values,
             present=spine.present | self._differs,
             stepped=frozenset({SCALE, *(column_of(SCALE, rank) for rank in others)}),
-            starts=tuple(at for at in spine.starts if at < self._rows),
+            starts=history.starts,
             clips=any(course.clips for course in courses),
             last_step_ns=max(course.last_step_ns for course in courses),
+            past=history.past,
         )
 
 
@@ -129,9 +183,10 @@ def _epochs(spine: Course, others: dict[int, Course]) -> tuple[int, ...]:
 
 
 def _keys(course: Course, start: int = 0) -> NDArray[np.int64]:
-    """The steps, made to rise where a restart has taken them back."""
+    """The steps from a row on, made to rise where a restart has taken them back."""
     rows = np.arange(start, len(course))
-    return course.step[start:] + np.searchsorted(course.starts, rows, side="right") * _SEGMENT
+    passes = np.searchsorted(course.starts, rows, side="right")
+    return course.step[course.since(start)] + passes * _SEGMENT
 
 
 def _places(keys: NDArray[np.int64], theirs: NDArray[np.int64]) -> tuple[Any, Any]:

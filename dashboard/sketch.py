@@ -20,8 +20,8 @@ _COLORS = {SCALE: "scale", "loss": "ink", "grad_norm": "norm", "lr": "rate", "st
 def course_sketch(course: Course, column: str, first: int, last: int) -> str:
     """A column around these steps, which are shaded, and the skips under it."""
     low, high = _around(course, first, last)
-    rows = course.rows_within(low, high)
-    step, values = course.step[rows], course.columns[column][rows]
+    near = course.within((low, high), fine=_POINTS)
+    step, values = near.points(column, (low, high))
     known = np.isfinite(values)
     if known.sum() < 2:
         return ""
@@ -36,7 +36,7 @@ def course_sketch(course: Course, column: str, first: int, last: int) -> str:
     path = _path(x, y, stairs=column == SCALE)
     color = f"var(--aw-{_COLORS[column]})"
     line = f'<path d="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>'
-    return _svg(shade + line + _ticks(course, low, high), WIDTH, HEIGHT)
+    return _svg(shade + line + _ticks(near, low, high), WIDTH, HEIGHT)
 
 
 def interval_sketch(
@@ -90,7 +90,7 @@ def _path(x: np.ndarray, y: np.ndarray, *, stairs: bool) -> str:
 
 
 def _ticks(course: Course, low: int, high: int) -> str:
-    rug = thinning.merged(course.skips_within(low, high), low, high)
+    rug = course.rug(low, high)
     at = np.unique(np.round(_scaled(rug.first, low, high, 0, WIDTH), 0))
     path = "".join(f"M{x:.0f},{HEIGHT - 9}v7" for x in at)
     return f'<path d="{path}" stroke="var(--aw-skip)" stroke-width="1.2"/>' if path else ""

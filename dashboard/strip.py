@@ -70,8 +70,7 @@ def _latest(look: Look, column: str) -> str:
 
 def _is_logged_every_step(look: Look, column: str) -> bool:
     """Whether a missing number means one that was not finite, not one that was not logged."""
-    values = look.course.columns[column][: 2 * _RECENT]
-    return bool(np.isfinite(values).mean() > 0.5)
+    return look.course.early_share(column) > 0.5
 
 
 def _time(milliseconds: float) -> str:

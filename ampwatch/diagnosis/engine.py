@@ -9,6 +9,7 @@ is what it would say had it read those rows at once, whatever their batches were
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -22,8 +23,9 @@ from ampwatch.diagnosis.enough_to_judge import little_seen
 from ampwatch.diagnosis.findings import Diagnosis, RunFacts
 from ampwatch.diagnosis.lanes import BLOCK_ROWS, Cutter, Lane, tables_of
 from ampwatch.diagnosis.rules import RULES
-from ampwatch.diagnosis.signals import Record
+from ampwatch.diagnosis.signals import Record, Rows, RowsInMemory
 from ampwatch.rows import Table
+from ampwatch.store import Reading, Run
 
 # Rows behind a block before it is folded for good: a ring of 64 steps is written after an overflow,
 # and rows wait a quarter of a second in the trainer.
@@ -70,11 +72,13 @@ class _Cards:
         self.settled = DeviceCourse()
         self._lanes: dict[int, Lane] = {}
 
-    def show(self, run: Record) -> bool:
+    def show(self, ranks: Sequence[int], rows: Rows) -> bool:
         """Take up the table as it is now; False if a row has come among those that were folded."""
-        for rank in run.ranks:
+        for rank in ranks:
             lane = self._lanes.setdefault(rank, Lane("time_ns"))
-            if not lane.show(run.read(Table.DEVICES, columns=DEVICE_COLUMNS, rank=rank)):
+            first = lane.needed
+            shown = rows.read(Table.DEVICES, DEVICE_COLUMNS, rank, first)
+            if rows.is_overtaken or not lane.show(shown, first):
                 return False
             final = lane.take(max(0, len(lane.steps) - _OPEN_DEVICE_ROWS))
             self.settled = self.settled.fold(rank, final)
@@ -100,26 +104,42 @@ class Engine:
         self._settled: _Progress | None = None
         self._recent: _Progress | None = None  # a copy of it, some smaller blocks further
         self._cards = _Cards()
+        self._run: Record | None = None
+        self._rows: Rows | None = None
+        self._device_rows: Rows | None = None
 
     def feed(self, run: Record) -> Engine:
         """Take in what is new in a run; always the same run."""
-        tables = tables_of(run)
-        if self._settled is None or not self._settled.cutter.show(tables):
-            if self._settled is not None:
-                self._settled_rows *= _MORE_PATIENCE
-                self._patience_rows *= _MORE_PATIENCE
-            self._settled = _Progress(new_case(run), Cutter(self._block_rows))
-            self._recent = None
-            assert self._settled.cutter.show(tables), "nothing was taken, so nothing can be late"
-        if self._recent is not None and not self._recent.cutter.show(tables):
-            self._recent = None
-        if self._settled.fold_settled(self._settled_rows, self._patience_rows):
-            self._recent = None
-        if not self._cards.show(run):
-            self._cards = _Cards()
-            self._cards.show(run)
+        if run is not self._run or self._rows is None or self._device_rows is None:
+            self._run = run
+            self._rows = _rows_of(run, in_portions=self._settled is None)
+            self._device_rows = _rows_of(run)
+        is_first = self._settled is None
+        while not self._take_in(run, self._rows):
+            self._settled_rows *= _MORE_PATIENCE
+            self._patience_rows *= _MORE_PATIENCE
+            self._settled = self._recent = None
+            # A log whose tables do not keep step is read at once: then no row can be late.
+            self._rows, is_first = _rows_of(run, in_portions=not is_first), True
+        if not self._cards.show(run.ranks, self._device_rows):
+            self._cards, self._device_rows = _Cards(), _rows_of(run)
+            self._cards.show(run.ranks, self._device_rows)
         self._case, self._facts = None, RecordFacts.of(run)
         return self
+
+    def _take_in(self, run: Record, rows: Rows) -> bool:
+        """Fold for good what is settled; False if a row has come among those folded before."""
+        for _ in rows.portions():
+            if self._settled is None:
+                self._settled = _Progress(new_case(run), Cutter(self._block_rows))
+            tables = tables_of(rows, run.ranks, self._settled.cutter)
+            if rows.is_overtaken or not self._settled.cutter.show(tables):
+                return False
+            if self._recent is not None and not self._recent.cutter.show(tables):
+                self._recent = None
+            if self._settled.fold_settled(self._settled_rows, self._patience_rows):
+                self._recent = None
+        return True
 
     def look(self) -> Diagnosis:
         """What is wrong with the run, since when, why, and what to do about it."""
@@ -143,6 +163,13 @@ class Engine:
             last.case.finish()
             self._case = last.case
         return self._case
+
+
+def _rows_of(run: Record, *, in_portions: bool = True) -> Rows:
+    """A run's rows to be read on."""
+    if not isinstance(run, Run):
+        return RowsInMemory(run)
+    return Reading(run) if in_portions else Reading(run, portion_rows=None)
 
 
 def diagnose(run: Record) -> Diagnosis:

@@ -8,7 +8,7 @@ no earlier block has taken. However the rows arrived, the same rows make the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -23,7 +23,7 @@ from ampwatch.diagnosis.blocks import (
     Block,
     block_of,
 )
-from ampwatch.diagnosis.signals import Integers, Record, numbers, steps_of
+from ampwatch.diagnosis.signals import Integers, Rows, numbers, steps_of
 from ampwatch.rows import Table
 
 BLOCK_ROWS = 2048
@@ -33,18 +33,25 @@ _NONE: Integers = np.zeros(0, np.int64)
 
 # A table, of which `Table.STEPS` is the spine, or another rank's steps.
 Key: TypeAlias = "Table | int"
+Shown: TypeAlias = "tuple[int, pa.Table]"  # the number of its first row, and a lane's rows
 
 
-def tables_of(run: Record) -> dict[Key, pa.Table]:
-    """What each lane is shown of a run."""
-    spine, *others = sorted(run.ranks) or (0,)
-    made: dict[Key, pa.Table] = {
-        Table.STEPS: run.read(Table.STEPS, columns=STEP_COLUMNS, rank=spine),
-        Table.LAYERS: run.read(Table.LAYERS, columns=LAYER_COLUMNS),
-        Table.EVENTS: run.read(Table.EVENTS, columns=EVENT_COLUMNS),
+def tables_of(rows: Rows, ranks: Sequence[int], cutter: Cutter) -> dict[Key, Shown]:
+    """What each lane is shown: its rows from the last one on that was taken."""
+    spine, *others = sorted(ranks) or (0,)
+
+    def shown(key: Key, table: Table, columns: Sequence[str], rank: int | None) -> Shown:
+        lane = cutter.lanes.get(key)
+        first = 0 if lane is None else lane.needed
+        return first, rows.read(table, columns, rank, first)
+
+    made: dict[Key, Shown] = {
+        Table.STEPS: shown(Table.STEPS, Table.STEPS, STEP_COLUMNS, spine),
+        Table.LAYERS: shown(Table.LAYERS, Table.LAYERS, LAYER_COLUMNS, None),
+        Table.EVENTS: shown(Table.EVENTS, Table.EVENTS, EVENT_COLUMNS, None),
     }
     for rank in others:
-        made[rank] = run.read(Table.STEPS, columns=OTHER_RANK_COLUMNS, rank=rank)
+        made[rank] = shown(rank, Table.STEPS, OTHER_RANK_COLUMNS, rank)
     return made
 
 
@@ -61,13 +68,21 @@ class Lane:
     steps: Integers = field(default_factory=lambda: _NONE)
     anew: Integers = field(default_factory=lambda: _NONE)  # where among them steps begin anew
 
-    def show(self, rows: pa.Table) -> bool:
-        """Take up the table as it is now; False if a row has come among those already taken."""
-        if rows.num_rows < self.taken:
+    @property
+    def needed(self) -> int:
+        """The number of the last row that was taken: it and all after it are to be shown."""
+        return max(0, self.taken - 1)
+
+    def show(self, rows: pa.Table, first: int = 0) -> bool:
+        """Take up the table as it is now, from row number `first` on; False if a row has come
+        among those already taken.
+        """
+        taken = self.taken - first
+        if rows.num_rows < taken:
             return False
-        if self.taken and self.last_step != steps_of(rows.slice(self.taken - 1, 1), self.key)[0]:
+        if self.taken and self.last_step != steps_of(rows.slice(taken - 1, 1), self.key)[0]:
             return False
-        self.rows = rows.slice(self.taken)
+        self.rows = rows.slice(taken)
         self.steps = steps = steps_of(self.rows, self.key)
         if not len(steps):
             self.anew = _NONE
@@ -127,12 +142,12 @@ class Cutter:
         """The same place; taking blocks from the one leaves the other as it is."""
         return replace(self, lanes={key: replace(lane) for key, lane in self.lanes.items()})
 
-    def show(self, tables: Mapping[Key, pa.Table]) -> bool:
+    def show(self, tables: Mapping[Key, Shown]) -> bool:
         """Show every lane its table; False if rows came among those that were taken."""
         if self.entries and tables.keys() - self.lanes.keys():
             return False  # a new rank, whose rows may belong to blocks that were taken
-        lanes = [(self.lanes.setdefault(key, Lane()), rows) for key, rows in tables.items()]
-        return all(lane.show(rows) for lane, rows in lanes)
+        lanes = [(self.lanes.setdefault(key, Lane()), shown) for key, shown in tables.items()]
+        return all(lane.show(rows, first) for lane, (first, rows) in lanes)
 
     def next_whole(self) -> Block | None:
         """The next block whose end is known, if there is one."""

@@ -7,7 +7,7 @@ are int8: 1 yes, 0 no, -1 absent.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -60,6 +60,39 @@ class Record(Protocol):
         self, table: Table, columns: Sequence[str] | None = None, rank: int | None = None
     ) -> pa.Table:
         """A table's rows in canonical order: only these columns, only this rank's."""
+
+
+class Rows(Protocol):
+    """A record's rows for who takes each once, some at a time; `store.Reading` is one."""
+
+    is_overtaken: bool  # a row has come among those that were taken: they no longer hold
+
+    def portions(self) -> Iterator[None]:
+        """Show more of the record, until all is shown."""
+
+    def read(
+        self, table: Table, columns: Sequence[str], rank: int | None = None, start: int = 0
+    ) -> pa.Table:
+        """The rows shown by now, from number `start` on."""
+
+
+class RowsInMemory:
+    """The rows of a record that holds them anyway, all in one portion."""
+
+    is_overtaken = False
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def portions(self) -> Iterator[None]:
+        """All at once."""
+        yield
+
+    def read(
+        self, table: Table, columns: Sequence[str], rank: int | None = None, start: int = 0
+    ) -> pa.Table:
+        """The rows from number `start` on."""
+        return self._record.read(table, columns=columns, rank=rank).slice(start)
 
 
 @dataclass(frozen=True, slots=True)

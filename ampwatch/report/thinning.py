@@ -93,6 +93,22 @@ def merged(events: Steps, first: int, last: int) -> Rug:
     return Rug(events[starts], events[ends - 1], (ends - starts).astype(np.int64))
 
 
+def merged_ticks(ticks: Rug, first: int, last: int) -> Rug:
+    """The same of events that stand merged already, in cells no wider than those of the axis."""
+    within = np.flatnonzero((ticks.last >= first) & (ticks.first <= last))
+    order = within[np.argsort(ticks.first[within], kind="stable")]
+    if not len(order):
+        return Rug(ticks.first[:0], ticks.last[:0], ticks.count[:0])
+    width = max(1.0, (last - first + 1) / RUG_CELLS)
+    cell = ((ticks.first[order] - first) / width).astype(np.int64)
+    starts = np.flatnonzero(np.concatenate(([True], cell[1:] != cell[:-1])))
+    return Rug(
+        ticks.first[order][starts],
+        np.maximum.reduceat(ticks.last[order], starts),
+        np.add.reduceat(ticks.count[order], starts),
+    )
+
+
 def _parts(step: Steps, values: Floats, usual: float = 0.0) -> list[tuple[Steps, Floats]]:
     """The stretches between holes: steps missing that the eye would see, or a step back."""
     known = np.isfinite(values)

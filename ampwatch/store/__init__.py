@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ampwatch.store.layout import create_run as create_run
     from ampwatch.store.layout import safe_name as safe_name
     from ampwatch.store.locks import is_written as is_written
+    from ampwatch.store.reading import Reading as Reading
     from ampwatch.store.run import Run as Run
     from ampwatch.store.run import open_run as open_run
     from ampwatch.store.writer import RankWriter as RankWriter
@@ -40,6 +41,7 @@ _HOMES = {
     "CompactResult": "compaction",
     "CopyNote": "copy_notes",
     "RankWriter": "writer",
+    "Reading": "reading",
     "Run": "run",
     "RunInfo": "info",
     "RunSummary": "catalogue",

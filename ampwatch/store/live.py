@@ -35,6 +35,7 @@ from ampwatch.store.index import (
 from ampwatch.store.layout import table_file
 
 _NO_RECORDS = np.empty(0, RECORD)
+_VERIFIED_AT_ONCE = 1 << 24  # bytes
 _INDEX_PART = RECORD_BYTES << 16  # an index is as long as its good records, not as its file
 
 
@@ -96,11 +97,15 @@ class LiveLog:
 
     def verify(self, table: Table) -> None:
         """Check a table's bytes that were not checked yet."""
-        start = self._verified[table]
-        _, good = good_payloads(self._folder, table, self._tables[table][start:])
-        self._verified[table] = start + good
-        if start + good < len(self._tables[table]):
-            self._cut(table, start + good)
+        records = self._tables[table]
+        while (start := self._verified[table]) < len(records):
+            sizes = np.cumsum(records["length"][start:].astype(np.int64))
+            part = records[start : start + 1 + int(np.searchsorted(sizes, _VERIFIED_AT_ONCE))]
+            _, good = good_payloads(self._folder, table, part)
+            self._verified[table] = start + good
+            if good < len(part):
+                self._cut(table, start + good)
+                return
 
     def leftovers(self) -> list[str]:
         """What stands after the last good record: normal while a writer is at work."""

@@ -93,21 +93,23 @@ class RankLog:
         """Check every byte that was not checked yet; what is found shows in `notes`."""
         self._undisturbed(self._verify)
 
-    def sequences(self, table: Table, start: int = 0) -> np.ndarray:
-        """The sequence number of the batch that each row from `start` on came in."""
-        numbers = _by_row(self._live.batches(table))
+    def row_ends(self, table: Table | None = None) -> np.ndarray:
+        """How many rows of a table, or of all, the first batch holds, the first two, and so on."""
+        records = self.records
         if self._base is not None:
-            old = self._base.records
-            old_numbers = _by_row(old[old["table"] == table.number])[: self._base_rows(table)]
-            numbers = np.concatenate([old_numbers, numbers])
-        return numbers[start:]
+            records = np.concatenate([self._base.records, records])
+        rows = records["rows"].astype(np.int64)
+        if table is not None:
+            rows[records["table"] != table.number] = 0
+        ends: np.ndarray = np.cumsum(rows)
+        return ends
 
-    def attempts(self, table: Table, start: int = 0) -> np.ndarray:
-        """The attempt, from 0, that each row from `start` on belongs to."""
+    def attempts(self, table: Table, start: int, stop: int) -> np.ndarray:
+        """The attempt, from 0, that each row from `start` to `stop` belongs to."""
         starts = sorted(number for number, kind in self._marks if kind == EventKind.STARTED.value)
         if len(starts) < 2:
-            return np.zeros(self.rows(table) - start, dtype=np.int64)
-        return np.searchsorted(starts[1:], self.sequences(table, start), side="right")
+            return np.zeros(stop - start, dtype=np.int64)
+        return np.searchsorted(starts[1:], self._sequences(table, start, stop), side="right")
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -189,7 +191,7 @@ class RankLog:
         if total <= self._events_seen:
             return
         kinds = self.read(Table.EVENTS, ["kind"], self._events_seen).column("kind").to_pylist()
-        numbers = self.sequences(Table.EVENTS, self._events_seen).tolist()
+        numbers = self._sequences(Table.EVENTS, self._events_seen, total).tolist()
         self._events_seen += len(kinds)
         self._marks += [
             (number, kind)
@@ -210,6 +212,19 @@ class RankLog:
             first = max(0, start - base_rows)
             parts.append(self._live.read(table, names, first, stop - base_rows))
         return pa.concat_tables([part.replace_schema_metadata() for part in parts])
+
+    def _sequences(self, table: Table, start: int, stop: int) -> np.ndarray:
+        """The sequence number of the batch that each row from `start` to `stop` came in."""
+        base_rows = self._base_rows(table)
+        parts = []
+        if self._base is not None and start < base_rows:
+            old = self._base.records
+            mine = old[old["table"] == table.number]
+            parts.append(_by_row(mine, start, min(stop, base_rows)))
+        if stop > base_rows:
+            first = max(0, start - base_rows)
+            parts.append(_by_row(self._live.batches(table), first, stop - base_rows))
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def _verify(self) -> None:
         for table in TABLES:
@@ -233,9 +248,13 @@ class RankLog:
         return tuple(f"Rank {self.rank}: {body.rstrip('.')}." for body in bodies)
 
 
-def _by_row(records: np.ndarray) -> np.ndarray:
-    """Each row's sequence number."""
-    return np.repeat(records["sequence"].astype(np.int64), records["rows"].astype(np.int64))
+def _by_row(records: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """The sequence number of each row from `start` to `stop` of these batches."""
+    ends = np.cumsum(records["rows"].astype(np.int64))
+    last = int(ends[-1]) if len(ends) else 0
+    places = np.searchsorted(ends, np.arange(start, min(stop, last)), side="right")
+    numbers: np.ndarray = records["sequence"].astype(np.int64)[places]
+    return numbers
 
 
 def _stamp(folder: Path) -> tuple[int, int, int] | None:

@@ -149,6 +149,22 @@ class Run:
         log = self._logs.get(rank)
         return log.rows(table) if log is not None else 0
 
+    @property
+    def logs(self) -> tuple[RankLog, ...]:
+        """Each rank's log, the lowest rank's first."""
+        return tuple(self._logs.values())
+
+    @property
+    def cuts(self) -> int:
+        """Grows when damage is found that shortens a log: rows read before no longer line up."""
+        return sum(log.cuts for log in self._logs.values())
+
+    def layer_facts(self, table: Table, names: Sequence[str]) -> public.LayerFacts:
+        """What the layers are, for the public columns of a table that tell of it."""
+        if public.needs_layers(table, names):
+            return public.LayerFacts.of(self._stored(Table.LAYER_INFO, _ALL_INFO))
+        return public.LayerFacts.of(View(Table.LAYER_INFO, _ALL_INFO).update([]))
+
     def column_names(self, table: Table | str) -> tuple[str, ...]:
         """The public columns of a table; for steps with the user's scalars."""
         table = _known_table(table)
@@ -179,10 +195,9 @@ class Run:
 
     def _forget_after_cut(self) -> bool:
         """Damage shortens a log: what was read from it before no longer lines up."""
-        cuts = sum(log.cuts for log in self._logs.values())
-        if cuts == self._cuts:
+        if self.cuts == self._cuts:
             return False
-        self._cuts = cuts
+        self._cuts = self.cuts
         self._views.clear()
         self._published.clear()
         return True
@@ -205,7 +220,7 @@ class Run:
         self._refuse_unknown(table, names)
         own = [name for name in names if name in public.PUBLIC_NAMES[table]]
         rows = self._stored(table, public.stored_for(table, own), rank)
-        found = public.publish(table, rows, own, self._layer_facts(table, own))
+        found = public.publish(table, rows, own, self.layer_facts(table, own))
         if len(own) == len(names):
             return found
         return self._with_extras(found, rows, names)
@@ -228,11 +243,6 @@ class Run:
         while len(self._views) > _MAX_VIEWS + _VIEWS_A_RANK * len(self._logs):
             self._views.pop(next(iter(self._views)))
         return view.update([log for log in self._logs.values() if rank in (None, log.rank)])
-
-    def _layer_facts(self, table: Table, names: Sequence[str]) -> public.LayerFacts:
-        if public.needs_layers(table, names):
-            return public.LayerFacts.of(self._stored(Table.LAYER_INFO, _ALL_INFO))
-        return public.LayerFacts.of(View(Table.LAYER_INFO, _ALL_INFO).update([]))
 
     def _extra_names(self) -> dict[str, str]:
         return public.scalar_names(self._stored(Table.EXTRAS, _ALL_EXTRAS))

@@ -1,12 +1,13 @@
 """The rows of all ranks in canonical order, kept up to date by what is new.
 
 Order: attempt, step, rank; within that as logged (devices: time, rank). New rows seldom belong far
-back, so only the end of what is there is sorted again.
+back, so only the end of what is there is sorted again. Who takes each row once lets the view forget
+those before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -48,30 +49,45 @@ class View:
         self._taken: dict[int, int] = {}
         self._last_step: dict[int, int] = {}
         self._pieces: list[_Piece] = []
+        self.forgotten = 0  # rows, from the run's beginning on
+        self._last_forgotten: int | None = None  # the key of that row
+        self.is_overtaken = False  # whether a row came that belongs among those forgotten
+        self.is_as_logged = True  # whether the rows of each rank were logged in this order
 
-    def update(self, logs: Sequence[RankLog]) -> pa.Table:
-        """Take in what is new and return all rows."""
-        fresh = [piece for log in logs if (piece := self._fresh(log)) is not None]
+    def update(self, logs: Sequence[RankLog], stops: Mapping[int, int] | None = None) -> pa.Table:
+        """Take in what is new, of a rank up to the row in `stops`; all rows not forgotten."""
+        stops = stops or {}
+        fresh = [p for log in logs if (p := self._fresh(log, stops.get(log.rank))) is not None]
         if fresh:
+            self.is_as_logged &= all(np.all(p.keys[1:] >= p.keys[:-1]) for p in fresh)
             self._merge(_sorted(fresh))
         return self._all()
 
-    def _fresh(self, log: RankLog) -> _Piece | None:
+    def forget(self, rows: int) -> None:
+        """Hold the first so many rows no longer, counted from the run's beginning."""
+        while self._pieces and rows > self.forgotten:
+            piece, here = self._pieces[0], rows - self.forgotten
+            count = min(here, len(piece.keys))
+            self._last_forgotten = int(piece.keys[count - 1])
+            self.forgotten += count
+            self._pieces[:1] = [piece.copy_from(count)] if count < len(piece.keys) else []
+
+    def _fresh(self, log: RankLog, stop: int | None) -> _Piece | None:
         start = self._taken.get(log.rank, 0)
-        rows = self._read(log, start)
+        rows = self._read(log, start, stop)
         if not rows.num_rows:
             return None
         self._taken[log.rank] = start + rows.num_rows
-        attempts = log.attempts(self._table, start)[: rows.num_rows]
+        attempts = log.attempts(self._table, start, start + rows.num_rows)
         keys = self._keys(log.rank, rows.column(self._key_name), attempts)
         ranks = column(np.full(rows.num_rows, log.rank), pa.int32())
         rows = rows.append_column(RANK, ranks)
         rows = rows.append_column(ATTEMPT, column(attempts, pa.int32()))
         return _Piece(keys, rows)
 
-    def _read(self, log: RankLog, start: int) -> pa.Table:
+    def _read(self, log: RankLog, start: int, stop: int | None) -> pa.Table:
         """The rows from `start` on, in few pieces; of a long log those go column by column."""
-        rows = log.read(self._table, self._names, start)
+        rows = log.read(self._table, self._names, start, stop)
         if rows.column(0).num_chunks <= _MANY_CHUNKS:
             return rows
         columns = []
@@ -93,6 +109,9 @@ class View:
     def _merge(self, fresh: _Piece) -> None:
         """Put new rows in place: whatever comes after the first of them is sorted again."""
         first = fresh.keys[0]
+        if self._last_forgotten is not None and first < self._last_forgotten:
+            self.is_overtaken = True
+        self.is_as_logged &= not self._pieces or bool(self._pieces[-1].keys[-1] <= first)
         late: list[_Piece] = []
         while self._pieces and self._pieces[-1].keys[-1] > first:
             piece = self._pieces.pop()
@@ -132,6 +151,11 @@ class _Piece:
     def slice(self, start: int, length: int | None = None) -> _Piece:
         stop = None if length is None else start + length
         return _Piece(self.keys[start:stop], self.rows.slice(start, length))
+
+    def copy_from(self, start: int) -> _Piece:
+        """The rows from `start` on; unlike a slice they do not keep those before in memory."""
+        places = column(np.arange(start, len(self.keys)), pa.int64())
+        return _Piece(self.keys[start:].copy(), self.rows.take(places).combine_chunks())
 
 
 def _concatenate(pieces: list[_Piece]) -> _Piece:

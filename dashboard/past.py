@@ -1,0 +1,353 @@
+"""What is kept of rows that are long past: few points, however many rows there were.
+
+Nothing that the eye would see is lost: an extreme stays at its step, both ends of a gap stay where
+they are, and a skipped step is part of a tick. The rows themselves are in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampwatch.report.thinning import Floats, Rug, Steps
+
+HELD_ROWS = 1 << 17  # the last ones; as many again before the first of them go
+MOST_POINTS = 1 << 16  # of a column: 30 for each point that is drawn
+MOST_TICKS = 1 << 16
+MOST_SAMPLES = 1 << 15
+EARLY_ROWS = 200  # tell whether a column is logged at every step
+EXACT_WIDTH = 4  # of so narrow a stretch every point is kept
+_WIDEST = 1 << 60
+
+
+class Growing:
+    """An array with room at its end; a view taken of it never changes."""
+
+    def __init__(self, kind: type[np.generic] | np.dtype[Any]) -> None:
+        self._room = np.zeros(1024, kind)
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """What it holds by now."""
+        return self._room[: self._length]
+
+    def extend(self, values: NDArray[Any]) -> None:
+        """Add these at the end."""
+        length = self._length + len(values)
+        if length > len(self._room):
+            self._move(self.values, max(length, self._length + self._length // 2))
+        self._room[self._length : length] = values
+        self._length = length
+
+    def keep_last(self, count: int) -> None:
+        """Let go of all but the last values."""
+        self._move(self.values[-count:] if count else self.values[:0], count)
+
+    def copy(self) -> Growing:
+        """The same values; adding to the one leaves the other as it is."""
+        other = Growing(self._room.dtype)
+        other.extend(self.values)
+        return other
+
+    def _move(self, values: NDArray[Any], room: int) -> None:
+        moved = np.zeros(max(1024, room), self._room.dtype)
+        moved[: len(values)] = values
+        self._room, self._length = moved, len(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Some points of a column, in the order of its rows."""
+
+    parts: tuple[tuple[Steps, Floats], ...]
+    width: int  # of a stretch: of each there are up to four points
+
+    @property
+    def step(self) -> Steps:
+        """The steps they lie at."""
+        return np.concatenate([step for step, _ in self.parts])
+
+    @property
+    def values(self) -> Floats:
+        """Their values, all of them numbers."""
+        return np.concatenate([values for _, values in self.parts])
+
+
+class Extremes:
+    """A column's points: of each stretch of steps the first, the lowest, the highest and the last.
+
+    These are all points while they are few. When they are too many, stretches become twice as long.
+    """
+
+    def __init__(self, most: int = MOST_POINTS) -> None:
+        self._most, self._width = most, 1
+        self._step, self._values = Growing(np.int64), Growing(np.float32)  # of whole stretches
+        self._open: tuple[Steps, Floats] = np.zeros(0, np.int64), np.zeros(0, np.float32)
+
+    def __len__(self) -> int:
+        return len(self._step) + len(self._open[0])
+
+    def add(self, step: Steps, values: Floats) -> None:
+        """Take in a column's next rows; what is not finite is absent."""
+        known = np.isfinite(values)
+        if not known.any():
+            return
+        self._take(
+            np.concatenate([self._open[0], step[known]]),
+            np.concatenate([self._open[1], values[known]]),
+        )
+        while len(self) > self._most and self._width < _WIDEST:
+            points, self._width = self.points, 2 * self._width
+            self._step, self._values = Growing(np.int64), Growing(np.float32)
+            self._take(points.step, points.values)
+
+    @property
+    def points(self) -> Points:
+        """Those kept by now; rows that are added do not change them."""
+        return Points(((self._step.values, self._values.values), self._open), self._width)
+
+    def copy(self) -> Extremes:
+        """The same points; adding to the one leaves the other as it is."""
+        other = Extremes(self._most)
+        other._width, other._open = self._width, self._open
+        other._step, other._values = self._step.copy(), self._values.copy()
+        return other
+
+    def _take(self, step: Steps, values: Floats) -> None:
+        keep, last = _telling(step, values, self._width)
+        closed, rest = keep[keep < last], keep[keep >= last]
+        self._step.extend(step[closed])
+        self._values.extend(values[closed])
+        self._open = step[rest], values[rest]
+
+
+def _telling(step: Steps, values: Floats, width: int) -> tuple[NDArray[np.intp], int]:
+    """Which points tell of their stretch of steps, and where the last stretch begins."""
+    cell = step // width
+    anew = (cell[1:] != cell[:-1]) | (step[1:] < step[:-1])
+    starts = np.concatenate(([0], np.flatnonzero(anew) + 1))
+    ends = np.append(starts[1:], len(step))
+    lengths = ends - starts
+    keep = [starts, ends - 1]
+    if lengths.max() > 2:
+        for extreme in (np.minimum, np.maximum):
+            level = np.repeat(extreme.reduceat(values, starts), lengths)
+            there = np.flatnonzero(values == level)
+            keep.append(there[np.searchsorted(there, starts)])
+    return np.unique(np.concatenate(keep)), int(starts[-1])
+
+
+class Ticks:
+    """Events merged by stretches of steps, of a step each while they are few."""
+
+    def __init__(self, most: int = MOST_TICKS) -> None:
+        self._most, self.width, self.count = most, 1, 0
+        self._ticks = [Growing(np.int64) for _ in range(3)]  # first, last, how many
+
+    @property
+    def ticks(self) -> Rug:
+        """Those there are by now, in the order they came; later ones do not change them."""
+        return Rug(*(part.values for part in self._ticks))
+
+    def add(self, steps: Steps) -> None:
+        """Take in the next events."""
+        self.count += len(steps)
+        self._extend(steps, steps, np.ones(len(steps), np.int64))
+        while len(self._ticks[0]) > self._most and self.width < _WIDEST:
+            ticks, self.width = self.ticks, 2 * self.width
+            self._ticks = [Growing(np.int64) for _ in range(3)]
+            self._extend(ticks.first, ticks.last, ticks.count)
+
+    def _extend(self, first: Steps, last: Steps, count: Steps) -> None:
+        if self.width > 1 and len(first):
+            cell = first // self.width
+            starts = np.concatenate(([0], np.flatnonzero(cell[1:] != cell[:-1]) + 1))
+            ends = np.append(starts[1:], len(first))
+            first, last, count = first[starts], last[ends - 1], np.add.reduceat(count, starts)
+        for part, values in zip(self._ticks, (first, last, count), strict=True):
+            part.extend(values)
+
+
+class Sample:
+    """Each n-th number of a column, for its median; n doubles when they are many."""
+
+    def __init__(self, most: int = MOST_SAMPLES) -> None:
+        self._most, self._every, self._seen = most, 1, 0
+        self._kept = Growing(np.float32)
+
+    def add(self, values: Floats) -> None:
+        """Take in the next rows."""
+        known = values[np.isfinite(values)]
+        self._kept.extend(known[-self._seen % self._every :: self._every])
+        self._seen += len(known)
+        while len(self._kept) > self._most:
+            kept, self._kept = self._kept.values[::2], Growing(np.float32)
+            self._kept.extend(kept)
+            self._every *= 2
+
+    @property
+    def values(self) -> Floats:
+        """Those kept by now."""
+        return self._kept.values
+
+
+_STRETCH = 4096  # rows
+_MOST_STRETCHES = 4096
+
+
+class Places:
+    """Where in the log a span of steps stands: the ends of each stretch of rows."""
+
+    def __init__(self) -> None:
+        self._length, self.rows = _STRETCH, 0
+        self._low: list[int] = []
+        self._high: list[int] = []
+
+    def add(self, step: Steps) -> None:
+        """Take in the next rows."""
+        at = self.rows
+        self.rows += len(step)
+        while len(step):
+            room = self._length - at % self._length
+            part, step = step[:room], step[room:]
+            low, high = int(part.min()), int(part.max())
+            if at % self._length:
+                self._low[-1], self._high[-1] = min(self._low[-1], low), max(self._high[-1], high)
+            else:
+                self._low.append(low)
+                self._high.append(high)
+            at += len(part)
+            if len(self._low) > _MOST_STRETCHES:
+                self._join()
+
+    def of(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The ranges of rows that hold these steps, and some rows at each side of them."""
+        inside = (np.array(self._low) <= last) & (np.array(self._high) >= first)
+        wide = inside.copy()
+        wide[1:] |= inside[:-1]
+        wide[:-1] |= inside[1:]
+        edges = np.flatnonzero(np.diff(wide, prepend=False, append=False))
+        ranges = (edges * self._length).reshape(-1, 2)
+        return [(int(start), min(self.rows, int(stop))) for start, stop in ranges]
+
+    def _join(self) -> None:
+        self._low = [min(self._low[at : at + 2]) for at in range(0, len(self._low), 2)]
+        self._high = [max(self._high[at : at + 2]) for at in range(0, len(self._high), 2)]
+        self._length *= 2
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What is known of all rows, where only the last ones are held."""
+
+    rows: int  # how many are no longer held
+    ends: tuple[int, int]  # the lowest and the highest step
+    points: Mapping[str, Points]
+    ticks: Rug  # of the skips
+    tick_width: int
+    skip_count: int
+    latest: Mapping[str, tuple[float, int]]  # a column's last number, and its row
+    early: Mapping[str, float]  # the share of its first rows that hold a number
+    step_times: Floats  # a sample
+
+
+class History:
+    """Rows by step as they come: the last of them as they are, and what is kept of all."""
+
+    def __init__(self, names: Iterable[str], timed: str, *, keeps_past: bool = True) -> None:
+        self.step, self.skips = Growing(np.int64), Growing(np.int64)
+        self.columns = {name: Growing(np.float32) for name in names}
+        self.first_row = 0  # of those held
+        self.starts: tuple[int, ...] = ()
+        self.present: frozenset[str] = frozenset()
+        self._keeps_past, self._timed = keeps_past, timed
+        self._points = {name: Extremes() for name in self.columns}
+        self._ticks, self._times = Ticks(), Sample()
+        self._latest: dict[str, tuple[float, int]] = {}
+        self._early = dict.fromkeys(self.columns, 0)
+        self._ends: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return self.first_row + len(self.step)
+
+    def add(self, step: Steps, columns: Mapping[str, Floats], skips: Steps) -> None:
+        """Take in the next rows, each column's, and the steps that were skipped."""
+        self._add_skips(skips)
+        if not len(step):
+            return
+        at = len(self)
+        held = self.step.values
+        ahead = np.diff(step, prepend=held[-1] if len(held) else step[0])
+        self.starts += tuple(int(back) + at for back in np.flatnonzero(ahead < 0))
+        low, high = int(step.min()), int(step.max())
+        before = self._ends or (low, high)
+        self._ends = min(low, before[0]), max(high, before[1])
+        self.step.extend(step)
+        for name, values in columns.items():
+            self._add_values(name, at, step, values)
+        if len(self.step) > 2 * HELD_ROWS:
+            self._let_go()
+
+    def fork(self, name: str, like: str) -> None:
+        """A column more, whose rows were the same as another's until now."""
+        self.columns[name] = self.columns[like].copy()
+        self._points[name] = self._points[like].copy()
+        self._early[name] = self._early[like]
+        if like in self._latest:
+            self._latest[name] = self._latest[like]
+
+    @property
+    def past(self) -> Past | None:
+        """What is kept of all rows, once not all are held; later rows do not change it."""
+        if not self.first_row or self._ends is None:
+            return None
+        early_rows = min(EARLY_ROWS, len(self))
+        return Past(
+            rows=self.first_row,
+            ends=self._ends,
+            points={name: points.points for name, points in self._points.items()},
+            ticks=self._ticks.ticks,
+            tick_width=self._ticks.width,
+            skip_count=self._ticks.count,
+            latest=dict(self._latest),
+            early={name: count / early_rows for name, count in self._early.items()},
+            step_times=self._times.values,
+        )
+
+    # --- within ----------------------------------------------------------------------------------
+
+    def _add_skips(self, skips: Steps) -> None:
+        before = self.skips.values
+        if len(before) and len(skips) and skips[0] == before[-1]:
+            skips = skips[1:]  # another optimizer's, of a step that is counted already
+        self.skips.extend(skips)
+        if self._keeps_past:
+            self._ticks.add(skips)
+
+    def _add_values(self, name: str, at: int, step: Steps, values: Floats) -> None:
+        self.columns[name].extend(values)
+        known = np.flatnonzero(np.isfinite(values))
+        if len(known):
+            self.present |= {name}
+            self._latest[name] = float(values[known[-1]]), at + int(known[-1])
+        self._early[name] += int(np.searchsorted(known, EARLY_ROWS - at))
+        if self._keeps_past:
+            self._points[name].add(step, values)
+            if name == self._timed:
+                self._times.add(values)
+
+    def _let_go(self) -> None:
+        """Hold only the last rows."""
+        self.first_row = len(self) - HELD_ROWS
+        for column in (self.step, *self.columns.values()):
+            column.keep_last(HELD_ROWS)
+        later = self.skips.values >= self.step.values.min()
+        self.skips.keep_last(len(later) - int(np.argmax(later)) if later.any() else 0)
