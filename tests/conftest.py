@@ -40,7 +40,7 @@ QUICK = [
     "integrations/test_integrations_models.py",
     "mirrors/test_mirrors_line.py",
     "probe/test_probe_culprit.py",
-    "probe/test_probe_gradients.py",
+    "probe/test_probe_norms.py",
     "probe/test_probe_layer_flush.py",
     "probe/test_probe_layers_truth.py",
     "programs/test_programs_scaling.py",

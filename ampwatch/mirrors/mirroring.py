@@ -120,7 +120,7 @@ def _end_with(watch: Any, mirroring: Mirroring) -> None:
 
     A client puts its own end in when its run begins. Ours, put in now, comes before that.
     """
-    from ampwatch.probe import ending
+    from ampwatch.probe import process_end
 
     reference = weakref.ref(watch)
 
@@ -129,7 +129,7 @@ def _end_with(watch: Any, mirroring: Mirroring) -> None:
             still.close_at_exit()
         mirroring.close()
 
-    cancel = ending.at_end(at_end)
+    cancel = process_end.at_end(at_end)
     watch.after_close(mirroring.close)
     watch.after_close(cancel)
 

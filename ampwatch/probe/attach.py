@@ -20,8 +20,7 @@ from torch import nn
 
 from ampwatch.environment import switched_off
 from ampwatch.errors import AmpwatchError, AttachError
-from ampwatch.probe import hooks, identity
-from ampwatch.probe.command import masked
+from ampwatch.probe import hooks, run_identity
 from ampwatch.probe.courier import Courier, Log, Post
 from ampwatch.probe.devices import DeviceSampler
 from ampwatch.probe.digest import Digest
@@ -84,7 +83,7 @@ def attach(
     if known is not None:
         warn("this scaler is watched already; the watch that is there goes on. close() it first.")
         return known
-    feed_to = identity.endpoint(os.environ, endpoint)
+    feed_to = run_identity.endpoint(os.environ, endpoint)
     settings = Settings(run, log_dir, feed_to, layer_every, dict(config or {}), start_step, resume)
     return _begin(scaler, surveyed, optimizers, settings)
 
@@ -177,7 +176,7 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     loop = Loop(scaler, surveyed, courier.deliver, sampling, guard, settings.start_step)
     if observer is not None:
         observer.follow(loop)
-    loop.event(EventKind.STARTED, _started(own_info, settings, rank, surveyed))
+    loop.current.event(EventKind.STARTED, _started(own_info, settings, rank, surveyed))
     for one in optimizers:
         loop.turns.view(one)
     return Watch(
@@ -188,15 +187,15 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
 def _run_info(scaler: Any, settings: Settings) -> tuple[RunInfo, int]:
     """What run.json says, and this process's rank."""
     global _attached  # noqa: PLW0603 - each watch of a process has its own run
-    who = identity.identify(os.environ, sys.argv, datetime.now(), _attached)
+    who = run_identity.identify(os.environ, sys.argv, datetime.now(), _attached)
     _attached += 1
     info = RunInfo(
         id=who.run_id,
         name=settings.run or who.name,
         started_ns=time.time_ns(),
-        host=identity.host(),
-        command=masked(sys.argv),
-        versions=identity.versions(),
+        host=run_identity.host(),
+        command=run_identity.masked(sys.argv),
+        versions=run_identity.versions(),
         config=settings.config,
         scaler=_scaler_facts(scaler),
         world_size=who.world_size,
@@ -222,7 +221,7 @@ def _scaler_facts(scaler: Any) -> dict[str, Any]:
 def _open_log(info: RunInfo, rank: int, settings: Settings) -> tuple[Log, RunInfo, Path | None]:
     """The log on disk; if there can be none, one that only numbers what goes over the wire."""
     try:
-        folder = identity.log_dir(os.environ, settings.log_dir)
+        folder = run_identity.log_dir(os.environ, settings.log_dir)
         run_folder = create_run(folder, info, resume=settings.resume)
         kept = read_info(run_folder)
         log = RankWriter(run_folder, rank, kept)
@@ -260,7 +259,7 @@ def _started(info: RunInfo, settings: Settings, rank: int, surveyed: Survey) -> 
     return {
         "rank": rank,
         "pid": os.getpid(),
-        "host": identity.host(),
+        "host": run_identity.host(),
         "start_step": settings.start_step,
         "resume": settings.resume,
         "scaler": dict(info.scaler),

@@ -24,7 +24,7 @@ from ampwatch.errors import AmpwatchError
 from ampwatch.probe.digest import Digest
 from ampwatch.probe.guard import Guard, warn
 from ampwatch.probe.records import EventRecord, StepRecord
-from ampwatch.probe.updates import HostUpdate
+from ampwatch.probe.weight_slices import HostUpdate
 from ampwatch.rows import EventKind, Table
 
 Columns = tuple[Table, dict[str, list[Any]]]

@@ -15,17 +15,17 @@ import numpy as np
 
 from ampwatch.probe.capture import LayerCapture
 from ampwatch.probe.forwards import data_magnitudes, first_bad_output, was_left_out
-from ampwatch.probe.gradients import NormCapture
 from ampwatch.probe.layer_digest import LayerCells, LayerDigest, LayerDigester
 from ampwatch.probe.layer_rows import LayerLog, LayerStep, has_moved, merged, rows_of
 from ampwatch.probe.loop import overflowed
 from ampwatch.probe.models import Survey
-from ampwatch.probe.moves import Move, Mover
+from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_state import rounding_of
 from ampwatch.probe.overflow import CulpritFinder
 from ampwatch.probe.own_backward import own_backward
 from ampwatch.probe.records import EventRecord, Loss, StepRecord, Turn
-from ampwatch.probe.stale import is_poisoned
+from ampwatch.probe.stale_gradients import is_poisoned
+from ampwatch.probe.update_norms import Move, Mover
 from ampwatch.rows import DTYPE_NUMBERS, SCHEMAS, EventKind, Table
 
 Columns = dict[str, list[Any]]

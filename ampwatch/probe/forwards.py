@@ -1,9 +1,9 @@
-"""Forward passes that no step follows: of loops that guard themselves against a nan loss.
+"""The forward passes of a step: those that no step follows, and how many samples they take.
 
-Such a loop stops, or leaves the step out, and calls nothing of ours again. So what left the model
-(of large outputs a copy of some values) waits until the loss is scaled or its backward begins, and
-is let go then. Where the next forward pass, or the loop's end, comes first, it tells whether the
-forward was finite.
+A loop that guards itself against a nan loss stops, or leaves the step out, and calls nothing of
+ours again. So what left the model (of large outputs a copy of some values) is kept until the loss
+is scaled or its backward begins. Where the next forward pass or the loop's end comes first, it
+shows whether the forward was finite.
 """
 
 from __future__ import annotations
@@ -26,15 +26,19 @@ SAMPLE_LIMIT = 8192  # values of an output: a nan spreads over all that depends 
 FORWARDS_UNTIL_KNOWN = 3
 _MOST_SAMPLES = 16
 
+# The last batch of an epoch is smaller, and some loops vary their batches all the time: so many
+# steps in a row make a size the usual one.
+STEPS_TO_BELIEVE = 10
+
 
 class Forwards:
     """The training forwards since a loss was last used."""
 
-    __slots__ = ("_given", "_samples", "_several", "_since", "_usual", "count")
+    __slots__ = ("_given", "_samples", "_several", "_usual", "count", "unused")
 
     def __init__(self, *, several_models: bool) -> None:
         self.count = 0  # in the step in progress
-        self._since = 0  # a loss was used
+        self.unused = 0  # since a loss was used
         self._usual = 0  # the most that came before a loss was used
         self._samples: list[tuple[int, Tensor]] = []  # of what layers gave since then
         self._several = several_models
@@ -44,7 +48,7 @@ class Forwards:
     def begins(self) -> None:
         """One more forward pass."""
         self.count += 1
-        self._since += 1
+        self.unused += 1
 
     def gave(self, layer: int, outputs: Iterable[Tensor], record: StepRecord) -> None:
         """A layer, the outermost as a rule, gave these."""
@@ -71,14 +75,14 @@ class Forwards:
 
     def used(self) -> None:
         """A loss is scaled, or its backward begins: what the model gave has been of use."""
-        if self._since:
-            self._usual = max(self._usual, self._since)
-            self._since = 0
+        if self.unused:
+            self._usual = max(self._usual, self.unused)
+            self.unused = 0
             self._samples.clear()
 
     def step_over(self) -> None:
         """The next step begins."""
-        if self._since:
+        if self.unused:
             self.used()
         self.count = 0
         if self._given:
@@ -86,7 +90,7 @@ class Forwards:
 
     def have_come_round(self) -> bool:
         """Whether a forward that begins now is another step's, though no loss has been used."""
-        return self._since >= (self._usual or FORWARDS_UNTIL_KNOWN)
+        return self.unused >= (self._usual or FORWARDS_UNTIL_KNOWN)
 
     def can_be_judged(self, record: StepRecord) -> bool:
         """Whether to ask now: a device answers late, so a step's usual forwards must be known."""
@@ -96,7 +100,7 @@ class Forwards:
 
     def begin_anew(self) -> None:
         """The step is closed as one that was left out: how long it was says nothing."""
-        self._since = 0
+        self.unused = 0
 
     def put(self, record: StepRecord) -> None:
         """Write down what the model gave since a loss was last used; no step follows it."""
@@ -105,6 +109,35 @@ class Forwards:
             seen = sample.masked_fill(sample == -math.inf, 0.0)  # put there by intention: a mask
             record.outputs_at.append((layer, record.pack.put_magnitude(*extremes(seen))))
         self._samples.clear()
+
+
+class BatchSize:
+    """The usual number of samples that a step's forward passes take."""
+
+    __slots__ = ("_candidate", "_first_step", "_repeats", "usual")
+
+    def __init__(self) -> None:
+        self.usual = 0  # not known yet
+        self._candidate = 0
+        self._first_step = 0  # that had the candidate
+        self._repeats = 0  # steps in a row that had it; 0 while all is as usual
+
+    def is_usual(self, samples: int) -> bool:
+        """Whether a step of so many samples changes nothing."""
+        return samples == self.usual and not self._repeats
+
+    def see(self, samples: int, step: int) -> tuple[int, int] | None:
+        """A step took so many; if that changes the usual number: since which step, from what."""
+        if samples == self.usual:
+            self._repeats = 0
+            return None
+        if samples != self._candidate or not self._repeats:
+            self._candidate, self._first_step, self._repeats = samples, step, 0
+        self._repeats += 1
+        if self._repeats < STEPS_TO_BELIEVE:
+            return None
+        before, self.usual, self._repeats = self.usual, samples, 0
+        return (self._first_step, before) if before else None
 
 
 _weakly: Callable[[Any], Any] = StorageWeakRef

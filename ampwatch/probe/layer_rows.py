@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampwatch.probe.models import Survey
-from ampwatch.probe.moves import Move
 from ampwatch.probe.optimizer_state import ratios_by_layer
 from ampwatch.probe.records import StepRecord, Turn
+from ampwatch.probe.update_norms import Move
 
 RING_STEPS = 64
 Columns = dict[str, list[Any]]

@@ -1,7 +1,7 @@
 """The training loop as the probe sees it: which call belongs to which step, and when a step ends.
 
-All of it runs on the training thread, so all of it is capture: values are put into the step's pack
-and computed on elsewhere. A step ends at `scaler.update()`; without an enabled scaler, at
+All of it runs on the training thread, so it only collects: values are put into the step's pack and
+computed on elsewhere. A step ends at `scaler.update()`; without an enabled scaler, at
 `optimizer.step()`; and where a loop goes wrong, so that the mistake has a row to stand on.
 """
 
@@ -9,27 +9,26 @@ from __future__ import annotations
 
 import math
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ampwatch.probe.backward import BackwardWatch
-from ampwatch.probe.batch_size import BatchSize
-from ampwatch.probe.forwards import Forwards, was_left_out
+from ampwatch.probe.backward_passes import BackwardWatch, Losses
+from ampwatch.probe.current_step import CurrentStep
+from ampwatch.probe.forwards import BatchSize, Forwards, was_left_out
 from ampwatch.probe.guard import Guard, warn
-from ampwatch.probe.losses import Losses
 from ampwatch.probe.models import Survey
-from ampwatch.probe.own_steps import OwnSteps
-from ampwatch.probe.readback import Pack, put_scalar
+from ampwatch.probe.optimizer_turns import Turns
+from ampwatch.probe.readback import put_scalar
 from ampwatch.probe.records import EventRecord, StepRecord, Turn
 from ampwatch.probe.sampling import Sampling
-from ampwatch.probe.stale import Stale
+from ampwatch.probe.stale_gradients import Stale
 from ampwatch.probe.tensors import dtype_name, extremes, measurable
-from ampwatch.probe.turns import Turns
+from ampwatch.probe.unscaled_steps import UnscaledSteps
 from ampwatch.rows import EventKind
 
 # Of one step, however many micro-batches it accumulates; later ones are not looked at.
@@ -37,6 +36,16 @@ MOST_FORWARDS = 2048
 
 # torch's words where no step and no unscale_ has come before an update.
 NO_CHECKS = "No inf checks were recorded prior to update"
+
+
+class Owner(Protocol):
+    """Whose loop this is; `watch.Watch`."""
+
+    def adopt(self, scaler: Any) -> None:
+        """The loop goes on with this scaler too."""
+
+    def end_if_over(self) -> None:
+        """An optimizer is gone: is anybody left?"""
 
 
 class Loop:
@@ -51,58 +60,42 @@ class Loop:
         guard: Guard,
         start_step: int = 0,
     ) -> None:
-        self.step = start_step
-        self.sampling = sampling
-        self.enabled = scaler is not None and bool(scaler.is_enabled())
+        # Who owns us must live as long as the scaler or the optimizer that calls us.
+        self.owner: Owner | None = None
         self.forwards = Forwards(several_models=len(survey.roots) > 1)
-        self.used = not self.enabled  # whether an enabled scaler has been called yet
-        self._idle = False
-        self._to_scaler: Callable[[], Any] = _no_scaler
-        self.scaler = scaler
+        self.current = CurrentStep(scaler, sampling, self.forwards, deliver, start_step)
+        self.sampling = sampling
         self._deliver = deliver
         self._backward = BackwardWatch(
-            survey.parameters, self._backward_began, self._backward_ended, self.misuse, guard
+            survey.parameters,
+            self._backward_began,
+            self._backward_ended,
+            self.current.misuse,
+            guard,
         )
-        self.open_step: StepRecord | None = None
-        self.losses = Losses(self, self._backward)
-        self.turns = Turns(self, survey, self._backward, self.losses)
-        self._own_steps = OwnSteps(self, self.turns, guard)
-        self.owner: Any = None  # the watch: alive as long as the scaler or optimizer that calls us
+        self.losses = Losses(self.current, self._backward)
+        self.turns = Turns(
+            self.current,
+            survey,
+            self._backward,
+            self.losses,
+            come_round=self._come_round,
+            stepped_alone=self._stepped_alone,
+            gone=self._optimizer_gone,
+        )
+        self._unscaled_steps = UnscaledSteps(
+            self.current,
+            self.turns,
+            guard,
+            adopt=self._adopt,
+            close_step=partial(self.close_step, update_seen=None),
+        )
         self._batch_size = BatchSize()
         self._closed_at: float | None = None
         self._sees_forwards = False  # in the last step
         self._settling: deque[StepRecord] = deque()
-        self._said: set[Any] = set()
+        self._warned: set[Any] = set()
         self._last_error: int | None = None  # its id: holding it would hold its frames
-
-    @property
-    def scaler(self) -> Any:
-        """The one in use, while it lives; a loop may have made another."""
-        return self._to_scaler()
-
-    @scaler.setter
-    def scaler(self, scaler: Any) -> None:
-        # Weak: an optimizer's hook holds us, and may not hold the scaler.
-        self._to_scaler = _no_scaler if scaler is None else weakref.ref(scaler)
-
-    # -- what is in progress ---------------------------------------------------------------------
-
-    def current(self) -> StepRecord:
-        """The step in progress; begins one if there is none."""
-        if self.open_step is None:
-            self.open_step = StepRecord(self.step, Pack())
-        return self.open_step
-
-    def event(self, kind: EventKind, detail: Mapping[str, Any], *, step: int | None = None) -> None:
-        """Hand over something that happened once: in this step, or in the one in progress."""
-        at = self.step if step is None else step
-        self._deliver(EventRecord(at, time.time_ns(), kind, dict(detail)))
-
-    def misuse(self, code: str, detail: Mapping[str, Any], *, step: int | None = None) -> None:
-        """A mistake is an event the first time."""
-        if code not in self._said:
-            self._said.add(code)
-            self.event(EventKind.MISUSE, {"code": code, **detail}, step=step)
 
     # -- forward and backward --------------------------------------------------------------------
 
@@ -111,7 +104,7 @@ class Loop:
         forwards = self.forwards
         if forwards.have_come_round():
             self._leave_out()
-        record = self.open_step or self.current()
+        record = self.current.record or self.current.begin()
         forwards.begins()
         if forwards.count >= MOST_FORWARDS:
             if forwards.count == MOST_FORWARDS:
@@ -141,48 +134,44 @@ class Loop:
         Without an enabled scaler the output's gradient marks the backward's begin.
         """
         if self.forwards.count < MOST_FORWARDS:
-            self.forwards.gave(layer, outputs, self.open_step or self.current())
-        if self.enabled:
+            self.forwards.gave(layer, outputs, self.current.record or self.current.begin())
+        if self.current.enabled:
             return
         for value in outputs:
             if value.requires_grad:
                 self._backward.follow(value, None)
                 return
 
-    def leave_idle(self) -> None:
-        """An optimizer steps, and the scaler has done nothing so far: as if there were none."""
-        self._idle, self.enabled = True, False
-        warn(
-            "the scaler has scaled nothing when the optimizer stepped: this is watched as a "
-            "training without one, until it is used."
-        )
-
-    def take_up(self) -> None:
-        """The scaler is called for the first time."""
-        self.used = True
-        if self._idle:
-            self._idle, self.enabled = False, True
-
-    def adopt(self, scaler: Any) -> None:
+    def _adopt(self, scaler: Any) -> None:
         """The loop goes on with a scaler that nobody has attached."""
-        self.take_up()
-        self.scaler = scaler
-        self.owner.adopt(scaler)
+        self.current.take_up()
+        self.current.use(scaler)
+        if self.owner is not None:
+            self.owner.adopt(scaler)
         detail = {
             "class": type(scaler).__name__,
             # With the scale of the step in progress these tell how often it has skipped, unseen.
             "init_scale": getattr(scaler, "_init_scale", None),
             "backoff_factor": getattr(scaler, "_backoff_factor", None),
         }
-        self.event(EventKind.SCALER_REPLACED, detail)
+        self.current.event(EventKind.SCALER_REPLACED, detail)
+
+    def _stepped_alone(self, optimizer: Any) -> None:
+        """An optimizer has stepped, and not by our scaler."""
+        self._unscaled_steps.ended(optimizer)
+
+    def _optimizer_gone(self) -> None:
+        """The user has let an optimizer go."""
+        if self.owner is not None:
+            self.owner.end_if_over()
 
     def _backward_began(self) -> None:
         self.forwards.used()
         self.turns.backward_began()
 
     def _backward_ended(self) -> None:
-        if not self.enabled:
-            self._own_steps.backward_ended()
+        if not self.current.enabled:
+            self._unscaled_steps.backward_ended()
         elif self.turns.detailed and (self.sampling.sampled or self.turns.unseen_edits):
             self.turns.backward_ended()
 
@@ -190,8 +179,8 @@ class Loop:
 
     def before_update(self) -> None:
         """`scaler.update()` is about to change the scale."""
-        record = self.open_step or self.current()
-        pack, scaler = record.pack, self.scaler
+        record = self.current.record or self.current.begin()
+        pack, scaler = record.pack, self.current.scaler()
         scale = None if scaler is None else scaler._scale
         if record.scale_at is None and scale is not None:
             at = record.scale_at = pack.put_scalars(scale, scaler._growth_tracker)
@@ -199,16 +188,14 @@ class Loop:
         if pack.pending is not None:
             pack.seal()
 
-    def after_update(self, new_scale: Any) -> None:
+    def after_update(self, scaler: Any, new_scale: Any) -> None:
         """`scaler.update()` has returned: the step is over."""
-        record = self.open_step or self.current()
-        if self.turns.stand_in is not None:
-            self.turns.stand_in_ends()
-        scale = self.scaler._scale
+        record = self.current.record or self.current.begin()
+        scale = scaler._scale
         if scale is not None:
-            record.scale_after_at = record.pack.put(scale)
+            record.scale_after_at = record.pack.put_scalars(scale)
         if new_scale is not None:
-            self.event(EventKind.SCALE_SET, {})
+            self.current.event(EventKind.SCALE_SET, {})
         turns = record.turns
         if len(turns) != 1 or len(self.turns.views) != 1 or not turns[0].done:
             self.turns.update_passes(record)
@@ -221,17 +208,17 @@ class Loop:
         self._last_error = id(error)
         stage = self.turns.abandon(optimizer)
         if isinstance(error, Exception):
-            self._say_exception(where, error, stage)
-        if self.open_step is not None:
-            if self.enabled:
+            self._report_exception(where, error, stage)
+        if self.current.record is not None:
+            if self.current.enabled:
                 self.before_update()
             self.close_step(update_seen=False)
 
-    def _say_exception(self, where: str, error: Exception, stage: str | None) -> None:
+    def _report_exception(self, where: str, error: Exception, stage: str | None) -> None:
         """Its event, with what the loop had done: torch's words alone fit several mistakes."""
         pending = bool(self.losses.pending)  # scaled since the last call for an optimizer
         if where == "update" and pending and NO_CHECKS in str(error):
-            self.misuse("AMP403", {"raised": True})
+            self.current.misuse("AMP403", {"raised": True})
         detail = {
             "where": where,
             "type": type(error).__name__,
@@ -240,47 +227,47 @@ class Loop:
             "second_step": stage == "STEPPED",
             "second_unscale": stage == "UNSCALED" and pending,
         }
-        self.event(EventKind.EXCEPTION, detail)
+        self.current.event(EventKind.EXCEPTION, detail)
 
     def state_saved(self) -> None:
         """`scaler.state_dict()` was called: very likely a checkpoint."""
-        self.event(EventKind.STATE_SAVED, {"of": "scaler"})
+        self.current.event(EventKind.STATE_SAVED, {"of": "scaler"})
 
     def state_loaded(self, state: Any) -> None:
         """`scaler.load_state_dict()` was called."""
         shown = state if isinstance(state, Mapping) else {}
         numbers = {k: v for k, v in shown.items() if isinstance(v, (int, float))}
-        self.event(EventKind.STATE_LOADED, {"of": "scaler", **numbers})
+        self.current.event(EventKind.STATE_LOADED, {"of": "scaler", **numbers})
 
     # -- the user's own scalars ------------------------------------------------------------------
 
     def log(self, scalars: Mapping[str, Any]) -> None:
         """Put the user's scalars into the step in progress."""
         if "loss" in scalars and self._sees_forwards and not self.forwards.count:
-            self._say_late_loss()
-        record = self.current()
+            self._warn_of_late_loss()
+        record = self.current.begin()
         for name, value in scalars.items():
             at = put_scalar(record.pack, value)
             if at is None:
-                self._say_no_number(name, value)
+                self._warn_of_no_number(name, value)
             elif name == "loss":
                 record.logged_loss_at = at
             else:
                 record.scalars = (*record.scalars, (name, at))
 
-    def _say_late_loss(self) -> None:
+    def _warn_of_late_loss(self) -> None:
         """A loss came between a step's end and the next forward pass: it is the ended step's."""
         one = len(self.turns.views) == 1  # another optimizer's step may need no forward pass
-        if one and "late" not in self._said:
-            self._said.add("late")
+        if one and "late" not in self._warned:
+            self._warned.add("late")
             warn(
                 "log(loss=...) came after its step had ended, and counts for the next one: call it "
                 "before optimizer.step(), or with a scaler before scaler.update()."
             )
 
-    def _say_no_number(self, name: str, value: Any) -> None:
-        if (name, "log") not in self._said:
-            self._said.add((name, "log"))
+    def _warn_of_no_number(self, name: str, value: Any) -> None:
+        if (name, "log") not in self._warned:
+            self._warned.add((name, "log"))
             kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
             warn(f"log({name}=...) is no number ({kind}) and is not recorded.")
 
@@ -291,7 +278,7 @@ class Loop:
 
         On a device that shows a little later: until then the step is one that may not count.
         """
-        record = self.open_step
+        record = self.current.record
         if record is None or record.turns or self.losses.pending:
             return
         if not self.forwards.can_be_judged(record):
@@ -302,31 +289,32 @@ class Loop:
             record.forget_outputs()
             return
         self.forwards.begin_anew()
-        if self.enabled:
+        if self.current.enabled:
             self.before_update()
         self.close_step(update_seen=False, doubtful=doubtful)
 
-    def come_round(self) -> None:
+    def _come_round(self) -> None:
         """The loop begins anew without an update: losses since the last turn are the next's."""
         losses, self.losses.pending = self.losses.pending, []
-        if self.enabled:
+        if self.current.enabled:
             self.before_update()
-        self.close_step(update_seen=None if _asks_for_no_update(self.current()) else False)
+        without = _asks_for_no_update(self.current.begin())
+        self.close_step(update_seen=None if without else False)
         self.losses.pending = losses
 
     def close_step(self, *, update_seen: bool | None, doubtful: bool = False) -> None:
         """The step in progress becomes a record; the next one begins with the next call."""
-        record = self.open_step or self.current()
+        current, losses, sampling = self.current, self.losses, self.sampling
+        record = current.record or current.begin()
         if self.turns.stand_in is not None:
             self.turns.stand_in_ends()
-        self.open_step = None
+        current.record = None
         record.doubtful = doubtful
-        losses, sampling, batch = self.losses, self.sampling, self._batch_size
         if losses.pending:
             record.losses = losses.hand_over(())
-        if record.samples and (record.samples != batch.usual or batch.held):
-            self._say_batch_size(record)
-        record.enabled = self.enabled
+        if record.samples and not self._batch_size.is_usual(record.samples):
+            self._report_batch_size(record)
+        record.enabled = current.enabled
         record.update_seen = update_seen
         record.sampled = sampling.sampled
         if sampling.observes:
@@ -338,74 +326,85 @@ class Loop:
         if self._closed_at is not None:
             record.step_time_ms = (now - self._closed_at) * 1e3
         self._closed_at = now
-        self.step += not doubtful
+        if not doubtful:
+            current.number += 1
         self._sees_forwards = self.forwards.count > 0
         self.forwards.step_over()
-        self._settling.append(record)
-        self.settle()
-        sampling.begin(self.step)
+        if self._settling or record.pack.copies is not None:
+            self._settling.append(record)
+            self.settle()
+        else:
+            self._hand_over(record)
+        sampling.begin(current.number)
         losses.begin_step(sampled=sampling.sampled)
 
-    def _say_batch_size(self, record: StepRecord) -> None:
+    def _report_batch_size(self, record: StepRecord) -> None:
         change = self._batch_size.see(record.samples, record.step)
         if change is not None:
             since, before = change
             detail = {"from": before, "to": record.samples}
-            self.event(EventKind.BATCH_SIZE_CHANGED, detail, step=since)
+            self.current.event(EventKind.BATCH_SIZE_CHANGED, detail, step=since)
 
     def settle(self) -> None:
         """Hand over the records whose values have arrived, in their order; never waits."""
         settling = self._settling
         while settling and (settling[0].pack.copies is None or settling[0].pack.ready()):
-            record = settling.popleft()
-            left_out = record.unfollowed and was_left_out(record)
-            if record.doubtful and not self._takes_a_number(left_out=left_out):
-                continue
-            if left_out:
-                self.sampling.arm_after(self.step, failed=True, seen=record.sampled)
-            elif overflowed(record):
-                seen = record.layers is not None or record.noted is not None
-                self.sampling.arm_after(self.step, failed=_has_failed(record), seen=seen)
-                self.turns.remember_used(record)
-            for turn in record.turns:
-                if record.sampled or self.turns.unseen_edits:
-                    self.turns.look_for_edits(turn, record)
-                if turn.stale is not None:
-                    self._say_stale(turn, turn.stale, record)
-            self._deliver(record)
+            self._hand_over(settling.popleft())
+
+    def _hand_over(self, record: StepRecord) -> None:
+        """The values of this record have arrived: look at them, and give it to the courier."""
+        left_out = record.unfollowed and was_left_out(record)
+        if record.doubtful and not self._takes_a_number(left_out=left_out):
+            return
+        turns = self.turns
+        if left_out:
+            self.sampling.arm_after(self.current.number, failed=True, seen=record.sampled)
+        elif overflowed(record):
+            seen = record.layers is not None or record.noted is not None
+            failed = _has_failed(record)
+            self.sampling.arm_after(self.current.number, failed=failed, seen=seen)
+            turns.remember_used(record)
+        for turn in record.turns:
+            if record.sampled or turns.unseen_edits:
+                turns.look_for_edits(turn, record)
+            if turn.stale is not None:
+                self._report_stale(turn, turn.stale, record)
+        self._deliver(record)
 
     def _takes_a_number(self, *, left_out: bool) -> bool:
         """A step that may not count has settled; if it does, those behind it move on by one."""
         if left_out:
             for later in self._settling:
                 later.step += 1
-            if self.open_step is not None:
-                self.open_step.step += 1
-            self.step += 1
+            if self.current.record is not None:
+                self.current.record.step += 1
+            self.current.number += 1
         return left_out
 
-    def _say_stale(self, turn: Turn, stale: Stale, record: StepRecord) -> None:
-        said = stale.misuse(record)
-        if said is not None:
-            code, detail = said
-            self.misuse(code, {"optimizer": turn.optimizer, **detail}, step=record.step)
+    def _report_stale(self, turn: Turn, stale: Stale, record: StepRecord) -> None:
+        found = stale.misuse(record)
+        if found is not None:
+            code, detail = found
+            self.current.misuse(code, {"optimizer": turn.optimizer, **detail}, step=record.step)
 
     def close(self) -> None:
         """Close what is open and let go of every hook."""
-        record = self.open_step
+        record = self.current.record
         if record is not None and self._is_a_row(record):
-            if self.enabled:
+            if self.current.enabled:
                 self.before_update()
-            missing = record.unfollowed or (self.enabled and not _asks_for_no_update(record))
+            missing = record.unfollowed or (
+                self.current.enabled and not _asks_for_no_update(record)
+            )
             self.close_step(update_seen=False if missing else None)
         for record in self._settling:
             record.pack.wait()
         self.settle()
+        self.owner = None
         self.turns.release()
-        self._own_steps.release()
+        self._unscaled_steps.release()
         self._backward.release()
         self.losses.release()
-        self.owner = None
 
     def _is_a_row(self, record: StepRecord) -> bool:
         """Whether the step in progress at the end is one: a guarded loop may have stopped here."""
@@ -420,10 +419,6 @@ class Loop:
 def _asks_for_no_update(record: StepRecord) -> bool:
     """Whether its optimizers stepped past the scaler: whatever came before has had its update."""
     return bool(record.turns) and all(turn.bypassed for turn in record.turns)
-
-
-def _no_scaler() -> None:
-    """There is none."""
 
 
 def _has_failed(record: StepRecord) -> bool:

@@ -27,10 +27,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ampwatch.probe.gradients import norms_of
+from ampwatch.probe.norms import norms_of
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.tensors import HALF
-from ampwatch.probe.updates import SliceLayout, Slices
+from ampwatch.probe.weight_slices import SliceLayout, Slices
 
 _ADAM = frozenset({"exp_avg", "exp_avg_sq"})
 _UNDERSTOOD = _ADAM | {"max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "step"}

@@ -7,19 +7,18 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ampwatch.probe.gradients import GradientMeter
 from ampwatch.probe.hooks import hook_step_end
+from ampwatch.probe.norms import GradientMeter
 from ampwatch.probe.tensors import is_shard
-from ampwatch.probe.updates import Slices
+from ampwatch.probe.weight_slices import Slices
 from ampwatch.rows import LR_LEAP
 
-if TYPE_CHECKING:
-    from ampwatch.probe.stale import Mark, Waiting
+Leap = tuple[int, float, float]  # of a group's rate: the group, the rate before, the rate now
 
 
 def _number(value: Any) -> float:
@@ -67,16 +66,11 @@ class OptimizerView:
         self.positions: list[int] = []  # in the survey; -1 for a parameter of no watched model
         self.slices = Slices((), ())
         self.meter = GradientMeter(())
-        self.measured: list[int] | None = None  # the gradients' versions as `unscale_` left them
-        self.used: tuple[Mark, ...] = ()  # sentinels' gradients as the last step left them
-        self.waiting: Waiting | None = None  # ... or as an update found them before any step
         self.sentinels: list[Tensor] = []  # a few parameters that stand for all
-        self._highest: list[float] = []
-        self._lrs: list[float] = []
+        self.lrs: list[float] = []  # each group's rate, as `read_rates` found it
+        self.lr_bases: list[float] = []  # and its base rate
         self._lr: float | None = None  # the first group's, as the object it was
-        self._bases: list[float] = []
-        # Rates that have just leapt: group, rate before, rate. Whoever says so empties it.
-        self.leaps: list[tuple[int, float, float]] = []
+        self._highest: list[float] = []
         self._known = positions
         self._detailed = detailed
         self._counts: tuple[int, ...] = ()
@@ -128,30 +122,30 @@ class OptimizerView:
         places = {0, len(trained) // 2, len(trained) - 1} if trained else ()
         self.sentinels = [trained[at] for at in sorted(places)]
 
-    def rates(self, optimizer: Any) -> tuple[list[float], list[float]]:
-        """Each group's rate now, and its base rate.
+    def read_rates(self, optimizer: Any) -> Sequence[Leap]:
+        """Read each group's rate into `lrs` and `lr_bases`; the rates that have just leapt.
 
         The base is the group's `max_lr`; else its `initial_lr` when the rate never exceeded it;
         else the highest rate seen.
         """
         groups = optimizer.param_groups
         lr = groups[0].get("lr")
-        if len(groups) == 1 and self._lrs and (lr is self._lr or _same_float(lr, self._lr)):
-            return self._lrs, self._bases
+        if (lr is self._lr or _same_float(lr, self._lr)) and self.lrs and len(groups) == 1:
+            return ()
         self._lr = lr if type(lr) is float else None
         known = [_number(group.get("lr")) for group in groups]
-        if known == self._lrs:  # the same rates again: the bases are the same too
-            return known, self._bases
+        if known == self.lrs:  # the same rates again: the bases are the same too
+            return ()
         self._highest += known[len(self._highest) :]
         self._highest = [max(pair) for pair in zip(self._highest, known, strict=False)]
-        self.leaps = [
+        leaps = [
             (group, before, now)
-            for group, (before, now) in enumerate(zip(self._lrs, known, strict=False))
+            for group, (before, now) in enumerate(zip(self.lrs, known, strict=False))
             if now >= LR_LEAP * before > 0
         ]
         pairs = zip(groups, self._highest, strict=True)
-        self._lrs, self._bases = known, [self._base(group, highest) for group, highest in pairs]
-        return self._lrs, self._bases
+        self.lrs, self.lr_bases = known, [self._base(group, highest) for group, highest in pairs]
+        return leaps
 
     @staticmethod
     def _base(group: Mapping[str, Any], highest: float) -> float:

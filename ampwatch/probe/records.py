@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.probe.capture import LayerCapture
-from ampwatch.probe.gradients import NormCapture
 from ampwatch.probe.local_gradients import LocalCapture
+from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_state import StateCapture
 from ampwatch.probe.readback import Pack
-from ampwatch.probe.updates import UpdateCapture
+from ampwatch.probe.weight_slices import UpdateCapture
 from ampwatch.rows import EventKind
 
 if TYPE_CHECKING:
     from ampwatch.probe.notes import Noted
-    from ampwatch.probe.stale import Stale
+    from ampwatch.probe.stale_gradients import Stale
 
 
 @dataclass(slots=True)

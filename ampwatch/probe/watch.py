@@ -13,13 +13,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ampwatch.probe import ending, hooks
-from ampwatch.probe import scaler as scaler_class
+from ampwatch.probe import hooks, process_end, watched_scaler
 from ampwatch.probe.courier import Courier
 from ampwatch.probe.devices import DeviceSampler
 from ampwatch.probe.digest import Digest
+from ampwatch.probe.exception_report import describe
 from ampwatch.probe.guard import Guard, warn
-from ampwatch.probe.last_words import describe
 from ampwatch.probe.layers import LayerObserver
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey
@@ -68,13 +67,12 @@ class Watch:
         self._pid = os.getpid()
         self._closed = False
         self._names = {id(layer.module): layer.name for layer in survey.layers}
-        self._stood = ending.standing()
+        self._stood = process_end.standing()
         if scaler is not None:
             self.adopt(scaler)
         loop.owner = self
-        loop.turns.optimizer_gone = self._somebody_gone
         _LIVE.add(self)
-        self._cancel = ending.at_end(partial(_close_at_exit, weakref.ref(self)))
+        self._cancel = process_end.at_end(partial(_close_at_exit, weakref.ref(self)))
 
     @property
     def closed(self) -> bool:
@@ -84,7 +82,7 @@ class Watch:
     @property
     def scales(self) -> bool:
         """Whether a scaler is in use: then losses are seen where they are scaled."""
-        return self._loop.enabled and self._loop.used
+        return self._loop.current.enabled and self._loop.current.used
 
     @property
     def has_scaled(self) -> bool:
@@ -94,7 +92,7 @@ class Watch:
     @property
     def adopts_scalers(self) -> bool:
         """Whether it goes on with a scaler that its loop has made anew."""
-        return self._loop.enabled
+        return self._loop.current.enabled
 
     def knows(self, optimizer: Any) -> bool:
         """Whether this optimizer's steps are this training's."""
@@ -143,7 +141,7 @@ class Watch:
 
     def adopt(self, scaler: Any) -> None:
         """Watch this scaler too: the loop steps with it."""
-        watched = scaler_class.swap(scaler, self._loop, self._guard)
+        watched = watched_scaler.swap(scaler, self._loop, self._guard)
         self._swapped = [pair for pair in self._swapped if pair[0]() is not None]
         self._swapped.append((weakref.ref(scaler, self._somebody_gone), watched))
         self._scaled = True
@@ -199,7 +197,7 @@ class Watch:
         for reference, watched in self._swapped:
             scaler = reference()
             if scaler is not None:
-                scaler_class.restore(scaler, watched)
+                watched_scaler.restore(scaler, watched)
         self._guard.off = False  # after too many failures, too, everything is given back
         self._guard.run(self._loop.close)
         if self._observer is not None:
@@ -223,12 +221,12 @@ class Watch:
     def _note_exception(self, error: BaseException) -> None:
         words = describe(error, self._names, self._devices)
         fatal = not isinstance(error, KeyboardInterrupt)  # the user's own wish is no failure
-        self._loop.event(EventKind.EXCEPTION, {"fatal": fatal, **words.to_json()})
+        self._loop.current.event(EventKind.EXCEPTION, {"fatal": fatal, **words.to_json()})
 
     def _end_event(self) -> EventRecord:
         failures = self._guard.failures + self._courier.failures
-        detail = {"steps": self._loop.step, "own_failures": failures}
-        return EventRecord(self._loop.step, time.time_ns(), EventKind.ENDED, detail)
+        detail = {"steps": self._loop.current.number, "own_failures": failures}
+        return EventRecord(self._loop.current.number, time.time_ns(), EventKind.ENDED, detail)
 
     def __enter__(self) -> Watch:
         return self
@@ -239,7 +237,7 @@ class Watch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        ending_error = ending.reason(error)
+        ending_error = process_end.reason(error)
         if ending_error is not None:
             self.record_exception(ending_error)
         self.close()
@@ -248,7 +246,7 @@ class Watch:
         """The interpreter ends; an exception that ended it is the last thing recorded."""
         if self._closed or os.getpid() != self._pid:
             return
-        error = ending.ended_by(self._stood, self._names)
+        error = process_end.ended_by(self._stood, self._names)
         if error is not None:
             self.record_exception(error)
         self.close()

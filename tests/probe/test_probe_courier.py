@@ -190,7 +190,7 @@ while not trainer.watch.lost_rows:
 for number in range(10):
     trainer.step()
 trainer.watch.close()
-print(trainer.watch.lost_rows, trainer.watch._loop.step)
+print(trainer.watch.lost_rows, trainer.watch._loop.current.number)
 """
 
 

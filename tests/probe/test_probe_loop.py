@@ -376,11 +376,11 @@ def test_parameters_that_take_the_place_of_others_are_those_that_are_measured(tm
     assert column(run, "update_norm") == pytest.approx(moves, rel=1e-4)
 
 
-def test_a_layer_that_comes_after_attach_is_said(tmp_path):
+def test_a_layer_that_is_added_after_attach_is_warned_of(tmp_path):
     trainer = Trainer(tmp_path)
     trainer.model[2] = nn.Linear(8, 2)
     trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
-    with pytest.warns(AmpwatchWarning, match="layer 2 came to the model after attach"):
+    with pytest.warns(AmpwatchWarning, match="layer 2 was added to the model after attach"):
         trainer.step()
     trainer.step()
     assert column(trainer.read(), "grad_norm")[1] == pytest.approx(total_norm(trainer.model))
@@ -505,10 +505,10 @@ def test_a_step_that_never_ends_is_said_and_costs_no_more_memory(tmp_path, monke
         trainer.loss().backward()
     with pytest.warns(AmpwatchWarning, match="no optimizer step was seen"):
         trainer.loss().backward()
-    kept = len(trainer.watch._loop.current().pack.values)
+    kept = len(trainer.watch._loop.current.begin().pack.values)
     for _ in range(20):
         trainer.loss().backward()
-    assert len(trainer.watch._loop.current().pack.values) == kept
+    assert len(trainer.watch._loop.current.begin().pack.values) == kept
     assert not trainer.model[0]._forward_hooks
     trainer.step()
     trainer.step()

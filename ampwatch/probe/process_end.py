@@ -1,8 +1,8 @@
-"""How this process ends: when to say so, and which exception did it.
+"""How this process ends: a call when it does, and the exception that ended it.
 
 No hook of the interpreter is replaced. Before any hook runs, the interpreter leaves the uncaught
-exception in `sys.last_value`; but a notebook, an interactive session or a test runner leaves there
-every exception it has shown and lives on, so what stands there is not always the end of a training.
+exception in `sys.last_value`. A notebook, an interactive session or a test runner leaves there
+every exception that it has shown, and goes on: so what stands there need not have ended a training.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from multiprocessing import util
+from multiprocessing.process import BaseProcess
+from types import CodeType
+from typing import Any
 
-from ampwatch.probe.child_ending import while_a_child_fails
-from ampwatch.probe.last_words import passed_through
+from ampwatch.probe.exception_report import passed_through
 
 # Children of multiprocessing run these, highest first, while their exception is still in flight.
 _CHILD_PRIORITY = 1000
+
+_TOOL = "ampwatch"
+_TOOL_IDS = (4, 3)  # of Python's monitoring: those that it keeps for nobody
 
 
 def standing() -> int:
@@ -77,7 +82,7 @@ def at_end(callback: Callable[[], None]) -> Callable[[], None]:
 
     atexit.register(run_once)
     finalizer = None
-    stop_looking = while_a_child_fails(run_once)
+    stop_looking = _while_a_child_fails(run_once)
     if multiprocessing.parent_process() is not None:  # ends by os._exit, after its own finalizers
         finalizer = util.Finalize(None, run_once, exitpriority=_CHILD_PRIORITY)
     return cancel
@@ -100,3 +105,64 @@ def _is_uncaught(error: BaseException) -> bool:
 def _is_session() -> bool:
     """Whether somebody types: a notebook, IPython, the plain prompt, or `python -i`."""
     return hasattr(sys, "ps1") or hasattr(builtins, "__IPYTHON__") or bool(sys.flags.interactive)
+
+
+# -- children of multiprocessing, since Python 3.13 ------------------------------------------------
+
+_callbacks: list[Callable[[], None]] = []
+
+
+def _while_a_child_fails(callback: Callable[[], None]) -> Callable[[], None]:
+    """Call back when an exception has reached the top of this child; returns what calls it off.
+
+    Up to Python 3.12 a child of multiprocessing runs its finalizers while that exception is still
+    in flight. Since 3.13 it first prints the exception and forgets it. So the lines of the one
+    function that catches it are watched, by `sys.monitoring`: no other code runs slower. Nothing
+    happens where this is no such child, or where its finalizers suffice.
+    """
+    monitoring: Any = getattr(sys, "monitoring", None)
+    catcher: CodeType = BaseProcess._bootstrap.__code__  # type: ignore[attr-defined]
+    if (
+        monitoring is None
+        or multiprocessing.parent_process() is None
+        or "_exit_function" in catcher.co_names
+    ):
+        return lambda: None
+    if not _callbacks and not _watch_lines(monitoring, catcher):
+        return lambda: None
+    _callbacks.append(callback)
+
+    def call_off() -> None:
+        if callback in _callbacks:
+            _callbacks.remove(callback)
+            if not _callbacks:
+                _stop(monitoring)
+
+    return call_off
+
+
+def _watch_lines(monitoring: Any, code: CodeType) -> bool:
+    """Whether a free place among Python's monitoring tools was found."""
+    free = [number for number in _TOOL_IDS if monitoring.get_tool(number) is None]
+    if not free:
+        return False
+
+    def at_line(*_: object) -> None:
+        if sys.exc_info()[1] is not None:
+            for callback in tuple(_callbacks):
+                callback()
+
+    line = monitoring.events.LINE
+    monitoring.use_tool_id(free[0], _TOOL)
+    monitoring.register_callback(free[0], line, at_line)
+    monitoring.set_local_events(free[0], code, line)
+    return True
+
+
+def _stop(monitoring: Any) -> None:
+    code = BaseProcess._bootstrap.__code__  # type: ignore[attr-defined]
+    for number in _TOOL_IDS:
+        if monitoring.get_tool(number) == _TOOL:
+            monitoring.set_local_events(number, code, 0)
+            monitoring.register_callback(number, monitoring.events.LINE, None)
+            monitoring.free_tool_id(number)

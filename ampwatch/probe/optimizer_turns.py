@@ -1,19 +1,22 @@
 """One optimizer's turn in a step: what its gradients and weights were before, and what it did.
 
-Called by the scaler's subclass around `unscale_` and `step`, and by `own_steps` for the steps that
-go past a scaler, or without one.
+`watched_scaler` calls the methods around `unscale_` and `step`; `unscaled_steps` does so for steps
+that go past the scaler, or without one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ampwatch.probe import optimizer_state
-from ampwatch.probe.backward import BackwardWatch
-from ampwatch.probe.gradients import (
+from ampwatch.probe.backward_passes import BackwardWatch, Losses
+from ampwatch.probe.current_step import CurrentStep
+from ampwatch.probe.guard import warn
+from ampwatch.probe.models import Survey
+from ampwatch.probe.norms import (
     GradientMeter,
     NormCapture,
     any_half,
@@ -21,51 +24,60 @@ from ampwatch.probe.gradients import (
     gradient_versions,
     norms_of,
 )
-from ampwatch.probe.guard import warn
-from ampwatch.probe.losses import Losses
-from ampwatch.probe.models import Survey
 from ampwatch.probe.optimizer_state import Stepped
-from ampwatch.probe.optimizers import OptimizerView, matrix_parameters
+from ampwatch.probe.optimizers import Leap, OptimizerView, matrix_parameters
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import StepRecord, Turn
-from ampwatch.probe.stale import StaleGradients
-from ampwatch.probe.steps import Steps
+from ampwatch.probe.stale_gradients import StaleGradients
 from ampwatch.probe.tensors import is_shard
 from ampwatch.rows import EventKind
 
 
 class Turns:
-    """The turns of all optimizers that the loop has shown."""
+    """The turns of all optimizers that the loop has shown.
+
+    `come_round` is called where an optimizer has a second turn in a step, `stepped_alone` after an
+    optimizer's step that is not our scaler's, `gone` when the user has let an optimizer go.
+    """
 
     def __init__(
         self,
-        steps: Steps,
+        step: CurrentStep,
         survey: Survey,
         backward: BackwardWatch,
         losses: Losses,
+        come_round: Callable[[], None],
+        stepped_alone: Callable[[Any], None],
+        gone: Callable[[], None],
     ) -> None:
         self.views: dict[int, OptimizerView] = {}
-        self._seen_optimizers = 0
-        self._steps = steps
-        self._survey = survey
-        self.positions: dict[int, int] = {}  # of the survey's parameters, by their ids
-        self._number_parameters()
         self.detailed = bool(survey.parameters)  # without a model: the scalars and the skips alone
+        self.stepping: Any = None  # the optimizer inside scaler.step
+        # Whether gradients have been written to through `.data`, which no version counter shows.
+        self.unseen_edits = False
+        # What may stand in for another optimizer, until the update: see `is_stood_in_for`.
+        self.stand_in: tuple[OptimizerView, Turn, Any] | None = None
+        self._step = step
+        self._survey = survey
         self._backward = backward
         self._losses = losses
         self._stale = StaleGradients(backward, losses)
-        self.stepping: tuple[Any, OptimizerView, Turn] | None = None  # inside scaler.step
-        self.ended_alone: Callable[[Any], None] = _nobody_listens  # a step not of our scaler's
-        self.optimizer_gone: Callable[[Any], None] = _nobody_listens  # the user has let it go
+        self._come_round = come_round
+        self._stepped_alone = stepped_alone
+        self._gone = gone
+        self._seen_optimizers = 0
+        self._positions: dict[int, int] = {}  # of the survey's parameters, by their ids
+        self._number_parameters()
+        self._in_step: tuple[OptimizerView, Turn] | None = None  # of the optimizer inside
         self._before: Any = None  # the slices of the optimizer that steps
-        # Likewise of one that may be a stand-in, until the update: what it stands for steps later.
-        self.stand_in: tuple[OptimizerView, Turn, Any] | None = None
         self._gradients: list[Any] | None = None  # likewise, until they have been measured
-        # Whether gradients have been written to through `.data`, which no version counter tells.
-        self.unseen_edits = False
-        # By the last backward, by optimizer; with what it was measured by.
+        # The gradients' versions as `unscale_`, called by hand, left them; by optimizer.
+        self._unscaled: dict[int, list[int]] = {}
+        # What the last backward left, by optimizer; with what it was measured by.
         self._left: dict[int, tuple[Pack, GradientMeter, NormCapture]] = {}
         self._left_unowned: tuple[Pack, NormCapture] | None = None  # before any optimizer is seen
+
+    # -- which optimizers there are ----------------------------------------------------------------
 
     @property
     def sees_backward(self) -> bool:
@@ -78,7 +90,7 @@ class Turns:
         if known is not None and known.is_of(optimizer):
             return True
         groups = optimizer.param_groups
-        return any(id(p) in self.positions for group in groups for p in group["params"])
+        return any(id(p) in self._positions for group in groups for p in group["params"])
 
     def view(self, optimizer: Any) -> OptimizerView:
         """What is known of this optimizer; takes it up when first seen."""
@@ -93,8 +105,8 @@ class Turns:
         made = OptimizerView(
             self._seen_optimizers,
             optimizer,
-            self.positions,
-            self._optimizer_ended,
+            self._positions,
+            self._optimizer_stepped,
             self._optimizer_gone,
             detailed=self.detailed,
         )
@@ -104,9 +116,9 @@ class Turns:
         self.views[id(optimizer)] = made
         self._seen_optimizers += 1
         self._backward.add(made.parameters)
-        self._say_what_came_later(made)
+        self._warn_of_later_layers(made)
         kind = EventKind.OPTIMIZER_REPLACED if replaced else EventKind.OPTIMIZER
-        self._steps.event(kind, made.describe(optimizer))
+        self._step.event(kind, made.describe(optimizer))
         return made
 
     def _forget_gone(self) -> None:
@@ -115,21 +127,25 @@ class Turns:
         if not gone:
             return
         self.views = {key: view for key, view in self.views.items() if not view.is_gone}
+        for view in gone:
+            self._stale.forget(view.number)
+            self._unscaled.pop(view.number, None)
         if any(at < 0 for view in gone for at in view.positions):
-            self._backward.follow_instead(self._survey.parameters)
-            for view in self.views.values():
-                self._backward.add(view.parameters)
+            self._follow_anew()
 
     def _follow_parameters(self, optimizer: Any) -> None:
         """An optimizer with parameters unknown so far: have they taken the place of others?"""
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not held <= self.positions.keys() and self._survey.follow():
+        if not held <= self._positions.keys() and self._survey.follow():
             self._number_parameters()
-            self._backward.follow_instead(self._survey.parameters)
-            for view in self.views.values():
-                self._backward.add(view.parameters)
+            self._follow_anew()
 
-    def _say_what_came_later(self, view: OptimizerView) -> None:
+    def _follow_anew(self) -> None:
+        self._backward.follow_instead(self._survey.parameters)
+        for view in self.views.values():
+            self._backward.add(view.parameters)
+
+    def _warn_of_later_layers(self, view: OptimizerView) -> None:
         unknown = [
             p
             for p, at in zip(view.parameters, view.positions, strict=True)
@@ -139,18 +155,21 @@ class Turns:
         if later:
             more = f" and {len(later) - 1} more" if len(later) > 1 else ""
             warn(
-                f"layer {later[0]}{more} came to the model after attach: its gradients count in "
-                "the whole, and of itself nothing is told. Attach when the model is complete."
+                f"layer {later[0]}{more} was added to the model after attach: its gradients count "
+                "in the total norm, but the layer itself is not recorded. Attach when the model "
+                "is complete."
             )
 
     def _number_parameters(self) -> None:
-        self.positions.clear()
-        self.positions.update((id(p), at) for at, p in enumerate(self._survey.parameters))
+        self._positions.clear()
+        self._positions.update((id(p), at) for at, p in enumerate(self._survey.parameters))
+
+    # -- the scaler's calls ------------------------------------------------------------------------
 
     def before_unscale(self, optimizer: Any) -> None:
         """`unscale_` is about to run, called by hand."""
-        if not self._steps.used:
-            self._steps.take_up()
+        if not self._step.used:
+            self._step.take_up()
         view = self.view(optimizer)
         turn = self.turn(view)
         if self.detailed:
@@ -159,85 +178,95 @@ class Turns:
 
     def after_unscale(self, optimizer: Any) -> None:
         """The gradients are unscaled now and nobody has touched them since."""
-        if self.stepping is not None:
-            _, view, turn = self.stepping
+        if self._in_step is not None:
+            view, turn = self._in_step
         else:
             view = self.view(optimizer)
             turn = self.turn(view)
-            view.measured = gradient_versions(view.observed)
-        amax = self._steps.sampling.sampled
-        record = self._steps.open_step or self._steps.current()
+            self._unscaled[view.number] = gradient_versions(view.observed)
+        step = self._step
+        record = step.record or step.begin()
         gradients, self._gradients = self._gradients, None
-        turn.take_norms(view.meter.measure(record.pack, gradients, amax=amax))
+        turn.take_norms(view.meter.measure(record.pack, gradients, amax=step.sampling.sampled))
 
     def before_step(self, optimizer: Any) -> None:
         """`scaler.step(optimizer)` is about to run (with an enabled scaler)."""
-        if not self._steps.used:
-            self._steps.take_up()
+        step = self._step
+        if not step.used:
+            step.take_up()
         view = self.view(optimizer)
         turn = self.turn(view)
-        self.stepping = (optimizer, view, turn)
+        self.stepping, self._in_step = optimizer, (view, turn)
         self.take_before(optimizer, view, turn)
-        if view.measured is not None:
-            looks = self._steps.sampling.sampled or self.unseen_edits
-            if looks or gradient_versions(view.observed) != view.measured:
-                turn.applied = view.meter.measure(self._steps.current().pack)
-            view.measured = None
-        elif self.detailed:
-            gradients = view.meter.gradients()
-            turn.edited_before_unscale = self.edited_since_backward(view, gradients)
-            if view.fused:
-                pack = self._steps.current().pack
-                turn.take_norms(view.meter.measure(pack, gradients, scaled=True))
-            else:
-                self._gradients = gradients
+        if not self.detailed:
+            return
+        versions = self._unscaled.pop(view.number, None)
+        if versions is not None:
+            looks = step.sampling.sampled or self.unseen_edits
+            if looks or gradient_versions(view.observed) != versions:
+                turn.applied = view.meter.measure(step.begin().pack)
+            return
+        gradients = view.meter.gradients()
+        turn.edited_before_unscale = self.edited_since_backward(view, gradients)
+        if view.fused:
+            turn.take_norms(view.meter.measure(step.begin().pack, gradients, scaled=True))
+        else:
+            self._gradients = gradients
 
-    def after_step(self, optimizer: Any) -> None:
+    def after_step(self, scaler: Any, optimizer: Any) -> None:
         """`scaler.step(optimizer)` has returned; its `found_inf` is still there."""
-        assert self.stepping is not None, "before_step has run"
-        _, view, turn = self.stepping
-        self.stepping = self._gradients = None
-        scaler = self._steps.scaler
+        assert self._in_step is not None, "before_step has run"
+        view, turn = self._in_step
+        self.stepping = self._in_step = self._gradients = None
+        record = self._step.record or self._step.begin()
         scale = scaler._scale
-        record = self._steps.open_step or self._steps.current()
         state = scaler._per_optimizer_states.get(id(optimizer))
         found = state.get("found_inf_per_device", {}).values() if state else ()
-        if record.scale_at is None and scale is not None and scale.is_cpu:  # it is there to be read
-            at = record.pack.put_scalars(*found, scale, scaler._growth_tracker)
-            record.scale_at = at + len(found)
+        values = record.pack.values
+        at = len(values)
+        if record.scale_at is None and scale is not None and scale.is_cpu:  # it can be read now
+            record.scale_at = record.pack.put_scalars(*found, scale, scaler._growth_tracker)
+            record.scale_at += len(found)
             record.tracker_at = record.scale_at + 1
         else:
-            at = record.pack.put_scalars(*found)
+            record.pack.put_scalars(*found)
         turn.found_inf_at = range(at, at + len(found))
         if not view.hooked:
             turn.stepped = None
         self.take_update(view, turn)
 
-    def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:
+    def _optimizer_stepped(self, optimizer: Any, *_: Any) -> None:
         """`optimizer.step()` has run."""
         if torch.compiler.is_compiling():
             return
-        if self.stepping is None or self.stepping[0] is not optimizer:
-            self.ended_alone(optimizer)
+        if self._in_step is None or self.stepping is not optimizer:
+            self._stepped_alone(optimizer)
         else:
-            self.stepping[2].stepped = True
+            self._in_step[1].stepped = True
 
     def _optimizer_gone(self, _reference: Any) -> None:
-        self.optimizer_gone(_reference)
+        self._gone()
+
+    def abandon(self, optimizer: Any) -> str | None:
+        """An exception has left a call; how far the scaler was with this optimizer."""
+        self.stepping = self._in_step = self._gradients = None
+        state = self._step.scaler()._per_optimizer_states.get(id(optimizer), {})
+        stage: str | None = getattr(state.get("stage"), "name", None)
+        return stage
 
     # -- what every step needs, whoever makes it ---------------------------------------------------
 
     def turn(self, view: OptimizerView) -> Turn:
         """This optimizer's part of the step; a second one begins a new step."""
-        record = self._steps.open_step or self._steps.current()
+        record = self._step.record or self._step.begin()
         for turn in record.turns:
             if turn.optimizer == view.number:
                 if turn.done and self._losses.pending:
                     # The loop came round without an update: what was scaled since is the next's.
-                    self._steps.come_round()
+                    self._come_round()
                     return self.turn(view)
                 return turn
-        if self._steps.sampling.sampled:
+        if self._step.sampling.sampled:
             view.look_again()
             self._backward.look_again()
         losses = self._losses.hand_over(view.sentinels)
@@ -259,33 +288,33 @@ class Turns:
                 return True
             return False
         edited = self._backward.edited(view.observed)
-        if edited and self._steps.enabled:
-            self._steps.misuse("AMP401", {"optimizer": view.number})
+        if edited and self._step.enabled:
+            self._step.misuse("AMP401", {"optimizer": view.number})
         return edited
 
     def take_before(self, optimizer: Any, view: OptimizerView, turn: Turn) -> None:
         """What is to be known of the optimizer and its weights before they move."""
-        sampled = self._steps.sampling.sampled
-        turn.lrs, turn.lr_bases = view.rates(optimizer)
-        if view.leaps:
-            self._say_leaps(view)
-        if (view.used or view.waiting) and self._losses.followed:
+        leaps = view.read_rates(optimizer)
+        turn.lrs, turn.lr_bases = view.lrs, view.lr_bases
+        if leaps:
+            self._report_leaps(view, leaps)
+        if self._losses.followed:
             turn.stale = self._stale.found_by(view)
         if not self.detailed:
             return
+        sampled = self._step.sampling.sampled
         self._before = view.slices.before(fresh=sampled)
         if sampled:
             matrices = matrix_parameters(view.observed)
             if matrices and len({p.device for p in matrices}) == 1:
                 norms = norms_of(matrices, half=any_half(matrices))
                 norm = torch.linalg.vector_norm(torch.stack(norms))
-                turn.param_norm_at = self._steps.current().pack.put(norm)
+                turn.param_norm_at = self._step.begin().pack.put(norm)
 
-    def _say_leaps(self, view: OptimizerView) -> None:
-        for group, before, now in view.leaps:
+    def _report_leaps(self, view: OptimizerView, leaps: Sequence[Leap]) -> None:
+        for group, before, now in leaps:
             detail = {"optimizer": view.number, "group": group, "from": before, "to": now}
-            self._steps.event(EventKind.LR_CHANGED, detail)
-        view.leaps = []
+            self._step.event(EventKind.LR_CHANGED, detail)
 
     def take_update(self, view: OptimizerView, turn: Turn) -> None:
         """What the step has done to the weights; it is this optimizer's last act in the turn."""
@@ -293,21 +322,21 @@ class Turns:
         if self._losses.followed:
             self._stale.used_by(view)
         else:
-            view.used, view.waiting = (), None
+            self._stale.forget(view.number)
         before, self._before = self._before, None
         if before is None:
             return
-        if view.hooked or turn.bypassed or not self._steps.enabled:
+        if view.hooked or turn.bypassed or not self._step.enabled:
             self._measure_update(view, turn, before)
         else:
             self.stand_in = view, turn, before
 
     def _measure_update(self, view: OptimizerView, turn: Turn, before: Any) -> None:
-        pack, after = self._steps.current().pack, view.slices.after()
+        pack, after = self._step.begin().pack, view.slices.after()
         turn.update = view.slices.compare(before, after, pack)
-        if self._steps.sampling.sampled:
-            step = Stepped(view.reference(), view.groups, view.slices, before, after)
-            turn.state = optimizer_state.read(step, pack)
+        if self._step.sampling.sampled:
+            stepped = Stepped(view.reference(), view.groups, view.slices, before, after)
+            turn.state = optimizer_state.read(stepped, pack)
 
     def is_stood_in_for(self, optimizer: Any) -> bool:
         """Whether the scaler was given an object in this optimizer's place, and the loop steps it.
@@ -326,13 +355,15 @@ class Turns:
             self.stand_in = None
             self._measure_update(view, turn, before)
 
+    # -- what the backward left --------------------------------------------------------------------
+
     def backward_began(self) -> None:
         """A backward that is followed has begun: what do older gradients hold?"""
-        self._stale.backward_began(self.views.values(), self._steps.current().pack)
+        self._stale.backward_began(self.views.values(), self._step.begin().pack)
 
     def backward_ended(self) -> None:
         """What a backward that was followed has left: nobody has been at it yet."""
-        pack = self._steps.current().pack
+        pack = self._step.begin().pack
         if not self.views:
             left = GradientMeter(self._survey.parameters).measure(pack, scaled=True)
             self._left_unowned = None if left is None else (pack, left)
@@ -356,8 +387,10 @@ class Turns:
         here = {id(p) for p in self._survey.parameters if p.grad is not None}
         return here == {id(p) for p in view.observed if p.grad is not None}
 
+    # -- once the step's values have arrived -------------------------------------------------------
+
     def look_for_edits(self, turn: Turn, record: StepRecord) -> None:
-        """Were gradients written to where no version counter tells? Their values have arrived."""
+        """Were gradients written to where no version counter shows it?"""
         norms, applied, left, values = turn.norms, turn.applied, turn.left, record.pack.values
         if norms is None or norms.unseen or norms.sharded:
             return
@@ -369,7 +402,7 @@ class Turns:
             turn.norms, turn.applied = None, applied or norms
             self.unseen_edits = True
             self._losses.follow_always()
-            self._steps.misuse("AMP401", {"optimizer": turn.optimizer}, step=record.step)
+            self._step.misuse("AMP401", {"optimizer": turn.optimizer}, step=record.step)
 
     def update_passes(self, record: StepRecord) -> None:
         """`scaler.update()` closes this record; some optimizer may not have stepped in it."""
@@ -381,25 +414,15 @@ class Turns:
         """Look out for what this step, which overflowed, leaves in the gradients."""
         done = {turn.optimizer for turn in record.turns if turn.done}
         for view in self.views.values():
-            if view.number in done and not view.used and view.waiting is None:
+            if view.number in done and not self._stale.knows(view):
                 self._stale.used_by(view)
-
-    def abandon(self, optimizer: Any) -> str | None:
-        """An exception has left a call; how far the scaler was with this optimizer."""
-        self.stepping = self._gradients = None
-        state = self._steps.scaler._per_optimizer_states.get(id(optimizer), {})
-        stage: str | None = getattr(state.get("stage"), "name", None)
-        return stage
 
     def release(self) -> None:
         """Let go of every hook, and of every parameter."""
         for view in self.views.values():
             view.release()
         self.views = {}
-        self.positions.clear()
-        self.stepping = self._before = self._gradients = None
-        self.optimizer_gone = _nobody_listens
-
-
-def _nobody_listens(_optimizer: Any) -> None:
-    """No loop looks at steps that go past the scaler."""
+        self._positions.clear()
+        self._stale.release()
+        self._unscaled.clear()
+        self.stepping = self._in_step = self._before = self._gradients = None

@@ -1,13 +1,20 @@
-"""Where a backward pass begins and ends, and whether it left gradients behind.
+"""Backward passes: where one begins and ends, whether it left gradients, and from which losses.
 
-A hook on the tensor that starts it marks the begin; a callback of the autograd engine the end. The
-callback queues itself once more, because DDP and FSDP write the reduced gradients in callbacks of
-their own, which were queued during the pass. `autograd.grad` (a gradient penalty) accumulates
-nothing, and so does not count.
+A hook on the tensor that a pass starts from marks its begin; a callback of the autograd engine its
+end. The callback queues itself once more, because DDP and FSDP write the reduced gradients in
+callbacks of their own, which were queued during the pass. `autograd.grad` (a gradient penalty)
+accumulates nothing, and so does not count.
+
+Following a pass costs as much as all else the scalars need. A plain loop (gradients cleared to
+None, one `scale`, one backward) needs it not: a gradient that is there is this backward's, and one
+never written to again is at version 0. So passes are followed in the first steps, on sampled steps,
+and wherever a loop is not that plain.
 """
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,10 +22,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from ampwatch.probe.gradients import Fingerprint, fingerprint
+from ampwatch.probe.current_step import CurrentStep
 from ampwatch.probe.guard import Guard
 from ampwatch.probe.hooks import Hook, hook_gradient
+from ampwatch.probe.norms import Fingerprint, fingerprint
 from ampwatch.probe.records import Loss
+
+STEPS_TO_LEARN = 3
+STEPS_AFTER_DOUBT = 20
 
 
 def leaves_of(start: Tensor) -> list[Tensor]:
@@ -51,8 +62,8 @@ class BackwardWatch:
     ) -> None:
         self._parameters: list[Tensor] = []
         self._frozen: dict[int, Tensor] = {}  # those that a loop may yet unfreeze
-        self._known: dict[int, int] = {}
-        self._started = began
+        self._known: dict[int, int] = {}  # each parameter's place in the list, by its id
+        self._began = began
         self._ended = ended
         self._misuse = misuse
         self._guard = guard
@@ -96,9 +107,9 @@ class BackwardWatch:
         """Mark the pass that will start at this tensor."""
         if not self._parameters:  # no model was given and no optimizer has been seen yet
             self.add(leaves_of(start))
-        hook_gradient(start, Hook(self._guard, self._began, loss))
+        hook_gradient(start, Hook(self._guard, self._pass_begins, loss))
 
-    def _began(self, loss: Loss | None, gradient: Tensor) -> None:
+    def _pass_begins(self, loss: Loss | None, gradient: Tensor) -> None:
         if self._released:
             return
         task = torch._C._current_graph_task_id()
@@ -106,7 +117,7 @@ class BackwardWatch:
             self._task = task
             self._losses = []
             self._before = fingerprint(self._parameters)
-            self._started()
+            self._began()
             device_type = gradient.device.type
             if torch.is_autocast_enabled(device_type):
                 self._misuse("AMP409", {"device": device_type})
@@ -183,3 +194,100 @@ class BackwardWatch:
         self._frozen = {}
         self._known = {}
         self._losses = []
+
+
+class Losses:
+    """The losses scaled since the last optimizer's turn, and whether passes are followed now.
+
+    A loss counts if its backward accumulated into `.grad`: the inner loss of a gradient penalty
+    does not.
+    """
+
+    def __init__(self, step: CurrentStep, backward: BackwardWatch) -> None:
+        self.pending: list[Loss] = []
+        self.followed = True  # in this step
+        self.closely_for = STEPS_TO_LEARN  # so many more steps are followed
+        self._step = step
+        self._backward = backward
+        self._sentinels: Sequence[Tensor] = ()
+        self._result: weakref.ref[Tensor] | None = None  # of the one loss nobody follows
+
+    def take(self, outputs: Any, results: Any) -> None:
+        """`scaler.scale(outputs)` gave these results."""
+        if not isinstance(outputs, Tensor):
+            if isinstance(outputs, (list, tuple)):
+                for output, result in zip(outputs, results, strict=False):
+                    self.take(output, result)
+            return
+        step = self._step
+        if step.forwards.unused:
+            step.forwards.used()
+        pack = (step.record or step.begin()).pack
+        if outputs.is_cpu and outputs.ndim == 0:
+            values = pack.values
+            at = len(values)
+            values.append(outputs.item())
+        else:  # the user may go on to change it in place
+            value = outputs.detach()
+            at = pack.put(value.sum() if value.ndim else value.clone())
+        loss = Loss(pack, at)
+        if self.pending and not self.followed:
+            self._follow_from_here()
+        self.pending.append(loss)
+        if not results.requires_grad:
+            return
+        if self.followed:
+            self._backward.follow(results, loss)
+        else:
+            self._result = weakref.ref(results)
+
+    def _follow_from_here(self) -> None:
+        """A second loss in a step: the loop is not plain, at least here."""
+        first = self.pending[0]
+        result = None if self._result is None else self._result()
+        if any(p.grad is not None for p in self._sentinels):
+            first.counted = True
+        elif result is not None:
+            self._backward.follow(result, first)
+        self.followed = True
+        self.doubt()
+
+    def doubt(self) -> None:
+        """Something was not as in a plain loop: follow passes for a while."""
+        self.closely_for = max(self.closely_for, STEPS_AFTER_DOUBT)
+
+    def follow_always(self) -> None:
+        """This loop does what no version counter shows."""
+        self.closely_for = sys.maxsize
+
+    def hand_over(self, sentinels: Sequence[Tensor]) -> list[Loss]:
+        """The pending losses, to the optimizer whose turn it is; `sentinels` are parameters of it.
+
+        A few of them stand for all.
+        """
+        pending, self.pending = self.pending, []
+        self._sentinels = sentinels
+        if not self.followed:
+            for loss in pending:
+                loss.counted = True
+        elif not _is_plain(pending, sentinels):
+            self.doubt()
+        return pending
+
+    def begin_step(self, *, sampled: bool) -> None:
+        """The next step begins."""
+        if self.closely_for:
+            self.closely_for -= 1
+        self.followed = sampled or self.closely_for > 0
+
+    def release(self) -> None:
+        """Let go of every parameter."""
+        self.pending = []
+        self._sentinels = ()
+
+
+def _is_plain(pending: Sequence[Loss], sentinels: Sequence[Tensor]) -> bool:
+    """One loss, one backward that used it, and gradients that nobody has written to again."""
+    if len(pending) != 1 or not pending[0].counted:
+        return False
+    return not any(p.grad is not None and p.grad._version for p in sentinels)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ampwatch.probe.guard import Guard
 from ampwatch.probe.loop import Loop
-from ampwatch.probe.own_steps import WATCHED
+from ampwatch.probe.unscaled_steps import WATCHED
 
 
 def swap(scaler: Any, loop: Loop, guard: Guard) -> type:
@@ -69,12 +69,13 @@ def _as_original(reduced: Any, watched: type, original: type) -> Any:
 
 def _calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
     """The calls of a training loop; of a disabled scaler only those that show us something."""
-    run, losses = guard.run, loop.losses
+    run, losses, current = guard.run, loop.losses, loop.current
 
     def scale(self: Any, outputs: Any) -> Any:
-        loop.scaler = self
-        if not loop.used:
-            run(loop.take_up)
+        if current.scaler() is not self:
+            current.use(self)
+        if not current.used:
+            run(current.take_up)
         results = original.scale(self, outputs)
         run(losses.take, outputs, results)
         return results
@@ -83,14 +84,14 @@ def _calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
         run(loop.turns.view, optimizer)
         return original.step(self, optimizer, *args, **kwargs)
 
-    if not loop.enabled:
+    if not current.enabled:
         return {"scale": scale, "step": step_disabled}
     return {"scale": scale, **_enabled_calls(original, loop, guard)}
 
 
 def _enabled_calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
     """What goes on between the backward pass and the next step."""
-    run, turns = guard.run, loop.turns
+    run, turns, current = guard.run, loop.turns, loop.current
 
     def unscale_(self: Any, optimizer: Any) -> None:
         if turns.stepping is None:  # else `step` calls us, and all has been seen to
@@ -110,11 +111,11 @@ def _enabled_calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
         except BaseException as error:
             run(loop.failed, "step", error, optimizer)
             raise
-        run(turns.after_step, optimizer)
+        run(turns.after_step, self, optimizer)
         return result
 
     def update(self: Any, new_scale: Any = None) -> None:
-        record = loop.open_step
+        record = current.record
         if record is None or record.scale_at is None:  # else it has been read with found_inf
             run(loop.before_update)
         try:
@@ -122,7 +123,7 @@ def _enabled_calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
         except BaseException as error:
             run(loop.failed, "update", error)
             raise
-        run(loop.after_update, new_scale)
+        run(loop.after_update, self, new_scale)
 
     return {"unscale_": unscale_, "step": step, "update": update}
 

@@ -1,12 +1,9 @@
-"""How far one optimizer step moved the weights, from a small strided slice of every parameter.
+"""A small strided slice of every parameter, taken before and after an optimizer's step.
 
-A copy of all parameters each step would double a large model's memory. A slice of at most 1 %
-(and at least 256 elements a tensor), taken before and after the step and scaled up, estimates the
-norm of the whole update; its standard error comes with it. The slice is strided, by a step that
-shares no factor with the tensor's rows: a leading slice of an embedding was up to 8.5 times off.
-
-The same slices tell how far two updates in a row point the same way: the cosine c between them. Its
-standard error is about twice the norm's relative error, times sqrt(1 - c^2).
+A copy of all parameters each step would double a large model's memory. A slice holds at most 1 %
+of a tensor, and at least 256 elements. Its stride shares no factor with the length of the tensor's
+rows: a leading slice of an embedding was up to 8.5 times off. What the slices say of the step is
+computed in `update_norms`.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ampwatch.probe.gradients import norms_of, versions_of
+from ampwatch.probe.norms import norms_of, versions_of
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.tensors import PLAIN
 
@@ -97,9 +94,7 @@ def _flat(parameter: Tensor) -> Tensor | None:
         return local.view(-1)
     order = sorted(range(local.ndim), key=local.stride, reverse=True)
     dense = local.permute(order)
-    return (
-        dense.view(-1) if dense.is_contiguous() else None
-    )  # overlapping memory: not ours to guess
+    return dense.view(-1) if dense.is_contiguous() else None  # else its memory overlaps
 
 
 class Slices:
@@ -249,62 +244,3 @@ class Slices:
 def _spread(count: int) -> list[int]:
     """The first, the middle and the last position."""
     return sorted({0, count // 2, count - 1}) if count else []
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateFigures:
-    """Per step (rows) and sliced parameter (columns): estimated sums of squares."""
-
-    update_squares: NDArray[np.float64]
-    weight_squares: NDArray[np.float64]
-    update_norm: NDArray[np.float64]
-    relative_error: NDArray[np.float64]
-    along: NDArray[np.float64]  # its product with the update before; nan where there was none
-
-
-def figures(
-    layout: SliceLayout, before: Floats, after: Floats, last: Floats | None = None
-) -> UpdateFigures:
-    """Many steps at once: arrays of steps x slice elements; `last` is the update before. Pure."""
-    moved = (after - before).astype(np.float64)
-    along = _products(layout, moved, last)
-    moved *= moved
-    starts = layout.starts
-    squares = np.add.reduceat(moved, starts, axis=1)
-    moved *= moved
-    fourth = np.add.reduceat(moved, starts, axis=1)
-    old = before.astype(np.float64)
-    old *= old
-    return estimate(layout, squares, fourth, np.add.reduceat(old, starts, axis=1), along)
-
-
-def _products(
-    layout: SliceLayout, moved: NDArray[np.float64], last: Floats | None
-) -> NDArray[np.float64]:
-    """Each row's product with the row before it, scaled up to whole parameters."""
-    products = np.empty_like(moved)
-    np.multiply(moved[1:], moved[:-1], out=products[1:])
-    products[0] = np.nan if last is None else moved[0] * last
-    scaled: NDArray[np.float64] = np.add.reduceat(products, layout.starts, axis=1) @ layout.weights
-    return scaled
-
-
-def estimate(
-    layout: SliceLayout,
-    squares: NDArray[np.float64],
-    fourth: NDArray[np.float64],
-    weight_squares: NDArray[np.float64],
-    along: NDArray[np.float64],
-) -> UpdateFigures:
-    """Scale the slices' sums up to whole parameters, with the standard error of the result."""
-    update_squares = squares * layout.weights
-    total = update_squares.sum(axis=1)
-    counts = layout.counts
-    # The variance of a scaled-up sum under sampling without replacement.
-    spread = np.maximum(fourth / counts - (squares / counts) ** 2, 0.0)
-    left_out = 1.0 - 1.0 / layout.weights
-    variance = (counts * layout.weights**2 * spread * left_out).sum(axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        error = np.where(total > 0, np.sqrt(variance) / (2 * total), 0.0)
-    weight_squares = weight_squares * layout.weights
-    return UpdateFigures(update_squares, weight_squares, np.sqrt(total), error, along)

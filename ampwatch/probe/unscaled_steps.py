@@ -1,23 +1,24 @@
-"""Optimizers that step by themselves: without a scaler, past ours, or through one made anew."""
+"""Optimizers' steps that no watched scaler makes: without one, past it, or through a new one."""
 
 from __future__ import annotations
 
 import inspect
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from ampwatch.probe.gradients import Fingerprint, NormCapture, any_written, fingerprint
+from ampwatch.probe.current_step import CurrentStep
 from ampwatch.probe.guard import Guard
 from ampwatch.probe.hooks import hook_step_begin
+from ampwatch.probe.norms import Fingerprint, NormCapture, any_written, fingerprint
+from ampwatch.probe.optimizer_turns import Turns
 from ampwatch.probe.optimizers import OptimizerView
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import Turn
-from ampwatch.probe.steps import Steps
-from ampwatch.probe.turns import Turns
 
 WATCHED = "_ampwatch_watched"  # marks a scaler's class as one of ours
 
@@ -35,18 +36,29 @@ class _Early:
     left: Fingerprint
 
 
-class OwnSteps:
-    """Sees each optimizer's own `step`, and makes it a turn where no watched scaler does."""
+class UnscaledSteps:
+    """Sees each optimizer's own `step`, and makes it a turn where no watched scaler does.
 
-    def __init__(self, steps: Steps, turns: Turns, guard: Guard) -> None:
-        self._steps = steps
+    `adopt` goes on with a scaler that the loop has made anew; `close_step` ends a step.
+    """
+
+    def __init__(
+        self,
+        step: CurrentStep,
+        turns: Turns,
+        guard: Guard,
+        adopt: Callable[[Any], None],
+        close_step: Callable[[], None],
+    ) -> None:
+        self._step = step
         self.turns = turns
         self._guarded = guard.run
+        self._adopt = adopt
+        self._close_step = close_step
         self._begun: Any = None  # the optimizer that steps without our scaler
         # Norms taken at the end of a backward, and the gradients then, by optimizer.
         self._early: dict[int, _Early] = {}
         self._unedited_steps = 0
-        turns.ended_alone = self.ended
         # The hook is every optimizer's: it may not keep this loop, and through it a model, alive.
         self._hook = hook_step_begin(partial(_any_optimizer_begins, weakref.ref(self)))
         weakref.finalize(self, self._hook.leave)  # some optimizer's step may be under way
@@ -71,9 +83,9 @@ class OwnSteps:
         learnt = self._unedited_steps >= STEPS_TO_LEARN_CLIPPING
         if learnt and not inside and not self._looks_for_edits():
             return
-        pack = self._steps.current().pack
+        pack = self._step.begin().pack
         for view in self.turns.views.values():
-            if self._steps.sampling.sampled:
+            if self._step.sampling.sampled:
                 view.meter.look_again()
             left = fingerprint(view.observed)
             self._early[view.number] = _Early(pack, view.meter.measure(pack), left)
@@ -81,21 +93,21 @@ class OwnSteps:
     def _begin(self, optimizer: Any) -> None:
         if not self.turns.knows(optimizer) or self._is_part_of_another(optimizer):
             return
-        other = stepping_scaler() if self._steps.enabled else None
+        other = stepping_scaler() if self._step.enabled else None
         if other is not None and getattr(type(other), WATCHED, False):
             return  # another watch has that scaler, and with it this step
-        idle = other is None and not self._steps.used and self._steps.enabled
+        idle = other is None and not self._step.used and self._step.enabled
         if idle:
-            self._steps.leave_idle()
+            self._step.leave_idle()
         view = self.turns.view(optimizer)
         turn = self.turns.turn(view)
-        turn.bypassed = self._steps.enabled and other is None
+        turn.bypassed = self._step.enabled and other is None
         if other is not None:
-            self._steps.adopt(other)
+            self._adopt(other)
         self._begun = optimizer
         self.turns.take_before(optimizer, view, turn)
         if idle:  # nobody has looked whether somebody clipped
-            turn.applied = view.meter.measure(self._steps.current().pack)
+            turn.applied = view.meter.measure(self._step.begin().pack)
         else:
             self._take_norms(view, turn)
 
@@ -111,9 +123,9 @@ class OwnSteps:
             turn.norms, turn.applied = evaluated.norms, None
         self.turns.take_update(view, turn)
         if turn.bypassed:
-            self._steps.misuse("AMP404", {"optimizer": view.number})
-        if not self._steps.enabled:
-            self._steps.close_step(update_seen=None)
+            self._step.misuse("AMP404", {"optimizer": view.number})
+        if not self._step.enabled:
+            self._close_step()
 
     def _is_part_of_another(self, optimizer: Any) -> bool:
         """Whether a wrapper (ZeroRedundancyOptimizer, Lookahead) steps, and by it this one."""
@@ -124,8 +136,8 @@ class OwnSteps:
 
     def _take_norms(self, view: OptimizerView, turn: Turn) -> None:
         """Before and after clipping, as far as a backward's end has been seen."""
-        pack = self._steps.current().pack
-        if self._steps.enabled:  # past the scaler: what the optimizer sees is still scaled, perhaps
+        pack = self._step.begin().pack
+        if self._step.enabled:  # past the scaler: what the optimizer sees is still scaled, perhaps
             turn.applied = view.meter.measure(pack)
             return
         early = self._early.pop(view.number, None)
@@ -149,7 +161,7 @@ class OwnSteps:
 
     def _looks_for_edits(self) -> bool:
         """Whether norms are taken twice, to find what no version counter tells."""
-        return self._steps.sampling.sampled or self.turns.unseen_edits
+        return self._step.sampling.sampled or self.turns.unseen_edits
 
 
 def _steps_around_us(optimizer: Any) -> bool:
@@ -174,12 +186,9 @@ def stepping_scaler() -> Any:
     return None
 
 
-def _any_optimizer_begins(reference: weakref.ref[OwnSteps], optimizer: Any, *_: Any) -> None:
+def _any_optimizer_begins(reference: weakref.ref[UnscaledSteps], optimizer: Any, *_: Any) -> None:
     if torch.compiler.is_compiling():  # the step: we must not become part of its graph
         return
-    own_steps = reference()
-    if own_steps is None:
-        return
-    stepping = own_steps.turns.stepping
-    if stepping is None or stepping[0] is not optimizer:  # else our scaler sees to everything
-        own_steps.begins(optimizer)
+    steps = reference()
+    if steps is not None and steps.turns.stepping is not optimizer:  # else our scaler steps it
+        steps.begins(optimizer)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ampwatch.probe.gradients import (
+from ampwatch.probe.norms import (
     GradientMeter,
     fingerprint,
     gradient_versions,

@@ -11,14 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampwatch.probe.readback import Pack
-from ampwatch.probe.updates import (
-    DeviceUpdate,
-    HostUpdate,
-    Slices,
-    estimate,
-    figures,
-    stride_of,
-)
+from ampwatch.probe.update_norms import estimate, figures_of
+from ampwatch.probe.weight_slices import DeviceUpdate, HostUpdate, Slices, stride_of
 
 SHAPES = [(64, 64), (64,), (1000, 128), (7,), (3, 5, 7, 9)]
 
@@ -63,7 +57,7 @@ def test_a_stride_never_keeps_to_one_column_of_an_embedding():
 def test_the_estimate_is_within_its_stated_error():
     change = lambda p: p.add_(0.01 * torch.randn_like(p))  # noqa: E731
     slices, before, after, norm, weights = one_step(parameters(), change)
-    found = figures(slices.layout, before[None], after[None])
+    found = figures_of(slices.layout, before[None], after[None])
     error = float(found.relative_error[0])
     assert 0 < error < 0.05
     assert float(found.update_norm[0]) == pytest.approx(norm, rel=4 * error)
@@ -73,7 +67,7 @@ def test_the_estimate_is_within_its_stated_error():
 def test_small_tensors_are_taken_whole_and_exact():
     held = parameters([(16, 16), (3,)])
     slices, before, after, norm, _ = one_step(held, lambda p: p.mul_(1.5))
-    found = figures(slices.layout, before[None], after[None])
+    found = figures_of(slices.layout, before[None], after[None])
     assert float(found.update_norm[0]) == pytest.approx(norm, rel=1e-6)
     assert float(found.relative_error[0]) == 0.0
 
@@ -83,9 +77,9 @@ def test_many_steps_at_once_give_what_each_gives_alone():
     slices = Slices(parameters(), range(len(SHAPES)))
     size = int(slices.layout.counts.sum())
     before, after = rng.normal(size=(2, 9, size)).astype(np.float32)
-    together = figures(slices.layout, before, after)
+    together = figures_of(slices.layout, before, after)
     for row in range(9):
-        alone = figures(slices.layout, before[row : row + 1], after[row : row + 1])
+        alone = figures_of(slices.layout, before[row : row + 1], after[row : row + 1])
         assert alone.update_norm[0] == pytest.approx(together.update_norm[row], rel=1e-12)
         assert alone.relative_error[0] == pytest.approx(together.relative_error[row], rel=1e-12)
 
@@ -105,7 +99,7 @@ def test_the_device_path_finds_what_the_host_path_finds():
     ]
     assert device.along_at is None  # there was no update before
     reduced = estimate(slices.layout, *sums, np.full(1, np.nan))
-    expected = figures(slices.layout, before[None], after[None])
+    expected = figures_of(slices.layout, before[None], after[None])
     assert reduced.update_norm == pytest.approx(expected.update_norm, rel=1e-5)
     assert reduced.relative_error == pytest.approx(expected.relative_error, rel=1e-3)
 
@@ -140,7 +134,7 @@ def test_complex_weights_and_a_wide_default_dtype_are_seen_too():
 def test_channels_last_weights_are_seen_through_their_own_memory():
     held = [torch.nn.Parameter(torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last))]
     slices, before, after, norm, _ = one_step(held, lambda p: p.mul_(1.5))
-    found = figures(slices.layout, before[None], after[None])
+    found = figures_of(slices.layout, before[None], after[None])
     assert float(found.update_norm[0]) == pytest.approx(norm, rel=0.1)
 
 

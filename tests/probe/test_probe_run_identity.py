@@ -14,10 +14,10 @@ from pathlib import Path
 import children
 import pytest
 
-from ampwatch.probe import identity, launcher
-from ampwatch.probe.command import masked
+from ampwatch.probe import run_identity
+from ampwatch.probe.run_identity import masked
 
-CHECKOUT = Path(identity.__file__).parents[2]
+CHECKOUT = Path(run_identity.__file__).parents[2]
 NOW = datetime(2026, 3, 14, 15, 9, 26)
 HASHED = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 
@@ -32,8 +32,8 @@ SAY_WHO = """
 import json, os, sys
 from datetime import datetime
 from pathlib import Path
-from ampwatch.probe import identity
-who = identity.identify(os.environ, sys.argv, datetime.now())
+from ampwatch.probe import run_identity
+who = run_identity.identify(os.environ, sys.argv, datetime.now())
 Path(sys.argv[1], f"{os.getpid()}.json").write_text(
     json.dumps([who.run_id, who.name, who.rank, who.world_size]))
 """
@@ -49,20 +49,20 @@ def said(folder: Path) -> list[list]:
 
 def test_a_run_id_is_thirty_two_hex_digits_whatever_the_launcher():
     for environment in ({}, HASHED, {"TORCHELASTIC_RUN_ID": "job 7"}, {"RANK": "3"}):
-        run_id = identity.run_id(environment)
+        run_id = run_identity.run_id(environment)
         assert len(run_id) == 32
         assert set(run_id) <= set(string.hexdigits.lower())
 
 
 def test_a_single_process_draws_another_id_each_time():
-    assert identity.run_id({}) != identity.run_id({})
+    assert run_identity.run_id({}) != run_identity.run_id({})
     one = {**HASHED, "WORLD_SIZE": "1"}
-    assert identity.run_id(one) != identity.run_id(one)
+    assert run_identity.run_id(one) != run_identity.run_id(one)
 
 
 def test_all_ranks_of_a_launch_have_one_id():
     ranks = [{**HASHED, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(4)]
-    assert len({identity.run_id(environment) for environment in ranks}) == 1
+    assert len({run_identity.run_id(environment) for environment in ranks}) == 1
 
 
 @pytest.mark.parametrize(
@@ -70,33 +70,37 @@ def test_all_ranks_of_a_launch_have_one_id():
     ["MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "PBS_JOBID", "LSB_JOBID"],
 )
 def test_another_launch_has_another_id(key):
-    assert identity.run_id(HASHED) != identity.run_id({**HASHED, key: "other"})
+    assert run_identity.run_id(HASHED) != run_identity.run_id({**HASHED, key: "other"})
 
 
 def test_without_a_rendezvous_id_a_restart_is_another_run():
     first = {**HASHED, "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}
     again = {**first, "TORCHELASTIC_RESTART_COUNT": "1"}
-    assert identity.run_id(first) != identity.run_id(again)
+    assert run_identity.run_id(first) != run_identity.run_id(again)
 
 
 def test_the_rendezvous_id_decides_over_address_and_restart():
     first = {**HASHED, "TORCHELASTIC_RUN_ID": "my-job", "TORCHELASTIC_RESTART_COUNT": "0"}
     again = {**first, "TORCHELASTIC_RESTART_COUNT": "1", "MASTER_PORT": "4000", "RANK": "2"}
-    assert identity.run_id(first) == identity.run_id(again)
-    assert identity.run_id(first) != identity.run_id({**first, "TORCHELASTIC_RUN_ID": "other"})
+    assert run_identity.run_id(first) == run_identity.run_id(again)
+    assert run_identity.run_id(first) != run_identity.run_id(
+        {**first, "TORCHELASTIC_RUN_ID": "other"}
+    )
 
 
 def test_a_rendezvous_id_that_is_a_uuid_is_kept_readable():
     drawn = "0f9B1d0c-7c7e-4e6e-9c1f-2f6d0a3b5c7d"
     expected = "0f9b1d0c7c7e4e6e9c1f2f6d0a3b5c7d"
-    assert identity.run_id({**HASHED, "TORCHELASTIC_RUN_ID": drawn}) == expected
+    assert run_identity.run_id({**HASHED, "TORCHELASTIC_RUN_ID": drawn}) == expected
 
 
 def test_each_watch_of_a_process_has_a_run_of_its_own():
     drawn = {**HASHED, "TORCHELASTIC_RUN_ID": "0f9b1d0c7c7e4e6e9c1f2f6d0a3b5c7d"}
     for environment in (HASHED, drawn):
-        assert len({identity.run_id(environment, number) for number in range(3)}) == 3
-        assert identity.run_id(environment, 1) == identity.run_id({**environment, "RANK": "1"}, 1)
+        assert len({run_identity.run_id(environment, number) for number in range(3)}) == 3
+        assert run_identity.run_id(environment, 1) == run_identity.run_id(
+            {**environment, "RANK": "1"}, 1
+        )
 
 
 # --- rank and world size --------------------------------------------------------------------
@@ -117,15 +121,15 @@ def test_each_watch_of_a_process_has_a_run_of_its_own():
     ],
 )
 def test_rank_and_world_size_come_from_the_launcher(environment, expected):
-    assert (identity.rank(environment), identity.world_size(environment)) == expected
+    assert (run_identity.rank(environment), run_identity.world_size(environment)) == expected
 
 
 def test_an_initialised_torch_distributed_is_believed_over_the_environment(tmp_path):
     code = """
 import os, sys, torch.distributed as dist
-from ampwatch.probe import identity
+from ampwatch.probe.run_identity import rank, world_size
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
-print(identity.rank({"RANK": "7", "WORLD_SIZE": "9"}), identity.world_size({"WORLD_SIZE": "9"}))
+print(rank({"RANK": "7", "WORLD_SIZE": "9"}), world_size({"WORLD_SIZE": "9"}))
 dist.destroy_process_group()
 """
     done = children.run("-c", code, tmp_path / "rendezvous", env=child_environment())
@@ -207,19 +211,24 @@ def work(rank, folder, rendezvous):
 
 
 def test_no_launcher_is_looked_up_for_several_machines_or_other_launchers():
-    assert launcher.mark({"TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": "2"}) is None
-    assert launcher.mark({"SLURM_PROCID": "0"}) is None
+    assert (
+        run_identity.torchrun_process({"TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": "2"})
+        is None
+    )
+    assert run_identity.torchrun_process({"SLURM_PROCID": "0"}) is None
 
 
 def test_a_single_process_is_named_by_script_and_time():
-    who = identity.identify({}, ["/home/me/finetune.py", "--lr", "1"], NOW)
+    who = run_identity.identify({}, ["/home/me/finetune.py", "--lr", "1"], NOW)
     assert (who.name, who.rank, who.world_size) == ("finetune-20260314-150926", 0, 1)
 
 
 def test_launched_ranks_have_one_name_though_their_clocks_differ():
     slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "77"}
-    zero = identity.identify({**slurm, "SLURM_PROCID": "0"}, ["train.py"], NOW)
-    one = identity.identify({**slurm, "SLURM_PROCID": "1"}, ["train.py"], NOW.replace(second=27))
+    zero = run_identity.identify({**slurm, "SLURM_PROCID": "0"}, ["train.py"], NOW)
+    one = run_identity.identify(
+        {**slurm, "SLURM_PROCID": "1"}, ["train.py"], NOW.replace(second=27)
+    )
     assert (zero.run_id, zero.name) == (one.run_id, one.name)
     assert zero.name == f"train-{zero.run_id[:8]}"
 
@@ -240,33 +249,33 @@ def test_launched_ranks_have_one_name_though_their_clocks_differ():
     ],
 )
 def test_the_default_name_is_what_the_user_would_call_the_program(argv, expected):
-    assert identity.default_name(argv, NOW) == expected
+    assert run_identity.default_name(argv, NOW) == expected
 
 
 def test_an_endpoint_is_as_given_else_as_the_environment_says():
     environment = {"AMPWATCH_ENDPOINT": "tcp://head:5797"}
-    assert identity.endpoint(environment, "tcp://other:1") == "tcp://other:1"
-    assert identity.endpoint(environment, None) == "tcp://head:5797"
-    assert identity.endpoint({}, None) == "tcp://127.0.0.1:5797"
+    assert run_identity.endpoint(environment, "tcp://other:1") == "tcp://other:1"
+    assert run_identity.endpoint(environment, None) == "tcp://head:5797"
+    assert run_identity.endpoint({}, None) == "tcp://127.0.0.1:5797"
 
 
 @pytest.mark.parametrize("off", ["off", "OFF", " off ", ""])
 def test_off_means_no_endpoint(off):
-    assert identity.endpoint({"AMPWATCH_ENDPOINT": "tcp://head:5797"}, off) is None
-    assert identity.endpoint({"AMPWATCH_ENDPOINT": off}, None) is None
+    assert run_identity.endpoint({"AMPWATCH_ENDPOINT": "tcp://head:5797"}, off) is None
+    assert run_identity.endpoint({"AMPWATCH_ENDPOINT": off}, None) is None
 
 
 def test_the_log_folder_is_absolute_and_as_given_first(tmp_path):
-    assert identity.log_dir({"AMPWATCH_DIR": "/elsewhere"}, tmp_path) == tmp_path
-    assert identity.log_dir({"AMPWATCH_DIR": str(tmp_path)}, None) == tmp_path
-    assert identity.log_dir({"AMPWATCH_DIR": ""}, None) == Path.cwd() / "ampwatch-runs"
-    assert identity.log_dir({}, "~/runs") == Path.home() / "runs"
+    assert run_identity.log_dir({"AMPWATCH_DIR": "/elsewhere"}, tmp_path) == tmp_path
+    assert run_identity.log_dir({"AMPWATCH_DIR": str(tmp_path)}, None) == tmp_path
+    assert run_identity.log_dir({"AMPWATCH_DIR": ""}, None) == Path.cwd() / "ampwatch-runs"
+    assert run_identity.log_dir({}, "~/runs") == Path.home() / "runs"
 
 
 def test_versions_hold_only_what_is_known_and_are_text():
     import torch
 
-    versions = identity.versions()
+    versions = run_identity.versions()
     assert versions["torch"] == str(torch.__version__)
     assert versions["python"] == sys.version.split()[0]
     assert ("cuda" in versions) == (torch.version.cuda is not None)

@@ -1,25 +1,24 @@
-"""Who this run is, settled before any step: its id, rank, name, folder and endpoint.
+"""What identifies a run, settled before any step: id, rank, name, folder, endpoint, command.
 
-Every function takes the environment (and the clock, and the arguments) it is to read, so what it
-answers depends on nothing else. The exceptions are said: `rank` and `world_size` ask an initialised
+Each function takes the environment, the clock and the arguments that it reads, so its answer
+depends on nothing else, with two exceptions: `rank` and `world_size` ask an initialised
 `torch.distributed` first, and `identify` may ask its store, where all ranks of a launch meet.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import torch
 from torch import distributed
-
-from ampwatch.probe import launcher
 
 LOG_DIR = "ampwatch-runs"
 
@@ -49,6 +48,22 @@ _LAUNCH_KEYS = (
 )
 _STORE_KEY = "ampwatch/run"
 
+_RENDEZVOUS = "TORCHELASTIC_RUN_ID"
+_PROC = Path("/proc")
+_DEEPEST_SHELL = 16
+
+MASK = "***"
+# The last word of a flag decides: `--wandb-api-key` hides its value, `--key-dim` does not.
+_SECRET_WORDS = frozenset({
+    "token", "password", "passwd", "pwd", "passphrase", "secret",
+    "credential", "credentials", "key", "apikey", "auth",
+})  # fmt: skip
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_USER_INFO = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+_KNOWN_TOKENS = re.compile(
+    r"\b(?:hf_|sk-|ghp_|gho_|ghs_|github_pat_|glpat-|xox[abp]-|AKIA|AIza)[\w-]{8,}"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -70,7 +85,7 @@ def identify(
     own_rank, size = rank(environment), world_size(environment)
     if not _launched(environment) and size == 1:
         return Identity(run_id(environment), default_name(argv, now), own_rank, size)
-    unique = launcher.rendezvous_id(environment) or launcher.mark(environment)
+    unique = rendezvous_id(environment) or torchrun_process(environment)
     if not unique and _gathered():
         name = f"{default_name(argv, now)}{f'-{number + 1}' if number else ''}"
         agreed_id, _, agreed_name = _agree(f"{uuid.uuid4().hex} {name}", number).partition(" ")
@@ -87,7 +102,7 @@ def run_id(environment: Mapping[str, str], number: int = 0) -> str:
     The launcher's rendezvous id decides; where there is none, the master's address and port, the
     job and the restart count do. A single process draws a random one.
     """
-    rendezvous = launcher.rendezvous_id(environment)
+    rendezvous = rendezvous_id(environment)
     if rendezvous is None and not _launched(environment):
         return uuid.uuid4().hex
     if rendezvous and number == 0 and (as_uuid := _uuid_hex(rendezvous)):
@@ -95,7 +110,7 @@ def run_id(environment: Mapping[str, str], number: int = 0) -> str:
     keys = () if rendezvous else _LAUNCH_KEYS
     parts = [f"{key}={environment.get(key, '')}" for key in keys]
     # A rendezvous id typed by hand, and a port, serve one launch after the other.
-    parts += [rendezvous or "", launcher.mark(environment) or "", str(number)]
+    parts += [rendezvous or "", torchrun_process(environment) or "", str(number)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
@@ -216,3 +231,86 @@ def _agree(proposal: str, number: int) -> str:
     except (AttributeError, RuntimeError, ValueError, NotImplementedError):
         return ""
     return agreed.decode(errors="replace")
+
+
+# -- the launcher ----------------------------------------------------------------------------------
+
+
+def rendezvous_id(environment: Mapping[str, str]) -> str | None:
+    """The rendezvous id, or None where the launcher has none to tell launches apart."""
+    given = environment.get(_RENDEZVOUS, "").strip()
+    return None if given.lower() in ("", "none") else given
+
+
+def torchrun_process(environment: Mapping[str, str]) -> str | None:
+    """Text that names the torchrun process that started this rank, equal on all of its ranks.
+
+    `torchrun train.py`, run twice on one machine, gives both launches the same address and port
+    and the rendezvous id "none"; only the process that launched the ranks differs. None for other
+    launchers, for several machines, and where the system has no /proc.
+    """
+    if _RENDEZVOUS not in environment or environment.get("GROUP_WORLD_SIZE") != "1":
+        return None
+    process_id = os.getpid()
+    for _ in range(_DEEPEST_SHELL):
+        process_id, started = _parent(process_id)
+        if process_id <= 0:
+            return None
+        # Shells between torchrun and the script carry the rank's environment as well.
+        if not _is_rank(process_id):
+            return f"{process_id}@{started}"
+    return None
+
+
+def _parent(process_id: int) -> tuple[int, str]:
+    """The parent's process id and start time (in ticks since boot); 0 where it cannot be read."""
+    try:
+        parent_id = int(_stat(process_id)[1])
+        return parent_id, _stat(parent_id)[19]
+    except (OSError, ValueError, IndexError):
+        return 0, ""
+
+
+def _stat(process_id: int) -> list[str]:
+    """The fields of /proc/PID/stat after the program's name, which may hold anything."""
+    return (_PROC / str(process_id) / "stat").read_text().rpartition(")")[2].split()
+
+
+def _is_rank(process_id: int) -> bool:
+    """Whether the process was itself started with a rank's environment."""
+    try:
+        environment = (_PROC / str(process_id) / "environ").read_bytes()
+    except OSError:  # another user's process is no shell of ours
+        return False
+    return f"\0{_RENDEZVOUS}=".encode() in b"\0" + environment
+
+
+# -- the command line, without secrets -----------------------------------------------------------
+
+
+def masked(argv: Sequence[str]) -> tuple[str, ...]:
+    """The arguments, with the values of flags that name a secret replaced by three stars.
+
+    So are user names and passwords in addresses, and tokens of well-known services anywhere.
+    """
+    return tuple(_masked(argv))
+
+
+def _masked(argv: Sequence[str]) -> Iterator[str]:
+    secret_follows = False
+    for argument in argv:
+        flag, equals, value = argument.partition("=")
+        if secret_follows and not argument.startswith("--"):
+            yield MASK
+            secret_follows = False
+        elif equals and value and _names_secret(flag):
+            yield f"{flag}={MASK}"
+            secret_follows = False
+        else:
+            yield _KNOWN_TOKENS.sub(MASK, _USER_INFO.sub(MASK, argument))
+            secret_follows = not equals and argument.startswith("-") and _names_secret(flag)
+
+
+def _names_secret(flag: str) -> bool:
+    words = _WORDS.findall(flag)
+    return bool(words) and words[-1].lower() in _SECRET_WORDS

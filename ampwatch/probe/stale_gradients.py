@@ -1,10 +1,10 @@
 """Gradients that are older than the step that is about to use them.
 
-Two mistakes leave some: a step has used them and nobody cleared them (AMP412), or `scaler.update()`
-ran while they waited for their step, so that the next backward adds to them under another scale
-(AMP403). Either way only backward passes have written to the same tensor since. Clearing replaces
-the tensor, or writes zeros, which counts as one more write, but for zeros that are written through
-`.data`: so what the gradients held when the next pass began decides, read late.
+Two mistakes leave some. A step has used them and nobody cleared them (AMP412); or `scaler.update()`
+ran before their step, so that the next backward adds to them under another scale (AMP403). Either
+way only backward passes have written to the same tensor since. Clearing replaces the tensor, or
+writes zeros, which counts as one more write unless it goes through `.data`. So what the gradients
+held when the next pass began decides; it is read late.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampwatch.probe.backward import BackwardWatch
-from ampwatch.probe.losses import Losses
+from ampwatch.probe.backward_passes import BackwardWatch, Losses
 from ampwatch.probe.optimizers import OptimizerView
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import StepRecord, Value
@@ -82,16 +81,32 @@ class Stale:
 
 
 class StaleGradients:
-    """Follows what becomes of gradients between one step and the next."""
+    """Follows what becomes of gradients between one step and the next; by the optimizer's number.
+
+    Nothing is known of an optimizer, or either its gradients as its last step left them (`used`),
+    or as an update found them before any step (`waiting`).
+    """
 
     def __init__(self, backward: BackwardWatch, losses: Losses) -> None:
         self._backward = backward
         self._losses = losses
-        self._held: dict[int, Value] = {}  # by optimizer
+        self._used: dict[int, tuple[Mark, ...]] = {}
+        self._waiting: dict[int, Waiting] = {}
+        self._held: dict[int, Value] = {}
 
     def used_by(self, view: OptimizerView) -> None:
         """A step has used this optimizer's gradients."""
-        view.used, view.waiting = self._marks(view), None
+        self._used[view.number] = self._marks(view)
+        self._waiting.pop(view.number, None)
+
+    def forget(self, number: int) -> None:
+        """Nothing is known of this optimizer's gradients."""
+        self._used.pop(number, None)
+        self._waiting.pop(number, None)
+
+    def knows(self, view: OptimizerView) -> bool:
+        """Whether gradients of this optimizer are followed."""
+        return bool(self._used.get(view.number)) or view.number in self._waiting
 
     def passed_by(self, views: Iterable[OptimizerView], record: StepRecord) -> None:
         """An update closes this record: whose gradients still wait for their step?"""
@@ -100,15 +115,17 @@ class StaleGradients:
             turn = turns.get(view.number)
             if turn is not None and turn.done:
                 continue
-            if not (self._are_untouched(view.used) or self._is_added_to(view.used)):
-                view.used = ()
-                view.waiting = self._still_waiting(view, record, unscaled=turn is not None)
+            used = self._used.get(view.number, ())
+            if not (self._are_untouched(used) or self._is_added_to(used)):
+                waiting = self._still_waiting(view, record, unscaled=turn is not None)
+                self.forget(view.number)
+                if waiting is not None:
+                    self._waiting[view.number] = waiting
 
     def backward_began(self, views: Iterable[OptimizerView], pack: Pack) -> None:
         """Note what gradients from before hold now: zeros, if somebody cleared them."""
         for view in views:
-            marks = view.used if view.waiting is None else view.waiting.marks
-            for mark in marks[:1]:
+            for mark in self._marks_before(view)[:1]:
                 gradient = mark.parameter.grad
                 same = gradient is not None and id(gradient) == mark.identity
                 if same and gradient is not None and not gradient.is_sparse:
@@ -118,12 +135,19 @@ class StaleGradients:
 
     def found_by(self, view: OptimizerView) -> Stale | None:
         """What the optimizer's turn is about to use that is older; asked once a turn."""
+        if not self.knows(view):
+            return None
         held = self._held.pop(view.number, None)
-        waiting = view.waiting
-        if not self._is_added_to(view.used if waiting is None else waiting.marks):
+        waiting = self._waiting.get(view.number)
+        if not self._is_added_to(self._marks_before(view)):
             return None
         newest = () if held is None else (held,)
         return Stale(newest if waiting is None else (*waiting.held, *newest), waiting)
+
+    def release(self) -> None:
+        """Let go of every parameter."""
+        self._used.clear()
+        self._waiting.clear()
 
     # -- parts -----------------------------------------------------------------------------------
 
@@ -133,6 +157,10 @@ class StaleGradients:
             for p in view.sentinels
             if p.grad is not None
         )
+
+    def _marks_before(self, view: OptimizerView) -> tuple[Mark, ...]:
+        waiting = self._waiting.get(view.number)
+        return self._used.get(view.number, ()) if waiting is None else waiting.marks
 
     def _is_added_to(self, marks: Iterable[Mark]) -> bool:
         """Whether backward passes, and nothing else, have written to one of these since."""
@@ -156,7 +184,7 @@ class StaleGradients:
         self, view: OptimizerView, record: StepRecord, *, unscaled: bool
     ) -> Waiting | None:
         """What waits now; a window longer if backward passes have added to what waited before."""
-        before, marks = view.waiting, self._marks(view)
+        before, marks = self._waiting.get(view.number), self._marks(view)
         if before is not None and self._are_untouched(before.marks):
             return replace(before, unscaled=before.unscaled or unscaled)
         held = self._held.pop(view.number, None)

@@ -1,7 +1,11 @@
-"""What the update slices say of many steps at once: norms, their errors, the layers' ratios.
+"""How far optimizer steps moved the weights: norms, their errors, each layer's ratio, the cosine.
 
-Whole arrays of steps x parameters, so that a step costs microseconds of the interpreter and not a
-hundred: the training thread needs it too.
+The slices of `weight_slices`, scaled up, estimate the norm of the whole update; its standard error
+comes with it. The same slices show how far two updates in a row point the same way: the cosine c
+between them. Its standard error is about twice the norm's relative error, times sqrt(1 - c^2).
+
+The courier's thread computes on whole arrays of steps x parameters: that takes microseconds a step
+from the training thread, which needs the interpreter too, and not a hundred.
 """
 
 from __future__ import annotations
@@ -15,12 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ampwatch.probe import updates
 from ampwatch.probe.models import Survey
 from ampwatch.probe.records import StepRecord, Turn
-from ampwatch.probe.updates import DeviceUpdate, HostUpdate, SliceLayout, UpdateFigures
+from ampwatch.probe.weight_slices import DeviceUpdate, HostUpdate, SliceLayout
 
 Floats = NDArray[np.float64]
+Slice = NDArray[np.float32]
 
 # Larger temporary arrays come fresh from the system each time, and their page faults cost more than
 # the arithmetic.
@@ -39,6 +43,17 @@ class Move:
     ratios: Floats  # update over weight norm of each of `layers`; nan where weights are zero
     layers: NDArray[np.int64]
     alignment: float | None  # the cosine to the update before; None where either moved nothing
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateFigures:
+    """Per step (rows) and sliced parameter (columns): estimated sums of squares."""
+
+    update_squares: Floats
+    weight_squares: Floats
+    update_norm: Floats
+    relative_error: Floats
+    along: Floats  # its product with the update before; nan where there was none
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +108,7 @@ class Mover:
         after = np.stack([update.after for _, update in pairs])
         last = self._last.get(layout)
         with np.errstate(all="ignore"):  # weights may well be nan
-            figures = updates.figures(layout, before, after, None if last is None else last.moved)
+            figures = figures_of(layout, before, after, None if last is None else last.moved)
             found = self._described(layout, figures, [turn for turn, _ in pairs])
             self._last[layout] = _Last(float(figures.update_norm[-1]), after[-1] - before[-1])
         return found
@@ -176,7 +191,7 @@ def _device_figures(record: StepRecord, update: DeviceUpdate) -> UpdateFigures:
         return np.array([record.pack.values[at : at + count]]) ** 2
 
     with np.errstate(all="ignore"):
-        return updates.estimate(
+        return estimate(
             update.layout,
             squares(update.moved_at),
             squares(update.squared_at),
@@ -185,3 +200,52 @@ def _device_figures(record: StepRecord, update: DeviceUpdate) -> UpdateFigures:
                 [math.nan if update.along_at is None else record.pack.values[update.along_at]]
             ),
         )
+
+
+# -- arithmetic ----------------------------------------------------------------------------------
+
+
+def figures_of(
+    layout: SliceLayout, before: Slice, after: Slice, last: Slice | None = None
+) -> UpdateFigures:
+    """Many steps at once: arrays of steps x slice elements; `last` is the update before. Pure."""
+    moved = (after - before).astype(np.float64)
+    along = _products(layout, moved, last)
+    moved *= moved
+    starts = layout.starts
+    squares = np.add.reduceat(moved, starts, axis=1)
+    moved *= moved
+    fourth = np.add.reduceat(moved, starts, axis=1)
+    old = before.astype(np.float64)
+    old *= old
+    return estimate(layout, squares, fourth, np.add.reduceat(old, starts, axis=1), along)
+
+
+def _products(layout: SliceLayout, moved: Floats, last: Slice | None) -> Floats:
+    """Each row's product with the row before it, scaled up to whole parameters."""
+    products = np.empty_like(moved)
+    np.multiply(moved[1:], moved[:-1], out=products[1:])
+    products[0] = np.nan if last is None else moved[0] * last
+    scaled: Floats = np.add.reduceat(products, layout.starts, axis=1) @ layout.weights
+    return scaled
+
+
+def estimate(
+    layout: SliceLayout,
+    squares: Floats,
+    fourth: Floats,
+    weight_squares: Floats,
+    along: Floats,
+) -> UpdateFigures:
+    """Scale the slices' sums up to whole parameters, with the standard error of the result."""
+    update_squares = squares * layout.weights
+    total = update_squares.sum(axis=1)
+    counts = layout.counts
+    # The variance of a scaled-up sum under sampling without replacement.
+    spread = np.maximum(fourth / counts - (squares / counts) ** 2, 0.0)
+    left_out = 1.0 - 1.0 / layout.weights
+    variance = (counts * layout.weights**2 * spread * left_out).sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = np.where(total > 0, np.sqrt(variance) / (2 * total), 0.0)
+    weight_squares = weight_squares * layout.weights
+    return UpdateFigures(update_squares, weight_squares, np.sqrt(total), error, along)
