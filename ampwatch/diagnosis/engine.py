@@ -84,7 +84,7 @@ class _Cards:
         """What all rows say."""
         course = self.settled
         for rank, lane in self._lanes.items():
-            course = course.fold(rank, lane.rows)
+            course = course.fold(rank, lane.next_rows(len(lane.steps)))
         return course
 
 
@@ -135,6 +135,8 @@ class Engine:
                 self._recent.cutter.block_rows = max(1, self._block_rows // _PARTS)
             self._recent.fold_settled(self._settled_rows // _PARTS, self._patience_rows)
             last = self._recent.copy()
+            # What a block costs hardly depends on its rows, so the last ones are one.
+            last.cutter.block_rows = self._block_rows
             while last.fold_next():
                 pass
             last.case.fold(last.cutter.rest())

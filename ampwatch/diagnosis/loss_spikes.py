@@ -17,6 +17,7 @@ import numpy as np
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.loss_band import LEAST_PAST, ROUNDED, WINDOW, Band, bands_of, left_band
+from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.signals import Floats, Mask
 from ampwatch.rows import LR_LEAP
 
@@ -177,7 +178,7 @@ class Rise:
 
     def stands(self, last: Floats) -> bool:
         """Whether these last losses are still far out of its band, and not on their way back."""
-        now = float(np.median(last[-_NOW:]))
+        now = median(last[-_NOW:])
         if self.entries + self.back < _STANDS or self.band.height(now) < TELLING:
             return False
         if not self.gave_back(last):
@@ -188,12 +189,12 @@ class Rise:
     def _falls(self, losses: Floats) -> bool:
         """Whether the later half of these losses is lower, beyond the noise of a median."""
         half = len(losses) // 2
-        fall = float(np.median(losses[:half]) - np.median(losses[half:]))
+        fall = median(losses[:half]) - median(losses[half:])
         return fall > 3 * 1.25 * float(self.band.spread) / math.sqrt(half)
 
     def gave_back(self, last: Floats) -> bool:
         """Whether these last losses have come down from what it began with."""
-        now, top = float(np.median(last[-_NOW:])), float(np.median(self.first[:, 0]))
+        now, top = median(last[-_NOW:]), median(self.first[:, 0])
         return now - self.level < (1 - _DESCENT) * (top - self.level)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ampwatch.diagnosis.findings import Action, Advice
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.attribution import CLEAR_LINE, Attribution, Cause
-from ampwatch.diagnosis.learning_rate.bands import known_of, noise_of, trailing_medians
+from ampwatch.diagnosis.learning_rate.bands import noise_of, trailing_medians
 from ampwatch.diagnosis.learning_rate.course import RateState
 from ampwatch.diagnosis.learning_rate.estimate import Estimate, times_text
 from ampwatch.diagnosis.learning_rate.family import Family
@@ -20,6 +20,7 @@ from ampwatch.diagnosis.learning_rate.micro_batches import micro_batches
 from ampwatch.diagnosis.learning_rate.onset import Sign
 from ampwatch.diagnosis.learning_rate.scene import Scene, Warmup
 from ampwatch.diagnosis.learning_rate.signs import is_born_zero
+from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.words import count_text
 
 # Late: what large runs did (x0.9 and x0.67 OPT, x0.5 BLOOM 104B, x0.89 icefall).
@@ -94,7 +95,7 @@ def _doubt(state: RateState, idle: Attribution | None) -> str | None:
     head, tail = known_of(state.head.of("loss")), known_of(state.tail.of("loss"))
     if state.setup.several_optimizers or not len(head) or not len(tail):
         return None
-    first, final = float(head[0]), float(np.median(tail[-constants.FINAL_STEPS :]))
+    first, final = float(head[0]), median(tail[-constants.FINAL_STEPS :])
     least = min(float(head.min()), float(tail.min()))
     # Losses that begin deep in a run show a part of its course, in which little is left to fall.
     begin = state.head.of("step")[np.isfinite(state.head.of("loss"))][0]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate.course import RateState, Rows
+from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.signals import Floats, Mask
 
 # The share of a change that is found again: all of it in plain sums, none in divided ones. What
@@ -74,6 +75,6 @@ def _leaps(rows: Rows) -> Iterator[tuple[float, float]]:
     chosen = np.linspace(0, len(edges) - 3, min(_MOST_CHANGES, len(edges) - 2)).astype(int)
     for at in chosen:
         begin, cut, end = (int(edge) for edge in edges[at : at + 3])
-        before = np.median(loss[max(begin, cut - _LEVEL_STEPS) : cut])
-        after = np.median(loss[cut : min(end, cut + _LEVEL_STEPS)])
+        before = median(loss[max(begin, cut - _LEVEL_STEPS) : cut])
+        after = median(loss[cut : min(end, cut + _LEVEL_STEPS)])
         yield float(np.log(count[cut] / count[cut - 1])), float(np.log(after) - np.log(before))
