@@ -76,15 +76,16 @@ class _Cards:
             lane = self._lanes.setdefault(rank, Lane("time_ns"))
             if not lane.show(run.read(Table.DEVICES, columns=DEVICE_COLUMNS, rank=rank)):
                 return False
-            final = lane.take(max(0, len(lane.steps) - _OPEN_DEVICE_ROWS))
-            self.settled = self.settled.fold(rank, final)
+            if (final := len(lane.steps) - _OPEN_DEVICE_ROWS) > 0:
+                self.settled = self.settled.fold(rank, lane.take(final))
         return True
 
     def course(self) -> DeviceCourse:
         """What all rows say."""
         course = self.settled
         for rank, lane in self._lanes.items():
-            course = course.fold(rank, lane.next_rows(len(lane.steps)))
+            if count := len(lane.steps):
+                course = course.fold(rank, lane.next_rows(count))
         return course
 
 

@@ -66,7 +66,7 @@ class Lane:
         if rows.num_rows < self.taken:
             return False
         known = min(self.taken, 1)  # the last row that was taken says whether it is in its place
-        steps = steps_of(rows.select([self.key]).slice(self.taken - known), self.key)
+        steps = steps_of(rows, self.key, self.taken - known)
         if known and self.last_step != steps[0]:
             return False
         self.shown, self.steps = rows, steps[known:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from ampwatch.diagnosis.findings import Action, Advice
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.attribution import CLEAR_LINE, Attribution, Cause
 from ampwatch.diagnosis.learning_rate.bands import noise_of, trailing_medians
-from ampwatch.diagnosis.learning_rate.course import RateState
+from ampwatch.diagnosis.learning_rate.course import RateState, Rows
 from ampwatch.diagnosis.learning_rate.estimate import Estimate, times_text
 from ampwatch.diagnosis.learning_rate.family import Family
 from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
@@ -78,7 +79,7 @@ def _calm(state: RateState, seen: Judgement) -> Advice:
     doubt = _doubt(state, seen.attribution)
     if doubt is None:
         return _keep(state, seen, f"{calm}.")
-    update = _largest_first_update(state)
+    update = _largest_first_update(state.head)
     if update is not None and update[0] < constants.PROOF_RATIO:
         kept = _keep(state, seen, f"{calm}, but {doubt}.")
         return dataclasses.replace(kept, confidence=FEW_STEPS_CONFIDENCE)
@@ -109,9 +110,9 @@ def _doubt(state: RateState, idle: Attribution | None) -> str | None:
     return None if final <= best + lost else f"the loss stands at {final:.3g}, after {best:.3g}"
 
 
-def _largest_first_update(state: RateState) -> tuple[float, int] | None:
+@lru_cache(maxsize=4)  # from look to look the first rows are the same
+def _largest_first_update(rows: Rows) -> tuple[float, int] | None:
     """The largest of the first updates over the weights that it changed, and its step."""
-    rows = state.head
     early = rows.where(rows.accepted).part(0, constants.PROOF_STEPS)
     # Matrices that begin at zero (LoRA) are changed by more than they hold, without any harm.
     update = early.ratio if is_born_zero(rows) else np.fmax(early.ratio, early.of("max_ratio"))

@@ -27,14 +27,15 @@ def comparable(state: RateState) -> RateState:
     """The same state with losses that may be compared; as it is where the number never changes."""
     parts = (state.head, state.tail, state.points.rows)
     counts = np.concatenate([rows.of("micro_batches") for rows in parts])
-    if not len(np.unique(counts[_known(counts)])) > 1:
+    known = counts[_known(counts)]
+    if not len(known) or known.min() == known.max():
         return state
     share = _share_found_again(state)
     if share is None or share < _DIVIDED:
         return state
     if share > _SUMS:
         return state.with_column("loss", _a_micro_batch)
-    values, times = np.unique(counts[_known(counts)], return_counts=True)
+    values, times = np.unique(known, return_counts=True)
     usual = values[np.argmax(times)]  # of neither, only like is held against like
     return state.with_column(
         "loss", lambda rows: np.where(rows.of("micro_batches") == usual, rows.of("loss"), np.nan)

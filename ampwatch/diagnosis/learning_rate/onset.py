@@ -10,6 +10,7 @@ import enum
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -171,6 +172,7 @@ class _Start:
         return median(self.everything[-constants.FINAL_STEPS :])
 
 
+@lru_cache(maxsize=4)  # from look to look the first rows are the same
 def _start(rows: Rows) -> _Start | None:
     everything = known_of(rows.of("loss"))
     at = np.flatnonzero(np.isfinite(rows.part(0, constants.SCRATCH_STEPS).of("loss")))
