@@ -57,20 +57,29 @@ class Lane:
     restarts: int = 0
     last_step: int | None = None
     limit: int | None = None  # the last step that what was taken may hold
-    shown: pa.Table | None = None
+    rows: pa.Table | None = None  # as shown, from row number `first` on
+    first: int = 0
     steps: Integers = field(default_factory=lambda: _NONE)  # of the rows not taken yet
     anew: Integers = field(default_factory=lambda: _NONE)  # where among them steps begin anew
 
-    def show(self, rows: pa.Table) -> bool:
-        """Take up the table as it is now; False if a row has come among those already taken."""
-        if rows.num_rows < self.taken:
+    @property
+    def needed(self) -> int:
+        """The number of the last row that was taken: it and all after it are to be shown."""
+        return max(0, self.taken - 1)
+
+    def show(self, rows: pa.Table, first: int = 0) -> bool:
+        """Take up the table as it is now, from row number `first` on.
+
+        False if a row has come among those already taken.
+        """
+        if first + rows.num_rows < self.taken:
             return False
-        known = min(self.taken, 1)  # the last row that was taken says whether it is in its place
-        steps = steps_of(rows, self.key, self.taken - known)
+        known = self.taken - self.needed
+        steps = steps_of(rows, self.key, self.needed - first)
         if known and self.last_step != steps[0]:
             return False
-        self.shown, self.steps = rows, steps[known:]
-        steps = self.steps
+        self.rows, self.first = rows, first
+        self.steps = steps = steps[known:]
         if not len(steps):
             self.anew = _NONE
             return True
@@ -96,15 +105,15 @@ class Lane:
         again = step[1:] == step[:-1]
         if not again.any():
             return np.arange(len(step))
-        optimizer = numbers(self.next_rows(count).select(["optimizer"]), "optimizer")
+        optimizer = numbers(self.next_rows(count), "optimizer")
         # nan compares false: rows without an optimizer's number part by their step alone.
         again &= optimizer[1:] > optimizer[:-1]
         return np.concatenate(([0], np.flatnonzero(~again) + 1))
 
     def next_rows(self, count: int) -> pa.Table:
         """So many rows of those not taken yet."""
-        assert self.shown is not None
-        return self.shown.slice(self.taken, count)
+        assert self.rows is not None
+        return self.rows.slice(self.taken - self.first, count)
 
     def take(self, count: int, limit: int | None = None) -> pa.Table:
         """The next rows."""
