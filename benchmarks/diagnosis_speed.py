@@ -50,7 +50,8 @@ class MadeUpRun:
         self, table: Table, columns: Sequence[str] | None = None, rank: int | None = None
     ) -> pa.Table:
         rows = self.tables[table]
-        return rows.select([c for c in columns or rows.column_names if c in rows.column_names])
+        there = rows.column_names
+        return rows.select([name for name in columns or there if name in there])
 
     def up_to(self, step: int) -> MadeUpRun:
         def cut(rows: pa.Table) -> pa.Table:

@@ -18,6 +18,7 @@ from ampwatch.diagnosis.signals import (
     Mask,
     detail_of,
     flags,
+    in_one_piece,
     integers,
     known,
     numbers,
@@ -53,6 +54,7 @@ DEVICE_COLUMNS = (
     "time_ns", "device", "name", "capability", "utilisation",
     "allocated_bytes", "reserved_bytes", "peak_bytes", "used_bytes", "total_bytes",
 )  # fmt: skip
+_FEW = 8  # to look for each by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class LayerRows:
     numbers: Mapping[str, Floats]
     dtypes: Mapping[str, tuple[tuple[str, ...], Integers]]  # names, and which of them
     kinds: tuple[tuple[str, ...], Integers]  # the same of the modules' classes
-    weight_shapes: pa.ChunkedArray  # as it came: few rows of a block are asked for theirs
+    weight_shapes: pa.Array  # as it came: few rows of a block are asked for theirs
 
     def __len__(self) -> int:
         return len(self.step)
@@ -137,9 +139,12 @@ class Block:
 
     def entries_of(self, steps: Sequence[int]) -> Mask:
         """Which entries are of one of these steps."""
-        if not steps:  # as good as always, and `isin` is not cheap
-            return np.zeros(len(self), np.bool_)
-        return np.isin(self.step, steps)
+        if len(steps) > _FEW:
+            return np.isin(self.step, steps)
+        found = np.zeros(len(self), np.bool_)
+        for step in set(steps):  # `isin` is slow, and mostly there are none
+            found |= self.step == step
+        return found
 
     def at_step(self, steps: Integers) -> tuple[Integers, Mask]:
         """For each of these steps its entry in this block, and whether there is one."""
@@ -147,14 +152,14 @@ class Block:
 
 
 def _entries(step: Integers, steps: Integers) -> tuple[Integers, Mask]:
-    if not len(step):
+    if not (len(step) and len(steps)):
         return np.zeros(len(steps), np.int64), np.zeros(len(steps), np.bool_)
     at = np.minimum(np.searchsorted(step, steps), len(step) - 1)
     return at, np.asarray(step[at] == steps)
 
 
 def block_of(
-    rows: pa.Table,
+    table: pa.Table,
     firsts: Integers,
     start: int,
     *,
@@ -165,19 +170,19 @@ def block_of(
     next_row: pa.Table,
 ) -> Block:
     """A block out of its rows of each table; `firsts` says where each step begins."""
-    step, sampled, made = steps_of(rows)[firsts], _layer_rows(layers), _events(events)
-    columns = {name: numbers(rows, name)[firsts] for name in _STEP_NUMBERS}
+    rows = in_one_piece(table)
+    step, sampled, made = _at(steps_of(rows), firsts), _layer_rows(layers), _events(events)
+    columns = {name: _at(numbers(rows, name), firsts) for name in _STEP_NUMBERS}
     lasts = np.append(firsts[1:], rows.num_rows)[: len(firsts)] - 1
-    columns["scale_after"] = numbers(rows, "scale_after")[lasts]
+    columns["scale_after"] = _at(numbers(rows, "scale_after"), lasts)
     columns["loss"], loss_known = _worst_loss(rows, firsts)
-    weights_bad = known(rows, "param_norm") & ~np.isfinite(numbers(rows, "param_norm"))
     skips = flags(rows, "skipped")
     here = _fold(np.maximum, skips, firsts)
     update_seen = _fold(np.maximum, flags(rows, "update_seen"), firsts)
     ranks = {rank: _rank_rows(table) for rank, table in others.items()}
-    elsewhere = (np.isin(step, one.step[one.skipped == 1]) for one in ranks.values())
-    skipped = np.logical_or.reduce([here == 1, *elsewhere])
-    names, codes = texts(rows, "autocast_dtype")
+    skipped = here == 1
+    for one in ranks.values():
+        skipped |= np.isin(step, one.step[one.skipped == 1])
     return Block(
         start=start,
         step=step,
@@ -192,8 +197,7 @@ def block_of(
         left_out=(update_seen == 0) & _is_left_out(step, columns, loss_known, made),
         loss_known=loss_known,
         **_norms(rows, firsts),
-        param_norm_bad=_fold(np.logical_or, weights_bad, firsts),
-        autocast_dtypes=frozenset(names[code] for code in np.unique(codes) if code >= 0),
+        autocast_dtypes=_dtypes(rows),
         layers=sampled,
         layer_entries=_entries(step, sampled.step),
         events=made,
@@ -202,15 +206,29 @@ def block_of(
     )
 
 
-def _norms(rows: pa.Table, firsts: Integers) -> dict[str, Any]:
-    """What is known of each step's gradient norms: of the gradients, and as they were applied."""
+def _at(values: npt.NDArray[Any], rows: Integers) -> Any:
+    """One value a step; one row a step is the common case and costs nothing."""
+    return values if len(rows) == len(values) else values[rows]
+
+
+def _dtypes(rows: pa.RecordBatch) -> frozenset[str]:
+    names, codes = texts(rows, "autocast_dtype")
+    return (
+        frozenset(names[code] for code in np.unique(codes) if code >= 0) if names else frozenset()
+    )
+
+
+def _norms(rows: pa.RecordBatch, firsts: Integers) -> dict[str, Any]:
+    """What is known of each step's norms: of the gradients, also as applied, and the weights."""
     gradient, applied = numbers(rows, "grad_norm"), numbers(rows, "grad_norm_applied")
     norm_told, applied_told = known(rows, "grad_norm"), known(rows, "grad_norm_applied")
+    weights_bad = known(rows, "param_norm") & ~np.isfinite(numbers(rows, "param_norm"))
     cleared = (applied == 0) & (gradient != 0)
     zero = np.where(norm_told | applied_told, (gradient == 0) | cleared, -1).astype(np.int8)
     return {
-        "norm_known": norm_told[firsts],
-        "applied_bad": (applied_told & ~np.isfinite(applied))[firsts],
+        "norm_known": _at(norm_told, firsts),
+        "applied_bad": _at(applied_told & ~np.isfinite(applied), firsts),
+        "param_norm_bad": _fold(np.logical_or, weights_bad, firsts),
         "norm_zero": _any_not(zero, firsts),
         "norm_cleared": _fold(np.logical_or, cleared, firsts),
     }
@@ -220,13 +238,16 @@ def _is_left_out(
     step: Integers, columns: Mapping[str, Floats], loss_known: Mask, events: Sequence[Event]
 ) -> Mask:
     """Whether no optimizer had a turn, and the forward or the loss shows why."""
+    no_turn = np.isnan(columns["optimizer"])
+    if not no_turn.any():
+        return no_turn
     guarded = np.isin(step, [event.step for event in events if event.is_guarded])
     loss_bad = loss_known & ~np.isfinite(columns["loss"])
-    return np.asarray(np.isnan(columns["optimizer"]) & (loss_bad | guarded))
+    return np.asarray(no_turn & (loss_bad | guarded))
 
 
 def _fold(operation: np.ufunc, values: npt.NDArray[Any], firsts: Integers) -> Any:
-    """One value a step out of one a row; one row a step is the common case and costs nothing."""
+    """One value a step out of one a row."""
     if len(firsts) == len(values):
         return values
     return operation.reduceat(values, firsts)
@@ -234,13 +255,17 @@ def _fold(operation: np.ufunc, values: npt.NDArray[Any], firsts: Integers) -> An
 
 def _any_not(values: Flags, firsts: Integers) -> Flags:
     """0 if any row says no, else 1 if any says yes, else absent."""
+    if len(firsts) == len(values):
+        return values
     lowest = _fold(np.minimum, np.where(values < 0, np.int8(2), values), firsts)
     return np.asarray(np.where(lowest == 2, np.int8(-1), lowest))
 
 
-def _worst_loss(rows: pa.Table, firsts: Integers) -> tuple[Floats, Mask]:
+def _worst_loss(rows: pa.RecordBatch, firsts: Integers) -> tuple[Floats, Mask]:
     """Each step's loss, and where it is known: the first row's, or one that is not finite."""
     loss, has_loss = numbers(rows, "loss"), known(rows, "loss")
+    if len(firsts) == len(loss):
+        return loss, has_loss
     value, is_known = loss[firsts], has_loss[firsts]
     bad = np.flatnonzero(has_loss & ~np.isfinite(loss))
     owners = np.searchsorted(firsts, bad, side="right") - 1
@@ -248,7 +273,8 @@ def _worst_loss(rows: pa.Table, firsts: Integers) -> tuple[Floats, Mask]:
     return value, is_known
 
 
-def _rank_rows(rows: pa.Table) -> RankRows:
+def _rank_rows(table: pa.Table) -> RankRows:
+    rows = in_one_piece(table)
     return RankRows(
         step=steps_of(rows),
         time_ns=integers(rows, "time_ns", 0),
@@ -258,7 +284,10 @@ def _rank_rows(rows: pa.Table) -> RankRows:
     )
 
 
-def _layer_rows(rows: pa.Table) -> LayerRows:
+def _layer_rows(table: pa.Table) -> LayerRows:
+    if not table.num_rows:
+        return _NO_LAYERS
+    rows = in_one_piece(table)
     names, layer = texts(rows, "layer")
     return LayerRows(
         step=steps_of(rows),
@@ -273,7 +302,22 @@ def _layer_rows(rows: pa.Table) -> LayerRows:
     )
 
 
+_NO_LAYERS = LayerRows(
+    step=np.zeros(0, np.int64),
+    rank=np.zeros(0, np.int64),
+    names=(),
+    layer=np.zeros(0, np.int64),
+    flags=dict.fromkeys(_LAYER_FLAGS, np.zeros(0, np.int8)),
+    numbers=dict.fromkeys(_LAYER_NUMBERS, np.zeros(0)),
+    dtypes=dict.fromkeys(_LAYER_DTYPES, ((), np.zeros(0, np.int64))),
+    kinds=((), np.zeros(0, np.int64)),
+    weight_shapes=pa.nulls(0),
+)
+
+
 def _events(rows: pa.Table) -> tuple[Event, ...]:
+    if not rows.num_rows:
+        return ()
     step, rank = steps_of(rows).tolist(), integers(rows, "rank", 0).tolist()
     kinds, details = (rows.column(name).to_pylist() for name in ("kind", "detail"))
     return tuple(

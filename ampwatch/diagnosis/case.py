@@ -16,6 +16,7 @@ from ampwatch.diagnosis import learning_rate, policy
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.device_course import DeviceCourse
 from ampwatch.diagnosis.episodes import Fall, Span
+from ampwatch.diagnosis.findings import Advice
 from ampwatch.diagnosis.joint_overflows import Origin, origins
 from ampwatch.diagnosis.layer_course import LayerCourse
 from ampwatch.diagnosis.ledger import Ledger
@@ -177,6 +178,11 @@ class Case:
     def judgement(self) -> learning_rate.Judgement:
         """What is known of the learning rate; made once, when a rule first asks."""
         return learning_rate.judge_rate(self.rate)
+
+    @cached_property
+    def rate_advice(self) -> Advice:
+        """What the rate's own numbers advise, before any finding is asked."""
+        return learning_rate.advise(self.rate, self.judgement)
 
     @property
     def loop_stopped(self) -> bool:

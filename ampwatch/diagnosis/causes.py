@@ -71,7 +71,7 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
         told = "any step was accepted" if case.is_searching else "it shows any course"
         return Advice(Action.UNKNOWN, f"The record ends before {told}.")
     seen = case.judgement
-    advice = learning_rate.advise(case.rate, seen)
+    advice = case.rate_advice
     causes = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]
     named = next((f for f in causes if _TIES[f.code].excludes_rate(case, f)), None)
     if named is not None and not any(f.code in RATE for f in causes):

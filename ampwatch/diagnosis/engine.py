@@ -80,15 +80,16 @@ class _Cards:
             shown = rows.read(Table.DEVICES, DEVICE_COLUMNS, rank, first)
             if rows.is_overtaken or not lane.show(shown, first):
                 return False
-            final = lane.take(max(0, len(lane.steps) - _OPEN_DEVICE_ROWS))
-            self.settled = self.settled.fold(rank, final)
+            if (final := len(lane.steps) - _OPEN_DEVICE_ROWS) > 0:
+                self.settled = self.settled.fold(rank, lane.take(final))
         return True
 
     def course(self) -> DeviceCourse:
         """What all rows say."""
         course = self.settled
         for rank, lane in self._lanes.items():
-            course = course.fold(rank, lane.rows)
+            if count := len(lane.steps):
+                course = course.fold(rank, lane.next_rows(count))
         return course
 
 
@@ -155,6 +156,8 @@ class Engine:
                 self._recent.cutter.block_rows = max(1, self._block_rows // _PARTS)
             self._recent.fold_settled(self._settled_rows // _PARTS, self._patience_rows)
             last = self._recent.copy()
+            # What a block costs hardly depends on its rows, so the last ones are one.
+            last.cutter.block_rows = self._block_rows
             while last.fold_next():
                 pass
             last.case.fold(last.cutter.rest())

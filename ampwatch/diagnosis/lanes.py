@@ -64,8 +64,9 @@ class Lane:
     restarts: int = 0
     last_step: int | None = None
     limit: int | None = None  # the last step that what was taken may hold
-    rows: pa.Table | None = None  # those not taken yet
-    steps: Integers = field(default_factory=lambda: _NONE)
+    rows: pa.Table | None = None  # as shown, from row number `first` on
+    first: int = 0
+    steps: Integers = field(default_factory=lambda: _NONE)  # of the rows not taken yet
     anew: Integers = field(default_factory=lambda: _NONE)  # where among them steps begin anew
 
     @property
@@ -74,16 +75,18 @@ class Lane:
         return max(0, self.taken - 1)
 
     def show(self, rows: pa.Table, first: int = 0) -> bool:
-        """Take up the table as it is now, from row number `first` on; False if a row has come
-        among those already taken.
+        """Take up the table as it is now, from row number `first` on.
+
+        False if a row has come among those already taken.
         """
-        taken = self.taken - first
-        if rows.num_rows < taken:
+        if first + rows.num_rows < self.taken:
             return False
-        if self.taken and self.last_step != steps_of(rows.slice(taken - 1, 1), self.key)[0]:
+        known = self.taken - self.needed
+        steps = steps_of(rows, self.key, self.needed - first)
+        if known and self.last_step != steps[0]:
             return False
-        self.rows = rows.slice(taken)
-        self.steps = steps = steps_of(self.rows, self.key)
+        self.rows, self.first = rows, first
+        self.steps = steps = steps[known:]
         if not len(steps):
             self.anew = _NONE
             return True
@@ -104,17 +107,24 @@ class Lane:
     def first_rows(self, count: int) -> Integers:
         """Where each step begins in the next rows: several optimizers write a row each for one."""
         step = self.steps[:count]
-        if not len(step) or self.rows is None:
+        if not len(step):
             return _NONE
-        optimizer = numbers(self.rows.slice(0, count), "optimizer")
+        again = step[1:] == step[:-1]
+        if not again.any():
+            return np.arange(len(step))
+        optimizer = numbers(self.next_rows(count), "optimizer")
         # nan compares false: rows without an optimizer's number part by their step alone.
-        again = (step[1:] == step[:-1]) & (optimizer[1:] > optimizer[:-1])
+        again &= optimizer[1:] > optimizer[:-1]
         return np.concatenate(([0], np.flatnonzero(~again) + 1))
+
+    def next_rows(self, count: int) -> pa.Table:
+        """So many rows of those not taken yet."""
+        assert self.rows is not None
+        return self.rows.slice(self.taken - self.first, count)
 
     def take(self, count: int, limit: int | None = None) -> pa.Table:
         """The next rows."""
-        assert self.rows is not None
-        taken, self.rows, self.limit = self.rows.slice(0, count), self.rows.slice(count), limit
+        taken, self.limit = self.next_rows(count), limit
         if count:
             self.last_step = int(self.steps[count - 1])
             self.steps = self.steps[count:]
@@ -195,7 +205,6 @@ class Cutter:
                 count = len(lane.steps) if limit is None else lane.reach(limit, spine.restarts)
                 parts[key] = lane.take(count, limit)
         start, self.entries = self.entries, self.entries + len(firsts)
-        assert spine.rows is not None
         return block_of(
             rows,
             firsts,
@@ -204,5 +213,5 @@ class Cutter:
             layers=parts.pop(Table.LAYERS),
             events=parts.pop(Table.EVENTS),
             others={int(key): table for key, table in parts.items()},
-            next_row=spine.rows.slice(0, 0 if 0 in spine.anew else 1),
+            next_row=spine.next_rows(0 if 0 in spine.anew else 1),
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.signals import Floats, Integers
 
 # The recent past: long enough for quartiles, short enough to follow a loss that falls.
@@ -83,7 +84,7 @@ def left_band(
     usual, found = past[(past > 0) & np.isfinite(past)], now[now > 0]
     if len(usual) < LEAST_PAST or not len(found):
         return None
-    middle = float(np.median(usual))
-    spread = 1.4826 * float(np.median(np.abs(np.log(usual / middle))))
+    middle = median(usual)
+    spread = 1.4826 * median(np.abs(np.log(usual / middle)))
     line = middle * max(times, math.exp(min(deviations * spread, 50.0)))
     return bool((found > line).sum() >= min(least, len(found)))

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.loss_band import LEAST_PAST, ROUNDED, WINDOW, Band, bands_of, left_band
+from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.signals import Floats, Mask
 from ampwatch.rows import LR_LEAP
 
@@ -177,7 +180,7 @@ class Rise:
 
     def stands(self, last: Floats) -> bool:
         """Whether these last losses are still far out of its band, and not on their way back."""
-        now = float(np.median(last[-_NOW:]))
+        now = median(last[-_NOW:])
         if self.entries + self.back < _STANDS or self.band.height(now) < TELLING:
             return False
         if not self.gave_back(last):
@@ -188,12 +191,12 @@ class Rise:
     def _falls(self, losses: Floats) -> bool:
         """Whether the later half of these losses is lower, beyond the noise of a median."""
         half = len(losses) // 2
-        fall = float(np.median(losses[:half]) - np.median(losses[half:]))
+        fall = median(losses[:half]) - median(losses[half:])
         return fall > 3 * 1.25 * float(self.band.spread) / math.sqrt(half)
 
     def gave_back(self, last: Floats) -> bool:
         """Whether these last losses have come down from what it began with."""
-        now, top = float(np.median(last[-_NOW:])), float(np.median(self.first[:, 0]))
+        now, top = median(last[-_NOW:]), median(self.first[:, 0])
         return now - self.level < (1 - _DESCENT) * (top - self.level)
 
 
@@ -246,7 +249,7 @@ class Octave:
         return 2 * self.grown > self.count and below.steps <= self.steps
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: cached_property keeps its values in __dict__
 class Tally:
     """Rises by the octave of their height."""
 
@@ -268,24 +271,26 @@ class Tally:
     @property
     def apart(self) -> Octave:
         """All rises that are high and stand apart from the ordinary ones; none where none do."""
-        return self._from(self._first_apart)
+        return self._and_higher[self._first_apart]
 
     def apart_beside(self, leaps: Tally) -> Octave:
         """The same, unless leaps of one step are as high and far more: then they are noise."""
-        noise = leaps._from(self._first_apart).steps
-        return self.apart if noise <= _NOISE_SHARE * self.apart.steps else Octave()
+        apart, noise = self.apart, leaps._and_higher[self._first_apart].steps
+        return apart if noise <= _NOISE_SHARE * apart.steps else Octave()
 
     def tells(self, rise: Rise) -> bool:
         """Whether rises of this height stand apart, this one among them."""
         return rise.octave >= self.and_one(rise)._first_apart
 
-    def _from(self, octave: int) -> Octave:
-        return sum(self.octaves[octave:], Octave())
+    @cached_property
+    def _and_higher(self) -> Sequence[Octave]:
+        """Each octave's rises and those of all higher ones."""
+        return list(accumulate((Octave(), *self.octaves[::-1]), lambda sum_, one: one + sum_))[::-1]
 
-    @property
+    @cached_property
     def _first_apart(self) -> int:
         for at in range(int(math.log2(TELLING)), _OCTAVES):
-            if self._from(at).stands_above(self.octaves[at - 1]):
+            if self._and_higher[at].stands_above(self.octaves[at - 1]):
                 return at
         return _OCTAVES
 
@@ -378,11 +383,11 @@ class LossSpikes:
         columns = block.columns
         position = np.arange(block.start, block.start + len(block))
         own = {"step": block.step, "skipped": block.skipped, "position": position}
-        rows = np.column_stack(
-            [own[name] if name in own else columns[name] for name in _COLUMNS]
-        ).astype(np.float64)
+        told = [own[name] if name in own else columns[name] for name in _COLUMNS]
+        rows = np.array(told, np.float64).T
         known = np.isfinite(rows[:, 0])
-        owner = np.nan_to_num(columns["optimizer"], nan=-1.0).astype(np.int64)
+        number = columns["optimizer"]
+        owner = np.where(np.isnan(number), -1.0, number).astype(np.int64)
         made = dict(self.series)
         for key in sorted(set(owner[known].tolist())):
             if key in made or len(made) < _MOST_SERIES:
@@ -395,7 +400,8 @@ class LossSpikes:
 
     def of(self, kind: Kind) -> Tally:
         """The rises of this kind, of all series."""
-        return sum((one.tallies[kind] for one in self.series.values()), Tally())
+        tallies = [one.tallies[kind] for one in self.series.values()]
+        return sum(tallies[1:], tallies[0]) if tallies else Tally()
 
     @property
     def standing(self) -> Rise | None:

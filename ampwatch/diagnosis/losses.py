@@ -6,6 +6,7 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.learning_rate import RateState
+from ampwatch.diagnosis.medians import median
 
 
 def fell_on(rate: RateState, first_step: int, end_step: int) -> bool:
@@ -17,4 +18,4 @@ def fell_on(rate: RateState, first_step: int, end_step: int) -> bool:
     before, after = loss[known & (step < first_step)], loss[known & (step > end_step)]
     if not len(before) or len(after) < policy.LOSS_LINES:
         return False
-    return bool(np.median(after[-policy.LOSS_LINES :]) < before.min())
+    return bool(median(after[-policy.LOSS_LINES :]) < before.min())

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-import numpy as np
-
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.signals import Event, Integers, Mask
 
@@ -40,7 +38,7 @@ class Times:
 
     def and_where(self, mask: Mask, block: Block) -> Times:
         """Seen again at these entries of a block."""
-        return self.and_entries(np.flatnonzero(mask), block.step, block.start)
+        return self.and_entries(mask.nonzero()[0], block.step, block.start)
 
     def joined(self, other: Times) -> Times:
         """Both together."""

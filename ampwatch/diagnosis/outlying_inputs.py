@@ -9,6 +9,7 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.learning_rate import Rows
+from ampwatch.diagnosis.medians import median_of_known
 from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.signals import Floats
 
@@ -112,5 +113,4 @@ def _is_calm(after: Rows, past: Rows, outlier: Outlier) -> bool:
 
 def _median(values: Floats) -> float:
     """Of the known ones; nan where they are few."""
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) >= _LEAST else float("nan")
+    return median_of_known(values, _LEAST)

@@ -34,6 +34,8 @@ class PrecisionCourse:
     def fold(self, block: Block) -> PrecisionCourse:
         """The course with a block more."""
         rows = block.layers
+        if not len(rows):
+            return self
         norms = self.batch_norms
         norms |= _batch_norms(rows) if len(norms) < MOST_LAYERS else frozenset()
         names, codes = rows.dtypes["output_dtype"]

@@ -79,8 +79,7 @@ class RateSetup:
 
     def shown(self, *, stopped: bool = False) -> Setup:
         """As the advice reads it."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.nan_to_num(self.ratio_sums / self.ratio_counts)
+        ratio = self.ratio_sums / np.maximum(self.ratio_counts, 1)
         groups, elements = self._groups, self.first.get("elements")
         return Setup(
             groups=tuple(_group(self.first, group) for group in groups),

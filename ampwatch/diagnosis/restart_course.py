@@ -16,6 +16,7 @@ import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.learning_rate import RateState, Rows
+from ampwatch.diagnosis.medians import known_of, median_of_known
 from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.signals import Floats
 from ampwatch.rows import EventKind
@@ -205,12 +206,11 @@ def _counts_differ(one: _Restart, after: Rows) -> bool:
 def _medians(name: str, windows: Sequence[Rows]) -> Floats:
     """Each window's median, where it is known."""
     values = np.array([_median(name, rows) for rows in windows])
-    return np.asarray(values[np.isfinite(values)])
+    return known_of(values)
 
 
 def _median(name: str, rows: Rows) -> float:
     """Of accepted steps; nan where it is not recorded."""
     rows = rows.where(rows.accepted) if len(rows) > 1 else rows
     values = rows.ratio if name == "update" else rows.of(name)
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else float("nan")
+    return median_of_known(values)

@@ -43,9 +43,9 @@ class RoundingCourse:
         """The course with a block more."""
         # Masters and sums may be made anew from the weights where steps begin anew.
         course = replace(self, spacings=0.0, last_step=None) if block.restart else self
-        figures = np.column_stack([block.columns[name] for name in _COLUMNS])
-        for at in np.flatnonzero(np.isfinite(figures).all(axis=1)).tolist():
-            course = course._with(RoundingSample(int(block.step[at]), *figures[at].tolist()))
+        figures = np.array([block.columns[name] for name in _COLUMNS])
+        for at in np.isfinite(figures).all(axis=0).nonzero()[0].tolist():
+            course = course._with(RoundingSample(int(block.step[at]), *figures[:, at].tolist()))
         return course
 
     def _with(self, sample: RoundingSample) -> RoundingCourse:

@@ -128,7 +128,7 @@ class Told:
         """Of a block that holds entries; a step that does not come after the last counts one."""
         scale, after = block.columns["scale"], block.columns["scale_after"]
         last_step = block.step[0] - 1 if lead.last_step is None else lead.last_step
-        apart = np.maximum(np.diff(block.step, prepend=last_step), 1)
+        apart = np.maximum(block.step - _shifted(last_step, block.step), 1)
         both = filled_from(np.column_stack([scale, after]).ravel(), lead.known)
         latest = filled_from(np.where(np.isnan(after), scale, after), lead.known)
         events = [event.step for event in block.events if event.kind == EventKind.SCALE_SET.value]
@@ -171,15 +171,16 @@ def segments_of(
     # A run that is begun once more has lost nothing.
     leaps = {at: leap for at, leap in leaps.items() if block.step[at] > first_step + 1}
     resets = {**leaps, **_resets(told, scaler)}
-    after = block.columns["scale_after"]
-    tried = np.where(_have_grown(told, scaler), after / scaler.backoff_factor, told.begun)
+    after, tried = block.columns["scale_after"], told.begun
+    if (grown := _have_grown(told, scaler)).any():
+        tried = np.where(grown, after / scaler.backoff_factor, tried)
     following = np.append(block.columns["scale"][1:], block.next_scale)
     after = np.where(np.isnan(after), following, after)
     after = np.where(np.isnan(after), tried, after)
     before = _shifted(told.lead.scale, tried)
     cut = (tried != before) & ~(np.isnan(tried) & np.isnan(before))
     cut |= (block.skipped != told.skipped_before) | (block.skipped & (told.unseen > 0))
-    cut |= np.diff(block.left_out, prepend=block.left_out[0])
+    cut[1:] |= block.left_out[1:] != block.left_out[:-1]
     cut[[0, *resets]] = True
     begin = np.flatnonzero(cut)
     end = np.append(begin[1:], len(cut))
@@ -197,6 +198,8 @@ def _have_grown(told: Told, scaler: Scaler) -> Mask:
 
     At its floor it cannot fall, and with hysteresis the first overflow leaves it where it is.
     """
+    if not told.block.skipped.any():
+        return told.block.skipped
     after = told.block.columns["scale_after"]
     must_fall = ~told.skipped_before & (after > (scaler.floor or 0.0)) & (scaler.hysteresis == 1)
     unlowered = (after > told.begun) | (must_fall & (after == told.begun))
@@ -211,6 +214,8 @@ def _resets(told: Told, scaler: Scaler) -> Mapping[int, Reset]:
         return {}
     jumped = (scale == initial) & (expected != initial) & ~np.isnan(expected)
     jumped |= np.isnan(scale) & ~told.block.skipped & (after == initial) & (expected < initial)
+    if not (jumped.any() or told.set_before.any()):
+        return {}
     jumped &= ~told.may_have_grown(expected, initial, scaler) & ~told.set_here & ~told.set_before
     # Set by hand it is a decision, unless it goes so far back that a search is lost, and overflows.
     by_hand = told.set_before & (scale == initial) & told.block.skipped
@@ -228,6 +233,8 @@ def _leaps(told: Told, scaler: Scaler, begun_with: float) -> Mapping[int, Reset]
     is told, the leap itself is a reset.)
     """
     block, after = told.block, told.block.columns["scale_after"]
+    if not block.skipped.any():
+        return {}
     within = np.isnan(block.columns["scale"]) & (after > told.begun)
     entered = ~told.skipped_before & (scaler.initial is None)
     low, high = np.where(within, told.begun, told.began), np.where(within, after, told.begun)
@@ -247,5 +254,8 @@ def _shifted(before: Any, values: Any) -> Any:
 def filled_from(values: Floats, before: float) -> Floats:
     """Unknown entries take the last known value, so that a gap is no change."""
     joined = np.concatenate(([before], values))
-    at = np.maximum.accumulate(np.where(np.isnan(joined), 0, np.arange(len(joined))))
+    unknown = np.isnan(joined)
+    if not unknown[1:].any():
+        return values
+    at = np.maximum.accumulate(np.where(unknown, 0, np.arange(len(joined))))
     return np.asarray(joined[at][1:])

@@ -17,12 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ampwatch.rows import EventKind, Table
-from ampwatch.store.columns import joined, raw, unpacked, valid
+from ampwatch.store.columns import Column, joined, raw, unpacked, valid
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.int8]
 Mask: TypeAlias = npt.NDArray[np.bool_]
+ArrowRows: TypeAlias = "pa.Table | pa.RecordBatch"
 
 
 class Info(Protocol):
@@ -148,16 +149,27 @@ def positive(value: Any) -> float | None:
     return float(value) if value > 0 else None
 
 
-def numbers(rows: pa.Table, name: str) -> Floats:
+def in_one_piece(rows: pa.Table) -> pa.RecordBatch:
+    """The same rows, each column one array: asking a table for a column's array is slow."""
+    batches = rows.to_batches()
+    if len(batches) == 1:
+        return batches[0]
+    if not rows.num_rows:
+        return pa.RecordBatch.from_pylist([], rows.schema)
+    return rows.unify_dictionaries().combine_chunks().to_batches()[0]
+
+
+def numbers(rows: ArrowRows, name: str) -> Floats:
     """A column as float64, nan where absent."""
     return _values(rows, name, np.float64(np.nan))
 
 
-def steps_of(rows: pa.Table, name: str = "step") -> Integers:
-    """The steps (or times); a row without one takes that of the row before it."""
-    array = _array(rows, name)
-    if array is None:
-        return np.zeros(rows.num_rows, np.int64)
+def steps_of(rows: ArrowRows, name: str = "step", begin: int = 0) -> Integers:
+    """The steps (or times) from a row on; a row without one takes that of the row before it."""
+    column = _column(rows, name)
+    if column is None or begin == rows.num_rows:
+        return np.zeros(rows.num_rows - begin, np.int64)
+    array = joined(column.slice(begin))
     values = _plain(array).astype(np.int64, copy=False)
     if not array.null_count:
         return values
@@ -166,41 +178,41 @@ def steps_of(rows: pa.Table, name: str = "step") -> Integers:
     return np.asarray(np.where(there[latest], values[latest], 0))
 
 
-def integers(rows: pa.Table, name: str, absent: int = -1) -> Integers:
+def integers(rows: ArrowRows, name: str, absent: int = -1) -> Integers:
     """A column as int64, with a number for what is absent."""
     return _values(rows, name, np.int64(absent))
 
 
-def known(rows: pa.Table, name: str) -> Mask:
+def known(rows: ArrowRows, name: str) -> Mask:
     """Where a column is not absent."""
     array = _array(rows, name)
     return np.zeros(rows.num_rows, np.bool_) if array is None else valid(array)
 
 
-def flags(rows: pa.Table, name: str) -> Flags:
+def flags(rows: ArrowRows, name: str) -> Flags:
     """A column of truths as 1, 0, and -1 where absent."""
     return _values(rows, name, np.int8(-1))
 
 
-def texts(rows: pa.Table, name: str) -> tuple[tuple[str, ...], Integers]:
+def texts(rows: ArrowRows, name: str) -> tuple[tuple[str, ...], Integers]:
     """The different texts of a column, and for each row which of them, -1 where absent."""
     column = _column(rows, name)
     if column is None or not rows.num_rows:
         return (), np.full(rows.num_rows, -1, np.int64)
     if not pa.types.is_dictionary(column.type):
         column = pc.dictionary_encode(column)
-    array = joined(column.unify_dictionaries())
+    array = joined(column if isinstance(column, pa.Array) else column.unify_dictionaries())
     return tuple(array.dictionary.to_pylist()), _filled(array.indices, np.int64(-1))
 
 
-def _column(rows: pa.Table, name: str) -> pa.ChunkedArray | None:
+def _column(rows: ArrowRows, name: str) -> Column | None:
     """A column, None if it is absent in every row."""
     at = rows.schema.get_field_index(name)
     column = rows.column(at) if at >= 0 else None
     return None if column is None or pa.types.is_null(column.type) else column
 
 
-def _array(rows: pa.Table, name: str) -> pa.Array | None:
+def _array(rows: ArrowRows, name: str) -> pa.Array | None:
     column = _column(rows, name)
     return None if column is None else joined(column)
 
@@ -218,7 +230,7 @@ def _plain(array: pa.Array) -> npt.NDArray[Any]:
     return raw(pc.cast(array, pa.float64(), safe=False))
 
 
-def _values(rows: pa.Table, name: str, absent: np.generic) -> npt.NDArray[Any]:
+def _values(rows: ArrowRows, name: str, absent: np.generic) -> npt.NDArray[Any]:
     """A column as an array of this value's type, and this value where it is absent."""
     array = _array(rows, name)
     if array is None or array.null_count == len(array):  # most columns of most logs

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from ampwatch.diagnosis.findings import Action, Advice
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.attribution import CLEAR_LINE, Attribution, Cause
-from ampwatch.diagnosis.learning_rate.bands import known_of, noise_of, trailing_medians
-from ampwatch.diagnosis.learning_rate.course import RateState
+from ampwatch.diagnosis.learning_rate.bands import noise_of, trailing_medians
+from ampwatch.diagnosis.learning_rate.course import RateState, Rows
 from ampwatch.diagnosis.learning_rate.estimate import Bounds, Estimate, times_text
 from ampwatch.diagnosis.learning_rate.family import Family
 from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
@@ -20,6 +21,7 @@ from ampwatch.diagnosis.learning_rate.micro_batches import micro_batches
 from ampwatch.diagnosis.learning_rate.onset import Sign
 from ampwatch.diagnosis.learning_rate.scene import Scene, Warmup
 from ampwatch.diagnosis.learning_rate.signs import is_born_zero
+from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.words import count_text
 
 # Late: what large runs did (x0.9 and x0.67 OPT, x0.5 BLOOM 104B, x0.89 icefall).
@@ -79,7 +81,7 @@ def _calm(state: RateState, seen: Judgement) -> Advice:
     doubt = _doubt(state, seen.attribution)
     if doubt is None:
         return _keep(state, seen, f"{calm}.")
-    update = _largest_first_update(state)
+    update = _largest_first_update(state.head)
     if update is not None and update[0] < constants.PROOF_RATIO:
         kept = _keep(state, seen, f"{calm}, but {doubt}.")
         return dataclasses.replace(kept, confidence=FEW_STEPS_CONFIDENCE)
@@ -96,7 +98,7 @@ def _doubt(state: RateState, idle: Attribution | None) -> str | None:
     head, tail = known_of(state.head.of("loss")), known_of(state.tail.of("loss"))
     if state.setup.several_optimizers or not len(head) or not len(tail):
         return None
-    first, final = float(head[0]), float(np.median(tail[-constants.FINAL_STEPS :]))
+    first, final = float(head[0]), median(tail[-constants.FINAL_STEPS :])
     least = min(float(head.min()), float(tail.min()))
     # Losses that begin deep in a run show a part of its course, in which little is left to fall.
     begin = state.head.of("step")[np.isfinite(state.head.of("loss"))][0]
@@ -110,9 +112,9 @@ def _doubt(state: RateState, idle: Attribution | None) -> str | None:
     return None if final <= best + lost else f"the loss stands at {final:.3g}, after {best:.3g}"
 
 
-def _largest_first_update(state: RateState) -> tuple[float, int] | None:
+@lru_cache(maxsize=4)  # from look to look the first rows are the same
+def _largest_first_update(rows: Rows) -> tuple[float, int] | None:
     """The largest of the first updates over the weights that it changed, and its step."""
-    rows = state.head
     early = rows.where(rows.accepted).part(0, constants.PROOF_STEPS)
     # Matrices that begin at zero (LoRA) are changed by more than they hold, without any harm.
     update = early.ratio if is_born_zero(rows) else np.fmax(early.ratio, early.of("max_ratio"))

@@ -13,9 +13,9 @@ from __future__ import annotations
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.bands import known_of
 from ampwatch.diagnosis.learning_rate.course import Group, RateState, Rows
 from ampwatch.diagnosis.learning_rate.scene import PEAK_SHARE
+from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.signals import Floats
 
 DECAY_SHARE = 0.1  # of an update; beyond, decay makes updates alike whatever the gradients do
@@ -32,7 +32,7 @@ def alignment_at_the_end(state: RateState) -> float | None:
     values = alignment_after(rows, setup.groups[setup.lead_group])
     warm = rows.accepted & ~(rows.of("lr") < PEAK_SHARE * rows.of("lr_base"))
     known = known_of(values[warm])[-constants.RAISE_STEPS :]
-    return float(np.median(known)) if len(known) == constants.RAISE_STEPS else None
+    return median(known) if len(known) == constants.RAISE_STEPS else None
 
 
 def alignment_after(rows: Rows, group: Group) -> Floats:
@@ -59,5 +59,5 @@ def _learns(rows: Rows) -> bool:
     known, part = known_of(rows.of("loss")), constants.FINAL_STEPS
     if len(known) < constants.NO_LEARNING_STEPS:
         return False
-    begin, end = float(np.median(known[:part])), float(np.median(known[-part:]))
+    begin, end = median(known[:part]), median(known[-part:])
     return begin - end > (1 - constants.NO_LEARNING) * abs(begin)

@@ -9,13 +9,15 @@ from ampwatch.diagnosis.learning_rate.constants import (
     MEDIAN_STEPS,
     ROBUST_DEVIATIONS,
 )
+from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.signals import Floats
 
 
 def deviation(values: Floats) -> float:
     """A robust standard deviation, never quite zero."""
-    middle = np.asarray(np.median(values))
-    return float(never_zero(1.4826 * np.median(np.abs(values - middle)), middle))
+    middle = median(values)
+    spread = 1.4826 * median(np.abs(values - middle))
+    return float(never_zero(np.asarray(spread), np.asarray(middle)))
 
 
 def never_zero(spread: Floats, middle: Floats) -> Floats:
@@ -25,7 +27,7 @@ def never_zero(spread: Floats, middle: Floats) -> Floats:
 
 def edge_of(usual: Floats) -> float:
     """Up to where numbers are as usual: twice their median, or more where they are noisy."""
-    middle = float(np.median(usual))
+    middle = median(usual)
     return max(BAND_FACTOR * middle, middle + ROBUST_DEVIATIONS * deviation(usual))
 
 
@@ -33,7 +35,7 @@ def noise_of(loss: Floats) -> float:
     """The loss's noise from step to step, its course left out."""
     if len(loss) < 3:
         return 0.0
-    return 1.4826 * float(np.median(np.abs(np.diff(loss)))) / float(np.sqrt(2))
+    return 1.4826 * median(np.abs(np.diff(loss))) / float(np.sqrt(2))
 
 
 def calm_noise(loss: Floats) -> float:
@@ -50,8 +52,3 @@ def trailing_medians(loss: Floats, size: int = MEDIAN_STEPS) -> Floats:
     ordered = np.sort(np.lib.stride_tricks.sliding_window_view(padded, size), axis=1)
     known, rows = np.minimum(np.arange(len(loss)) + 1, size), np.arange(len(loss))
     return np.asarray((ordered[rows, (known - 1) // 2] + ordered[rows, known // 2]) / 2)
-
-
-def known_of(values: Floats) -> Floats:
-    """The numbers without those that are absent."""
-    return values[np.isfinite(values)]

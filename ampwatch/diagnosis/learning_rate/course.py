@@ -26,7 +26,7 @@ FLAGS = ("skipped", "loss_bad", "forward_bad")
 _AT = {name: position for position, name in enumerate(COLUMNS)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)  # no slots: cached_property keeps its values in __dict__
 class Rows:
     """Steps in order, or cells of the history: a column of numbers for each name."""
 
@@ -53,7 +53,7 @@ class Rows:
         values[:, _AT[name]] = column
         return Rows(values)
 
-    @property
+    @cached_property
     def accepted(self) -> Mask:
         """Which rows stand for an update that was made."""
         return np.asarray(self.of("skipped") == 0)
@@ -63,7 +63,7 @@ class Rows:
         """Which rows have a rate that moves weights; one that is unknown may."""
         return np.asarray(self.of("lr") != 0)
 
-    @property
+    @cached_property
     def ratio(self) -> Floats:
         """The update's norm over the weights'."""
         with np.errstate(all="ignore"):
@@ -81,7 +81,7 @@ def rows_of(**columns: object) -> Rows:
         values[:, _AT[name]] = np.asarray(given, dtype=np.float64)
     values[~np.isfinite(values)] = np.nan
     for name in FLAGS:
-        values[:, _AT[name]] = np.nan_to_num(values[:, _AT[name]]) > 0
+        values[:, _AT[name]] = values[:, _AT[name]] > 0
     return Rows(values)
 
 
@@ -188,16 +188,21 @@ class RateState:
 def fold(state: RateState, rows: Rows, setup: Setup | None = None) -> RateState:
     """The state after these rows too; `setup` replaces what events had told before."""
     room = constants.HEAD_ROWS - len(state.head)
-    recent = _joined(state.tail, rows)
-    left = max(0, len(recent) - constants.TAIL_ROWS)
-    pending = _joined(state.pending, recent.part(0, left)).values
+    left = max(0, len(state.tail) + len(rows) - constants.TAIL_ROWS)
+    kept, begin = state.tail.part(left), max(0, left - len(state.tail))
+    gone = (
+        _joined(state.tail.part(0, left), rows.part(0, begin))
+        if begin
+        else state.tail.part(0, left)
+    )
+    pending = _joined(state.pending, gone).values
     whole = len(pending) // constants.CELL_ROWS * constants.CELL_ROWS
     return RateState(
         setup=state.setup if setup is None else setup,
         rows=state.rows + len(rows),
         accepted=state.accepted + int(rows.accepted.sum()),
         head=_joined(state.head, rows.part(0, room)) if room else state.head,
-        tail=Rows(recent.values[left:].copy()),  # a view would keep the whole batch alive
+        tail=_joined(kept, rows.part(begin)),  # copies: a view would keep the whole batch alive
         cells=_with_parts(state.cells, pending[:whole]) if whole else state.cells,
         pending=Rows(pending[whole:].copy()),
     )
@@ -239,7 +244,8 @@ def _medians(parts: Floats) -> Floats:
     ordered = np.sort(parts, axis=1)  # nan comes last
     known = (~np.isnan(ordered)).sum(axis=1)
     ends = (np.maximum(known - 1, 0) // 2, np.minimum(known // 2, parts.shape[1] - 1))
-    low, high = (np.take_along_axis(ordered, at[:, None, :], axis=1)[:, 0] for at in ends)
+    part, column = np.arange(len(parts))[:, None], np.arange(parts.shape[2])
+    low, high = (ordered[part, at, column] for at in ends)
     result = np.where(known > 0, (low + high) / 2, np.nan)
     for name in FLAGS:
         result[:, _AT[name]] = parts[:, :, _AT[name]].mean(axis=1)

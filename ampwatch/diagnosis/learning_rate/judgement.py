@@ -13,10 +13,10 @@ from ampwatch.diagnosis.learning_rate.attribution import (
     attribute,
     recorded_mechanism,
 )
-from ampwatch.diagnosis.learning_rate.bands import known_of
 from ampwatch.diagnosis.learning_rate.course import RateState
 from ampwatch.diagnosis.learning_rate.onset import Onset, Sign, find_onset
 from ampwatch.diagnosis.learning_rate.scene import Scene, Warmup, base_rate
+from ampwatch.diagnosis.medians import known_of
 
 
 @dataclass(frozen=True, slots=True)

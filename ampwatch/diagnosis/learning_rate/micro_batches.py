@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate.course import RateState, Rows
+from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.signals import Floats, Mask
 
 # The share of a change that is found again: all of it in plain sums, none in divided ones. What
@@ -26,14 +27,15 @@ def comparable(state: RateState) -> RateState:
     """The same state with losses that may be compared; as it is where the number never changes."""
     parts = (state.head, state.tail, state.points.rows)
     counts = np.concatenate([rows.of("micro_batches") for rows in parts])
-    if not len(np.unique(counts[_known(counts)])) > 1:
+    known = counts[_known(counts)]
+    if not len(known) or known.min() == known.max():
         return state
     share = _share_found_again(state)
     if share is None or share < _DIVIDED:
         return state
     if share > _SUMS:
         return state.with_column("loss", _a_micro_batch)
-    values, times = np.unique(counts[_known(counts)], return_counts=True)
+    values, times = np.unique(known, return_counts=True)
     usual = values[np.argmax(times)]  # of neither, only like is held against like
     return state.with_column(
         "loss", lambda rows: np.where(rows.of("micro_batches") == usual, rows.of("loss"), np.nan)
@@ -74,6 +76,6 @@ def _leaps(rows: Rows) -> Iterator[tuple[float, float]]:
     chosen = np.linspace(0, len(edges) - 3, min(_MOST_CHANGES, len(edges) - 2)).astype(int)
     for at in chosen:
         begin, cut, end = (int(edge) for edge in edges[at : at + 3])
-        before = np.median(loss[max(begin, cut - _LEVEL_STEPS) : cut])
-        after = np.median(loss[cut : min(end, cut + _LEVEL_STEPS)])
+        before = median(loss[max(begin, cut - _LEVEL_STEPS) : cut])
+        after = median(loss[cut : min(end, cut + _LEVEL_STEPS)])
         yield float(np.log(count[cut] / count[cut - 1])), float(np.log(after) - np.log(before))

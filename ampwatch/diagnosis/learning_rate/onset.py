@@ -10,13 +10,15 @@ import enum
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.bands import calm_noise, known_of, noise_of, trailing_medians
+from ampwatch.diagnosis.learning_rate.bands import calm_noise, noise_of, trailing_medians
 from ampwatch.diagnosis.learning_rate.course import RateState, Rows
 from ampwatch.diagnosis.learning_rate.shift import falls, find_shift
+from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.signals import Floats, Integers, Mask
 
 SKIPS_IN_A_ROW = 3
@@ -123,7 +125,7 @@ def _share_of_steps(step: Floats, bad: Mask) -> float:
     share of the rows says nothing.
     """
     if bad.any() and len(good := step[~bad]) > 2:
-        apart, since = np.median(np.diff(good)), np.median(np.diff(step, prepend=step[0])[bad])
+        apart, since = median(np.diff(good)), median(np.diff(step, prepend=step[0])[bad])
         if apart > 2 * max(1.0, float(since)):
             return float(bad.sum() / (step[-1] - step[0] + 1))
     return float(bad.mean())
@@ -167,9 +169,10 @@ class _Start:
 
     @property
     def final(self) -> float:
-        return float(np.median(self.everything[-constants.FINAL_STEPS :]))
+        return median(self.everything[-constants.FINAL_STEPS :])
 
 
+@lru_cache(maxsize=4)  # from look to look the first rows are the same
 def _start(rows: Rows) -> _Start | None:
     everything = known_of(rows.of("loss"))
     at = np.flatnonzero(np.isfinite(rows.part(0, constants.SCRATCH_STEPS).of("loss")))
@@ -206,7 +209,7 @@ def _soft_signs(state: RateState, start: _Start, *, collapsed: bool) -> Iterator
     lost = np.maximum(constants.RECOVERED_SHARE * progress[relapsed], start.wide)
     found += [(at, Sign.RELAPSE) for at in relapsed[final > best[relapsed] + lost]]
     if not (found or collapsed or state.setup.resumed):
-        steps, ends = len(loss), float(np.median(loss[-constants.MEDIAN_STEPS :]))
+        steps, ends = len(loss), median(loss[-constants.MEDIAN_STEPS :])
         left = (LITTLE_LEARNT if steps >= LITTLE_STEPS else constants.NO_LEARNING) * first
         octaves = math.log2(max(ends / first, 1.0))  # the higher it leapt, the fewer steps it takes
         enough = steps * octaves >= constants.SUSTAINED_STEPS and steps >= constants.MEDIAN_STEPS
@@ -220,8 +223,8 @@ def _soft_signs(state: RateState, start: _Start, *, collapsed: bool) -> Iterator
 
 def _still_learns(loss: Floats) -> bool:
     """Whether a loss that hardly fell has fallen nevertheless, and did not stop early."""
-    first, final = float(loss[0]), float(np.median(loss[-constants.FINAL_STEPS :]))
-    quarter = float(np.median(loss[len(loss) // 4 :][: constants.FINAL_STEPS]))
+    first, final = float(loss[0]), median(loss[-constants.FINAL_STEPS :])
+    quarter = median(loss[len(loss) // 4 :][: constants.FINAL_STEPS])
     gains = quarter - final >= STALLED_PROGRESS * first or final < STALLED * first
     return gains and final <= constants.NO_LEARNING * first
 
@@ -231,7 +234,7 @@ def _comes_down(loss: Floats, after: Floats) -> bool:
     third = len(after) // 3
     if third < constants.POINT_STEPS:
         return False
-    before_last, last = np.median(after[third : 2 * third]), np.median(after[-third:])
+    before_last, last = median(after[third : 2 * third]), median(after[-third:])
     falls_on = before_last - last > 3 * noise_of(after) / np.sqrt(third)
     return bool(falls_on and last < constants.NO_LEARNING * loss[0])
 

@@ -10,10 +10,11 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.bands import edge_of, known_of, noise_of, trailing_medians
+from ampwatch.diagnosis.learning_rate.bands import edge_of, noise_of, trailing_medians
 from ampwatch.diagnosis.learning_rate.course import RateState, Rows
 from ampwatch.diagnosis.learning_rate.estimate import Bounds, Estimate, estimate
 from ampwatch.diagnosis.learning_rate.onset import Onset, Sign
+from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.signals import Floats
 from ampwatch.rows import LR_LEAP
 
@@ -144,7 +145,7 @@ class Scene:
         if known.sum() < constants.FEW_STEPS:
             return None
         clipped = after[known] < 0.99 * before[known]
-        return float(np.median(after[known])) if clipped.mean() >= BINDING_SHARE else None
+        return median(after[known]) if clipped.mean() >= BINDING_SHARE else None
 
     @cached_property
     def restart_step(self) -> int | None:

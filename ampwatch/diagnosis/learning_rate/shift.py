@@ -11,6 +11,7 @@ import numpy as np
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.bands import never_zero
 from ampwatch.diagnosis.learning_rate.course import Points
+from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.signals import Floats, Integers
 
 WINDOW_SHARE = 0.02  # of the run, or a hundred steps: the recent past
@@ -40,7 +41,7 @@ def find_shift(course: Points) -> tuple[int, bool] | None:
     band = constants.ROBUST_DEVIATIONS * spread
     left = np.minimum(value[at], value[at + 1]) > level + band
     left &= lowest_ahead[at] > level + band / 2
-    final = float(np.median(value[-3:]))
+    final = median(value[-3:])
     left &= final - level > constants.RECOVERED_SHARE * (highest_ahead[at] - level)
     found = np.flatnonzero(left)
     if len(found):
@@ -62,14 +63,14 @@ def _crept(value: Floats, begin: Integers, level: Floats, band: Floats) -> tuple
         return None
     best = int(np.argmin(level))
     was, wide = float(level[best]), float(band[best])
-    gained = float(np.median(value[:MEDIAN_POINTS])) - was
+    gained = median(value[:MEDIAN_POINTS]) - was
     line = was + max(wide, CREPT_SHARE * gained)
     under = np.flatnonzero(value <= line)
     first = int(under[-1]) + 1 if len(under) else 0
     after = value[first:]
     if first <= begin[best] or len(after) < MEDIAN_POINTS:
         return None
-    final = float(np.median(after[-MEDIAN_POINTS:]))
+    final = median(after[-MEDIAN_POINTS:])
     is_left = final - was > constants.RECOVERED_SHARE * (float(after.max()) - was)
     return (first, was) if is_left and not _wanders(value[:first], after) else None
 
@@ -123,7 +124,7 @@ def falls(after: Floats, level: float) -> bool:
     descent: half the climb was given back, or will be all of it within as long again.
     """
     if len(after) < 2 * MEDIAN_POINTS:
-        top, last = float(after.max()), float(np.median(after[-2:]))
+        top, last = float(after.max()), median(after[-2:])
         return top - last > DESCENT_SHARE * (top - level)
     part = max(MEDIAN_POINTS, len(after) // DESCENT_PARTS)
     medians = np.median(np.lib.stride_tricks.sliding_window_view(after, part), axis=1)
@@ -131,5 +132,5 @@ def falls(after: Floats, level: float) -> bool:
     if not top - last > DESCENT_SHARE * top:
         return False
     third = len(after) // 3
-    pace = float(np.median(after[third : 2 * third]) - np.median(after[-third:]))
+    pace = median(after[third : 2 * third]) - median(after[-third:])
     return last < HALF_BACK * top or last < 3 * pace

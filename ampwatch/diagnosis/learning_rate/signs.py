@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.bands import edge_of, known_of, noise_of, trailing_medians
+from ampwatch.diagnosis.learning_rate.bands import edge_of, noise_of, trailing_medians
 from ampwatch.diagnosis.learning_rate.course import Rows
 from ampwatch.diagnosis.learning_rate.estimate import SLOPE
 from ampwatch.diagnosis.learning_rate.onset import LITTLE_LEARNT, Sign
 from ampwatch.diagnosis.learning_rate.scene import Scene, is_rising
+from ampwatch.diagnosis.medians import known_of, median
 
 MOST, LEAST = (
     4.0,
@@ -137,7 +138,7 @@ def _drift(signal: str) -> Measure:
             return None
         usual = past[known[:cut]][-constants.WINDOW_STEPS :]
         now = float(np.nanpercentile(np.concatenate([past[known[cut:]], since]), 75))
-        level, edge = float(np.median(usual)), edge_of(usual)
+        level, edge = median(usual), edge_of(usual)
         step = _step(scene.accepted, int(known[min(cut, len(known) - 1)]))
         octaves = _octaves(now, edge / 2, 1.0) if now > edge else -1.0
         return Reading(octaves, now, level, step)
@@ -155,7 +156,7 @@ def _growth_of(scene: Scene) -> Reading | None:
     first, last = first[first > 0][:1], known_of(rows.of("param_norm"))[-FEWEST:]
     if not len(first) or not len(last) or _learnt_to_the_end(scene):
         return None
-    now, begin = float(np.median(last)), float(first[0])
+    now, begin = median(last), float(first[0])
     octaves = _octaves(now, constants.BAND_FACTOR * begin)
     return Reading(octaves, now, begin, scene.onset.step)
 
@@ -186,7 +187,7 @@ def _left(scene: Scene) -> Reading | None:
     first, tail = scene.first_loss, known_of(scene.state.tail.of("loss"))
     if first is None or scene.onset.sign is not Sign.IDLE or len(tail) < constants.POINT_STEPS:
         return None
-    now = float(np.median(tail[-constants.FINAL_STEPS :]))
+    now = median(tail[-constants.FINAL_STEPS :])
     return Reading(_octaves(now, LITTLE_LEARNT * first, most=1.0), now, first, scene.onset.step)
 
 
@@ -196,7 +197,7 @@ def _at_best(scene: Scene) -> Reading | None:
     if not scene.onset.hard or len(known) < constants.POINT_STEPS:
         return None
     smooth = trailing_medians(known)
-    best, now = float(smooth.min()), float(np.median(known[-3:]))
+    best, now = float(smooth.min()), median(known[-3:])
     near = max(constants.NEAR_BEST * (float(smooth[0]) - best), noise_of(known))
     return Reading(1.0 if now <= best + near else -1.0, now, best, scene.onset.step)
 
@@ -227,7 +228,7 @@ def _larger_batch(scene: Scene) -> bool | None:
         return None
     rows = Rows(np.concatenate([scene.before.values, scene.after.values]))
     since, few = known_of(rows.of("loss")[rows.of("step") >= near[-1]]), constants.EVENT_SKIPS
-    fell = len(since) >= 4 * few and bool(np.median(since[-few:]) < np.median(since[:few]))
+    fell = len(since) >= 4 * few and bool(median(since[-few:]) < median(since[:few]))
     return fell or None
 
 
@@ -242,7 +243,7 @@ def is_born_zero(rows: Rows) -> bool:
     largest, whole = known_of(first.of("max_ratio")), known_of(first.ratio)
     if not len(largest) or not len(whole):
         return False
-    return float(np.median(largest)) > max(1.0, BORN_ZERO * float(np.median(whole)))
+    return median(largest) > max(1.0, BORN_ZERO * median(whole))
 
 
 def _step(rows: Rows, at: int) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.rules.scale import sink
@@ -154,7 +155,7 @@ def _loss_falls(case: Case) -> bool:
         few = min(few, len(first) // 3)
     if few < policy.LOSS_LINES or len(first) < 2 * few:
         return False
-    return bool(np.median(last[-few:]) < np.median(first[:few]))
+    return bool(median(last[-few:]) < median(first[:few]))
 
 
 @rule(

@@ -23,6 +23,7 @@ from ampwatch.diagnosis.loss_spikes import (
     Octave,
     Rise,
 )
+from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.outlying_inputs import APART_STEPS, INPUT_TIMES
 from ampwatch.diagnosis.registry import NOT_ITS_GRADIENTS, RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.signals import Floats
@@ -349,7 +350,7 @@ def _is_raised(before: Rows, after: Rows) -> bool:
 
 def _median(values: Floats, last: int) -> float:
     known = values[np.isfinite(values)][-last:]
-    return float(np.median(known)) if len(known) else math.nan
+    return median(known) if len(known) else math.nan
 
 
 def _standing(case: Case, step: int, what: str, level: float, height: float, *, grew: bool) -> Seen:

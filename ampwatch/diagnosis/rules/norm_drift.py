@@ -14,8 +14,9 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Rows
+from ampwatch.diagnosis.medians import median_of_known
 from ampwatch.diagnosis.registry import Page, Seen, rule
-from ampwatch.diagnosis.signals import Floats, Integers
+from ampwatch.diagnosis.signals import Integers
 
 # Endings of the record, each about two thirds of the one before, so that one of them begins where
 # the rise does: in a shorter one too few points are left to tell it from noise.
@@ -69,10 +70,11 @@ def _drift(case: Case, part: float) -> tuple[int, float, float] | None:
         return None
     late = rows.start >= begin
     windows = np.array_split(np.flatnonzero(late), policy.DRIFT_WINDOWS)
-    medians = [_median(rows.rows, at) for at in windows]
-    if any(np.isnan(medians)) or (np.diff(medians) <= 0).any():
-        return None
-    first, last = medians[0], medians[-1]
+    first = last = _median(rows.rows, windows[0])
+    for at in windows[1:]:
+        before, last = last, _median(rows.rows, at)
+        if not before < last:  # nor if one is unknown
+            return None
     if last < policy.DRIFT_FACTOR * first:
         return None
     if part == policy.DRIFT_PART:
@@ -101,7 +103,7 @@ def _is_early_learning(case: Case, windows: list[Integers]) -> bool:
     if case.rate.accepted * _steps_a_row(case) >= policy.DRIFT_EARLY_STEPS:
         return False
     loss = case.rate.points.rows.of("loss")
-    medians = [_middle(loss[at]) for at in windows]
+    medians = [median_of_known(loss[at]) for at in windows]
     known = [value for value in medians if np.isfinite(value)]
     return len(known) > 1 and known[-1] <= policy.DRIFT_LOSS * min(known[:-1])
 
@@ -112,9 +114,4 @@ def _steps_a_row(case: Case) -> float:
 
 
 def _median(rows: Rows, at: Integers) -> float:
-    return _middle(rows.of("grad_norm")[at])
-
-
-def _middle(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else float("nan")
+    return median_of_known(rows.of("grad_norm")[at])

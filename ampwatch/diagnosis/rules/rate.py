@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Action, Advice, Evidence, Severity
-from ampwatch.diagnosis.learning_rate import Judgement, advise, constants
+from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.attribution import LOWER_LINE, weights_text
 from ampwatch.diagnosis.learning_rate.onset import CLIMB, Onset
 from ampwatch.diagnosis.paste import with_lines
@@ -46,7 +46,7 @@ from ampwatch.diagnosis.words import restart_text
 def learning_rate_too_high(case: Case) -> Iterator[Seen]:
     """The rate is the cause of trouble that stands, and was not on its way up any more."""
     seen, onset = case.judgement, case.judgement.onset
-    advice = advise(case.rate, seen)
+    advice = case.rate_advice
     if advice.action is Action.LOWER and seen.warmup is None and onset is not None:
         severity = Severity.WARNING if onset.is_slow else Severity.ERROR
         yield _seen(seen, onset, advice, severity, "The learning rate is too high.")
@@ -70,7 +70,7 @@ def learning_rate_too_high(case: Case) -> Iterator[Seen]:
 def warmup_too_steep(case: Case) -> Iterator[Seen]:
     """The same, while the rate was rising."""
     seen, onset = case.judgement, case.judgement.onset
-    advice = advise(case.rate, seen)
+    advice = case.rate_advice
     if advice.action is Action.LOWER and seen.warmup is not None and onset is not None:
         severity = Severity.ERROR if onset.collapsed else Severity.WARNING
         rate = f"{seen.warmup.rate:.3g}"
@@ -106,7 +106,7 @@ def warmup_too_steep(case: Case) -> Iterator[Seen]:
 def learning_rate_could_rise(case: Case) -> Iterator[Seen]:
     """A healthy run whose steps are short."""
     seen = case.judgement
-    advice = advise(case.rate, seen)
+    advice = case.rate_advice
     if advice.action is not Action.RAISE or seen.alignment is None:
         return
     yield Seen(

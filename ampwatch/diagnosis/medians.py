@@ -1,0 +1,33 @@
+"""Medians, of which a look takes dozens: numpy's own spends ten times as long on its arguments."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ampwatch.diagnosis.signals import Floats
+
+_FEW = 512  # up to here sorting all is the fastest
+
+
+def median(values: Floats) -> float:
+    """The same number as `np.median` of a row of numbers; nan where there are none."""
+    count = len(values)
+    if not count:
+        return float("nan")
+    low, high = (count - 1) // 2, count // 2
+    # nan comes last, and is then the answer.
+    ordered = np.sort(values) if count <= _FEW else np.partition(values, (low, high, -1))
+    if ordered[-1] != ordered[-1]:
+        return float("nan")
+    return float(ordered[low] if low == high else (ordered[low] + ordered[high]) / 2)
+
+
+def known_of(values: Floats) -> Floats:
+    """The numbers without those that are absent."""
+    return values[np.isfinite(values)]
+
+
+def median_of_known(values: Floats, least: int = 1) -> float:
+    """The median of the finite numbers; nan where they are fewer than `least`."""
+    known = known_of(values)
+    return median(known) if len(known) >= least else float("nan")
