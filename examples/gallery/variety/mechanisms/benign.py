@@ -275,8 +275,12 @@ def new_task(story: Story, at: int) -> Truth:
     since, height = story.since(at), story.random.uniform(0.3, 1.5)
     leap = np.where(since >= 0, height * np.exp(-since.clip(min=0) / (0.08 * story.steps)), 0.0)
     story.excess += leap
-    story.grad_gain *= 1 + 0.3 * leap
-    return healthy(told=("AMP303", "AMP306", "AMP206"))
+    story.grad_gain *= 1 + leap
+    # Who does not know of the other data sees a long spike, at most; no trouble that stands.
+    return Truth(
+        may=frozenset({"AMP303", "AMP306", "AMP206"}), worst="warning",
+        verdicts=("healthy", "warning"), rate=("keep", "raise", "unknown", "not-the-cause"),
+    )  # fmt: skip
 
 
 @mechanism("calm/raised-and-borne", benign=True, steps=(500, 300_000))
