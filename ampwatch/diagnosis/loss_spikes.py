@@ -18,7 +18,16 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.loss_band import LEAST_PAST, ROUNDED, WINDOW, Band, bands_of, left_band
+from ampwatch.diagnosis.loss_band import (
+    LEAST_PAST,
+    ROUNDED,
+    WINDOW,
+    Band,
+    bands_of,
+    independent,
+    leap_height,
+    left_band,
+)
 from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.signals import Floats, Mask
 from ampwatch.rows import LR_LEAP
@@ -65,6 +74,10 @@ _KEPT = 4
 _APART_SHARE = 1 / 4
 # Beside leaps of one step, as high and of half as many steps, longer rises are leaps in a row.
 _NOISE_SHARE = 1 / 2
+# A past that stands for fewer independent losses does not tell how far they go.
+_FREE = 16
+# So many rises of one length are to be expected by chance alone.
+_CHANCE = 0.2
 _NO_ROWS: Floats = np.zeros((0, len(_COLUMNS)))
 
 
@@ -88,23 +101,32 @@ class Rise:
     back: int = 0  # entries after that
     peak: float = -math.inf
     height: float = -math.inf
+    out: int = 0  # entries out of the band
+    out_height: int = 0  # theirs in all, in 1/1024, each up to where it tells by itself
+    strength: float = -math.inf  # of one that is judged: its height, or that of its entries' mean
     skips: int = 0
     last_step: int = 0
     last_position: int = 0
     next_step: int = 0  # of the first entry that is back, else the last one
     grew: bool | None = None  # whether gradients or updates did; None where none are recorded
     is_meant: bool = False  # the rate had just been raised, or a step's micro-batches
+    is_sure: bool = False  # longer than chance makes them
 
     def and_rows(self, rows: Floats, back: Mask) -> Rise:
         """The rise with rows more, these of which are in the band."""
         out, steps = np.flatnonzero(~back), rows[:, _AT["step"]]
         last = int(out[-1]) if len(out) else -1
+        heights = self.band.heights(rows[:, 0])
         made = replace(
             self,
             first=np.concatenate([self.first, rows[: max(0, _FIRST_ROWS - len(self.first))]]),
             back=len(rows) - 1 - last + (0 if len(out) else self.back),
             peak=max(self.peak, float(rows[:, 0].max())),
-            height=max(self.height, float(self.band.heights(rows[:, 0]).max())),
+            height=max(self.height, float(heights.max())),
+            out=self.out + len(out),
+            # Whole numbers add up to the same, however the rows came.
+            out_height=self.out_height
+            + int((1024 * heights[out].clip(max=TELLING)).astype(int).sum()),
             skips=self.skips + int(rows[:, _AT["skipped"]].sum()),
         )
         if not len(out):
@@ -119,11 +141,14 @@ class Rise:
 
     def judged(self, latest: Floats = _NO_ROWS) -> Rise:
         """The rise, and what went with it; `latest` are the last rows of one that stands."""
-        if self.height < TELLING and self.entries <= SHORT:
-            return self
+        strength = self._strength()
+        if strength < TELLING and (self.entries <= SHORT or self.wanders):
+            return replace(self, strength=strength)
         own = self.first[: self.entries]
         # Of a slow rise the beginning is small; what stands at the end is most of the last rows.
-        pairs = [(own, 2)] + [(latest, len(latest) // 2)] * (len(latest) > 1)
+        pairs = [(own, max(2, len(own) // SHORT))] + [(latest, len(latest) // 2)] * (
+            len(latest) > 1
+        )
         seen = [
             left_band(
                 self.past[:, _AT[name]],
@@ -136,10 +161,39 @@ class Rise:
             for name in ("grad_norm", "update_norm")
         ]
         known = [one for one in seen if one is not None]
+        norms = self.past[:, _AT["grad_norm"]]
+        undecided = (norms > 0).sum() >= LEAST_PAST and None in seen[::2]
         recent = self.past[-policy.JUMP_STEPS :]
         meant = _rose(recent, self.first, "lr", LR_LEAP)
         meant |= _rose(self.past, self.first, "micro_batches", 1.0 + ROUNDED)
-        return replace(self, grew=any(known) if known else None, is_meant=meant)
+        grew = True if any(known) else None if undecided or not known else False
+        return replace(self, strength=strength, grew=grew, is_meant=meant)
+
+    def _strength(self) -> float:
+        """Its height, or that of its entries' mean in deviations of the mean of as many.
+
+        Several entries in a row out of the band are no tail of a noise. One that remembers may
+        wander there: then a rise is as high as it is abrupt.
+        """
+        past, mean = self.past[:, 0], -math.inf
+        if self.is_long:
+            free = independent(past, self.out)
+            mean = self.out_height / self.out / 1024 * math.sqrt(free)
+        strength = max(self.height, mean)
+        if self.wanders:
+            strength = min(strength, max(OUT_OF_BAND, leap_height(past, self.first[:, 0])))
+        return strength
+
+    @property
+    def wanders(self) -> bool:
+        """Whether the losses before it remember so long that they do not tell how far they go."""
+        past = self.past[:, 0]
+        return self.is_long and independent(past, len(past)) < _FREE
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is more than two outlying batches in a row."""
+        return self.steps > _CHANCE_STEPS < self.out
 
     @property
     def level(self) -> float:
@@ -161,12 +215,12 @@ class Rise:
     @property
     def tells(self) -> bool:
         """Whether it is no noise: high, or out of the band for long, and gradients with it."""
-        return self.height >= TELLING or (self.entries > SHORT and self.grew is True)
+        return self.strength >= TELLING or (self.entries > SHORT and self.grew is True)
 
     @property
     def octave(self) -> int:
         """Its height in powers of two; of one that tells by its length at least the first high."""
-        height = max(self.height, TELLING if self.tells else 1.0)
+        height = max(self.strength, TELLING if self.tells else 1.0)
         return min(_OCTAVES - 1, int(math.log2(height)))
 
     @property
@@ -214,6 +268,7 @@ class Octave:
     steps: int = 0
     grown: int = 0  # with which gradients or updates grew
     idle_steps: int = 0  # of those with which neither did, though recorded
+    sure: int = 0  # that chance does not make
     first: Rise | None = None
     last: tuple[Rise, ...] = ()
 
@@ -222,7 +277,7 @@ class Octave:
         """One rise."""
         kept = replace(rise, past=_NO_ROWS, first=_NO_ROWS)
         idle = rise.steps * (rise.grew is False)
-        return cls(1, rise.steps, int(rise.grew is True), idle, kept, (kept,))
+        return cls(1, rise.steps, int(rise.grew is True), idle, int(rise.is_sure), kept, (kept,))
 
     def __add__(self, other: Octave) -> Octave:
         if not self.count or not other.count:
@@ -233,6 +288,7 @@ class Octave:
             self.steps + other.steps,
             self.grown + other.grown,
             self.idle_steps + other.idle_steps,
+            self.sure + other.sure,
             min(firsts, key=lambda rise: rise.first_step, default=None),
             tuple(sorted((*self.last, *other.last), key=lambda rise: rise.last_position)[-_KEPT:]),
         )
@@ -244,7 +300,7 @@ class Octave:
         of these, their steps may tell as well: what is left of a spike as it heals leaves the band
         once more, lower and briefly, and is no noise either.
         """
-        if below.count <= _APART_SHARE * self.count:
+        if below.count <= (1 if 2 * self.sure > self.count else _APART_SHARE) * self.count:
             return self.count > 0
         return 2 * self.grown > self.count and below.steps <= self.steps
 
@@ -355,10 +411,22 @@ class Series:
 
     def _with(self, rise: Rise) -> Series:
         over = rise.judged()
-        if over.is_meant and (over.height >= TELLING or over.grew):
+        if over.is_long and self._is_chance(over):
+            over = replace(over, strength=min(over.height, OUT_OF_BAND), grew=None)
+        elif over.is_long:
+            over = replace(over, is_sure=True)
+        if over.is_meant and (over.strength >= TELLING or over.grew):
             return replace(self, open=None)  # a warm restart, a warm-up, a larger step
         tallies = {**self.tallies, over.kind: self.tallies[over.kind].and_one(over)}
         return replace(self, open=None, tallies=tallies)
+
+    def _is_chance(self, rise: Rise) -> bool:
+        """Whether entries leave the band so often that as many close together are no wonder."""
+        octaves = (octave for tally in self.tallies.values() for octave in tally.octaves)
+        here = float((rise.band.heights(rise.past[:, 0]) >= OUT_OF_BAND).mean())
+        share = max(here, sum(octave.steps for octave in octaves) / (rise.last_position + 1))
+        ways = math.comb(min(rise.entries, 64), min(rise.out, 64))
+        return rise.last_position * ways * min(1.0, share) ** rise.out > _CHANCE
 
     @property
     def standing(self) -> Rise | None:

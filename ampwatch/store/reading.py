@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ampwatch.rows import Table
-from ampwatch.store import public
+from ampwatch.store import public_columns
 from ampwatch.store.ranklog import RankLog
 from ampwatch.store.run import Run
 from ampwatch.store.views import View
@@ -55,7 +55,7 @@ class Reading:
         self, table: Table, columns: Sequence[str], rank: int | None = None, start: int = 0
     ) -> pa.Table:
         """The rows shown by now, from number `start` on; those before are forgotten."""
-        names = public.stored_for(table, columns)
+        names = public_columns.stored_for(table, columns)
         key = (table, tuple(names), rank)
         view = self._views.setdefault(key, View(table, names))
         view.forget(start)
@@ -64,7 +64,7 @@ class Reading:
         if (behind := start - view.forgotten) > 0:  # a reader that goes on where another stopped
             rows = rows.slice(behind)
         self.is_overtaken |= view.is_overtaken or self.run.cuts != self._cuts
-        return public.publish(table, rows, columns, self.run.layer_facts(table, columns))
+        return public_columns.publish(table, rows, columns, self.run.layer_facts(table, columns))
 
     def _stop(self, log: RankLog, table: Table) -> int:
         """How many rows of a table are shown."""

@@ -40,7 +40,7 @@ _FEW = 8
 # two, where gradients or updates went with them, or one that cost as many steps as a scale takes to
 # be established. A short one of a short record is none, whatever its share.
 LATE_SHARE, LATE_SPIKES = 1 / 4, 3
-LOST_SHARE, LOST_SPIKES, GROWN_SPIKES, LONG_STEPS = 0.01, 3, 2, policy.ESTABLISHED_STEPS
+LOST_SHARE, LOST_SPIKES, GROWN_SPIKES, LONG_STEPS = 0.008, 3, 2, policy.ESTABLISHED_STEPS
 # Rises that take a fifteenth of all steps each are the order of the data; a tenth together, while
 # gradients and updates stay as they were, or where neither is recorded and there are so many.
 _EACH_SHARE, _DATA_SHARE, _DATA_SPIKES = 1 / 15, 1 / 10, 16
@@ -133,7 +133,7 @@ def _most(case: Case) -> float:
         f"{SHORT} entries, where gradients or updates left their band too), that stands apart from "
         "the noise and comes back. A warning where they repeat: "
         f"{LATE_SPIKES} in the last quarter of the record, or more than "
-        f"{100 * LOST_SHARE:.0f} % of the steps lost to {LOST_SPIKES} of them (to "
+        f"{100 * LOST_SHARE:g} % of the steps lost to {LOST_SPIKES} of them (to "
         f"{GROWN_SPIKES} where gradients or updates left their band as well; to one if it cost "
         f"{LONG_STEPS} steps and gradients are not known to have stayed). Or "
         f"{policy.SPIKE_SKIPS} skips in a row and more, after which steps are accepted again; "
@@ -210,7 +210,7 @@ def _is_habit(case: Case, spikes: Octave) -> bool:
     enough |= lost >= LONG_STEPS
     # A loss that wanders may stay above its band for long, and its gradients are as ever then.
     kept = [spike for spike in (spikes.first, *spikes.last) if spike]
-    enough &= any(spike.height >= TELLING or spike.entries >= LONG_STEPS for spike in kept)
+    enough &= any(spike.strength >= TELLING or spike.entries >= LONG_STEPS for spike in kept)
     return enough and lost > LOST_SHARE * record
 
 
