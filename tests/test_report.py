@@ -150,7 +150,7 @@ def test_a_rate_that_stays_is_said_once(tmp_path):
 def test_an_advice_below_its_interval_says_whose_interval_it_is():
     advice = Advice(Action.LOWER, "", current=1.0, recommended=0.07, low=0.092, high=0.64)
     assert advised(advice) == (
-        "lower to 0.07 (now 1; the highest stable rate lies between 0.092 and 0.64, 90 % sure, and "
-        "the advice keeps a margin below it)"
+        "lower to 0.07 (now 1; the highest stable rate lies between 0.092 and 0.64, with 90 % "
+        "confidence; the advised rate keeps a margin below it)"
     )
     assert "margin" not in advised(dataclasses.replace(advice, recommended=0.1))

@@ -14,8 +14,8 @@ from ampwatch.cli.terminal import answer, asides
 from ampwatch.errors import AmpwatchError
 
 if TYPE_CHECKING:
-    from ampwatch.importers import Wanted
-    from ampwatch.importers.asking import Seen
+    from ampwatch.importers import ImportOptions
+    from ampwatch.importers.options import OnProgress
 
 NAME = "import"
 HELP = """Make a run of another trainer's log.
@@ -57,9 +57,9 @@ def command(
     answer(f"{folder}\n`ampwatch report {folder}` tells what is wrong with it.")
 
 
-def wanted_of(source: str | None, mapped: Sequence[str] = ()) -> Wanted:
+def wanted_of(source: str | None, mapped: Sequence[str] = ()) -> ImportOptions:
     """What the options ask for."""
-    from ampwatch.importers import Wanted
+    from ampwatch.importers import ImportOptions
 
     pairs = {}
     for text in mapped:
@@ -67,10 +67,10 @@ def wanted_of(source: str | None, mapped: Sequence[str] = ()) -> Wanted:
         if not is_there or not column or not name:
             raise AmpwatchError(f"--map {text}: write COLUMN=NAME, such as --map loss=train/loss.")
         pairs[column] = name
-    return Wanted(source=source, columns=pairs)
+    return ImportOptions(source=source, columns=pairs)
 
 
-def make_run(file: str, out: Path, wanted: Wanted) -> Path:
+def make_run(file: str, out: Path, wanted: ImportOptions) -> Path:
     """Import with a progress bar where the file is large; the run's folder."""
     from ampwatch.importers import import_log
 
@@ -79,7 +79,7 @@ def make_run(file: str, out: Path, wanted: Wanted) -> Path:
 
 
 @contextmanager
-def _bar(file: str) -> Iterator[Seen | None]:
+def _bar(file: str) -> Iterator[OnProgress | None]:
     console = asides()
     path = Path(file)
     size = path.stat().st_size if path.is_file() else 0

@@ -1,4 +1,4 @@
-"""Which finding explains which, the verdict they add up to, and what that says of the rate."""
+"""Which finding explains which, the verdict, and the advice on the learning rate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIES = {rule.code: rule.ties for rule in RULES}
 
 
 def link(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Drop what has no ground, give each consequence its cause, and put the headline first."""
+    """Drop findings without a basis, link each consequence to its cause, put the headline first."""
     sound = [f for f in findings if _first_of(_TIES[f.code].groundless_beside, f, findings) is None]
     linked = [
         dataclasses.replace(f, because_of=_first_of(_TIES[f.code].explained_by, f, sound))
@@ -27,7 +27,7 @@ def link(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def _first_of(codes: Sequence[str], effect: Finding, findings: Sequence[Finding]) -> str | None:
-    """The first of these codes whose finding can be behind the effect."""
+    """The first of these codes whose finding can have caused the effect."""
     found = {f.code for f in findings if f.code in codes and _explains(f, effect)}
     return next((code for code in codes if code in found), None)
 
@@ -66,10 +66,10 @@ def judge(case: Case, findings: Sequence[Finding]) -> Verdict:
 
 
 def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
-    """What to do with the rate; a finding that names another cause comes before the numbers."""
+    """What to do with the rate; a finding that names another cause overrides the numbers."""
     if verdict is Verdict.INCOMPLETE and (case.is_searching or case.is_one_line):
-        told = "any step was accepted" if case.is_searching else "it shows any course"
-        return Advice(Action.UNKNOWN, f"The record ends before {told}.")
+        judged = "any step was accepted" if case.is_searching else "the rate can be judged"
+        return Advice(Action.UNKNOWN, f"The record ends before {judged}.")
     seen = case.judgement
     advice = case.rate_advice
     causes = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]
@@ -80,7 +80,7 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
         return unsure(advice, case)
     calm = verdict is Verdict.HEALTHY and seen.onset is not None
     if calm and advice.action is Action.NOT_THE_CAUSE:
-        # The rows of a sparse log stand close where its steps do not: no trouble, no cause.
+        # Rows of a sparse log look close together although its steps are not: no trouble, no cause.
         return Advice(Action.KEEP, "No finding speaks against it.", current=seen.base)
     doubted = any(f.code in {"AMP307", "AMP410"} for f in causes) and advice.action is Action.KEEP
     if verdict is Verdict.HEALTHY or (seen.onset is not None and not doubted):
@@ -89,7 +89,7 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
 
 
 def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding]) -> Advice:
-    """A finding stands, and the course of loss and updates shows nothing."""
+    """The advice if a finding stands and loss and updates show nothing."""
     codes, action = {finding.code for finding in causes}, Action.UNKNOWN
     what = f"{causes[0].code} {causes[0].name}" if causes else "A finding"
     rows = case.rate.head  # an update that is a large share of all weights may have done harm

@@ -1,8 +1,8 @@
-"""What a verdict was judged by, and whether that is enough to call a run healthy.
+"""Which signals a verdict is based on, and whether they are enough to call a run healthy.
 
-Each signal has tests that need a certain length; where a record is too short for all of them,
-nothing was looked at that could have shown trouble. A line of another program's log stands for a
-stretch of the run, so that a course of few lines is a course; the first sentence says how few.
+Each signal has tests that need a certain length. If a record is too short for all of them, nothing
+was tested that could have shown trouble. A line of another program's log represents a stretch of
+the run, so a few lines can be enough; the first sentence says how few.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ampwatch.diagnosis.findings import Action, Advice
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.words import count_text
 
-# With fewer sorts of signals than this the first sentence names them: who reads "healthy" of a loss
-# alone should know that nothing else was seen.
+# With fewer kinds of signals than this the first sentence names them: a reader of "healthy" should
+# know that only the loss was recorded.
 _SIGNALS_ENOUGH = 3
 
 
 def _signals(case: Case) -> tuple[str, ...]:
-    """The sorts of signals that the record holds, as words."""
+    """The kinds of signals in the record, as words."""
     told, updates = case.numbers.told, case.rate.head.of("update_norm")
     seen = {
         "the loss": "loss" in told,
@@ -34,7 +34,7 @@ def _signals(case: Case) -> tuple[str, ...]:
 
 
 def is_long_enough(case: Case) -> bool:
-    """Whether any signal was there for as long as the shortest test of its course needs."""
+    """Whether any signal is as long as the shortest test of it needs."""
     rows = case.rate.head
     losses, norms = (int(np.isfinite(rows.of(name)).sum()) for name in ("loss", "grad_norm"))
     scales = case.rate.accepted if case.scale.has_scaler else 0
@@ -46,12 +46,12 @@ def is_long_enough(case: Case) -> bool:
 
 
 def is_too_short(case: Case) -> bool:
-    """Whether a record that tells of every step ends before any course could be judged."""
+    """Whether a record of every step ends before anything could be judged."""
     return case.observed.loop and not is_long_enough(case)
 
 
 def little_seen(case: Case) -> str | None:
-    """The sentence that says how little was looked at; none where it was enough, or nothing."""
+    """The sentence that says how little was recorded; None if it was enough, or nothing."""
     if case.is_searching or case.is_one_line:
         return None
     signals = _signals(case)
@@ -65,9 +65,9 @@ def little_seen(case: Case) -> str | None:
 
 
 def unsure(advice: Advice, case: Case) -> Advice:
-    """The advice on a record that is too short: that nothing speaks against a rate is no proof."""
+    """The advice for a record that is too short: no evidence against a rate is no proof for it."""
     if advice.action not in {Action.KEEP, Action.NOT_THE_CAUSE}:
         return advice
     steps = count_text(case.scale.entries, "step")
-    because = f"{steps} are too few to judge the rate by; nothing in them speaks against it."
+    because = f"{steps} are too few to judge the rate; they show nothing against it."
     return Advice(Action.UNKNOWN, because, current=advice.current)

@@ -1,7 +1,7 @@
-"""What a diagnosis is made of: evidence, findings, advice, a verdict. Frozen, and JSON by one rule.
+"""The parts of a diagnosis: evidence, findings, advice, a verdict. Frozen, with one form as JSON.
 
 `Diagnosis.to_json()` is the object that `ampwatch report --json` prints; its keys are a public
-contract. A number that JSON lacks (inf, nan) is given as a string.
+contract. A number that JSON does not have (inf, nan) is given as a string.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SCHEMA = 1
 
 
 class Severity(str, enum.Enum):
-    """How bad a finding is, as it stands at the end of the record."""
+    """How bad a finding is at the end of the record."""
 
     INFO = "info"
     WARNING = "warning"
@@ -48,7 +48,7 @@ class Action(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Evidence:
-    """One number that a finding stands on, and what it is held against."""
+    """One number that supports a finding, and what it is compared with."""
 
     signal: str
     step: int | None
@@ -95,7 +95,7 @@ class Advice:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The run's plain facts, as the letter and the JSON print them."""
+    """Basic facts about the run, as the report and its JSON print them."""
 
     id: str
     source: str
@@ -114,7 +114,7 @@ class RunFacts:
 class Diagnosis:
     """A run's facts, its verdict, its findings (the headline first) and the advice.
 
-    `little_seen` is the first sentence where the record could not bear much of a judgement.
+    `little_seen` is the first sentence if the record allows little judgement.
     """
 
     run: RunFacts
@@ -125,19 +125,19 @@ class Diagnosis:
 
     @property
     def headline(self) -> Finding | None:
-        """The gravest finding that no other finding explains."""
+        """The most severe finding that no other finding explains."""
         return self.findings[0] if self.findings else None
 
     @property
     def suspect(self) -> Finding | None:
-        """The finding that names the layer: the headline, else the gravest of its consequences."""
+        """The finding that names the layer: the headline, or the most severe consequence of it."""
         head = self.headline
         chain = [f for f in self.findings if f is head or (head and f.because_of == head.code)]
         return next((f for f in chain if f.layer), None)
 
     @property
     def calm(self) -> str | None:
-        """The one sentence where nothing stands against the run; None where something does."""
+        """The one sentence for a run without trouble; None for any other."""
         if self.verdict not in {Verdict.INCOMPLETE, Verdict.HEALTHY}:
             return None
         if self.verdict is Verdict.INCOMPLETE and self.little_seen is None:
@@ -149,16 +149,16 @@ class Diagnosis:
         return f"{first} {ended.summary} {ended.cause}"
 
     def worst(self) -> Severity | None:
-        """The gravest severity among the findings."""
+        """The highest severity among the findings."""
         return max((f.severity for f in self.findings), key=lambda s: s.weight, default=None)
 
     def while_running(self) -> Diagnosis:
-        """The same for a run that goes on: that it has no end mark yet is no finding."""
+        """The same for a run that goes on: a missing end mark is then no finding."""
         kept = tuple(f for f in self.findings if f.code != "AMP902")
         return dataclasses.replace(self, findings=kept)
 
     def to_json(self) -> dict[str, Any]:
-        """The object of `report --json`, made of what JSON knows."""
+        """The object of `report --json`, in JSON's types."""
         body = plain(self)
         assert isinstance(body, dict)
         del body["little_seen"]  # words; the verdict and the advice's reason say it there

@@ -1,6 +1,6 @@
 """The pages of the findings: what `ampwatch explain` prints and `docs/findings/` holds.
 
-python -m ampwatch.diagnosis.pages docs/findings      writes the folder anew
+python -m ampwatch.diagnosis.pages docs/findings      writes the folder again
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _WIDTH = 76
 _LISTING_HEAD = """\
 # The findings
 
-What this version of ampwatch can find, each with its usual severity.
-The pages are made from the rules; `ampwatch explain CODE` prints the same.
+All findings of this version of ampwatch, with their usual severity.
+The pages are generated from the rules; `ampwatch explain CODE` prints the same text.
 
 | code | name | usually |
 |---|---|---|"""
@@ -35,7 +35,9 @@ def plain_page(rule: Rule) -> str:
     """A rule's page as plain text."""
     lines = [f"{rule.code} {rule.name} (usually {rule.usual.value})"]
     for title, text in _sections(rule):
-        body = textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+        body = textwrap.fill(
+            text, _WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+        )
         lines += ["", title, body]
     return "\n".join(lines)
 
@@ -62,7 +64,10 @@ def _sections(rule: Rule) -> Iterator[tuple[str, str]]:
         yield title, getattr(rule.page, name)
     causes = ", ".join(rule.ties.explained_by)
     if causes:
-        yield "What may have caused it", f"{causes}: where one of these stands, look at it first."
+        yield (
+            "What may have caused it",
+            (f"{causes}: if one of these is reported, look at it first."),
+        )
 
 
 def _markdown(rule: Rule) -> str:

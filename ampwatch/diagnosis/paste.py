@@ -1,4 +1,4 @@
-"""Lines of code within an action: a sentence, and below it indented lines, ready to paste."""
+"""Code in an action: a sentence, and below it indented lines that can be copied."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 _INDENT = "    "
 _ROOT = "(root)"
-# Where each wrapper holds the model that it was made of.
+# The attribute in which each wrapper keeps its model.
 _WITHIN = {
     "DistributedDataParallel": "module",
     "DataParallel": "module",
@@ -17,7 +17,7 @@ _WITHIN = {
     "OptimizedModule": "_orig_mod",
     "_FabricModule": "module",
 }
-# Only half tensors are cast: a mask of truths must stay one.
+# Only half-precision tensors are cast: a boolean mask must stay one.
 _ISLAND = """\
 device = next(model.parameters()).device.type
 def full(x):
@@ -31,7 +31,7 @@ layer.forward = island"""
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """One of the models given to `attach`: what its layers' names begin with, and its wrappers."""
+    """One of the models given to `attach`: the prefix of its layers' names, and its wrappers."""
 
     prefix: str = ""
     wrapped: tuple[str, ...] = ()  # class names, the outermost first
@@ -51,8 +51,10 @@ def words_and_lines(action: str) -> tuple[str, str]:
 
 
 def float32_island(layer: str, roots: Sequence[Root] = ()) -> str:
-    """Lines that run one layer in float32 under autocast, once the model is made."""
-    root = _root_of(layer, roots) or Root()  # the record may not tell: one model, as it is
+    """Lines that run one layer in float32 under autocast, for use after the model is created."""
+    root = (
+        _root_of(layer, roots) or Root()
+    )  # the record may not say: then one model without wrappers
     inner = layer.removeprefix(root.prefix).removeprefix(".") if root.prefix else layer
     model = "model" + "".join(f".{_WITHIN[name]}" for name in root.wrapped if name in _WITHIN)
     found = model if inner in {"", _ROOT} else f"{model}.get_submodule({inner!r})"
@@ -75,7 +77,7 @@ def _model_lines(root: Root, roots: Sequence[Root]) -> str:
 
 
 def roots_of(told: Any) -> tuple[Root, ...]:
-    """The models that a `started` event tells of; none where it does not, or not in this form."""
+    """The models named in a `started` event; empty if it names none, or in another form."""
     given = told if isinstance(told, list) else []
     roots = [one for one in given if isinstance(one, dict) and isinstance(one.get("prefix"), str)]
     return tuple(Root(one["prefix"], _names(one.get("wrapped"))) for one in roots)

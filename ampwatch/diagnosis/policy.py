@@ -1,13 +1,14 @@
-"""The thresholds that several rules share, with their reasons; a rule's own stand beside it.
+"""The thresholds that several rules share, with their reasons.
 
-They are fractions, growth intervals or octaves, never counts that fit short runs only.
+A threshold of one rule is defined beside that rule. They are fractions, growth intervals or
+octaves, never counts that fit short runs only.
 """
 
 from __future__ import annotations
 
-# So many steps in a row that are alike are no accident, be a batch or a lucky step what it may.
+# So many equal steps in a row are not chance, neither by one batch nor by one lucky step.
 NO_ACCIDENT_STEPS = 20
-# Within as many of each other steps are close together.
+# Steps within this distance are close together.
 NEAR_STEPS = 20
 
 # A cause may be seen a little later than its effect. After a skip the very next steps are looked at
@@ -19,10 +20,11 @@ SAMPLING_DELAY_STEPS = 20
 # if that is shorter).
 ESTABLISHED_STEPS = NO_ACCIDENT_STEPS
 
-# Where nobody saw the forward pass: sixteen halvings of the default 2^16 end below 1.
+# If the forward pass is not recorded: sixteen halvings of the default 2^16 end below 1.
 STARTUP_BLIND_SKIPS = 16
 
-# The largest fall seen to heal by itself took 8 halvings (BLOOM-13B: 65536 to 4096, less still).
+# The largest fall from which a run recovered by itself took 8 halvings (BLOOM-13B: 65536 to 4096,
+# less still).
 COLLAPSE_OCTAVES = 8
 # A fall is several skips close together; an isolated one that crosses the line is not.
 COLLAPSE_SKIPS = 4
@@ -30,26 +32,26 @@ COLLAPSE_SKIPS = 4
 # At 2^-128 and below 1/scale is inf in float32 and the step destroys the weights; two octaves up.
 FLOOR_SCALE = 2.0**-126
 
-# One overflow may need two halvings to pass: still one tooth of the saw.
+# One overflow may need two halvings to pass: still one tooth of the sawtooth.
 SAWTOOTH_SKIPS = 2
-# Step after step skipped, more than one overflow needs: a spike, that heals or becomes a fall.
+# More skips in a row than one overflow needs: a spike, which heals or becomes a fall.
 SPIKE_SKIPS = SAWTOOTH_SKIPS + 1
-# Before it is a storm: one skip a growth interval is growth's own price, and the first two are
+# Skips that are no storm: one in each growth interval is the cost of growth, and the first two are
 # free, because the initial scale is a guess.
 STORM_FREE_SKIPS = 2
 STORM_WINDOW_STEPS = 100
 
-# A course of the loss can be seen in so many lines at each end of a record, and not in fewer.
+# The course of the loss can be judged from so many lines at each end of a record, not from fewer.
 LOSS_LINES = 3
 
-# What happened in the last fiftieth of a run (20 steps at least) still stands at its end.
+# What happened in the last fiftieth of a run (at least 20 steps) still counts at its end.
 RECENT_SHARE = 0.02
 RECENT_STEPS = NEAR_STEPS
 
-# Two values in three lost is beyond the tail that half precision always flushes.
+# Half precision always flushes the tail; two values lost in three is more.
 UNDERFLOW_SHARE = 0.67
 
-# Backward overflows with one culprit before it is named: two may be growth's own.
+# Backward overflows with one culprit before it is named: two may be caused by growth.
 BACKWARD_OVERFLOWS = 3
 
 # A gradient norm four times higher over the last four fifths of the record, rising from each fifth
@@ -59,9 +61,9 @@ BACKWARD_OVERFLOWS = 3
 DRIFT_EARLY_STEPS, DRIFT_LOSS = 1000, 1.02
 DRIFT_FACTOR, DRIFT_PART, DRIFT_WINDOWS, DRIFT_ROWS = 4.0, 0.8, 5, 100
 
-# Trouble within 30 steps of an event is put down to it; but not of one in the first steps of a
-# warm-up, where the rate always doubles.
+# Trouble within 30 steps of an event is attributed to it, except in the first steps of a warm-up,
+# where the rate always doubles.
 JUMP_STEPS = 30
 JUMP_LEAST_POSITION = NEAR_STEPS
-# "Diverging": the loss stands this far above where it began.
+# "Diverging": the loss is this many times its first value.
 DIVERGED_LOSS = 1.2

@@ -1,8 +1,8 @@
-"""What a rule is: one function with its code, its name, its page and its ties to other findings.
+"""A rule: one function with its code, name, page and relations to other findings.
 
 The page is what `ampwatch explain` prints. A rule reads a `Case` and returns what it saw, or
-nothing; it abstains where its signals are absent. To add one: write the function in a module of
-`rules/`, with all that is true of it alone, and test it.
+nothing; it stays silent if its signals are absent. To add one, write the function in a module of
+`rules/`, with everything that is true of it alone, and test it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Seen:
 
     summary: str
     cause: str
-    action: str | None = None  # the page's cure, where the run itself does not tell a better one
-    severity: Severity | None = None  # the rule's usual one, and information once it has healed
+    action: str | None = None  # the page's remedy, unless the run itself suggests a better one
+    severity: Severity | None = None  # the rule's usual one; information once it has healed
     standing: Standing = Standing.STANDS
-    if_healed: str = "Nothing to do unless it returns."  # in the action's place
-    at: Stretch | None = None  # gives its steps, where they are not given one by one
+    if_healed: str = "Nothing to do unless it returns."  # replaces the action
+    at: Stretch | None = None  # gives the steps, if they are not given one by one
     first_step: int | None = None
     last_step: int | None = None
     layer: str | None = None
@@ -61,11 +61,11 @@ Exclusion = Callable[[Case, Finding], bool]
 RATE = ("AMP301", "AMP302")
 # Weights, activations, the loss: the surest first.
 NOT_FINITE = ("AMP207", "AMP203", "AMP204")
-# Several steps' gradients are mixed: what is read from gradients is then without ground.
+# Gradients of several steps are mixed: what is read from gradients then has no basis.
 MIXED = ("AMP403", "AMP412")
-# The optimizer was given something else than this step's gradients.
+# The optimizer received something else than this step's gradients.
 NOT_ITS_GRADIENTS = ("AMP404", *MIXED)
-# Said from the first skip on, where too high a rate shows in several skips or in the loss.
+# Reported from the first skip on; too high a rate shows only after several skips or in the loss.
 FROM_THE_FIRST_SKIP = ("AMP103", "AMP104", "AMP105", "AMP202", "AMP208")
 
 
@@ -75,32 +75,34 @@ def codes(listed: str) -> tuple[str, ...]:
 
 
 def never(_case: Case, _finding: Finding) -> bool:
-    """The learning rate may be behind it."""
+    """The learning rate may be the cause."""
     return False
 
 
 def always(_case: Case, _finding: Finding) -> bool:
-    """No learning rate can be behind it."""
+    """No learning rate can be the cause."""
     return True
 
 
 def before_any_update(case: Case, finding: Finding) -> bool:
-    """No learning rate can be behind what began before the first update."""
+    """No learning rate can be the cause of what began before the first update."""
     first = case.scale.first_accepted_step
     return finding.first_step is not None and (first is None or finding.first_step <= first)
 
 
 @dataclass(frozen=True, slots=True)
 class Ties:
-    """How a finding stands to the others and to the learning rate."""
+    """How a finding relates to the others and to the learning rate."""
 
-    explained_by: tuple[str, ...] = ()  # its possible causes, the surest first
-    groundless_beside: tuple[str, ...] = ()  # where one of these stands, it is not said
-    excludes_rate: Exclusion = never  # whether no learning rate could have brought it about
+    explained_by: tuple[str, ...] = ()  # its possible causes, the most certain first
+    groundless_beside: tuple[str, ...] = ()  # beside one of these it is not reported
+    excludes_rate: Exclusion = never  # whether no learning rate could have caused it
     shown_late: bool = False  # only a sample shows it, which may come after its effect
-    late_to: tuple[str, ...] = ()  # it takes more steps to be told than these, its effects
+    late_to: tuple[str, ...] = ()  # it takes more steps to detect than these, its effects
     ends_the_run: bool = False  # its cause was still there then
-    in_strict_order: bool = False  # what stands beside it may be cause or effect: the first is
+    in_strict_order: bool = (
+        False  # what stands beside it may be cause or effect: the first one is the cause
+    )
     spares_weights: bool = False  # it cannot be what made weights not finite
 
 

@@ -1,4 +1,4 @@
-"""How what a rule saw stands at the end of the record: what its finding weighs and how it ends."""
+"""Whether what a rule saw still matters at the end of the record, and how its sentence ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Standing(enum.Enum):
-    """Whether it goes on, is over but what it brought about is not, or all of it is over."""
+    """It goes on; it is over but its damage is not; or all of it is over."""
 
     STANDS = "stands"
     HEALS = "heals"
@@ -20,4 +20,4 @@ class Standing(enum.Enum):
     @property
     def ending(self) -> str:
         """The end of a sentence that says what happened, without its full stop."""
-        return "" if self is Standing.STANDS else ", and no longer at the end"
+        return "" if self is Standing.STANDS else ", but no longer at the end"

@@ -60,23 +60,23 @@ def steps_text(first: int | None, last: int | None) -> str:
 
 
 def alone_text(rank: int | None) -> str:
-    """Of several ranks the one that it is about, as a part of a sentence; or nothing."""
+    """The one rank of several that a sentence is about, as a part of it; or nothing."""
     return "" if rank is None else f", on rank {rank} alone"
 
 
 def limit_text(low: float, high: float, advised: float) -> str:
-    """Where the highest stable rate lies, and that the advised one keeps below it."""
-    text = f"the highest stable rate lies between {low:.2g} and {high:.2g}, 90 % sure"
-    return text if advised >= low else f"{text}, and the advice keeps a margin below it"
+    """Where the highest stable rate lies, and whether the advised one is below that."""
+    text = f"the highest stable rate lies between {low:.2g} and {high:.2g}, with 90 % confidence"
+    return text if advised >= low else f"{text}; the advised rate keeps a margin below it"
 
 
 def restart_text(checkpoint_step: int | None, step: int | None) -> str | None:
-    """Where to restart from: the checkpoint, where one is known; none where nothing is."""
+    """Where to restart from: the checkpoint if one is known; None if nothing is."""
     if checkpoint_step is not None:
         return f"Restart from the checkpoint of step {checkpoint_step:,}"
     if step is None:
         return None
-    return f"Restart from step {step:,} or before" if step else "Begin anew"
+    return f"Restart from step {step:,} or before" if step else "Start over"
 
 
 def list_text(names: Sequence[str], limit: int = 3) -> str:

@@ -1,10 +1,10 @@
-"""A foreign log in, a `Run` out: one small file a framework, one registry.
+"""Logs of other trainers become runs: one small file for each format.
 
-    bytes -> lines -> format (what a line says) -> timeline (which step, which rank) -> rows
+    bytes -> lines -> format (what a line says) -> run builder (which step, which rank) -> rows
 
-A format recognises its framework's lines and says what they say, absent where they are silent;
-`store` writes the rows, and from there a foreign run is a run like any other. `import_log` is the
-door; who follows a log that grows holds a `TextImport`.
+A format recognises its framework's lines and returns what they state. `store` writes the rows, and
+from then on an imported run is a run like any other. `import_log` imports a whole file;
+`GrowingLog` follows a log that is still being written.
 """
 
 from __future__ import annotations
@@ -12,45 +12,53 @@ from __future__ import annotations
 from pathlib import Path
 
 from ampwatch.errors import LogError
-from ampwatch.importers.asking import Seen, Wanted
-from ampwatch.importers.following import GrowingLog, nothing_known
-from ampwatch.importers.registry import BY_SOURCE, FORMATS
-from ampwatch.importers.source import Source
+from ampwatch.importers.formats import BY_SOURCE, FORMATS
+from ampwatch.importers.log_file import LogFile
+from ampwatch.importers.options import ImportOptions, OnProgress
 from ampwatch.importers.table_import import SOURCES, import_table, open_table
-from ampwatch.importers.text_import import TextImport, import_text
+from ampwatch.importers.text_import import GrowingLog, TextImport, import_text, nothing_known
 
 __all__ = [
-    "FORMATS", "GrowingLog", "Source", "TextImport", "Wanted", "import_log", "known_sources",
+    "FORMATS",
+    "GrowingLog",
+    "ImportOptions",
+    "LogFile",
+    "TextImport",
+    "import_log",
+    "known_sources",
     "nothing_known",
 ]  # fmt: skip
 
 
 def known_sources() -> tuple[str, ...]:
-    """The names that a format goes by."""
+    """The names of all formats."""
     return tuple(sorted({*BY_SOURCE, *SOURCES}))
 
 
 def import_log(
-    path: str | Path, out: Path, wanted: Wanted | None = None, seen: Seen | None = None
+    path: str | Path,
+    out: Path,
+    options: ImportOptions | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Path:
-    """Make a run of a foreign log in the folder `out`; the run's folder.
+    """Import a log into the folder `out`; return the run's folder.
 
-    The format is recognised, unless it is asked for. Raises LogError, with a sentence, where the
-    file cannot be read or tells of no training; then nothing is left in `out`.
+    The format is recognised unless `options` names one. Raises LogError, with a sentence, if the
+    file cannot be read or holds no training; then nothing is left in `out`.
     """
-    wanted = wanted or Wanted()
-    if wanted.source is not None and wanted.source not in known_sources():
+    options = options or ImportOptions()
+    if options.source is not None and options.source not in known_sources():
         raise LogError(
-            f"No format is called {wanted.source!r}: there are {', '.join(known_sources())}."
+            f"There is no format {options.source!r}. Known formats: {', '.join(known_sources())}."
         )
-    with Source(path) as source:
+    with LogFile(path) as log:
         table = None
-        if wanted.source is None or wanted.source in (*SOURCES, "hf-trainer"):
-            table = open_table(source, wanted)
+        if options.source is None or options.source in (*SOURCES, "hf-trainer"):
+            table = open_table(log, options)
         if table is not None:
-            return import_table(source, table, out, wanted, seen)
-        if wanted.source in SOURCES:
-            raise LogError(f"{path} is no {wanted.source} file.", path=path)
-        if wanted.columns:
+            return import_table(log, table, out, options, on_progress)
+        if options.source in SOURCES:
+            raise LogError(f"{path} is not a {options.source} file.", path=path)
+        if options.columns:
             raise LogError(f"{path} is text: --map is for CSV, JSON lines and other tables.")
-        return import_text(source, out, wanted, seen)
+        return import_text(log, out, options, on_progress)

@@ -1,4 +1,4 @@
-"""What an importer of a text format is, and the patterns they share."""
+"""A text format, and the patterns that formats share."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ampwatch.importers.sayings import Saying
+from ampwatch.importers.statements import Statement
 
-# A number as any framework prints it. No two parts of it can match the same text, so it cannot
+# A number as any framework prints it. No two parts of the pattern match the same text, so it cannot
 # backtrack for long.
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[Nn][Aa][Nn]|[Ii]nf)"
 
-# The torch GradScaler's settings, which most frameworks keep.
+# The settings of torch's GradScaler, which most frameworks keep.
 TORCH_SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000.0}
 
 
 def any_scale(_: float) -> bool:
-    """Whatever is printed is the scale."""
+    """Every printed scale is a scale."""
     return True
 
 
 def as_printed(scale: float) -> float:
-    """The very number."""
+    """The scale as printed."""
     return scale
 
 
@@ -31,25 +31,27 @@ def as_printed(scale: float) -> float:
 class Format:
     """One framework's text: how its lines are found and read.
 
-    `anchors` are literal texts, one of which stands in every line that `read` understands; lines
-    without any are never shown to it. `read` says what a line says, or nothing.
+    `anchors` are literal texts. Every line that `read` understands contains one of them; `read`
+    never gets other lines. `read` returns what a line states, or nothing.
     """
 
-    source: str  # as run.json names it
+    source: str  # the name in run.json
     anchors: tuple[str, ...]
-    read: Callable[[str], Iterable[Saying]]
+    read: Callable[[str], Iterable[Statement]]
     scaler: Mapping[str, float] = field(default_factory=dict)  # the framework's defaults
     marks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    is_scale: Callable[[float], bool] = any_scale  # else it is rounded away, or an average
-    meant: Callable[[float], float] = as_printed  # the scale that is printed with few digits
+    is_scale: Callable[[float], bool] = (
+        any_scale  # False for a scale that was rounded to 0, or is an average
+    )
+    meant: Callable[[float], float] = as_printed  # the true scale behind a rounded one
     instead_of: tuple[str, ...] = ()  # formats whose lines this framework prints as well
-    is_shared: bool = False  # lines that any framework may print: they never name the source
-    is_last_resort: bool = False  # asked while no other format has told a loss
-    leads: bool = False  # names the source even where a library below it prints the skips
+    is_shared: bool = False  # lines that any framework may print: they do not identify the source
+    is_last_resort: bool = False  # used only while no other format has found a loss
+    leads: bool = False  # identifies the source even if a library below it prints the skips
 
 
 def number(text: str) -> float:
-    """A printed number; what is none is nan."""
+    """A printed number; nan if the text is not a number."""
     try:
         return float(text.strip("'\" ").replace(",", ""))
     except ValueError:
@@ -57,7 +59,7 @@ def number(text: str) -> float:
 
 
 def snapped(scale: float) -> float:
-    """The power of two that prints as this scale, in a few digits."""
+    """The power of two that is printed like this in a few digits."""
     if not (scale > 0 and math.isfinite(scale)):
         return scale
     near: float = 2.0 ** round(math.log2(scale))
@@ -65,13 +67,13 @@ def snapped(scale: float) -> float:
 
 
 def pattern(text: str) -> re.Pattern[str]:
-    """A pattern in which `{}` stands for a number (a group) and a blank for some blanks."""
+    """A pattern in which `{}` matches a number (a group) and a blank matches one or more blanks."""
     pieces = [re.escape(piece).replace(r"\ ", " +") for piece in text.split("{}")]
     return re.compile(f"({NUMBER})".join(pieces))
 
 
 def fields(line: str, keys: Mapping[str, re.Pattern[str]]) -> dict[str, float]:
-    """The columns whose pattern the line holds."""
+    """The columns whose pattern matches in the line."""
     found = {}
     for column, wanted in keys.items():
         match = wanted.search(line)
@@ -81,5 +83,5 @@ def fields(line: str, keys: Mapping[str, re.Pattern[str]]) -> dict[str, float]:
 
 
 def keyed(text: str) -> re.Pattern[str]:
-    """The pattern of a value behind its key, as `key: value`, `key=value` or `'key': 'value'`."""
+    """The pattern of a value after its key: `key: value`, `key=value` or `'key': 'value'`."""
     return re.compile(rf"(?<![\w.-]){text}['\"]?\s*[:=]?\s*['\"\[]?({NUMBER})")

@@ -1,4 +1,4 @@
-"""A structured log in, a run's folder out."""
+"""Imports a table (CSV, JSON, Parquet, TensorBoard, W&B) as a run."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ from typing import Any
 import numpy as np
 
 from ampwatch.errors import LogError
-from ampwatch.importers.asking import Seen, Wanted, fresh_info
-from ampwatch.importers.counters import rows_of
-from ampwatch.importers.course import MOST_STEPS
-from ampwatch.importers.rowbook import RowBook, StoreSink
-from ampwatch.importers.source import STANDARD_INPUT, Source
-from ampwatch.importers.table_rows import Say, complete, in_order
+from ampwatch.importers.log_file import STANDARD_INPUT, LogFile
+from ampwatch.importers.options import ImportOptions, OnProgress, fresh_info
+from ampwatch.importers.row_writer import RowWriter, StoreSink
+from ampwatch.importers.run_builder import RunBuilder
+from ampwatch.importers.run_state import MOST_STEPS
+from ampwatch.importers.table_rows import Say, complete, in_order, rows_of
 from ampwatch.importers.tables import (
     delimited,
-    history,
-    objects,
+    json_objects,
     parquet,
     tensorboard,
     wandb_file,
 )
 from ampwatch.importers.tables.cells import Block, Cells
-from ampwatch.importers.tables.names import Names, recognised, tells_training
-from ampwatch.importers.timeline import Timeline
+from ampwatch.importers.tables.column_names import Names, recognised, tells_training
 from ampwatch.store import create_run, describe_run
 
 SOURCES = ("csv", "json", "jsonl", "lightning", "wandb", "tensorboard", "keras", "parquet")
@@ -37,56 +35,62 @@ SOURCES = ("csv", "json", "jsonl", "lightning", "wandb", "tensorboard", "keras",
 
 @dataclass(slots=True)
 class Table:
-    """An opened table: who wrote it, its names, its rows, its settings; all may grow with them."""
+    """An opened table: its source, names, rows and settings; all may grow while it is read."""
 
     source: str
     names: Names
     blocks: Iterator[Block]
     config: Mapping[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    seen: dict[str, None] = field(default_factory=dict)  # names, where no header gives them
+    seen: dict[str, None] = field(default_factory=dict)  # names, if there is no header
 
 
-def open_table(source: Source, wanted: Wanted) -> Table | None:
-    """The structured log that this is; None where it is text."""
-    head = source.head
+def open_table(log: LogFile, options: ImportOptions) -> Table | None:
+    """The opened table; None if the log is text."""
+    head = log.head
     if tensorboard.looks_like_events(head):
-        return _events(source, wanted)
+        return _events(log, options)
     if wandb_file.looks_like_wandb(head):
-        return _wandb(source, wanted)
+        return _wandb(log, options)
     if parquet.looks_like_parquet(head):
-        return _parquet(source, wanted)
-    text = source.head_text
+        return _parquet(log, options)
+    text = log.head_text
     filled = [line for line in text.splitlines() if line.strip()]
     has_mark = bool(filled) and delimited.names_mark(filled[0])
     first = next(iter(filled[has_mark:]), "")
-    if text.lstrip().startswith("{") or objects.looks_listed(text):
-        return _objects(source, wanted, text, first)
+    if text.lstrip().startswith("{") or json_objects.looks_listed(text):
+        return _objects(log, options, text, first)
     header = delimited.split(first)
-    mapped = wanted.columns and set(wanted.columns.values()) <= set(header)
-    if mapped or wanted.source in ("csv", "lightning") or delimited.looks_delimited(first):
-        return _delimited(source, wanted, text, first, 1 + has_mark)
+    mapped = options.columns and set(options.columns.values()) <= set(header)
+    if mapped or options.source in ("csv", "lightning") or delimited.looks_delimited(first):
+        return _delimited(log, options, text, first, 1 + has_mark)
     return None
 
 
 def import_table(
-    source: Source, table: Table, out: Path, wanted: Wanted, seen: Seen | None = None
+    log: LogFile,
+    table: Table,
+    out: Path,
+    options: ImportOptions,
+    on_progress: OnProgress | None = None,
 ) -> Path:
-    """A structured log as a run in the folder `out`; raises LogError without a training in it."""
+    """Import a table into the folder `out`; raises LogError if it holds no training."""
     if not tells_training(table.names):
         raise LogError(
-            f"{source.path} has no column of a loss, a gradient norm or a loss scale: name them "
+            f"{log.path} has no column of a loss, a gradient norm or a loss scale: name them "
             "with --map, for example --map loss=my_loss.",
-            path=source.path,
+            path=log.path,
         )
-    info = fresh_info(source.path, wanted)
+    info = fresh_info(log.path, options)
     folder = create_run(out, info)
     sink = StoreSink(folder)
-    timeline = Timeline(RowBook(sink))
+    builder = RunBuilder(RowWriter(sink))
     try:
-        _take_rows(timeline, table, lambda: seen and seen(source.read_bytes, source.size_bytes))
-        notes = tuple(table.notes if source.damage is None else [*table.notes, source.damage])
-        marks = {name: sorted(mark.value for mark in m) for name, m in timeline.marks.items()}
+        _take_rows(
+            builder, table, lambda: on_progress and on_progress(log.read_bytes, log.size_bytes)
+        )
+        notes = tuple(table.notes if log.damage is None else [*table.notes, log.damage])
+        marks = {name: sorted(mark.value for mark in m) for name, m in builder.marks.items()}
         told = dataclasses.replace(
             info, source=table.source, config=table.config, notes=notes, marks=marks
         )
@@ -96,73 +100,73 @@ def import_table(
         shutil.rmtree(folder, ignore_errors=True)
         raise
     sink.close()
-    if not timeline.attempts:
+    if not builder.attempts:
         shutil.rmtree(folder, ignore_errors=True)
-        raise LogError(f"{source.path} has the columns of a training and no row.", path=source.path)
+        raise LogError(f"{log.path} has the columns of a training but no rows.", path=log.path)
     return folder
 
 
-def _take_rows(timeline: Timeline, table: Table, tell: Callable[[], object]) -> None:
+def _take_rows(builder: RunBuilder, table: Table, tell: Callable[[], object]) -> None:
     say = table.notes.append
     for part in complete(in_order(rows_of(table.blocks, lambda: table.names, say), say)):
-        timeline.take_table(part)
+        builder.take_table(part)
         tell()
-    timeline.finish()
+    builder.finish()
 
 
 # --- text tables ---------------------------------------------------------------------------------
 
 
-def _delimited(source: Source, wanted: Wanted, head: str, first: str, above: int) -> Table:
+def _delimited(log: LogFile, options: ImportOptions, head: str, first: str, above: int) -> Table:
     header, mark = delimited.split(first), delimited.mark_of(first)
     notes: list[str] = []
-    names = _of_one_run(header, wanted, source.path, notes.append)
+    names = _of_one_run(header, options, log.path, notes.append)
     comma = delimited.decimal_comma(head[head.index(first) :], mark)
     reader = delimited.Reader(header, mark, names.of.values(), notes.append, comma)
-    made = wanted.source or delimited.source_of(header, names, source.path)
-    return Table(made, names, reader.blocks(source.chunks(), above), notes=notes)
+    made = options.source or delimited.source_of(header, names, log.path)
+    return Table(made, names, reader.blocks(log.chunks(), above), notes=notes)
 
 
-def _of_one_run(header: Sequence[str], wanted: Wanted, path: str, say: Say) -> Names:
-    """What the names mean; of several exported runs the first one's, or that of the mapping."""
+def _of_one_run(header: Sequence[str], options: ImportOptions, path: str, say: Say) -> Names:
+    """What the names mean; of several exported runs, for the first one or the mapped one."""
     runs = delimited.runs_of(header)
     if len(runs) < 2:
-        return recognised(header, wanted.columns, path)
-    mapped = set(wanted.columns.values())
+        return recognised(header, options.columns, path)
+    mapped = set(options.columns.values())
     chosen = next((run for run, names in runs.items() if mapped & set(names)), next(iter(runs)))
     others = {name for run, names in runs.items() if run != chosen for name in names}
     kept = [name for name in header if name not in others]
     other = next(run for run in runs if run != chosen)
     say(
-        f"The file holds {len(runs)} runs, and this is {chosen!r} alone; for another name its "
+        f"The file holds {len(runs)} runs; only {chosen!r} was imported. For another one map its "
         f"column: --map 'loss={runs[other][0]}'."
     )
-    return recognised(kept, wanted.columns, path)
+    return recognised(kept, options.columns, path)
 
 
-def _objects(source: Source, wanted: Wanted, text: str, first: str) -> Table | None:
+def _objects(log: LogFile, options: ImportOptions, text: str, first: str) -> Table | None:
     if '"log_history"' in text:
-        history = objects.history_of("\n".join(source.lines()))
+        history = json_objects.history_of("\n".join(log.lines()))
         if history is None:
-            raise LogError(f"{source.path} is a damaged trainer_state.json.", path=source.path)
-        return _growing("hf-trainer", iter([objects.block_of(history)]), wanted, source)
-    if objects.looks_listed(text):
-        listed = objects.listed("\n".join(source.lines()))
+            raise LogError(f"{log.path} is a damaged trainer_state.json.", path=log.path)
+        return _growing("hf-trainer", iter([json_objects.block_of(history)]), options, log)
+    if json_objects.looks_listed(text):
+        listed = json_objects.listed("\n".join(log.lines()))
         if listed is None:
-            raise LogError(f"{source.path} is a damaged list of JSON objects.", path=source.path)
-        return _growing(wanted.source or "json", iter([listed]), wanted, source)
-    if objects.object_of(first) is None:
+            raise LogError(f"{log.path} is a damaged list of JSON json_objects.", path=log.path)
+        return _growing(options.source or "json", iter([listed]), options, log)
+    if json_objects.object_of(first) is None:
         return None
-    table = _growing(wanted.source or "jsonl", objects.blocks(source.chunks()), wanted, source)
-    if wanted.source is None and {"_step", "_runtime"} & table.seen.keys():
+    table = _growing(options.source or "jsonl", json_objects.blocks(log.chunks()), options, log)
+    if options.source is None and {"_step", "_runtime"} & table.seen.keys():
         table.source = "wandb"
     return table
 
 
-def _growing(made: str, blocks: Iterator[Block], wanted: Wanted, source: Source) -> Table:
-    """A table without a header: the first rows give the names, later ones may add to them."""
+def _growing(made: str, blocks: Iterator[Block], options: ImportOptions, log: LogFile) -> Table:
+    """A table without a header: the first rows give the names, later ones may add some."""
     first = next(blocks, Block(0, {}))
-    table = Table(made, recognised(first.columns, wanted.columns, source.path), iter(()))
+    table = Table(made, recognised(first.columns, options.columns, log.path), iter(()))
     table.seen = dict.fromkeys(first.columns)
 
     def rest() -> Iterator[Block]:
@@ -170,7 +174,7 @@ def _growing(made: str, blocks: Iterator[Block], wanted: Wanted, source: Source)
         for block in blocks:
             if block.columns.keys() - table.seen.keys():
                 table.seen.update(dict.fromkeys(block.columns))
-                more = recognised(table.seen, wanted.columns, source.path)
+                more = recognised(table.seen, options.columns, log.path)
                 table.names = Names({**more.of, **table.names.of})
             yield block
 
@@ -181,7 +185,7 @@ def _growing(made: str, blocks: Iterator[Block], wanted: Wanted, source: Source)
 # --- binary tables -------------------------------------------------------------------------------
 
 
-def _wandb(source: Source, wanted: Wanted) -> Table:
+def _wandb(log: LogFile, options: ImportOptions) -> Table:
     config: dict[str, Any] = {}
     notes: list[str] = []
 
@@ -191,33 +195,33 @@ def _wandb(source: Source, wanted: Wanted) -> Table:
         elif number == wandb_file.RUN:
             config.update(wandb_file.settings_of_run(value))
 
-    records = wandb_file.parts(source.read, notes.append)
-    table = _growing("wandb", history.blocks(records, take), wanted, source)
+    records = wandb_file.parts(log.read, notes.append)
+    table = _growing("wandb", wandb_file.blocks(records, take), options, log)
     table.config, table.notes = config, notes
     return table
 
 
-def _parquet(source: Source, wanted: Wanted) -> Table:
-    is_packed = source.is_compressed or source.path == STANDARD_INPUT
-    file = io.BytesIO(b"".join(iter(lambda: source.read(1 << 20), b""))) if is_packed else None
-    found = parquet.ParquetTable(file or source.path, source.path)
-    names = recognised(found.names, wanted.columns, source.path)
+def _parquet(log: LogFile, options: ImportOptions) -> Table:
+    is_packed = log.is_compressed or log.path == STANDARD_INPUT
+    file = io.BytesIO(b"".join(iter(lambda: log.read(1 << 20), b""))) if is_packed else None
+    found = parquet.ParquetTable(file or log.path, log.path)
+    names = recognised(found.names, options.columns, log.path)
     notes: list[str] = []
     kept = list(dict.fromkeys(names.of.values()))
     made = "wandb" if "_step" in found.names else "parquet"
-    return Table(wanted.source or made, names, found.blocks(kept, notes.append), notes=notes)
+    return Table(options.source or made, names, found.blocks(kept, notes.append), notes=notes)
 
 
-def _events(source: Source, wanted: Wanted) -> Table:
+def _events(log: LogFile, options: ImportOptions) -> Table:
     notes: list[str] = []
     pieces: dict[str, list[tensorboard.Scalars]] = {}
-    for piece in tensorboard.scalars(source.read, notes.append):
+    for piece in tensorboard.scalars(log.read, notes.append):
         pieces.setdefault(piece.tag, []).append(piece)
     tags = [tag for tag in pieces if not _is_of_epochs(tag, pieces)]
-    names = recognised(tags, wanted.columns, source.path)
+    names = recognised(tags, options.columns, log.path)
     of = {column: name for column, name in names.of.items() if column != "step" and name in pieces}
     is_keras = any(tag.startswith(("epoch_", "batch_")) for tag in pieces)
-    made = wanted.source or ("keras" if is_keras else "tensorboard")
+    made = options.source or ("keras" if is_keras else "tensorboard")
     kept = {name: pieces[name] for name in of.values()}
     return Table(made, Names({**of, "step": _STEP}), _joined(kept), notes=notes)
 
@@ -226,12 +230,12 @@ _STEP = "(step)"
 
 
 def _is_of_epochs(tag: str, tags: Iterable[str]) -> bool:
-    """Whether its steps are epochs where those of others are batches."""
+    """Whether its steps are epochs while those of other tags are batches."""
     return tag.startswith("epoch_") and any(other.startswith("batch_") for other in tags)
 
 
 def _joined(tags: Mapping[str, Sequence[tensorboard.Scalars]]) -> Iterator[Block]:
-    """A row a step of all scalars; where steps begin anew, so do the rows."""
+    """One row for each step with all scalars; if steps restart, so do the rows."""
     parts = []
     for pieces in tags.values():
         step = np.concatenate([piece.step for piece in pieces])
@@ -256,12 +260,12 @@ def _joined(tags: Mapping[str, Sequence[tensorboard.Scalars]]) -> Iterator[Block
     for at, name in enumerate(tags):
         mine = tag[order] == at
         cells = Cells.absent(int(row[-1]) + 1)
-        cells.values[row[mine]], cells.told[row[mine]] = value[order][mine], True
+        cells.values[row[mine]], cells.present[row[mine]] = value[order][mine], True
         columns[name] = cells
     yield _by_step(step[begins], columns)
 
 
 def _by_step(step: np.ndarray, columns: Mapping[str, Cells]) -> Block:
-    of_step = np.abs(step) < MOST_STEPS  # as a float it is exact
+    of_step = np.abs(step) < MOST_STEPS  # exact as a float
     cells = Cells(np.where(of_step, step, np.nan).astype(float), of_step)
     return Block(len(step), {_STEP: cells, **columns})

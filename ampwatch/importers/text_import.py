@@ -1,84 +1,93 @@
-"""A text log in, a run's folder out."""
+"""Imports a text log as a run, as a whole or while it is still being written.
+
+When a pipe is followed, a thread of its own first passes it on and then hands it over for reading:
+whatever happens to the reading, the trainer's output goes on.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import queue
 import shutil
-from collections.abc import Sequence
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
-from ampwatch.errors import LogError
-from ampwatch.importers.asking import Seen, Wanted, fresh_info
+from ampwatch.errors import AmpwatchError, LogError
 from ampwatch.importers.format import Format
-from ampwatch.importers.lines import LineCutter
-from ampwatch.importers.reader import Reader, Unknown
-from ampwatch.importers.registry import BY_SOURCE, FORMATS
-from ampwatch.importers.rowbook import RowBook, StoreSink
-from ampwatch.importers.source import Source
-from ampwatch.importers.timeline import Timeline
+from ampwatch.importers.formats import BY_SOURCE, FORMATS
+from ampwatch.importers.line_reader import Reader, Unknown
+from ampwatch.importers.line_splitter import LineSplitter
+from ampwatch.importers.log_file import STANDARD_INPUT, LogFile, opened, refuse_binary
+from ampwatch.importers.options import ImportOptions, OnProgress, fresh_info
+from ampwatch.importers.row_writer import RowWriter, StoreSink
+from ampwatch.importers.run_builder import RunBuilder
 from ampwatch.rows import Mark
 from ampwatch.store import RunInfo, create_run, describe_run
 
 
 class TextImport:
-    """A text log on its way into a run's folder; fed with bytes, finished or living on."""
+    """Imports a text log into a run's folder; it is fed with bytes."""
 
     def __init__(self, folder: Path, info: RunInfo, formats: Sequence[Format]) -> None:
         self.folder = folder
         self._info = info
         self._sink = StoreSink(folder)
-        self.timeline = Timeline(RowBook(self._sink))
-        self.reader = Reader(formats, self.timeline)
-        self._cutter = LineCutter(self.reader.anchors)
+        self.builder = RunBuilder(RowWriter(self._sink))
+        self.reader = Reader(formats, self.builder)
+        self._cutter = LineSplitter(self.reader.anchors)
 
     def feed(self, chunk: bytes) -> None:
-        """Take in the next bytes."""
+        """Read the next bytes."""
         self.reader.feed(self._cutter.feed(chunk))
 
     def finish(self) -> None:
-        """The log has ended."""
+        """Read the last line: the log has ended."""
         self.reader.feed(self._cutter.finish())
-        self.timeline.finish()
+        self.builder.finish()
 
     def close(self) -> None:
-        """Let go of the run's folder."""
+        """Close the run's folder."""
         self._sink.close()
 
     def describe(self, notes: Sequence[str] = ()) -> RunInfo:
-        """The run as the log tells of it, so far."""
+        """Write the run's description, as far as the log has been read."""
         form = self.reader.source()
-        info = described(self._info, self.timeline, form, [*notes, *_unknown(self.reader.unknown)])
+        info = described(self._info, self.builder, form, [*notes, *_unknown(self.reader.unknown)])
         describe_run(self.folder, info)
         return info
 
 
 def described(
-    info: RunInfo, timeline: Timeline, form: Format | None, notes: Sequence[str]
+    info: RunInfo, builder: RunBuilder, form: Format | None, notes: Sequence[str]
 ) -> RunInfo:
-    """The run's description with what was learnt."""
+    """The run's description with what the log says about it."""
     marks: dict[str, set[str]] = {
-        column: {mark.value for mark in marks} for column, marks in timeline.marks.items()
+        column: {mark.value for mark in marks} for column, marks in builder.marks.items()
     }
     for column, more in (form.marks if form else {}).items():
         marks.setdefault(column, set()).update(more)
-    scaler = {**(form.scaler if form else {}), **timeline.scaler}
-    if not _is_confirmed(scaler.get("init_scale"), timeline.first_scale):
+    scaler = {**(form.scaler if form else {}), **builder.scaler}
+    if not _is_confirmed(scaler.get("init_scale"), builder.first_scale):
         scaler.pop("init_scale", None)
-    for name in scaler.keys() - timeline.scaler.keys():
+    for name in scaler.keys() - builder.scaler.keys():
         marks[f"scaler.{name}"] = {Mark.ASSUMED.value}
     return dataclasses.replace(
         info,
         source=form.source if form else info.source,
-        config=dict(timeline.config),
+        config=dict(builder.config),
         scaler=scaler,
-        started_ns=timeline.started_ns or info.started_ns,
+        started_ns=builder.started_ns or info.started_ns,
         notes=tuple(notes),
         marks={column: sorted(found) for column, found in sorted(marks.items())},
     )
 
 
 def _is_confirmed(initial: float | None, first: float | None) -> bool:
-    """Whether the run began at the framework's default: else nobody knows its initial scale."""
+    """Whether the run began at the framework's default scale; else its initial scale is unknown."""
     return initial is not None and first is not None and initial == first
 
 
@@ -86,54 +95,186 @@ def _unknown(unknown: Unknown) -> list[str]:
     if not unknown.count:
         return []
     lines = "line looks" if unknown.count == 1 else "lines look"
-    what = f"{unknown.count:,} {lines} like a scale message of no known format"
+    what = f"{unknown.count:,} {lines} like a scale message in an unknown format"
     return [f"{what}, for example: {unknown.example!r}."]
 
 
-def formats_for(wanted: str | None) -> Sequence[Format]:
-    """All text formats, or the one that is asked for; raises LogError for one nobody knows."""
-    if wanted is None:
+def formats_for(options: str | None) -> Sequence[Format]:
+    """All text formats, or the named one; raises LogError if there is no such format."""
+    if options is None:
         return FORMATS
-    if wanted not in BY_SOURCE:
-        raise LogError(f"No format is called {wanted!r}: there are {', '.join(sorted(BY_SOURCE))}.")
-    return (BY_SOURCE[wanted],)
+    if options not in BY_SOURCE:
+        raise LogError(
+            f"There is no format {options!r}. Known formats: {', '.join(sorted(BY_SOURCE))}."
+        )
+    return (BY_SOURCE[options],)
 
 
-def import_text(source: Source, out: Path, wanted: Wanted, seen: Seen | None = None) -> Path:
-    """A text log as a run in the folder `out`; raises LogError where it tells of no training."""
-    info = fresh_info(source.path, wanted)
+def import_text(
+    log: LogFile, out: Path, options: ImportOptions, on_progress: OnProgress | None = None
+) -> Path:
+    """Import a text log into the folder `out`; raises LogError if it holds no training."""
+    info = fresh_info(log.path, options)
     folder = create_run(out, info)
-    text = TextImport(folder, info, formats_for(wanted.source))
+    text = TextImport(folder, info, formats_for(options.source))
     try:
         size = 0
-        for chunk in source.chunks():
+        for chunk in log.chunks():
             size += len(chunk)
             text.feed(chunk)
-            if seen is not None:
-                seen(source.read_bytes, source.size_bytes)
+            if on_progress is not None:
+                on_progress(log.read_bytes, log.size_bytes)
         text.finish()
-        text.describe([] if source.damage is None else [source.damage])
+        text.describe([] if log.damage is None else [log.damage])
     except BaseException:
         text.close()
         shutil.rmtree(folder, ignore_errors=True)
         raise
     text.close()
-    if not text.timeline.attempts:
+    if not text.builder.attempts:
         shutil.rmtree(folder, ignore_errors=True)
-        raise LogError(_nothing_in(source, size, text.reader.unknown), path=source.path)
+        raise LogError(_nothing_in(log, size, text.reader.unknown), path=log.path)
     return folder
 
 
-def _nothing_in(source: Source, size: int, unknown: Unknown) -> str:
+def _nothing_in(log: LogFile, size: int, unknown: Unknown) -> str:
     if not size:
         return (
-            f"{source.path} is empty."
-            if source.damage is None
-            else (f"{source.path} holds nothing readable: {source.damage}")
+            f"{log.path} is empty."
+            if log.damage is None
+            else (f"{log.path} holds nothing readable: {log.damage}")
         )
     told = "".join(f" {sentence}" for sentence in _unknown(unknown))
-    broken = f" {source.damage}" if source.damage else ""
+    broken = f" {log.damage}" if log.damage else ""
     return (
-        f"{source.path} holds no training that is recognised: neither a loss scale nor "
-        f"statistics of steps. Name its format with --as if there is one.{told}{broken}"
+        f"{log.path} holds no training that was recognised: neither a loss scale nor statistics "
+        f"of steps. If you know its format, name it with --as.{told}{broken}"
+    )
+
+
+# --- a log that still grows -----------------------------------------------------------------------
+
+
+_READ_BYTES = 1 << 20
+_PAUSE_S = 0.2
+_WRITE_EVERY_S = 0.25  # as often as a watched run
+
+
+class GrowingLog:
+    """Follows a file or standard input until `stop()` or its end; the run is in `folder`."""
+
+    def __init__(self, path: str, out: Path, options: ImportOptions) -> None:
+        formats = formats_for(options.source)
+        self.path = path
+        self._raw = opened(path)  # raises here, where the caller can report it
+        info = fresh_info(path, options)
+        self.folder = create_run(out, info)
+        self._text = TextImport(self.folder, info, formats)
+        self._stop = threading.Event()
+        self._known = threading.Event()
+        self._over = threading.Event()
+        self._problem: AmpwatchError | None = None
+        self._threads = [threading.Thread(target=self._import, daemon=True)]
+        self._pipe: queue.SimpleQueue[bytes] | None = None
+        if path == STANDARD_INPUT:
+            self._pipe = queue.SimpleQueue()
+            self._threads.append(threading.Thread(target=self._pass_on, daemon=True))
+
+    def start(self) -> GrowingLog:
+        """Start reading."""
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def wait_until_known(self) -> bool:
+        """Wait for the first line that is understood; False if the log ended without one."""
+        while not self._known.wait(_PAUSE_S):
+            if self._over.is_set():
+                break
+        if self._problem is not None:
+            raise self._problem
+        return self._known.is_set()
+
+    def stop(self) -> None:
+        """Stop reading a file; a pipe is read, and passed on, to its end."""
+        if self._pipe is None:
+            self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        if self._pipe is None:
+            self._raw.close()
+        if not self._known.is_set():
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    # --- threads ---------------------------------------------------------------------------------
+
+    def _pass_on(self) -> None:
+        assert self._pipe is not None
+        out: BinaryIO | None = sys.stdout.buffer
+        while data := self._raw.read1(_READ_BYTES):  # type: ignore[attr-defined]
+            if out is not None:
+                try:
+                    out.write(data)
+                    out.flush()
+                except OSError:  # nobody reads our output any more; the trainer need not know
+                    out = None
+            self._pipe.put(data)
+        self._pipe.put(b"")
+
+    def _import(self) -> None:
+        try:
+            self._read_on()
+        except AmpwatchError as problem:
+            self._problem = problem
+        finally:
+            self._text.close()
+            self._over.set()
+
+    def _read_on(self) -> None:
+        text, written_s, is_first = self._text, time.monotonic(), True
+        for data in self._data():
+            if data and is_first:
+                refuse_binary(data, self.path)
+                is_first = False
+            text.feed(data)
+            if time.monotonic() - written_s > _WRITE_EVERY_S:
+                written_s = time.monotonic()
+                self._write()
+        text.finish()
+        self._tell()
+
+    def _write(self) -> None:
+        self._text.builder.catch_up()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._text.builder.attempts:
+            self._text.describe()
+            self._known.set()
+
+    def _data(self) -> Iterator[bytes]:
+        """New bytes, again and again; empty if there are none."""
+        while not self._stop.is_set():
+            data = self._piped() if self._pipe is not None else self._raw.read(_READ_BYTES)
+            if data is None:
+                return
+            yield data
+            if not data:
+                self._stop.wait(_PAUSE_S)
+
+    def _piped(self) -> bytes | None:
+        """The next bytes of the pipe; empty if there are none yet, None at its end."""
+        assert self._pipe is not None
+        try:
+            return self._pipe.get(timeout=_PAUSE_S) or None
+        except queue.Empty:
+            return b""
+
+
+def nothing_known(path: str) -> LogError:
+    """The error for a log that ended without a line that is understood."""
+    return LogError(
+        f"{path} ended and held no training: neither a loss scale nor statistics of steps. If "
+        "you know its format, name it with --as.",
+        path=path,
     )

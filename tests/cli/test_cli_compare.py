@@ -42,7 +42,7 @@ def test_explain_with_a_run_prints_what_each_sign_adds_for_the_rate(capsys, tmp_
     rows = [line for line in told.splitlines() if line.startswith("  ") and line[2] != " "]
     assert len(rows) > 2
     assert any(": +" in line for line in rows)
-    assert f"{len(rows)} signs weighed" in " ".join(page.split())
+    assert f"{len(rows)} signs were weighed" in " ".join(page.split())
 
 
 def test_explain_of_one_finding_on_the_rate_shows_what_another_weighed(capsys, tmp_path):

@@ -34,12 +34,12 @@ def found(seen):
     ("standing", "severity", "action", "ending"),
     [
         (Standing.STANDS, Severity.ERROR, "Mend it.", ""),
-        (Standing.HEALS, Severity.ERROR, "Mend it.", ", and no longer at the end"),
+        (Standing.HEALS, Severity.ERROR, "Mend it.", ", but no longer at the end"),
         (
             Standing.HEALED,
             Severity.INFO,
             "Nothing to do unless it returns.",
-            ", and no longer at the end",
+            ", but no longer at the end",
         ),
     ],
 )
@@ -76,7 +76,7 @@ def test_the_suspect_is_the_headlines_layer_or_that_of_its_own_consequence():
     [
         (1200, 1250, "Restart from the checkpoint of step 1,200"),
         (None, 1250, "Restart from step 1,250 or before"),
-        (None, 0, "Begin anew"),
+        (None, 0, "Start over"),
         (0, 0, "Restart from the checkpoint of step 0"),
         (None, None, None),
     ],

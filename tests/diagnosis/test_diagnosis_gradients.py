@@ -40,7 +40,7 @@ LATE = [1.0] * 60 + [0.0] * 60
         (with_norms(ZERO), "error", 0, "varies with the batches"),
         (with_norms(ZERO, [0.5] * COUNT), "error", 0, "to the last bit"),
         (with_norms(ZERO, [0.0] * COUNT), "warning", 0, "multiplied by 0"),
-        (with_norms(ZERO, share=1.0), "error", 0, "Half precision swallows them"),
+        (with_norms(ZERO, share=1.0), "error", 0, "They are lost in half precision"),
         (with_norms([1.0] * COUNT, grad_norm_applied=ZERO), "error", 0, "when the optimizer steps"),
         (with_norms(LATE), "error", 60, "varies with the batches"),
         (with_norms(LATE, [2.0] * 60 + [0.0] * 60), "warning", 60, "multiplied by 0"),

@@ -51,13 +51,13 @@ def test_a_scale_that_sinks_for_thousands_of_steps_is_a_collapse_though_no_skips
     one = finding(bearing(sinking(), interval=interval), "AMP103")
     assert one.severity.value == "error"
     assert 990 <= one.first_step <= 1300
-    assert "still on its way" in one.summary
+    assert "still falling" in one.summary
 
 
 def test_a_scale_that_sank_and_holds_there_is_a_warning():
     one = finding(bearing(sinking(then=2000), interval=400), "AMP103")
     assert one.severity.value == "warning"
-    assert "has held there" in one.summary
+    assert "has stayed there" in one.summary
 
 
 def test_a_scale_that_sank_less_or_came_back_or_was_set_by_hand_is_no_collapse():

@@ -83,7 +83,7 @@ def test_what_a_fall_of_the_scale_loses_is_its_consequence():
         ),
     )  # fmt: skip
     one = finding(run, "AMP201")
-    assert (one.because_of, "Bring the loss scale back" in one.action) == ("AMP103", True)
+    assert (one.because_of, "Fix the cause of the scale drop" in one.action) == ("AMP103", True)
 
 
 def two_layers(low, high, share=0.9):
@@ -100,7 +100,7 @@ def two_layers(low, high, share=0.9):
 def test_two_layers_whose_windows_do_not_meet_are_both_named():
     one = finding(two_layers(2.0**20, 2.0**14), "AMP208")
     assert "embed needs 2^20" in one.cause
-    assert "head bears 2^14" in one.cause
+    assert "head tolerates 2^14" in one.cause
 
 
 def test_windows_that_meet_or_a_tail_that_is_lost_are_no_conflict():

@@ -60,7 +60,7 @@ def test_what_a_models_own_code_does_between_two_layers_is_said_so():
         events=event_table([overflow(s, "(root)", "forward", **told) for s in range(30)]),
     )
     one = finding(run, "AMP203")
-    assert "own code of the model, after v and before o" in one.summary
+    assert "code of the model between v and o" in one.summary
     assert "mask constant" in one.action
     assert "get_submodule" not in one.action
 
@@ -75,7 +75,7 @@ def test_a_gradient_that_leaves_the_loss_itself_not_finite_is_looked_for_there()
     told = {"exact": False, "from": "head", "to": "(loss)"}
     events = [overflow(s, "head", "backward", **told) for s in range(40, 60)]
     run = scaled_run([s >= 40 for s in range(60)], events=event_table(events))
-    assert "Look at the loss first" in finding(run, "AMP202").action
+    assert "Check the loss first" in finding(run, "AMP202").action
 
 
 @pytest.mark.parametrize("sampled", [(), (50, 100)])
@@ -114,7 +114,7 @@ def test_backward_overflows_that_growth_explains_name_nobody():
 def test_a_bound_is_called_a_bound():
     events = event_table([overflow(s, "up", "forward", exact=False) for s in range(20)])
     run = scaled_run([True] * 20, events=events)
-    assert "as far as the record can tell" in finding(run, "AMP203").summary
+    assert "as far as the record shows" in finding(run, "AMP203").summary
     assert "bound" in finding(run, "AMP901").cause
 
 
@@ -181,7 +181,7 @@ def test_an_input_that_the_weights_took_in_ends_the_run_though_it_was_one_batch(
     diagnosis = diagnose(run)
     assert diagnosis.headline.code == "AMP209"
     assert diagnosis.headline.severity.value == "error"
-    assert "Restart from a checkpoint before it" in diagnosis.headline.action
+    assert "Restart from an earlier checkpoint" in diagnosis.headline.action
     assert finding(run, "AMP207").because_of == "AMP209"
     assert diagnosis.learning_rate.action.value == "not-the-cause"
 
@@ -344,7 +344,7 @@ def test_running_statistics_keep_a_nan_that_a_skipped_step_was_to_undo(kind, lea
         events=event_table([overflow(50, None, "input")]),
     )
     assert finding(run, "AMP209").severity.value == severity
-    assert ("evaluation gives nan" in finding(run, "AMP209").cause) == (severity == "warning")
+    assert ("evaluation returns nan" in finding(run, "AMP209").cause) == (severity == "warning")
 
 
 def test_without_a_scaler_a_nan_loss_comes_before_the_weights_that_it_spoils(tmp_path):

@@ -65,10 +65,10 @@ def test_an_early_divergence_lowers_the_rate_by_the_formula():
 
 
 def test_a_proof_says_what_its_number_is_held_against():
-    assert " is much)" in look(diverging(ratio=0.5), ADAM).because
+    assert " is too much)" in look(diverging(ratio=0.5), ADAM).because
     rows = course(np.full(300, 2.3), noise=0.02, ratio=0.05, lr=0.1)
     grown = with_columns(rows, param_norm=np.linspace(10, 60, 300))
-    told = "weight norm, nothing learnt of 59.7 at step 1 (it had been 10)"
+    told = "weight norm, nothing learnt of 59.7 at step 1 (10 before)"
     assert told in look(grown, ADAM).because
 
 
@@ -224,7 +224,7 @@ def test_a_rate_under_which_a_run_still_learns_is_taken_to_be_a_little_too_high(
     advice = look(with_columns(little_learnt(), param_norm=grown, update_norm=grown * ratio), ADAM)
     assert advice.factor == 2.0**-4.0  # 1.5 octaves and the margin of 2.5
     assert 0.9 * advice.current < advice.high < advice.current
-    assert "as the run still learns, 2.8 times is taken for it" in advice.because
+    assert "because the run still learns, 2.8 times is assumed" in advice.because
 
 
 def test_little_learnt_alone_or_with_one_of_the_two_signs_does_not_lower_the_rate():
@@ -251,7 +251,7 @@ def test_a_loss_that_has_gone_keeps_its_rate_only_where_the_updates_were_seen():
     assert look(gone(grad_norm=np.nan)).action.value == "unknown"
     told = look(gone())
     assert told.action.value == "unknown"
-    assert "which would decide, are not recorded" in told.because
+    assert "which would decide it, are not recorded" in told.because
     seen = course(gone().of("loss"), ratio=1e-4)
     assert action(seen) == "keep"
 
@@ -313,7 +313,7 @@ def test_several_groups_get_one_factor_and_the_group_that_leads():
     advice = look(diverging(), setup)
     assert (advice.group, advice.current) == (1, 0.02)
     assert advice.recommended == pytest.approx(0.02 * advice.factor)
-    assert "group 1 leads" in advice.because
+    assert "computed for group 1" in advice.because
 
 
 def test_a_leading_groups_rate_is_not_the_first_of_a_warmup_that_the_loop_makes():
@@ -331,7 +331,7 @@ def test_accumulation_and_a_batch_ramp_are_named():
 def test_clipping_that_always_binds_is_named_with_its_norm():
     advice = look(with_columns(diverging(), applied_norm=0.5), ADAM)
     assert advice.clip == 0.5
-    assert "Clipping to 0.5 bound" in advice.because
+    assert "Clipping to 0.5 was active" in advice.because
 
 
 def test_trouble_at_a_rate_that_the_estimate_clears_is_not_blamed_on_it():
@@ -340,7 +340,7 @@ def test_trouble_at_a_rate_that_the_estimate_clears_is_not_blamed_on_it():
     advice = look(rows, ADAM)
     assert advice.action.value == "keep"
     assert "first updates / weights of 1" in advice.because
-    assert "is little)" in advice.because
+    assert "is small)" in advice.because
 
 
 def test_more_than_64_times_too_high_says_to_apply_it_again():
@@ -395,7 +395,7 @@ def test_a_late_collapse_is_first_a_restart_and_on_a_repeat_a_small_cut():
     first = look(rows, Setup(saved_steps=(5_000, 15_000, 19_500)))
     assert first.action.value == "keep"
     assert first.restart_checkpoint_step == 15_000
-    assert "the rate kept" in first.because
+    assert "at the same rate" in first.because
     again = look(rows, Setup(restarts=1))
     assert (again.action.value, again.factor) == ("lower", 0.7)
 
@@ -602,7 +602,7 @@ def leaping(count, *, first=7.9, last=17.9, update=6.2):
 def test_a_loss_that_doubled_after_an_update_beyond_the_weights_needs_no_long_record(count):
     advice = look(leaping(count), ADAM)
     assert advice.action.value == "lower"
-    assert "the loss stands at twice its first value" in advice.because
+    assert "the loss is twice its first value" in advice.because
     assert "largest layer's update / weights of 6.2 at step 0" in advice.because
 
 
@@ -614,7 +614,7 @@ def test_the_higher_the_loss_has_leapt_the_shorter_a_record_tells(count, last):
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        (leaping(51, update=0.2), "the loss stands at twice its first value, and 51 steps cannot"),
+        (leaping(51, update=0.2), "the loss is twice its first value, and 51 steps do not"),
         (leaping(40, last=9.0), "the update of step 0 was 6.2 times as large as its weights"),
         (leaping(14), "In 14 steps the loss has not come down, and the update of step 0 was 6.2"),
     ],
@@ -681,8 +681,8 @@ def test_the_table_says_how_likely_the_rate_is_and_what_each_sign_adds():
     assert seen.chance > 0.9
     groups = [row.group for row in seen.table]
     assert len(groups) == len(set(groups))  # of a group the strongest alone
-    assert any("is much): +" in str(row) for row in seen.table)
-    assert f"{100 * min(seen.chance, 0.99):.0f} % sure" in seen.told
+    assert any("is too much): +" in str(row) for row in seen.table)
+    assert f"a probability of {100 * min(seen.chance, 0.99):.0f} %." in seen.told
 
 
 def test_what_is_not_recorded_has_no_row_in_the_table():

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from ampwatch import diagnose, open_run
 from ampwatch.errors import LogError
-from ampwatch.importers import Wanted, import_log
+from ampwatch.importers import ImportOptions, import_log
 from ampwatch.rows import Table
 
 COUNT = 200
@@ -90,7 +90,7 @@ def test_a_counter_of_each_epochs_batches_is_counted_on(tmp_path):
     run = imported(csv([n % 20 for n in range(COUNT)]), tmp_path)
     assert run.steps["step"].to_pylist() == list(range(COUNT))
     assert is_whole(run)
-    assert any("begins anew after 20" in note for note in run.notes)
+    assert any("restarts after 20" in note for note in run.notes)
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -245,7 +245,7 @@ def test_a_damaged_parquet_file_is_refused_or_read_as_far_as_it_goes(at, tmp_pat
 
 def test_a_mapping_names_parquets_columns(tmp_path):
     path = written(pa.table({"n": range(COUNT), "objective": LOSS}), tmp_path)
-    wanted = Wanted(columns={"step": "n", "loss": "objective"})
+    wanted = ImportOptions(columns={"step": "n", "loss": "objective"})
     assert is_whole(open_run(import_log(path, tmp_path / "runs", wanted)))
 
 

@@ -181,4 +181,4 @@ def test_a_length_that_promises_too_much_ends_the_reading_and_holds_nothing(even
     tail = struct.pack("<QI", 60 << 20, 0) + bytes(1000)
     found, notes = scalars_of(data + tail)
     assert len(found) == 600
-    assert "length is damaged" in notes[0]
+    assert "length of a record is damaged" in notes[0]

@@ -17,16 +17,15 @@ from hypothesis import strategies as st
 from importers.make_binary_tables import events_of, history_of
 
 from ampwatch import codec
-from ampwatch.importers import stretches, timeline
-from ampwatch.importers.counters import rows_of
-from ampwatch.importers.rowbook import RowBook
-from ampwatch.importers.sayings import Stats
-from ampwatch.importers.table_rows import complete
-from ampwatch.importers.tables import delimited, history, objects, tensorboard
+from ampwatch.importers import bulk_table_rows, run_builder
+from ampwatch.importers.row_writer import RowWriter
+from ampwatch.importers.run_builder import RunBuilder
+from ampwatch.importers.statements import Stats
+from ampwatch.importers.table_rows import complete, rows_of
+from ampwatch.importers.tables import delimited, json_objects, tensorboard, wandb_file
 from ampwatch.importers.tables.cells import Block, Cells, as_number, of_arrow, of_values
-from ampwatch.importers.tables.names import Names
+from ampwatch.importers.tables.column_names import Names
 from ampwatch.importers.tables.wandb_file import Part, history_row
-from ampwatch.importers.timeline import Timeline
 from ampwatch.rows import Table
 
 ODD = [
@@ -40,8 +39,8 @@ NUMBERS = [str(n) for n in range(5)] + ["0.5", "2.25", "65536.0", "1e5", "-3"]
 
 def same(one: Cells, other: Cells) -> bool:
     return bool(
-        np.array_equal(one.told, other.told)
-        and np.array_equal(one.values[one.told], other.values[one.told], equal_nan=True)
+        np.array_equal(one.present, other.present)
+        and np.array_equal(one.values[one.present], other.values[one.present], equal_nan=True)
     )
 
 
@@ -146,8 +145,8 @@ def test_a_stray_quote_costs_its_line_and_nothing_else():
     part = ("\n".join(lines) + "\n").encode()
     told = reader().block(part)
     assert told.count == 3000
-    assert told.cells("loss").told.sum() == 3000
-    assert told.cells("lr").told.sum() == 2999
+    assert told.cells("loss").present.sum() == 3000
+    assert told.cells("lr").present.sum() == 2999
 
 
 # --- JSON lines ----------------------------------------------------------------------------------
@@ -171,8 +170,8 @@ def test_hundreds_of_random_files_of_json_lines_are_read_as_line_by_line():
             if chance.random() < 0.05:
                 lines.append(chance.choice(LINES))
         part = ("\n".join(lines) + "\n").encode()
-        slow = objects.by_lines(part)
-        assert_same(objects.block(part), slow, slow.columns)
+        slow = json_objects.by_lines(part)
+        assert_same(json_objects.block(part), slow, slow.columns)
 
 
 # --- binary tables -------------------------------------------------------------------------------
@@ -192,7 +191,7 @@ def test_event_records_of_any_kind_are_read_as_one_by_one(monkeypatch):
 def test_history_records_of_any_kind_are_read_as_one_by_one():
     records = history_of(random.Random(0), 3000)
     rows = [history_row(record) for record in records]
-    block = history.block(Part.of(records), [])
+    block = wandb_file.block(Part.of(records), [])
     names = {name for row in rows for name in row}
     assert block.columns.keys() == names
     for name in names:
@@ -216,7 +215,7 @@ class Kept:
         else:
             self.events.append((sum(map(len, self.steps)), decoded.column("kind")[0].as_py()))
 
-    def told(self, line: Timeline):
+    def told(self, line: RunBuilder):
         rows = pa.Table.from_batches(self.steps).to_pylist() if self.steps else []
         found = [{k: v for k, v in row.items() if v is not None} for row in rows]
         marks = sorted((name, sorted(marks)) for name, marks in line.marks.items())
@@ -269,7 +268,7 @@ def one_by_one(rows: list[dict[str, float]]):
         if follows and "scale" in row and "scale" in after and "loss_scale" not in row:
             row["loss_scale"] = after["scale"]
     kept = Kept()
-    line = Timeline(RowBook(kept))
+    line = RunBuilder(RowWriter(kept))
     for row in merged:
         ours = {c: row[n] for c, n in NAMES.items() if n in row}
         flag, skips = ours.pop("skipped", None), ours.pop("(skips)", None)
@@ -291,7 +290,7 @@ def by_columns(chance: random.Random, rows: list[dict[str, float]]):
         columns = {name: of_values([row.get(name) for row in part]) for name in names}
         blocks.append(Block(len(part), columns))
     kept = Kept()
-    line = Timeline(RowBook(kept))
+    line = RunBuilder(RowWriter(kept))
     for part in complete(rows_of(blocks, lambda: Names(NAMES), lambda _: None)):
         line.take_table(part)
     line.finish()
@@ -300,9 +299,9 @@ def by_columns(chance: random.Random, rows: list[dict[str, float]]):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_hundreds_of_random_tables_give_the_rows_that_one_by_one_would(seed, monkeypatch):
-    monkeypatch.setattr(timeline, "_LEAST_PLANNED", 8)
-    monkeypatch.setattr(timeline, "_WORTH_A_PLAN", 3)
-    monkeypatch.setattr(stretches, "_SHORT", 1)
+    monkeypatch.setattr(run_builder, "_LEAST_PLANNED", 8)
+    monkeypatch.setattr(run_builder, "_WORTH_A_PLAN", 3)
+    monkeypatch.setattr(bulk_table_rows, "_SHORT", 1)
     chance = random.Random(seed)
     for _ in range(40):
         rows = course_of(chance, chance.randrange(3, 40))

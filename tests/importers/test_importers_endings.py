@@ -9,7 +9,7 @@ from importers.make_literal_samples import megatron_line
 
 from ampwatch import diagnose, open_run
 from ampwatch.importers import FORMATS, import_log
-from ampwatch.importers.sayings import GaveUp
+from ampwatch.importers.statements import GaveUp
 from ampwatch.rows import Table
 
 # Each as the framework's source words it, around names and numbers of our own.

@@ -11,9 +11,9 @@ import pytest
 
 from ampwatch import open_run
 from ampwatch.errors import LogError
-from ampwatch.importers import Wanted, import_log
-from ampwatch.importers.lines import MAX_LINE_BYTES, LineCutter
-from ampwatch.importers.source import CHUNK_BYTES
+from ampwatch.importers import ImportOptions, import_log
+from ampwatch.importers.line_splitter import MAX_LINE_BYTES, LineSplitter
+from ampwatch.importers.log_file import CHUNK_BYTES
 from ampwatch.rows import Table
 
 LINE = "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {}\n"
@@ -65,8 +65,8 @@ def test_a_truncated_gzip_is_read_as_far_as_it_goes_and_says_so(tmp_path):
     ("content", "said"),
     [
         (b"", "is empty"),
-        (bytes(range(256)) * 400, "no text"),
-        (b"\0" * 100_000, "no text"),
+        (bytes(range(256)) * 400, "neither text nor"),
+        (b"\0" * 100_000, "neither text nor"),
         (b"Hello, world.\n" * 100, "no training"),
         (b"x" * 3_000_000, "no training"),
         (gzip.compress(b"", mtime=0) + b"rest", "nothing readable"),
@@ -94,20 +94,20 @@ def test_a_folder_and_a_missing_file_are_refused(tmp_path):
 
 def test_an_unknown_format_is_refused_and_the_known_ones_are_named(tmp_path):
     with pytest.raises(LogError, match=r"'apexx'.*apex.*megatron"):
-        import_log(tmp_path / "x", tmp_path, Wanted(source="apexx"))
+        import_log(tmp_path / "x", tmp_path, ImportOptions(source="apexx"))
 
 
 def test_the_format_asked_for_is_the_only_one_read(tmp_path):
     path = tmp_path / "train.log"
     path.write_text(TEXT)
     with pytest.raises(LogError, match="no training"):
-        import_log(path, tmp_path / "runs", Wanted(source="megatron"))
-    assert scales(path, tmp_path / "runs", Wanted(source="apex")) == WHOLE
+        import_log(path, tmp_path / "runs", ImportOptions(source="megatron"))
+    assert scales(path, tmp_path / "runs", ImportOptions(source="apex")) == WHOLE
 
 
 def test_a_line_without_end_is_not_held(tmp_path):
     """50 MB in one line: of it 64 kB stay in memory, and the lines around it are read."""
-    cutter = LineCutter(["overflow"])
+    cutter = LineSplitter(["overflow"])
     found = []
     for part in (TEXT.encode(), *[b"x" * CHUNK_BYTES] * 12, b"\n" + TEXT.encode()):
         lines = cutter.feed(part)
@@ -120,7 +120,7 @@ def test_lines_are_the_same_however_the_bytes_arrive(tmp_path):
     data = ("a\r\nb\rc overflow\n\n" * 50).encode()
 
     def lines_of(size):
-        cutter, found = LineCutter(["overflow"]), []
+        cutter, found = LineSplitter(["overflow"]), []
         for at in range(0, len(data), size):
             lines = cutter.feed(data[at : at + size])
             found += [lines.line(n) for n in lines.candidates]
@@ -132,7 +132,7 @@ def test_lines_are_the_same_however_the_bytes_arrive(tmp_path):
 def test_columns_are_mapped(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("n,objective,rate\n1,2.5,0.1\n2,2.25,0.1\n")
-    wanted = Wanted(columns={"step": "n", "loss": "objective", "lr": "rate"})
+    wanted = ImportOptions(columns={"step": "n", "loss": "objective", "lr": "rate"})
     rows = open_run(import_log(path, tmp_path / "runs", wanted)).steps
     assert rows["step"].to_pylist() == [1, 2]
     assert rows["loss"].to_pylist() == [2.5, 2.25]
@@ -145,7 +145,7 @@ def test_a_mapping_that_cannot_be_is_refused(pair, said, tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("n,loss\n1,2.5\n")
     with pytest.raises(LogError, match=said):
-        import_log(path, tmp_path / "runs", Wanted(columns=dict([pair])))
+        import_log(path, tmp_path / "runs", ImportOptions(columns=dict([pair])))
 
 
 def test_an_empty_cell_is_absent_and_nan_is_a_value(tmp_path):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ampwatch import diagnose, open_run
 from ampwatch.errors import AmpwatchError
 from ampwatch.importers import FORMATS, import_log
-from ampwatch.importers.sayings import Skip, Stats
-from ampwatch.importers.shapes import learn
+from ampwatch.importers.line_templates import learn
+from ampwatch.importers.statements import Skip, Stats
 
 FOLDER = Path(__file__).parent / "samples"
 SAMPLES = sorted(p for p in FOLDER.rglob("*") if p.is_file() and p.suffix != ".json")

@@ -12,7 +12,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from ampwatch import diagnose, open_run
-from ampwatch.importers import Wanted, import_log
+from ampwatch.importers import ImportOptions, import_log
 from ampwatch.rows import Table
 
 
@@ -63,7 +63,7 @@ def test_of_several_runs_that_wandb_has_exported_one_is_told_and_the_others_name
     steps = first.read(Table.STEPS, columns=("loss", "lr")).to_pydict()
     assert steps["loss"][-1] == 2.05
     assert set(steps["lr"]) == {None}  # it is the other run's
-    wanted = Wanted(columns={"loss": "dusk-2 - train/loss"})
+    wanted = ImportOptions(columns={"loss": "dusk-2 - train/loss"})
     second = open_run(import_log(path, tmp_path / "runs", wanted))
     assert diagnose(second).verdict.value == "failing"
     assert set(second.read(Table.STEPS, columns=("lr",)).column(0).to_pylist()) == {0.1}

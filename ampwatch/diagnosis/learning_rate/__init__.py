@@ -1,4 +1,4 @@
-"""What learning rate instead: a state fed block by block, and pure advice on it.
+"""Which learning rate to use instead: a state fed block by block, and pure advice on it.
 
     rows -> fold -> RateState -> judge_rate -> Judgement -> advise -> Advice
 

@@ -1,4 +1,4 @@
-"""The advice in the contract's words, with its arithmetic. Pure: states in, one advice out."""
+"""The advice on the learning rate, with its arithmetic. Pure: states in, one advice out."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from ampwatch.diagnosis.words import count_text
 LATE_FACTOR, LATE_LOW, LATE_HIGH = 0.7, 0.5, 0.9
 RAISE_FACTOR = 2.0
 BEYOND_ONE_SHOT = 6.0  # octaves; 64 times too high often needs a second pass
-# Offered beside a lower peak: a warm-up is 1 to 10 % of a training as a rule, and more than eight
-# times that would be most of it; the first transformer took 4,000 steps, GPT-3 and Llama 2,000.
+# Offered besides a lower peak. A warm-up is usually 1 to 10 % of a training, and eight times that
+# would be most of it; the first transformer took 4,000 steps, GPT-3 and Llama 2,000.
 LONGEST_STRETCH, LONGEST_WARMUP = 8.0, 4000
-# How sure: shares of reruns that were stable at the first try, rounded down.
+# Confidence: the share of reruns that were stable at the first try, rounded down.
 CONFIDENT, UNCERTAIN, FEW_STEPS_CONFIDENCE = 0.9, 0.6, 0.5
 
 
 def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
-    """What to do with the learning rate; `judgement` spares a second look if there was one."""
+    """What to do with the learning rate; pass `judgement` if the state has been judged already."""
     seen = judge_rate(state) if judgement is None else judgement
     scene, found = seen.scene, seen.attribution
     if scene is None or found is None:
@@ -51,11 +51,11 @@ def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
     if found.cause is not Cause.RATE:
         return _not_the_cause(seen, scene, found)
     if onset.descending and not onset.is_slow:
-        because = f"{_trouble(scene, found)} {coming_down}: wait, and do not cut the rate for it."
+        because = f"{_trouble(scene, found)} {coming_down}: wait, and do not lower the rate yet."
         return _keep(state, seen, because)
     if scene.rate_before_leap is not None and seen.base:
         advice = _go_back(state, seen.base, scene, _trouble(scene, found))
-    # A warm-up that was never over has shown no rate to work but those it had left behind.
+    # A warm-up that never ended has only shown that the rates before this one worked.
     elif onset.early or scene.warmup is not None:
         advice = _lower(state, seen, scene, _trouble(scene, found))
     else:
@@ -68,14 +68,14 @@ def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
 
 
 def _calm(state: RateState, seen: Judgement) -> Advice:
-    """No trouble stands: whether that is a proof."""
+    """The advice if there is no trouble: whether that proves anything."""
     if seen.alignment is not None and seen.alignment < constants.RAISE_ALIGNMENT and seen.base:
         return _raise(state, seen, seen.base)
     if not seen.accepted:
         return Advice(Action.UNKNOWN, "The record ends before any step was accepted.")
     if not seen.sees_course:
         return Advice(
-            Action.UNKNOWN, "Neither losses nor scales are recorded to judge the rate by."
+            Action.UNKNOWN, "Neither losses nor scales are recorded, so the rate cannot be judged."
         )
     calm = "Nothing in the record speaks against this learning rate"
     doubt = _doubt(state, seen.attribution)
@@ -85,14 +85,14 @@ def _calm(state: RateState, seen: Judgement) -> Advice:
     if update is not None and update[0] < constants.PROOF_RATIO:
         kept = _keep(state, seen, f"{calm}, but {doubt}.")
         return dataclasses.replace(kept, confidence=FEW_STEPS_CONFIDENCE)
-    known = "how large the updates are beside the weights is not recorded"
+    known = "the size of the updates compared with the weights is not recorded"
     if update is not None:
         known = f"the update of step {update[1]} was {update[0]:.2g} times as large as its weights"
     return Advice(Action.UNKNOWN, f"{_capital(doubt)}, and {known}.", current=seen.base)
 
 
 def _doubt(state: RateState, idle: Attribution | None) -> str | None:
-    """Why the course of the loss is no proof that the rate is borne: it must have come down."""
+    """Why the loss does not prove that the rate works: for that it must have come down."""
     if idle is not None and idle.chance > CLEAR_LINE:
         return "the loss hardly fell"
     head, tail = known_of(state.head.of("loss")), known_of(state.tail.of("loss"))
@@ -100,7 +100,7 @@ def _doubt(state: RateState, idle: Attribution | None) -> str | None:
         return None
     first, final = float(head[0]), median(tail[-constants.FINAL_STEPS :])
     least = min(float(head.min()), float(tail.min()))
-    # Losses that begin deep in a run show a part of its course, in which little is left to fall.
+    # Losses that begin late in a run show a part of it in which little is left to learn.
     begin = state.head.of("step")[np.isfinite(state.head.of("loss"))][0]
     is_new = not state.setup.resumed and begin <= constants.EARLY_STEPS
     if is_new and least > 0 and final > constants.NO_LEARNING * first:
@@ -109,14 +109,14 @@ def _doubt(state: RateState, idle: Attribution | None) -> str | None:
     smooth = trailing_medians(course)
     best, final = float(smooth.min()), min(final, float(smooth[-1]))
     lost = max(constants.RECOVERED_SHARE * (first - best), 2 * noise_of(course))
-    return None if final <= best + lost else f"the loss stands at {final:.3g}, after {best:.3g}"
+    return None if final <= best + lost else f"the loss is {final:.3g}, after {best:.3g}"
 
 
 @lru_cache(maxsize=4)  # from look to look the first rows are the same
 def _largest_first_update(rows: Rows) -> tuple[float, int] | None:
-    """The largest of the first updates over the weights that it changed, and its step."""
+    """The largest of the first updates divided by the weights it changed, and its step."""
     early = rows.where(rows.accepted).part(0, constants.PROOF_STEPS)
-    # Matrices that begin at zero (LoRA) are changed by more than they hold, without any harm.
+    # Updates of matrices that start at zero (LoRA) exceed the weights, without harm.
     update = early.ratio if is_born_zero(rows) else np.fmax(early.ratio, early.of("max_ratio"))
     if not np.isfinite(update).any():
         return None
@@ -127,8 +127,8 @@ def _largest_first_update(rows: Rows) -> tuple[float, int] | None:
 
 def _raise(state: RateState, seen: Judgement, base: float) -> Advice:
     because = (
-        f"The loss hardly falls, and each update leaves the next gradient pointing the same "
-        f"way (alignment {seen.alignment:.2f}, below {constants.RAISE_ALIGNMENT}, median of "
+        "The loss hardly falls, and after each update the gradient still points the same way "
+        f"(alignment {seen.alignment:.2f}, below {constants.RAISE_ALIGNMENT}, median of "
         f"{constants.RAISE_STEPS} steps at the full rate): in every run tried, doubling the "
         "rate was stable there."
     )
@@ -164,16 +164,16 @@ def _began(scene: Scene) -> str:
 def _undecided(scene: Scene, found: Attribution) -> str:
     if scene.onset.sign is Sign.DOUBLED:
         return (
-            f"{_began(scene)}, and {count_text(scene.state.rows, 'step')} cannot tell whether the "
-            "rate is too high: if the loss does not come down soon, lower the rate."
+            f"{_began(scene)}, and {count_text(scene.state.rows, 'step')} do not show whether "
+            "the rate is too high: if the loss does not come down soon, lower the rate."
         )
     if found.recorded:
-        untold = "The updates beside the weights, which would decide, are not recorded."
-        rest = "That does not decide." if "updates" in found.recorded else untold
+        untold = "The updates compared with the weights, which would decide it, are not recorded."
+        rest = "This is not enough to decide." if "updates" in found.recorded else untold
         return f"{_began(scene)}. {found.told} {rest}"
     return (
-        f"{_began(scene)}; whether the rate did it is not recorded: updates, gradient norms and "
-        "activations are missing. Attach ampwatch with the model."
+        f"{_began(scene)}; whether the rate is the cause is not recorded: updates, gradient "
+        "norms and activations are missing. Attach ampwatch with the model."
     )
 
 
@@ -181,7 +181,7 @@ def _not_the_cause(seen: Judgement, scene: Scene, found: Attribution) -> Advice:
     proofs = found.fact or "; ".join(row.told for row in found.proofs)
     told = f" ({proofs})" if proofs else ""
     rest = {
-        Cause.STATIC: "no update had been made before it, so no rate had a part in it.",
+        Cause.STATIC: "no update had been made before it, so the rate cannot be the cause.",
         Cause.DATA: "the updates before it were ordinary.",
         Cause.OPERATION: f"{_in_band(found)} until then.",
     }[found.cause]
@@ -190,7 +190,7 @@ def _not_the_cause(seen: Judgement, scene: Scene, found: Attribution) -> Advice:
 
 
 def _in_band(found: Attribution) -> str:
-    """Which signals stayed as they were, and what that says; nothing of what is not recorded."""
+    """Which signals stayed as they were, and what that means; nothing about unrecorded ones."""
     if not found.recorded:
         return "nothing that is recorded speaks against the rate"
     calm = "; ".join(row.told for row in found.calm[:2])
@@ -199,7 +199,7 @@ def _in_band(found: Attribution) -> str:
     objective = found.cause is Cause.OBJECTIVE
     what = ": a change of the data or of the objective, not the rate" if objective else ""
     against = f" ({calm})" if calm else ""
-    return f"{words} speak for another cause than the rate{against}{what}"
+    return f"{words} point to another cause than the rate{against}{what}"
 
 
 def _trouble(scene: Scene, found: Attribution) -> str:
@@ -207,10 +207,10 @@ def _trouble(scene: Scene, found: Attribution) -> str:
 
 
 def _lower(state: RateState, seen: Judgement, scene: Scene, trouble: str) -> Advice:
-    """The early regime: the formula, and never more than the rate that was in force."""
+    """The early regime: the formula, but never more than the rate that was in force."""
     found, bounds, base = scene.estimate, scene.bounds, seen.base
     if base is None or found is None or bounds is None:
-        because = f"{trouble} The rate itself is not recorded: lower it by 4."
+        because = f"{trouble} The rate itself is not recorded: divide it by 4."
         return Advice(Action.LOWER, because, factor=0.25, confidence=FEW_STEPS_CONFIDENCE)
     margin = found.line.margin
     factor = 2.0 ** -(found.octaves + margin)
@@ -223,8 +223,8 @@ def _lower(state: RateState, seen: Judgement, scene: Scene, trouble: str) -> Adv
     if scene.warmup is not None:
         factor = min(factor, scene.warmup.rate / base)
         reasons.append(
-            f"The rate was still rising and stood at {scene.warmup.rate:.3g}: the advised peak is "
-            "at most that."
+            f"The rate was still rising and had reached {scene.warmup.rate:.3g}: the advised "
+            "peak is at most that."
         )
         warmup_steps = _stretched(scene.warmup, factor)
         if warmup_steps is not None:
@@ -233,10 +233,13 @@ def _lower(state: RateState, seen: Judgement, scene: Scene, trouble: str) -> Adv
             )
     if bounds.worked is not None and bounds.worked > factor * base:
         factor = bounds.worked / base
-        reasons.append(f"A rate of {bounds.worked:.3g} had trained for long: no lower than that.")
+        reasons.append(
+            f"A rate of {bounds.worked:.3g} had worked for long: the advice is not below it."
+        )
     if found.octaves > BEYOND_ONE_SHOT:
         reasons.append(
-            "More than 64 times too high: one cut often fails, apply the advice to the new log."
+            "More than 64 times too high: one cut is often not enough, so apply the advice to "
+            "the new log as well."
         )
     low, high = found.limits(base, bounds)
     return Advice(
@@ -288,20 +291,20 @@ def _stretched(warmup: Warmup, factor: float) -> int | None:
 
 
 def _late(state: RateState, seen: Judgement, scene: Scene, trouble: str) -> Advice:
-    """The rate has worked for long: first a restart and other batches, then a small cut."""
+    """The rate worked for long: first a restart with other batches, then a small cut."""
     restart = f"{trouble} The rate had worked for {count_text(seen.accepted, 'accepted step')}."
     restarts = state.setup.restarts
     if scene.onset.collapsed and not restarts:
         because = (
-            f"{restart} Restart before the drift and skip the batches up to past the spike, the "
-            f"rate kept; on a second spike multiply it by {LATE_FACTOR}."
+            f"{restart} Restart before the drift at the same rate and skip the batches until "
+            f"after the spike; if it spikes again, multiply the rate by {LATE_FACTOR}."
         )
         return _keep(state, seen, because)
     again = "again, after a restart" if restarts else "and still rising at the end"
     because = (
-        f"{restart} It went wrong {again}: restart before the drift, skip the batches up to past "
-        f"it, and multiply the rate by {LATE_FACTOR} (large runs took "
-        f"{LATE_LOW} to {LATE_HIGH}; a deeper cut needs proof)."
+        f"{restart} It went wrong {again}: restart before the drift, skip the batches until "
+        f"after it, and multiply the rate by {LATE_FACTOR} (large runs used {LATE_LOW} to "
+        f"{LATE_HIGH}; a deeper cut needs proof)."
     )
     base = seen.base
 
@@ -330,23 +333,27 @@ def _confidence(found: Estimate) -> float:
 
 
 def _notes(scene: Scene) -> list[str]:
-    """What the advice holds for, and what else could be the cure."""
+    """What the advice is valid for, and other possible remedies."""
     notes, setup = [], scene.state.setup
     if scene.binding_clip is not None:
         notes.append(
-            f"Clipping to {scene.binding_clip:.3g} bound nearly every step, so it and the rate "
-            "together set the update: a lower clip does the same as a lower rate."
+            f"Clipping to {scene.binding_clip:.3g} was active in nearly every step, so it sets "
+            "the update together with the rate: a lower limit has the same effect as a lower "
+            "rate."
         )
     counts = [*micro_batches(scene.state.head)[:1], *micro_batches(scene.state.tail)[-1:]]
     if counts and counts[-1] > 1:
-        notes.append(f"This holds for {counts[-1]:.0f} micro-batches a step.")
+        notes.append(f"This is valid for {counts[-1]:.0f} micro-batches a step.")
     if counts and counts[0] != counts[-1]:
         notes.append(
             f"The effective batch went from {counts[0]:.0f} to {counts[-1]:.0f} micro-batches; "
             "the advice is for the last."
         )
     if len(setup.groups) > 1:
-        notes.append(f"Multiply every group's rate by the factor; group {setup.lead_group} leads.")
+        notes.append(
+            "Multiply every group's rate by the factor; it was computed for group "
+            f"{setup.lead_group}."
+        )
     return notes
 
 
@@ -372,9 +379,10 @@ def advise_together(states: Sequence[RateState]) -> Advice:
         return advise(states[-1])
     base, first, lowest = min(failed, key=lambda one: one[0])
     works = max((rate for rate in worked if rate < base), default=None)
-    # Above what worked, below what failed, and there where the estimates place the limit.
+    # Above what worked, below what failed, and where the estimates place the limit.
     floor, ceiling = -math.inf if works is None else math.log2(works), math.log2(base)
-    # Runs of one model err alike: their mean is steadier, yet no narrower than one of them.
+    # Estimates from runs of one model have the same error: their mean is steadier, but no more
+    # certain than one of them.
     mean = sum(math.log2(rate) - found.octaves for rate, found, _ in failed) / len(failed)
     line = min((found.line for _, found, _ in failed), key=lambda line: line.below + line.above)
     limit = min(max(mean, floor), ceiling)

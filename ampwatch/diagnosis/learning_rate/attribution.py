@@ -1,7 +1,8 @@
-"""What brought a trouble about: every recorded sign weighed in one table.
+"""What caused a trouble: every recorded sign, weighed in one table.
 
 A sign's points are its strength times its weight; of a group of signs only the strongest counts.
-Branches are left for facts: trouble before the first update, and a record that shows no mechanism.
+Branches remain for facts only: trouble before the first update, and a record that shows no
+mechanism.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ampwatch.diagnosis.signals import Floats
 
 
 class Cause(str, enum.Enum):
-    """What brought an onset about."""
+    """What caused an onset."""
 
     RATE = "the learning rate"
     STATIC = "something that was there before the first update"
@@ -34,16 +35,16 @@ class Cause(str, enum.Enum):
 
 WEIGHED = (Cause.RATE, Cause.DATA, Cause.OPERATION, Cause.OBJECTIVE)  # the table's columns
 
-# What a run wrongly told to lower costs, and one wrongly told to keep. Nearly alike: of healthy
-# runs only one in ten comes as far as being weighed at all.
+# The costs of wrongly advising "lower" and of wrongly advising "keep". Nearly alike: of healthy
+# runs only one in ten is weighed at all.
 WRONG_LOWER, WRONG_KEEP = 1.2, 1.0
 LOWER_LINE = WRONG_LOWER / (WRONG_LOWER + WRONG_KEEP)
-# Below it the rate is cleared: of the runs left out of the fit 3 in 100 were too high nevertheless.
-# Between the two lines the record does not decide.
+# Below this line the rate is cleared: of the runs left out of the fit, 3 in 100 were too high
+# nevertheless. Between the two lines the record does not decide.
 CLEAR_LINE = 0.2
 
 _SAYS_NOTHING = 0.05  # points
-# Points that a loss adds for the rate at 1.5 times its first value: with less it had not risen.
+# Points that a loss adds for the rate at 1.5 times its first value: with fewer it had not risen.
 _RISEN = 0.4
 _LEAST_SURE = 0.01  # of a table fitted on a thousand runs, no chance is surer
 # The groups by which a rate acts.
@@ -69,7 +70,7 @@ class Row:
 
     @property
     def says(self) -> float:
-        """How far it sets the causes apart."""
+        """How far it separates the causes."""
         return max(self.points) - min(self.points)
 
     def speaks_for(self, cause: Cause) -> float:
@@ -88,7 +89,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The cause of an onset, how sure the rate is it, and the rows that tell."""
+    """The cause of an onset, the probability that it is the rate, and the rows that show it."""
 
     cause: Cause
     chance: float = 0.0  # that it is the rate
@@ -98,7 +99,7 @@ class Attribution:
 
     @property
     def proofs(self) -> tuple[Row, ...]:
-        """What speaks for the cause, the strongest first."""
+        """The signs for the cause, the strongest first."""
         if self.cause not in WEIGHED:
             return ()
         told = [(row.speaks_for(self.cause), row) for row in self._rows if row.reading.strength > 0]
@@ -106,7 +107,7 @@ class Attribution:
 
     @property
     def calm(self) -> tuple[Row, ...]:
-        """What speaks against the rate."""
+        """The signs against the rate."""
         return tuple(row for row in self._rows if row.speaks_for(Cause.RATE) < 0)
 
     @property
@@ -115,20 +116,23 @@ class Attribution:
 
     @property
     def told(self) -> str:
-        """How sure the signs that were weighed make it that the rate is the cause."""
+        """The probability, from the weighed signs, that the rate is the cause."""
         sure = 100 * min(max(self.chance, _LEAST_SURE), 1.0 - _LEAST_SURE)
-        return f"{len(self.table)} signs weighed: {sure:.0f} % sure that it is the rate."
+        return (
+            f"{len(self.table)} signs were weighed: the rate is the cause with a probability of "
+            f"{sure:.0f} %."
+        )
 
 
 def attribute(scene: Scene) -> Attribution:
-    """What brought this onset about."""
+    """What caused this onset."""
     onset = scene.onset
     if onset.hard and not len(scene.accepted):
         return _static(scene.state, scene.after)
     table = weigh(readings(scene))
     recorded = recorded_mechanism(scene.before, scene.after)
     chances = chances_of(table)
-    # A loss alone never says "lower", but where it had risen and numbers then left their format.
+    # A loss alone never leads to "lower", unless it had risen and numbers then left their format.
     lines = dict.fromkeys(_MECHANISM, 0.0) | ({"loss": _RISEN} if onset.collapsed else {})
     driven = any(row.speaks_for(Cause.RATE) > lines.get(row.group, math.inf) for row in table)
     cause = WEIGHED[1 + int(np.argmax(chances[1:]))]
@@ -137,7 +141,9 @@ def attribute(scene: Scene) -> Attribution:
     elif not recorded or onset.sign is Sign.DOUBLED:  # too little of it for another cause
         cause = Cause.UNDECIDED
     elif cause is Cause.OBJECTIVE and ("updates" not in recorded or chances[0] > CLEAR_LINE):
-        cause = Cause.UNDECIDED  # who keeps a rate under a loss that has gone must have seen both
+        cause = (
+            Cause.UNDECIDED
+        )  # to keep the rate of a loss that has diverged, both must have been recorded
     return Attribution(cause, chances[0], table, recorded)
 
 
@@ -148,7 +154,7 @@ def readings(scene: Scene) -> dict[Entry, Reading]:
 
 
 def weigh(found: dict[Entry, Reading]) -> tuple[Row, ...]:
-    """The table: of each group the sign that says most, the one that says most first."""
+    """The table: the strongest sign of each group, the strongest first."""
     strongest: dict[str, Row] = {}
     for row in (Row(entry, reading) for entry, reading in found.items()):
         most = strongest.get(row.group)
@@ -171,7 +177,7 @@ def weights_text() -> str:
 
 
 def _static(state: RateState, after: Rows) -> Attribution:
-    """Nothing was learnt before it: no rate has had a part in it yet."""
+    """Nothing was learnt before it: the rate had no effect yet."""
     bad = after.of("forward_bad") > 0
     if bad.any():
         step = after.of("step")[int(np.argmax(bad))]

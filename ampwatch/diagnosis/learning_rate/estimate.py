@@ -92,7 +92,7 @@ class Estimate:
         most = MOST_OCTAVES_LEARNING
         if self.octaves <= most:
             return self
-        note = f"as the run still learns, {times_text(most)} is taken for it"
+        note = f"because the run still learns, {times_text(most)} is assumed"
         return replace(self, octaves=most, arithmetic=f"{self.arithmetic}; {note}")
 
 
@@ -117,7 +117,7 @@ def _arithmetic(update: float | None, family: Family, octaves: float, *, is_leas
     text = f"The first updates change the weights by {share} a step"
     if is_least:
         least = f"the least that is assumed of a rate that failed is {times} too high"
-        return f"{text}, which is borne elsewhere: {least}"
+        return f"{text}, which other trainings tolerate: {least}"
     formula = f"2^({LINES[family].offset:g} + {SLOPE:g} log2 u), u = {update:.3g}"
     note = "; what kind of optimizer it is, is not known" if family is Family.UNKNOWN else ""
     return f"{text}, so the rate is about {times} too high ({formula}{note})"

@@ -1,7 +1,7 @@
-"""When the trouble began, and whether the run got over it.
+"""When the trouble began, and whether the run recovered.
 
-From random weights the tests compare with the first loss. Later, and in a resumed run, only the
-recent past can be compared with. Nothing that the run recovered from is an onset.
+From random weights the tests compare with the first loss. Later, and in a resumed run, they can
+only compare with the recent past. Nothing that the run recovered from is an onset.
 """
 
 from __future__ import annotations
@@ -24,23 +24,29 @@ from ampwatch.diagnosis.signals import Floats, Integers, Mask
 SKIPS_IN_A_ROW = 3
 COLLAPSED_SHARE = 1 / 3  # of the last 30 steps: what is left of a run that fell
 CLIMB = 1.5  # times the first loss
-DOUBLED = 2.0  # times the first loss, in a record too short to tell a climb from its noise
-RELAPSE_SHARE, RELAPSE_PROGRESS = 0.5, 0.1  # given back, of a progress of a tenth of the first loss
+DOUBLED = 2.0  # times the first loss, in a record too short to tell a climb from noise
+RELAPSE_SHARE, RELAPSE_PROGRESS = (
+    0.5,
+    0.1,
+)  # share of the progress that is lost; the progress is at least a tenth of the first loss
 MEDIAN_NOISE = 0.4  # a median of ten is as noisy as 1.25 / sqrt(10) of one
-# So much of the first loss is left after a hundred steps. No trouble by itself: stable runs under
-# updates over the limit and with weights four times as large had come down to 0.51 at least.
+# This share of the first loss is left after a hundred steps. This is no trouble by itself: stable
+# runs with updates over the limit and weights four times as large had come down to 0.51 or less.
 LITTLE_LEARNT, LITTLE_STEPS = 0.6, 100
-STALLED, STALLED_PROGRESS = 0.7, 0.1  # of it, no more of which was gained since the first quarter
+STALLED, STALLED_PROGRESS = (
+    0.7,
+    0.1,
+)  # share of the first loss; less than this was gained since the first quarter
 BEYOND_WEIGHTS = 1.0
 
 
 class Sign(str, enum.Enum):
-    """What gave the onset away."""
+    """The sign by which an onset was found."""
 
     NOT_FINITE = "the loss was not finite"
     SKIPS = "three steps in a row were skipped"
-    CLIMB = "the loss stood at 1.5 times its first value"
-    DOUBLED = "the loss stands at twice its first value"
+    CLIMB = "the loss was 1.5 times its first value"
+    DOUBLED = "the loss is twice its first value"
     RELAPSE = "the loss gave back more than half of its progress"
     IDLE = "the loss hardly fell"
     SHIFT = "the loss left the band of its recent past"
@@ -49,18 +55,18 @@ class Sign(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Onset:
-    """Where trouble began that still stands at the end of the record."""
+    """Where trouble began that still lasts at the end of the record."""
 
     sign: Sign
     row: int  # position in the run
     step: int
-    early: bool  # the rate had not been shown to work by then
+    early: bool  # the rate had not yet been shown to work
     collapsed: bool  # the end of the record is skips
     descending: bool = False  # the loss is on its way down again at the end
 
     @property
     def hard(self) -> bool:
-        """Whether numbers left their format, which no benign course of a loss does."""
+        """Whether numbers left their format, which never happens in a healthy run."""
         return self.collapsed or self.sign is Sign.NOT_FINITE
 
     @property
@@ -81,7 +87,7 @@ def find_onset(state: RateState) -> Onset | None:
     elif is_new and not len(loss):
         signs += _beyond_weights(rows)
     at, sign = min(signs, default=(0, Sign.IDLE))
-    if sign is Sign.IDLE:  # which hides nothing that came later
+    if sign is Sign.IDLE:  # and no later trouble is hidden by it
         late = _late(state, collapsed=collapsed)
         if late is not None or not signs:
             return late
@@ -142,16 +148,16 @@ def _hard_signs(rows: Rows) -> Iterator[tuple[int, Sign]]:
 
 
 def _beyond_weights(rows: Rows) -> Iterator[tuple[int, Sign]]:
-    """A first update of the whole network that leaves little of it, where no loss tells."""
+    """A first update that replaces most of the network, if no loss is recorded."""
     first = np.flatnonzero(rows.accepted & np.isfinite(rows.ratio))[: constants.PROOF_STEPS]
     large = first[rows.ratio[first] > BEYOND_WEIGHTS]
-    if len(large):  # trouble begins with what follows the update, which is the rate's own part
+    if len(large):  # trouble begins after the update, which the rate itself made
         yield min(int(large[0]) + 1, len(rows) - 1), Sign.BEYOND
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """The first losses, all positive, and what is held against them."""
+    """The first losses, all positive, for comparison with later ones."""
 
     at: Integers  # rows
     smooth: Floats
@@ -183,7 +189,7 @@ def _start(rows: Rows) -> _Start | None:
 
 
 def _climbs(state: RateState, start: _Start) -> Iterator[tuple[int, Sign]]:
-    """A climb of the first steps of a long run, under which no part of it has come since."""
+    """A climb in the first steps of a long run that no later part of it has undercut."""
     climbed = np.flatnonzero(start.smooth > start.line)
     if len(climbed):
         begin = int(start.at[climbed[0]])
@@ -193,9 +199,9 @@ def _climbs(state: RateState, start: _Start) -> Iterator[tuple[int, Sign]]:
 
 
 def _soft_signs(state: RateState, start: _Start, *, collapsed: bool) -> Iterator[tuple[int, Sign]]:
-    """The tests against the first loss, which stands no better at the end.
+    """The tests against the first loss, if it is no better at the end.
 
-    A run that goes on from a checkpoint may stand; it may not climb from where it began.
+    A run that continues from a checkpoint may stay level; it may not climb from where it began.
     """
     first, final, smooth, loss = start.first, start.final, start.smooth, start.everything
     found = []
@@ -211,7 +217,9 @@ def _soft_signs(state: RateState, start: _Start, *, collapsed: bool) -> Iterator
     if not (found or collapsed or state.setup.resumed):
         steps, ends = len(loss), median(loss[-constants.MEDIAN_STEPS :])
         left = (LITTLE_LEARNT if steps >= LITTLE_STEPS else constants.NO_LEARNING) * first
-        octaves = math.log2(max(ends / first, 1.0))  # the higher it leapt, the fewer steps it takes
+        octaves = math.log2(
+            max(ends / first, 1.0)
+        )  # the higher the jump, the fewer steps are needed
         enough = steps * octaves >= constants.SUSTAINED_STEPS and steps >= constants.MEDIAN_STEPS
         if enough and steps < LITTLE_STEPS and ends >= DOUBLED * first:
             found.append((int(np.argmax(smooth > CLIMB * first)), Sign.DOUBLED))
@@ -230,7 +238,7 @@ def _still_learns(loss: Floats) -> bool:
 
 
 def _comes_down(loss: Floats, after: Floats) -> bool:
-    """Whether the loss falls again at the end and stands below where it began."""
+    """Whether the loss falls again at the end and is below where it began."""
     third = len(after) // 3
     if third < constants.POINT_STEPS:
         return False
@@ -256,7 +264,7 @@ def _late(state: RateState, *, collapsed: bool) -> Onset | None:
 
 
 def _is_early(state: RateState, row: int) -> bool:
-    """Whether the rate had not been shown to work by then."""
+    """Whether the rate had not yet been shown to work."""
     return row < constants.EARLY_STEPS and not state.setup.resumed
 
 

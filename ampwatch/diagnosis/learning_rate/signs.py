@@ -1,8 +1,9 @@
-"""The table of evidence: the signs of what brought a trouble about, and what each is worth.
+"""The table of evidence: signs of what caused a trouble, and how much each counts.
 
-A sign's *strength* is how many octaves its value lies beyond what is usual; below zero it speaks
-the other way. What is not recorded is no sign. Signs of one group tell the same thing: only the
-strongest of them counts. The weights are points an octave for the rate, data, operation, objective.
+A sign's *strength* is the number of octaves by which its value exceeds what is usual; a negative
+strength counts the other way. What is not recorded is no sign. Signs of one group show the same
+thing: only the strongest of them counts. Weights are points per octave for the rate, the data, an
+operation and the objective.
 """
 
 from __future__ import annotations
@@ -21,13 +22,11 @@ from ampwatch.diagnosis.learning_rate.onset import LITTLE_LEARNT, Sign
 from ampwatch.diagnosis.learning_rate.scene import Scene, is_rising
 from ampwatch.diagnosis.medians import known_of, median
 
-MOST, LEAST = (
-    4.0,
-    -1.0,
-)  # octaves beyond which a sign says no more, and below which little is little
+# A sign's octaves count up to the first and down to the second.
+MOST, LEAST = 4.0, -1.0
 # Update over weight norm of the whole network; trainings that work stay near 2^-10 to 2^-6.
 LARGE_UPDATE, UPDATE_PERCENTILE = 0.03, 90.0
-# Octaves below the limit that clear the rate: what is below all that works is not too high.
+# A rate this many octaves below the limit is cleared: what is below all that works is not too high.
 CLEARED = 6.0
 BORN_ZERO = 10.0  # largest layer over whole network, at the first steps of a LoRA
 FEWEST = 5  # values that make a band
@@ -39,7 +38,7 @@ class Reading(NamedTuple):
 
     strength: float
     value: float
-    against: float  # what the value is held against
+    against: float  # what the value is compared with
     step: int
 
 
@@ -53,7 +52,7 @@ class Entry(NamedTuple):
     group: str
     measure: Measure
     weights: tuple[float, float, float, float]
-    held: str = "{} is much"  # what it is held against; empty where the value is no number
+    held: str = "above {} is too much"  # empty if the value is no number
 
     def told(self, reading: Reading) -> str:
         """The sign in words."""
@@ -64,14 +63,14 @@ class Entry(NamedTuple):
 
 
 def _octaves(value: float, line: float, least: float = LEAST, most: float = MOST) -> float:
-    """How far a value lies beyond a line, within bounds; whatever the numbers."""
+    """How far a value lies beyond a line, in octaves, within bounds; defined for any numbers."""
     if not value > 0 or not line > 0:
         return least
     return min(max(math.log2(value) - math.log2(line), least), most)
 
 
 def _if(tells: Callable[[Scene], bool | None]) -> Measure:
-    """A sign that is there (1) or not (-1), or of which nothing is known."""
+    """A sign that is present (1), absent (-1) or unknown."""
 
     def measure(scene: Scene) -> Reading | None:
         there = tells(scene)
@@ -203,13 +202,13 @@ def _at_best(scene: Scene) -> Reading | None:
 
 
 def _learnt_to_the_end(scene: Scene) -> bool:
-    """Whether the loss fell until numbers left their format: its updates were borne till then."""
+    """Whether the loss fell until numbers left their format: until then its updates did no harm."""
     until = _at_best(scene)
     return until is not None and until.strength > 0
 
 
 def _bad_forward(scene: Scene) -> bool | None:
-    """A forward pass that was not finite, right after one that was; else not looked at."""
+    """A forward pass that was not finite, right after one that was; unknown if not sampled."""
     near = scene.after.part(0, constants.EVENT_SKIPS).of("forward_bad")
     return (scene.onset.hard and bool((near > 0).any())) or None
 
@@ -251,8 +250,8 @@ def _step(rows: Rows, at: int) -> int:
     return int(value) if np.isfinite(value) else -1
 
 
-COURSE = "course"  # the group that only says how a trouble shows
-USUAL, BEGAN, LITTLE = "it had been {}", "it began at {}", "{} is little"
+COURSE = "course"  # the group of signs that only show how the trouble looks
+USUAL, BEGAN, LITTLE = "{} before", "{} at first", "below {} is small"
 
 # Weights: a regression with a ridge of 1 on 554 runs of 44 families in which something seemed to be
 # wrong. Printed by `benchmarks/learning_rate_fit.py --evidence`; do not edit.
@@ -273,7 +272,7 @@ TABLE = (
     Entry("input maximum", "input", _drift("input_amax"), (-0.84, 0.56, 0.86, -0.59), USUAL),
     Entry("loss", "loss", _loss_rise, (0.56, 0.66, -1.16, -0.06), BEGAN),
     Entry("loss at the end", "loss", _left, (1.88, -1.23, -0.23, -0.41), BEGAN),
-    Entry("loss until then", "break", _at_best, (-1.27, 2.00, -0.08, -0.65), "its best was {}"),
+    Entry("loss until then", "break", _at_best, (-1.27, 2.00, -0.08, -0.65), "{} at best"),
     Entry("non-finite forward", "forward", _if(_bad_forward), (0.21, 1.66, -1.39, -0.48), ""),
     Entry("a rate still rising", "schedule", _if(_rising), (0.85, -0.56, 0.00, -0.29), ""),
     Entry("a larger batch", "batch", _if(_larger_batch), (-2.84, -1.38, 0.00, 4.22), ""),

@@ -1,4 +1,4 @@
-"""AMP210: attention scores that drift towards the format's end."""
+"""AMP210: attention scores that grow towards the limit of half precision."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.score_course import Score, ScoreCourse
 
-# Attention scores that drift: over thousands of steps, in a row of windows each higher than the one
-# before, four times higher in all. What grows after a start slows down before that.
+# Attention scores that grow: over thousands of steps, in a row of windows each higher than the one
+# before, four times higher in all. The growth after a start slows down before that.
 SCORE_WINDOWS = 4
 SCORE_STEPS = 2000
 SCORE_OCTAVES = 2.0
@@ -24,12 +24,13 @@ SCORE_OCTAVES = 2.0
     "attention-logit-growth",
     Severity.WARNING,
     Page(
-        meaning="The attention's scores have grown for thousands of steps and are due to leave "
-        "half precision. Long before, the softmax is so sure of itself that little is learnt.",
+        meaning="The attention scores have grown for thousands of steps and will soon exceed "
+        "the range of half precision. Long before that the softmax saturates, and little is "
+        "learnt.",
         looks="The largest score, or the largest query times the largest key, rises from window "
-        f"to window of the record, for {SCORE_STEPS:,} steps and by {SCORE_OCTAVES:.0f} octaves at "
-        "least; at the present pace it reaches 65504 within as many "
-        "steps as it has risen for.",
+        f"to window of the record, for at least {SCORE_STEPS:,} steps and by at least "
+        f"{SCORE_OCTAVES:.0f} octaves; if it goes on like this, it reaches 65504 within as "
+        "many steps as it has risen for.",
         not_to_confuse="The growth of the first few hundred steps, which slows down by itself; a "
         "mask of large negative numbers; AMP205, which looks at the last samples only. Fused "
         "attention modules hide their scores and are not judged.",
@@ -40,7 +41,7 @@ SCORE_OCTAVES = 2.0
     Ties(explained_by=RATE),
 )
 def attention_logit_growth(case: Case) -> Iterator[Seen]:
-    """Scores that have drifted up for a long time and will not stay within the format."""
+    """Scores that have grown for long and will exceed the format's range."""
     drift = _first_due(case.scores)
     if drift is None:
         return
@@ -51,10 +52,10 @@ def attention_logit_growth(case: Case) -> Iterator[Seen]:
         first_step=first,
         last_step=course.last_step,
         layer=name,
-        summary=f"Attention scores at {name} have grown since step {first} and leave half "
+        summary=f"Attention scores at {name} have grown since step {first} and will exceed half "
         f"precision in about {drift.steps_left:,.0f} steps.",
         cause=f"{what} {name} have risen by {drift.octaves:.1f} octaves without a break; "
-        f"{max(drift.left, 0.0):.1f} are left below 65504.",
+        f"{max(drift.left, 0.0):.1f} octaves remain below 65504.",
         action="Normalise queries and keys, or run the product and its softmax in float32:\n"
         "    with torch.autocast(x.device.type, enabled=False):\n"
         "        scores = q.float() @ k.float().transpose(-2, -1) / q.shape[-1] ** 0.5",

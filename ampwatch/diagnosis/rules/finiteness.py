@@ -30,13 +30,13 @@ from ampwatch.diagnosis.words import alone_text, count_text, list_text, steps_te
     "loss-not-finite",
     Severity.ERROR,
     Page(
-        meaning="The loss is inf or nan though every layer's output is finite: the loss function "
-        "itself, or a mask constant in it, leaves half precision.",
+        meaning="The loss is inf or nan although every layer's output is finite: the loss "
+        "function itself, or a mask constant in it, exceeds the range of half precision.",
         looks="A non-finite loss at a step whose activations are all finite; in a text log, "
-        "where nobody saw the activations, any non-finite loss.",
-        not_to_confuse="AMP203: there a layer comes first. AMP209: there the input does.",
+        "which has no activations, any non-finite loss.",
+        not_to_confuse="AMP203, where a layer is the first; AMP209, where the input is.",
         do="Compute the loss in float32; use the forms that take logits; mask with the format's "
-        "own minimum instead of -1e9.",
+        "smallest value instead of -1e9.",
         example="log(softmax(x)) in fp16, exp() of a score above 11, a mask of -1e9.",
     ),
     Ties(
@@ -46,7 +46,7 @@ from ampwatch.diagnosis.words import alone_text, count_text, list_text, steps_te
     ),
 )
 def loss_not_finite(case: Case) -> Iterator[Seen]:
-    """A non-finite loss above finite activations."""
+    """A non-finite loss after finite activations."""
     times, value = _bad_losses(case), case.numbers.bad_loss_value
     if not times.count:
         return
@@ -64,35 +64,35 @@ def loss_not_finite(case: Case) -> Iterator[Seen]:
 
 
 def _bad_losses(case: Case) -> Times:
-    """Losses that were not finite, as far as no layer, input or weight was before them."""
+    """The non-finite losses that no non-finite layer, input or weight preceded."""
     numbers, seen = case.numbers, case.numbers.bad_loss_finite_forward
     if not numbers.sees_forward:
         return numbers.bad_loss
     if case.ledger.forward:
         return seen
     unseen, weights = numbers.bad_loss_no_forward, numbers.bad_weights
-    # Where nothing skips, the step of such a loss is what writes nan into the weights.
+    # Without a scaler, the step of such a loss is what writes nan into the weights.
     came_first = not case.scale.has_scaler and unseen.began_before(weights)
     elsewhere = (weights.count and not came_first) or numbers.bad_input.count
     return unseen if seen.count or not elsewhere else seen
 
 
 def _layers_seen(case: Case) -> str:
-    """What is known of the layers' outputs in those steps."""
+    """What is known about the layers' outputs in those steps."""
     seen = case.numbers.bad_loss_finite_forward.count
     if not case.numbers.sees_forward:
-        return " while the layers were not seen"
+        return "; the layers were not recorded"
     if not seen:
         return "; none of these steps was sampled, so a layer may have been the first"
-    return " while every layer's output was finite, as far as the steps were sampled"
+    return ", while every layer's output was finite in the sampled steps"
 
 
 def _loss_action(case: Case, times: Times) -> str:
     cure = "Compute the loss in float32, from logits, and look for constants such as -1e9."
     if case.numbers.sees_forward and not case.numbers.bad_loss_finite_forward.count:
         return (
-            f"Look at the batch of step {times.first_step}; attached with layer_every=1, the "
-            f"record names the layer, if it is one. {cure}"
+            f"Check the batch of step {times.first_step}. If you attach with layer_every=1, the "
+            f"record shows whether a layer was the first. {cure}"
         )
     return cure
 
@@ -102,12 +102,13 @@ def _loss_action(case: Case, times: Times) -> str:
     "weights-not-finite",
     Severity.ERROR,
     Page(
-        meaning="A weight is inf or nan before the forward pass. Nothing recovers from there: "
-        "every later loss and gradient is its consequence.",
+        meaning="A weight is inf or nan before the forward pass. The run cannot recover: every "
+        "later loss and gradient is a consequence.",
         looks="A layer whose weights are not finite, then skips at any scale.",
         not_to_confuse="A forward overflow (AMP203), where the weights are finite.",
-        do="Restart from the last checkpoint with finite weights. Find what wrote them: a step at "
-        "a scale below 2^-126, an optimizer whose eps vanishes in fp16, a step past the scaler.",
+        do="Restart from the last checkpoint with finite weights. Find what wrote them: a step "
+        "at a scale below 2^-126, an optimizer whose eps vanishes in fp16, a step without "
+        "the scaler.",
         example="Adam in fp16 with eps 1e-8: nan after the first step.",
     ),
     Ties(
@@ -118,7 +119,7 @@ def _loss_action(case: Case, times: Times) -> str:
     ),
 )
 def weights_not_finite(case: Case) -> Iterator[Seen]:
-    """A weight is not finite before the forward."""
+    """A weight is not finite before the forward pass."""
     times, layers, told = case.numbers.bad_weights, case.layers, case.ledger.weights
     if not times.count:
         return
@@ -130,7 +131,7 @@ def weights_not_finite(case: Case) -> Iterator[Seen]:
         last_step=case.scale.last_step,
         layer=where,
         summary="Weights are not finite" + (f" in {where}." if where else "."),
-        cause=f"At step {times.first_step} inf or nan stood in the weights before the forward pass"
+        cause=f"At step {times.first_step} the weights held inf or nan before the forward pass"
         + (f", in {count_text(len(names), 'layer')}." if names else ".")
         + ending_text(case, times),
         evidence=(Evidence("weight_finite", times.first_step, "false"),),
@@ -138,9 +139,7 @@ def weights_not_finite(case: Case) -> Iterator[Seen]:
 
 
 # What a skipped step does not undo.
-_KEPT = (
-    "The running statistics of {} have taken it in and keep it: evaluation gives nan from there on."
-)
+_KEPT = "The running statistics of {} have stored it: evaluation returns nan from then on."
 
 
 @rule(
@@ -148,15 +147,16 @@ _KEPT = (
     "non-finite-input",
     Severity.ERROR,
     Page(
-        meaning="A tensor that enters the model holds inf or nan. No format and no scale helps.",
-        looks="The input itself is not finite; what follows is its consequence. A skipped step "
-        "leaves weights alone, and not the running statistics of BatchNorm: those keep the nan, "
-        "so a model that has them is not well again when the input is.",
-        not_to_confuse="AMP203: there the inputs are finite.",
+        meaning="An input of the model contains inf or nan. No number format and no loss scale "
+        "helps.",
+        looks="The input itself is not finite; everything after it is a consequence. A skipped "
+        "step protects the weights, but not the running statistics of BatchNorm: they keep "
+        "the nan, and the model stays broken when the input is finite again.",
+        not_to_confuse="AMP203, where the inputs are finite.",
         do="Check the data: division by zero in a normalisation, missing values, a broken file.",
         example="a column of constants, standardised: 0 / 0.",
     ),
-    # A rise that has not lasted when such an input ends the run might have healed, as most do.
+    # A rise of the loss that this input cut short might have recovered, as most do.
     Ties(excludes_rate=always, late_to=RATE),
 )
 def non_finite_input(case: Case) -> Iterator[Seen]:
@@ -167,9 +167,9 @@ def non_finite_input(case: Case) -> Iterator[Seen]:
     norms = sorted(case.precision.batch_norms)
     spoilt = _spoilt_weights(case)
     standing = Standing.HEALS if spoilt else case.standing(times)
-    cure = f"Look at the batch of step {times.first_step}: missing values, or a division by zero."
+    cure = f"Check the batch of step {times.first_step}: missing values, or a division by zero."
     if spoilt:
-        cure += " Restart from a checkpoint before it: the weights have taken it in."
+        cure += " Restart from an earlier checkpoint: the weights are not finite any more."
     elif norms:
         cure += " Call reset_running_stats(), or load them from a checkpoint."
     yield Seen(
@@ -179,7 +179,7 @@ def non_finite_input(case: Case) -> Iterator[Seen]:
         ranks=None if case.lone_rank is None else (case.lone_rank,),
         summary=f"The model's input is not finite in {count_text(times.count, 'step')}"
         f"{alone_text(case.lone_rank)}{standing.ending}.",
-        cause="inf or nan stood in a tensor that enters the model."
+        cause="An input of the model contained inf or nan."
         + (f" {_KEPT.format(list_text(norms))}" if norms else "")
         + ending_text(case, times),
         action=cure,
@@ -189,9 +189,9 @@ def non_finite_input(case: Case) -> Iterator[Seen]:
 
 
 def _spoilt_weights(case: Case) -> bool:
-    """Whether such an input came before all else that was not finite, and the weights took it in.
+    """Whether such an input was the first value that was not finite, and made the weights so.
 
-    Nothing recovers from there, so the input need not be so any more at the end.
+    The run cannot recover from that, even if the input is finite again at the end.
     """
     numbers = case.numbers
     came_first = not numbers.bad_loss.began_before(numbers.bad_input)

@@ -1,4 +1,4 @@
-"""AMP104: a loss scale that can fall no further."""
+"""AMP104: a loss scale that cannot fall any further."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from ampwatch.diagnosis.words import scale_text
     "scale-at-floor",
     Severity.ERROR,
     Page(
-        meaning="The loss scale is zero, at the framework's minimum, or so small that no step can "
-        "succeed. At 2^-128 and below its inverse is inf in float32: torch then finds no "
-        "overflow, takes the step, and destroys the weights without a word.",
+        meaning="The loss scale is zero, at the framework's minimum, or so small that no step "
+        "can succeed. At 2^-128 and below, its inverse is inf in float32: torch then finds "
+        "no overflow, takes the step, and destroys the weights without a warning.",
         looks="A skip at the minimum, or any step at a scale below "
-        f"{scale_text(policy.FLOOR_SCALE)}. In another trainer's log also the error by which it "
-        "gave up there.",
-        not_to_confuse="AMP109: a loss summed over many items lives well below 1 in good health.",
-        do="Stop the run. Restart from a checkpoint with a healthy scale, with what made it fall "
-        "put right; a minimum scale or a lower floor cures nothing.",
+        f"{scale_text(policy.FLOOR_SCALE)}. In another trainer's log also the error with "
+        "which it gave up.",
+        not_to_confuse="AMP109: with a loss summed over many items, a scale well below 1 is "
+        "healthy.",
+        do="Stop the run, fix what made the scale fall, and restart from a checkpoint with a "
+        "healthy scale. A minimum scale or a lower floor does not help.",
         example="scale 1.2e-38 and still skipping.",
     ),
     Ties(explained_by=("AMP103", "AMP209", *RATE, *NOT_FINITE)),
 )
 def scale_at_floor(case: Case) -> Iterator[Seen]:
-    """A step at a scale that leaves no room."""
+    """A skip at the lowest scale, or a step at a scale too small to work."""
     scale, final, times = case.scale, case.final_scale, case.scale.floored
     if not times.count:
         yield from _gave_up(case)
@@ -43,9 +44,9 @@ def scale_at_floor(case: Case) -> Iterator[Seen]:
     yield Seen(
         standing=standing,
         at=times,
-        summary=f"The loss scale stood at its floor, {scale_text(scale.lowest)}"
+        summary=f"The loss scale reached its floor, {scale_text(scale.lowest)}"
         + (f"{standing.ending}." if healed else ": no step can succeed."),
-        cause="It fell as far as it can; at this size its inverse is no longer a finite number."
+        cause="It is so small that its inverse is not a finite number."
         if scale.tiny.count
         else "It fell to the lowest scale that the framework allows, and steps still overflow.",
         evidence=(Evidence("scale", times.first_step, scale.lowest, policy.FLOOR_SCALE),),
@@ -53,16 +54,19 @@ def scale_at_floor(case: Case) -> Iterator[Seen]:
 
 
 def _gave_up(case: Case) -> Iterator[Seen]:
-    """The framework itself ended the run there, or the scale is beyond any search."""
+    """The framework itself gave up, or the scale is lower than any search needs."""
     final, last = case.final_scale, case.ledger.fatal[-1:]
     told = next((e for e in last if any(w in str(e.detail.get("message")) for w in AT_FLOOR)), None)
     if told is not None and told.step >= (case.scale.last_step or 0):
-        summary = f"The run was ended: its loss scale, {scale_text(final)}, could fall no further."
-        cause = "The framework gave up: steps overflowed at the lowest scale that it allows."
+        summary = (
+            f"The framework gave up: the loss scale, {scale_text(final)}, could not fall any "
+            "further."
+        )
+        cause = "Steps overflowed at the lowest scale that the framework allows."
         step: int | None = told.step
     elif _is_lost(case):
-        summary = f"The loss scale stands at {scale_text(final)}: no gradient survives that."
-        cause = "No loss that a training sums up needs so low a scale; it fell, step after step."
+        summary = f"The loss scale is {scale_text(final)}: no gradient survives at this scale."
+        cause = "No summed loss needs so low a scale: it fell there step by step."
         step = case.scale.last_step
     else:
         return
@@ -76,7 +80,7 @@ def _gave_up(case: Case) -> Iterator[Seen]:
 
 
 def _is_lost(case: Case) -> bool:
-    """Whether the scale is below any that a search ends at, and no finding says so yet."""
+    """Whether the scale is lower than any search needs, and no other finding reports it."""
     final = case.final_scale
     low = final is not None and final < STARTUP_ERROR_SCALE
     return low and not case.is_searching and case.standing_fall is None

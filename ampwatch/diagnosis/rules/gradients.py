@@ -1,4 +1,4 @@
-"""AMP410: parameters without a gradient, or with none but zero."""
+"""AMP410: parameters without gradients, or gradients that are all zero."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ampwatch.diagnosis.ledger import NO_GRADIENTS, NO_GRAPH
 from ampwatch.diagnosis.registry import RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.words import count_text, scale_text
 
-# Gradients that are all exactly zero: a batch may have nothing to teach, so many in a row are
-# no batches; five lines of a log, whose loss does not move either.
+# Gradients that are all exactly zero: one batch may give none, so many batches in a row do not. In
+# a log: five lines, if the loss does not change either.
 ZERO_STEPS, ZERO_LINES = policy.NO_ACCIDENT_STEPS, 5
 
 
 def _unless_died(case: Case, _finding: Finding) -> bool:
-    """A rate that is too high can kill what had a gradient before, and nothing else of the kind."""
+    """Too high a rate can kill units that had gradients before, and causes nothing else here."""
     return not case.zeros.has_died
 
 
@@ -27,29 +27,31 @@ def _unless_died(case: Case, _finding: Finding) -> bool:
     Severity.ERROR,
     Page(
         meaning="The optimizer stepped and none of its parameters had a gradient, or every "
-        "gradient was exactly zero, or the loss hangs on no parameter. Nothing is learnt.",
-        looks="torch's error that no inf checks were recorded for this optimizer, or that the loss "
-        "does not require grad. Or "
-        f"{ZERO_STEPS} accepted steps in a row, up to the end of the record, whose "
-        "gradient norm is exactly 0. What else the record holds tells why, in this order: the norm "
-        "was not zero after the backward pass (cleared too early); half precision swallowed all "
-        "(the layers' underflow share, and the scale); the loss is exactly 0 (multiplied by 0, "
-        "masked away); it is the same in every step (clamped, saturated); it varies (detached, "
-        "rounded, dead units).",
-        not_to_confuse="A loss that training has brought down to where nothing is left to learn (a "
-        "hinge, a few examples known by heart): that is said as information. Parameters that are "
-        "frozen on purpose beside others that learn; a rate of 0 at the start of a warm-up.",
+        "gradient was exactly zero, or the loss does not depend on any trainable parameter. "
+        "Nothing is learnt.",
+        looks="torch's error that no inf checks were recorded for this optimizer, or that the "
+        f"loss does not require grad. Or {ZERO_STEPS} accepted steps in a row, up to the end "
+        "of the record, with a gradient norm of exactly 0. The rest of the record shows why, "
+        "in this order: the norm was not zero after the backward pass (cleared too early); "
+        "half precision lost everything (the layers' underflow share, and the scale); the "
+        "loss is exactly 0 (multiplied by 0, masked); it is the same in every step (clamped, "
+        "saturated); it varies (detached, rounded, dead units).",
+        not_to_confuse="A loss that training has brought down until nothing is left to learn (a "
+        "hinge loss, a few memorised examples): this is reported as information. Parameters "
+        "that are frozen on purpose, beside others that learn; a rate of 0 at the start of a "
+        "warm-up.",
         do="Check that the optimizer was given this model's parameters, that they require "
-        "gradients, that the loss is not detached (re-entrant checkpointing detaches what no input "
-        "with a gradient enters), and that zero_grad() does not stand between backward() and "
-        "step(). Where they underflow, scale the loss, or raise the scale.",
+        "gradients, that the loss is not detached (re-entrant checkpointing detaches it if "
+        "no input requires a gradient), and that zero_grad() is not called between "
+        "backward() and step(). If the gradients underflow, scale the loss or raise the "
+        "scale.",
         example="the optimizer was made before the model was replaced by its compiled copy; the "
         "loss is computed from output.round().",
     ),
     Ties(explained_by=(*RATE, "AMP408", "AMP107", "AMP103", "AMP201"), excludes_rate=_unless_died),
 )
 def no_gradients(case: Case) -> Iterator[Seen]:
-    """No gradient to check, nothing for the backward pass to begin with, or nothing but zeros."""
+    """Parameters without gradients, a loss without a graph, or gradients that are all zero."""
     raised = next((text for text in _REFUSALS if text in case.ledger.raised), None)
     if raised is not None:
         yield _refused(case, raised)
@@ -58,10 +60,10 @@ def no_gradients(case: Case) -> Iterator[Seen]:
     elif _are_frozen(case):
         yield Seen(
             at=case.scale,
-            summary="No parameter has a gradient: every layer that was seen is frozen.",
+            summary="No parameter has a gradient: every observed layer is frozen.",
             cause="No step has a gradient norm, no update moved a weight, and no layer's weights "
             "have requires_grad.",
-            action="Set requires_grad on what is to learn, and give it to the optimizer.",
+            action="Set requires_grad on the parameters to train, and pass them to the optimizer.",
             evidence=(Evidence("update_norm", case.scale.last_step, 0.0),),
         )
 
@@ -74,7 +76,7 @@ _REFUSALS = {
     ),
     NO_GRADIENTS: (
         "The optimizer's parameters have no gradients.",
-        "Check the optimizer's parameters, requires_grad, and where zero_grad() stands.",
+        "Check the optimizer's parameters, requires_grad, and where zero_grad() is called.",
     ),
 }
 
@@ -93,7 +95,7 @@ def _refused(case: Case, text: str) -> Seen:
 
 
 def _are_zero(case: Case) -> bool:
-    """Whether the record ends with zeros that are no accident; a log may have rounded them."""
+    """Whether the record ends with more zeros than chance explains; a log may have rounded them."""
     zeros = case.zeros
     if case.observed.loop:
         return zeros.run.times.count >= ZERO_STEPS
@@ -110,9 +112,9 @@ def _zeros(case: Case) -> Seen:
         return Seen(
             severity=Severity.INFO,
             at=run.times,
-            summary=f"{told} the loss is where it can be.",
-            cause=f"The loss has come down to {run.highest_loss:.3g} at most, and these batches "
-            "have nothing left to teach.",
+            summary=f"{told} nothing is left to learn.",
+            cause=f"The loss has come down to {run.highest_loss:.3g} or less, and these batches "
+            "give no gradient any more.",
             action="Nothing to do, if that is the loss you wanted.",
             evidence=tuple(evidence),
         )
@@ -130,46 +132,56 @@ def _zeros(case: Case) -> Seen:
 
 
 def _reason(case: Case) -> tuple[str, str]:
-    """Why, as far as the record tells, and what to do; the surest first."""
+    """The cause as far as the record shows it, and what to do; the most certain first."""
     zeros, run = case.zeros, case.zeros.run
     if run.cleared:
         return (
-            "They were not zero after the backward pass, and are when the optimizer steps.",
-            "Move zero_grad() ahead of backward() or behind step(); a clip to 0 would do it, too.",
+            "They were not zero after the backward pass, but are when the optimizer steps.",
+            "Call zero_grad() before backward() or after step(). Clipping to 0 looks the same.",
         )
     if zeros.is_underflow:
-        return _swallowed(case)
+        return _underflowed(case)
     if zeros.is_lossless:
         cause = "The loss is exactly 0 in every one of these steps: it is multiplied by 0 (a "
-        cause += "weight, a mask that leaves nothing, advantages that are all alike), or a margin "
+        cause += (
+            "weight, a mask that removes everything, advantages that are all equal), or a margin "
+        )
         return cause + "is always met.", "Look at the loss's factors and masks in these steps."
     if run.highest_loss < run.lowest_loss:
         cause = "The loss is not in the record."
     elif zeros.is_constant and run.times.count > 1:
         cause = f"The loss is {run.highest_loss:.4g} in every one of these steps, to the last bit: "
-        cause += "it is clamped, or the output is saturated or the same whatever goes in."
+        cause += "it is clamped, or the output is saturated or does not depend on the input."
     else:
         cause = f"The loss is not zero ({run.lowest_loss:.3g} to {run.highest_loss:.3g}) and varies"
-        cause += " with the batches, and what leads from it to the weights is cut or flat."
+        cause += (
+            " with the batches: the path from it to the weights is cut, or its derivative is 0."
+        )
     looks = "Look for detach(), .item(), round(), argmax() and clamp() between output and loss"
-    dead = "; the model did learn before: look for dead units (a ReLU after a large update), too."
+    dead = (
+        "; the model has learnt before, so look for dead units (a ReLU after a large update) as "
+        "well."
+    )
     return cause, looks + (dead if zeros.has_died else ".")
 
 
-def _swallowed(case: Case) -> tuple[str, str]:
+def _underflowed(case: Case) -> tuple[str, str]:
     run, scale = case.zeros.run, case.final_scale
     at = "nothing scales the loss" if scale is None else f"the scale is {scale_text(scale)}"
-    cause = f"Half precision swallows them, in {run.lost:,} of {count_text(run.samples, 'sample')} "
-    cause += f"of layers whole: {at}, and the loss {run.highest_loss:.3g} at most."
+    cause = (
+        f"They are lost in half precision, completely in {run.lost:,} of "
+        f"{count_text(run.samples, 'sample')} "
+    )
+    cause += f"of layers: {at}, and the loss is {run.highest_loss:.3g} or less."
     if scale is None:
         return cause, "Use torch.amp.GradScaler, or bf16; do not divide the loss by large numbers."
     if case.standing_fall is not None:
-        return cause, "Fix the cause of the scale's fall first: that is the finding to follow."
+        return cause, "Fix the cause of the scale's fall first."
     return cause, "Raise the loss scale: GradScaler(init_scale=2.0**16), or bf16."
 
 
 def _are_frozen(case: Case) -> bool:
-    """Whether all the weights that were seen are frozen, and no step has told of a gradient."""
+    """Whether all observed weights are frozen and no step recorded a gradient."""
     zeros = case.zeros
     untold = not (case.numbers.norms or zeros.gave or zeros.earlier or zeros.run.times.count)
     still = case.loop.unmoved >= ZERO_STEPS and not case.loop.updates

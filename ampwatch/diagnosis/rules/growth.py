@@ -1,4 +1,4 @@
-"""AMP106, AMP107, AMP109 and AMP416: a loss scale that is not where one expects it."""
+"""AMP106, AMP107, AMP109 and AMP416: a scale that grows too far, never grows, or starts over."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ampwatch.rows import EventKind
 # Scales that work end below 2^40 even where the largest gradient is 2^-24, half precision's
 # smallest; at 2^64 nothing has overflowed in some forty doublings, and inf is as many away.
 RUNAWAY_SCALE = 2.0**64
-# A reset by a resume happens once or twice; from the third on something in the loop does it.
+# A resume causes one or two resets; three or more are caused by the loop.
 RECREATED_RESETS = 3
-# A scaler made anew is seen, not inferred: the second is a habit, if it has cost steps.
+# A new scaler is observed, not inferred: two are enough, if they cost steps.
 REPLACED_SCALERS = 2
-# One reset is one lost state; from the second on it is why the scale never grows.
+# One reset is one lost state; two or more explain why the scale never grows.
 LOST_GROWTH_RESETS = 2
 
-# Gradients that vanish late: the scale had overflowed before, stands so far above all of those, and
-# where even half precision's smallest gradient, 2^-24, would be ordinary.
+# Gradients that vanish late: the scale is this far above every scale that has overflowed, and so
+# high that even half precision's smallest gradient, 2^-24, would be an ordinary number.
 RUNAWAY_LATE_SCALE, RUNAWAY_LATE_OCTAVES = 2.0**40, 16.0
 
 
@@ -36,21 +36,22 @@ RUNAWAY_LATE_SCALE, RUNAWAY_LATE_OCTAVES = 2.0**40, 16.0
     "scale-runaway",
     Severity.WARNING,
     Page(
-        meaning="The loss scale grows and grows and nothing ever overflows: there is nothing in "
-        "the gradients that could. At 2^128 it becomes inf and every step is skipped.",
+        meaning="The loss scale keeps growing and nothing ever overflows, because the gradients "
+        "are zero or absent. At 2^128 the scale becomes inf and every step is skipped.",
         looks=f"A scale of {scale_text(RUNAWAY_SCALE)} or more; or of "
-        f"{scale_text(RUNAWAY_LATE_SCALE)}, where it stands {RUNAWAY_LATE_OCTAVES} octaves above "
-        "all scales that have overflowed in this run.",
+        f"{scale_text(RUNAWAY_LATE_SCALE)}, if it is {RUNAWAY_LATE_OCTAVES} octaves above "
+        "every scale that has overflowed in this run.",
         not_to_confuse="A high but steady scale of a model with small gradients, which overflows "
         "now and then (AMP102).",
-        do="Check that the loss reaches the parameters: not detached, not constant or zero, no "
-        "frozen parameters, and zero_grad() not between backward() and step().",
+        do="Check that the loss reaches the parameters: that it is not detached, constant or "
+        "zero, that no parameters are frozen by mistake, and that zero_grad() is not called "
+        "between backward() and step().",
         example="growth_interval 1 on a model whose loss was detached: 2^70 after 54 steps.",
     ),
     Ties(explained_by=("AMP410",), excludes_rate=always),
 )
 def scale_runaway(case: Case) -> Iterator[Seen]:
-    """A scale that nothing holds."""
+    """A scale that grows without limit."""
     final, scale = case.final_scale, case.scale
     if final is None:
         return
@@ -66,7 +67,7 @@ def scale_runaway(case: Case) -> Iterator[Seen]:
         summary=f"The loss scale has grown to {scale_text(final)} and nothing overflows.",
         cause="The gradients are exactly zero."
         if gone
-        else "Gradients that survive such a scale are absent or vanish.",
+        else "The gradients are absent or almost zero: any others would overflow at this scale.",
         evidence=(Evidence("scale", scale.last_step, final, late),),
     )
 
@@ -80,8 +81,8 @@ def scale_runaway(case: Case) -> Iterator[Seen]:
         "keeps losing the scaler's state, and gradients are lost that a higher scale would keep.",
         looks=f"Underflow (AMP201) or {LOST_GROWTH_RESETS} resets (AMP108), and not one "
         "doubling in the record.",
-        not_to_confuse="A scale that need not grow: then no gradients are lost, and nothing is "
-        "said.",
+        not_to_confuse="A scale that need not grow: then no gradients are lost, and there is no "
+        "finding.",
         do="Give GradScaler a shorter growth_interval or a higher init_scale; save "
         "scaler.state_dict() with the checkpoint and load it on resume.",
         example="growth_interval 2000 in a fine-tune of 600 steps that starts at 2^10.",
@@ -89,7 +90,7 @@ def scale_runaway(case: Case) -> Iterator[Seen]:
     Ties(excludes_rate=always),
 )
 def scale_never_grows(case: Case) -> Iterator[Seen]:
-    """No growth, where it costs gradients or where resets prevent it."""
+    """No growth, if it costs gradients or if resets prevent it."""
     scale = case.scale
     if not scale.has_scaler or scale.growths or scale.first_accepted is None:
         return
@@ -103,10 +104,10 @@ def scale_never_grows(case: Case) -> Iterator[Seen]:
         at=scale,
         summary=f"The loss scale has not grown in {steps}"
         + (", and gradients are lost to underflow." if len(lost) else "."),
-        cause="Its state is lost again and again, so it never reaches a doubling."
+        cause="Its state is lost again and again, so it never doubles."
         if scale.resets.count
-        else f"It doubles after {scale.scaler.growth_interval:,} accepted steps in a row, and the "
-        "record never reaches that.",
+        else f"It doubles after {scale.scaler.growth_interval:,} accepted steps in a row, which "
+        "the record never has.",
         evidence=(Evidence("growths", scale.last_step, 0.0, float(scale.scaler.growth_interval)),),
     )
 
@@ -116,15 +117,15 @@ def scale_never_grows(case: Case) -> Iterator[Seen]:
     "low-scale-by-design",
     Severity.INFO,
     Page(
-        meaning="The loss scale lives below 1 and the run is healthy: the loss is a sum over many "
-        "items, so its gradients are large. A number, not a fault.",
+        meaning="The loss scale is below 1 and the run is healthy: the loss is a sum over many "
+        "items, so its gradients are large. This is not a fault.",
         looks="Steps accepted at an established scale below 1, while the loss falls.",
         not_to_confuse="AMP103 and AMP104, where a scale below 1 is the end of a fall.",
         do="Nothing to do. Averaging the loss instead of summing it makes the scale easier to "
         "read.",
         example="fairseq's sum-reduced cross entropy at a scale of 2^-3.",
     ),
-    # No run is well that loses what it should learn from.
+    # A run that loses its gradients is not healthy.
     Ties(groundless_beside=("AMP201", "AMP410")),
 )
 def low_scale_by_design(case: Case) -> Iterator[Seen]:
@@ -139,7 +140,7 @@ def low_scale_by_design(case: Case) -> Iterator[Seen]:
     yield Seen(
         first_step=scale.level_step,
         last_step=scale.last_step,
-        summary=f"The loss scale is {scale_text(final)}, and the run is well.",
+        summary=f"The loss scale is {scale_text(final)}, and the run is healthy.",
         cause="Steps are accepted at this scale and the loss falls: a loss that is summed over "
         "many items has large gradients.",
         evidence=(Evidence("scale", scale.last_step, final, 1.0),),
@@ -147,7 +148,7 @@ def low_scale_by_design(case: Case) -> Iterator[Seen]:
 
 
 def _loss_falls(case: Case) -> bool:
-    """Whether the last losses are below the first; unknown is no."""
+    """Whether the last losses are below the first; False if that is unknown."""
     head, tail = (rows.of("loss") for rows in (case.rate.head, case.rate.tail))
     first, last = head[np.isfinite(head)], tail[np.isfinite(tail)]
     few = policy.ESTABLISHED_STEPS
@@ -163,20 +164,20 @@ def _loss_falls(case: Case) -> bool:
     "scaler-recreated",
     Severity.ERROR,
     Page(
-        meaning="The loss scale begins anew again and again: a new GradScaler is made every epoch "
-        "or iteration, so it never learns a scale, and each time the search costs steps.",
+        meaning="The loss scale starts over again and again: a new GradScaler is made every "
+        "epoch or iteration, so it never settles, and each search costs steps.",
         looks=f"The optimizer steps through {REPLACED_SCALERS} or more new GradScalers; or "
         f"{RECREATED_RESETS} or more jumps back to the initial scale that nothing in the "
         "record explains.",
-        not_to_confuse="AMP108, one reset, which is usually a resume without the scaler's state; a "
-        "second phase of training with a scaler of its own.",
+        not_to_confuse="AMP108, one reset, which is usually a resume without the scaler's "
+        "state; a second phase of training with its own scaler.",
         do="Make one GradScaler before the training loop, and keep it.",
         example="scaler = GradScaler() inside `for epoch in ...`: 2^16 at the start of each.",
     ),
     Ties(excludes_rate=always),
 )
 def scaler_recreated(case: Case) -> Iterator[Seen]:
-    """New scalers that were seen, or resets too many for resumes."""
+    """New scalers that were observed, or more resets than resumes explain."""
     made = case.ledger.of(EventKind.SCALER_REPLACED)
     scale = case.scale
     if made.count >= REPLACED_SCALERS:
@@ -184,9 +185,9 @@ def scaler_recreated(case: Case) -> Iterator[Seen]:
     elif scale.resets.count >= RECREATED_RESETS and scale.reset is not None:
         yield Seen(
             at=scale.resets,
-            summary=f"The loss scale began anew {scale.resets.count} times.",
-            cause=f"Each time it jumped back to its initial {scale_text(scale.reset.scale_to)} and "
-            f"searched again: {count_text(scale.reset_skips, 'step')} skipped for it.",
+            summary=f"The loss scale started over {scale.resets.count} times.",
+            cause=f"Each time it jumped back to its initial {scale_text(scale.reset.scale_to)} "
+            f"and searched again, which skipped {count_text(scale.reset_skips, 'step')}.",
             evidence=(
                 Evidence(
                     "resets", scale.resets.last_step, float(scale.resets.count), RECREATED_RESETS
@@ -196,17 +197,18 @@ def scaler_recreated(case: Case) -> Iterator[Seen]:
 
 
 def _made_anew(made: Times, searched: int) -> Seen:
-    """Two that cost nothing may be phases of one training; the third is a habit."""
+    """Two that cost nothing may be phases of one training; three are an error."""
     harmless = made.count < RECREATED_RESETS and not searched
     cost = (
         f"their searches skipped {count_text(searched, 'step')} that are not in the record."
         if searched
-        else "each begins at its initial scale again, and never grows beyond."
+        else "each starts at its initial scale, and never grows beyond it."
     )
     return Seen(
         severity=Severity.INFO if harmless else Severity.ERROR,
         at=made,
         summary=f"The optimizer stepped through {count_text(made.count, 'new GradScaler')}.",
-        cause=f"The loop makes them while it trains, and what they had learnt is lost: {cost}",
+        cause="The loop creates them during training, and the scale that was found is lost: "
+        f"{cost}",
         evidence=(Evidence("scaler-replaced", made.last_step, float(made.count)),),
     )

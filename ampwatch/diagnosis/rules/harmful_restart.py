@@ -1,4 +1,4 @@
-"""A part of AMP306: what a restart itself changed, whether or not the run got over it."""
+"""A part of AMP306: what a restart itself changed, whether or not the run recovered."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _NORMS = {"update": "the updates", "grad_norm": "the gradient norm"}
 
 
 def harmful_restart(case: Case) -> Seen | None:
-    """A loss that leaps right after a restart, and updates or gradients with it.
+    """A loss that jumps right after a restart, together with updates or gradients.
 
-    A warning though it heals: the next restart will do the same.
+    A warning even if the run recovers: the next restart will do the same.
     """
     first, last, jumps = case.restarts.first, case.restarts.last, case.restarts.jumps
     if first is None or last is None:
@@ -22,15 +22,15 @@ def harmful_restart(case: Case) -> Seen | None:
     norm = f", {_NORMS[last.norm]} {last.times:.1f} times as large" if last.norm else ""
     times = f"At {count_text(jumps.count, 'restart')}" if jumps.count > 1 else "At the restart"
     where = f"before step {first.step}" if first.is_seam else f"at step {first.step}"
-    summary = f"{times} {where} the loss leapt from {before:.3g} to {after:.3g}."
-    cause = f"Within the next tens of steps it stood there{norm}: the run did not go on as it "
+    summary = f"{times} {where} the loss jumped from {before:.3g} to {after:.3g}."
+    cause = f"It stayed there for tens of steps{norm}: the run did not continue as it "
     cause += "was. Usually the optimizer's state was not loaded."
-    action = "Save optimizer.state_dict() with each checkpoint and load it on resume; warm the "
-    action += "rate up where that is not possible."
+    action = "Save optimizer.state_dict() with each checkpoint and load it on resume. If that is "
+    action += "not possible, warm the rate up."
     if last.rates is not None:
         summary = f"Since the restart {where} the loss went from {before:.3g} to {after:.3g}."
         cause = f"The rate rose from {last.rates[0]:.3g} to {last.rates[1]:.3g} there, and at the "
-        cause += f"record's end the loss has not come back{norm}: the schedule began anew."
+        cause += f"record's end the loss has not come back{norm}: the schedule started over."
         action = "Restart from that checkpoint with the scheduler's state loaded."
     return Seen(
         severity=Severity.WARNING,

@@ -1,4 +1,4 @@
-"""AMP205 and AMP208: layers that have hardly room left, or that no loss scale suits."""
+"""AMP205 and AMP208: layers close to their format's limit, and layers that no loss scale suits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ampwatch.diagnosis.layer_course import LOW_HEADROOM_OCTAVES, TREND_SAMPLES,
 from ampwatch.diagnosis.registry import RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.words import count_text, scale_text
 
-# Close to its end: in most samples of a layer, and in at least this many.
+# Close to the limit: in most samples of a layer, and in at least this many.
 LOW_HEADROOM_SAMPLES = 5
-# Due to overflow within this many steps at its present growth, as the last samples show it: over at
-# least this many steps, by at least an octave in all, and hardly ever falling back.
+# Due to overflow within this many steps, if the last samples go on growing: over at least this many
+# steps, by at least an octave in all, and hardly ever falling back.
 HEADROOM_HORIZON_STEPS = 500
 TREND_STEPS, TREND_OCTAVES, TREND_FALLING_SHARE = 100, 1.0, 0.8
-# Windows of scales that miss each other in most of at least so many judged samples.
+# Scale windows that do not overlap in most of at least so many judged samples.
 CONFLICT_SAMPLES = 5
 
 
@@ -29,14 +29,14 @@ CONFLICT_SAMPLES = 5
     "low-headroom",
     Severity.WARNING,
     Page(
-        meaning="A layer's activations stay close to the end of half precision, or will soon reach "
-        "it at their present growth. The next spike overflows in the forward pass, where no loss "
-        "scale helps.",
-        looks=f"The largest activation within {LOW_HEADROOM_OCTAVES:.0f} octaves of 65504 in most "
-        f"of {LOW_HEADROOM_SAMPLES} samples or more, or its last {TREND_SAMPLES} samples climb so "
-        f"that they pass it within {HEADROOM_HORIZON_STEPS} steps.",
-        not_to_confuse="AMP203: there it has happened. Gradients near the limit: the scale takes "
-        "care of those.",
+        meaning="A layer's activations stay close to the limit of half precision, or will soon "
+        "reach it if they go on growing. The next spike overflows in the forward pass, where "
+        "no loss scale helps.",
+        looks=f"The largest activation within {LOW_HEADROOM_OCTAVES:.0f} octaves of 65504 in "
+        f"most of {LOW_HEADROOM_SAMPLES} samples or more, or growing so fast in its last "
+        f"{TREND_SAMPLES} samples that it passes 65504 within {HEADROOM_HORIZON_STEPS} steps.",
+        not_to_confuse="AMP203, where the overflow has happened. Gradients near the limit: the "
+        "loss scale takes care of those.",
         do="Normalise what enters the layer, shrink its initial weights, run it in float32, or "
         "use bf16, whose range is float32's. If it grows, look at the learning rate.",
         example="a feed-forward layer whose largest output doubles every 100 steps, now 16,000.",
@@ -44,7 +44,7 @@ CONFLICT_SAMPLES = 5
     Ties(explained_by=("AMP210",)),
 )
 def low_headroom(case: Case) -> Iterator[Seen]:
-    """A layer that is near the end of its format, or due to reach it."""
+    """A layer close to the limit of its format, or due to reach it."""
     layers = case.layers
     at = _nearest(layers)
     summary, cause = ".", "Its largest activation stays that close in most samples."
@@ -60,14 +60,14 @@ def low_headroom(case: Case) -> Iterator[Seen]:
         first_step=int(np.nanmin(layers.trend_steps[at])),
         last_step=step,
         layer=name,
-        summary=f"{name} has {octaves:.1f} octaves left below half precision's end{summary}",
+        summary=f"{name} has {octaves:.1f} octaves left below the limit of half precision{summary}",
         cause=cause,
         evidence=(Evidence("log2_headroom", step, octaves, LOW_HEADROOM_OCTAVES),),
     )
 
 
 def _nearest(layers: LayerCourse) -> int | None:
-    """The layer that is closest to its format's end, if it is so still."""
+    """The layer closest to its format's limit, if it still is."""
     close = (layers.headrooms >= LOW_HEADROOM_SAMPLES) & (2 * layers.near > layers.headrooms)
     last = np.where(close, layers.trend_values[:, -1], np.inf)
     close &= last <= LOW_HEADROOM_OCTAVES
@@ -75,7 +75,7 @@ def _nearest(layers: LayerCourse) -> int | None:
 
 
 def _first_due(layers: LayerCourse) -> tuple[int, float] | None:
-    """The layer that reaches its format's end first, and in how many steps, within the horizon."""
+    """The layer that reaches its format's limit first, and in how many steps."""
     steps, values = layers.trend_steps, layers.trend_values
     with np.errstate(all="ignore"):  # nan where a layer has fewer samples
         span, lost = steps[:, -1] - steps[:, 0], values[:, 0] - values[:, -1]
@@ -98,18 +98,18 @@ def _first_due(layers: LayerCourse) -> tuple[int, float] | None:
     Page(
         meaning="No loss scale suits all layers: one loses its gradients to underflow below a "
         "scale at which another already overflows.",
-        looks="A layer loses most of its gradients, and the lowest scale that would keep them is "
-        "above the highest that another (or itself) can bear, in most of "
-        f"{CONFLICT_SAMPLES} samples or more; or the scale "
-        "stands at a ceiling that overflows have shown.",
+        looks="A layer loses most of its gradients, and the lowest scale that would keep them "
+        "is above the highest that another layer (or itself) tolerates, in most of "
+        f"{CONFLICT_SAMPLES} samples or more; or it loses them at the highest scale that "
+        "does not overflow.",
         not_to_confuse="AMP201, where a higher scale would help.",
         do="Run one of the two layers in float32, rescale its loss or its output, or use bf16.",
-        example="an embedding that needs 2^20 beside a head that bears 2^14.",
+        example="an embedding that needs 2^20 beside a head that tolerates 2^14.",
     ),
     Ties(explained_by=RATE),
 )
 def no_scale_fits(case: Case) -> Iterator[Seen]:
-    """Layers whose windows of loss scales do not meet."""
+    """Layers whose scale windows do not overlap."""
     layers = case.layers
     first, last = layers.first_conflict, layers.last_conflict
     often = 2 * layers.conflicts > layers.window_steps >= CONFLICT_SAMPLES
@@ -122,9 +122,13 @@ def no_scale_fits(case: Case) -> Iterator[Seen]:
         last_step=last.step,
         layer=last.needs_layer,
         summary=f"No loss scale suits {last.needs_layer}"
-        + (f" and {last.bears_layer} at once." if pair else ": its gradients are too wide."),
+        + (
+            f" and {last.bears_layer} at once."
+            if pair
+            else ": its gradients span too wide a range."
+        ),
         cause=f"{last.needs_layer} needs {_power(last.needs)} or more, "
-        f"{last.bears_layer if pair else 'and'} bears {_power(last.bears)} at most; so in "
+        f"{last.bears_layer if pair else 'and'} tolerates {_power(last.bears)} at most, in "
         f"{layers.conflicts} of {count_text(layers.window_steps, 'sample')}.",
         action=f"Run {last.bears_layer} in float32, or use bf16.",
         evidence=(Evidence("scale_low", last.step, last.needs, last.bears),),
@@ -132,7 +136,7 @@ def no_scale_fits(case: Case) -> Iterator[Seen]:
 
 
 def _lost_at_the_ceiling(case: Case) -> Iterator[Seen]:
-    """Gradients that only a higher scale would save, at the highest that does not overflow."""
+    """Gradients that only a higher scale would keep, at the highest that does not overflow."""
     layers, scale = case.layers, case.scale
     lost = layers.losing_layers()
     capped = case.teeth.episodes > 0 or scale.startup_skips > 0

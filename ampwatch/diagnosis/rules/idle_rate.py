@@ -11,12 +11,13 @@ from ampwatch.diagnosis.number_course import DEAD_RATE
 from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.words import count_text
 
-# A log all of whose rates are no numbers to train with: three lines agree, or twenty do.
+# A log whose rates are all next to zero: reported from three lines on, an error from twenty.
 DEAD_LINES, DEAD_MANY = 3, policy.NO_ACCIDENT_STEPS
 # Many warm-ups begin below a hundredth of the base rate; a decay ends at that or at a tenth.
 FIRST_SHARE = 0.01
-# A schedule may be stepped once an epoch. A run that is over and had no second one is no longer
-# than this; while a run goes on, its first epoch may not be over (5,000 steps in ImageNet's).
+# A schedule may advance once an epoch. A finished run in which it never did has at most one epoch,
+# which is no longer than this; while a run goes on, its first epoch may not be over (5,000 steps in
+# ImageNet's).
 STUCK_STEPS, STUCK_RUNNING = 300, 10_000
 
 
@@ -25,26 +26,26 @@ STUCK_STEPS, STUCK_RUNNING = 300, 10_000
     "rate-never-rose",
     Severity.WARNING,
     Page(
-        meaning="The learning rate stayed at the start of its warm-up, at zero or next to it, so "
-        "nothing is learnt. A scheduler that waits for accepted steps has seen none, or nothing "
-        "steps it.",
-        looks="Another program's log whose every line tells a rate of at most "
-        f"{DEAD_RATE:g}: {DEAD_LINES} lines at least; an error from "
-        f"{DEAD_MANY} lines on, for no warm-up begins so long. Or the rate is one and the same in "
-        f"the whole record, from the run's first step, below {100 * FIRST_SHARE:g} % of its base "
-        f"rate: {STUCK_STEPS:,} steps at least, {STUCK_RUNNING:,} while the run goes on.",
+        meaning="The learning rate stayed at the start of its warm-up, at zero or next to it, "
+        "so nothing is learnt. Either the scheduler waits for accepted steps and there are "
+        "none, or nothing calls scheduler.step().",
+        looks=f"Another program's log in which every line has a rate of at most {DEAD_RATE:g}: "
+        f"at least {DEAD_LINES} lines; an error from {DEAD_MANY} lines on, because no "
+        "warm-up starts so slowly. Or the rate is the same in the whole record, from the "
+        f"run's first step, and below {100 * FIRST_SHARE:g} % of its base rate: for at least "
+        f"{STUCK_STEPS:,} steps, or {STUCK_RUNNING:,} while the run goes on.",
         not_to_confuse="A warm-up that has just begun: its rate rises from line to line. A "
-        "constant rate without a schedule: it is its own base. A group of parameters that has a "
-        "small rate on purpose, beside others that do not; a resume late in a schedule. AMP417, "
-        "where ampwatch itself saw that no step moved the weights.",
-        do="See whether steps are skipped (print the loss scale), and whether scheduler.step() is "
-        "ever called.",
+        "constant rate without a schedule, which is its own base rate. A group of parameters "
+        "that has a small rate on purpose, beside others that do not; a resume late in a "
+        "schedule. AMP417, where ampwatch itself saw that no step moved the weights.",
+        do="Check whether steps are skipped (print the loss scale), and whether "
+        "scheduler.step() is ever called.",
         example="a log of 39 lines with 'learning_rate': 0.0 and 'grad_norm': inf.",
     ),
     Ties(excludes_rate=always),
 )
 def rate_never_rose(case: Case) -> Iterator[Seen]:
-    """A rate that is zero throughout, or stands where its warm-up began."""
+    """A rate that is zero throughout, or stays where its warm-up began."""
     if is_stuck(case):
         yield _stuck(case)
         return
@@ -52,17 +53,18 @@ def rate_never_rose(case: Case) -> Iterator[Seen]:
     known_to_search = scale.has_scaler and case.is_searching
     if case.observed.loop or numbers.any_rate or known_to_search:
         return
-    # One that prints a rate now and then is believed only where it did so often.
+    # A log that prints a rate only now and then must have printed it often.
     if numbers.rates < DEAD_LINES or numbers.rates < min(DEAD_MANY, scale.entries):
         return
     yield Seen(
         severity=Severity.ERROR if numbers.rates >= DEAD_MANY else Severity.WARNING,
         at=scale,
-        summary="Nothing is learnt: the learning rate never left its start in "
+        summary="Nothing is learnt: the learning rate stayed at its start in "
         f"{count_text(numbers.rates, 'line')}.",
-        cause="A scheduler that waits for accepted steps has seen none, or nothing steps it.",
-        action="Attach ampwatch, or print the loss scale, to see whether steps are skipped; see "
-        "that scheduler.step() is called.",
+        cause="Either the scheduler waits for accepted steps and there are none, or nothing "
+        "calls scheduler.step().",
+        action="Attach ampwatch, or print the loss scale, to see whether steps are skipped; "
+        "check that scheduler.step() is called.",
         evidence=(Evidence("lr", scale.last_step, 0.0, DEAD_RATE),),
     )
 
@@ -73,7 +75,7 @@ def is_stuck(case: Case) -> bool:
     if first.rate is None or first.moved or first.share >= FIRST_SHARE:
         return False
     if setup.begin or setup.loaded_at_start or setup.loads or setup.optimizers > 1:
-        return False  # what came before may have brought it down
+        return False  # the rate may have come down before
     over = case.record.clean_end or not case.observed.loop
     enough = first.accepted >= (STUCK_STEPS if over else STUCK_RUNNING)
     return enough and setup.begins_below(FIRST_SHARE)
@@ -84,10 +86,11 @@ def _stuck(case: Case) -> Seen:
     assert first.rate is not None, "a rate that stands is told"
     return Seen(
         at=case.scale,
-        summary=f"The learning rate never rose: it stood at {first.rate:.3g} in all "
+        summary=f"The learning rate never rose: it was {first.rate:.3g} in all "
         f"{count_text(first.steps, 'step')}, {100 * first.share:.2g} % of its base rate.",
-        cause="The schedule begins there and nothing steps it, so next to nothing is learnt.",
-        action="Call scheduler.step() after each optimizer.step(), or once an epoch where its "
+        cause="The schedule starts there and nothing calls scheduler.step(), so next to nothing "
+        "is learnt.",
+        action="Call scheduler.step() after each optimizer.step(), or once an epoch if its "
         "lengths are in epochs.",
         evidence=(Evidence("lr", case.scale.last_step, first.rate, first.base),),
     )

@@ -23,15 +23,15 @@ from ampwatch.rows import EventKind
         meaning="The trouble began right after something was changed: a state was loaded, an "
         "optimizer or the scaler was replaced, the rate was at least doubled, the batch size "
         "changed.",
-        looks=f"The onset within {policy.JUMP_STEPS} steps after such an event, which the record "
-        "holds. Or a restart after which the loss, and with it gradients or updates, leap out of "
-        "their bands, also where the run gets over it; or one that at least doubled the rate, and "
-        "the loss climbed after it and has not come back at the end.",
-        not_to_confuse="AMP301, where nothing but the rate itself is to blame. A rate that is "
-        "lowered is never a cause, nor is the next stair of a warm-up that climbs by epochs.",
+        looks=f"The onset within {policy.JUMP_STEPS} steps after such an event in the record. "
+        "Or a restart after which the loss, and with it gradients or updates, jump out of "
+        "their bands, even if the run recovers; or a restart that at least doubled the rate, "
+        "after which the loss climbed and has not come back at the end.",
+        not_to_confuse="AMP301, where only the rate itself is to blame. A rate that is lowered "
+        "is never a cause, nor is the next step of a warm-up that rises by epochs.",
         do="Undo that change, or make it gradual: load the optimizer's and the scaler's state "
         "with the model's, warm up after a change of rate or batch size.",
-        example="a resume without the optimizer's state at step 5,000: the loss leaps at 5,003.",
+        example="a resume without the optimizer's state at step 5,000: the loss jumps at 5,003.",
     ),
 )
 def jump_at_event(case: Case) -> Iterator[Seen]:
@@ -43,7 +43,7 @@ def jump_at_event(case: Case) -> Iterator[Seen]:
     if onset is not None:
         began, sign = onset.step, onset.sign.value
     elif rise is not None:
-        began, sign = rise.first_step, "the loss stood above its recent band"
+        began, sign = rise.first_step, "the loss was above its recent band"
     else:
         return
     start = case.scale.first_step or 0
@@ -64,7 +64,7 @@ def jump_at_event(case: Case) -> Iterator[Seen]:
 
 
 def _changes(case: Case) -> Iterator[tuple[int, str]]:
-    """When something was changed, and what; the next stair of a warm-up is no leap of the rate."""
+    """When something was changed, and what; the next step of a warm-up does not count."""
     leaps = case.leaps
     for event in case.ledger.changes:
         if event.kind != EventKind.LR_CHANGED.value or not leaps.is_climb(event.step):

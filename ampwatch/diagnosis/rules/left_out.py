@@ -1,4 +1,4 @@
-"""AMP212: steps that the loop itself leaves out, and how the findings behind it say so."""
+"""AMP212: steps that the loop itself leaves out, and how other findings mention them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.registry import NOT_FINITE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.words import count_text, share_text
 
-# One step in a hundred is as much as a bad batch now and then costs; beyond, training is wasted.
-# A single step is none of that, however short the record.
+# Occasional bad batches cost one step in a hundred; more than that is wasted training. A single
+# step is no warning, however short the record.
 _WARNING_SHARE, _ALONE = 0.01, 1
-# Gradients that are accumulated leave every second line, or more, without an update.
+# With gradient accumulation, every second line or more has no update.
 _PAUSES_SHARE = 1 / 3
 
 
@@ -22,17 +22,18 @@ _PAUSES_SHARE = 1 / 3
     "loop-skips-steps",
     Severity.INFO,
     Page(
-        meaning="The loop looks at its own loss or gradients and leaves the step out, or stops, "
-        "where they are not finite: a forward pass ran, and no optimizer's step followed. No "
+        meaning="The loop checks its own loss or gradients and leaves the step out, or stops, "
+        "when they are not finite: a forward pass ran, and no optimizer step followed. No "
         "weight is harmed, and nothing is learnt from that batch.",
-        looks="A training forward pass or a loss that is not finite, with no step after it; where "
-        "no scaler is, an update of exactly 0 between others though a rate and gradients were "
-        f"there. A warning where that is more than {100 * _WARNING_SHARE:.0f} % of the steps. "
-        "Where it is the end of the record, the loop has stopped there.",
+        looks="A training forward pass or a loss that is not finite, without a step after it; "
+        "in a run without a scaler, also an update of exactly 0 between others although rate "
+        "and gradients were not 0. A warning if this is more than "
+        f"{100 * _WARNING_SHARE:.0f} % of the steps. At the end of the record it means that "
+        "the loop stopped there.",
         not_to_confuse="A skip of the scaler, which halves the loss scale; AMP402, where the "
         "optimizer does step and update() is missing.",
-        do="Keep the guard and remove what it guards against: the finding that caused this one. A "
-        "guard before scaler.scale() hides the overflow from the scaler: where a lower loss scale "
+        do="Keep the check and fix what it reacts to: the finding that caused this one. A check "
+        "before scaler.scale() hides the overflow from the scaler: if a lower loss scale "
         "would help, let the scaler skip the step instead.",
         example="if not math.isfinite(loss.item()): continue",
     ),
@@ -59,9 +60,9 @@ def loop_skips_steps(case: Case) -> Iterator[Seen]:
 
 
 def _unmoved(case: Case) -> Times:
-    """Steps that moved no weight after others did, or whose gradients were not finite.
+    """Steps that moved no weight although others did, or whose gradients were not finite.
 
-    Where they are many and their gradients finite they are accumulation's.
+    If they are many and their gradients are finite, they belong to gradient accumulation.
     """
     course = case.unskipped
     rare = course.unmoved.count < _PAUSES_SHARE * (course.moved + course.unmoved.count)
@@ -73,7 +74,7 @@ def _how(case: Case, seen: Times, unmoved: Times, told: Times) -> list[str]:
     """How it shows that they were left out."""
     how = []
     if seen.count:
-        how.append("the numbers were not finite and the loop made no optimizer's step")
+        how.append("the values were not finite and the loop made no optimizer step")
     if unmoved.count:
         bad = case.unskipped.unmoved_bad.count
         why = f", the gradients not finite in {bad:,} of them" if bad else ""
@@ -82,7 +83,7 @@ def _how(case: Case, seen: Times, unmoved: Times, told: Times) -> list[str]:
             "the weights"
         )
     if told.count:
-        how.append("the record says skipped, and tells of no loss scale")
+        how.append("the record marks the step as skipped and has no loss scale")
     return how
 
 
@@ -96,7 +97,7 @@ def _summary(case: Case, left_out: Times) -> str:
 
 
 def ending_text(case: Case, times: Times, what: str = "the forward pass") -> str:
-    """A sentence on how the loop ended with this trouble; nothing where it went on."""
+    """A sentence on how the loop ended with this trouble; empty if it went on."""
     running = case.unskipped.left_out_last
     first, last = running.first_step, times.last_step
     if first is None or last is None or last < first:

@@ -1,4 +1,4 @@
-"""AMP402, AMP408, AMP415 and AMP506: a loop that lacks something, and errors that ended it."""
+"""AMP402, AMP408, AMP415 and AMP506: a missing update() or scaler, errors that ended the run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.signals import Event, positive
 from ampwatch.diagnosis.words import bytes_text, count_text
 
-# Steps without an update before it is a mistake: one may be a loop that left off in the middle.
+# One step without an update may be the end of the loop; two are a mistake.
 MISSING_UPDATES = 2
-# Cached in pieces that no allocation fits: a tenth of the card is more than any one layer takes.
-SPLINTERED_SHARE = 0.1
+# Cached memory in pieces too small for any allocation: a tenth of the card is more than any one
+# layer needs.
+FRAGMENTED_SHARE = 0.1
 
 
 @rule(
@@ -25,19 +26,20 @@ SPLINTERED_SHARE = 0.1
     Page(
         meaning="An optimizer stepped, or its gradients were unscaled, and scaler.update() did not "
         "follow: the scale never changes, and the next scaler.step() or unscale_() raises.",
-        looks="A scaler.step() that no update follows; unscale_ a second time after another "
-        "backward.",
-        not_to_confuse="Accumulation: there, backward is called more often, not step or unscale_. "
-        "An optimizer.step() past the scaler (AMP404), and a step that the loop leaves out "
+        looks="A scaler.step() without an update after it; a second unscale_ after another "
+        "backward pass.",
+        not_to_confuse="Accumulation: there, backward is called more often, not step or "
+        "unscale_. A direct optimizer.step() (AMP404), and a step that the loop leaves out "
         "(AMP212): neither needs an update.",
-        do="Call scaler.update() once after the last scaler.step() of each iteration, also where "
-        "the step itself is left out; unscale_ once before it, after the last backward.",
+        do="Call scaler.update() once after the last scaler.step() of each iteration, even if "
+        "the step itself is left out; call unscale_ once before it, after the last backward "
+        "pass.",
         example="RuntimeError: step() has already been called since the last update().",
     ),
     Ties(excludes_rate=always),
 )
 def update_missing(case: Case) -> Iterator[Seen]:
-    """Steps that no update closed."""
+    """Steps without an update."""
     numbers = case.numbers
     raised = numbers.second_steps.joined(numbers.second_unscales)
     times = numbers.missing_updates.joined(raised)
@@ -69,7 +71,7 @@ def update_missing(case: Case) -> Iterator[Seen]:
     Ties(excludes_rate=always),
 )
 def fp16_without_scaler(case: Case) -> Iterator[Seen]:
-    """Half precision with nothing that scales the loss."""
+    """Half precision without a loss scale."""
     scale = case.scale
     if scale.has_scaler or "float16" not in case.numbers.autocast_dtypes:
         return
@@ -88,10 +90,11 @@ def fp16_without_scaler(case: Case) -> Iterator[Seen]:
     Page(
         meaning="Training ended by an error about data types: two tensors of different types met, "
         "or an operation that autocast forbids was used.",
-        looks="The exception that left the loop names two types, or says it is unsafe to autocast.",
+        looks="The exception that ended the loop names two types, or says that an operation is "
+        "unsafe to autocast.",
         not_to_confuse="Wrong shapes or devices.",
-        do="Cast the odd tensor to the layer's type, or run both under one autocast; of a loss "
-        "that is unsafe to autocast use the form with logits "
+        do="Cast the tensor that differs to the layer's type, or run both under one autocast; "
+        "replace a loss that is unsafe to autocast by its form with logits "
         "(binary_cross_entropy_with_logits).",
         example="RuntimeError: mat1 and mat2 must have the same dtype, but got Half and Float",
     ),
@@ -116,7 +119,7 @@ _DTYPE_MARKS = (
     "same dtype",
     "dtype to be equal",
 )
-# ... and otherwise, as scatters and norms do, by naming two formats of which one is half.
+# ... or, as for scatters and norms, the message names two formats of which one is half precision.
 _FORMATS = re.compile(
     r"\b(bfloat16|float16|half|float32|float64|float|double)(?:tensor)?\b", re.IGNORECASE
 )
@@ -125,7 +128,7 @@ _HALF = frozenset({"half", "float16", "bfloat16"})
 
 
 def is_about_dtypes(message: str) -> bool:
-    """Whether these are an error's words on data types."""
+    """Whether an error message is about data types."""
     if any(mark in message for mark in _DTYPE_MARKS):
         return True
     named = {name.lower() for name in _FORMATS.findall(message)}
@@ -138,12 +141,13 @@ def is_about_dtypes(message: str) -> bool:
     Severity.ERROR,
     Page(
         meaning="The device ran out of memory and the error ended training.",
-        looks="An out-of-memory exception left the loop; the layer is the innermost one in which "
-        "it was raised, which is where memory ended, not always what used it. What the process "
-        "held then stands beside it, and AMP503 where it had been growing.",
+        looks="An out-of-memory exception ended the loop. The layer is the innermost one in "
+        "which it was raised: where memory ran out, not always what used it. The text says "
+        "how much the process held then; AMP503 is reported as well if memory had been "
+        "growing.",
         not_to_confuse="The host's memory: then the process is killed without an exception.",
-        do="Take a smaller batch with accumulation, checkpoint activations, or use a leaner "
-        "optimizer. Look for tensors that are kept from step to step.",
+        do="Use a smaller batch with accumulation, checkpoint activations, or use an optimizer "
+        "with less state. Look for tensors that are kept from step to step.",
         example="OutOfMemoryError in encoder.11.attention at step 412.",
     ),
     Ties(explained_by=("AMP503", "AMP504"), excludes_rate=always),
@@ -157,7 +161,7 @@ def out_of_memory(case: Case) -> Iterator[Seen]:
 
 
 def _memory_then(event: Event) -> Iterator[str]:
-    """What the process held of each card when memory ended, and how much of it in splinters."""
+    """How much of each card the process held when memory ran out, and how much was fragmented."""
     rows = event.detail.get("memory")
     for row in rows if isinstance(rows, list) else ():
         held, total, split = (
@@ -167,10 +171,10 @@ def _memory_then(event: Event) -> Iterator[str]:
         if held is None or total is None:
             continue
         yield f"{row.get('device')} held {bytes_text(held)} of {bytes_text(total)}."
-        if split is not None and split >= SPLINTERED_SHARE * total:
+        if split is not None and split >= FRAGMENTED_SHARE * total:
             yield (
                 f"{bytes_text(split)} more is cached in pieces too small to use: "
-                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may be all it takes."
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may be enough."
             )
 
 

@@ -1,4 +1,4 @@
-"""AMP206, AMP303, AMP307: batches apart, spikes that heal, a loss that does not come back."""
+"""AMP206, AMP303, AMP307: bad batches, spikes that recover, a loss that does not come back."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ from ampwatch.diagnosis.signals import Floats
 from ampwatch.diagnosis.words import count_text, share_text
 from ampwatch.rows import LR_LEAP
 
-# Leaps of one step: three stand for more than chance; two where the updates leapt with them.
+# Jumps of one step: three are more than chance; two are, if the updates jumped with them.
 LEAPS, GROWN_LEAPS = 3, 2
-# No wandering and no change of the data takes a loss so many times the width of its past above it.
+# Neither drift nor a change of the data lifts a loss above its past by so many times the width of
+# that past.
 _FAR = 4
-# More rises than one in a hundred steps are what the data are made of; few in a short record.
+# More rises than one in a hundred steps are normal for such data; in a short record, more than a
+# few.
 _FEW = 8
-# A habit: three spikes in the last quarter of a record, or three that cost one step in a hundred;
-# two, where gradients or updates went with them, or one that cost as many steps as a scale takes to
-# be established. A short one of a short record is none, whatever its share.
+# Repeated spikes: three in the last quarter of a record, or three that cost one step in a hundred;
+# two, if gradients or updates rose with them; or one that cost as many steps as a scale takes to be
+# established. A short spike in a short record does not count, whatever its share.
 LATE_SHARE, LATE_SPIKES = 1 / 4, 3
 LOST_SHARE, LOST_SPIKES, GROWN_SPIKES, LONG_STEPS = 0.008, 3, 2, policy.ESTABLISHED_STEPS
-# Rises that take a fifteenth of all steps each are the order of the data; a tenth together, while
-# gradients and updates stay as they were, or where neither is recorded and there are so many.
+# Rises that take a fifteenth of all steps each come from the order of the data; so do rises of a
+# tenth together, if gradients and updates stayed as they were, or if neither is recorded and there
+# are this many.
 _EACH_SHARE, _DATA_SHARE, _DATA_SPIKES = 1 / 15, 1 / 10, 16
 
 
@@ -51,17 +54,17 @@ _EACH_SHARE, _DATA_SHARE, _DATA_SPIKES = 1 / 15, 1 / 10, 16
     "bad-batch",
     Severity.WARNING,
     Page(
-        meaning="Now and then a batch overflows, or its loss leaps, because of what is in it: the "
-        "steps before were ordinary.",
-        looks="An isolated overflow or leap of the loss, with the input's maximum "
-        f"{INPUT_TIMES:.0f} times its recent median, after an ordinary update. Or steps whose loss "
-        f"leaps {TELLING:.0f} deviations and more above its recent band and is back at the next "
-        f"one, where they stand apart from the noise: a warning from {LEAPS} on, from "
-        f"{GROWN_LEAPS} where gradients or updates leapt with them.",
-        not_to_confuse="AMP102, an overflow just after the scale grew; AMP301, where updates grow "
-        "first; AMP303, which is about how the run got over it. Several in "
-        f"{APART_STEPS} steps are AMP105 or AMP203.",
-        do="Look at that batch: outliers, a corrupt file, a missing normalisation. Clip or filter "
+        meaning="Now and then a batch overflows, or its loss jumps, because of its contents: "
+        "the steps before it were ordinary.",
+        looks="An isolated overflow or jump of the loss, with an input maximum "
+        f"{INPUT_TIMES:.0f} times its recent median, after an ordinary update. Or steps "
+        f"whose loss jumps {TELLING:.0f} deviations or more above its recent band and is "
+        f"back at the next step, and which stand out from the noise: a warning from {LEAPS} "
+        f"on, from {GROWN_LEAPS} if gradients or updates jumped with them.",
+        not_to_confuse="AMP102, an overflow just after the scale grew; AMP301, where updates "
+        f"grow first; AMP303, which is about the recovery. Several in {APART_STEPS} steps "
+        "are AMP105 or AMP203.",
+        do="Check that batch: outliers, a corrupt file, a missing normalisation. Clip or filter "
         "the input.",
         example="one image in float values of 0 to 65535 among images of 0 to 1.",
     ),
@@ -82,31 +85,31 @@ def bad_batch(case: Case) -> Iterator[Seen]:
             + (", several close together." if inputs.are_crowded else "."),
             cause=f"At step {first.step} the largest input was {first.value:,.4g}, "
             f"{first.times:,.0f} times its recent median, after an ordinary update.",
-            action=f"Look at the batch of step {first.step}; clip or filter such inputs.",
+            action=f"Check the batch of step {first.step}; clip or filter such inputs.",
             evidence=(Evidence("input_amax", first.step, first.value, first.median),),
         )
 
 
 def _leaps(case: Case) -> Seen | None:
-    """Single steps whose loss leapt and was back at the next one."""
+    """Single steps whose loss jumped and was back at the next one."""
     leaps = case.rises.of(Kind.LEAP).apart
     grown, first = 2 * leaps.grown > leaps.count, leaps.first
     if first is None or (leaps.count > _most(case) and not grown):
         return None
-    # A batch that leaves gradients and updates as they were is hard, and no harm.
+    # A batch that leaves gradients and updates as they were is hard, but does no harm.
     repeated = leaps.count >= (GROWN_LEAPS if grown else LEAPS)
     repeated &= 2 * leaps.idle_steps <= leaps.count
-    also = ", and gradients or updates with it" if first.grew else ""
+    also = ", and gradients or updates rose with it" if first.grew else ""
     return Seen(
         severity=Severity.WARNING if repeated else Severity.INFO,
         first_step=first.first_step,
         last_step=leaps.last[-1].last_step,
         summary=f"{_batches(leaps.count)} stood out from those before"
-        + ("." if repeated else ", and the run got over it."),
-        cause=f"At step {first.first_step} the loss was {first.peak:,.4g} where it had been "
-        f"{first.level:,.4g}, {first.height:,.0f} deviations above its recent band{also}; at the "
-        "next step it was back.",
-        action=f"Look at the batch of step {first.first_step}.",
+        + ("." if repeated else ", and the run recovered."),
+        cause=f"At step {first.first_step} the loss was {first.peak:,.4g}, after "
+        f"{first.level:,.4g}: {first.height:,.0f} deviations above its recent band{also}; at "
+        "the next step it was back.",
+        action=f"Check the batch of step {first.first_step}.",
         evidence=(Evidence("loss", first.first_step, first.peak, first.level),),
     )
 
@@ -116,7 +119,7 @@ def _batches(count: int) -> str:
 
 
 def _most(case: Case) -> float:
-    """More rises than this are what the data are made of."""
+    """More rises than this are normal for such data."""
     return max(_FEW, MIXED_SHARE * case.scale.steps)
 
 
@@ -125,31 +128,31 @@ def _most(case: Case) -> float:
     "recoverable-spike",
     Severity.INFO,
     Page(
-        meaning="The loss rose out of its recent band and came back by itself; or several steps in "
-        "a row overflowed, the loss scale fell a few octaves, and the run got over it. This is "
-        "about the recovery; what set it off may have one of its own.",
-        looks="With a scaler or without: a rise of the loss, for three steps and more, "
-        f"{TELLING:.0f} deviations above what it had been ({OUT_OF_BAND:.0f}, for more than "
-        f"{SHORT} entries, where gradients or updates left their band too), that stands apart from "
-        "the noise and comes back. A warning where they repeat: "
-        f"{LATE_SPIKES} in the last quarter of the record, or more than "
-        f"{100 * LOST_SHARE:g} % of the steps lost to {LOST_SPIKES} of them (to "
-        f"{GROWN_SPIKES} where gradients or updates left their band as well; to one if it cost "
-        f"{LONG_STEPS} steps and gradients are not known to have stayed). Or "
-        f"{policy.SPIKE_SKIPS} skips in a row and more, after which steps are accepted again; "
-        f"falls of about {policy.COLLAPSE_OCTAVES} octaves have healed like this in large runs. A "
-        "rise right after the rate was raised is no spike.",
+        meaning="The loss rose out of its recent band and came back by itself; or several steps "
+        "in a row overflowed, the loss scale fell a few octaves, and the run recovered. This "
+        "finding is about the recovery; the cause may have a finding of its own.",
+        looks="With or without a scaler: a rise of the loss, for at least three steps, "
+        f"{TELLING:.0f} deviations above its level before ({OUT_OF_BAND:.0f}, for more than "
+        f"{SHORT} entries, if gradients or updates left their band too), that stands out "
+        f"from the noise and comes back. A warning if spikes repeat: {LATE_SPIKES} in the "
+        f"last quarter of the record, or more than {100 * LOST_SHARE:g} % of the steps "
+        f"lost to {LOST_SPIKES} of them (to {GROWN_SPIKES} if gradients or updates left "
+        f"their band as well; to one if it cost {LONG_STEPS} steps and gradients are not "
+        f"known to have stayed). Or {policy.SPIKE_SKIPS} or more skips in a row, after which "
+        "steps are accepted again; large runs have recovered like this from falls of about "
+        f"{policy.COLLAPSE_OCTAVES} octaves. A rise right after the rate was raised is not a "
+        "spike.",
         not_to_confuse="AMP103, which does not come back; AMP206, the batch that caused it; "
-        "AMP105, skips that go on coming.",
-        do="Nothing, of one. If they return, restart before them and skip those batches, or clip "
-        "the updates layer by layer; only then lower the rate a little.",
+        "AMP105, skips that continue.",
+        do="Nothing after a single spike. If spikes return, restart before them and skip those "
+        "batches, or clip the updates layer by layer; only then lower the rate a little.",
         example="a 13B model whose scale went from 65536 to 4096 and was back within 500 steps, "
         "with nothing changed.",
     ),
     Ties(explained_by=("AMP206",)),
 )
 def recoverable_spike(case: Case) -> Iterator[Seen]:
-    """Spikes of the loss, or bursts of skips, that the run got over."""
+    """Spikes of the loss, or bursts of skips, from which the run recovered."""
     if case.standing_fall is not None or case.judgement.onset is not None:
         return
     scale, bursts = case.scale, case.scale.spikes
@@ -182,12 +185,13 @@ def _spikes(case: Case) -> Seen | None:
         last_step=last.last_step,
         summary=f"The loss spiked {count_text(both.count, 'time')} and came back by itself.",
         cause=f"{which} rose from {last.level:.4g} to {last.peak:.4g} at step {last.first_step} "
-        f"and was back after {count_text(last.steps, 'step')}; {share_text(steps, record)} of the "
-        f"steps ({steps:,}) went into such recoveries{grown * bool(both.grown)}.",
+        f"and was back after {count_text(last.steps, 'step')}; {share_text(steps, record)} "
+        f"of the steps ({steps:,}) were spent on such recoveries{grown * bool(both.grown)}.",
         action=_NOTHING_OF_ONE
         if both.count == 1
-        else "If they go on: skip the batches that set them off, restarting before the first; "
-        "clip the update (by its own norm, layer by layer); then lower the rate a little.",
+        else "If they continue: restart before the first and skip the batches that trigger "
+        "them; clip the update (by its own norm, layer by layer); only then lower the rate a "
+        "little.",
         evidence=(
             Evidence("loss", last.first_step, last.peak, last.level),
             Evidence("spikes", last.last_step, float(both.count)),
@@ -204,11 +208,11 @@ def _is_habit(case: Case, spikes: Octave) -> bool:
     idle = (spikes.idle_steps > 0 or spikes.count > _DATA_SPIKES) and not spikes.grown
     if spikes.steps > record * (_DATA_SHARE if idle else _EACH_SHARE * spikes.count):
         return False
-    # Where gradients and updates stayed as they were, the data rose and fell: nothing was lost.
+    # If gradients and updates stayed as they were, only the data changed: nothing was lost.
     lost = spikes.steps - spikes.idle_steps
     enough = spikes.count >= LOST_SPIKES or spikes.grown >= GROWN_SPIKES
     enough |= lost >= LONG_STEPS
-    # A loss that wanders may stay above its band for long, and its gradients are as ever then.
+    # A loss that drifts may stay above its band for long while its gradients stay as they were.
     kept = [spike for spike in (spikes.first, *spikes.last) if spike]
     enough &= any(spike.strength >= TELLING or spike.entries >= LONG_STEPS for spike in kept)
     return enough and lost > LOST_SHARE * record
@@ -218,13 +222,13 @@ def _burst(case: Case) -> Seen:
     """Bursts of skips, after which steps are accepted again."""
     scale, bursts = case.scale, case.scale.spikes
     octaves = bursts.deepest_octaves
-    depth = f", {octaves:.0f} octaves down at most," if octaves else ""
+    depth = f", by {octaves:.0f} octaves at most," if octaves else ""
     return Seen(
         severity=Severity.INFO,
         first_step=bursts.first_step,
         last_step=bursts.last_step,
         summary=f"{count_text(bursts.episodes, 'spike')} of {count_text(bursts.skips, 'skip')}"
-        f"{' in all' if bursts.episodes > 1 else ''}, and the run got over it by itself.",
+        f"{' in all' if bursts.episodes > 1 else ''}, from which the run recovered by itself.",
         cause=f"The loss scale fell{depth} and steps are accepted again since step "
         f"{(bursts.last_step or 0) + 1}; the loss shows no lasting harm.",
         action=_NOTHING_OF_ONE,
@@ -240,31 +244,31 @@ def _burst(case: Case) -> Seen:
     "diverging-without-overflow",
     Severity.ERROR,
     Page(
-        meaning="The loss runs away and the loss scale does not notice, or there is none: nothing "
-        "overflows, every step is taken, and each makes it worse.",
+        meaning="The loss diverges and the loss scale does not react, or there is none: nothing "
+        "overflows, every step is taken, and each makes the loss worse.",
         looks=f"A loss at least {policy.DIVERGED_LOSS} times its first value and no better than "
-        "before, updates or weights out of their band before it, and no skips. Or a rise of the "
-        f"loss, {TELLING:.0f} deviations above its recent band, or a climb out of its best one, "
-        "that has not come back by the end and is not on its way: an error where gradients or "
-        "updates left their band with it, a warning where no gradient norms are recorded, nothing "
-        "where they stayed.",
-        not_to_confuse="A loss that rises in health (one half of an adversarial pair): its "
-        "updates stay in their band. AMP103, where the scale falls.",
+        "before, updates or weights out of their band before that, and no skips. Or a rise "
+        f"of the loss, {TELLING:.0f} deviations above its recent band, or a climb out of its "
+        "best one, that has not come back by the end and is not falling: an error if "
+        "gradients or updates left their band with it, a warning if no gradient norms are "
+        "recorded, no finding if they stayed.",
+        not_to_confuse="A loss that rises in a healthy run (one half of an adversarial pair): "
+        "its updates stay in their band. AMP103, where the scale falls.",
         do="As for AMP301, which names the cause.",
-        example="a loss of 2.3 that stands at 40 after 200 steps, at a steady scale of 2^16.",
+        example="a loss of 2.3 that is 40 after 200 steps, at a steady scale of 2^16.",
     ),
     Ties(explained_by=(*NOT_ITS_GRADIENTS, *RATE, "AMP306")),
 )
 def diverging_without_overflow(case: Case) -> Iterator[Seen]:
-    """A loss that is driven away while the scale is steady."""
+    """A loss that diverges while the scale is steady."""
     if case.standing_fall is None:
-        seen = _driven_away(case) or _not_back(case) or _never_back(case)
+        seen = _diverged(case) or _not_back(case) or _never_back(case)
         if seen is not None:
             yield seen
 
 
-def _driven_away(case: Case) -> Seen | None:
-    """Far above where it began, and the rate is why."""
+def _diverged(case: Case) -> Seen | None:
+    """A loss far above its start, because of the rate."""
     judged = case.judgement
     onset = judged.onset
     if onset is None or not judged.is_the_rate or onset.collapsed or onset.descending:
@@ -286,7 +290,7 @@ def _driven_away(case: Case) -> Seen | None:
 
 
 def standing_rise(case: Case) -> Rise | None:
-    """A rise of the loss that has not come back, and that neither data nor rate were to bring."""
+    """A rise of the loss that has not come back, and that no larger batch or fall explains."""
     rise = case.rises.standing
     if rise is None or case.standing_fall is not None:
         return None
@@ -300,14 +304,14 @@ def _not_back(case: Case) -> Seen | None:
     rise = standing_rise(case)
     if rise is None:
         return None
-    above = "it has stood above all that it had been before"
+    above = "it has been above every earlier value"
     return _standing(case, rise.first_step, above, rise.level, rise.peak, grew=bool(rise.grew))
 
 
 def _never_back(case: Case) -> Seen | None:
-    """The same of a loss that climbed with its recent past, or before there was one.
+    """The same for a loss that climbed slowly, or from the start.
 
-    A rise is held against the losses just before it; the onset, against the best of the run.
+    `standing_rise` compares with the losses just before it; the onset, with the best of the run.
     """
     onset, found = case.judgement.onset, case.judgement.attribution
     if onset is None or found is None or found.cause is Cause.RATE:
@@ -321,18 +325,19 @@ def _never_back(case: Case) -> Seen | None:
     grew = bool(grown & {"gradients", "drift"})
     level = _median(before.of("loss"), constants.WINDOW_STEPS)
     now = _median(case.rate.tail.of("loss"), constants.FINAL_STEPS)
-    # Without gradients a loss may wander; no data make it far worse than all before for good.
+    # Without gradients a drift cannot be judged; but no data make a loss far worse than ever for
+    # good.
     if not grew and (found.recorded or not (onset.sign is Sign.CLIMB or _is_far(case, onset, now))):
         return None
     return _standing(case, onset.step, onset.sign.value, level, now, grew=grew)
 
 
-# Other batches, or more of them in a step: then the loss is another one.
+# Other batches, or more of them in a step, change what the loss means.
 _NOT_ITS_OWN = {"input", "batch"}
 
 
 def _is_far(case: Case, onset: Onset, now: float) -> bool:
-    """Whether the loss stands four times as far above all that it has been as that was wide."""
+    """Whether the loss is above its past range by four times the width of that range."""
     points = case.rate.points
     losses = points.rows.of("loss")[points.start < onset.row]
     known = losses[np.isfinite(losses)]
@@ -343,7 +348,7 @@ def _is_far(case: Case, onset: Onset, now: float) -> bool:
 
 
 def _is_raised(before: Rows, after: Rows) -> bool:
-    """Whether the rate was raised with it: a warm restart, whose loss comes down with the rate."""
+    """Whether the rate was raised with it: after a warm restart the loss falls with the rate."""
     low, high = (_median(rows.of("lr"), constants.WINDOW_STEPS) for rows in (before, after))
     return high >= LR_LEAP * low
 
@@ -355,7 +360,7 @@ def _median(values: Floats, last: int) -> float:
 
 def _standing(case: Case, step: int, what: str, level: float, height: float, *, grew: bool) -> Seen:
     return Seen(
-        # A change of the data may raise the loss for good: without gradients nobody can tell.
+        # A change of the data may raise the loss for good; only gradients could tell.
         severity=Severity.ERROR if grew else Severity.WARNING,
         first_step=step,
         last_step=case.scale.last_step,
@@ -367,7 +372,7 @@ def _standing(case: Case, step: int, what: str, level: float, height: float, *, 
             if grew
             else "; no gradient norms are recorded, so a change of the data may be behind it."
         ),
-        action="Restart from a checkpoint before it and skip the batches around it; if it comes "
-        "back, lower the rate.",
+        action="Restart from an earlier checkpoint and skip the batches around this step; if it "
+        "happens again, lower the rate.",
         evidence=(Evidence("loss", step, height, level),),
     )

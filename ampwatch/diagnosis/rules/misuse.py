@@ -1,7 +1,7 @@
-"""AMP401, 403, 404, 409 and 412: mistakes in the loop that the probe saw happen.
+"""AMP401, 403, 404, 409 and 412: mistakes in the loop that the probe observed directly.
 
-It records the first of each as a `misuse` event with the finding's code and numbers. All there is
-to a rule is then its page, and what the event lets one say.
+The probe records the first of each as a `misuse` event with the finding's code and its numbers. A
+rule here is only its page and the wording of the event.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def _mistake(
     numbers: Numbers = lambda _event: ("", ()),
     harms: Callable[[Case], bool] = lambda _case: True,
 ) -> Rule:
-    """The rule that reads this code's event; the cure is the page's.
+    """The rule that reads this code's event; the action is the page's.
 
-    Where the mistake does no harm that the record shows, it is information.
+    If the record shows no harm by the mistake, the finding is information.
     """
 
     def check(case: Case) -> Iterator[Seen]:
@@ -57,8 +57,9 @@ clip_before_unscale = _mistake(
     "clip-before-unscale",
     Severity.ERROR,
     Page(
-        meaning="Gradients were clipped (or edited) while they were still multiplied by the loss "
-        "scale, so the limit means max_norm / scale and nearly every step is cut to nothing.",
+        meaning="Gradients were clipped (or edited) while they were still multiplied by the "
+        "loss scale, so the effective limit is max_norm / scale and nearly every update is "
+        "cut to almost nothing.",
         looks="Gradients change between backward and unscale_.",
         not_to_confuse="Clipping after scaler.unscale_(optimizer), which is right.",
         do="Call scaler.unscale_(optimizer) before clip_grad_norm_.",
@@ -67,15 +68,15 @@ clip_before_unscale = _mistake(
     # What was cleared too early was not clipped.
     Ties(groundless_beside=("AMP410",), excludes_rate=always),
     summary="Gradients were clipped before they were unscaled.",
-    cause="They changed between the backward pass and unscale_, when they were still multiplied by "
-    "the loss scale: the limit is that many times too small.",
+    cause="They changed between the backward pass and unscale_, when they were still multiplied "
+    "by the loss scale: the effective limit is that many times too small.",
 )
 
 
 def _mixed(event: Event) -> tuple[str, tuple[Evidence, ...]]:
     """Between which backward passes, and under which scales."""
     if event.detail.get("raised"):
-        return " torch refused: no optimizer had unscaled or used them.", ()
+        return " torch raised an error, because no optimizer had unscaled or used them.", ()
     seen, updates = event.detail.get("scales"), event.detail.get("updates")
     if not isinstance(updates, int) or not isinstance(seen, list):
         return "", ()
@@ -94,19 +95,20 @@ update_inside_accumulation = _mistake(
     "update-inside-accumulation",
     Severity.ERROR,
     Page(
-        meaning="scaler.update() ran between the backward passes of one optimizer step. Gradients "
-        "of different scales are added up, or some are unscaled twice: their sum is the gradient "
-        "of nothing, and an overflow in it takes the scale down again at each update.",
-        looks="Gradients that no step has used are there when update() is called, and the next "
-        "backward adds to them: under another scale, or after unscale_.",
-        not_to_confuse="An update after a step that was left out on purpose, when the gradients "
-        "are cleared next; two optimizers whose steps differ in rhythm, while the scale stands.",
+        meaning="scaler.update() ran between the backward passes of one optimizer step. "
+        "Gradients with different scales are added up, or some are unscaled twice: the sum "
+        "is a wrong gradient, and an overflow in it lowers the scale again at each update.",
+        looks="Gradients that no step has used exist when update() is called, and the next "
+        "backward pass adds to them: under another scale, or after unscale_.",
+        not_to_confuse="An update after a step that was left out on purpose, if the gradients "
+        "are cleared next; two optimizers that step at different intervals, while the scale "
+        "does not change.",
         do="Call scaler.unscale_, step and update together, once, after a step's last backward.",
         example="for each micro-batch: scale(loss).backward(); unscale_(optimizer); update().",
     ),
     Ties(excludes_rate=always),
     summary="scaler.update() is called inside a gradient accumulation.",
-    cause="It ran while gradients waited for their optimizer's step.",
+    cause="It ran while gradients were waiting for their optimizer's step.",
     numbers=_mixed,
 )
 
@@ -117,20 +119,20 @@ step_bypasses_scaler = _mistake(
     Page(
         meaning="optimizer.step() was called directly although a scaler scales the loss: the "
         "update uses gradients that are `scale` times too large, and overflows are not skipped.",
-        looks="An optimizer's step outside scaler.step.",
+        looks="An optimizer step outside scaler.step.",
         not_to_confuse="A second optimizer whose loss is not scaled on purpose.",
         do="Replace optimizer.step() by scaler.step(optimizer).",
         example="scaler.scale(loss).backward(); optimizer.step()",
     ),
     Ties(excludes_rate=always),
-    summary="optimizer.step() was called past the scaler.",
+    summary="optimizer.step() was called directly, not through the scaler.",
     cause="The loss is scaled, so this update used gradients multiplied by the scale, and an "
     "overflow would not have been skipped.",
 )
 
 
 def _met_mixed_types(case: Case) -> bool:
-    """Whether training ended by the one thing that this mistake can bring about."""
+    """Whether training ended by the one error that this mistake can cause."""
     return any(is_about_dtypes(str(event.detail.get("message", ""))) for event in case.ledger.fatal)
 
 
@@ -139,14 +141,15 @@ backward_under_autocast = _mistake(
     "backward-under-autocast",
     Severity.WARNING,
     Page(
-        meaning="backward() ran inside the autocast block. PyTorch advises against it: a backward "
-        "of one's own may be computed in another type than its forward. Torch's own operations "
-        "are not harmed.",
-        looks="Autocast is on when the backward pass starts. Information, and a warning where "
-        "training then ended by a mixed-dtype error (AMP415).",
-        not_to_confuse="A gradient penalty's inner torch.autograd.grad, which may stand inside.",
-        do="End the `with torch.autocast(...)` block before backward(). Where a framework holds it "
-        "open (Lightning's manual optimization), nothing is to be done.",
+        meaning="backward() ran inside the autocast block. PyTorch advises against it: a custom "
+        "backward may run in another type than its forward. Torch's own operations are not "
+        "affected.",
+        looks="Autocast is on when the backward pass starts. Information; a warning if training "
+        "then ended by a mixed-dtype error (AMP415).",
+        not_to_confuse="A gradient penalty's inner torch.autograd.grad, which may be inside the "
+        "block.",
+        do="End the `with torch.autocast(...)` block before backward(). If a framework keeps it "
+        "open (Lightning's manual optimization), nothing needs to be done.",
         example="with torch.autocast(...): loss = f(x); scaler.scale(loss).backward()",
     ),
     Ties(),
@@ -160,9 +163,9 @@ grads_not_cleared = _mistake(
     "grads-not-cleared",
     Severity.ERROR,
     Page(
-        meaning="Gradients that an optimizer's step has used are still there at its next step, so "
-        "every step also takes all the steps before it again.",
-        looks="Since the last step only backward passes have written to the gradients that it "
+        meaning="Gradients that an optimizer step has used are still there at its next step, so "
+        "every step repeats all the steps before it.",
+        looks="Since the last step, only backward passes have written to the gradients that it "
         "used, and they were not zero when the pass began.",
         not_to_confuse="Accumulation over micro-batches, which clears after its step; gradients "
         "that another loss left and that are cleared before this one's backward.",
@@ -172,6 +175,6 @@ grads_not_cleared = _mistake(
     ),
     Ties(excludes_rate=always),
     summary="The gradients are not cleared between steps.",
-    cause="What the step before had used was still in .grad when the next backward began, and was "
-    "used again; one overflow stays in it for ever.",
+    cause="The gradients of the previous step were still in .grad when the next backward pass "
+    "began, and were used again; an overflow stays there for ever.",
 )

@@ -13,9 +13,10 @@ from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.registry import MIXED, RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.words import count_text
 
-# An unseen scaler skips a step now and then; one line in ten is more than any healthy one does.
+# A scaler that is not recorded skips a step now and then; one line in ten is more than any healthy
+# one does.
 _SKIPPED_SHARE = 0.1
-# A loop that has left out half of all steps, and as many as are no accident, does not train.
+# A loop that leaves out half of all steps, and more of them than chance explains, does not train.
 _MOST_SHARE, _MOST_STEPS = 1 / 2, policy.NO_ACCIDENT_STEPS
 
 
@@ -24,23 +25,25 @@ _MOST_SHARE, _MOST_STEPS = 1 / 2, policy.NO_ACCIDENT_STEPS
     "gradients-not-finite",
     Severity.ERROR,
     Page(
-        meaning="The gradients of a step were nan or inf, the loss was finite, and no scaler was "
-        "there to skip the step. An optimizer that takes it writes nan into every weight.",
-        looks="A gradient norm of nan or inf at a step that nobody skipped. An error while such "
-        f"steps go on (in the last {100 * policy.RECENT_SHARE:.0f} % of the record, or "
-        f"{policy.RECENT_STEPS} steps) or where the weights were not finite afterwards; a warning "
-        "when they are over. Steps that the loop leaves out for their gradients count where they "
-        f"are over {100 * _MOST_SHARE:.0f} % of all since the first and go on.",
-        not_to_confuse="A loss that is not finite itself (AMP204), which makes every gradient so; "
-        "a step that a scaler skips; a step now and then that the loop leaves out by itself "
-        "(AMP212), whose update is exactly zero; a scaler that the log does not tell of: its "
-        "search before any finite norm, and a norm of inf now and then, after which norm and loss "
-        f"are finite again (in up to {100 * _SKIPPED_SHARE:.0f} % of the lines): an optimizer that "
-        "takes an inf makes nan of the weights. Where the loop was watched, it is known whether "
-        "there is one.",
-        do="Restart from a checkpoint before it; look for an operation whose gradient is not "
-        "finite where its value is: sqrt, norm or a division at 0, log near 0, a masked row. Until "
-        "then leave such steps out: step only if torch.isfinite(norm).",
+        meaning="The gradients of a step were nan or inf, the loss was finite, and there was no "
+        "scaler to skip the step. An optimizer that takes such a step writes nan into every "
+        "weight.",
+        looks="A gradient norm of nan or inf at a step that was not skipped. An error while "
+        f"such steps continue (in the last {100 * policy.RECENT_SHARE:.0f} % of the record, "
+        f"or {policy.RECENT_STEPS} steps) or if the weights were not finite afterwards; a "
+        "warning when they are over. Steps that the loop leaves out because of their "
+        f"gradients count if they continue and are more than {100 * _MOST_SHARE:.0f} % of "
+        "all steps since the first.",
+        not_to_confuse="A loss that is not finite itself (AMP204), which makes every gradient "
+        "so; a step that a scaler skips; an occasional step that the loop itself leaves out "
+        "(AMP212), whose update is exactly zero. A scaler that a log does not mention: its "
+        "search before the first finite norm, and an occasional norm of inf after which norm "
+        f"and loss are finite again (in up to {100 * _SKIPPED_SHARE:.0f} % of the lines): an "
+        "optimizer that takes an inf makes the weights nan. If the loop was watched, it is "
+        "known whether there is a scaler.",
+        do="Restart from a checkpoint before it. Look for an operation whose gradient is not "
+        "finite where its value is: sqrt, norm or a division at 0, log near 0, a masked row. "
+        "Until then leave such steps out: step only if torch.isfinite(norm).",
         example="x.norm(dim=-1) of a row that is all zeros, in bf16: a loss of 2.1, a gradient of "
         "nan.",
     ),
@@ -60,10 +63,10 @@ def gradients_not_finite(case: Case) -> Iterator[Seen]:
     stands, spoils = case.stands(times), weights.count > 0
     ending = ", none of them recent." * (not stands)
     if spoils:
-        ending = ", and the weights took it in."
+        ending = ", and the weights are not finite any more."
     elif most:
         ending = ", and the loop leaves them out: most of its steps are lost."
-    where = f"It began in the backward pass of {course.layer}, which was given finite ones. "
+    where = f"It began in the backward pass of {course.layer}, which received finite ones. "
     yield Seen(
         severity=Severity.ERROR if stands or spoils else Severity.WARNING,
         at=times,
@@ -75,14 +78,14 @@ def gradients_not_finite(case: Case) -> Iterator[Seen]:
         + _aftermath(case, times),
         action=None
         if stands or spoils
-        else f"Look at the batch of step {times.first_step}, and for an operation whose gradient "
-        "is not finite at 0. Step only if torch.isfinite(norm).",
+        else f"Check the batch of step {times.first_step}, and look for an operation whose "
+        "gradient is not finite at 0. Step only if torch.isfinite(norm).",
         evidence=(Evidence("grad_norm", times.first_step, value),),
     )
 
 
 def _may_be_told(case: Case) -> bool:
-    """Whether no scaler can have skipped them, as far as the record tells."""
+    """Whether no scaler can have skipped them, as far as the record shows."""
     if case.has_live_scaler or (case.numbers.skipped_steps and not case.loop_tells_skips):
         return False
     # A scheduler that waits for accepted steps and saw none: a scaler skips them all.
@@ -98,7 +101,7 @@ def _most_left_out(case: Case) -> bool:
 
 
 def _unskipped(case: Case) -> Times:
-    """Those steps, without what a scaler that the record does not tell of may have skipped."""
+    """Those steps, without the ones that an unrecorded scaler may have skipped."""
     course, scale = case.unskipped, case.scale
     if case.observed.loop or scale.has_scaler or not course.found_good:
         return course.bad
@@ -106,19 +109,20 @@ def _unskipped(case: Case) -> Times:
         return course.bad
     nans = course.nans if course.nans.count > course.early_nans else Times()
     settled = course.bad.count - course.nans.count - course.unsettled.count
-    # Who skipped the others will have skipped this one too; the lines after it are not there yet.
+    # Whatever skipped the others will have skipped this one too; the lines after it are not written
+    # yet.
     is_one_more = settled > 0 and course.unsettled.count <= policy.LOSS_LINES
     return nans if is_one_more else nans.joined(course.unsettled)
 
 
 def _aftermath(case: Case, times: Times) -> str:
-    """What weights and losses after the last of them say."""
+    """What the weights and losses after the last of them show."""
     if case.numbers.bad_weights.count:
         return ", and the weights were not finite after it."
     tail, last = case.rate.tail, times.last_step or 0
     if not np.isfinite(tail.of("loss")[tail.of("step") > last]).any():
         return "."
     return (
-        "; the loss is finite after the last of them, so something kept them from the weights, or "
-        "the norm alone is wrong."
+        "; the loss is finite after the last of them, so they did not reach the weights, or only "
+        "the norm is wrong."
     )

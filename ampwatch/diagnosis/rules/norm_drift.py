@@ -1,7 +1,8 @@
-"""AMP304: a gradient norm that only ever rises.
+"""AMP304: a gradient norm that keeps rising.
 
-The whole late record is looked at first, then ever shorter endings of it: what begins late rises in
-none of the parts before. An ending is held against what came just before it as well.
+The last four fifths of the record are tested first, then shorter and shorter endings, because a
+late rise does not show in the parts before it. An ending is also compared with the steps just
+before it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from ampwatch.diagnosis.signals import Integers
 # Endings of the record, each about two thirds of the one before, so that one of them begins where
 # the rise does: in a shorter one too few points are left to tell it from noise.
 ENDINGS = (policy.DRIFT_PART, 0.55, 0.4, 0.3, 0.2, 0.1)
-# ... which end this far above all that stood within twice their length before: norms that swing
-# with the rate or the data come back to where they were.
+# ... which end this far above everything within twice their length before: norms that vary with the
+# rate or the data come back to where they were.
 BEYOND_BEFORE = 2.0
 
 
@@ -31,21 +32,21 @@ BEYOND_BEFORE = 2.0
     "gradient-norm-drift",
     Severity.WARNING,
     Page(
-        meaning="The gradient norm climbs and climbs, long before anything overflows: an early "
-        "sign that the run is on its way out of its stable range.",
+        meaning="The gradient norm keeps rising, long before anything overflows: an early sign "
+        "that the run is leaving its stable range.",
         looks=f"{policy.DRIFT_FACTOR:.0f} times higher over the last "
-        f"{100 * policy.DRIFT_PART:.0f} % of the record, each of {policy.DRIFT_WINDOWS} parts of "
-        f"that above the one before; in the first {policy.DRIFT_EARLY_STEPS:,} steps only if the "
-        "loss makes no progress. Or so over the last half, third, fifth or tenth, and at its end "
-        "twice above all that stood just before.",
+        f"{100 * policy.DRIFT_PART:.0f} % of the record, each of {policy.DRIFT_WINDOWS} "
+        f"parts of that above the one before; in the first {policy.DRIFT_EARLY_STEPS:,} "
+        "steps only if the loss makes no progress. Or the same over the last half, third, "
+        "fifth or tenth, if the norm ends at twice everything just before it.",
         not_to_confuse="A jump at one moment (AMP306); a norm that settles at a new level.",
-        do="Look at the largest layers' gradients; clip them or lower the rate before they "
+        do="Check the largest layers' gradients; clip them or lower the rate before they "
         "overflow; save a checkpoint.",
         example="a norm of 0.5 at step 2,000, 0.9 at 4,000, 2.3 at 8,000.",
     ),
 )
 def gradient_norm_drift(case: Case) -> Iterator[Seen]:
-    """A gradient norm that only ever rises."""
+    """A gradient norm that keeps rising."""
     endings = ENDINGS if case.rate.rows >= policy.DRIFT_ROWS else ()
     drift = next((found for part in endings if (found := _drift(case, part))), None)
     if drift is None:
@@ -54,7 +55,7 @@ def gradient_norm_drift(case: Case) -> Iterator[Seen]:
     yield Seen(
         first_step=began,
         last_step=case.scale.last_step,
-        summary=f"The gradient norm has drifted up {last / first:.0f} times.",
+        summary=f"The gradient norm has grown {last / first:.0f}-fold.",
         cause=f"From {first:.3g} at step {began} to {last:.3g}, rising in every part of the "
         "record since.",
         evidence=(Evidence("grad_norm", case.scale.last_step, last, first),),
@@ -62,7 +63,7 @@ def gradient_norm_drift(case: Case) -> Iterator[Seen]:
 
 
 def _drift(case: Case, part: float) -> tuple[int, float, float] | None:
-    """From which step on a norm rose in every part of the record's ending, from where to where."""
+    """Since which step a norm rose in every part of the record's ending, from where to where."""
     rows, total = case.rate.points, case.rate.rows
     begin = (1.0 - part) * total
     is_early = begin * _steps_a_row(case) < policy.DRIFT_EARLY_STEPS
@@ -78,7 +79,7 @@ def _drift(case: Case, part: float) -> tuple[int, float, float] | None:
     if last < policy.DRIFT_FACTOR * first:
         return None
     if part == policy.DRIFT_PART:
-        # What has climbed, and is still far below where the record began, came down first.
+        # A norm that is still far below its start came down before it climbed.
         start = _median(rows.rows, np.flatnonzero(~late))
         came_down = last < start / policy.DRIFT_FACTOR
         if came_down or _is_early_learning(case, windows):
@@ -89,7 +90,7 @@ def _drift(case: Case, part: float) -> tuple[int, float, float] | None:
 
 
 def _is_beyond(case: Case, part: float, last: float) -> bool:
-    """Whether the norm stands above all windows of the stretch before, of twice the length."""
+    """Whether the norm is above all windows of the stretch before, of twice the length."""
     points, total = case.rate.points, case.rate.rows
     since = (1.0 - 3 * part) * total
     before = np.flatnonzero((points.start >= since) & (points.start < (1.0 - part) * total))
@@ -99,7 +100,7 @@ def _is_beyond(case: Case, part: float, last: float) -> bool:
 
 
 def _is_early_learning(case: Case, windows: list[Integers]) -> bool:
-    """Whether few steps were made, and the last losses are the lowest yet: that does no harm."""
+    """Whether the run is young and its last losses are the lowest: then a rise does no harm."""
     if case.rate.accepted * _steps_a_row(case) >= policy.DRIFT_EARLY_STEPS:
         return False
     loss = case.rate.points.rows.of("loss")
@@ -109,7 +110,7 @@ def _is_early_learning(case: Case, windows: list[Integers]) -> bool:
 
 
 def _steps_a_row(case: Case) -> float:
-    """For how many steps a row stands; programs print one in ten, or fewer."""
+    """How many steps a row represents; programs print one in ten, or fewer."""
     return 1.0 if case.observed.every_step else max(10.0, case.scale.steps / case.scale.entries)
 
 

@@ -1,4 +1,4 @@
-"""AMP201 to AMP203: where a number left its format, and which layer it was."""
+"""AMP201 to AMP203: values that leave half precision, and the layer in which they first do."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from ampwatch.diagnosis.words import alone_text, count_text, list_text, scale_te
 
 FP16_MAX = 65504.0
 DEFAULT_SCALE = 2.0**16  # GradScaler's own
-# What an output is, and of what it comes.
+# What is wrong with an output, and what causes it.
 _OUTPUTS = {
     "nan": (
         "is nan",
-        f"an input beyond {FP16_MAX:.0f}, 0/0, inf - inf or the root of less than 0",
+        f"an input beyond {FP16_MAX:.0f}, 0/0, inf - inf or the root of a negative number",
     ),
     "inf": ("overflows half precision", f"fp16 ends at {FP16_MAX:.0f}"),
 }
@@ -44,15 +44,15 @@ _OUTPUTS = {
     Page(
         meaning="Most of a layer's gradients are too small for half precision: they become zero "
         "or lose their digits, and the layer learns slowly or not at all.",
-        looks=f"At accepted steps, {100 * policy.UNDERFLOW_SHARE:.0f} % of the non-zero values in "
-        "the gradient at a layer's output are below the smallest normal fp16 number, 2^-14, in "
-        f"most of its samples and {UNDERFLOW_SAMPLES} of them. At worst all are zero, under a "
-        "loss that is not.",
-        not_to_confuse="Zeros after a collapse: there the scale is the consequence. Zeros of a "
-        "dead unit, a frozen layer, a matrix born zero or a loss of exactly 0 are not lost values. "
-        "A few lost values in the tail are normal.",
+        looks=f"At accepted steps, {100 * policy.UNDERFLOW_SHARE:.0f} % of the non-zero values "
+        "in the gradient at a layer's output are below the smallest normal fp16 number, "
+        f"2^-14, in most of its samples and in at least {UNDERFLOW_SAMPLES}. In the worst "
+        "case all gradients are zero although the loss is not.",
+        not_to_confuse="Zeros after a collapse, which the low scale causes. Zeros of a dead "
+        "unit, a frozen layer, a matrix initialised with zeros or a loss of exactly 0 are "
+        "not lost values. A few lost values in the tail are normal.",
         do="Use torch.amp.GradScaler, or bf16, whose range is wide enough; with a scaler, raise "
-        "its initial scale or find what keeps it low. The learning rate has no part in it.",
+        "its initial scale or find what keeps it low. The learning rate is not the cause.",
         example="autocast without a GradScaler: 98 % lost in the first layers, the loss is flat.",
     ),
     Ties(
@@ -64,7 +64,7 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
     """A layer loses its small gradients, in most of its samples."""
     layers = case.layers
     lost = layers.losing_layers()
-    # A run that collapsed before it had a level shows what it lost while it fell apart.
+    # A run that collapsed before its scale was established loses gradients because of that.
     if not len(lost) or (case.scale.level is None and case.standing_fall is not None):
         return
     worst, share = layers.loses_most(lost)
@@ -85,15 +85,15 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
 
 
 def _keep_gradients(case: Case) -> str | None:
-    """What brings small gradients back, where the scale tells."""
+    """How to keep small gradients, as far as the scale shows it."""
     final = case.final_scale
     if case.standing_fall is not None:
-        return "Bring the loss scale back: what took it down is the finding to mend."
+        return "Fix the cause of the scale drop first."
     if final is None or final >= DEFAULT_SCALE:
         return None
     return (
         f"Raise the loss scale, which is {scale_text(final)}: GradScaler(init_scale=2.0**16), or "
-        "once scaler.update(new_scale=2.0**16); it finds its level from there."
+        "call scaler.update(new_scale=2.0**16) once; the scaler then finds its level."
     )
 
 
@@ -102,12 +102,13 @@ def _keep_gradients(case: Case) -> str | None:
     "backward-overflow",
     Severity.WARNING,
     Page(
-        meaning="The loss is finite and a layer's backward pass is not: its gradients, times the "
-        "loss scale, leave fp16.",
+        meaning="The loss is finite, but a layer's gradients, multiplied by the loss scale, "
+        "exceed the range of fp16.",
         looks=f"At least {policy.BACKWARD_OVERFLOWS} overflows that name the same layer, with a "
-        "finite forward pass, more often than the scale grows.",
-        not_to_confuse="Overflows just after the scale grew (AMP102): any layer may cap a scale.",
-        do="Look at that layer: a missing normalisation, a very large fan-in, an operation whose "
+        "finite forward pass, and more often than the scale grows.",
+        not_to_confuse="Overflows just after the scale grew (AMP102): any layer may limit the "
+        "scale.",
+        do="Check that layer: a missing normalisation, a very large fan-in, an operation whose "
         "gradient explodes (sqrt, division, log near 0). Run it in float32.",
         example="encoder.11.output.dense named in 14 of 15 overflows.",
     ),
@@ -133,11 +134,12 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
         ranks=tuple(sorted(most.ranks)),
         summary=f"Layer {most.layer} {_is_first(most)} to overflow in the backward pass, "
         f"{times.count} times{standing.ending}.",
-        cause="The loss is finite; the gradient is not once it has passed this layer.",
-        action="Look at the loss first: its own gradient is not finite at sqrt, log, norm or a "
-        "division of 0 (add an eps inside, compute it in float32); then at this layer's."
+        cause="The loss is finite; the gradient is not finite after it has passed this layer.",
+        action="Check the loss first: the gradient of sqrt, log, norm or a division is not "
+        "finite at 0 (add an eps inside, compute it in float32). Then check this layer's "
+        "gradient."
         if most.is_at_loss
-        else "Look at this layer's gradient; run it in float32, or normalise what enters it.",
+        else "Check this layer's gradient; run the layer in float32, or normalise its input.",
         evidence=(Evidence("overflows", times.last_step, float(times.count), float(total)),),
     )
 
@@ -147,10 +149,10 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
     "forward-overflow",
     Severity.ERROR,
     Page(
-        meaning="A layer's output is inf or nan though its inputs and weights are finite. fp16 "
-        "ends at 65504; the loss scale has no part in the forward pass and cannot help.",
+        meaning="A layer's output is inf or nan although its inputs and weights are finite. "
+        "fp16 ends at 65504; the loss scale does not affect the forward pass and cannot help.",
         looks="The first layer, innermost and in forward order, whose output is not finite.",
-        not_to_confuse="A non-finite loss above finite activations (AMP204); weights that were "
+        not_to_confuse="A non-finite loss after finite activations (AMP204); weights that were "
         "not finite before (AMP207).",
         do="Run that layer in float32 (torch.autocast(enabled=False) around it), scale its "
         "activations down, or use bf16.",
@@ -161,7 +163,7 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
     ),
 )
 def forward_overflow(case: Case) -> Iterator[Seen]:
-    """A layer's activations leave fp16."""
+    """A layer's activations exceed the range of fp16."""
     named, unnamed = list(case.ledger.forward.values()), case.ledger.unnamed_forward
     if not named:
         if unnamed.count:
@@ -192,7 +194,7 @@ def forward_overflow(case: Case) -> Iterator[Seen]:
 
 
 def _somewhere(case: Case, times: Times) -> Seen:
-    """A forward pass that the loop guarded, and of which no sample names the layer."""
+    """A non-finite forward pass that the loop caught, and whose layer no sample names."""
     standing = case.standing(times)
     return Seen(
         standing=standing,
@@ -208,26 +210,28 @@ def _somewhere(case: Case, times: Times) -> Seen:
 
 
 _ISLAND_USE = (
-    "Paste once the model is made; if the rerun then names the next layer, paste for that one, too."
+    "Paste these lines after the model is created. If the rerun then names another layer, do the "
+    "same for that one."
 )
 
 
 def _forward_action(case: Case, first: Named) -> str:
-    """What to do depends on whether the run had worked before."""
+    """What to do; this depends on whether the run had worked before."""
     start, layer = case.scale.first_accepted_step, first.layer
     if first.layer == ROOT and first.own_code is not None:
         return (
-            "Look at what the model's own forward does there: a mask constant (-1e9 is -inf in "
-            "half, and a row masked whole is nan), exp without its maximum taken off, a product of "
-            "queries and keys, a division. Do that in float32."
+            "Check the model's own forward() there: a mask constant (-1e9 is -inf in half "
+            "precision, and a fully masked row is nan), exp() without subtracting the "
+            "maximum, a product of queries and keys, a division. Compute it in float32."
         )
     island = float32_island(layer, case.ledger.models)
     if start is None or (first.times.first_step or 0) <= start:
         return with_lines(
-            f"Use bf16, or run {layer} in float32 (paste once the model is made).", island
+            f"Use bf16, or run {layer} in float32 (paste these lines after the model is created).",
+            island,
         )
     return with_lines(
-        f"The run had worked until then: look first at {_grown(case)}. If nothing made the "
+        f"The run had worked until then: check {_grown(case)} first. If nothing made the "
         f"activations grow, run {layer} in float32. {_ISLAND_USE}",
         island,
     )
@@ -238,30 +242,33 @@ def _healed(case: Case) -> str:
     if not norms:
         return "Nothing to do unless it returns."
     return (
-        f"BatchNorm behind that layer ({list_text(norms)}) keeps the inf or nan in its running "
-        "statistics, skipped step or not: call reset_running_stats(), or evaluation gives nan."
+        f"BatchNorm after that layer ({list_text(norms)}) has stored the inf or nan in its "
+        "running statistics, even if the step was skipped: call reset_running_stats(), or "
+        "evaluation returns nan."
     )
 
 
 def _who(first: Named) -> str:
-    """The layer; of a container the place in its own code, if the layers around show that."""
+    """The layer; for a container the place in its own code, if the layers around it show that."""
     if first.own_code is None:
         return f"Layer {first.layer}"
     after, before = first.own_code
     whose = "the model" if first.layer == ROOT else first.layer
-    return f"The own code of {whose}, after {after} and before {before},"
+    return f"The code of {whose} between {after} and {before}"
 
 
 def _grown(case: Case) -> str:
     """What may have made the activations grow."""
     outlier = case.batches.first
     if case.lone_rank is not None:
-        return f"rank {case.lone_rank}'s batches, for the other ranks' outputs are finite"
+        return f"rank {case.lone_rank}'s batches (the other ranks' outputs are finite)"
     if outlier is not None:
-        return f"the data: at step {outlier.step} the input was {outlier.times:,.0f} times as large"
-    return "the learning rate, and at what was loaded or changed before"
+        return (
+            f"the data (at step {outlier.step} the input was {outlier.times:,.0f} times as large)"
+        )
+    return "the learning rate, and what was loaded or changed before,"
 
 
 def _is_first(named: Named) -> str:
-    """`is the first`, or what the record can say when the layer is only a bound."""
-    return "is, as far as the record can tell, the first" if named.is_bound else "is the first"
+    """`is the first`, or less if the record only bounds the layer."""
+    return "is, as far as the record shows, the first" if named.is_bound else "is the first"

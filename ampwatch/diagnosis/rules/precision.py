@@ -13,7 +13,7 @@ from ampwatch.diagnosis.words import count_text, list_text, scale_text
 
 # Half of 2^-24: an eps below it is zero in float16.
 FLOAT16_TINY = 2.0**-25
-# A minority of the work in half precision: the speed-up is smaller than the trouble.
+# A minority of the work in half precision: the speed-up is hardly worth it.
 HALF_WORK_SHARE = 0.5
 PRECISION_SAMPLES = 3
 
@@ -23,13 +23,14 @@ PRECISION_SAMPLES = 3
     "autocast-not-active",
     Severity.WARNING,
     Page(
-        meaning="The loss is scaled and no layer runs in half precision: the scaler costs steps "
-        "and nothing gets faster.",
-        looks="Not one matrix product whose output is fp16 or bf16, in "
-        f"{PRECISION_SAMPLES} samples or more.",
-        not_to_confuse="AMP502: there some layers do. A scaler that is disabled on purpose.",
-        do="Put the forward pass and the loss into `with torch.autocast(device, torch.float16)`. "
-        "Under DataParallel, autocast inside the model's forward: its state is per thread.",
+        meaning="The loss is scaled, but no layer runs in half precision: the scaler costs "
+        "steps and nothing gets faster.",
+        looks=f"No matrix product with an fp16 or bf16 output, in {PRECISION_SAMPLES} samples "
+        "or more.",
+        not_to_confuse="AMP502, where some layers do. A scaler that is disabled on purpose.",
+        do="Put the forward pass and the loss into `with torch.autocast(device, "
+        "torch.float16)`. With DataParallel, use autocast inside the model's forward(): its "
+        "state belongs to one thread.",
         example="with torch.autocast(...) around the optimizer's part of the loop only.",
     ),
     Ties(excludes_rate=always),
@@ -58,7 +59,7 @@ def autocast_not_active(case: Case) -> Iterator[Seen]:
         meaning="The parameters themselves are float16. GradScaler refuses to unscale their "
         "gradients, and small updates to such weights round to nothing.",
         looks="torch's error about unscaling FP16 gradients.",
-        not_to_confuse="Autocast, which casts on the way and keeps the weights in float32. "
+        not_to_confuse="Autocast, which casts temporarily and keeps the weights in float32. "
         "Frozen float16 weights do no harm.",
         do="Load or keep the model in float32 (no model.half()) and let autocast cast; or train in "
         "bf16.",
@@ -90,7 +91,7 @@ def fp16_parameters(case: Case) -> Iterator[Seen]:
     Severity.INFO,
     Page(
         meaning="The model runs in bf16 and the loss is scaled. bf16 has float32's range, so "
-        "there is nothing to scale for; each overflow the scaler provokes costs a step.",
+        "scaling is not needed; each overflow that the scaler causes costs a step.",
         looks="Autocast to bfloat16 only, and a loss scale.",
         not_to_confuse="fp16, which needs the scaler.",
         do="Remove the GradScaler, or pass enabled=False.",
@@ -114,14 +115,15 @@ def scaler_with_bf16(case: Case) -> Iterator[Seen]:
     "eps-underflow",
     Severity.ERROR,
     Page(
-        meaning="The optimizer's eps rounds to zero in the format of the weights, so its division "
-        "can be 0 / 0: weights become nan within a few steps, with finite gradients.",
+        meaning="The optimizer's eps rounds to zero in the format of the weights, so its "
+        "division can be 0 / 0: weights become nan within a few steps, although the "
+        "gradients are finite.",
         looks=f"float16 weights that are trained, and an eps below {scale_text(FLOAT16_TINY)}.",
         not_to_confuse="A normalisation layer's eps, which this finding does not check.",
         do="Keep the weights in float32; or set eps to 1e-4 or so.",
         example="model.half() with Adam, whose eps is 1e-8.",
     ),
-    # Weights in float32 have an eps to divide by.
+    # With float32 weights, eps is not zero.
     Ties(explained_by=("AMP406",), excludes_rate=always),
 )
 def eps_underflow(case: Case) -> Iterator[Seen]:
@@ -136,7 +138,7 @@ def eps_underflow(case: Case) -> Iterator[Seen]:
                 layer=kept[0] if len(kept) == 1 else None,
                 summary=f"The optimizer's eps of {tiny[0]:g} is zero in float16.",
                 cause=f"{count_text(len(kept), 'layer')} of float16 weights are trained, among "
-                f"them {list_text(kept)}; what is below 2^-25 rounds to zero there.",
+                f"them {list_text(kept)}; float16 rounds what is below 2^-25 to zero.",
                 evidence=(Evidence("eps", event.step, tiny[0], FLOAT16_TINY),),
             )
             return
@@ -156,7 +158,7 @@ def eps_underflow(case: Case) -> Iterator[Seen]:
     ),
 )
 def autocast_not_helping(case: Case) -> Iterator[Seen]:
-    """A minority of the work in half precision."""
+    """Less than half of the work in half precision."""
     products = case.precision.products
     half = sum(one.flops or 0.0 for one in products.values() if one.runs_half)
     total = sum(one.flops or 0.0 for one in products.values())

@@ -14,10 +14,10 @@ from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.standing import Standing
 from ampwatch.diagnosis.words import count_text
 
-# One step may be logged in the middle of an update; two steps that differ are two weights.
+# One step may be logged in the middle of an update; if two steps differ, the weights do.
 RANKS_DIFFER = 2
-# What comes by chance every hundred steps has not gone because two hundred pass without it: of such
-# gaps one in e^2 = 7 is longer than twice the usual, and one in e^4 = 55 longer than four times.
+# What occurs by chance every hundred steps is not over after two hundred steps without it: one such
+# gap in e^2 = 7 is longer than twice the usual, one in e^4 = 55 longer than four times.
 RECURRING_GAPS = 4.0
 # A checkpoint or an evaluation on one rank takes less than this, or is within some steps' time.
 SILENT_RANK_S, SILENT_RANK_STEPS = 60.0, policy.NEAR_STEPS
@@ -188,7 +188,7 @@ def _disappeared(case: Case, signs: Sequence[_Sign]) -> Iterator[Seen]:
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """When a rank was heard of last, by the lowest rank's clock."""
+    """When a rank was last heard from, by the lowest rank's clock."""
 
     rank: int
     step: int
@@ -247,7 +247,7 @@ def reduction_overflow(case: Case) -> Iterator[Seen]:
 
 
 def _standing(case: Case, times: Times) -> Standing:
-    """It stands, too, if it happened no longer ago than its own distances allow."""
+    """It also stands if the time since then is no longer than its usual gaps allow."""
     standing = case.standing(times)
     if standing is Standing.STANDS or times.first_step is None or times.last_step is None:
         return standing

@@ -1,4 +1,4 @@
-"""AMP301, AMP302, AMP305: what the course of the updates says of the learning rate."""
+"""AMP301, AMP302, AMP305: a learning rate that is too high, rises too fast, or could be higher."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from ampwatch.diagnosis.words import restart_text
     "learning-rate-too-high",
     Severity.ERROR,
     Page(
-        meaning="The learning rate is higher than this training can bear: updates, gradients or "
-        "weights grew out of their bands before the trouble began, and the run did not recover.",
-        looks=f"From random weights: a loss {CLIMB} times its first value, one that "
-        "gave back half of its progress, one that never fell, or skips without end. Later: a loss "
-        "that left the band of its recent past. What caused it is weighed: each sign's octaves "
-        "beyond what is usual, times its points, of correlated signs the strongest; what is not "
-        f"recorded weighs nothing. Points an octave for the rate: {weights_text()}. It is said "
-        f"from a chance of {LOWER_LINE:.2f} on. A warning only where the run still "
-        "learns.",
-        not_to_confuse="A change of the data or the objective, which moves the loss alone; a bad "
-        "batch (AMP206); an operation that overflows at any rate (AMP203); a spike that heals "
-        "(AMP303). A loss alone never brings this finding.",
+        meaning="The learning rate is higher than this training tolerates: updates, gradients "
+        "or weights left their usual range before the trouble began, and the run did not "
+        "recover.",
+        looks=f"From random weights: a loss {CLIMB} times its first value, one that gave back "
+        "half of its progress, one that never fell, or skips without end. Later: a loss that "
+        "left the band of its recent past. The cause is then weighed: for each sign, the "
+        "octaves beyond its usual range, times its points; of correlated signs only the "
+        "strongest counts, and what is not recorded counts nothing. Points per octave for "
+        f"the rate: {weights_text()}. The finding is reported from a probability of "
+        f"{LOWER_LINE:.2f} on; as a warning only if the run still learns.",
+        not_to_confuse="A change of the data or the objective, which moves the loss alone; a "
+        "bad batch (AMP206); an operation that overflows at any rate (AMP203); a spike that "
+        "recovers (AMP303). The loss alone never causes this finding.",
         do="Train again at the advised rate, from the advised step. Dividing by ten fails when "
         "the rate was far too high and wastes training when it was not.",
-        example="a small network, momentum at 1.6 (it bears up to about 0.14): the weights are 14 "
-        "times larger by step 50 and the loss never falls; no overflow.",
+        example="a small network, momentum at a rate of 1.6, where 0.14 is about the limit: the "
+        "weights are 14 times larger by step 50 and the loss never falls; no overflow.",
     ),
-    # Scaled gradients in the update look like far too high a rate; a jump makes one of a good rate.
+    # Scaled gradients in the update look like far too high a rate; after a jump a good rate is too
+    # high.
     Ties(
         explained_by=("AMP404", "AMP209", "AMP306"),
         groundless_beside=MIXED,
@@ -44,7 +46,7 @@ from ampwatch.diagnosis.words import restart_text
     ),
 )
 def learning_rate_too_high(case: Case) -> Iterator[Seen]:
-    """The rate is the cause of trouble that stands, and was not on its way up any more."""
+    """The rate causes trouble that lasts, and was not rising any more."""
     seen, onset = case.judgement, case.judgement.onset
     advice = case.rate_advice
     if advice.action is Action.LOWER and seen.warmup is None and onset is not None:
@@ -57,11 +59,10 @@ def learning_rate_too_high(case: Case) -> Iterator[Seen]:
     "warmup-too-steep",
     Severity.WARNING,
     Page(
-        meaning="Trouble of too high a rate began while the rate was still rising: its peak was "
-        "never reached.",
-        looks="As AMP301, at a step at which the rate still grew.",
-        not_to_confuse="AMP301, where the rate stood at its peak or was falling.",
-        do="Lower the peak to at most what was in force, or warm up for longer.",
+        meaning="The rate became too high while it was still rising: it never reached its peak.",
+        looks="As AMP301, at a step at which the rate was still rising.",
+        not_to_confuse="AMP301, where the rate was at its peak or falling.",
+        do="Lower the peak to at most the rate of that step, or warm up for longer.",
         example="ampwatch demo: a warm-up to 1.0 over 700 steps; at step 209, with 0.3 in force, "
         "the loss has given back half of its progress; 0.13 is advised, 0.2 is borne.",
     ),
@@ -74,7 +75,7 @@ def warmup_too_steep(case: Case) -> Iterator[Seen]:
     if advice.action is Action.LOWER and seen.warmup is not None and onset is not None:
         severity = Severity.ERROR if onset.collapsed else Severity.WARNING
         rate = f"{seen.warmup.rate:.3g}"
-        summary = f"The warm-up is too steep: trouble at a rate of {rate}, still rising."
+        summary = f"The warm-up is too steep: trouble began at a rate of {rate}, still rising."
         yield _seen(seen, onset, advice, severity, summary)
 
 
@@ -83,20 +84,21 @@ def warmup_too_steep(case: Case) -> Iterator[Seen]:
     "learning-rate-could-rise",
     Severity.INFO,
     Page(
-        meaning="The run hardly learns, and each update leaves a gradient that still points the "
+        meaning="The run hardly learns, and after each update the gradient still points the "
         "same way: the steps are shorter than they could be.",
         looks="The loss has fallen by less than a tenth in the last thousand steps, and the "
-        "gradient after an update is still against it: their product, over that of the update "
-        f"with its own gradient, is below {constants.RAISE_ALIGNMENT} in the median of "
-        f"{constants.RAISE_STEPS} steps at the full rate. It is read off `update_alignment`, the "
-        "cosine of each update to the one before, of which momentum's part is taken away.",
-        not_to_confuse="A low loss or a slow one by itself: neither says that the rate could rise. "
-        "Updates that are alike by momentum or weight decay alone.",
+        "gradient after an update still points against it: their product, divided by that of "
+        f"the update with its own gradient, is below {constants.RAISE_ALIGNMENT} in the "
+        f"median of {constants.RAISE_STEPS} steps at the full rate. It is computed from "
+        "`update_alignment`, the cosine of each update to the one before, without the part "
+        "that momentum adds.",
+        not_to_confuse="A low loss or a slow one by itself: neither shows that the rate could "
+        "rise. Updates that are alike only because of momentum or weight decay.",
         do="Try twice the rate, with a checkpoint to return to.",
         example="alignment below -0.5 over 100 steps after warm-up: in every run tried, doubling "
         "was stable. Above -0.3, leave it.",
     ),
-    # Nobody raises the rate of a run whose gradients are lost or whose numbers run away.
+    # A rate must not be raised while gradients are lost or values diverge.
     Ties(
         groundless_beside=codes(
             "AMP201 AMP205 AMP208 AMP210 AMP211 AMP304 AMP401 AMP408 AMP410 AMP418"
@@ -142,13 +144,13 @@ def _seen(seen: Judgement, onset: Onset, advice: Advice, severity: Severity, sum
 
 
 def weighed(case: Case) -> list[str]:
-    """The table of evidence of a run, a line for each sign: what it adds for the rate."""
+    """A run's table of evidence, one line for each sign: its points for the rate."""
     seen = case.judgement.attribution
     return [] if seen is None else [str(row) for row in seen.table]
 
 
 def _paste(advice: Advice) -> str:
-    """The line to paste; before any scheduler is made, which keeps the rates it finds."""
+    """The line to paste; before any scheduler is created, which keeps the rates it finds."""
     line = f"for group in optimizer.param_groups: group['lr'] *= {advice.factor:.3g}"
     if advice.recommended is None:
         return with_lines(f"{_MOMENT[0].upper()}{_MOMENT[1:]}:", line)
@@ -156,5 +158,5 @@ def _paste(advice: Advice) -> str:
     return with_lines(f"Use a base rate of {rates} ({_MOMENT}).", line)
 
 
-# A scheduler keeps the rates that it finds when it is made.
-_MOMENT = "paste before the scheduler is made"
+# A scheduler keeps the rates that it finds when it is created.
+_MOMENT = "paste before the scheduler is created"

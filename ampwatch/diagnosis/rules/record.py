@@ -166,7 +166,7 @@ def _ended_by(event: Event) -> Seen:
     ),
 )
 def telemetry_gap(case: Case) -> Iterator[Seen]:
-    """Rows that were lost, as the record tells."""
+    """Rows that were lost, as the record says."""
     gaps, ledger = case.ledger.of(EventKind.GAP), case.ledger
     told = " ".join(sorted(ledger.gap_reasons))
     if gaps.count:

@@ -1,4 +1,4 @@
-"""AMP418: weights in half precision that take up little of what they are asked to move."""
+"""AMP418: half-precision weights that lose most of each update to rounding."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.rounding_course import Kept, RoundingSample
 from ampwatch.diagnosis.words import count_text
 
-# Most weights stand still, and most of what they were asked to move is lost: below that, what is
-# lost is a lower rate's worth.
+# Most weights do not move, and most of the requested movement is lost. A smaller loss has the
+# effect of a lower rate.
 _UNMOVED_SHARE, _KEPT_SHARE = 0.5, 0.5
-# The later half of the samples, for a rate that was large enough at first; three at the least.
+# The later half of the samples, because the rate may have been large enough at first; at least
+# three.
 _LATER_PART, _LEAST_SAMPLES = 2, 3
-# Of the 256 weights that are read at the least, 26 or more should have moved in these samples: by
-# then chance alone, which stochastic rounding throws, does not leave half of them where they were.
+# At least 256 weights are read, and 26 or more of them should have moved in these samples: then
+# stochastic rounding does not leave half of them unmoved by chance.
 _ASKED_SHARES = 0.1
-# ... nor does it with this many errors of the mean to spare: 2 in 1,000 of a tiny model's runs.
+# ... with a margin of this many standard errors of the mean: 2 false alarms in 1,000 runs of a tiny
+# model.
 _ERRORS = 2.0
 
 
@@ -28,26 +30,29 @@ _ERRORS = 2.0
     "updates-rounded-away",
     Severity.WARNING,
     Page(
-        meaning="The weights are kept in bf16 or fp16, and most of an update is smaller than half "
-        "the distance to the next number they can hold: rounding throws it away. The run learns "
-        "by few of its weights, slower than its rate says, and weight decay may not apply at all.",
+        meaning="The weights are stored in bf16 or fp16, and most of an update is smaller than "
+        "half the distance to the next number that they can hold: rounding discards it. Only "
+        "a few weights learn, slower than the rate suggests, and weight decay may have no "
+        "effect at all.",
         looks="Over the sampled steps of the later half, more than "
         f"{100 * _UNMOVED_SHARE:.0f} % of the weights that have a gradient are unchanged to the "
         "bit after a step (`unmoved_share`), and the weights move less than "
         f"{100 * _KEPT_SHARE:.0f} % of what the rate and the optimizer's state ask "
         "(`update_kept_share`).",
-        not_to_confuse="Stochastic rounding, Kahan summation and float32 masters: there, too, most "
-        "weights stand still in one step, but together they move as far as they should. Autocast, "
-        "which leaves the weights in float32. AMP201, where the gradient itself is lost.",
-        do="Keep the weights in float32 and run the forward pass under torch.autocast. Where there "
-        "is no memory for that: an optimizer that rounds stochastically or keeps a Kahan sum. "
-        "A higher rate is no cure: it moves a few weights too far before it moves the rest.",
+        not_to_confuse="Stochastic rounding, Kahan summation and float32 master weights: there, "
+        "too, most weights do not move in one step, but together they move as far as they "
+        "should. Autocast, which keeps the weights in float32. AMP201, where the gradient "
+        "itself is lost.",
+        do="Keep the weights in float32 and run the forward pass under torch.autocast. If "
+        "memory does not allow that, use an optimizer with stochastic rounding or Kahan "
+        "summation. A higher rate does not help: it moves a few weights too far before it "
+        "moves the rest.",
         example="model.to(torch.bfloat16) and AdamW at 3e-5: 98 % of the weights do not move.",
     ),
     Ties(excludes_rate=always),
 )
 def updates_rounded_away(case: Case) -> Iterator[Seen]:
-    """Most of the weights stand still, and most of the update is lost."""
+    """Most of the weights do not move, and most of the update is lost."""
     known = case.rounding.samples
     later = known[-max(_LEAST_SAMPLES, len(known) // _LATER_PART) :]
     asked = case.rounding.every * sum(one.asked_share for one in later)
@@ -62,8 +67,8 @@ def updates_rounded_away(case: Case) -> Iterator[Seen]:
         last_step=last.step,
         summary=f"A step leaves {100 * unmoved:.3g} % of the half-precision weights unmoved.",
         cause=f"Over {count_text(len(later), 'sampled step')} the weights moved "
-        f"{max(0.0, 100 * kept.share):.2g} % of what the rate and the optimizer's state ask: the "
-        "rest is less than their format can add, and is rounded away.",
+        f"{max(0.0, 100 * kept.share):.2g} % of what the rate and the optimizer's state ask "
+        "for: the rest is too small for their format and is rounded away.",
         evidence=(
             Evidence("unmoved_share", last.step, unmoved, _UNMOVED_SHARE),
             Evidence("update_kept_share", last.step, kept.share, _KEPT_SHARE),
@@ -72,5 +77,5 @@ def updates_rounded_away(case: Case) -> Iterator[Seen]:
 
 
 def _first_step(samples: tuple[RoundingSample, ...]) -> int:
-    """The first sample in which most weights stood still."""
+    """The first sample in which most weights did not move."""
     return next(one.step for one in samples if one.unmoved_share > _UNMOVED_SHARE)

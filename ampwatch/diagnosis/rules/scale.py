@@ -1,4 +1,4 @@
-"""AMP101 to AMP103, AMP105 and AMP108: what the loss scale itself tells."""
+"""AMP101 to AMP103, AMP105 and AMP108: findings that the loss scale itself shows."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ from ampwatch.diagnosis.words import count_text, scale_text, share_text
 # A search from 2^32 may halve twenty times and be healthy; beyond that something else is wrong.
 STARTUP_WARNING_SKIPS = 20
 STARTUP_ERROR_SCALE = 2.0**-32
-# Where nobody saw the forward pass, sixteen halvings of the default 2^16 end below this; where
-# nobody tells the scale either, sixty-four of 2^32 end at 2^-32.
+# Where the forward pass is not recorded: sixteen halvings of the default 2^16 end below this. Where
+# the scale is not recorded either: sixty-four skips; a start at 2^32 would be at 2^-32 by then.
 STARTUP_BLIND_SCALE = 1.0
-STARTUP_UNTOLD_SKIPS = 64
-# Five steps running whose forward is not finite: no scale can help, so it is no search.
+STARTUP_UNRECORDED_SKIPS = 64
+# Five steps in a row with a non-finite forward pass: no scale can help, so it is not a search.
 STARTUP_FORWARD_STEPS = 5
-# Growth's own skips cost one step in 2,001 at torch's interval; where they cost one in four, the
-# interval is too short.
+# Skips caused by growth cost one step in 2,001 at torch's interval. Where they cost one in four,
+# the interval is too short.
 SAWTOOTH_WASTE = 1 / 4
-# A scale that comes down as far as a collapse, over thousands of steps: each growth interval gives
-# an octave back, so within twenty of them that takes many skips more than growth's own. In a long
-# record a quarter of it: what takes longer is how gradients change while a run learns.
+# A scale that falls as far as in a collapse, but over thousands of steps. Each growth interval
+# gives an octave back, so such a fall within twenty of them takes many more skips than growth
+# causes. In a long record: within a quarter of it. A slower fall is a normal change of gradients
+# during training.
 SINK_INTERVALS, SINK_SHARE = 20, 0.25
-# A record that ends in a fall that has not got so far yet: half of the way, and not a step between.
+# A record that ends during a fall: half the depth of a collapse, without an accepted step between.
 ENDING_OCTAVES = policy.COLLAPSE_OCTAVES / 2
-# A storm that begins late shows in the record's ending, whatever was free before it. Over eight
-# growth intervals and more, chance does not bring as many skips as growth does.
+# A storm that begins late shows in the last part of the record. Over eight growth intervals or
+# more, chance does not cause as many skips as growth does.
 STORM_INTERVALS = 8
-# Most of the last steps thrown away: hardly anything is learnt any more.
+# Most of the last steps are skipped: hardly anything is learnt any more.
 STORM_ERROR_SHARE = 0.5
 
 
@@ -53,20 +54,21 @@ STORM_ERROR_SHARE = 0.5
     "startup-search",
     Severity.INFO,
     Page(
-        meaning="The scaler starts too high on purpose and halves the loss scale until the "
-        "gradients fit. The steps skipped before the first accepted one are that search.",
-        looks="Skips at the very start, the scale halving at each, a finite loss. Now and then "
-        "one more later, ever more seldom: an overflow at a lower scale than any before, in a run "
-        "twice as old as at the last one, is the search still.",
+        meaning="The scaler starts with a scale that is too high on purpose, and halves it "
+        "until the gradients fit. The steps skipped before the first accepted one are this "
+        "search.",
+        looks="Skips at the very start; the scale halves at each; the loss is finite. Later a "
+        "skip can still belong to the search: an overflow at a lower scale than any before, "
+        "in a run twice as old as at the last one.",
         not_to_confuse="A forward pass that is not finite: no scale helps there, and "
-        f"{STARTUP_FORWARD_STEPS} such steps running are AMP103. A loss summed over many "
-        f"items may need {STARTUP_WARNING_SKIPS} halvings and be fine.",
+        f"{STARTUP_FORWARD_STEPS} such steps in a row are AMP103. A loss summed over many "
+        f"items may need {STARTUP_WARNING_SKIPS} halvings in a healthy run.",
         do="Nothing. A lower init_scale saves the skipped steps.",
         example="scale 2^16, 2^15, 2^14: three skips, then step 3 is accepted.",
     ),
 )
 def startup_search(case: Case) -> Iterator[Seen]:
-    """Overflows before the first accepted step, while they can still be a search."""
+    """Overflows before the first accepted step, as long as they can be a search."""
     scale, search = case.scale, case.scale.search
     if not search.skips or (case.is_searching and startup_has_failed(case)):
         return
@@ -75,28 +77,28 @@ def startup_search(case: Case) -> Iterator[Seen]:
         severity=Severity.WARNING if slow else Severity.INFO,
         first_step=scale.first_step,
         last_step=search.last_step,
-        summary=f"{count_text(search.skips, 'step')} skipped while the scale searched its level"
-        + (", and none was accepted yet." if case.is_searching else "."),
-        cause=f"The scale began at {scale_text(scale.first_scale)}, above what the gradients "
-        f"allow, and stood at {scale_text(search.scale_after)} after the last of them."
+        summary=f"{count_text(search.skips, 'step')} skipped in the search for a loss scale"
+        + (", and no step has been accepted yet." if case.is_searching else "."),
+        cause=f"The scale began at {scale_text(scale.first_scale)}, which is too high for these "
+        f"gradients, and was {scale_text(search.scale_after)} after the last skip."
         if scale.has_scaler
-        else "Nothing tells the scale, nor whether steps were accepted between them.",
+        else "The record contains neither the scale nor the accepted steps between the skips.",
         action="Watch the next steps: the search should have ended by now." if slow else None,
         evidence=(Evidence("skipped", search.last_step, float(search.skips)),),
     )
 
 
 def startup_has_failed(case: Case) -> bool:
-    """Whether the search that nothing ended is a search no longer."""
+    """Whether a search that has not ended can no longer be one."""
     final, skips = case.final_scale, case.scale.search.skips
     if not skips:
         return False  # the loop itself left the steps out
     if case.numbers.bad_forwards_running >= STARTUP_FORWARD_STEPS:
         return True
     if final is None:
-        return skips >= STARTUP_UNTOLD_SKIPS
+        return skips >= STARTUP_UNRECORDED_SKIPS
     if case.numbers.sees_forward or skips < policy.STARTUP_BLIND_SKIPS:
-        # A log's last lines: the search had begun long before them.
+        # The record may be the end of a log: the search began long before it.
         few = 0 if case.numbers.sees_forward else policy.COLLAPSE_SKIPS
         return skips >= few and final < STARTUP_ERROR_SCALE
     return final < STARTUP_BLIND_SCALE
@@ -107,19 +109,20 @@ def startup_has_failed(case: Case) -> bool:
     "growth-sawtooth",
     Severity.INFO,
     Page(
-        meaning="After growth_interval accepted steps the scaler doubles the scale to see whether "
-        "the gradients still fit. When they do not, one step is skipped and the scale halves back.",
-        looks="About one overflow each growth interval, always just after a doubling, always back "
-        "to the same ceiling.",
+        meaning="After growth_interval accepted steps the scaler doubles the scale to see "
+        "whether the gradients still fit. If they do not, one step is skipped and the scale "
+        "is halved again.",
+        looks="About one overflow in each growth interval, always just after a doubling, always "
+        "back to the same scale.",
         not_to_confuse="AMP105, where skips come more often than the scale grows.",
-        do="Nothing. A longer growth_interval makes it rarer; where it costs more than "
-        f"{100 * SAWTOOTH_WASTE:.0f} % of the steps, that is a warning.",
+        do="Nothing. A longer growth_interval makes it rarer. If it costs more than "
+        f"{100 * SAWTOOTH_WASTE:.0f} % of the steps, this is a warning.",
         example="growth_interval 2000: skips at steps 2001, 4003, 6005, each at 2^17.",
     ),
     Ties(excludes_rate=always),
 )
 def growth_sawtooth(case: Case) -> Iterator[Seen]:
-    """Isolated overflows at a scale the run has just grown into."""
+    """Isolated overflows just after the scale grew."""
     teeth, scale = case.teeth, case.scale
     if not teeth.episodes:
         return
@@ -132,8 +135,8 @@ def growth_sawtooth(case: Case) -> Iterator[Seen]:
         last_step=teeth.last_step,
         summary=f"{count_text(teeth.episodes, 'overflow')} just after the scale grew"
         + (f"{cost}." if costly else ", as expected."),
-        cause=f"The scale doubled to {scale_text(teeth.highest_scale)} at most, found no room, "
-        "and came back.",
+        cause=f"The scale doubled, to {scale_text(teeth.highest_scale)} at most; the gradients "
+        "overflowed there, and it was halved again.",
         action=f"Give GradScaler a longer growth_interval than {scale.scaler.growth_interval:,}; "
         "its default is 2000."
         if costly
@@ -147,22 +150,23 @@ def growth_sawtooth(case: Case) -> Iterator[Seen]:
     "scale-collapse",
     Severity.ERROR,
     Page(
-        meaning="The loss scale fell far below the level at which the run had worked and did not "
-        "come back: step after step overflows, so hardly any update is made.",
-        looks=f"Skips close together, {policy.COLLAPSE_SKIPS} at least, carry the scale "
-        f"{policy.COLLAPSE_OCTAVES} octaves or more below its established level: the highest scale "
-        f"at which {policy.ESTABLISHED_STEPS} steps in a row were accepted. Slowly: an octave "
-        "farther (up to four, where its level had wandered before) within "
-        f"{SINK_INTERVALS} growth intervals or {100 * SINK_SHARE:.0f} % of the record; a warning "
-        "once it holds. Or no step was ever accepted, and no lower scale can "
-        f"help: the forward pass is not finite in {STARTUP_FORWARD_STEPS} steps running, "
-        "or the search is past every scale that a training needs. A warning where the record ends "
-        "in the middle of a fall.",
-        not_to_confuse="A start-up search (AMP101), which ends; a sawtooth (AMP102), one overflow "
-        "at a time; a spike that heals, whose scale grows back: then this falls to info.",
-        do="Look at the finding that caused it. Without one: restart from a checkpoint saved "
-        "before the fall, and look at what changed there (learning rate, data, a resume).",
-        example="2^16 held for 300 steps, then 41 skips in 60 steps: 2^-25 at the end.",
+        meaning="The loss scale fell far below the level at which the run had worked and did "
+        "not recover: step after step overflows, so hardly any update is made.",
+        looks=f"At least {policy.COLLAPSE_SKIPS} skips close together take the scale "
+        f"{policy.COLLAPSE_OCTAVES} octaves or more below its established level: the highest "
+        f"scale at which {policy.ESTABLISHED_STEPS} steps in a row were accepted. Or slowly: "
+        f"one octave more (up to four, if the level varied before) within {SINK_INTERVALS} "
+        f"growth intervals or {100 * SINK_SHARE:.0f} % of the record; a warning once the "
+        "scale holds. Or no step was ever accepted and no lower scale can help: the forward "
+        f"pass is not finite in {STARTUP_FORWARD_STEPS} steps in a row, or the search has "
+        "passed every scale that a training needs. A warning if the record ends in the "
+        "middle of a fall.",
+        not_to_confuse="A start-up search (AMP101), which ends; a sawtooth (AMP102), one "
+        "overflow at a time; a spike that recovers, after which the scale grows back: then "
+        "this finding is information.",
+        do="Fix the finding that caused it. If there is none, restart from a checkpoint saved "
+        "before the fall, and check what changed there (learning rate, data, a resume).",
+        example="2^16 for 300 steps, then 41 skips in 60 steps: 2^-25 at the end.",
     ),
     Ties(
         explained_by=(
@@ -176,7 +180,7 @@ def growth_sawtooth(case: Case) -> Iterator[Seen]:
     ),
 )
 def scale_collapse(case: Case) -> Iterator[Seen]:
-    """The scale falls far below its established level and does not come back."""
+    """The scale falls far below its established level and does not recover."""
     if case.is_searching:
         if startup_has_failed(case):
             yield _failed_search(case)
@@ -192,8 +196,14 @@ def scale_collapse(case: Case) -> Iterator[Seen]:
 
 def _failed_search(case: Case) -> Seen:
     scale, final = case.scale, case.final_scale
-    blind = "" if case.numbers.sees_forward else " Whether the forward pass was finite is unknown."
-    accepted = "No step was ever accepted" if case.observed.loop else "No accepted step is shown"
+    blind = (
+        ""
+        if case.numbers.sees_forward
+        else (" Whether the forward pass was finite is not recorded.")
+    )
+    accepted = (
+        "No step was ever accepted" if case.observed.loop else ("The record shows no accepted step")
+    )
     return Seen(
         first_step=scale.first_step,
         last_step=scale.last_step,
@@ -203,8 +213,8 @@ def _failed_search(case: Case) -> Seen:
         action="A lower scale or learning rate cannot help before the first update. Find the "
         "first layer or input that is not finite."
         if case.observed.loop
-        else "Stop: nothing is being learnt. Attach ampwatch to see which layer, input or rate "
-        "it is.",
+        else "Stop: nothing is learnt. Attach ampwatch to find the layer, the input or the rate "
+        "that causes it.",
         evidence=(Evidence("scale", scale.last_step, final, scale.first_scale),),
     )
 
@@ -212,20 +222,20 @@ def _failed_search(case: Case) -> Seen:
 def untold(case: Case) -> str:
     """The caveat where the record holds nothing that could name the cause."""
     if not (case.observed.loss or case.observed.rate):
-        return " Without the loss and the learning rate the cause cannot be told."
+        return " The cause cannot be determined without the loss and the learning rate."
     return ""
 
 
 def _fall(case: Case, fall: Fall, *, healed: bool) -> Seen:
     scale, last, final = case.scale, case.scale.last_step, case.final_scale
     skips = scale.skips - fall.skips_before
-    ending = "and it does not come back"
-    now = "Stop: nothing is being learnt." if len(scale.recent_skips) else _TAKEN_AGAIN
-    action = f"{now} Restart from a checkpoint before step {fall.first_step}, with what caused "
-    action += "the fall put right."
+    ending = "and did not recover"
+    now = "Stop: nothing is learnt." if len(scale.recent_skips) else _ACCEPTED_AGAIN
+    action = f"{now} Fix the cause of the fall and restart from a checkpoint before step "
+    action += f"{fall.first_step}."
     if healed:
         stays = final is not None and final <= fall.level * 2.0**-policy.COLLAPSE_OCTAVES
-        ending = "and the loss fell on at that scale" if stays else "and it came back"
+        ending = "and the loss kept falling at that scale" if stays else "and recovered"
         last, final, skips = fall.end_step, fall.end_scale, fall.skips
         action = "Nothing to do unless it returns: the run recovered by itself."
     return Seen(
@@ -234,8 +244,8 @@ def _fall(case: Case, fall: Fall, *, healed: bool) -> Seen:
         last_step=last,
         summary=f"The loss scale fell from {scale_text(fall.level)} to {scale_text(fall.lowest)} "
         f"{ending}.",
-        cause=f"From there {count_text(skips, 'step was', 'steps were')} skipped: the gradients "
-        "overflowed again at every lower scale." + untold(case),
+        cause=f"Since then {count_text(skips, 'step was', 'steps were')} "
+        "skipped: the gradients overflowed again at every lower scale." + untold(case),
         action=action,
         evidence=(
             Evidence("scale", last, final, fall.level),
@@ -244,11 +254,11 @@ def _fall(case: Case, fall: Fall, *, healed: bool) -> Seen:
     )
 
 
-_TAKEN_AGAIN = "Steps are taken again, at a scale that loses small gradients."
+_ACCEPTED_AGAIN = "Steps are accepted again, but at a scale at which small gradients are lost."
 
 
 def sink(case: Case) -> Sink | None:
-    """A scale that came down slowly as far as a collapse does, and has not come back."""
+    """A scale that fell slowly, as far as in a collapse, and has not recovered."""
     scale, final = case.scale, case.final_scale
     window = max(SINK_INTERVALS * scale.scaler.growth_interval, int(SINK_SHARE * scale.steps))
     if final is None:
@@ -266,17 +276,18 @@ def _sunk(case: Case, sunk: Sink) -> Seen:
     way = (sunk.down_position - sunk.left_position) / 2
     held = scale.steps - sunk.down_position
     holds = held > max(2 * scale.scaler.growth_interval, way, policy.RECENT_SHARE * scale.steps)
-    ending = "and has held there since" if holds else "and is still on its way"
+    ending = "and has stayed there since" if holds else "and is still falling"
     return Seen(
         severity=Severity.WARNING if holds else Severity.ERROR,
         first_step=sunk.first_step,
         last_step=scale.last_step,
         summary=f"The loss scale sank from {scale_text(sunk.level)} to {scale_text(final)}, "
         f"{ending}.",
-        cause=f"From there {count_text(sunk.skips, 'step')} were skipped, more than growth gives "
-        "back: the gradients have become as much larger." + untold(case),
-        action="Look at what grew: the gradient norm, a layer's activations, the loss's own "
-        f"weights. Restart from a checkpoint before step {sunk.first_step} with that put right.",
+        cause=f"Since then {count_text(sunk.skips, 'step was', 'steps were')} "
+        "skipped, more than growth makes up for: the gradients have grown by as much."
+        + untold(case),
+        action="Find what grew: the gradient norm, a layer's activations, the weights of the "
+        f"loss's terms. Fix it and restart from a checkpoint before step {sunk.first_step}.",
         evidence=(
             Evidence("scale", scale.last_step, final, sunk.level),
             Evidence("skipped", scale.last_step, float(sunk.skips)),
@@ -285,9 +296,9 @@ def _sunk(case: Case, sunk: Sink) -> Seen:
 
 
 def _falling(case: Case) -> Episode | None:
-    """The skips, one after the other, with which the record ends, if it is over.
+    """The consecutive skips with which a finished record ends.
 
-    While a run goes on, that may be a spike that heals.
+    While a run goes on, they may be a spike that recovers.
     """
     ending, last = case.scale.ending, case.scale.last_step or 0
     over = case.record.clean_end or not case.observed.loop or case.ledger.is_over_by(last)
@@ -306,9 +317,9 @@ def _ends_falling(case: Case, ending: Episode) -> Seen:
         summary=f"The record ends while the loss scale falls: {count_text(ending.streak, 'step')} "
         f"in a row were skipped, from {scale_text(ending.streak_scale)} to "
         f"{scale_text(ending.scale_after)}.",
-        cause="A spike that heals and a collapse look alike for so few steps; nothing after them "
-        "is recorded." + untold(case),
-        action="If the run was stopped for it, restart from a checkpoint before; if it goes on, "
+        cause="A spike that recovers and a collapse look alike for so few steps, "
+        "and nothing after them is recorded." + untold(case),
+        action="If the run was stopped here, restart from an earlier checkpoint; if it goes on, "
         "see whether steps are accepted again.",
         evidence=(Evidence("scale", last, ending.scale_after, ending.streak_scale),),
     )
@@ -319,16 +330,17 @@ def _ends_falling(case: Case, ending: Episode) -> Seen:
     "overflow-storm",
     Severity.WARNING,
     Page(
-        meaning="Steps are skipped more often than a growing scale explains. Each skip is a "
-        "forward and a backward pass thrown away.",
-        looks="More skips than one each growth interval, and than a search that goes on (AMP101), "
-        "most of them isolated: up to "
-        f"{policy.SAWTOOTH_SKIPS} in a row. An error when over "
-        f"{100 * STORM_ERROR_SHARE:.0f} % of the last {policy.STORM_WINDOW_STEPS} steps "
-        "were skipped; or, in a log without a scale, when no gradient norm is finite any more.",
-        not_to_confuse="AMP102, one skip after each doubling; AMP103, one long fall; AMP303, one "
-        "burst that heals.",
-        do="See which layer overflows (AMP202, AMP203) and whether the batches differ.",
+        meaning="Steps are skipped more often than the growth of the scale explains. Each skip "
+        "wastes a forward and a backward pass.",
+        looks="More skips than one in each growth interval, and more than a search that goes on "
+        f"(AMP101) makes; most of them isolated: up to {policy.SAWTOOTH_SKIPS} in a row. An "
+        f"error if over {100 * STORM_ERROR_SHARE:.0f} % of the last "
+        f"{policy.STORM_WINDOW_STEPS} steps were skipped; or, in a log without a scale, if "
+        "no gradient norm is finite any more.",
+        not_to_confuse="AMP102, one skip after each doubling; AMP103, one long fall; AMP303, "
+        "one burst from which the run recovers.",
+        do="Find the layer that overflows (AMP202, AMP203), and check whether these batches "
+        "differ from the others.",
         example="growth_interval 2000, 900 skips in 10,000 steps.",
     ),
     Ties(
@@ -364,17 +376,17 @@ def overflow_storm(case: Case) -> Iterator[Seen]:
         first_step=began,
         last_step=loose.last_step,
         summary=f"{count_text(crowd.loose_skips, 'skip')}{late} that the scale's growth does not "
-        "explain" + (", and none of them recent." if calm else "."),
-        cause=f"Growth explains about {math.floor(allowed)}; in all {wasted} "
-        "of the steps were computed and thrown away.",
+        "explain" + (", none of them recent." if calm else "."),
+        cause=f"Growth explains about {math.floor(allowed)}. In all, {wasted} of the steps were "
+        "computed and discarded.",
         evidence=(Evidence("skipped", loose.last_step, float(crowd.loose_skips), float(allowed)),),
     )
 
 
 def _crowd(case: Case, *, most: bool) -> Ending | None:
-    """The whole record or an ending of it with more skips than growth explains, not in bursts.
+    """The whole record, or the last part of it, with more skips than growth explains.
 
-    A burst is a spike or a fall, each with a finding of its own.
+    Bursts do not count: a burst is a spike or a fall, which has a finding of its own.
     """
     scale, loose = case.scale, case.loose
     assert scale.first_accepted is not None, "before that all is a search"
@@ -395,7 +407,7 @@ def _crowd(case: Case, *, most: bool) -> Ending | None:
 
 
 def _allowed(case: Case, steps: int) -> float:
-    """The skips that growth, and a loss summed over more micro-batches, bring in so many steps."""
+    """The skips that growth, and a loss summed over more micro-batches, cause in so many steps."""
     growths = case.scale.scaler.skips_by_growth(steps)
     return policy.STORM_FREE_SKIPS + growths + case.scale.accumulation_octaves
 
@@ -405,13 +417,15 @@ def _allowed(case: Case, steps: int) -> float:
     "scale-reset",
     Severity.WARNING,
     Page(
-        meaning="In mid-run the loss scale jumped to its initial value. The scaler's state was "
-        "lost: usually a resume without scaler.load_state_dict(), or a new GradScaler.",
-        looks="The scale is the initial one though neither growth nor a skip led there, then a "
-        "burst of log2(initial / old) skips. Where the record does not tell the initial one: a "
-        "leap that no growth makes, back to where the record began, and an overflow at once.",
-        not_to_confuse="scaler.update(new_scale), which is a decision and is recorded as one; "
-        "unless it goes far back to the initial value and the very next step overflows.",
+        meaning="During the run the loss scale jumped back to its initial value. The scaler's "
+        "state was lost: usually by a resume without scaler.load_state_dict(), or by a new "
+        "GradScaler.",
+        looks="The scale is the initial one although neither growth nor a skip led there; then "
+        "come log2(initial / old) skips. If the record does not contain the initial scale: a "
+        "jump that growth cannot make, back to where the record began, followed at once by "
+        "an overflow.",
+        not_to_confuse="scaler.update(new_scale), which is intended and is recorded; unless it "
+        "goes far back to the initial value and the very next step overflows.",
         do="Save scaler.state_dict() with the checkpoint and load it on resume.",
         example="2^9 before a restart, 2^16 after it, then 7 skips.",
     ),
@@ -425,15 +439,15 @@ def scale_reset(case: Case) -> Iterator[Seen]:
     times = "once" if resets.count == 1 else f"{resets.count} times"
     yield Seen(
         at=resets,
-        summary=f"The loss scale was reset to its initial {scale_text(reset.scale_to)} "
-        f"in mid-run, {times}.",
-        cause=f"It stood at {scale_text(reset.scale_from)}; "
+        summary=f"The loss scale was reset to its initial {scale_text(reset.scale_to)} during "
+        f"the run, {times}.",
+        cause=f"It was {scale_text(reset.scale_from)} before; "
         + (
             "update(new_scale) set it back, and the very next step overflowed."
             if reset.by_hand
-            else "nothing in the record leads from there: the scaler's state was lost."
+            else "nothing in the record explains the jump: the scaler's state was lost."
         ),
-        action="Call scaler.update() without a scale: it finds and keeps its level."
+        action="Call scaler.update() without new_scale: the scaler finds the right level by itself."
         if reset.by_hand
         else None,
         evidence=(Evidence("scale", resets.last_step, reset.scale_to, reset.scale_from),),

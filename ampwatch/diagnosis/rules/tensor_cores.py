@@ -42,7 +42,7 @@ _HALF = ("bfloat16", "float16")
     ),
 )
 def misaligned_shapes(case: Case) -> Iterator[Seen]:
-    """Half-precision products whose sides tensor cores do not like."""
+    """Half-precision products whose sides do not fit tensor cores."""
     cards = [card for card in case.devices if _has_units(card, "float16")]
     products = {name: one for name, one in case.precision.products.items() if one.runs_half}
     odd = {
@@ -93,7 +93,7 @@ def _rounded(products: Mapping[str, Precision], names: Sequence[str]) -> str:
     ),
 )
 def no_tensor_cores(case: Case) -> Iterator[Seen]:
-    """A card that half precision does not make faster."""
+    """A card that half precision does not speed up."""
     for dtype in _HALF:
         cards = [card for card in case.devices if _has_units(card, dtype) is False]
         if dtype in case.numbers.autocast_dtypes and cards:

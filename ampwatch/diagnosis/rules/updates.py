@@ -1,4 +1,4 @@
-"""AMP411, AMP413 and AMP417: gradients and updates that do not go together."""
+"""AMP411, AMP413 and AMP417: schedules, scales and updates that do not follow the gradients."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.words import count_text, share_text
 
-# A scheduler that also moves on skipped steps does so every time; one change of the rate that
-# falls on a skip by chance is none. From this many skips, and nearly all of them.
+# A scheduler that also advances on skipped steps does so every time; one change of the rate that
+# coincides with a skip is chance. From this many skips, and nearly all of them.
 DRIFT_SKIPS = 3
 DRIFT_SHARE = 0.9
-# Steps of which one optimizer skipped and another did not: growth alone makes a few.
+# Steps that one optimizer skipped and another did not: growth alone causes a few.
 SHARED_SKIPS = 3
 # Accepted steps that moved nothing: at a tiny rate an update may round to nothing now and then.
 SILENT_STEPS = policy.NO_ACCIDENT_STEPS
-# A warm-up may begin at a rate of zero, for a few steps; longer is told, and much longer a warning.
+# A warm-up may begin at a rate of zero, for a few steps. More steps are reported; many more, as a
+# warning.
 STILL_STEPS, STILL_LONG_STEPS = 100, 1000
 SILENT_SHARE = 0.5
 
@@ -30,26 +31,26 @@ SILENT_SHARE = 0.5
     "scheduler-on-skipped-step",
     Severity.INFO,
     Page(
-        meaning="The learning-rate scheduler also moves when the scaler skipped the step, so the "
-        "schedule runs ahead of the updates.",
-        looks="After nearly every skip the rate has changed, though no update was made.",
-        not_to_confuse="A schedule by epochs, whose change meets a skip by chance.",
+        meaning="The learning-rate scheduler also advances when the scaler skipped the step, so "
+        "the schedule runs ahead of the updates.",
+        looks="After nearly every skip the rate has changed, although no update was made.",
+        not_to_confuse="A schedule by epochs, which coincides with a skip by chance.",
         do="Step the scheduler only if the step was not skipped: compare scaler.get_scale() "
         "before and after update().",
         example="OneCycleLR with 20 start-up skips: the warm-up is 20 steps short.",
     ),
 )
 def scheduler_on_skipped_step(case: Case) -> Iterator[Seen]:
-    """A rate that moves where nothing was learnt."""
+    """A rate that changes on skipped steps."""
     loop = case.loop
     moved = loop.moved_on_skips
     if moved.count < DRIFT_SKIPS or moved.count < DRIFT_SHARE * loop.skips:
         return
     yield Seen(
         at=moved,
-        summary=f"The scheduler moved on {count_text(moved.count, 'skipped step')}.",
-        cause=f"Of {count_text(loop.skips, 'skip')} whose rate is recorded, {moved.count:,} were "
-        "followed by another rate; the schedule is that far ahead of the updates.",
+        summary=f"The scheduler advanced on {count_text(moved.count, 'skipped step')}.",
+        cause=f"Of {count_text(loop.skips, 'skip')} whose rate is recorded, {moved.count:,} "
+        "were followed by a different rate; the schedule is that far ahead of the updates.",
         evidence=(Evidence("lr", moved.last_step, float(moved.count), float(loop.skips)),),
     )
 
@@ -59,11 +60,12 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[Seen]:
     "shared-scaler",
     Severity.WARNING,
     Page(
-        meaning="Several optimizers share one scaler. Only the one whose gradients are not finite "
-        "skips, but the scale falls for all, and the others lose their small gradients.",
-        looks="Steps of which one optimizer skipped and another did not, again and again.",
+        meaning="Several optimizers share one scaler. Only the one whose gradients are not "
+        "finite skips its step, but the scale falls for all, and the others lose their small "
+        "gradients.",
+        looks="Steps that one optimizer skipped and another did not, again and again.",
         not_to_confuse="A shared loss or shared parameters: then all skip together.",
-        do="Give each loss a GradScaler of its own, or see why this loss overflows.",
+        do="Give each loss its own GradScaler, or find out why this loss overflows.",
         example="a GAN whose discriminator overflows at 2^12 while the generator needs 2^16.",
     ),
     Ties(excludes_rate=always),
@@ -92,17 +94,18 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
     "silent-skip",
     Severity.ERROR,
     Page(
-        meaning="Steps count as taken, their gradients are finite and not zero, the rate is above "
-        "zero, and the weights do not move: the update is lost on the way.",
-        looks="An update of exactly zero at accepted steps, in most of the record; or hardly any, "
-        "where the optimizer was given next to nothing of the gradient. Without alarm: a rate of "
-        f"zero in more than {STILL_STEPS} steps, and in all (more than {STILL_LONG_STEPS}: a "
-        "warning).",
-        not_to_confuse="A skipped step, which says so; a rate of zero at the start of a warm-up; "
-        "frozen parameters, which have no gradient; clipping that leaves an update.",
-        do="See whether the optimizer holds this model's parameters and not a copy, and whether "
-        "the update is below the weights' precision (float16 weights, a tiny rate); and whether "
-        "gradients are divided by the scale that scaler.unscale_ has divided them by.",
+        meaning="Steps count as taken, their gradients are finite and not zero, the rate is "
+        "above zero, and the weights do not move: the update is lost.",
+        looks="An update of exactly zero at accepted steps, in most of the record; or almost "
+        "none, because the optimizer received almost nothing of the gradient. As "
+        f"information: a rate of zero in more than {STILL_STEPS} steps, and in the whole "
+        f"record (more than {STILL_LONG_STEPS}: a warning).",
+        not_to_confuse="A skipped step, which is recorded as such; a rate of zero at the start "
+        "of a warm-up; frozen parameters, which have no gradient; clipping that leaves an "
+        "update.",
+        do="Check whether the optimizer holds this model's parameters and not copies, whether "
+        "the update is below the weights' precision (float16 weights, a tiny rate), and "
+        "whether gradients are divided by the scale again after scaler.unscale_.",
         example="bf16 weights at a rate of 1e-6: every update rounds to nothing.",
     ),
     Ties(explained_by=("AMP410",), excludes_rate=always),
@@ -139,18 +142,19 @@ def _starved(case: Case) -> Seen:
     starved = loop.starved
     if 2 * loop.divided_twice > starved.count:
         cause = "exactly the gradient divided by the loss scale once more"
-        action = "Take that division out: scaler.unscale_ has made it, or scaler.step does."
+        action = "Remove that division: scaler.unscale_ or scaler.step has done it already."
     else:
-        cause = f"at last {loop.starved_share:.1g} of it"
+        cause = f"{loop.starved_share:.1g} of it in the last one"
         action = (
-            "See what changes the gradients between scaler.unscale_ and the optimizer's step: a "
-            "max_norm far too small, or a division."
+            "Check what changes the gradients between scaler.unscale_ and the optimizer's step: "
+            "a max_norm far too small, or a division."
         )
     return Seen(
         at=starved,
-        summary="Steps are taken and the weights hardly move: the gradients are lost on the way.",
+        summary="Steps are taken and the weights hardly move: the gradients are lost before the "
+        "optimizer.",
         cause=f"In {share_text(starved.count, loop.pushed)} of the accepted steps the optimizer "
-        f"was given next to nothing of a finite gradient, {cause}.",
+        f"received almost nothing of a finite gradient: {cause}.",
         action=action,
         evidence=(
             Evidence(
@@ -176,6 +180,6 @@ def _without_a_rate(case: Case) -> Seen:
         summary="The learning rate is zero in every step, and the weights do not move.",
         cause=f"In {count_text(case.numbers.rates, 'step')} neither the rate nor any update was "
         "above zero.",
-        action="See what the scheduler makes of the rate, and whether it is ever stepped.",
+        action="Check which rate the scheduler sets, and whether scheduler.step() is ever called.",
         evidence=(Evidence("lr", scale.last_step, 0.0),),
     )

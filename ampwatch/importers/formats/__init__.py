@@ -1,1 +1,60 @@
-"""The text formats, one small file a framework."""
+"""The text formats, one small file each, in the order in which they are tried.
+
+The first format that understands a line gets it. A new format is a file in this folder and its name
+in `FORMATS`.
+"""
+
+from __future__ import annotations
+
+from ampwatch.importers.format import Format
+from ampwatch.importers.formats import (
+    apex,
+    colossalai,
+    deepspeed,
+    dllogger,
+    espnet,
+    fairseq,
+    fairseq2,
+    giving_up,
+    gpt_neox,
+    hf_trainer,
+    icefall,
+    insightface,
+    megatron,
+    metaseq,
+    meters,
+    mindformers,
+    nanogpt,
+    nvfp16,
+    paddle,
+    parlai,
+    plain,
+)
+
+FORMATS: tuple[Format, ...] = (
+    apex.FORMAT,
+    deepspeed.FORMAT,
+    nvfp16.FORMAT,
+    gpt_neox.FORMAT,
+    megatron.FORMAT,
+    fairseq2.FORMAT,
+    metaseq.FORMAT,
+    fairseq.FORMAT,
+    hf_trainer.FORMAT,
+    meters.SWIN,
+    meters.TIMM,
+    meters.BEIT,
+    meters.MAE,
+    icefall.FORMAT,
+    espnet.FORMAT,
+    parlai.FORMAT,
+    paddle.FORMAT,
+    colossalai.FORMAT,
+    mindformers.FORMAT,
+    insightface.FORMAT,
+    dllogger.FORMAT,
+    nanogpt.FORMAT,
+    giving_up.FORMAT,
+    plain.FORMAT,
+)
+BY_SOURCE = {form.source: form for form in FORMATS if not form.is_shared}

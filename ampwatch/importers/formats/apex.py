@@ -1,6 +1,6 @@
 """NVIDIA Apex: apex.amp, apex.fp16_utils and apex.contrib.optimizers.
 
-Apex prints on every rank, never the growth, and a Python float without a floor.
+Apex prints on every rank, never prints a growth, and has no lowest scale.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, number, pattern
-from ampwatch.importers.sayings import Amend, Saying, Setup, Skip
+from ampwatch.importers.statements import Amend, Setup, Skip, Statement
 
 _SKIP = re.compile(
     r"Gradient overflow\. +Skipping step, (?:loss scaler \d+ )?reducing loss scale to "
@@ -24,8 +24,8 @@ _SETTING = re.compile(
 )
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of Apex says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of Apex states."""
     told = _SKIP.findall(line)  # ranks that print at once share a line
     if told:
         yield from (Skip(scale_after=number(scale)) for scale in told)

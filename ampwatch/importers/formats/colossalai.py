@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ampwatch.importers.format import Format
-from ampwatch.importers.sayings import Saying, Skip
+from ampwatch.importers.statements import Skip, Statement
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of ColossalAI says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of ColossalAI states."""
     if "Found overflow. Skip step" in line:
         yield Skip()
 

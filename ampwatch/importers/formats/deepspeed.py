@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from ampwatch.importers.format import NUMBER, Format, number, pattern
-from ampwatch.importers.sayings import Amend, Fatal, Saying, Scale, Setup, Skip, Stats
+from ampwatch.importers.statements import Amend, Fatal, Scale, Setup, Skip, Statement, Stats
 from ampwatch.rows import Mark
 
 _ATTEMPTED = re.compile(
@@ -25,8 +25,8 @@ _STEP = re.compile(rf"\[Rank \d+\] step=(\d+), skipped=(\d+), lr=\[({NUMBER})?")
 _AT_MINIMUM = "Current loss scale already at minimum"
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of DeepSpeed says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of DeepSpeed states."""
     if "Attempted loss scale" in line:
         if "[deep" in line or "Overflow detected" in line or "loss_scaler.py" in line:
             yield from attempted(line)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, fields, number
-from ampwatch.importers.sayings import Saying, Scale, Setup, Stats
+from ampwatch.importers.statements import Scale, Setup, Statement, Stats
 
 _LINE = re.compile(r"DLL \S+ \S+ - (.{1,2000})")
 _SCALE = re.compile(rf"PARAMETER (?:.{{0,200}} )?loss_scale : ({NUMBER})")
@@ -18,8 +18,8 @@ _FIELDS = {
 }
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of DLLogger says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of DLLogger states."""
     told = _LINE.search(line)
     if not told:
         return

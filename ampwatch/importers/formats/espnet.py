@@ -1,4 +1,4 @@
-"""ESPnet: the skipped update, and the statistics of some batches of an epoch."""
+"""ESPnet: skipped updates, and the statistics of some batches of an epoch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, fields, number
-from ampwatch.importers.sayings import Saying, Skip, Stats
+from ampwatch.importers.statements import Skip, Statement, Stats
 from ampwatch.rows import Mark
 
 _BATCHES = re.compile(r"(?<!\d)(\d{1,9})epoch:train:\d{1,12}-(\d{1,12})batch: ")
@@ -19,8 +19,8 @@ _FIELDS = {
 }
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of ESPnet says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of ESPnet states."""
     if skipped := _SKIPPED.search(line):
         yield Skip(grad_norm=number(skipped[1]))
     elif batches := _BATCHES.search(line):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ampwatch.importers.format import NUMBER, Format, number
-from ampwatch.importers.sayings import Amend, Fatal, Saying, Scale, Setup, Skip, Stats
+from ampwatch.importers.statements import Amend, Fatal, Scale, Setup, Skip, Statement, Stats
 from ampwatch.rows import Mark
 
 _OVERFLOW = re.compile(
@@ -23,7 +23,7 @@ _EPOCH = re.compile(r"epoch (\d+):? +(?:\d+%\|[^|]{0,200}\| *)?(\d+) */ *(\d+) "
 _PAIR = re.compile(rf"(?<![a-z_])([a-z_]{{1,40}})[= ]({NUMBER})(?=[, |(]|$)")
 _SCALE_ALONE = re.compile(rf"loss_scale=({NUMBER})")
 _FLOOR = re.compile(rf"Minimum loss scale reached \(({NUMBER})\)")
-# 0.004 is 2^-8 in three digits, 0.03 octaves off.
+# 0.004 is 2^-8 rounded to three digits, 0.03 octaves off.
 _ROUNDING_OCTAVES = 0.04
 _FIELDS = {
     "loss": "loss", "lr": "lr", "gnorm": "grad_norm", "loss_scale": "scale_after",
@@ -31,10 +31,10 @@ _FIELDS = {
 }  # fmt: skip
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of fairseq says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of fairseq states."""
     if "rejecting batch" in line:
-        return  # the gradient norm was beyond the clip: no overflow
+        return  # the norm was above the clipping limit: no overflow
     overflow = _OVERFLOW.search(line)
     if overflow:
         yield Skip(scale_after=number(overflow[1]) or None)
@@ -50,7 +50,7 @@ def read(line: str) -> Iterator[Saying]:
         yield from (Scale(scale) for scale in (number(told[1]),) if _is_scale(scale))
 
 
-def _statistics(line: str) -> Iterator[Saying]:
+def _statistics(line: str) -> Iterator[Statement]:
     start = line.find("{")
     if start >= 0:
         yield from _stats(_json(line[start:]), is_summary='"train_loss"' in line)
@@ -64,7 +64,7 @@ def _statistics(line: str) -> Iterator[Saying]:
 
 
 def _is_scale(printed: float) -> bool:
-    """Whether a printed scale is one: 0 is rounded, and what is no power of two is an average."""
+    """Whether a printed scale is exact: 0 is rounded, and no power of two is an average."""
     if not (printed > 0 and math.isfinite(printed)):
         return False
     off = abs(math.log2(printed) - round(math.log2(printed)))

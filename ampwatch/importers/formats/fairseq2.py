@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ampwatch.importers.format import NUMBER, Format, number
-from ampwatch.importers.sayings import Fatal, Saying, Scale, Setup, Skip
+from ampwatch.importers.statements import Fatal, Scale, Setup, Skip, Statement
 
 _COUNT = r"([\d,]+)"
 _DECREASE = re.compile(
@@ -23,8 +23,8 @@ _INCREASE = re.compile(
 )
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of fairseq2 says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of fairseq2 states."""
     decrease, minimum = _DECREASE.search(line), _MINIMUM.search(line)
     if decrease:
         yield Skip(number(decrease[2]), number(decrease[3]), step=_whole(decrease[1]))

@@ -1,7 +1,7 @@
-"""What frameworks say when they end a run by themselves, whichever of them prints it.
+"""Messages with which frameworks end a run themselves, whichever of them prints it.
 
-A table of sayings: the words, and what they say is no number. A line that speaks of a setting says
-nothing; nor does one after which the run goes on (the timeline sees to that).
+A table of phrases: the words, and which value is not finite. A line about a setting does not count;
+nor does one after which the run goes on (the run builder checks that).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ampwatch.importers.format import Format
-from ampwatch.importers.sayings import GaveUp, Saying
+from ampwatch.importers.statements import GaveUp, Statement
 
 _BAD = r"(?:nan|inf|-inf|infinite|non-?finite|not finite|not a number)"
 _END = r"(?:stopping|stopped|terminating|terminated|aborting|aborted|exiting|giving up|quitting)"
@@ -22,11 +22,11 @@ _SCALE = r"(?:loss|grad(?:ient)?)[ _]scal(?:e|er|ing)"
 
 @dataclass(frozen=True, slots=True)
 class _Saying:
-    """How a framework words it; a group of the pattern is the step."""
+    """A phrase; a group of its pattern is the step."""
 
-    anchor: str  # a literal text of it
+    anchor: str  # a literal part of it
     pattern: re.Pattern[str]
-    column: str | None  # what is no number; None: the loss scale can fall no further
+    column: str | None  # the value that is not finite; None: the loss scale cannot fall any further
     exception: str
 
 
@@ -73,7 +73,7 @@ _SAYINGS = (
             (rf"\bgrad(?:ient)?s?\b.{{0,30}}?\b{_BAD}\b", "grad_norm"),
         )
     ),
-    # Whoever says it in words of their own: MAE, DETR and their many children, scripts.
+    # Other wordings: MAE, DETR and their many derivatives, scripts.
     *(
         _saying(anchor, text, None if column == "scale" else column, "SystemExit")
         for anchor in ("topping", "topped", "erminating", "erminated", "borting", "borted",
@@ -88,7 +88,7 @@ _SAYINGS = (
         )
     ),
 )  # fmt: skip
-# A setting, a condition, or something that is only left out.
+# A setting, a condition, or a batch that is only left out.
 _NO_END = re.compile(
     r"(?i)\b(?:if|when|whenever|unless|would|will|may|could|not|enable\w*|true|false|batch(?:es)? "
     r"skipped|skipping|skipped|patience|help)\b|--\w|namespace\(|^\s*(?:raise|print|log|assert)\b"
@@ -96,26 +96,28 @@ _NO_END = re.compile(
 _AT_MINIMUM = "loss scale already at minimum"  # as the diagnosis knows it
 
 
-def read(line: str) -> Iterator[Saying]:
-    """The end that a line tells of."""
-    for saying in _SAYINGS:
-        if saying.anchor in line and (told := saying.pattern.search(line)):
+def read(line: str) -> Iterator[Statement]:
+    """The end of the run that a line announces."""
+    for statement in _SAYINGS:
+        if statement.anchor in line and (told := statement.pattern.search(line)):
             if not _NO_END.search(line.replace("cannot", "").replace("not finite", "")):
-                yield _gave_up(saying, told, line)
+                yield _gave_up(statement, told, line)
             return
 
 
-def _gave_up(saying: _Saying, told: re.Match[str], line: str) -> GaveUp:
+def _gave_up(statement: _Saying, told: re.Match[str], line: str) -> GaveUp:
     message = line[told.start() :].strip()[:300]
-    if saying.column is None and _AT_MINIMUM not in message:
+    if statement.column is None and _AT_MINIMUM not in message:
         message = f"{_AT_MINIMUM}: {message}"
     step = next((group for group in told.groups() if group), None)
-    return GaveUp(saying.exception, message, saying.column, None if step is None else int(step))
+    return GaveUp(
+        statement.exception, message, statement.column, None if step is None else int(step)
+    )
 
 
 FORMAT = Format(
     source="giving-up",
-    anchors=tuple(dict.fromkeys(saying.anchor for saying in _SAYINGS)),
+    anchors=tuple(dict.fromkeys(statement.anchor for statement in _SAYINGS)),
     read=read,
     is_shared=True,
 )

@@ -1,4 +1,4 @@
-"""GPT-NeoX: Megatron's statistics line with its own beginning."""
+"""GPT-NeoX: Megatron's line of statistics with a different beginning."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from ampwatch.importers.format import Format
 from ampwatch.importers.formats.megatron import meant, statistics
-from ampwatch.importers.sayings import Saying
+from ampwatch.importers.statements import Statement
 from ampwatch.rows import Mark
 
 _ITERATION = re.compile(r"samples/sec: .{0,40}?\| +iteration +(\d+)/ *\d+ \|")
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of GPT-NeoX says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of GPT-NeoX states."""
     iteration = _ITERATION.search(line)
     if iteration and line.rstrip().endswith("|"):
         yield statistics(line, int(iteration[1]))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from ampwatch.importers.format import Format, fields, keyed
-from ampwatch.importers.sayings import Progress, Saying, Stats
+from ampwatch.importers.statements import Progress, Statement, Stats
 from ampwatch.rows import Mark
 
 _DICT = re.compile(r"\{'loss': [^{}]{0,2000}\}")
@@ -22,8 +22,8 @@ _FIELDS = {
 }
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of the Trainer says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of the Trainer states."""
     told = _DICT.search(line)
     bars = list(_BAR.finditer(line, 0, told.start() if told else len(line)))
     if bars:

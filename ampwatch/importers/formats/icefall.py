@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ampwatch.importers.format import NUMBER, Format, fields, number
-from ampwatch.importers.sayings import Fatal, Saying, Scale, Stats
+from ampwatch.importers.statements import Fatal, Scale, Statement, Stats
 from ampwatch.rows import Mark
 
 _BATCH = re.compile(r"Epoch (\d+), batch (\d+),")
@@ -17,8 +17,8 @@ _SMALL = re.compile(rf"Grad scale is small: ({NUMBER})")
 _EXIT = re.compile(rf"grad_scale is too small, exiting: ({NUMBER})")
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of icefall says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of icefall states."""
     small, leaving = _SMALL.search(line), _EXIT.search(line)
     if small:
         yield Scale(number(small[1]))

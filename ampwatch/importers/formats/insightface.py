@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, fields
-from ampwatch.importers.sayings import Saying, Stats
+from ampwatch.importers.statements import Statement, Stats
 from ampwatch.rows import Mark
 
 _STEP = re.compile(r"Global Step: *(\d+)")
@@ -17,8 +17,8 @@ _FIELDS = {
 }
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of insightface says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of insightface states."""
     step = _STEP.search(line)
     if not step or "Speed" not in line:
         return

@@ -1,7 +1,7 @@
-"""Megatron-LM from 2019 on, and Megatron-DeepSpeed: one line of statistics each so many steps.
+"""Megatron-LM from 2019 on, and Megatron-DeepSpeed: one line of statistics every few steps.
 
-A loss is left out where its average is nan or 0. The counters are of the steps since the line
-before. DeepSpeed's skips are not counted: there a stale norm beside a missing loss tells of one.
+A loss is omitted if its average is nan or 0. Counters count since the previous line. DeepSpeed's
+skips are not counted: there an unchanged norm beside a missing loss shows one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from ampwatch.importers.format import NUMBER, Format, fields, keyed, number
-from ampwatch.importers.sayings import Saying, Stats
+from ampwatch.importers.statements import Statement, Stats
 from ampwatch.rows import Mark
 
 _ITERATION = re.compile(r"iteration +(\d+)/ *\d+ \|")
@@ -27,10 +27,10 @@ _FIELDS = {
 }
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of Megatron says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of Megatron states."""
     iteration = _ITERATION.search(line)
-    # The line ends in a bar; without it the terminal has wrapped it and the rest is to come.
+    # A complete line ends in a bar; without it, the terminal has wrapped the line.
     if iteration and line.rstrip().endswith("|") and "validation" not in line:
         yield statistics(line[iteration.start() :], int(iteration[1]))
 
@@ -53,7 +53,7 @@ def statistics(line: str, step: int) -> Stats:
 
 
 def meant(printed: float) -> float:
-    """A printed 0.2 is a quarter."""
+    """The scale behind a printed one: 0.2 is a quarter."""
     return 2.0 ** round(math.log2(printed)) if 0 < printed < 1 else printed
 
 

@@ -1,16 +1,16 @@
-"""metaseq (OPT): fairseq's lines, and the scale with its window; it holds its floor and goes on."""
+"""metaseq (OPT): fairseq's lines, and the scale with its window; it goes on at its floor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ampwatch.importers.format import Format, number, pattern
-from ampwatch.importers.sayings import Saying, Scale, Setup
+from ampwatch.importers.statements import Scale, Setup, Statement
 
 _WINDOW = pattern("SCALE_WINDOW: {}, loss scale: {}")
 
 
-def read(line: str) -> Iterator[Saying]:
+def read(line: str) -> Iterator[Statement]:
     """What a line that only metaseq prints says."""
     told = _WINDOW.search(line)
     if told:

@@ -1,6 +1,6 @@
 """The meters of Swin, BEiT, MAE and timm: `name current (average)`.
 
-The average counts for nothing: one inf makes it nan for ever.
+The average is not used: one inf makes it nan for ever.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, fields
-from ampwatch.importers.sayings import Saying, Stats
+from ampwatch.importers.statements import Statement, Stats
 from ampwatch.rows import Mark
 
 _SWIN = re.compile(r"Train: \[(\d+)/\d+\]\[(\d+)/(\d+)\]")
@@ -34,23 +34,23 @@ def _stats(place: re.Match[str], line: str) -> Stats:
     return Stats(step=epoch * batches + batch, values=fields(line[place.end() - 1 :], _FIELDS))
 
 
-def _read_swin(line: str) -> Iterator[Saying]:
+def _read_swin(line: str) -> Iterator[Statement]:
     if place := _SWIN.search(line):
         yield _stats(place, line)
 
 
-def _read_timm(line: str) -> Iterator[Saying]:
+def _read_timm(line: str) -> Iterator[Statement]:
     if place := _TIMM.search(line):
         yield _stats(place, line)
 
 
-def _read_beit(line: str) -> Iterator[Saying]:
+def _read_beit(line: str) -> Iterator[Statement]:
     place = _METRIC_LOGGER.search(line)
     if place and ("loss_scale" in line or "min_lr" in line):
         yield _stats(place, line)
 
 
-def _read_mae(line: str) -> Iterator[Saying]:
+def _read_mae(line: str) -> Iterator[Statement]:
     place = _METRIC_LOGGER.search(line)
     if place and "loss_scale" not in line and "min_lr" not in line and "loss" in line:
         yield _stats(place, line)
@@ -60,7 +60,7 @@ _SMOOTHED = dict.fromkeys(("loss", "grad_norm"), (Mark.AVERAGED.value,))
 
 
 def _is_scale(printed: float) -> bool:
-    """Whether four digits were enough for it."""
+    """Whether four digits show the scale."""
     return printed != 0
 
 

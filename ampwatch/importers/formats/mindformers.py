@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ampwatch.importers.format import NUMBER, Format, fields, keyed, snapped
-from ampwatch.importers.sayings import Saying, Stats
+from ampwatch.importers.statements import Statement, Stats
 from ampwatch.rows import Mark
 
 _STEP = re.compile(r"Epoch:\[ *(\d+)/ *\d+\], step:\[ *(\d+)/ *(\d+)\]")
@@ -20,8 +20,8 @@ _FIELDS = {
 }
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of MindFormers says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of MindFormers states."""
     cond = _COND.search(line)
     if not cond:
         return

@@ -1,4 +1,4 @@
-"""nanoGPT: the loss of an iteration; the scaler prints nothing."""
+"""nanoGPT: the loss of an iteration; it does not print the scaler."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 
 from ampwatch.importers.format import NUMBER, Format, number
-from ampwatch.importers.sayings import Saying, Stats
+from ampwatch.importers.statements import Statement, Stats
 
 _ITERATION = re.compile(rf"(?:^|[^\w.])iter (\d+): loss ({NUMBER}), time ({NUMBER})ms")
 _EVALUATION = re.compile(rf"(?:^|[^\w.])step (\d+): train loss ({NUMBER}), val loss ({NUMBER})")
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of nanoGPT says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of nanoGPT states."""
     told = _ITERATION.search(line)
     if told:
         values = {"loss": number(told[2]), "step_time_ms": number(told[3])}

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 from ampwatch.importers.format import NUMBER, Format, number, pattern
 from ampwatch.importers.formats.deepspeed import attempted
-from ampwatch.importers.sayings import Saying, Skip, Stats
+from ampwatch.importers.statements import Skip, Statement, Stats
 
 _BARE = pattern("OVERFLOW! Skipping step. Attempted loss scale: {}")
-# Tacotron 2 and its like, with this optimizer or with Apex.
+# Tacotron 2 and similar code, with this optimizer or with Apex.
 _TRAIN = re.compile(
     rf"^\W*Train (?:loss|iter) +(\d+) (?:loss )?({NUMBER}) Grad Norm ({NUMBER}) ({NUMBER})s/it"
 )
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of FP16_Optimizer says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of FP16_Optimizer states."""
     if told := _TRAIN.search(line):
         loss, norm, seconds = (number(told[at]) for at in (2, 3, 4))
         values = {"loss": loss, "grad_norm": norm, "step_time_ms": 1000 * seconds}

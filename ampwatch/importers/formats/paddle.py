@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ampwatch.importers.format import NUMBER, Format, fields, keyed, number
-from ampwatch.importers.sayings import Saying, Setup, Skip, Stats
+from ampwatch.importers.statements import Setup, Skip, Statement, Stats
 
 _FOUND = re.compile(
     rf"Found inf or nan, current scale is: ({NUMBER}), decrease to: ({NUMBER})\*({NUMBER})"
@@ -26,8 +26,8 @@ _FIELDS = {
 }
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of Paddle says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of Paddle states."""
     found, step = _FOUND.search(line), _STEP.search(line)
     if found:
         ratio = number(found[3])

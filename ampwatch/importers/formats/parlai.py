@@ -1,17 +1,17 @@
-"""ParlAI: the scale that an overflow leaves."""
+"""ParlAI: the scale after an overflow."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ampwatch.importers.format import Format, number, pattern
-from ampwatch.importers.sayings import Saying, Skip
+from ampwatch.importers.statements import Skip, Statement
 
 _OVERFLOW = pattern("Overflow: setting loss scale to {}")
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of ParlAI says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of ParlAI states."""
     told = _OVERFLOW.search(line)
     if told:
         yield Skip(scale_after=number(told[1]))

@@ -1,7 +1,7 @@
 """Any loop that prints names and numbers: `step 10 | loss 2.31 | lr: 1e-4, grad_norm=0.8`.
 
-What a number is called tells its column, in the words that tables have too. It is asked last, and
-only while no framework's own lines have told a loss.
+A number's name decides its column, with the same words as in tables. This format is tried last, and
+only while no framework's own lines have contained a loss.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ampwatch.importers.format import NUMBER, Format
-from ampwatch.importers.sayings import Amend, More, Place, Saying, Skip, Stats
-from ampwatch.importers.tables.names import column_in_text
+from ampwatch.importers.statements import Amend, More, Place, Skip, Statement, Stats
+from ampwatch.importers.tables.column_names import column_in_text
 
-# Each part begins with what no other begins with, and takes all of it: a line is read in one pass.
+# Each part begins with a character that no other begins with, and takes all of it: a line is read
+# in one pass.
 _TOKEN = re.compile(
     r"(?P<number>[-+]?(?:\d+(?:,\d+)*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|"
     r"(?:[Nn][Aa][Nn]|[Ii]nf(?:inity)?))(?![\w.]))"
@@ -34,9 +35,9 @@ _PLACE_ALONE = re.compile(
 )
 _VALUE_ALONE = re.compile(rf"[\d\s:.,/\[\]-]*[A-Za-z][\w ./-]{{0,80}}[:= ] *{NUMBER}[ ,]*")
 _TURNED = re.compile(rf"(?<![\w.])({NUMBER}) +([A-Za-z_]\w{{0,40}}) *(?=,|$)")
-# What stands around a name or a number and changes neither.
+# Characters around a name or a number that change neither.
 _AROUND = re.compile(r"\((?:train|training)\)|\b(?:tensor|array|Array|float\d{0,3})\(")
-# A line that begins with one of them is not of a step of the training.
+# A line that begins with one of these is not about a training step.
 _OTHER_LINES = frozenset({
     "val", "valid", "validation", "eval", "evaluation", "evaluating", "test", "testing", "dev",
     "best", "saved", "saving", "save", "loaded", "loading", "resuming", "resumed", "checkpoint",
@@ -63,15 +64,15 @@ _MOST_CHARACTERS, _MOST_WORDS = 4096, 3
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A number and the words before it; `of` is what stands behind a slash."""
+    """A number and the words before it; `of` is the number after a slash."""
 
     words: tuple[str, ...]
     number: str
     of: str | None = None
 
 
-def read(line: str) -> Iterator[Saying]:
-    """What a line of names and numbers says."""
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of names and numbers states."""
     line = _AROUND.sub("", line[:_MOST_CHARACTERS])
     if line.lstrip().startswith("|"):  # a table's row: `| loss | 2.31 |`
         line = line.replace("|", "=")
@@ -96,7 +97,7 @@ def read(line: str) -> Iterator[Saying]:
 
 
 def _pairs(line: str) -> Sequence[_Pair]:
-    """The numbers with their names; none where the line is of something else than a step."""
+    """The numbers with their names; none if the line is not about a step."""
     found: list[_Pair] = []
     words: list[str] = []
     slash, last = False, ""
@@ -115,12 +116,12 @@ def _pairs(line: str) -> Sequence[_Pair]:
             words = []
         elif text not in _BETWEEN:
             words = []
-        slash, last = text == "/", "" if slash else kind or ""  # behind a slash: a unit
+        slash, last = text == "/", "" if slash else kind or ""  # after a slash: a unit
     return found
 
 
 def _place(pairs: Sequence[_Pair], line: str, bar: re.Match[str] | None) -> Place | None:
-    """The step, the epoch and the steps of an epoch; None where the line tells of no place."""
+    """The step, the epoch and the steps of an epoch; None if the line has none of them."""
     epoch: int | None = None
     step: _Pair | None = None
     surest: float = math.inf
@@ -145,7 +146,7 @@ def _place(pairs: Sequence[_Pair], line: str, bar: re.Match[str] | None) -> Plac
 
 
 def _values(pairs: Sequence[_Pair]) -> dict[str, float]:
-    """The columns that the names mean; of two names of one column the surer one."""
+    """The columns that the names mean; of two names for one column, the more certain one."""
     texts: dict[str, tuple[int, str]] = {}
     for pair in pairs:
         told = _named(pair.words)
@@ -175,7 +176,7 @@ def _step_named(words: Sequence[str]) -> tuple[str, int] | None:
 
 
 def _value(text: str, *, has_comma: bool) -> float | None:
-    """A number, with the comma as the line's other numbers have it."""
+    """A number, whose comma is read as in the line's other numbers."""
     text = text.replace(",", "." if has_comma else "")
     return float(text) if text.count(".") < 2 else None
 

@@ -1,1 +1,1 @@
-"""Structured logs: tables of named numbers, whose names are recognised or mapped."""
+"""Tables: CSV, JSON, Parquet, TensorBoard and W&B files."""

@@ -1,7 +1,7 @@
-"""The cells of a table's column as numbers, whatever they are stored as.
+"""The cells of a table's column as numbers, however they are stored.
 
-An empty cell and one that is no number are absent; `nan` and `inf` are numbers. Almost all cells of
-a column are plain, and Arrow reads them; `as_number` says what each of the others means.
+An empty cell and one that is not a number are absent; `nan` and `inf` are numbers. Arrow reads
+almost all cells of a column; `as_number` reads each of the others.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ _PLAIN = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Some cells of one column: their numbers, and which of them are there."""
+    """Some cells of one column: their numbers, and which of them are present."""
 
     values: npt.NDArray[np.float64]
-    told: npt.NDArray[np.bool_]
+    present: npt.NDArray[np.bool_]
 
     @classmethod
     def absent(cls, count: int) -> Cells:
-        """Cells of which none is there."""
+        """Cells that are all absent."""
         return cls(np.full(count, np.nan), np.zeros(count, np.bool_))
 
     def at(self, rows: npt.NDArray[Any] | slice) -> Cells:
-        """These rows of them, in this order."""
-        return Cells(self.values[rows], self.told[rows])
+        """The cells of these rows, in this order."""
+        return Cells(self.values[rows], self.present[rows])
 
     def where(self, kept: npt.NDArray[np.bool_]) -> Cells:
-        """The same with nothing told outside of `kept`."""
-        return Cells(self.values, self.told & kept)
+        """The same cells, absent outside of `kept`."""
+        return Cells(self.values, self.present & kept)
 
 
 def as_number(value: Any) -> float | None:
-    """A cell's number; None where it is empty or none."""
+    """A cell's number; None if it is empty or not a number."""
     if isinstance(value, (int, float)):
         try:
             return float(value)
@@ -70,14 +70,14 @@ def as_number(value: Any) -> float | None:
 
 
 def of_values(values: Sequence[Any]) -> Cells:
-    """The cells of Python's own values."""
+    """The cells of a list of Python values."""
     found = list(map(as_number, values))
     told = np.array([value is not None for value in found], np.bool_)
     return Cells(np.array([np.nan if value is None else value for value in found]), told)
 
 
 def of_arrow(column: pa.Array | pa.ChunkedArray) -> Cells:
-    """The cells of an Arrow column of any type; absent where it holds no numbers."""
+    """The cells of an Arrow column of any type; absent if they are not numbers."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if pa.types.is_dictionary(column.type):
@@ -113,14 +113,14 @@ def _of_texts(texts: pa.StringArray) -> Cells:
     encoded = texts.take(pa.array(odd)).dictionary_encode()
     meant = of_values(encoded.dictionary.to_pylist())
     where = encoded.indices.to_numpy()
-    found.values[odd], found.told[odd] = meant.values[where], meant.told[where]
+    found.values[odd], found.present[odd] = meant.values[where], meant.present[where]
     return found
 
 
 def joined(cells: Sequence[Cells]) -> Cells:
-    """The cells of one column, one part behind the other."""
+    """The cells of one column, concatenated."""
     values = np.concatenate([one.values for one in cells])
-    return Cells(values, np.concatenate([one.told for one in cells]))
+    return Cells(values, np.concatenate([one.present for one in cells]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Block:
     columns: Mapping[str, Cells | pa.Array]
 
     def cells(self, name: str) -> Cells:
-        """One column's cells; absent where these rows have no such column."""
+        """One column's cells; absent if these rows do not have the column."""
         column = self.columns.get(name)
         if column is None:
             return Cells.absent(self.count)

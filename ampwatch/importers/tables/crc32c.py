@@ -1,11 +1,11 @@
-"""CRC32C of many records at once: a byte at a time in Python, 50 MB would take three quarters of a
-minute.
+"""CRC32C of many records at once.
 
-A CRC is linear: bytes of zero before a message change nothing when the register begins at zero, and
-a register that begins at ones is the message with its first four bytes inverted. So of messages of
-one length only the bytes that differ from the first one's count, each by what it does to the
-register at its place. A long message is cut into lanes that go through the tables side by side, and
-their registers are put together by what a lane of zeros does to a register.
+In plain Python, byte by byte, 50 MB would take three quarters of a minute. A CRC is linear: zero
+bytes before a message change nothing if the register starts at zero, and a register that starts
+with ones equals a message whose first four bytes are inverted. So among messages of one length only
+the bytes that differ from the first message count, each by its effect on the register at its
+position. A long message is cut into lanes that pass through the tables in parallel; their registers
+are combined by the effect of a lane of zeros on a register.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PART_BYTES = 4 << 20
 
 
 def masked_checksums(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The CRC32C of each stretch of `data`, masked as TensorFlow and LevelDB store it."""
+    """The CRC32C of each slice of `data`, masked as TensorFlow and LevelDB store it."""
     crcs = checksums(data, starts, lengths)
     rotated = (crcs >> np.uint32(15)) | (crcs << np.uint32(17))
     masked: np.ndarray = rotated + np.uint32(_MASK_DELTA)
@@ -31,7 +31,7 @@ def masked_checksums(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np
 
 
 def checksums(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The CRC32C of each stretch of `data`."""
+    """The CRC32C of each slice of `data`."""
     content = np.frombuffer(data, np.uint8)
     found = np.zeros(len(starts), np.uint32)
     for length in np.unique(lengths[lengths <= _LANE]).tolist():
@@ -48,7 +48,7 @@ def checksums(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarra
 
 
 def _of_length(content: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
-    """The registers after messages of one length: the first one's, and what differs from it."""
+    """The registers after messages of one length: that of the first, and the differences."""
     if not length or not len(starts):
         return np.zeros(len(starts), np.uint32)
     rows = sliding_window_view(content, length)[starts]
@@ -62,7 +62,7 @@ def _of_length(content: np.ndarray, starts: np.ndarray, length: int) -> np.ndarr
 
 
 def _registers(rows: np.ndarray) -> np.ndarray:
-    """Each row's register, begun at zero; four bytes at a time."""
+    """Each row's register, started at zero; four bytes at a time."""
     words = np.ascontiguousarray(rows).view("<u4").T
     first, second, third, fourth = _tables()
     found = np.zeros(len(rows), np.uint32)
@@ -93,7 +93,7 @@ def _long(message: np.ndarray) -> int:
 
 @functools.cache
 def _tables() -> tuple[np.ndarray, ...]:
-    """What a byte does to the register, with none to three bytes of zero after it."""
+    """The effect of a byte on the register, with none to three zero bytes after it."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ np.uint32(_POLYNOMIAL), table >> 1)
@@ -106,7 +106,7 @@ def _tables() -> tuple[np.ndarray, ...]:
 
 @functools.cache
 def _after_byte() -> np.ndarray:
-    """What a byte does to the register, with so many bytes of zero after it."""
+    """The effect of a byte on the register, with so many zero bytes after it."""
     after = np.zeros((_LANE, 256), np.uint32)
     after[0] = _tables()[0]
     for zeros in range(1, _LANE):
@@ -125,7 +125,7 @@ def _after_lane() -> np.ndarray:
 
 
 def _applied(images: np.ndarray, registers: np.ndarray) -> np.ndarray:
-    """The registers after what turns each bit into its image."""
+    """The registers after each bit is replaced by its image."""
     found = np.zeros(len(registers), np.uint32)
     for bit in range(32):
         found ^= np.where(registers >> np.uint32(bit) & 1, images[bit], np.uint32(0))

@@ -1,7 +1,7 @@
-"""CSV: of any tool, of Lightning's CSVLogger, exported by W&B.
+"""CSV: of any tool, Lightning's CSVLogger, W&B exports.
 
 Arrow reads it by columns. A row with fewer cells than the header is filled up, one with more is
-left out. Where quotes do not pair, each line is read for itself, so that a stray one costs a line.
+left out. If quotes do not pair, each line is read separately, so that a stray quote costs one line.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from ampwatch.importers.source import CHUNK_BYTES
+from ampwatch.importers.log_file import CHUNK_BYTES
 from ampwatch.importers.tables.cells import Block, joined, of_values
-from ampwatch.importers.tables.names import Names, recognised, tells_training
+from ampwatch.importers.tables.column_names import Names, recognised, tells_training
 
 _DECIMAL_COMMA = re.compile(r"\s*[-+]?(?:0|[1-9]\d*),(?!\d{3}\s*$)\d+(?:[eE][-+]?\d+)?\s*")
 _OF_COLUMN = re.compile(r"CSV column #(\d+)")
@@ -33,7 +33,7 @@ def looks_delimited(first: str) -> bool:
 
 
 def split(line: str) -> list[str]:
-    """A header's cells, by the separator that gives the most of them."""
+    """A header's cells, split by the separator that gives the most of them."""
     return [cell.strip() for cell in _cells(line, mark_of(line))]
 
 
@@ -45,7 +45,7 @@ def _cells(line: str, mark: str) -> list[str]:
 
 
 def names_mark(line: str) -> bool:
-    """Whether a line tells a spreadsheet the separator, before the header."""
+    """Whether a line names the separator for a spreadsheet, before the header."""
     return re.fullmatch(r'"?sep=."?', line.strip()) is not None
 
 
@@ -63,7 +63,7 @@ def mark_of(line: str) -> str:
 
 
 def runs_of(header: Sequence[str]) -> dict[str, list[str]]:
-    """The columns of each run that W&B has exported into one table; none of any other table."""
+    """The columns of each run in a W&B export of several; empty for any other table."""
     found: dict[str, list[str]] = {}
     if any(name.endswith("__MIN") for name in header):
         for name in header:
@@ -87,7 +87,7 @@ def source_of(header: Sequence[str], names: Names, path: str) -> str:
 
 @dataclass(slots=True)
 class Reader:
-    """Reads a table's bytes behind its header, some MB at a time, by the wanted columns."""
+    """Reads a table's bytes after its header, some MB at a time, only the wanted columns."""
 
     header: Sequence[str]
     mark: str
@@ -95,16 +95,16 @@ class Reader:
     say: Callable[[str], None]
     has_decimal_comma: bool = False
     _places: dict[str, int] = field(init=False)
-    _texts: set[str] = field(default_factory=set)  # columns of which some cells are no numbers
+    _texts: set[str] = field(default_factory=set)  # columns in which some cells are not numbers
     _too_long: int = 0
     _stray: int = 0
 
     def __post_init__(self) -> None:
-        last = {name: at for at, name in enumerate(self.header)}  # of two of a name the last
+        last = {name: at for at, name in enumerate(self.header)}  # of two equal names the last
         self._places = {name: last[name] for name in dict.fromkeys(self.wanted)}
 
     def blocks(self, chunks: Iterable[bytes], above: int = 1) -> Iterator[Block]:
-        """The table's rows, which stand under so many lines."""
+        """The table's rows, which begin after so many lines."""
         for _ in range(above):
             chunks = _without_first_line(chunks)
         for part in whole_records(chunks):
@@ -126,7 +126,7 @@ class Reader:
         return self.by_lines(valid)
 
     def by_lines(self, part: bytes) -> Block:
-        """The same, a line at a time."""
+        """The same, line by line."""
         rows = []
         for line in part.decode("utf-8", "replace").split("\n"):
             cells = _cells(line, self.mark)
@@ -141,7 +141,7 @@ class Reader:
         return Block(len(rows), columns)
 
     def _by_columns(self, part: bytes) -> Block:
-        """All columns as numbers, but those in which some cell has been none for Arrow."""
+        """All columns as numbers, except those with cells that Arrow cannot read."""
         while True:
             odd: list[tuple[int, str]] = []
             try:
@@ -157,7 +157,7 @@ class Reader:
         return self._with_short_rows(Block(table.num_rows, columns), odd)
 
     def _read(self, part: bytes, odd: list[tuple[int, str]]) -> pa.Table:
-        """The wanted columns, named by their places; rows of another length go to `odd`."""
+        """The wanted columns, named by their indices; rows of another length go to `odd`."""
         from pyarrow import csv as arrow_csv
 
         def keep(row: arrow_csv.InvalidRow) -> str:
@@ -181,7 +181,7 @@ class Reader:
         )  # fmt: skip
 
     def _with_short_rows(self, block: Block, odd: Sequence[tuple[int, str]]) -> Block:
-        """The block with the rows in their places that have fewer cells than the header."""
+        """The block, with the rows inserted that have fewer cells than the header."""
         if not odd:
             return block
         short = []
@@ -203,7 +203,7 @@ class Reader:
 
 
 def decimal_comma(head: str, mark: str) -> bool:
-    """Whether numbers are written as `0,5`: only where something else parts the cells."""
+    """Whether numbers are written as `0,5`: only if another character separates the cells."""
     if mark == ",":
         return False
     lines = head.splitlines()[1:-1]  # the last may be cut off
@@ -212,7 +212,7 @@ def decimal_comma(head: str, mark: str) -> bool:
 
 
 def _without_first_line(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The bytes behind the first line that holds anything."""
+    """The bytes after the first line that is not empty."""
     rest = iter(chunks)
     begin = b""
     for chunk in rest:
@@ -227,11 +227,11 @@ def _without_first_line(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def whole_records(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes, cut where a record ends: at an end of line that stands in no quotes."""
+    """The same bytes, cut where a record ends: at a line end outside quotes."""
     rest = b""
     for chunk in chunks:
         rest += chunk
-        held = rest[-1:] if rest.endswith(b"\r") else b""  # its line feed may be to come
+        held = rest[-1:] if rest.endswith(b"\r") else b""  # its line feed may follow
         data = rest[: len(rest) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         end = _last_end(data)
         if not end and len(data) > 2 * CHUNK_BYTES:  # quotes that never pair
@@ -247,7 +247,7 @@ def whole_records(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _last_end(data: bytes) -> int:
-    """Behind the last record that is whole."""
+    """The end of the last complete record."""
     if b'"' not in data:
         return data.rfind(b"\n") + 1
     content = np.frombuffer(data, np.uint8)

@@ -12,15 +12,15 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ampwatch.importers.tables.crc32c import masked_checksums
-from ampwatch.importers.tables.event_layout import layout_of
 from ampwatch.importers.tables.protobuf import Value, fields, float32, text, whole
+from ampwatch.importers.tables.tensorboard_layout import layout_of
 
 _MAX_RECORD_BYTES = 64 << 20
 _HEAD, _TAIL = 12, 4
 _LENGTH = struct.Struct("<Q")
 _PART_BYTES = 4 << 20
-_A_FEW = 64  # records, to see whether their lengths repeat
-# The first record is the version: 24 bytes long, and so are all that are known.
+_A_FEW = 64  # records that show whether the lengths repeat
+# The first record is the version: always 24 bytes long.
 _VERSION = b"brain.Event:"
 _MOST_LAYOUTS = 64  # of one length; a file has a few tags
 _DTYPES = {1: ("<f", 4), 2: ("<d", 8), 3: ("<i", 4), 9: ("<q", 8)}
@@ -43,10 +43,10 @@ class Scalars:
 def scalars(
     read: Callable[[int], bytes], say: Callable[[str], None] = lambda _: None
 ) -> Iterator[Scalars]:
-    """Every scalar, by tag; a file cut off ends at its last whole record.
+    """Every scalar, by tag; a truncated file ends at its last complete record.
 
-    A record that is not as it was written is left out, and after a damaged length, which tells
-    where the next one is, nothing is read; `say` is told once.
+    A damaged record is left out. After a damaged length, which shows where the next record is,
+    nothing is read; `say` is called once.
     """
     for data, starts, lengths in _records(read, say):
         yield from scalars_of(data, starts, lengths)
@@ -55,7 +55,7 @@ def scalars(
 def _records(
     read: Callable[[int], bytes], say: Callable[[str], None]
 ) -> Iterator[tuple[bytes, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """The sound records of each part of the file: its bytes, their starts, their lengths."""
+    """The undamaged records of each part of the file: its bytes, their starts, their lengths."""
     rest, bad_records = b"", 0
     while part := read(_PART_BYTES):
         data = rest + part
@@ -67,7 +67,7 @@ def _records(
         yield data, starts[:trusted][sound], lengths[:trusted][sound]
         bad_records += trusted - int(sound.sum())
         if trusted < len(starts) or not _may_go_on(data, end):
-            say("A record's length is damaged: what follows it in the file is not read.")
+            say("The length of a record is damaged; the rest of the file is not read.")
             break
         rest = data[end:]
     if bad_records:
@@ -75,10 +75,10 @@ def _records(
 
 
 def _whole_records(data: bytes) -> tuple[np.ndarray, int]:
-    """Where each whole record's data starts and how long it is, and where the next one begins.
+    """The start and length of each complete record's data, and where the next record begins.
 
-    A loop writes the same tags again and again, so the lengths repeat: where some records show
-    such a cycle, all that go on in it are found at once.
+    A loop writes the same tags again and again, so the lengths repeat: if some records show such a
+    cycle, all records that continue it are found at once.
     """
     places: list[np.ndarray] = [np.zeros((0, 2), np.int64)]
     at = 0
@@ -107,7 +107,7 @@ def _some_records(data: bytes, at: int) -> np.ndarray:
 
 
 def _in_cycle(data: bytes, at: int, lengths: np.ndarray) -> np.ndarray:
-    """The records that go on as these lengths do, as far as the file says the same lengths."""
+    """The records that continue the cycle of lengths, as far as the file has the same lengths."""
     around = range(1, len(lengths) // 2 + 1)
     period = next((n for n in around if (lengths[n:] == lengths[:-n]).all()), 0)
     if not period:
@@ -123,7 +123,7 @@ def _in_cycle(data: bytes, at: int, lengths: np.ndarray) -> np.ndarray:
 
 
 def _at(data: bytes, places: np.ndarray, kind: str) -> np.ndarray:
-    """The numbers of a type that stand at these places."""
+    """The numbers of a type at these positions."""
     if not len(places):
         return np.zeros(0, kind)
     width = np.dtype(kind).itemsize
@@ -142,7 +142,7 @@ def _may_go_on(data: bytes, at: int) -> bool:
 
 
 def _heads_vouched(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Whether each length has the checksum that stands after it; many are the same."""
+    """Whether each length matches the checksum after it; many are the same."""
     told, which = np.unique(lengths, return_inverse=True)
     sums = masked_checksums(told.astype("<u8").tobytes(), 8 * np.arange(len(told)), 0 * told + 8)
     same: np.ndarray = sums[which] == _at(data, starts - _TAIL, "<u4")
@@ -150,7 +150,7 @@ def _heads_vouched(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.n
 
 
 def _vouched(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Whether each stretch has the checksum that stands after it."""
+    """Whether each slice matches the checksum after it."""
     same: np.ndarray = masked_checksums(data, starts, lengths) == _at(data, starts + lengths, "<u4")
     return same
 

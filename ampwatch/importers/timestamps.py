@@ -1,6 +1,6 @@
-"""When a line was printed, where it says so: `2024-05-01 12:00:00`, with `/`, `T` or a fraction.
+"""The time at which a line was printed: `2024-05-01 12:00:00`, with `/`, `T` or a fraction.
 
-A stamp names no time zone, so it is read as UTC: durations are right, the hour may be another's.
+Such a timestamp names no time zone and is read as UTC: durations are right, the hour may not be.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import numpy.typing as npt
 PATTERN = r"\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
 _STAMP = re.compile(PATTERN)
 _WHOLE = 19  # characters, down to the seconds
-_YEARS = (1990, 2100)  # what stands outside is no stamp
+_YEARS = (1990, 2100)  # other years are not timestamps
 _PLACES = {"year": (0, 4), "month": (5, 2), "day": (8, 2), "hour": (11, 2), "minute": (14, 2),
            "second": (17, 2)}  # fmt: skip
 
 
 def find(text: str) -> re.Match[str] | None:
-    """The first stamp of a line."""
+    """The first timestamp of a line."""
     return _STAMP.search(text)
 
 
 def time_ns(text: str) -> int | None:
-    """When a line says that it was printed."""
+    """The time in a line's timestamp, in nanoseconds; None if it has none."""
     found = find(text)
     times = None if found is None else times_ns([found[0].encode()])
     return None if times is None else int(times[0])
 
 
-def times_ns(stamps: Sequence[bytes]) -> npt.NDArray[np.int64] | None:
-    """The times of stamps of the pattern; None where one of them is no date."""
-    width = max(map(len, stamps))
-    whole = b"".join(stamp.ljust(width, b"0") for stamp in stamps)
+def times_ns(timestamps: Sequence[bytes]) -> npt.NDArray[np.int64] | None:
+    """The times of many timestamps; None if one of them is not a date."""
+    width = max(map(len, timestamps))
+    whole = b"".join(stamp.ljust(width, b"0") for stamp in timestamps)
     digits = np.frombuffer(whole, np.uint8).reshape(-1, width) - np.uint8(ord("0"))
     part = {name: _number(digits, *place) for name, place in _PLACES.items()}
     if not _is_date(part):

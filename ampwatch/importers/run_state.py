@@ -1,6 +1,6 @@
-"""The rows of a run as its log is read: where a step stands, and where an attempt begins.
+"""The run as far as its log has been read: current attempt, steps, scale.
 
-The step numbers are the log's own. A row that has none stands right after what came before it; a
+Step numbers are those of the log. A row without a number gets the number after the last row. A
 counter that falls begins a new attempt.
 """
 
@@ -12,39 +12,66 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampwatch.importers.epochs import Epochs
-from ampwatch.importers.ranks import Burst, NamedRanks
-from ampwatch.importers.rowbook import STEP_COLUMNS, Row, RowBook
-from ampwatch.importers.sayings import GaveUp
+from ampwatch.importers.duplicate_overflows import Burst, NamedRanks
+from ampwatch.importers.row_writer import STEP_COLUMNS, Row, RowWriter
+from ampwatch.importers.statements import GaveUp, Stats
 from ampwatch.rows import EventKind, Mark
 
-# A counter that stands in two lines of one file at the same value is the same step; a few lines
-# back is still the same attempt, printed late by another rank.
+# The same counter value in two lines of one file is the same step. A few lines back it still
+# belongs to this attempt, printed late by another rank.
 REMEMBERED_STEPS = 64
-LATE_LINES = 16  # that ranks print after one of them has given up
-MOST_STEPS = 1 << 42  # as many as the store tells apart
+LATE_LINES = 16  # printed by other ranks after one has given up
+MOST_STEPS = 1 << 42  # the largest step that the store accepts
+
+
+@dataclass(slots=True)
+class Epochs:
+    """Turns a counter that restarts with each epoch into one counter."""
+
+    before: int = 0
+    epoch: int | None = None  # the last epoch in the log
+
+    def step(self, stats: Stats, batch: int, last: int | None, stride: int) -> int:
+        """The step of a batch within its epoch; `last` is the step of the previous line."""
+        last_batch = None if last is None else last - self.before
+        if last_batch is not None and batch <= last_batch:
+            self._turn_back(stats, batch, last_batch, stride)
+        self.epoch = stats.epoch if stats.epoch is not None else self.epoch
+        return self.before + batch
+
+    def _turn_back(self, stats: Stats, batch: int, last: int, stride: int) -> None:
+        """Decide whether a counter that fell is in a later epoch or was reset."""
+        length, passed = stats.per_epoch, 0
+        if stats.epoch is not None and self.epoch is not None:
+            passed = stats.epoch - self.epoch
+        elif length and batch < last and last + stride > length:
+            passed = 1
+        if passed > 0:
+            self.before += length * passed if length else last + 1
+        elif passed < 0 or (batch < last and stats.epoch is None):
+            self.before = max(0, self.before + passed * length) if length and passed else 0
 
 
 @dataclass(slots=True)
 class Attempt:
-    """What is known of the attempt that the log is at."""
+    """What is known about the current attempt."""
 
-    open: Row | None = None  # the last row: the next line may say more of its step
+    open: Row | None = None  # the last row: the next line may add to it
     last_step: int = -1
-    step_before: int = -1  # the last row but one
-    counter: int | None = None  # as last printed
-    first_counter: int | None = None  # of a bar: what came before it was not seen
+    step_before: int = -1  # of the row before the last
+    counter: int | None = None  # as printed last
+    first_counter: int | None = None  # of a bar: earlier steps are not in the log
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_STEPS))
     scale: float | None = None  # after the last row
     skips_since: int = 0  # since the last line of statistics
-    skips_told: int = 0  # of this attempt, as far as rows show
+    skips_told: int = 0  # skips of this attempt in the rows
     total_skips: int | None = None
     accepted_since_skip: bool = True
     is_numbered: bool = False
-    is_unnumbered: bool = False  # the open row: a bar that follows may tell its step
+    is_unnumbered: bool = False  # the open row: a later bar may give its step
     bar_total: int | None = None
     bar_is_full: bool = False
-    has_scaler: bool = False  # a scale other than 1, which bf16 prints, was told
+    has_scaler: bool = False  # a scale other than 1 was printed; bf16 prints 1
     has_fine_losses: bool = False
     last_norm: float | None = None
     named: NamedRanks = field(default_factory=NamedRanks)
@@ -52,46 +79,46 @@ class Attempt:
     ending: GaveUp | None = None
     lines_since_ending: int = 0
     has_ended: bool = False
-    credit: int = 0  # skips that a count has just told: their own lines may come late
-    credit_scale: float | None = None  # as that line told it
+    credit: int = 0  # skips from a counter whose own lines may follow
+    credit_scale: float | None = None  # the scale on the counter's line
     is_empty: bool = True
     started: bool = False
 
 
-class Course:
-    """Puts rows into the book in the log's order."""
+class RunState:
+    """Passes rows to the writer in the order of the log."""
 
-    def __init__(self, book: RowBook) -> None:
-        self.book = book
+    def __init__(self, writer: RowWriter) -> None:
+        self.writer = writer
         self.scaler: dict[str, float] = {}
-        self.defaults: Mapping[str, float] = {}  # of the framework, once it is known
+        self.defaults: Mapping[str, float] = {}  # the framework's, once it is known
         self.marks: dict[str, set[Mark]] = {}
-        self.first_scale: float | None = None  # before its step
+        self.first_scale: float | None = None  # before the first step
         self.attempts = 0
         self.epochs = Epochs()
         self.now = Attempt()
 
     def mark(self, column: str, *marks: Mark) -> None:
-        """Say of a column that its values are not plain readings."""
+        """Note that the values of a column are not plain readings."""
         self.marks.setdefault(column, set()).update(marks)
 
     def setting(self, name: str, otherwise: float) -> float:
-        """What the log says of the scaler, else the framework's default."""
+        """The scaler's setting in the log, or the framework's default."""
         return self.scaler.get(name, self.defaults.get(name, otherwise))
 
     def meet(self, step: int) -> None:
-        """A numbered line: where the counter has fallen, a new attempt begins before it."""
+        """Handle a numbered line: if its counter has fallen, a new attempt begins."""
         if self.now.counter is not None and step < self.now.counter:
             self.restart()
 
     def restart(self) -> None:
-        """A new attempt begins here."""
+        """Begin a new attempt."""
         self.end()
         self.close_row()
         self.now = Attempt()
 
     def placed(self, step: int | None, *, is_marked: bool = True) -> int:
-        """The row's step: the log's own where it comes after what is there."""
+        """The row's step: the log's number if it is above the last one, else the next free one."""
         if step is not None and step > self.now.last_step:
             return step
         if is_marked:
@@ -101,7 +128,7 @@ class Course:
         return self.now.last_step + 1
 
     def add(self, row: Row) -> None:
-        """A row behind the last one, which is thereby complete."""
+        """Add a row; the one before it is then complete."""
         self.close_row()
         self.start()
         self.now.is_empty = False
@@ -115,7 +142,7 @@ class Course:
         self.now.has_scaler |= after is not None and after != 1.0
 
     def close_row(self) -> None:
-        """The last row is complete: nothing more will be said of its step."""
+        """Pass the last row to the writer: no later line adds to it."""
         row, self.now.open = self.now.open, None
         if row is None:
             return
@@ -125,30 +152,30 @@ class Course:
         step = row["step"]
         extras = [name for name in row if name not in STEP_COLUMNS]
         for name in extras:
-            self.book.add_extra(step, name, row.pop(name))
-        self.book.add(row)
+            self.writer.add_extra(step, name, row.pop(name))
+        self.writer.add(row)
 
     def event(self, kind: EventKind, detail: Mapping[str, Any]) -> None:
-        """An event behind the last row, at its step."""
+        """Add an event at the last row's step."""
         step = None if self.now.last_step < 0 else self.now.last_step
         self.close_row()
         self.start()
-        self.book.add_event(kind, step, detail)
+        self.writer.add_event(kind, step, detail)
 
     def start(self) -> None:
-        """The attempt has begun, if it had not."""
+        """Write the attempt's `started` event, once."""
         if not self.now.started:
             self.now.started = True
             self.attempts += 1
-            self.book.add_event(EventKind.STARTED, None, {})
+            self.writer.add_event(EventKind.STARTED, None, {})
 
-    def give_up(self, saying: GaveUp) -> None:
-        """The framework says that it ends the run; each rank may say so."""
+    def give_up(self, statement: GaveUp) -> None:
+        """Note that the framework says it ends the run; every rank may say so."""
         if self.now.ending is None and not self.now.has_ended:
-            self.now.ending, self.now.lines_since_ending = saying, 0
+            self.now.ending, self.now.lines_since_ending = statement, 0
 
     def go_on(self, step: int | None, lines: int) -> None:
-        """The log tells of more steps: beyond what other ranks print late, it was no end."""
+        """Note that the log goes on: after more lines than ranks print late, it did not end."""
         falls = step is not None and self.now.counter is not None and step <= self.now.counter
         if self.now.ending is not None and not falls:
             self.now.lines_since_ending += lines
@@ -156,7 +183,7 @@ class Course:
                 self.now.ending = None
 
     def end(self) -> None:
-        """What was said to be the end was it: a row for what is no number, and the event."""
+        """Write the end that the framework announced: a row with the nan, and the event."""
         ending, self.now.ending = self.now.ending, None
         if ending is None:
             return
@@ -170,6 +197,6 @@ class Course:
         self.event(EventKind.EXCEPTION, detail)
 
     def seen_scale(self, scale: float | None) -> None:
-        """A scale before its step; the first is the one the run began with."""
+        """Note a scale before its step; the first one is the run's initial scale."""
         if self.first_scale is None and scale is not None:
             self.first_scale = scale

@@ -1,4 +1,4 @@
-"""Which column of ours a table's name means: DESIGN's own names, the usual ones, or a mapping."""
+"""Which of our columns a table's column name means: our own names, usual names, or a mapping."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from ampwatch.errors import LogError
-from ampwatch.importers.rowbook import STEP_COLUMNS
+from ampwatch.importers.row_writer import STEP_COLUMNS
 
-# The usual names, the surest first; compared without case, and with `/` and `-` as `_`.
+# The usual names, the most certain first; compared without case, and with `/` and `-` as `_`.
 USUAL: Mapping[str, tuple[str, ...]] = {
     "step": (
         "step", "train_global_step", "trainer_global_step", "global_step", "_step", "iteration",
@@ -55,19 +55,19 @@ _OF_VALIDATION = re.compile(
     r"(?i)(?:^|[/_. -])(?:val|valid|validation|eval|evaluation|test|dev)(?:[/_. -]|$)"
 )
 SKIP_FLAGS = ("skipped", "found_inf")
-SKIP_COUNT = "(skips)"  # no column of the steps table: rows are made of it
-_MIRRORED = "ampwatch/"  # a run of ours as `mirrors` showed it; its skips are a count, no flag
+SKIP_COUNT = "(skips)"  # not a column of the steps table: rows are made from it
+_MIRRORED = "ampwatch/"  # our own run as `mirrors` logged it; its skips are a counter, not a flag
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """For each of our columns the table's name of it."""
+    """For each of our columns, the table's name for it."""
 
     of: Mapping[str, str]
 
 
 def recognised(names: Iterable[str], mapped: Mapping[str, str], path: str) -> Names:
-    """Which of these names mean a column; raises LogError for a mapping that cannot be."""
+    """The columns that these names mean; raises LogError for an impossible mapping."""
     there = list(dict.fromkeys(names))
     for column, name in mapped.items():
         if column not in STEP_COLUMNS:
@@ -95,7 +95,7 @@ def recognised(names: Iterable[str], mapped: Mapping[str, str], path: str) -> Na
 
 
 def _by_its_end(names: Iterable[str], usual: Iterable[str]) -> str | None:
-    """The one name that ends as a usual one, such as `Train/Samples/train_loss`."""
+    """The only name that ends with a usual one, such as `Train/Samples/train_loss`."""
     ends: dict[str, list[str]] = {}
     for name in names:
         if "/" in name and not _OF_VALIDATION.search(name):
@@ -104,7 +104,7 @@ def _by_its_end(names: Iterable[str], usual: Iterable[str]) -> str | None:
 
 
 def _named_by_us(names: Iterable[str]) -> dict[str, str]:
-    """The names that are ours by column: those of a mirror, which stand together, before others."""
+    """Our own names, by column: first those of a mirror, which occur together."""
     found = {}
     for name in sorted(names, key=lambda name: name.startswith(_MIRRORED)):
         column = name.removeprefix(_MIRRORED)
@@ -123,7 +123,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[/\-. ]", "_", _RUN_PREFIX.sub("", name).strip()).lower()
 
 
-# What a line of text calls by a shorter name than a table does.
+# Shorter names in lines of text.
 _IN_TEXT: Mapping[str, tuple[str, ...]] = {
     "step": ("it", "itr", "update", "batch", "batch_idx", "steps"),
     "grad_norm": ("norm",),

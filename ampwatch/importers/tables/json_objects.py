@@ -1,7 +1,7 @@
-"""JSON: one object a line, or the Trainer's `trainer_state.json`.
+"""JSON: one object per line, or the Trainer's `trainer_state.json`.
 
-Arrow reads the lines by columns. Where they are not all objects whose names keep their types, a
-part of the file is read a line at a time.
+Arrow reads the lines by columns. If they are not all objects whose names keep their types, that
+part of the file is read line by line.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ampwatch.importers.source import CHUNK_BYTES
+from ampwatch.importers.log_file import CHUNK_BYTES
 from ampwatch.importers.tables.cells import Block, of_values
 
 _MOST_DEPTH = 6
 
 
 def object_of(line: str) -> dict[str, Any] | None:
-    """A line's object, its inner names joined by `/`; None where it is none."""
+    """A line's object, with inner names joined by `/`; None if it is not an object."""
     text = line.strip().rstrip(",")
     if not text.startswith("{"):
         return None
@@ -61,7 +61,7 @@ def history_of(text: str) -> list[dict[str, Any]] | None:
 
 
 def looks_listed(text: str) -> bool:
-    """Whether a file begins as one list of objects."""
+    """Whether a file begins like a list of objects."""
     return re.match(r'\s*\[\s*\{\s*"', text) is not None
 
 
@@ -93,7 +93,7 @@ def block(part: bytes) -> Block:
 
 
 def by_lines(part: bytes) -> Block:
-    """The same, a line at a time."""
+    """The same, line by line."""
     lines = part.decode("utf-8", "replace").split("\n")
     return block_of([found for line in lines if (found := object_of(line)) is not None])
 

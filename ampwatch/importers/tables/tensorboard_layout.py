@@ -1,7 +1,7 @@
-"""Where the step and the values stand in an event record that holds scalars.
+"""The layout of an event record: where its step and its scalars are.
 
-A writer's records of one tag differ in the time, the step and the value alone. So the first of a
-length tells where those are, and all records that are equal to it elsewhere are read at once.
+A writer's records of one tag differ only in the time, the step and the value. So the first record
+of a length shows where those are, and all records that are equal to it elsewhere are read at once.
 """
 
 from __future__ import annotations

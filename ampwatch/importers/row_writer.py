@@ -1,4 +1,4 @@
-"""Rows of a foreign log on their way to the store: columns that grow, written batch by batch."""
+"""Writes the rows of an imported log to the store, batch by batch."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Row = dict[str, Any]
 
 
 class RowSink(Protocol):
-    """Where rows go."""
+    """Where batches are written."""
 
     def write(self, batch: codec.Batch) -> None:
-        """Write some rows of one table."""
+        """Write a batch of one table."""
 
 
 class StoreSink:
-    """Rows into a run's folder, as rank 0."""
+    """Writes batches to a run's folder, as rank 0."""
 
     def __init__(self, run_folder: Path) -> None:
         self._writer = RankWriter(run_folder, 0)
@@ -41,17 +41,17 @@ class StoreSink:
         self._writer.append(batch)
 
     def close(self) -> None:
-        """Let go of the run."""
+        """Close the run's folder."""
         self._writer.close()
 
 
-class RowBook:
-    """Holds steps and events back until a batch is worth writing; the order is kept."""
+class RowWriter:
+    """Collects steps and events into batches and writes them in order."""
 
     def __init__(self, sink: RowSink) -> None:
         self._sink = sink
         self._rows: list[Row] = []
-        self._pieces: list[pa.RecordBatch] = []  # before those rows
+        self._pieces: list[pa.RecordBatch] = []  # older than those rows
         self._piece_rows = 0
         self._extras: list[tuple[int, str, float]] = []
         self.count = 0
@@ -74,13 +74,13 @@ class RowBook:
             self.flush()
 
     def add_extra(self, step: int, name: str, value: float) -> None:
-        """A scalar that the steps table has no column for."""
+        """A scalar for which the steps table has no column."""
         self._extras.append((step, name, value))
         if len(self._extras) >= _BATCH_ROWS:
             self.flush()
 
     def add_event(self, kind: EventKind, step: int | None, detail: Mapping[str, Any]) -> None:
-        """One event; a `started` one begins the attempt of all rows after it."""
+        """One event; a `started` event begins the attempt of all rows after it."""
         self.flush()
         text = json.dumps(detail, allow_nan=False, default=str)
         columns: dict[str, list[Any]]
@@ -88,7 +88,7 @@ class RowBook:
         self._sink.write(codec.encode(Table.EVENTS, columns))
 
     def flush(self) -> None:
-        """Write what is held."""
+        """Write what has been collected."""
         self._close_rows()
         pieces, self._pieces, self._piece_rows = self._pieces, [], 0
         if pieces:
@@ -126,10 +126,10 @@ def _arrow(column: Sequence[Any] | np.ndarray | Cells, kind: pa.DataType) -> pa.
     if not isinstance(column, Cells):
         return codec.column(column, kind)
     values = column.values
-    if column.told.all():
+    if column.present.all():
         return codec.column(values if values.dtype != object else list(values), kind)
-    filled = codec.column(np.where(column.told, values, 0.0), kind)
-    validity = pa.py_buffer(np.packbits(column.told, bitorder="little"))
+    filled = codec.column(np.where(column.present, values, 0.0), kind)
+    validity = pa.py_buffer(np.packbits(column.present, bitorder="little"))
     return pa.Array.from_buffers(kind, len(values), [validity, filled.buffers()[1]])
 
 

@@ -1,4 +1,4 @@
-"""Lines in, sayings out: which format a line is of, wrapped lines, and lines nobody knows."""
+"""Reads lines into statements: finds a line's format, joins wrapped lines, notes unknown ones."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ampwatch.importers import shapes
+from ampwatch.importers import line_templates
 from ampwatch.importers.format import NUMBER, Format, fields
-from ampwatch.importers.lines import Lines
-from ampwatch.importers.sayings import Amend, Place, Progress, Saying, Scale, Skip, Stats
-from ampwatch.importers.shapes import Shape
-from ampwatch.importers.stamps import time_ns
-from ampwatch.importers.timeline import Timeline
+from ampwatch.importers.line_splitter import Lines
+from ampwatch.importers.line_templates import LineTemplate
+from ampwatch.importers.run_builder import RunBuilder
+from ampwatch.importers.statements import Amend, Place, Progress, Scale, Skip, Statement, Stats
+from ampwatch.importers.timestamps import time_ns
 
-# Words by which a line of no known format looks like one about the loss scale.
+# Words that suggest a message about the loss scale, in lines of no known format.
 SUSPECTS = ("oss scale", "oss_scale", "rad scale", "rad_scale", "verflow", "VERFLOW", "ounce scale")
 _ABOUT_SCALE = re.compile(
     r"(?i)(overflow|loss[ _]scale|grad[ _]scale).{0,80}?(\d|skip|reduc|decreas|set)"
 )
-# Not about numbers: capacity of experts, buffers, languages.
+# Not about the scale: the capacity of experts, buffers, languages.
 _INNOCENT = re.compile(
     r"(?i)overflow_expert|stack ?overflow|buffer overflow|rejecting batch|overflow-|--|args|config|"
     r"minimum loss|namespace"
 )
 _BAR = re.compile(r"\| *(\d+)/(\d+) \[[^\]]{3,60}(?:it/s|s/it)([^\]]{0,400}\])?")
 _SHOWN = {name: re.compile(rf"[, ]{name}=({NUMBER})[,\]]") for name in ("loss", "lr")}
-_PADDING = re.compile(r" {8,}")  # where a terminal's copy was joined again in mid-word
+_PADDING = re.compile(r" {8,}")  # where a copy from a terminal was joined in mid-word
 Columns: TypeAlias = "dict[str, np.ndarray]"
 _WRAP_LINES = 6
-_LEAST_PLACES = 2  # that make a series
+_LEAST_PLACES = 2  # places that make a series
 _MOST_SHAPES = 8
-_MOST_TRIALS = 64  # in vain, one after another: this log has no lines of one shape
+_MOST_TRIALS = 64  # in a row without success: the log has no repeated lines
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a format has told."""
+    """What a format has found."""
 
     lines: int = 0
-    scales: int = 0  # statements that hold a scale or a skip
+    scales: int = 0  # statements with a scale or a skip
     printed_scales: int = 0  # statistics lines with a scale
 
 
 @dataclass(slots=True)
 class Unknown:
-    """Lines that look like scale messages of no known format."""
+    """Lines that look like messages about the scale in an unknown format."""
 
     count: int = 0
     example: str = ""
@@ -57,28 +57,30 @@ class Unknown:
 
 @dataclass(slots=True)
 class Reader:
-    """Reads the lines of one log into a timeline."""
+    """Reads the lines of one log into a run builder."""
 
     formats: Sequence[Format]
-    timeline: Timeline
+    builder: RunBuilder
     tallies: dict[str, Tally] = field(default_factory=dict)
     unknown: Unknown = field(default_factory=Unknown)
-    _shapes: list[tuple[Shape, Format]] = field(default_factory=list)
-    _held: list[Saying] = field(default_factory=list)  # of no known format, and no series yet
+    _shapes: list[tuple[LineTemplate, Format]] = field(default_factory=list)
+    _held: list[Statement] = field(
+        default_factory=list
+    )  # from no known format, and not yet a series
     _is_series: bool = False
-    _has_told_loss: bool = False  # a framework's own line has
+    _has_told_loss: bool = False  # in a line of a known framework
     _used: int = -1
     _trials: int = 0
 
     def feed(self, lines: Lines) -> None:
-        """Read the candidates among these lines."""
+        """Read those of these lines that contain an anchor."""
         self._used = before = -1
-        active: Shape | None = None
+        active: LineTemplate | None = None
         for at in lines.candidates:
             if at <= self._used:
                 continue
-            if at - before > 1 and self.timeline.is_waiting:
-                self.timeline.passed(lines.count_filled(before + 1, at))
+            if at - before > 1 and self.builder.is_waiting:
+                self.builder.passed(lines.count_filled(before + 1, at))
             before = at
             line = lines.line(at)
             if active is not None and active.takes(line):
@@ -86,26 +88,26 @@ class Reader:
             shape = next((one for one, _ in self._shapes if one.takes(line)), None)
             if shape is not None:
                 if active is not shape and active is not None:
-                    self._drain(active)
+                    self._flush_template(active)
                 active = shape
                 continue
             if active is not None:
-                self._drain(active)
+                self._flush_template(active)
                 active = None
             self._slowly(lines, at, line)
         if active is not None:
-            self._drain(active)
-        if self.timeline.is_waiting:
-            self.timeline.passed(lines.count_filled(before + 1, len(lines)))
+            self._flush_template(active)
+        if self.builder.is_waiting:
+            self.builder.passed(lines.count_filled(before + 1, len(lines)))
 
     @property
     def anchors(self) -> list[str]:
-        """What the lines to be shown hold."""
+        """The texts of which a line must contain one to be read."""
         wanted = {anchor for form in self.formats for anchor in form.anchors}
         return sorted(wanted | set(SUSPECTS))
 
     def source(self) -> Format | None:
-        """The format that printed the scale or the skips; without any, that of most lines."""
+        """The format that printed the scale or the skips; if none did, the one of most lines."""
         told = [f for f in self.formats if f.source in self.tallies and not f.is_shared]
         leading = [f for f in told if f.leads and self.tallies[f.source].printed_scales]
         if not told:
@@ -121,11 +123,11 @@ class Reader:
 
     # --- the quick way ---------------------------------------------------------------------------
 
-    def _drain(self, shape: Shape) -> None:
-        """Hand on what a shape has taken: at once where it is plain, else line by line."""
+    def _flush_template(self, shape: LineTemplate) -> None:
+        """Pass on the lines that a template kept: plain ones at once, the others line by line."""
         form = next(form for one, form in self._shapes if one is shape)
         columns = shape.columns()
-        step = columns[shapes.STEP]
+        step = columns[line_templates.STEP]
         count = len(step)
         tally = self._tally(form)
         tally.lines += count
@@ -133,10 +135,10 @@ class Reader:
             tally.scales += count
             tally.printed_scales += count
         plain = np.ones(count, np.bool_)
-        if shapes.SKIPS_IN_WINDOW in columns:
-            plain &= columns[shapes.SKIPS_IN_WINDOW] == 0
-        if shapes.SKIPS_IN_ALL in columns:
-            plain &= columns[shapes.SKIPS_IN_ALL] == (self.timeline.total_skips or 0)
+        if line_templates.SKIPS_IN_WINDOW in columns:
+            plain &= columns[line_templates.SKIPS_IN_WINDOW] == 0
+        if line_templates.SKIPS_IN_ALL in columns:
+            plain &= columns[line_templates.SKIPS_IN_ALL] == (self.builder.total_skips or 0)
         values = {n: c for n, c in columns.items() if not n.startswith("(")}
         if "scale_after" in columns:
             told, where = np.unique(columns["scale_after"], return_inverse=True)
@@ -150,17 +152,17 @@ class Reader:
         self._hand_on(columns, values, plain)
 
     def _hand_on(self, columns: Columns, values: Columns, plain: np.ndarray) -> None:
-        """Stretches that are plain in one go, what stands between them line by line."""
-        step, at = columns[shapes.STEP], 0
+        """Pass on plain stretches at once, the rows between them one by one."""
+        step, at = columns[line_templates.STEP], 0
         while at < len(step):
             rest = plain[at:]
             count = len(rest) if rest.all() else int(np.argmin(rest))
             if count:
                 part = {name: column[at : at + count] for name, column in values.items()}
-                count = self.timeline.take_many(step[at : at + count], part)
+                count = self.builder.take_many(step[at : at + count], part)
             at += count
             if at < len(step) and (not count or not plain[at] or count < len(rest)):
-                self.timeline.take(shapes.rebuilt(columns, at))
+                self.builder.take(line_templates.rebuilt(columns, at))
                 at += 1
 
     # --- the slow way ----------------------------------------------------------------------------
@@ -168,34 +170,34 @@ class Reader:
     def _slowly(self, lines: Lines, at: int, line: bytes) -> None:
         text = line.decode("utf-8", "replace")
         form, said, used = self._understood(lines, at, text)
-        said = [_with_true_scale(saying, form) for saying in said]
+        said = [_with_true_scale(statement, form) for statement in said]
         if form is None:
-            self.timeline.passed(1)
+            self.builder.passed(1)
             self._note_unknown(text)
             return
         self._used = max(self._used, used)
         bar = None if form.is_last_resort else self._bar(text)
         if bar is not None:
-            self.timeline.take(bar)
+            self.builder.take(bar)
         is_new = form.source not in self.tallies
         self._count(form, said)
         if is_new:
-            self._lend_defaults()
+            self._pass_defaults()
         at_ns = time_ns(text)
-        self.timeline.tell_time(at_ns)
-        said = [_timed(saying, at_ns) for saying in said]
-        for saying in self._of_series(said) if form.is_last_resort else said:
-            self.timeline.take(saying)
+        self.builder.tell_time(at_ns)
+        said = [_timed(statement, at_ns) for statement in said]
+        for statement in self._of_series(said) if form.is_last_resort else said:
+            self.builder.take(statement)
         may_learn = len(self._shapes) < _MOST_SHAPES and self._trials < _MOST_TRIALS
         if used == at and may_learn and not self._held:
-            shape = shapes.learn(line, form.read)
+            shape = line_templates.learn(line, form.read)
             self._trials += 1
             if shape is not None:
                 self._trials = 0
                 self._shapes.append((shape, form))
 
-    def _of_series(self, said: list[Saying]) -> list[Saying]:
-        """A loop's lines; one place alone, however often it is told, is no loop."""
+    def _of_series(self, said: list[Statement]) -> list[Statement]:
+        """The statements of a loop: at least two places; a single one is not a training."""
         if self._is_series:
             return said
         self._held += said
@@ -207,10 +209,10 @@ class Reader:
 
     def _understood(
         self, lines: Lines, at: int, text: str
-    ) -> tuple[Format | None, list[Saying], int]:
-        """Who understands the line, alone or with those that a terminal broke off from it."""
+    ) -> tuple[Format | None, list[Statement], int]:
+        """The format that understands the line, alone or joined with its broken-off parts."""
         form, said = self._asked(text)
-        # Of a piece of a line the last resort may understand only that something was skipped.
+        # From a part of a line the last-resort format may only find that something was skipped.
         is_told = form is not None and not (form.is_last_resort and Skip() in said)
         if is_told and not _may_be_cut(text, said):
             return form, said, at
@@ -235,9 +237,9 @@ class Reader:
                     return other, words, at
         return form, said, at
 
-    def _asked(self, text: str, *, is_whole: bool = True) -> tuple[Format | None, list[Saying]]:
-        """Who understands a line; a bar alone may show more to the last resort."""
-        known: tuple[Format | None, list[Saying]] = (None, [])
+    def _asked(self, text: str, *, is_whole: bool = True) -> tuple[Format | None, list[Statement]]:
+        """The format that understands a line; of a bar the last-resort format may read more."""
+        known: tuple[Format | None, list[Statement]] = (None, [])
         for form in self.formats:
             if known[0] is not None and not form.is_last_resort:
                 continue
@@ -247,13 +249,13 @@ class Reader:
                 said = list(form.read(text))
                 if said:
                     known = form, said
-                if said and not all(isinstance(saying, Progress) for saying in said):
+                if said and not all(isinstance(statement, Progress) for statement in said):
                     break
         return known
 
     @staticmethod
-    def _bar(text: str) -> Saying | None:
-        """The step, and what else it shows, of the last progress bar glued before the line."""
+    def _bar(text: str) -> Statement | None:
+        """The step and values of the last progress bar before the line's text."""
         bars = list(_BAR.finditer(text)) if "it/s" in text or "s/it" in text else []
         if not bars:
             return None
@@ -265,25 +267,27 @@ class Reader:
     def _tally(self, form: Format) -> Tally:
         return self.tallies.setdefault(form.source, Tally())
 
-    def _lend_defaults(self) -> None:
-        """Let the timeline know the framework's growth window and back-off."""
+    def _pass_defaults(self) -> None:
+        """Pass the framework's scaler defaults to the run builder."""
         form = self.source()
-        self.timeline.expect(form.scaler if form else {})
+        self.builder.expect(form.scaler if form else {})
 
-    def _count(self, form: Format, said: Sequence[Saying]) -> None:
+    def _count(self, form: Format, said: Sequence[Statement]) -> None:
         tally = self._tally(form)
         tally.lines += 1
-        for saying in said:
-            if isinstance(saying, Stats):
-                self._has_told_loss |= "loss" in saying.values and not form.is_last_resort
-                printed = "scale_after" in saying.values or "scale" in saying.values
+        for statement in said:
+            if isinstance(statement, Stats):
+                self._has_told_loss |= "loss" in statement.values and not form.is_last_resort
+                printed = "scale_after" in statement.values or "scale" in statement.values
                 tally.printed_scales += printed
-                tally.scales += printed or bool(saying.window_skips or saying.total_skips)
-            elif isinstance(saying, Scale):
+                tally.scales += printed or bool(statement.window_skips or statement.total_skips)
+            elif isinstance(statement, Scale):
                 tally.scales += 1
-            elif isinstance(saying, Skip | Amend):
-                # What tells no value may be another format's line with the same beginning.
-                tally.scales += 1 + (saying.scale is not None or saying.scale_after is not None)
+            elif isinstance(statement, Skip | Amend):
+                # A statement without a value may come from another format with the same beginning.
+                tally.scales += 1 + (
+                    statement.scale is not None or statement.scale_after is not None
+                )
 
     def _note_unknown(self, text: str) -> None:
         if _ABOUT_SCALE.search(text[:400]) and not _INNOCENT.search(text[:400]):
@@ -291,49 +295,49 @@ class Reader:
             self.unknown.example = self.unknown.example or " ".join(text.split())[:160]
 
 
-def _timed(saying: Saying, at_ns: int | None) -> Saying:
-    """The saying with when it was printed."""
-    if at_ns is None or not isinstance(saying, Stats | Skip):
-        return saying
-    if isinstance(saying, Skip):
-        return dataclasses.replace(saying, time_ns=at_ns)
-    return _replaced(saying, {**saying.values, shapes.TIME: at_ns})
+def _timed(statement: Statement, at_ns: int | None) -> Statement:
+    """The statement with the time at which it was printed."""
+    if at_ns is None or not isinstance(statement, Stats | Skip):
+        return statement
+    if isinstance(statement, Skip):
+        return dataclasses.replace(statement, time_ns=at_ns)
+    return _replaced(statement, {**statement.values, line_templates.TIME: at_ns})
 
 
-def _with_true_scale(saying: Saying, form: Format | None) -> Saying:
-    """Statistics with the scale that is meant, without one that the format's digits do not tell."""
-    if form is None or not isinstance(saying, Stats) or "scale_after" not in saying.values:
-        return saying
-    printed = saying.values["scale_after"]
+def _with_true_scale(statement: Statement, form: Format | None) -> Statement:
+    """Statistics with the true scale; a scale that too few digits show is left out."""
+    if form is None or not isinstance(statement, Stats) or "scale_after" not in statement.values:
+        return statement
+    printed = statement.values["scale_after"]
     if form.is_scale(printed):
-        return _replaced(saying, {**saying.values, "scale_after": form.meant(printed)})
-    kept = {name: value for name, value in saying.values.items() if name != "scale_after"}
-    return _replaced(saying, kept)
+        return _replaced(statement, {**statement.values, "scale_after": form.meant(printed)})
+    kept = {name: value for name, value in statement.values.items() if name != "scale_after"}
+    return _replaced(statement, kept)
 
 
-def _replaced(saying: Stats, values: Mapping[str, float]) -> Stats:
-    return dataclasses.replace(saying, values=values)
+def _replaced(statement: Stats, values: Mapping[str, float]) -> Stats:
+    return dataclasses.replace(statement, values=values)
 
 
-def _may_be_cut(text: str, said: Sequence[Saying]) -> bool:
-    """Whether the last number of a long line may go on in the next one."""
+def _may_be_cut(text: str, said: Sequence[Statement]) -> bool:
+    """Whether the last number of a long line may continue on the next one."""
     tail = text[-1:]
     return len(text) >= 40 and (tail.isdigit() or tail in ".e-+") and bool(_scales(said))
 
 
-def _is_rounder(longer: Sequence[Saying], shorter: Sequence[Saying]) -> bool:
-    """Whether the longer reading gives powers of two where the shorter one did not."""
+def _is_rounder(longer: Sequence[Statement], shorter: Sequence[Statement]) -> bool:
+    """Whether the longer text gives powers of two where the shorter one did not."""
     return all(map(_is_power, _scales(longer))) and not all(map(_is_power, _scales(shorter)))
 
 
-def _scales(said: Sequence[Saying]) -> list[float]:
+def _scales(said: Sequence[Statement]) -> list[float]:
     return list(_scale_values(said))
 
 
-def _scale_values(said: Sequence[Saying]) -> Iterator[float]:
-    for saying in said:
-        if isinstance(saying, Skip | Amend):
-            yield from (s for s in (saying.scale, saying.scale_after) if s is not None)
+def _scale_values(said: Sequence[Statement]) -> Iterator[float]:
+    for statement in said:
+        if isinstance(statement, Skip | Amend):
+            yield from (s for s in (statement.scale, statement.scale_after) if s is not None)
 
 
 def _is_power(value: float) -> bool:

@@ -1,8 +1,8 @@
-"""One overflow, printed by several ranks, is one event.
+"""One overflow that several ranks print is one event.
 
-Lines that name their rank are told apart by it: the n-th overflow of any rank is the run's n-th.
-Lines that do not are gathered until something else is printed; equal ones among them are ranks of
-one event where every value of the burst stands there equally often.
+If lines name their rank, the n-th overflow of any rank is the n-th of the run. If they do not, they
+are collected until something else is printed; equal lines are then the ranks of one event if every
+value occurs equally often in the burst.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ampwatch.importers.sayings import Skip
+from ampwatch.importers.statements import Skip
 
 _Key: TypeAlias = "tuple[float | None, float | None]"
 _MOST_WAITING = 4096
 _REMEMBERED = 4096
 _FEW_STRANGERS = 4
-# Ranks that have joined their gradients print within a moment; a step takes longer.
+# Ranks print an overflow of joined gradients almost at once; a step takes longer.
 _MOMENT_NS = 100_000_000
 
 
@@ -35,14 +35,14 @@ class NamedRanks:
     recent: deque[_Key] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
     def is_new(self, skip: Skip) -> bool:
-        """Whether no other rank has told of this event."""
+        """Whether no other rank has printed this event."""
         assert skip.rank is not None
         count = self.counts[skip.rank]
         behind = self.total - count
         if 0 < behind <= len(self.recent) and self.recent[-behind] == _key(skip):
             self.counts[skip.rank] += 1
             return False
-        if behind > 0 and self.recent[-1] == _key(skip):  # it had missed some
+        if behind > 0 and self.recent[-1] == _key(skip):  # this rank did not print some of them
             self.counts[skip.rank] = self.total
             return False
         self.total += 1
@@ -53,33 +53,33 @@ class NamedRanks:
 
 @dataclass(slots=True)
 class Burst:
-    """Overflows without a rank, printed with nothing between them."""
+    """Overflows without a rank, printed directly after one another."""
 
-    world: int | None = None  # how many ranks print, once known
+    world: int | None = None  # number of ranks that print, once known
     waiting: list[Skip] = field(default_factory=list)
-    last: _Key | None = None  # of the event that may not be complete
+    last: _Key | None = None  # of the event that may not be complete yet
     last_count: int = 0
-    strangers: int = 0  # lines of other kinds since the last one
+    strangers: int = 0  # other lines since the last overflow
 
     def passed(self, lines: int) -> bool:
-        """Other lines were printed; whether what waits is to be settled.
+        """Count other lines; return whether the waiting overflows are to be settled.
 
-        A lone overflow followed by anything else is of a single process. Where several ranks print,
-        a line of another kind may stand among theirs.
+        A single overflow followed by anything else comes from a single process. If several ranks
+        print, other lines may occur between theirs.
         """
         self.strangers += lines
         few = _FEW_STRANGERS if len(self.waiting) > 1 or (self.world or 1) > 1 else 1
         return bool(self.waiting) and self.strangers >= few
 
     def add(self, skip: Skip) -> Iterator[Skip]:
-        """Hold one back; gives what is settled where too many wait."""
+        """Hold an overflow back; yield the settled ones if too many wait."""
         self.waiting.append(skip)
         self.strangers = 0
         if len(self.waiting) >= _MOST_WAITING:
             yield from self.settle()
 
     def settle(self) -> list[Skip]:
-        """The events among those that wait."""
+        """The distinct events among the waiting overflows."""
         waiting, self.waiting = self.waiting, []
         if not waiting:
             return []
@@ -89,9 +89,9 @@ class Burst:
 
     def _events(self, waiting: Sequence[Skip], world: int) -> Iterator[Skip]:
         counts: Counter[_Key] = Counter()
-        began: dict[_Key, int | None] = {}  # when the event was first told of
+        began: dict[_Key, int | None] = {}  # when the event was first printed
         if self.last is not None and self.last == _key(waiting[0]) and self.last_count % world:
-            counts[self.last] = self.last_count  # the other ranks of an event told before
+            counts[self.last] = self.last_count  # the remaining ranks of an earlier event
         for skip in waiting:
             key = _key(skip)
             if _is_later(skip.time_ns, began.get(key)):
@@ -105,15 +105,15 @@ class Burst:
 
 
 def _is_later(time_ns: int | None, began_ns: int | None) -> bool:
-    """Whether a line was printed too late to be another rank's of the same event."""
+    """Whether a line was printed too late to belong to the same event."""
     return time_ns is not None and began_ns is not None and time_ns - began_ns > _MOMENT_NS
 
 
 def _world(waiting: Sequence[Skip]) -> int:
-    """How often each event stands there: once, unless every value agrees on more.
+    """The number of ranks: 1, unless every value occurs equally often.
 
-    Lines without a value are not told apart by it, so each is one; and one value alone, again and
-    again, is of ranks only where it is printed by as many as machines have.
+    Lines without a value cannot be compared, so each is one event. A single value that is repeated
+    comes from several ranks only if the count is a power of two.
     """
     counts = Counter(map(_key, waiting))
     many = counts[_key(waiting[0])]

@@ -1,10 +1,10 @@
-"""Scales against one another: they differ by halvings, however few digits are printed."""
+"""How printed loss scales relate: equal but for rounding, or some halvings apart."""
 
 from __future__ import annotations
 
 import math
 
-# One that differs by less is the same, printed with fewer digits.
+# Scales that differ by less are equal, printed with fewer digits.
 SAME_SCALE = 0.05
 MOST_OCTAVES = 1100  # between the largest and the smallest float
 
@@ -17,7 +17,7 @@ def is_same(printed: float | None, known: float | None) -> bool:
 
 
 def octaves_between(low: float, high: float) -> int:
-    """How many doublings lead from the one to the other, about; 0 where that says nothing."""
+    """The number of doublings from `low` to `high`, rounded; 0 if one is zero, inf or nan."""
     if not (low > 0 and high > 0 and math.isfinite(low) and math.isfinite(high)):
         return 0
     octaves = math.log2(high) - math.log2(low)
@@ -25,7 +25,7 @@ def octaves_between(low: float, high: float) -> int:
 
 
 def halvings(begin: float | None, end: float | None, count: int) -> list[float] | None:
-    """The scales from one to the other by halvings, where `count` of them lead there."""
+    """The scales from `begin` to `end`, if `count` halvings lead from one to the other."""
     if begin is None or end is None or octaves_between(end, begin) != count or count <= 0:
         return None
     factor = (end / begin) ** (1 / count)

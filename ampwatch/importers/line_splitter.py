@@ -1,7 +1,7 @@
-"""Bytes to lines: carriage returns and colours undone, over-long lines cut, candidates found.
+"""Splits bytes into lines: normalises line ends, removes colours, cuts over-long lines.
 
-One pass of a linear-time matcher (RE2, through Arrow) over a chunk finds the lines that hold any
-format's anchor; only those are looked at again. A line of 50 MB is kept up to its first 64 kB.
+One pass of a linear-time matcher (RE2, through Arrow) over a chunk finds the lines that contain an
+anchor of any format; only those are read again. Of a line of 50 MB the first 64 kB are kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Whole lines of a log, and which of them hold an anchor."""
+    """Complete lines of a log, and which of them contain an anchor."""
 
     data: bytes
     begins: npt.NDArray[np.int32]  # of each line, and one past the last
@@ -31,13 +31,13 @@ class Lines:
         return len(self.begins) - 1
 
     def line(self, at: int) -> bytes:
-        """One line, without its end; empty where there is none."""
+        """One line without its end; empty if there is no such line."""
         if not 0 <= at < len(self):
             return b""
         return self.data[self.begins[at] : min(self.begins[at + 1] - 1, self._limit(at))]
 
     def count_filled(self, begin: int, end: int) -> int:
-        """How many of these lines hold anything; a few are enough to know."""
+        """How many of these lines are not empty; at most eight are checked."""
         some = range(begin, min(end, begin + 8))
         return sum(1 for at in some if self.line(at).strip())
 
@@ -45,13 +45,13 @@ class Lines:
         return int(self.begins[at]) + MAX_LINE_BYTES
 
 
-class LineCutter:
-    """Cuts chunks into lines; what is unfinished waits for the next chunk."""
+class LineSplitter:
+    """Splits chunks into lines; an incomplete line waits for the next chunk."""
 
     def __init__(self, anchors: Iterable[str]) -> None:
         self._pattern = "|".join(re.escape(anchor).replace(r"\ ", " ") for anchor in anchors)
         self._rest = b""
-        self._is_cut = False  # the rest is the beginning of a line too long to be kept
+        self._is_cut = False  # the rest is the beginning of a line too long to keep
 
     def feed(self, chunk: bytes) -> Lines:
         """The lines that this chunk completes."""
@@ -68,7 +68,7 @@ class LineCutter:
         return self._found(whole)
 
     def finish(self) -> Lines:
-        """The last line, which nothing ended."""
+        """The last line, which has no line end."""
         rest, self._rest, self._is_cut = self._rest, b"", False
         return self._found(rest + b"\n" if rest else b"")
 
@@ -90,7 +90,7 @@ class LineCutter:
 
 
 def _plain(data: bytes) -> bytes:
-    """Every kind of line end as one, and no colours; what is clean stays as it is."""
+    """Normalise line ends and remove colours; clean data stays as it is."""
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"\x1b" in data:

@@ -29,8 +29,8 @@ _ZIP = b"PK\x03\x04"
 _BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 
-class Source:
-    """An opened log; `chunks()` gives its bytes once, from the beginning."""
+class LogFile:
+    """An opened log; `chunks()` yields its bytes once, from the beginning."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
@@ -43,7 +43,7 @@ class Source:
         self._held = b""
         self._is_over = False
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> LogFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,14 +67,14 @@ class Source:
 
     @property
     def head_text(self) -> str:
-        """The same as text, in whatever encoding it is."""
+        """The same as text, whatever its encoding."""
         head = self.head
         decoder = _decoder_of(head)
         text = head.decode("utf-8", "replace") if decoder is None else decoder.decode(head)
         return text.lstrip("\ufeff")
 
     def read(self, size: int) -> bytes:
-        """The next bytes as they are; fewer only at the end."""
+        """The next bytes, unchanged; fewer only at the end."""
         while len(self._held) < size and not self._is_over:
             self._held += self._next(max(size - len(self._held), SNIFF_BYTES))
         taken, self._held = self._held[:size], self._held[size:]
@@ -122,20 +122,22 @@ class Source:
 
 
 def refuse_binary(head: bytes, path: str) -> None:
-    """Raise where these first bytes are no text."""
+    """Raise LogError if these first bytes are not text."""
     part = head[:SNIFF_BYTES]
     if head.startswith(_ZIP):
-        raise LogError(f"{path} is a zip archive: unpack it and name the log in it.", path=path)
+        raise LogError(
+            f"{path} is a zip archive: unpack it and pass the log that it contains.", path=path
+        )
     odd = sum(part.count(byte) for byte in _CONTROLS)
     if len(part) and odd > _ODD_SHARE * len(part):
         raise LogError(
-            f"{path} is no text and of no kind that is known: give the log that the trainer "
+            f"{path} is neither text nor a known kind of file: pass the log that the trainer "
             "printed, or a CSV, JSON lines, TensorBoard or .wandb file.",
             path=path,
         )
 
 
-# Bytes that no text has are a tenth of random data, and half of a file of zeros.
+# Control bytes that text does not have: a tenth of random data, half of a file of zeros.
 _ODD_SHARE = 0.05
 _CONTROLS = [bytes([code]) for code in range(32) if code not in (7, 8, 9, 10, 12, 13, 27)]
 
@@ -145,7 +147,7 @@ def opened(path: str) -> BinaryIO:
     if path == STANDARD_INPUT:
         return sys.stdin.buffer
     if Path(path).is_dir():
-        raise LogError(f"{path} is a folder that holds no run: name a log file.", path=path)
+        raise LogError(f"{path} is a folder without a run: pass a log file.", path=path)
     try:
         return Path(path).open("rb")
     except OSError as problem:
@@ -183,7 +185,7 @@ def _inflated(raw: BinaryIO, head: bytes) -> BinaryIO:
 
 
 def _decoder_of(head: bytes) -> codecs.IncrementalDecoder | None:
-    """The decoder that text of this beginning needs; None for UTF-8 and its like."""
+    """The decoder for text that begins like this; None for UTF-8 and its subsets."""
     for mark, name in ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):
         if head.startswith(mark):
             return codecs.getincrementaldecoder(name)("replace")

@@ -1,9 +1,9 @@
-"""Lines of one shape, read a thousand at a time.
+"""Reads repeated lines by template, a thousand at a time.
 
-A log prints the same line again and again with other numbers. When a format has read one such
-line the slow way, its *shape* is learned by trying: each number is replaced in turn, the line read
-again, and what changed tells which field that number is. From then on one pattern takes the numbers
-out of all lines of that shape; whatever does not fit it is read the slow way.
+A log prints the same line again and again with other numbers. After a format has read one such
+line, its *template* is found by trial: each number is replaced in turn and the line read again;
+what changes shows which field the number is. From then on one pattern extracts the numbers from all
+such lines; any other line is read by its format.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ampwatch.importers import stamps
+from ampwatch.importers import timestamps
 from ampwatch.importers.format import NUMBER
-from ampwatch.importers.sayings import Saying, Stats
+from ampwatch.importers.statements import Statement, Stats
 
 _TOKEN = re.compile(NUMBER)
 _MOST_TOKENS = 64
@@ -27,15 +27,15 @@ TIME = "time_ns"
 
 
 @dataclass(slots=True)
-class Shape:
-    """A pattern, which field each of its groups is, and the numbers taken so far."""
+class LineTemplate:
+    """A pattern, the field of each of its groups, and the numbers extracted so far."""
 
     pattern: re.Pattern[bytes]
     names: tuple[str, ...]
     taken: list[tuple[bytes, ...]] = field(default_factory=list)
 
     def takes(self, line: bytes) -> bool:
-        """Whether the line is of this shape; its numbers are then taken."""
+        """Whether the line fits; if so, its numbers are kept."""
         match = self.pattern.fullmatch(line)
         if match is None:
             return False
@@ -43,7 +43,7 @@ class Shape:
         return True
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The numbers taken, by field."""
+        """The kept numbers, by field."""
         taken, self.taken = self.taken, []
         told = zip(self.names, zip(*taken, strict=True), strict=True)
         found = {name: _column(name, texts) for name, texts in told}
@@ -52,14 +52,14 @@ class Shape:
 
 def _column(name: str, texts: Sequence[bytes]) -> np.ndarray | None:
     if name == TIME:
-        return stamps.times_ns(texts)
+        return timestamps.times_ns(texts)
     if name in _COUNTS:
         return np.array([int(text) for text in texts], np.int64)
     return np.array([float(text) for text in texts])
 
 
-def learn(line: bytes, read: Callable[[str], Iterable[Saying]]) -> Shape | None:
-    """The shape of a line that says one plain thing; None where it says more, or other things."""
+def learn(line: bytes, read: Callable[[str], Iterable[Statement]]) -> LineTemplate | None:
+    """The template of a plain line of statistics; None for any other line."""
     text = line.decode("utf-8", "replace")
     if "�" in text or not (facts := _facts(read, text)):
         return None
@@ -75,16 +75,16 @@ def learn(line: bytes, read: Callable[[str], Iterable[Saying]]) -> Shape | None:
             names[at] = name
     if sorted(names.values()) != sorted(facts):
         return None
-    stamp = stamps.find(text)
+    stamp = timestamps.find(text)
     within = [] if stamp is None else _within(stamp, tokens)
     if within:
         names[within[0]] = TIME
     pattern = _pattern(text, tokens, names, stamp.span() if within and stamp else (0, 0))
-    return Shape(pattern, tuple(names[at] for at in sorted(names)))
+    return LineTemplate(pattern, tuple(names[at] for at in sorted(names)))
 
 
 def _within(stamp: re.Match[str], tokens: Sequence[re.Match[str]]) -> list[int]:
-    """The numbers that the stamp is made of; none where it ends within one."""
+    """The numbers within the timestamp; none if it ends inside one."""
     touched = [
         at for at, token in enumerate(tokens)
         if token.start() < stamp.end() and token.end() > stamp.start()
@@ -95,7 +95,7 @@ def _within(stamp: re.Match[str], tokens: Sequence[re.Match[str]]) -> list[int]:
 
 
 def rebuilt(columns: Mapping[str, np.ndarray], at: int) -> Stats:
-    """One of the lines taken, as the format would have said it."""
+    """One of the kept lines, as its format would have read it."""
     row = {name: column[at] for name, column in columns.items()}
     window, total = row.pop(SKIPS_IN_WINDOW, None), row.pop(SKIPS_IN_ALL, None)
     step = int(row.pop(STEP))
@@ -111,8 +111,8 @@ def rebuilt(columns: Mapping[str, np.ndarray], at: int) -> Stats:
     )
 
 
-def _facts(read: Callable[[str], Iterable[Saying]], text: str) -> dict[str, float]:
-    """Everything that a plain line of statistics says, by field; empty for any other line."""
+def _facts(read: Callable[[str], Iterable[Statement]], text: str) -> dict[str, float]:
+    """Everything in a plain line of statistics, by field; empty for any other line."""
     said = list(read(text))
     if len(said) != 1 or not isinstance(said[0], Stats):
         return {}
@@ -129,15 +129,15 @@ def _facts(read: Callable[[str], Iterable[Saying]], text: str) -> dict[str, floa
     return facts
 
 
-# Two trials for each number: a field of its own becomes exactly what was put in its place.
+# Two trials for each number: its field must become exactly what was inserted.
 _TRIALS = ("4", "8")
 
 
 def _field_of(
     token: re.Match[str], text: str, facts: Mapping[str, float],
-    read: Callable[[str], Iterable[Saying]],
+    read: Callable[[str], Iterable[Statement]],
 ) -> str | None:  # fmt: skip
-    """The field that this number is, "" for none, None where it is something less plain."""
+    """The field of this number; "" if it has none, None if it is not a plain field."""
     changed: set[str] = set()
     for trial in _TRIALS:
         other = _facts(read, text[: token.start()] + trial + text[token.end() :])
@@ -159,7 +159,7 @@ def _pattern(
     for at, token in enumerate(tokens):
         if stamp[0] <= token.start() < stamp[1]:
             if names.get(at) == TIME:
-                pieces += [_literal(text[end : stamp[0]]), f"({stamps.PATTERN})"]
+                pieces += [_literal(text[end : stamp[0]]), f"({timestamps.PATTERN})"]
                 end = stamp[1]
             continue
         pieces.append(_literal(text[end : token.start()]))
@@ -171,5 +171,5 @@ def _pattern(
 
 
 def _literal(text: str) -> str:
-    """The text, with blanks as many as they come: numbers are aligned with them."""
+    """The text, with any number of blanks: numbers are aligned with them."""
     return re.sub(r"(?:\\ )+", " *", re.escape(text))

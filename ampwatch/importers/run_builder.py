@@ -1,0 +1,249 @@
+"""Builds the rows of a run from the statements of its log.
+
+Step numbers are those of the log. An event without one gets the number after the last row; a
+counter that lags (because it does not count skipped steps) is moved on; both are marked. A counter
+that falls begins a new attempt. What a line implies (a counter of skips, a scale that fell by whole
+halvings or rose silently) becomes rows that are marked as implied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ampwatch.importers.bulk_table_rows import agrees, planned, take_rows
+from ampwatch.importers.implied_rows import show_accepted
+from ampwatch.importers.row_writer import RowWriter
+from ampwatch.importers.run_state import MOST_STEPS, RunState
+from ampwatch.importers.statement_rows import (
+    amend,
+    put_skip,
+    take_many,
+    take_progress,
+    take_scale,
+    take_stats,
+)
+from ampwatch.importers.statements import (
+    Amend,
+    Fatal,
+    GaveUp,
+    More,
+    Place,
+    Progress,
+    Scale,
+    Setup,
+    Skip,
+    Statement,
+    Stats,
+)
+from ampwatch.importers.table_rows import TableRows
+from ampwatch.rows import EventKind, Mark
+
+# Rows of a table that are planned together, and so few that adding them singly is cheaper.
+_LEAST_PLANNED, _MOST_PLANNED, _WORTH_A_PLAN = 1024, 1 << 16, 32
+
+
+class RunBuilder:
+    """Takes statements in the order of the log and writes rows; call `finish` at its end."""
+
+    def __init__(self, writer: RowWriter) -> None:
+        self._state = RunState(writer)
+        self.config: dict[str, Any] = {}
+        self._place: Place | None = None  # later values may belong to it
+        self.started_ns: int | None = None  # the time of the first line that counts
+
+    def take(self, statement: Statement) -> None:
+        """Take one statement."""
+        if not _is_sane(statement):
+            return
+        if isinstance(statement, Place):
+            self._place = statement
+            return
+        if isinstance(statement, More | Stats):
+            placed = self._at_its_place(statement)
+            if placed is None:
+                return
+            statement = placed
+        if isinstance(statement, Stats | Skip | Scale):
+            self._state.go_on(statement.step, 1)
+        if isinstance(statement, Skip):
+            self._take_skip(statement)
+            return
+        if isinstance(statement, Amend) and self._state.now.burst.waiting:
+            self._amend_waiting(statement)
+            return
+        self.settle()
+        self._take_settled(statement)
+
+    def _at_its_place(self, statement: More | Stats) -> Stats | None:
+        """The statistics with the place that was printed before them."""
+        place = self._place
+        if isinstance(statement, More):
+            if place is None:
+                return None
+            return Stats(place.step, statement.values, place.epoch, place.per_epoch)
+        if place is not None and statement.step is not None and statement.epoch is None:
+            return dataclasses.replace(statement, epoch=place.epoch)
+        return statement
+
+    def _take_settled(self, statement: Statement) -> None:
+        if isinstance(statement, Stats):
+            take_stats(self._state, statement)
+        elif isinstance(statement, Amend):
+            amend(self._state, statement)
+        elif isinstance(statement, Scale):
+            take_scale(self._state, statement)
+        elif isinstance(statement, Progress):
+            take_progress(self._state, statement)
+        elif isinstance(statement, Setup):
+            self._take_setup(statement)
+        elif isinstance(statement, GaveUp):
+            self._state.give_up(statement)
+        elif isinstance(statement, Fatal):
+            if not self._state.now.is_empty:
+                show_accepted(self._state, None, None)  # the steps before the end
+            detail = {"exception": statement.exception, "message": statement.message, "fatal": True}
+            self._state.event(EventKind.EXCEPTION, detail)
+
+    def tell_time(self, at_ns: int | None) -> None:
+        """Note when the current line was printed."""
+        if at_ns is not None and self.started_ns is None:
+            self.started_ns = at_ns
+            self._state.mark("time_ns", Mark.ASSUMED)  # its time zone
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether overflows wait for other ranks' lines."""
+        return bool(self._state.now.burst.waiting)
+
+    def passed(self, lines: int) -> None:
+        """Note that so many lines without a statement were read."""
+        if self._state.now.burst.passed(lines):
+            self.settle()
+
+    def settle(self) -> None:
+        """Add the overflows that waited for other ranks' lines."""
+        for skip in self._state.now.burst.settle():
+            put_skip(self._state, skip)
+
+    def finish(self) -> None:
+        """Write everything: the log has ended."""
+        self.settle()
+        if not self._state.now.is_empty:
+            show_accepted(self._state, None, None)
+        self._state.end()
+        self._state.close_row()
+        self._state.writer.flush()
+
+    def catch_up(self) -> None:
+        """Write what is known so far, except the last row, to which the next line may add."""
+        self.settle()
+        self._state.end()
+        self._state.writer.flush()
+
+    def take_many(self, step: np.ndarray, columns: Mapping[str, np.ndarray]) -> int:
+        """Add plain statistics at once; return how many, the rest is to be added singly."""
+        self.settle()
+        self._state.go_on(int(step[0]), len(step))
+        return take_many(self._state, step, columns)
+
+    def take_table(self, rows: TableRows) -> None:
+        """Add the rows of a table: plain stretches at once, the others singly."""
+        self.settle()
+        at, width = 0, _LEAST_PLANNED
+        while at < len(rows):
+            plan = planned(self._state, rows, slice(at, at + width))
+            begin, end = at, min(at + width, len(rows))
+            while at < end and agrees(self._state, rows, plan, at):
+                at = take_rows(self._state, rows, plan, at)
+                if at < end:
+                    self.take(rows.stats(at))
+                    at += 1
+            if at == end:
+                width = min(2 * width, _MOST_PLANNED)
+                continue
+            width = _LEAST_PLANNED
+            for _ in range(min(end, begin + _WORTH_A_PLAN) - at):  # the cost of a plan
+                self.take(rows.stats(at))
+                at += 1
+
+    # --- what is known so far --------------------------------------------------------------------
+
+    @property
+    def attempts(self) -> int:
+        """The number of attempts in the log."""
+        return self._state.attempts
+
+    @property
+    def marks(self) -> Mapping[str, set[Mark]]:
+        """How the values of a column were obtained, if they are not plain readings."""
+        return self._state.marks
+
+    @property
+    def scaler(self) -> Mapping[str, float]:
+        """The scaler's settings in the log."""
+        return self._state.scaler
+
+    @property
+    def first_scale(self) -> float | None:
+        """The scale before the first step that has one."""
+        return self._state.first_scale
+
+    @property
+    def last_counter(self) -> int | None:
+        """The last printed counter."""
+        return self._state.now.counter
+
+    @property
+    def total_skips(self) -> int | None:
+        """The last printed counter of all skips."""
+        return self._state.now.total_skips
+
+    def expect(self, defaults: Mapping[str, float]) -> None:
+        """Use the framework's defaults to interpret the scale."""
+        self._state.defaults = defaults
+
+    # --- overflows -------------------------------------------------------------------------------
+
+    def _take_skip(self, skip: Skip) -> None:
+        if skip.rank is not None:
+            self.settle()
+            if self._state.now.named.is_new(skip):
+                put_skip(self._state, skip)
+        elif skip.step is not None:
+            self.settle()
+            put_skip(self._state, skip)
+        else:
+            for settled in self._state.now.burst.add(skip):
+                put_skip(self._state, settled)
+
+    def _amend_waiting(self, more: Amend) -> None:
+        """A later line completes the waiting overflow; another rank's equal line does not."""
+        waiting = self._state.now.burst.waiting
+        last = waiting[-1]
+        waiting[-1] = dataclasses.replace(
+            last,
+            scale=last.scale if more.scale is None else more.scale,
+            scale_after=last.scale_after if more.scale_after is None else more.scale_after,
+        )
+        if more.layer:
+            self.settle()
+            amend(self._state, more)
+
+    def _take_setup(self, setup: Setup) -> None:
+        if setup.begins and not self._state.now.is_empty and self._starts_over(setup):
+            self._state.restart()
+        self.config.update(setup.config)
+        self._state.scaler.update(setup.scaler)
+
+    def _starts_over(self, setup: Setup) -> bool:
+        return all(self.config.get(name) is not None for name in setup.config)
+
+
+def _is_sane(statement: Statement) -> bool:
+    """Whether the step is possible: a damaged line may have any number of digits."""
+    step = getattr(statement, "step", None)
+    return step is None or -MOST_STEPS < step < MOST_STEPS

@@ -1,0 +1,296 @@
+"""One statement as rows: statistics, skips, scales, progress bars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from ampwatch.importers.implied_rows import (
+    grown_before,
+    imply,
+    imply_skips,
+    scale_before,
+    show_accepted,
+    show_growth,
+)
+from ampwatch.importers.row_writer import STEP_COLUMNS, Row
+from ampwatch.importers.run_state import REMEMBERED_STEPS, RunState
+from ampwatch.importers.scale_arithmetic import SAME_SCALE, halvings, is_same, octaves_between
+from ampwatch.importers.statements import Amend, Progress, Scale, Skip, Stats
+from ampwatch.rows import EventKind, Mark
+
+
+def take_stats(state: RunState, stats: Stats) -> None:
+    """Add a row for a line of statistics, after the rows that it implies."""
+    values = _usable(state, stats)
+    step = _step_of(state, stats)
+    if step is not None and _is_repeat(state, step, values):
+        _merge(state, values)
+        return
+    if step is not None:
+        state.meet(step)
+    since = _since(state, step)
+    imply_skips(state, stats, step, values, since)
+    row: Row = {"step": step, **values}
+    if stats.is_skipped is not None:
+        row["skipped"] = row["found_inf"] = stats.is_skipped
+    merged = _closes_open(state, step, row)
+    if not merged:
+        row["step"] = state.placed(step, is_marked=step is not None)
+        state.add(row)
+        state.now.is_unnumbered = step is None
+    if step is not None:
+        state.now.counter, state.now.is_numbered = step, True
+        state.now.recent.append(step)
+    _after_stats(state, stats, row)
+
+
+def _since(state: RunState, step: int | None) -> int:
+    """The step of the line before; a first line covers everything from the beginning."""
+    if state.now.counter is not None:
+        return state.now.counter
+    return 0 if step is None else min(0, step - 1)
+
+
+def _usable(state: RunState, stats: Stats) -> dict[str, float]:
+    """The values, except those that a summary or a rounded scale would falsify."""
+    values = dict(stats.values)
+    if is_same(values.get("scale_after"), state.now.scale):
+        values["scale_after"] = state.now.scale or 0.0
+    if stats.is_summary and state.now.has_fine_losses:
+        for name in ("loss", "grad_norm", "lr"):
+            values.pop(name, None)
+    if stats.is_summary:
+        state.mark("loss", Mark.AVERAGED)
+    return values
+
+
+def _step_of(state: RunState, stats: Stats) -> int | None:
+    if stats.step is None or (stats.epoch is None and stats.per_epoch is None):
+        return stats.step
+    before = state.epochs.before
+    recent, last = state.now.recent, state.now.counter
+    stride = recent[-1] - recent[-2] if len(recent) > 1 else 1
+    step = state.epochs.step(stats, stats.step, last, stride)
+    if state.epochs.before != before:
+        state.mark("step", Mark.PLACED)
+    return step
+
+
+def _is_repeat(state: RunState, step: int, values: Mapping[str, float]) -> bool:
+    """Whether this step is known: from another rank, or another line about it."""
+    if state.now.counter is None or step > state.now.counter or step not in state.now.recent:
+        return False
+    if step == state.now.counter:
+        return True
+    return step > state.now.counter - REMEMBERED_STEPS and not values.keys() - {"time_ns"}
+
+
+def _merge(state: RunState, values: Mapping[str, float]) -> None:
+    if state.now.open is None:
+        return
+    for name, value in values.items():
+        if state.now.open.get(name) is None:
+            state.now.open[name] = value
+    if "scale_after" in values and values["scale_after"] == state.now.open.get("scale_after"):
+        state.now.scale = values["scale_after"]
+
+
+def _closes_open(state: RunState, step: int | None, row: Row) -> bool:
+    """Whether the last row is an overflow of the same step, to which the line adds values."""
+    last = state.now.open
+    if last is None or not last.get("skipped") or step != last["step"]:
+        return False
+    if row.get("skipped") is None:
+        row["skipped"] = last["skipped"]
+    after = row.pop("scale_after", None)
+    if last.get("scale_after") is None and after is not None:
+        last["scale_after"] = state.now.scale = after
+    for name, value in row.items():
+        if last.get(name) is None:
+            last[name] = value
+    return True
+
+
+def _after_stats(state: RunState, stats: Stats, row: Row) -> None:
+    if "loss" in stats.values and not stats.is_summary:
+        state.now.has_fine_losses = True
+    state.now.last_norm = stats.values.get("grad_norm", state.now.last_norm)
+    if stats.total_skips is not None:
+        state.now.total_skips = stats.total_skips
+    state.now.skips_since = 0
+    state.now.accepted_since_skip = not row.get("skipped")
+
+
+def take_many(state: RunState, step: np.ndarray, columns: Mapping[str, np.ndarray]) -> int:
+    """Add plain statistics at once; return how many, the rest is to be added singly.
+
+    Plain means: steps that rise, and a scale that does not fall.
+    """
+    last, counter = state.now.last_step, state.now.counter
+    plain = np.diff(step, prepend=last if counter is None else max(counter, last)) > 0
+    scale = columns.get("scale_after")
+    if scale is not None and state.now.scale:
+        with np.errstate(all="ignore"):
+            same = np.abs(scale / state.now.scale - 1) < SAME_SCALE
+        scale = np.where(same, state.now.scale, scale)
+        columns = {**columns, "scale_after": scale}
+    if scale is not None:
+        before = np.nan if state.now.scale is None else state.now.scale
+        plain &= ~(np.diff(scale, prepend=before) < 0)
+    count = len(plain) if plain.all() else int(np.argmin(plain))
+    if count > 1:
+        most = count - 1
+        _put_many(state, step[:most], {name: c[:most] for name, c in columns.items()})
+    if count:  # a later line may add to the last one
+        values = {name: column[count - 1].item() for name, column in columns.items()}
+        take_stats(state, Stats(int(step[count - 1]), values))
+    return count
+
+
+def _put_many(state: RunState, step: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
+    state.close_row()
+    state.start()
+    state.now.is_empty = False
+    ours = {name: column for name, column in columns.items() if name in STEP_COLUMNS}
+    state.writer.add_columns({"step": step, **ours})
+    for name in columns.keys() - ours.keys():
+        for at, value in zip(step.tolist(), columns[name].tolist(), strict=True):
+            state.writer.add_extra(at, name, value)
+    state.now.last_step = state.now.counter = int(step[-1])
+    state.now.is_numbered = state.now.accepted_since_skip = True
+    state.now.recent.extend(step[-REMEMBERED_STEPS:].tolist())
+    if "scale_after" in columns:
+        state.now.scale = float(columns["scale_after"][-1])
+        state.now.has_scaler |= state.now.scale != 1.0
+    state.now.has_fine_losses |= "loss" in columns
+    if "grad_norm" in columns:
+        state.now.last_norm = float(columns["grad_norm"][-1])
+    state.now.skips_since = 0
+
+
+# --- skips, scales and progress bars --------------------------------------------------------------
+
+
+def put_skip(state: RunState, skip: Skip) -> None:
+    """Add a skipped step, after the accepted ones that it implies."""
+    if _is_counted(state, skip):
+        state.now.credit -= 1
+        _complete(state, skip)
+        return
+    step, last = skip.step, state.now.open
+    if last is not None and not last.get("skipped") and _is_of(skip, last):
+        _mark_skipped(state, last)
+        return
+    if step is not None:
+        if last is not None and last["step"] == step and last.get("skipped"):
+            return  # another rank's line
+        state.meet(step)
+    before = skip.scale if skip.scale is not None else scale_before(state, skip.scale_after)
+    show_growth(state, before)
+    show_accepted(state, step, before)
+    scale = grown_before(state, before) if skip.scale is None else skip.scale
+    row: Row = {"step": state.placed(step), "scale": scale, "scale_after": skip.scale_after}
+    if skip.grad_norm is not None:
+        row["grad_norm"] = skip.grad_norm
+    if skip.time_ns is not None:
+        row["time_ns"] = skip.time_ns
+    state.add({**row, "skipped": True, "found_inf": True})
+    state.now.skips_since += 1
+    state.now.skips_told += 1
+    state.now.accepted_since_skip = False
+
+
+def _is_counted(state: RunState, skip: Skip) -> bool:
+    """Whether a counter printed just before already included this overflow.
+
+    An overflow that starts at the scale printed beside the counter came after it.
+    """
+    if not state.now.credit or skip.step is not None:
+        return False
+    return skip.scale is None or not is_same(state.now.credit_scale, skip.scale)
+
+
+def _is_of(skip: Skip, last: Row) -> bool:
+    """Whether the line only explains why the last step's values are not finite."""
+    is_bare = skip.step is None and skip.scale is None and skip.scale_after is None
+    finite = all(math.isfinite(last.get(name) or 0.0) for name in ("loss", "grad_norm"))
+    return is_bare and skip.grad_norm is None and not finite
+
+
+def _mark_skipped(state: RunState, row: Row) -> None:
+    """Mark the last step as skipped, at the scale that was printed with it."""
+    row["skipped"] = row["found_inf"] = True
+    if row.get("scale") is None and "scale_after" in row:
+        row["scale"] = row.pop("scale_after")
+    state.now.skips_since += 1  # the next line shows the fall
+    state.now.skips_told += 1
+    state.now.accepted_since_skip = False
+
+
+def _complete(state: RunState, skip: Skip) -> None:
+    """Fill in the scale of a counted overflow, at the overflow or at the counter's line."""
+    row = state.now.open
+    if row is not None and not row.get("skipped") and row.get("scale_after") is None:
+        row["scale_after"] = state.now.scale = skip.scale_after
+    amend(state, Amend(scale=skip.scale, scale_after=skip.scale_after))
+
+
+def amend(state: RunState, more: Amend) -> None:
+    """Apply what a later line adds to the overflow in the last row."""
+    row = state.now.open
+    if row is not None and more.is_skip and not row.get("skipped"):
+        _mark_skipped(state, row)
+    if row is None or not row.get("skipped"):
+        return
+    if more.scale is not None and row.get("scale") is None:
+        row["scale"] = more.scale
+        state.seen_scale(more.scale)
+    if more.scale_after is not None and row.get("scale_after") is None:
+        row["scale_after"] = state.now.scale = more.scale_after
+    if more.layer:
+        state.event(EventKind.OVERFLOW, {"direction": "backward", "layer": more.layer})
+
+
+def take_scale(state: RunState, told: Scale) -> None:
+    """Add a row for a scale printed alone, after the skips that its fall implies."""
+    if told.step is not None:
+        state.meet(told.step)
+    now = state.now
+    same = now.open is not None and told.step in (None, now.open["step"])
+    if same and now.scale == told.scale_after:
+        return
+    drops = 0 if now.scale is None else octaves_between(told.scale_after, now.scale)
+    missing = drops - now.skips_since
+    if missing > 0:
+        path = halvings(now.scale, told.scale_after, missing)
+        imply(state, missing, told.step, path, told.scale_after)
+    state.add({"step": state.placed(told.step), "scale_after": told.scale_after})
+    now.skips_since = 0
+    now.accepted_since_skip = True
+
+
+def take_progress(state: RunState, bar: Progress) -> None:
+    """Take a bar's step; bars of other loops (an evaluation) count once this one is full."""
+    now = state.now
+    is_other = bar.total != now.bar_total
+    if is_other and now.bar_total is not None and not now.bar_is_full:
+        return
+    if is_other:
+        now.counter = None if now.is_empty else now.counter
+    elif now.counter is not None and bar.step < now.counter - 1:
+        state.restart()
+        now = state.now
+    now.bar_total, now.bar_is_full = bar.total, bar.step == bar.total
+    if now.is_unnumbered and now.open is not None and bar.step > now.step_before:
+        now.open["step"] = now.last_step = bar.step  # the bar is drawn again below a line
+        now.is_unnumbered = False
+    if now.first_counter is None:
+        now.first_counter = bar.step
+    if now.counter is None or bar.step > now.counter:
+        now.counter = bar.step
+        now.is_numbered = True
+    if bar.values:
+        take_stats(state, Stats(step=bar.step, values=bar.values))

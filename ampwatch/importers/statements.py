@@ -1,0 +1,114 @@
+"""What a line of a log can state: the only types that formats and the run builder share.
+
+A format returns what its line states and nothing else; what the line does not contain is None.
+Which step an unnumbered event belongs to, which of eight equal lines are one event and where a
+restart begins is decided by the run builder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A line of statistics: the state after a step, or over the steps since the last such line."""
+
+    step: int | None = None  # the log's own counter
+    values: Mapping[str, float] = field(default_factory=dict)  # columns of the steps table
+    epoch: int | None = None  # if the counter restarts each epoch: `step` is then the batch
+    per_epoch: int | None = None  # batches in an epoch, if the line contains it
+    window_skips: int | None = None  # skipped since the previous line
+    total_skips: int | None = None  # skipped since the run began
+    is_summary: bool = False  # of an epoch: its loss is not the loss of a step
+    lost_loss: bool = False  # the format omits a loss that is nan or zero, and it is missing here
+    is_skipped: bool | None = None  # whether this step was skipped, if the line says
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A step or an epoch alone: its values are on the lines after it."""
+
+    step: int | None = None
+    epoch: int | None = None
+    per_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class More:
+    """Values alone: they belong to the last place, if there was one."""
+
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """An overflow: the step was skipped."""
+
+    scale: float | None = None  # before
+    scale_after: float | None = None
+    step: int | None = None
+    rank: int | None = None  # the rank that printed it
+    grad_norm: float | None = None  # nan or inf, if the line says which
+    time_ns: int | None = None  # when it was printed
+
+
+@dataclass(frozen=True, slots=True)
+class Amend:
+    """What a later line adds to the last overflow."""
+
+    scale: float | None = None
+    scale_after: float | None = None
+    layer: str | None = None
+    is_skip: bool = False  # the last step is the one that was skipped
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The loss scale outside of the statistics, such as a growth."""
+
+    scale_after: float
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A progress bar or a bare counter: the current step."""
+
+    step: int
+    total: int | None = None  # the end of the bar; bars of other loops have another one
+    values: Mapping[str, float] = field(default_factory=dict)  # values at the end of the bar
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Settings that the log prints at its start."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    scaler: Mapping[str, float] = field(default_factory=dict)
+    begins: bool = False  # the line is printed at the start of each attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """The error that ended the run."""
+
+    exception: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """The framework says that it ends the run; ignored if the log goes on."""
+
+    exception: str
+    message: str
+    column: str | None = None  # the column of the steps table that is not finite
+    step: int | None = None
+
+
+Statement: TypeAlias = (
+    "Stats | Place | More | Skip | Amend | Scale | Progress | Setup | Fatal | GaveUp"
+)
