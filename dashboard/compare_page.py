@@ -11,15 +11,15 @@ import numpy as np
 import run_list
 import streamlit as st
 from chart_points import thinned_lines
-from formatting import bytes_text, said, short_dtype
+from formatting import said, short_dtype
 from open_runs import Look
 from problems import guarded
 
 from ampwatch.diagnosis.words import share_text
+from ampwatch.report.comparison import peak_memory
 from ampwatch.report.overview_chart import compared_panels
 from ampwatch.report.painter import VERDICT_COLOR, line_style
 from ampwatch.report.painter.message import Arrays, Picture
-from ampwatch.rows import Table
 
 MOST = 8
 _EVERY_S = 2.0
@@ -97,14 +97,5 @@ def _cells(number: int, name: str, look: Look) -> list[str]:
         "" if loss is None else f"{loss:.4g}",
         share_text(len(course.skips), len(course)),
         f"{np.nanmedian(times):.3g}" if np.isfinite(times).any() else "",
-        _peak(look),
+        peak_memory(look),
     ]
-
-
-def _peak(look: Look) -> str:
-    rows = look.read(Table.DEVICES, ("peak_bytes", "used_bytes", "host_rss_bytes"))
-    for column, where in (("peak_bytes", ""), ("used_bytes", ""), ("host_rss_bytes", " (host)")):
-        known = rows.column(column).drop_null()
-        if len(known):
-            return bytes_text(int(np.max(known.to_numpy()))) + where
-    return ""

@@ -11,16 +11,17 @@ import run_list
 import streamlit as st
 from chart_points import thinned_lines
 from course import Course
-from formatting import bytes_text, said
+from formatting import said
 from open_runs import Look
 from problems import guarded, problem
 
+from ampwatch.diagnosis.words import bytes_text
 from ampwatch.report.overview_chart import column_panel
 from ampwatch.report.painter.message import Arrays, Guide, Panel, Picture, Stroke
 from ampwatch.rows import Table, column
 
 _EVERY_S = 2.0
-_GIB = 2**30
+_GB = 1e9
 _BYTES = {
     "allocated_bytes": "scale", "reserved_bytes": "rate", "peak_bytes": "skip",
     "used_bytes": "muted", "host_rss_bytes": "norm",
@@ -67,7 +68,7 @@ def devices(look: Look) -> Iterator[Device]:
         mine = rows.filter(np.asarray((ranks == rank) & (names == name)))
         seconds = (mine.column("time_ns").to_numpy() - look.info.started_ns) / 1e9
         columns = {
-            size: np.array(mine.column(size).to_numpy(), np.float32) / _GIB for size in _BYTES
+            size: np.array(mine.column(size).to_numpy(), np.float32) / _GB for size in _BYTES
         }
         for rate in _RATES:
             factor = 100 if column(Table.DEVICES, rate).unit == "%" else 1
@@ -101,8 +102,9 @@ def _peak(device: Device) -> str:
     column = next((c for c in ("peak_bytes", "used_bytes") if c in course.present), None)
     if column is None:
         return "No GPU memory was sampled: this is the host."
-    peak = float(np.nanmax(course.columns[column])) * _GIB
-    return f"peak {bytes_text(int(peak), device.total_bytes)}"
+    peak = float(np.nanmax(course.columns[column])) * _GB
+    card = f" of {bytes_text(device.total_bytes)}" if device.total_bytes else ""
+    return f"peak {bytes_text(peak)}{card}"
 
 
 def _panels(device: Device) -> Iterator[Panel]:
@@ -124,5 +126,5 @@ def _panels(device: Device) -> Iterator[Panel]:
 
 def _card(device: Device) -> Iterator[Guide]:
     if device.total_bytes:
-        total = device.total_bytes / _GIB
+        total = device.total_bytes / _GB
         yield Guide(total, total, total, "muted", ", dotted: size of the card", fits=True)

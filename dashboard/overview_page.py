@@ -11,13 +11,13 @@ import navigate
 import numpy as np
 import run_list
 import streamlit as st
-from formatting import bytes_text, rate_text, said, short_dtype
+from formatting import rate_text, said, short_dtype
 from open_runs import Look
 from problems import guarded
 from rank_course import column_of
 from verdict_band import band
 
-from ampwatch.diagnosis.words import count_text, scale_text, share_text
+from ampwatch.diagnosis.words import bytes_text, count_text, scale_text, share_text
 from ampwatch.rows import Table, column
 from ampwatch.store import open_run
 
@@ -143,4 +143,4 @@ def _memory(look: Look) -> str:
     last = rows.slice(max(0, rows.num_rows - 1)).to_pylist()
     if not last or not last[0]["used_bytes"] or not last[0]["total_bytes"]:
         return ""
-    return bytes_text(last[0]["used_bytes"], last[0]["total_bytes"])
+    return f"{bytes_text(last[0]['used_bytes'])} of {bytes_text(last[0]['total_bytes'])}"

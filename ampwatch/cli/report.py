@@ -113,7 +113,9 @@ def refuse_no_file(path: Path) -> None:
 
 def write_page(path: Path, page: str) -> None:
     """Write a page, which appears whole or not at all, and say how large it is."""
+    from ampwatch.diagnosis.words import bytes_text
+
     draft = path.with_name(f".{path.name}.new")
     draft.write_text(page, encoding="utf-8")
     draft.replace(path)
-    answer(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    answer(f"{path}: {bytes_text(path.stat().st_size)}")

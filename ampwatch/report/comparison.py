@@ -14,6 +14,7 @@ from ampwatch.diagnosis.words import bytes_text, scale_text, share_text, time_te
 from ampwatch.errors import DifferentModelsError
 from ampwatch.report.divergence import Divergence, divergence_of
 from ampwatch.report.facts import course_text, rows_of_first_optimizer
+from ampwatch.report.scale_windows import Readable
 from ampwatch.report.settings import settings_of
 from ampwatch.rows import Mark, Table
 
@@ -108,7 +109,8 @@ def _figures(run: Run, diagnosis: Diagnosis) -> dict[str, str]:
         found["loss scale"] = f"{scale_text(facts.first_scale)} to {scale_text(facts.final_scale)}"
     if facts.first_scale is not None or facts.skipped:
         found["skipped"] = f"{facts.skipped:,}, {share_text(facts.skipped, facts.steps)}"
-    return found | dict(_measured(run)) | dict(_memory(run))
+    peak = peak_memory(run)
+    return found | dict(_measured(run)) | ({"peak memory": peak} if peak else {})
 
 
 def _measured(run: Run) -> Iterator[tuple[str, str]]:
@@ -130,14 +132,14 @@ def _present(rows: Any, name: str) -> Any:
     return np.asarray(rows.column(name).drop_null().to_numpy(), np.float64)
 
 
-def _memory(run: Run) -> Iterator[tuple[str, str]]:
+def peak_memory(run: Readable) -> str:
     """The card's peak as torch counts it; else what was in use; without a card the process's."""
     rows = run.read(Table.DEVICES, ("peak_bytes", "used_bytes", "host_rss_bytes"))
     for column, where in (("peak_bytes", ""), ("used_bytes", ""), ("host_rss_bytes", " (host)")):
         known = rows.column(column).drop_null()
         if len(known):
-            yield "peak memory", bytes_text(int(known.to_numpy().max())) + where
-            return
+            return bytes_text(int(known.to_numpy().max())) + where
+    return ""
 
 
 def has_boundary(advice: Advice) -> bool:

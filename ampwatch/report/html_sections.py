@@ -198,7 +198,10 @@ _COLUMNS = tuple(
     for name in ("grad_norm", "act_amax", "log2_headroom", "underflow_share", "update_ratio",
                  "moment_ratio")
 )  # fmt: skip
-_SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+_SHORT_DTYPES = {
+    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
+}  # fmt: skip
 
 
 def layers_table(run: Readable, step: int | None) -> str:
@@ -241,8 +244,13 @@ def shortened(name: str, most: int) -> str:
     return f"{name[: most - 1 - tail]}…{name[-tail:]}"
 
 
+def short_dtype(name: str) -> str:
+    """A data type as people write it: fp16, bf16."""
+    return _SHORT_DTYPES.get(name, name)
+
+
 def _word(value: Any) -> str:
-    return _SHORT.get(str(value), printable(str(value))) if value else ""
+    return printable(short_dtype(str(value))) if value else ""
 
 
 def _scales(facts: Mapping[str, Any]) -> str:

@@ -173,5 +173,5 @@ def test_each_rank_has_its_devices(folder):
         writer.close()
     said = " ".join(element.proto.body for element in opened("memory_page", path).get("html"))
     assert "rank 0 · Card (cuda:0)" in said
-    assert "peak 3 of 16 GB" in said
+    assert "peak 3.2 GB of 17.2 GB" in said
     assert not opened("overview_page", path).exception

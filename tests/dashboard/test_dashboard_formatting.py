@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from formatting import age_text, bytes_text, rate_text, said, shortened
+from formatting import age_text, rate_text, said, shortened
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,3 @@ def test_names_are_data():
 )
 def test_an_age_has_one_unit(seconds, text):
     assert age_text(seconds) == text
-
-
-def test_memory_is_in_the_unit_that_fits():
-    assert bytes_text(int(7.5 * 2**30), 16 * 2**30) == "7.5 of 16 GB"
-    assert bytes_text(312 * 2**20) == "312 MB"

@@ -154,7 +154,7 @@ def test_a_comparison_draws_each_run_over_the_others_and_says_what_the_terminal_
     out = tmp_path / "out.html"
     assert cli.run(["compare", *runs, "--html", str(out)]) == 0
     assert cli.run(["compare", *runs]) == 0
-    printed = capsys.readouterr().out.split("MB\n", 1)[1]
+    printed = capsys.readouterr().out.split("kB\n", 1)[1]
     draw(offline, out)
     panels = "() => document.querySelector('.aw-plot').drawn.panels"
     drawn = offline.page.evaluate(f"{panels}.flatMap(({{lines}}) => lines.map((one) => one.label))")
