@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import html
+import tempfile
 import time
+from pathlib import Path
 
 import address
-import dropped
-import live
+import browser
 import navigate
-import runs
+import run_list
 import streamlit as st
-from cards import Card
-from edge import guarded
-from texts import age_text, said
-from theme import VERDICT_COLOR
+from formatting import age_text, said
+from problems import guarded, problem
+from run_summaries import Card
 
 from ampwatch.diagnosis.words import scale_text, share_text
+from ampwatch.errors import AmpwatchError
+from ampwatch.importers import import_log
+from ampwatch.report.painter import VERDICT_COLOR
 
 _EVERY_S = 2.0
 _KEY = "runs table"
@@ -25,20 +28,27 @@ _HEADS = (
 )  # fmt: skip
 
 
+_COUNT = "dropped"  # a new key empties the field once its file is imported
+_LABEL = (
+    "Drop a log here to have it diagnosed: what Apex, fairseq, DeepSpeed, Megatron-LM, Hugging "
+    "Face and others print, or CSV, JSON lines, TensorBoard"
+)
+
+
 def show() -> None:
     """The page of all runs, kept up to date."""
     st.html('<p class="aw-title">Runs</p>')
     st.fragment(_now, run_every=_EVERY_S)()
-    dropped.show()
+    _import_field()
 
 
 @guarded
 def _now() -> None:
-    shelf, cards = runs.shelf(), runs.cards()
+    shelf, cards = run_list.shelf(), run_list.cards()
     cards.keep({choice.path for choice in shelf.choices})
     rows = "".join(_row(choice, cards.of(choice)) for choice in shelf.choices)
     head = "".join(f"<th>{name}</th>" for name in _HEADS)
-    live.html(
+    browser.html(
         f'<table class="aw-runs all"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>',
         key=_KEY, search="Search runs, verdicts, findings", on_go=_chosen,
     )  # fmt: skip
@@ -54,7 +64,7 @@ def _chosen() -> None:
         navigate.ask("Overview")
 
 
-def _row(choice: runs.Choice, card: Card | None) -> str:
+def _row(choice: run_list.Choice, card: Card | None) -> str:
     age = age_text((time.time_ns() - choice.last_time_ns) / 1e9)
     when = f"{age} ago" if choice.last_time_ns else ""  # a log without times does not tell
     when = f'<span class="aw-live">live</span> {when}' if choice.live else when
@@ -93,3 +103,31 @@ def _numbers(card: Card | None) -> list[str]:
     tells_skips = card.final_scale is not None or card.skipped
     skipped = share_text(card.skipped, card.steps) if tells_skips else ""
     return [scale, spark, skipped, f"{card.last_step:,}"]
+
+
+# --- other trainers' logs -------------------------------------------------------------------------
+
+
+def _import_field() -> None:
+    """A field for another trainer's log: a file in it becomes a run, and is opened."""
+    count = st.session_state.setdefault(_COUNT, 0)
+    file = st.file_uploader(_LABEL, key=f"{_COUNT} {count}", max_upload_size=1024)
+    if file is None:
+        return
+    try:
+        run = _imported(file)
+    except (AmpwatchError, OSError) as error:
+        problem(str(error))
+        return
+    st.session_state[_COUNT] = count + 1
+    run_list.look_again()
+    address.write(address.Address(run=run.name))
+    navigate.ask("Overview")
+    navigate.follow()
+
+
+def _imported(file: st.runtime.uploaded_file_manager.UploadedFile) -> Path:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / (Path(file.name).name or "log")  # its ending tells a format
+        path.write_bytes(file.getbuffer())
+        return import_log(path, run_list.folders()[0])

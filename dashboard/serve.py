@@ -13,19 +13,20 @@ import threading
 from importlib import import_module
 from pathlib import Path
 
-import runs
+import run_list
 from streamlit.web import cli
 
 # What the first tab would otherwise wait for: the pages, and what pyarrow loads at first use.
 _FIRST_USED = (
-    "compare", "dropped", "findings", "layers", "memory", "overview", "runs_page", "sidebar",
+    "compare_page", "findings_page", "layers_page", "memory_page", "overview_page", "runs_page",
+    "sidebar",
     "pandas", "pyarrow.parquet", "tsdownsample",
 )  # fmt: skip
 
 
 def main() -> None:
     threading.Thread(target=_end_with_the_starter, daemon=True).start()
-    runs.feed()  # a tab may be opened much later, and trainings send now
+    run_list.feed()  # a tab may be opened much later, and trainings send now
     for name in _FIRST_USED:
         import_module(name)
     entry = Path(__file__).with_name("streamlit_app.py")

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import address
-import runs
+import run_list
 import streamlit as st
-from edge import guarded
-from texts import said
+from formatting import said
+from problems import guarded
 
 NOTES_SHOWN = 3
 LISTED = 9  # runs; the page of all runs has the others
@@ -19,7 +19,7 @@ _ALL = "all"
 
 def show(pages: Mapping[str, Any]) -> None:
     """All of it."""
-    shown = runs.chosen(address.read().run)
+    shown = run_list.chosen(address.read().run)
     st.session_state[_SHOWN] = None if shown is None else _state(shown)
     with st.sidebar:
         st.html('<div class="aw-brand">ampwatch</div>')
@@ -40,7 +40,7 @@ def follows() -> bool:
 @guarded
 def _choose() -> None:
     """The list of runs; another choice, and a run that begins or ends, change the page."""
-    feed, shelf = runs.feed(), runs.shelf()
+    feed, shelf = run_list.feed(), run_list.shelf()
     state = f"{feed.state} · {shelf.counts}" if shelf.choices else feed.state
     st.html(f'<div class="aw-muted">{said(state)}</div>')
     if shelf.choices:
@@ -49,7 +49,7 @@ def _choose() -> None:
         st.html(f'<div class="aw-muted aw-note">{said(sentence)}</div>')
 
 
-def _choose_rank(choice: runs.Choice | None) -> None:
+def _choose_rank(choice: run_list.Choice | None) -> None:
     """All ranks over one another, or one alone."""
     ranks = () if choice is None else choice.ranks
     if len(ranks) < 2:
@@ -67,7 +67,7 @@ def _rank_chosen() -> None:
     address.change(rank=None if rank == _ALL else rank)
 
 
-def _list(shelf: runs.Shelf) -> None:
+def _list(shelf: run_list.Shelf) -> None:
     before = shelf.chosen(address.read().run)  # none while a run that was named is awaited
     listed = list(shelf.choices[:LISTED])
     if before is not None and before not in listed:
@@ -84,6 +84,6 @@ def _list(shelf: runs.Shelf) -> None:
         st.rerun()
 
 
-def _state(choice: runs.Choice) -> tuple[str, bool, int, tuple[int, ...]]:
+def _state(choice: run_list.Choice) -> tuple[str, bool, int, tuple[int, ...]]:
     """What makes the page another: a live run moves by itself, a silent one may begin to."""
     return choice.path, choice.live, 0 if choice.live else choice.last_time_ns, choice.ranks

@@ -7,26 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import address
-import compare
-import empty
-import findings
-import layers
-import memory
+import compare_page
+import findings_page
+import layers_page
+import memory_page
 import navigate
-import overview
-import runs
+import no_runs
+import overview_page
+import run_list
 import runs_page
 import sidebar
 import streamlit as st
-import theme
-from edge import guarded
+from problems import guarded
+
+from ampwatch.report.painter import style_sheet
+
+_STYLE = Path(__file__).with_name("style.css")
 
 
 def main() -> None:
     st.set_page_config(page_title="ampwatch", page_icon="📉", layout="wide")
-    st.html(theme.style())
+    st.html(f"<style>{style_sheet()}{_STYLE.read_text(encoding='utf-8')}</style>")
     pages = {
         name: st.Page(_named(show, name), title=name, url_path=path, default=path == "overview")
         for name, (path, show) in PAGES.items()
@@ -38,36 +42,36 @@ def main() -> None:
 
 
 def _runs() -> None:
-    if runs.shelf().choices:
+    if run_list.shelf().choices:
         runs_page.show()
     else:
-        empty.show()
+        no_runs.show()
 
 
 def _compare() -> None:
-    if runs.shelf().choices:
-        compare.show(follow=sidebar.follows())
+    if run_list.shelf().choices:
+        compare_page.show(follow=sidebar.follows())
     else:
-        empty.show()
+        no_runs.show()
 
 
 def _of_run(show: Callable[..., None]) -> None:
     name = address.read().run
-    choice = runs.chosen(name)
+    choice = run_list.chosen(name)
     if choice is None and name:
-        empty.show_awaited(name)
+        no_runs.show_awaited(name)
     elif choice is None:
-        empty.show()
+        no_runs.show()
     else:
         show(choice.path, follow=sidebar.follows())
 
 
 PAGES: dict[str, tuple[str, Callable[[], None]]] = {
     "Runs": ("runs", _runs),
-    "Overview": ("overview", partial(_of_run, overview.show)),
-    "Layers": ("layers", partial(_of_run, layers.show)),
-    "Findings": ("findings", partial(_of_run, findings.show)),
-    "Memory and device": ("memory", partial(_of_run, memory.show)),
+    "Overview": ("overview", partial(_of_run, overview_page.show)),
+    "Layers": ("layers", partial(_of_run, layers_page.show)),
+    "Findings": ("findings", partial(_of_run, findings_page.show)),
+    "Memory and device": ("memory", partial(_of_run, memory_page.show)),
     "Compare": ("compare", _compare),
 }
 

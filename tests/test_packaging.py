@@ -37,8 +37,8 @@ def test_a_report_needs_neither_torch_nor_zmq():
     assert loaded_by("import ampwatch; ampwatch.diagnose, ampwatch.open_run") == {"pyarrow"}
 
 
-def test_the_letter_and_the_html_report_load_no_view():
-    code = "from ampwatch.report import compare, html_report, print_letter, write_event_files"
+def test_the_text_and_the_html_report_load_no_view():
+    code = "from ampwatch.report import compare, html_report, print_report, write_event_files"
     assert loaded_by(code) == {"pyarrow"}
 
 
@@ -57,13 +57,14 @@ def wheel(tmp_path_factory):
 def test_the_wheel_ships_the_dashboard_and_the_demo_inside_the_package(wheel):
     assert {
         "ampwatch/py.typed",
-        "ampwatch/report/page/page.css",
-        "ampwatch/report/page/page.js",
+        "ampwatch/report/report.css",
+        "ampwatch/report/painter/painter.css",
+        "ampwatch/report/painter/chart.js",
+        "ampwatch/report/painter/loader.js",
+        "ampwatch/report/painter/report.js",
         "ampwatch/_dashboard/streamlit_app.py",
         "ampwatch/_dashboard/.streamlit/config.toml",
         "ampwatch/_dashboard/style.css",
-        "ampwatch/_dashboard/scripts/loader.js",
-        "ampwatch/_dashboard/scripts/chart.js",
         "ampwatch/_demo/charmodel.py",
         "ampwatch/_demo/lr_too_high.py",
     } <= wheel

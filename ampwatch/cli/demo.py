@@ -204,11 +204,11 @@ def _scale_of(run: RunSummary) -> str:
 
 def _report(path: Path) -> None:
     from ampwatch.diagnosis import diagnose
-    from ampwatch.report import print_letter
+    from ampwatch.report import print_report
     from ampwatch.store import open_run
 
     run = open_run(path)
     console: Console = answers()
-    print_letter(console, run.info.name, run, diagnose(run))
+    print_report(console, run.info.name, run, diagnose(run))
     say("")
     say(f"The run is in {path}. Again: ampwatch report {path}")

@@ -32,7 +32,7 @@ Examples:
   ampwatch report train.log
   ampwatch report ampwatch-runs/train-1204
   ampwatch report train-1204 --json | jq .verdict
-  ampwatch report train-1204 --html out.html     the letter with charts and layers, to send
+  ampwatch report train-1204 --html out.html     text, charts and layers, to send
   ampwatch report train-1204 --fail-on error     exit code 1 if an error stands
   ampwatch report rate-0.1 rate-0.03             one learning rate out of both
 """
@@ -51,7 +51,7 @@ def command(
         show_default=False,
         help="A run's folder, its name in ./ampwatch-runs, or another trainer's log.",
     ),
-    json: bool = typer.Option(False, "--json", help="Print JSON instead of the letter."),
+    json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
     fail_on: FailOn = typer.Option(
         None, "--fail-on", help="Exit with 1 if a finding this grave stands.", show_default=False
     ),
@@ -82,16 +82,16 @@ def command(
 
 
 def print_said(runs: Sequence[Run], said: Diagnosis | Together, *, json: bool) -> None:
-    """The letter, on one run or several, or the same as JSON."""
+    """The report on one run or several, as text or as JSON."""
     from ampwatch.diagnosis import Diagnosis
-    from ampwatch.report import print_letter, print_together, to_json
+    from ampwatch.report import print_report, print_reports, to_json
 
     if json:
         typer.echo(to_json(said))
     elif isinstance(said, Diagnosis):
-        print_letter(answers(), runs[0].info.name, runs[0], said)
+        print_report(answers(), runs[0].info.name, runs[0], said)
     else:
-        print_together(answers(), [run.info.name for run in runs], said)
+        print_reports(answers(), [run.info.name for run in runs], said)
 
 
 def write_html(run: Run, path: Path) -> Diagnosis:
@@ -114,6 +114,8 @@ def refuse_no_file(path: Path) -> None:
 
 def write_page(path: Path, page: str) -> None:
     """Write a page, which appears whole or not at all, and say how large it is."""
+    from ampwatch.diagnosis.words import bytes_text
+
     with draft_of(path) as draft:
         draft.write_text(page, encoding="utf-8")
-    answer(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    answer(f"{path}: {bytes_text(path.stat().st_size)}")

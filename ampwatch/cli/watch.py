@@ -154,12 +154,12 @@ def _view(console: Console, run: Run, look: Look) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from ampwatch.report import letter
+    from ampwatch.report import report_text
 
     status = Text(_status(look), "dim")
     if not look.diagnosis.run.steps and not look.is_over:
         return Group(Text(run.info.name, "bold"), status)
-    body = letter(run.info.name, run, look.diagnosis, fancy="utf" in console.encoding.lower())
+    body = report_text(run.info.name, run, look.diagnosis, fancy="utf" in console.encoding.lower())
     return body if look.is_over else Group(body, Text(), status)
 
 

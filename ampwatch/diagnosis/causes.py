@@ -75,7 +75,7 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     causes = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]
     named = next((f for f in causes if _TIES[f.code].excludes_rate(case, f)), None)
     if named is not None and not any(f.code in RATE for f in causes):
-        return Advice(Action.NOT_THE_CAUSE, _named_cause(named), current=seen.base)
+        return _explained_by(named, current=seen.base)
     if verdict is Verdict.INCOMPLETE:
         return unsure(advice, case)
     calm = verdict is Verdict.HEALTHY and seen.onset is not None
@@ -91,6 +91,8 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
 def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding]) -> Advice:
     """The advice if a finding stands and loss and updates show nothing."""
     codes, action = {finding.code for finding in causes}, Action.UNKNOWN
+    if causes and "AMP307" not in codes and causes[0].code in {"AMP206", "AMP306"}:
+        return _explained_by(causes[0], current=seen.base)
     what = f"{causes[0].code} {causes[0].name}" if causes else "A finding"
     rows = case.rate.head  # an update that is a large share of all weights may have done harm
     large = rows.of("step")[rows.accepted & (rows.ratio >= learning_rate.constants.PROOF_RATIO)]
@@ -99,8 +101,6 @@ def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding])
             "The loss has not returned to its usual range, and the record does not show whether "
             "the rate is the cause: restart before that at the same rate, without those batches."
         )
-    elif causes and causes[0].code in {"AMP206", "AMP306"}:
-        action, because = Action.NOT_THE_CAUSE, _named_cause(causes[0])
     elif codes == {"AMP303"}:
         action = Action.KEEP
         because = "The loss spiked and recovered by itself each time, at this same rate."
@@ -117,5 +117,6 @@ def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding])
     return Advice(action, because, current=seen.base)
 
 
-def _named_cause(finding: Finding) -> str:
-    return f"{finding.code} {finding.name} explains what happened: {finding.summary}"
+def _explained_by(finding: Finding, current: float | None) -> Advice:
+    because = f"{finding.code} {finding.name} explains what happened: {finding.summary}"
+    return Advice(Action.NOT_THE_CAUSE, because, current=current, explained_by=finding.code)

@@ -91,6 +91,8 @@ class Advice:
     restart_checkpoint_step: int | None = None
     warmup_steps: int | None = None
     clip: float | None = None
+    # Code of the finding that explains the trouble: `because` repeats its summary.
+    explained_by: str | None = dataclasses.field(default=None, metadata={"json": False})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,7 +123,8 @@ class Diagnosis:
     verdict: Verdict
     findings: tuple[Finding, ...]
     learning_rate: Advice
-    little_seen: str | None = None
+    # Not in the JSON: the verdict and the advice's reason say it there.
+    little_seen: str | None = dataclasses.field(default=None, metadata={"json": False})
 
     @property
     def headline(self) -> Finding | None:
@@ -161,7 +164,6 @@ class Diagnosis:
         """The object of `report --json`, in JSON's types."""
         body = plain(self)
         assert isinstance(body, dict)
-        del body["little_seen"]  # words; the verdict and the advice's reason say it there
         return {"schema": SCHEMA, **body}
 
 
@@ -170,7 +172,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return plain(dataclasses.asdict(value))
+        shown = [f.name for f in dataclasses.fields(value) if f.metadata.get("json", True)]
+        return {name: plain(getattr(value, name)) for name in shown}
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

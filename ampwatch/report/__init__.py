@@ -1,4 +1,4 @@
-"""A run and its diagnosis as a letter for the terminal, as JSON, or as one HTML file.
+"""A run and its diagnosis as text for the terminal, as JSON, or as one HTML file.
 
 Names of runs and layers are data: they are shown, never interpreted.
 """
@@ -6,6 +6,7 @@ Names of runs and layers are data: they are shown, never interpreted.
 from __future__ import annotations
 
 from ampwatch.report.comparison import Comparison, compare
+from ampwatch.report.comparison_text import MOST_RUNS, print_comparison
 from ampwatch.report.event_file import EventStream
 from ampwatch.report.facts import (
     Fact,
@@ -18,12 +19,15 @@ from ampwatch.report.facts import (
     ruled_out,
     sparkline,
 )
-from ampwatch.report.letter import STYLES, letter, print_letter, to_json
-from ampwatch.report.page import html_report
-from ampwatch.report.page.compared import html_comparison
-from ampwatch.report.side_by_side import MOST_RUNS, print_comparison
-from ampwatch.report.tensorboard import write_event_files
-from ampwatch.report.together import print_together
+from ampwatch.report.html_file import html_comparison, html_report
+from ampwatch.report.tensorboard_export import write_event_files
+from ampwatch.report.terminal_report import (
+    STYLES,
+    print_report,
+    print_reports,
+    report_text,
+    to_json,
+)
 
 __all__ = [
     "MOST_RUNS",
@@ -38,11 +42,11 @@ __all__ = [
     "html_report",
     "last_values",
     "latest_text",
-    "letter",
     "powers",
     "print_comparison",
-    "print_letter",
-    "print_together",
+    "print_report",
+    "print_reports",
+    "report_text",
     "rows_of_first_optimizer",
     "ruled_out",
     "sparkline",

@@ -1,4 +1,4 @@
-"""Several runs side by side: how each did, which settings differ, where they part, which rate."""
+"""Several runs side by side: figures, settings that differ, first differences, learning rate."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ampwatch.diagnosis import Action, diagnose, diagnose_together
 from ampwatch.diagnosis.findings import SCHEMA, Advice, Diagnosis, plain
 from ampwatch.diagnosis.words import bytes_text, scale_text, share_text, time_text
 from ampwatch.errors import DifferentModelsError
+from ampwatch.report.divergence import Divergence, divergence_of
 from ampwatch.report.facts import course_text, rows_of_first_optimizer
-from ampwatch.report.parting import Parting, parting_of
+from ampwatch.report.scale_windows import Readable
 from ampwatch.report.settings import settings_of
 from ampwatch.rows import Mark, Table
 
@@ -35,7 +36,7 @@ class Comparison:
     names: tuple[str, ...]
     figures: Mapping[str, tuple[str, ...]]
     settings: Mapping[str, tuple[str | None, ...]]  # those that are not all the same
-    partings: tuple[Parting, ...]  # of each run but the first, from the first
+    partings: tuple[Divergence, ...]  # of each run but the first, from the first
     uncounted: tuple[str, ...]  # runs whose log does not number its steps
     learning_rate: Advice | None  # for all, where they differ in their rate
     not_together: str | None = None  # why there is no such advice
@@ -60,7 +61,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
         names=tuple(run.info.name for run in runs),
         figures=_side_by_side([_figures(r, d) for r, d in zip(runs, diagnoses, strict=True)]),
         settings=settings,
-        partings=tuple(parting_of(runs[0], run) for run in runs[1:]),
+        partings=tuple(divergence_of(runs[0], run) for run in runs[1:]),
         uncounted=tuple(run.info.name for run in runs if _is_uncounted(run)),
         learning_rate=advice if differ else None,
         not_together=refusal if differ else None,
@@ -108,7 +109,8 @@ def _figures(run: Run, diagnosis: Diagnosis) -> dict[str, str]:
         found["loss scale"] = f"{scale_text(facts.first_scale)} to {scale_text(facts.final_scale)}"
     if facts.first_scale is not None or facts.skipped:
         found["skipped"] = f"{facts.skipped:,}, {share_text(facts.skipped, facts.steps)}"
-    return found | dict(_measured(run)) | dict(_memory(run))
+    peak = peak_memory(run)
+    return found | dict(_measured(run)) | ({"peak memory": peak} if peak else {})
 
 
 def _measured(run: Run) -> Iterator[tuple[str, str]]:
@@ -130,14 +132,14 @@ def _present(rows: Any, name: str) -> Any:
     return np.asarray(rows.column(name).drop_null().to_numpy(), np.float64)
 
 
-def _memory(run: Run) -> Iterator[tuple[str, str]]:
+def peak_memory(run: Readable) -> str:
     """The card's peak as torch counts it; else what was in use; without a card the process's."""
     rows = run.read(Table.DEVICES, ("peak_bytes", "used_bytes", "host_rss_bytes"))
     for column, where in (("peak_bytes", ""), ("used_bytes", ""), ("host_rss_bytes", " (host)")):
         known = rows.column(column).drop_null()
         if len(known):
-            yield "peak memory", bytes_text(int(known.to_numpy().max())) + where
-            return
+            return bytes_text(int(known.to_numpy().max())) + where
+    return ""
 
 
 def has_boundary(advice: Advice) -> bool:

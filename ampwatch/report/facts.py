@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from ampwatch.diagnosis.signals import detail_of
 from ampwatch.diagnosis.words import (
+    bytes_text,
     count_text,
     duration_text,
     list_text,
@@ -188,7 +189,7 @@ def _setting(run: Record, rows: Any) -> Iterator[Fact]:
         yield from _by_stamps(rows, knows_step_time=len(times) > 0)
     devices = run.read(Table.DEVICES, columns=("device", "name", "used_bytes", "total_bytes"))
     for name, used, total in _latest_devices(devices):
-        memory = f", {used / 2**30:.1f} of {total / 2**30:.1f} GiB" if used and total else ""
+        memory = f", {bytes_text(used)} of {bytes_text(total)}" if used and total else ""
         yield Fact("device", f"{name}{memory}")
 
 

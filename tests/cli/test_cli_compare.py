@@ -58,7 +58,7 @@ def test_runs_of_one_setting_have_nothing_to_tell(capsys, tmp_path):
     code, out, _ = compare(capsys, one, other)
     assert code == 0
     assert "Loss: the same to the last bit. Scale: the same. Skips: the same." in out
-    assert "None that the records tell." in out
+    assert "None in the records." in out
     assert "Learning rate" not in out
 
 
@@ -102,7 +102,7 @@ def test_logs_of_other_trainers_are_compared_where_both_tell_it(capsys):
     assert code == 0
     assert "A apex_collapse B apex_sawtooth" in out
     assert "The steps of apex_collapse, apex_sawtooth are counted" in out
-    assert "Loss: not told by both. Scale: the same. Skips: the same." in out
+    assert "Loss: not recorded by both. Scale: the same. Skips: the same." in out
 
 
 @pytest.mark.parametrize("count", [1, 27])

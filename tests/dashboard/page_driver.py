@@ -35,7 +35,7 @@ PAGES = {
     "Runs": ("runs", ".aw-runs.all"),
     "Overview": ("", ".aw-strip"),
     "Layers": ("layers", "[data-testid=stButtonGroup]"),
-    "Findings": ("findings", ".st-key-letter"),
+    "Findings": ("findings", ".st-key-findings"),
     "Memory and device": ("memory", "[class*='st-key-device'], .aw-problem"),
     "Compare": ("compare", ".st-key-compare-table, .stMultiSelect"),
 }

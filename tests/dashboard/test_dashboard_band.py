@@ -21,7 +21,7 @@ from ampwatch.follow import State
 def test_report_page_and_band_begin_with_the_same_sentence(
     accepted, verdict, first, tmp_path, capsys
 ):
-    from verdict import band
+    from verdict_band import band
 
     path = write_run(tmp_path, accepted=accepted)
     assert ampwatch(["report", str(path), "--fail-on", "warning"]) == 0

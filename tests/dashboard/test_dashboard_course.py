@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 import pytest
+from chart_points import thinned_base
 from course import SCALE, Numbers
-from drawing import thinned_base
 from written_runs import event_columns, step_columns, write_run
 
 from ampwatch import codec, store

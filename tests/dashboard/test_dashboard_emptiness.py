@@ -15,7 +15,7 @@ from written_runs import event_columns, fresh_id, step_columns, write_run
 from ampwatch import codec, store
 from ampwatch.rows import Table
 
-PAGES = ("overview", "layers", "findings", "memory")
+PAGES = ("overview_page", "layers_page", "findings_page", "memory_page")
 
 
 def write_rows(folder, name, tables, **info):
@@ -121,12 +121,12 @@ def test_no_page_fails_on_any_run(folder, made, page):
 
 
 def test_a_run_without_layers_says_how_to_have_them(folder):
-    app = opened("layers", write_run(folder, "plain"))
+    app = opened("layers_page", write_run(folder, "plain"))
     assert "ampwatch.attach(scaler, model)" in app.get("html")[-1].proto.body
 
 
 def test_a_run_whose_devices_were_not_sampled_says_so(folder):
-    app = opened("memory", write_run(folder, "plain"))
+    app = opened("memory_page", write_run(folder, "plain"))
     assert "No device was sampled yet" in app.get("html")[-1].proto.body
 
 
@@ -135,9 +135,9 @@ def test_a_folder_that_may_not_be_read_is_said(folder):
         pytest.skip("root may read everything")
     folder.chmod(0)
     try:
-        import runs
+        import run_list
 
-        assert "cannot be read" in runs.shelf().problems[0]
+        assert "cannot be read" in run_list.shelf().problems[0]
     finally:
         folder.chmod(0o755)
 
@@ -171,7 +171,7 @@ def test_each_rank_has_its_devices(folder):
             })
         )  # fmt: skip
         writer.close()
-    said = " ".join(element.proto.body for element in opened("memory", path).get("html"))
+    said = " ".join(element.proto.body for element in opened("memory_page", path).get("html"))
     assert "rank 0 · Card (cuda:0)" in said
-    assert "peak 3 of 16 GB" in said
-    assert not opened("overview", path).exception
+    assert "peak 3.2 GB of 17.2 GB" in said
+    assert not opened("overview_page", path).exception

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import runs
+import run_list
 import streamlit as st
 from page_driver import needs_components
 from streamlit.testing.v1 import AppTest
@@ -108,9 +108,9 @@ def test_a_run_with_a_damaged_end_takes_no_list_down(folder):
     assert not app.exception
     assert sorted(app.radio[0].options) == ["bad", "good", "linked"]
     assert "steps.arrows cannot be read" in html_of(app)
-    before = runs._stamp(folder / "linked")
+    before = run_list._stamp(folder / "linked")
     (folder / "linked" / "rank-0" / "devices.arrows").write_bytes(b"more")
-    assert runs._stamp(folder / "linked") != before
+    assert run_list._stamp(folder / "linked") != before
 
 
 def test_a_taken_port_is_left_to_who_has_it_and_the_page_says_where_it_listens(
@@ -120,7 +120,7 @@ def test_a_taken_port_is_left_to_who_has_it_and_the_page_says_where_it_listens(
         monkeypatch.setenv("AMPWATCH_ENDPOINT", first.endpoint)
         st.cache_resource.clear()
         app = page()
-        runs.feed().recorder.stop()
+        run_list.feed().recorder.stop()
         st.cache_resource.clear()
     assert f"{first.endpoint} is taken" in html_of(app)
     assert "feed on 127.0.0.1:" in html_of(app)

@@ -101,7 +101,7 @@ def test_a_link_brings_a_colleague_to_the_same_span_and_step(page, server):
     assert page.page.get_by_text("step 121").count() > 0
 
 
-def test_the_letter_says_what_the_report_says_and_can_be_copied(page, server, run):
+def test_the_findings_say_what_the_report_says_and_can_be_copied(page, server, run):
     diagnosis = ampwatch.diagnose(run)
     page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.open(f"{server.url}/findings?run=falls")
@@ -114,10 +114,10 @@ def test_the_letter_says_what_the_report_says_and_can_be_copied(page, server, ru
     assert copied == (lines or words)
 
 
-def test_the_letter_is_taken_along_as_one_file_that_holds_the_same_words(page, server, run):
+def test_the_report_is_downloaded_as_one_file_that_holds_the_same_words(page, server, run):
     page.open(f"{server.url}/findings?run=falls")
     with page.page.expect_download() as download:
-        page.page.get_by_role("button", name="one HTML file").click()
+        page.page.get_by_role("button", name="Download HTML report").click()
     taken = download.value.path().read_text("utf-8")
     assert download.value.suggested_filename == "falls.html"
     for finding in ampwatch.diagnose(run).findings:
@@ -177,7 +177,7 @@ def test_the_page_fits_a_narrow_screen(one, server):
 
 
 TICKS = """async ([root, first, last, count, ends, pixels]) => {
-    const { ticks } = await import(`${root}/component/live.scripts/rug.js`);
+    const { ticks } = await import(`${root}/component/browser.painter/skips.js`);
     return ticks({ first, last, count }, [], ends, pixels).map(({ step, count }) => [step, count]);
 }"""
 

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 from course import SCALE
-from layer_rows import exponents
+from layer_samples import exponents
 from open_runs import OpenRuns
 from rank_course import RankNumbers, column_of
 from written_runs import event_columns

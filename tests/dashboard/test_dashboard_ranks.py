@@ -132,9 +132,9 @@ def test_every_page_tells_the_ranks_apart_and_is_kept_as_a_picture(one, server, 
             assert page.page.locator("[data-testid=stException], .aw-problem").count() == 0
             page.page.screenshot(path=shots / f"ranks-{name.split()[0].lower()}.png")
         page.go("Findings")
-        letter = page.page.locator(".aw-finding").first.inner_text()
-        assert "rank 1" in letter
-        assert "head" in letter
+        words = page.page.locator(".aw-finding").first.inner_text()
+        assert "rank 1" in words
+        assert "head" in words
         page.go("Memory and device")
         titles = page.page.locator(".stMain p.aw-title").all_inner_texts()
         assert [title.split(" ·")[0] for title in titles] == ["rank 0", "rank 1"]

@@ -8,12 +8,12 @@ import re
 import numpy as np
 import pytest
 from page_driver import needs_browser, tab
-from test_report import letter_of
+from test_report_terminal import report_of
 from written_runs import event_columns, step_columns, write_run
 
 from ampwatch import cli, codec, diagnose, open_run, store
 from ampwatch.report import html_report
-from ampwatch.report.page.curves import SCALE, curves_of
+from ampwatch.report.overview_chart import SCALE, curves_of
 from ampwatch.rows import Table
 
 ATTACK = """</script><script>alert(1)</script><img src=x onerror=alert(2)> "'&@scale@"""
@@ -23,13 +23,6 @@ def html_of(path, out, capsys) -> str:
     assert cli.run(["report", str(path), "--html", str(out)]) == 0
     capsys.readouterr()
     return out.read_text("utf-8")
-
-
-def own_part(text: str) -> str:
-    """The file without plotly's script, which names many addresses."""
-    scripts = [s for s in re.findall(r"<script>.*?</script>", text, re.DOTALL) if len(s) > 1e6]
-    assert len(scripts) == 1
-    return text.replace(scripts[0], "")
 
 
 def words(text: str) -> list[str]:
@@ -49,12 +42,12 @@ def offline(one):
 
 def draw(opened, path):
     opened.open(path.as_uri())
-    opened.page.locator("#charts[data-drawn]").wait_for()
+    opened.drawn()
 
 
-def points(trace):
+def points(line):
     """Each point of a line; breaks are left out."""
-    return [(x, y) for x, y in zip(trace["x"], trace["y"], strict=True) if y is not None]
+    return [(x, y) for x, y in zip(line["x"], line["y"], strict=True) if y is not None]
 
 
 @needs_browser
@@ -62,33 +55,51 @@ def test_it_draws_the_numbers_of_the_log(tmp_path, capsys, offline):
     path, out = write_run(tmp_path, skipped=30), tmp_path / "out.html"
     html_of(path, out, capsys)
     draw(offline, out)
-    traces = offline.page.evaluate(
-        "() => Object.fromEntries(document.getElementById('charts').data.map("
-        "({name, x, y}) => [name, {x: Array.from(x), y: Array.from(y)}]))"
-    )
+    drawn = dict(zip(("loss scale", "loss", "gradient norm", "lr"), offline.lines(), strict=True))
     rows = open_run(path).steps
     at = {step: row for row, step in enumerate(rows["step"].to_pylist())}
-    columns = (("loss", "loss"), ("gradient norm", "grad_norm"), ("learning rate", "lr"))
-    for name, column in columns:
+    for name, column in (("loss", "loss"), ("gradient norm", "grad_norm"), ("lr", "lr")):
         values = rows[column].to_pylist()
-        drawn = points(traces[name])
-        assert len(drawn) == sum(math.isfinite(v) for v in values)
-        assert all(y == pytest.approx(values[at[x]], rel=1e-6) for x, y in drawn)
+        line = points(drawn[name])
+        assert len(line) == sum(math.isfinite(v) for v in values)
+        assert all(y == pytest.approx(values[at[x]], rel=1e-6) for x, y in line)
     scale = rows["scale"].to_pylist()
-    for x, y in points(traces["loss scale"]):
+    for x, y in points(drawn["loss scale"]):
         assert y == math.log2(scale[at[x]])
-    assert {x for x in traces["skipped"]["x"] if x is not None} == set(range(100, 130))
+    assert set(offline.ticks()) == set(range(100, 130))
+
+
+@pytest.mark.slow_browser
+@needs_browser
+def test_it_is_read_and_zoomed_by_mouse(tmp_path, capsys, offline):
+    out = tmp_path / "out.html"
+    html_of(write_run(tmp_path, skipped=30), out, capsys)
+    draw(offline, out)
+    box = offline.page.locator(".aw-plot").bounding_box()
+    middle, left, right = (box["x"] + share * box["width"] for share in (0.5, 0.3, 0.7))
+    y = box["y"] + 60
+    offline.page.mouse.move(middle, y)
+    label = offline.page.locator(".aw-label").inner_text()
+    assert re.match(r"step \d+\nloss scale\n2¹⁶\n", label)
+    offline.page.mouse.move(left, y)
+    offline.page.mouse.down()
+    offline.page.mouse.move(right, y, steps=5)
+    offline.page.mouse.up()
+    first, last = offline.axis()
+    assert 20 < first < last < 100
+    offline.page.mouse.click(middle, y, click_count=2)
+    assert offline.axis() == [0, 129]
 
 
 @needs_browser
-def test_the_letter_is_the_terminals_word_for_word(tmp_path, capsys, offline):
+def test_the_text_is_the_terminals_word_for_word(tmp_path, capsys, offline):
     path, out = write_run(tmp_path, skipped=30), tmp_path / "out.html"
     html_of(path, out, capsys)
     draw(offline, out)
-    letter = offline.page.locator(".letter").inner_text()
-    plain = letter_of(path, terminal=True)
+    text = offline.page.locator(".verdict").inner_text()
+    plain = report_of(path, terminal=True)
     plain = re.sub(r"\x1b\[[0-9;]*m|[▁▂▃▄▅▆▇█]", "", plain)
-    assert words(letter) == words(plain)
+    assert words(text) == words(plain)
 
 
 @pytest.mark.slow_browser
@@ -106,12 +117,13 @@ def test_a_runs_name_is_text_and_nothing_else(tmp_path, capsys, offline):
     writer.append(codec.encode(Table.LAYERS, layer))
     writer.append(codec.encode(Table.EVENTS, event_columns([(0, "optimizer", config)], 0)))
     writer.close()
-    text = own_part(html_of(path, tmp_path / "out.html", capsys))
+    text = html_of(path, tmp_path / "out.html", capsys)
     assert "<img" not in text
-    assert text.count("<script") == 3  # two blocks of data, and what draws them
+    assert text.count("<script") == 3  # two messages, and what draws them
     draw(offline, tmp_path / "out.html")
-    assert ATTACK in offline.page.locator(".letter").inner_text()
-    assert offline.page.locator(".windows title").text_content().startswith(ATTACK)
+    assert ATTACK in offline.page.locator(".verdict").inner_text()
+    assert offline.page.locator(".aw-window").get_attribute("title").startswith(ATTACK)
+    assert offline.page.locator("[data-layer]").get_attribute("data-layer") == ATTACK
     assert offline.page.locator("img").count() == 0
 
 
@@ -120,14 +132,14 @@ def test_a_runs_name_is_text_and_nothing_else(tmp_path, capsys, offline):
 def test_dark_and_paper_have_colours_of_their_own(tmp_path, capsys, one):
     out = tmp_path / "out.html"
     html_of(write_run(tmp_path, skipped=30), out, capsys)
-    colour = "() => document.getElementById('charts').data[0].line.color"
+    colour = "() => getComputedStyle(document.querySelector('.aw-plot g path')).stroke"
     back = "() => getComputedStyle(document.body).backgroundColor"
     with tab(one, "dark") as dark:
         draw(dark, out)
-        assert dark.page.evaluate(colour) == "#7FA6FF"
+        assert dark.page.evaluate(colour) == "rgb(127, 166, 255)"
         assert dark.page.evaluate(back) == "rgb(20, 23, 27)"
         dark.page.emulate_media(media="print")
-        dark.page.wait_for_function(f"() => ({colour})() === '#2456C8'")
+        dark.page.wait_for_function(f"() => ({colour})() === 'rgb(36, 86, 200)'")
         assert dark.page.evaluate(back) == "rgb(253, 253, 251)"
         assert dark.page.pdf(format="A4").startswith(b"%PDF")
         assert dark.troubles == []
@@ -142,10 +154,11 @@ def test_a_comparison_draws_each_run_over_the_others_and_says_what_the_terminal_
     out = tmp_path / "out.html"
     assert cli.run(["compare", *runs, "--html", str(out)]) == 0
     assert cli.run(["compare", *runs]) == 0
-    printed = capsys.readouterr().out.split("MB\n", 1)[1]
+    printed = capsys.readouterr().out.split("kB\n", 1)[1]
     draw(offline, out)
-    drawn = offline.page.evaluate("() => document.getElementById('charts').data.map(t => t.name)")
-    assert drawn == ["A", "B"] * 4  # scale, loss, norm, rate
+    panels = "() => document.querySelector('.aw-plot').drawn.panels"
+    drawn = offline.page.evaluate(f"{panels}.flatMap(({{lines}}) => lines.map((one) => one.label))")
+    assert drawn == ["A", "B"] * 4  # loss, scale, norm, rate
     said = offline.page.locator("main > section").inner_text()
     said, printed = re.sub("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+", "", said), re.sub(r"\^-?\d+", "", printed)
     assert sorted(words(said)) == sorted(words(printed))  # the terminal folds columns
@@ -159,7 +172,7 @@ def test_on_a_telephone_no_title_is_cut_and_no_word_broken(tmp_path, capsys, one
     with tab(one) as opened:
         opened.page.set_viewport_size({"width": 390, "height": 844})
         draw(opened, out)
-        ends = "() => [...document.querySelectorAll('.annotation-text')].map("
+        ends = "() => [...document.querySelectorAll('.aw-plot .title')].map("
         ends += "(title) => title.getBoundingClientRect().right)"
         assert max(opened.page.evaluate(ends)) <= 390
         heights = "() => [...document.querySelectorAll('.finding th')].map((th) => "
@@ -167,7 +180,7 @@ def test_on_a_telephone_no_title_is_cut_and_no_word_broken(tmp_path, capsys, one
         assert all(width > 5 * len(word) for word, width in opened.page.evaluate(heights))
 
 
-def test_a_million_steps_are_less_than_two_megabytes_and_no_skip_is_lost(tmp_path):
+def test_a_million_steps_are_half_a_megabyte_and_no_skip_is_lost(tmp_path):
     random = np.random.default_rng(3)
     columns = step_columns(1_000_000, 0, 0)
     skipped = random.random(1_000_000) < 0.01
@@ -187,13 +200,13 @@ def test_a_million_steps_are_less_than_two_megabytes_and_no_skip_is_lost(tmp_pat
     assert all(len(line.x) <= 2000 for line in curves.lines.values())
     assert set(curves.lines) == {SCALE, "loss", "grad_norm", "lr"}
     short = diagnose(open_run(write_run(tmp_path)))  # judging a million steps is another's test
-    assert len(own_part(html_report(open_run(path), short, 2.0**15)).encode()) < 2_000_000
+    assert len(html_report(open_run(path), short, 2.0**15).encode()) < 500_000
 
 
 def test_no_steps_make_a_report_without_charts(tmp_path, capsys):
     text = html_of(write_run(tmp_path, accepted=0), tmp_path / "out.html", capsys)
     assert "INCOMPLETE" in text
-    assert 'id="charts"' not in text
+    assert 'class="message"' not in text
 
 
 def test_a_scale_that_ran_away_is_still_a_report(tmp_path, capsys):
@@ -207,8 +220,8 @@ def test_a_scale_that_ran_away_is_still_a_report(tmp_path, capsys):
     bounds = {"scale_low": [math.inf], "scale_high": [64.0]}
     writer.append(codec.encode(Table.LAYERS, {"step": [0], "layer": [0], **bounds}))
     writer.close()
-    text = own_part(html_of(path, tmp_path / "out.html", capsys))
-    assert "no scale serves it" in text
+    text = html_of(path, tmp_path / "out.html", capsys)
+    assert '<td class="number">none</td>' in text
 
 
 @pytest.mark.parametrize("place", ["folder", "absent/out.html"])
@@ -222,13 +235,13 @@ def test_a_place_that_is_no_file_is_refused_before_any_work(tmp_path, capsys, pl
 
 def test_a_large_configuration_leaves_the_file_small(tmp_path, capsys):
     config = {f"{'x' * 400}{n}": "y" * 1000 for n in range(5000)}
-    text = own_part(html_of(write_run(tmp_path, config=config), tmp_path / "out.html", capsys))
+    text = html_of(write_run(tmp_path, config=config), tmp_path / "out.html", capsys)
     assert len(text) < 2_000_000
     assert "more settings" in text
 
 
-def test_without_plotly_it_says_what_to_install(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("ampwatch.report.page.find_spec", lambda name: None)
+def test_without_what_thins_lines_it_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("ampwatch.report.html_file.find_spec", lambda name: None)
     out = tmp_path / "out.html"
     assert cli.run(["report", str(write_run(tmp_path)), "--html", str(out)]) == 2
     assert "pip install 'ampwatch[dashboard]'" in capsys.readouterr().err

@@ -1,0 +1,164 @@
+"""Where two runs diverge: the first common step at which loss, scale or skips differ.
+
+Two runs of one setting differ by noise (another seed, another order of sums). So for the loss there
+are two steps: the first at which any bit differs, and the first at which the difference is beyond
+the usual change from step to step. A scale or a skip is the same or is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from ampwatch.diagnosis.learning_rate.constants import (
+    MEDIAN_STEPS,
+    ROBUST_DEVIATIONS,
+    SUSTAINED_STEPS,
+)
+from ampwatch.report.facts import rows_of_first_optimizer
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis import Record
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+# Logs print three digits, and nobody calls less a difference.
+_LEAST_SHARE = 0.01
+_MAD_TO_DEVIATION = 1.4826  # of normal noise
+_LEAST_STEPS = MEDIAN_STEPS + SUSTAINED_STEPS
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first step at which a quantity is not the same, and what each run had there."""
+
+    step: int
+    first: float | None
+    second: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where a run differs from another; None where it does not within their common steps."""
+
+    common_steps: int
+    last_common_step: int | None = None
+    both_tell: tuple[str, ...] = ()  # of loss, scale and skips, those that both runs record
+    loss_bits: Difference | None = None
+    loss: Difference | None = None
+    knows_noise: bool = False  # whether both losses are long enough to estimate it
+    scale: Difference | None = None
+    skips: Difference | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """One quantity of both runs at the steps at which both have it."""
+
+    step: Integers
+    one: Floats
+    other: Floats
+
+    def at(self, places: NDArray[np.intp]) -> Difference | None:
+        """The first of these places, if there is any."""
+        if not len(places):
+            return None
+        at = int(places.min())
+        return Difference(int(self.step[at]), float(self.one[at]), float(self.other[at]))
+
+
+def divergence_of(first: Record, second: Record) -> Divergence:
+    """Where the second run differs from the first."""
+    one, other = _by_step(first), _by_step(second)
+    step, mine, its = np.intersect1d(one.step, other.step, return_indices=True)
+    if not len(step):
+        return Divergence(0)
+    loss, scale, skips = (
+        _pair(step, left[mine], right[its], known_left[mine] & known_right[its])
+        for (left, known_left), (right, known_right) in zip(one.told, other.told, strict=True)
+    )
+    pairs = {"loss": loss, "scale": scale, "skips": skips}
+    return Divergence(
+        len(step),
+        int(step[-1]),
+        tuple(name for name, pair in pairs.items() if len(pair.step)),
+        loss.at(_unequal(loss)),
+        loss.at(_beyond_noise(loss)),
+        _both_finite(loss) >= _LEAST_STEPS,
+        scale.at(_unequal(scale)),
+        skips.at(_unequal(skips)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """A run's loss, scale and skips, a row a step, each with the mask of what is known."""
+
+    step: Integers
+    told: tuple[tuple[Floats, Mask], ...]
+
+
+def _by_step(run: Record) -> _Steps:
+    """Of a step that a restart repeated, the last."""
+    rows = rows_of_first_optimizer(run, ("step", "loss", "scale", "scale_after", "skipped"))
+    step = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
+    _, from_end = np.unique(step[::-1], return_index=True)
+    last = len(step) - 1 - from_end
+    scale = pc.coalesce(rows.column("scale"), rows.column("scale_after"))
+    columns = (rows.column("loss"), scale, rows.column("skipped").cast("int8"))
+    told = tuple((_floats(column)[last], _known(column)[last]) for column in columns)
+    return _Steps(step[last], told)
+
+
+def _floats(column: Any) -> Floats:
+    return np.asarray(column.to_numpy(), np.float64)
+
+
+def _known(column: Any) -> Mask:
+    return np.asarray(column.is_valid().to_numpy(), np.bool_)
+
+
+def _pair(step: Integers, one: Floats, other: Floats, known: Mask) -> _Pair:
+    return _Pair(step[known], one[known], other[known])
+
+
+def _unequal(pair: _Pair) -> NDArray[np.intp]:
+    """Where they are not the same; nan is as good as another nan."""
+    both_lost = np.isnan(pair.one) & np.isnan(pair.other)
+    return np.flatnonzero((pair.one != pair.other) & ~both_lost)
+
+
+def _both_finite(pair: _Pair) -> int:
+    return int((np.isfinite(pair.one) & np.isfinite(pair.other)).sum())
+
+
+def _beyond_noise(pair: _Pair) -> NDArray[np.intp]:
+    """Where stretches begin, long or to the end, whose medians are apart by more than noise.
+
+    A loss that is not finite is apart from one that is by more than any noise.
+    """
+    finite = np.isfinite(pair.one), np.isfinite(pair.other)
+    if _both_finite(pair) < _LEAST_STEPS:
+        return np.flatnonzero(finite[0] != finite[1])
+    told = np.flatnonzero(finite[0] | finite[1])
+    away = np.abs(np.where(finite[0] & finite[1], pair.one - pair.other, np.inf)[told])
+    middle = np.median(sliding_window_view(away, MEDIAN_STEPS), axis=1)
+    noise = np.hypot(_deviation(pair.one[finite[0]]), _deviation(pair.other[finite[1]]))
+    least = _LEAST_SHARE * float(np.median(np.abs(pair.one[finite[0]])))
+    apart = middle > max(ROBUST_DEVIATIONS * noise, least)
+    lasting = np.append(apart, np.ones(SUSTAINED_STEPS - 1, bool))
+    starts = np.flatnonzero(sliding_window_view(lasting, SUSTAINED_STEPS).all(axis=1))
+    return np.asarray(told[starts + MEDIAN_STEPS // 2])
+
+
+def _deviation(loss: Floats) -> float:
+    """What a loss does from step to step, whatever its course."""
+    moves = np.diff(loss)
+    return float(_MAD_TO_DEVIATION * np.median(np.abs(moves - np.median(moves))) / np.sqrt(2))

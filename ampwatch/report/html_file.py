@@ -1,0 +1,162 @@
+"""A run, or several compared, as one HTML file that needs no network.
+
+The text comes first, then the dashboard's charts, the layers and all details. Nothing of a run is
+interpreted: texts are escaped, data stands in blocks of its own, and the page's policy lets no
+script run but ours.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ampwatch.errors import ReportError
+from ampwatch.report.comparison_text import LETTERS, comparison_text
+from ampwatch.report.facts import powers
+from ampwatch.report.html_sections import (
+    assumed_note,
+    findings_in_full,
+    layers_table,
+    markup,
+    reading_notes,
+    settings_table,
+)
+from ampwatch.report.overview_chart import compared_panels, curves_of, overview_of
+from ampwatch.report.painter import VERDICT_COLOR, bundled, style_sheet
+from ampwatch.report.painter.message import Arrays, Picture, still_message
+from ampwatch.report.scale_windows import telling_step, windows_message
+from ampwatch.report.settings import assumed_settings, settings_of
+from ampwatch.report.terminal_report import report_text
+from ampwatch.text import printable
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis import Diagnosis
+    from ampwatch.report.comparison import Comparison
+    from ampwatch.store import Run
+
+_STYLE = Path(__file__).with_name("report.css")
+
+
+def html_report(run: Run, diagnosis: Diagnosis, level: float | None) -> str:
+    """The whole file; `level` is the scale that the run had established.
+
+    Raises ReportError where tsdownsample is not installed.
+    """
+    _require_thinning()
+    step = telling_step(diagnosis)
+    tone = VERDICT_COLOR[diagnosis.verdict.value]
+    layers = layers_table(run, step)
+    text = markup(report_text(run.info.name, run, diagnosis, fancy=True, curves=False))
+    parts = (
+        f'<section class="verdict" style="--tone:var(--aw-{tone})">{text}</section>',
+        _course(run, diagnosis, level),
+        _section("Layers", _drawn(windows_message(run, step, diagnosis, level)), layers),
+        findings_in_full(diagnosis.findings),
+        settings_table(settings_of(run)),
+        assumed_note(run.info.source, assumed_settings(run)),
+        reading_notes(run.notes),
+        _origin(diagnosis),
+    )
+    return _document(run.info.name, "".join(parts))
+
+
+def html_comparison(runs: Sequence[Run], comparison: Comparison) -> str:
+    """The terminal's tables as a file, and the runs' curves over one another.
+
+    Raises ReportError where tsdownsample is not installed.
+    """
+    _require_thinning()
+    tables = markup(comparison_text(comparison, lambda text: powers(printable(text))))
+    title = " and ".join(comparison.names[:3])
+    return _document(title, f'<section class="wide">{tables}</section>{_courses(runs)}')
+
+
+# --- charts --------------------------------------------------------------------------------------
+
+
+def _course(run: Run, diagnosis: Diagnosis, level: float | None) -> str:
+    curves = curves_of(run)
+    if curves is None or not (curves.lines or curves.skipped):
+        return ""
+    return _section("Course", _drawn(still_message(*overview_of(curves, diagnosis, level))))
+
+
+def _courses(runs: Sequence[Run]) -> str:
+    """One panel a quantity that any run has, one line a run."""
+    curves = [curves_of(run) for run in runs]
+    ends = [one.ends for one in curves if one is not None]
+    labels = LETTERS[: len(runs)]
+    present = [one.lines if one else () for one in curves]
+    panels = list(compared_panels(labels, present, named=True))
+    if not panels:
+        return ""
+    arrays: Arrays = {}
+    for number, one in enumerate(curves):
+        arrays |= {} if one is None else one.arrays(f"{number}.")
+    picture = Picture(
+        name="runs", panels=panels, ends=(min(a for a, _ in ends), max(b for _, b in ends)),
+        rows=sum(one.rows for one in curves if one), reports=False,
+    )  # fmt: skip
+    return _section("Course", _drawn(still_message(picture, arrays)))
+
+
+def _section(title: str, *parts: str) -> str:
+    """A heading with what stands below it; nothing where that is nothing."""
+    return f"<h2>{title}</h2>{''.join(parts)}" if any(parts) else ""
+
+
+def _drawn(message: bytes | None) -> str:
+    """A message, in whose place report.js draws."""
+    if message is None:
+        return ""
+    data = base64.b64encode(message).decode()
+    return (
+        '<noscript><p class="dim">This chart needs JavaScript.</p></noscript>'
+        f'<script type="application/octet-stream" class="message">{data}</script>'
+    )
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+def _document(title: str, body: str) -> str:
+    """A page of its own around a body."""
+    script = bundled("report")
+    name = html.escape(printable(title))
+    style = style_sheet() + _STYLE.read_text("utf-8")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{name} · ampwatch report</title><style>{style}</style></head><body><main>"
+        f"{body}</main><script>{script}</script></body></html>\n"
+    )
+
+
+def _policy(script: str) -> str:
+    """No address may be asked for anything, and no script but this may run."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'"
+
+
+def _origin(diagnosis: Diagnosis) -> str:
+    facts = diagnosis.run
+    parts = [f"run {facts.id}", f"read as {facts.source}"]
+    parts += [f"started {facts.started}"] if facts.started else []
+    parts += [f"ended {facts.ended}"] if facts.ended else []
+    return (
+        f'<footer class="dim">{html.escape(printable(", ".join(parts)))} · ampwatch report</footer>'
+    )
+
+
+def _require_thinning() -> None:
+    if find_spec("tsdownsample") is None:
+        raise ReportError(
+            "The HTML report needs tsdownsample, which is not installed here: "
+            "`pip install 'ampwatch[dashboard]'`, or print the report without --html."
+        )

@@ -1,0 +1,37 @@
+// An axis for the values in view: its range, its ticks, and how a value on it is written.
+
+import { linearTicks, logTicks, numberText, powerText, powerTicks } from "./ticks.js";
+
+const LOG_RATIO = { number: 30, rate: 8 }; // a linear axis would hide the smaller values
+const ROOM = 0.08; // of the range, above and below
+
+// Of a panel without lines.
+export const noAxis = { type: "linear", range: [0, 1], tickvals: [], ticktext: [] };
+
+export function axisOf(kind, seen) {
+  if (kind === "power") return powerAxis(seen ?? [0, 1]);
+  const [low, high] = seen ?? [0, 1];
+  if (low > 0 && high > LOG_RATIO[kind] * low) return logAxis(low, high);
+  return linearAxis(low, high);
+}
+
+function powerAxis([low, high]) {
+  const range = [Math.floor(low) - 0.6, Math.ceil(high) + 0.6];
+  return { type: "linear", range, ...labelled(powerTicks(range), powerText) };
+}
+
+function logAxis(low, high) {
+  const room = ROOM * Math.log10(high / low);
+  const range = [Math.log10(low) - room, Math.log10(high) + room];
+  return { type: "log", range, ...labelled(logTicks(range.map((v) => 10 ** v)), numberText) };
+}
+
+function linearAxis(low, high) {
+  let range = [low - ROOM * (high - low), high + ROOM * (high - low)];
+  if (low === high) range = low === 0 ? [-1, 1] : [Math.min(0, 1.25 * low), Math.max(0, 1.25 * low)];
+  return { type: "linear", range, ...labelled(linearTicks(range), numberText) };
+}
+
+function labelled(tickvals, text) {
+  return { tickvals, ticktext: tickvals.map(text) };
+}

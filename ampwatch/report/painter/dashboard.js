@@ -1,0 +1,33 @@
+// The dashboard: give each place on the page its own object, and pass on what comes for it.
+
+import { Chart } from "./chart.js";
+import { Heatmap } from "./heatmap.js";
+import { HtmlPart } from "./html_part.js";
+import { unpack } from "./message.js";
+import { ScaleWindows } from "./scale_windows.js";
+
+const KINDS = { chart: Chart, heatmap: Heatmap, html: HtmlPart, windows: ScaleWindows };
+const mounted = new WeakMap();
+
+// Called by Streamlit again for every message; returns what it calls when the place is gone.
+export function mount(component) {
+  const { header, arrays } = unpack(component.data);
+  const place = component.parentElement;
+  let object = mounted.get(place);
+  if (!object) {
+    object = new KINDS[header.component](place);
+    mounted.set(place, object);
+  }
+  object.report = component.setStateValue;
+  object.ask = component.setTriggerValue;
+  object.show(header, arrays);
+  return () => setTimeout(() => close(place, object));
+}
+
+// Streamlit calls back when the place is gone, but also when a message comes before the one before it
+// was taken in: then the place is still there, and what it shows stays.
+function close(place, object) {
+  if (place.isConnected) return;
+  mounted.delete(place);
+  object.close();
+}

@@ -1,0 +1,158 @@
+"""What the painter is sent: a JSON header, then arrays as they lie in memory.
+
+message.js reads it. JSON alone would take the browser twenty times longer to parse.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampwatch.report import thinning
+
+Arrays = dict[str, NDArray[Any]]
+
+ALIGNMENT = 8  # a typed array must begin at a multiple of its item's size
+KINDS = {"float64": np.float64, "float32": np.float32, "int32": np.int32}
+
+
+def pack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """The header with where each array lies, and the arrays."""
+    places, pieces, offset = {}, [], 0
+    for name, values in arrays.items():
+        kept = np.ascontiguousarray(values)
+        if kept.dtype.name not in KINDS:
+            kept = kept.astype(np.float64)  # JavaScript has no 64 bit integers to draw with
+        places[name] = [kept.dtype.name, offset, len(kept)]
+        pieces.append(_padded(kept.tobytes()))
+        offset += len(pieces[-1])
+    text = json.dumps({**header, "arrays": places}, allow_nan=False).encode()
+    text = _padded(struct.pack("<I", len(text)) + text)
+    return b"".join([text, *pieces])
+
+
+def _padded(piece: bytes) -> bytes:
+    return piece + b" " * (-len(piece) % ALIGNMENT)
+
+
+# --- what a chart shows --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Stroke:
+    """One line of a panel."""
+
+    column: str
+    label: str
+    color: str
+    stepped: bool = False
+    faint: bool = False
+    dash: str = "solid"
+    said: str = ""  # added to the panel's title where it is drawn
+
+    def header(self) -> dict[str, Any]:
+        """As the browser reads it."""
+        return {
+            "key": self.column, "label": self.label, "color": self.color,
+            "stepped": self.stepped, "faint": self.faint, "dash": self.dash,
+            "width": 2 if self.stepped else 1.6,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """A value drawn across a panel, with an interval around it; `fits` makes room for it."""
+
+    value: float
+    low: float
+    high: float
+    color: str
+    said: str
+    fits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One chart of the figure; its title says what it shows, a part in the colour it speaks of."""
+
+    title: tuple[tuple[str, str], ...]
+    strokes: tuple[Stroke, ...]
+    kind: str = "number"  # or power, rate, share
+    height: int = 96
+    unit: str = ""
+    rug: bool = False  # whether skipped steps are drawn below it
+    guides: tuple[Guide, ...] = ()
+
+    def header(self) -> dict[str, Any]:
+        """As the browser reads it."""
+        title = [*self.title, *((guide.said, "muted") for guide in self.guides)]
+        title += [(stroke.said, "muted") for stroke in self.strokes if stroke.said]
+        return {
+            "title": title, "kind": self.kind, "height": self.height, "unit": self.unit,
+            "rug": self.rug, "lines": [stroke.header() for stroke in self.strokes],
+            "guides": [
+                {"value": g.value, "low": g.low, "high": g.high, "color": g.color, "fits": g.fits}
+                for g in self.guides
+            ],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The steps of a finding, drawn pale through all panels."""
+
+    first: int
+    last: int
+    label: str
+    color: str
+
+    def header(self) -> dict[str, Any]:
+        """As the browser reads it."""
+        return {"first": self.first, "last": self.last, "label": self.label, "color": self.color}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All of a chart but its points."""
+
+    name: str  # another one is another picture: what the reader chose on the one before is dropped
+    panels: Sequence[Panel]
+    ends: tuple[int, int]
+    marks: Sequence[Mark] = ()
+    restart: int | None = None
+    span: tuple[int, int] | None = None
+    picked: int | None = None
+    rows: int = 0
+    unit: str = "step"  # of the axis: step, or second
+    reports: bool = True  # whether the span and the step that the reader chooses come back
+
+    def header(self, base: str, hole: float, *, whole: bool) -> dict[str, Any]:
+        """As the browser reads it; `base` names the points, which are sent along if `whole`."""
+        return {
+            "component": "chart",
+            "run": self.name,
+            "rows": self.rows,
+            "base": base,
+            "hasBase": whole,
+            "hole": hole,
+            "axis": list(self.ends),
+            "unit": self.unit,
+            "reports": self.reports,
+            "span": None if self.span is None else list(self.span),
+            "picked": self.picked,
+            "panels": [panel.header() for panel in self.panels],
+            "marks": [mark.header() for mark in self.marks],
+            "restart": self.restart,
+        }
+
+
+def still_message(picture: Picture, arrays: Arrays) -> bytes:
+    """A chart whose points are sent whole."""
+    hole = thinning.hole_of(*picture.ends)
+    return pack(picture.header(f"still {picture.rows}", hole, whole=True), arrays)

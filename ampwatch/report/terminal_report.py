@@ -1,0 +1,231 @@
+"""The report for the terminal, on one screen: the verdict, what broke and since when, what to do,
+its consequences, what is ruled out, then the facts. On several runs: a line or two each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from ampwatch.diagnosis.paste import words_and_lines
+from ampwatch.diagnosis.words import count_text, limit_text, restart_text
+from ampwatch.report.facts import facts_of, powers, ruled_out
+from ampwatch.text import printable
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis import Advice, Diagnosis, Finding, Record, Together
+
+STYLES = {
+    "failing": "bold #C8401E",
+    "error": "bold #C8401E",
+    "warning": "bold #C98A00",
+    "incomplete": "bold #6B7280",
+    "info": "#6B7280",
+    "healthy": "bold #0E8A6D",
+}
+MARKS = {"error": "x", "warning": "!", "info": "-"}
+Write = Callable[[str], str]
+
+
+def to_json(diagnosis: Diagnosis | Together) -> str:
+    """The text that `report --json` prints."""
+    return json.dumps(diagnosis.to_json(), indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def print_report(console: Console, name: str, run: Record, diagnosis: Diagnosis) -> None:
+    """Print the report, as this console can show it."""
+    text = report_text(name, run, diagnosis, fancy=is_fancy(console))
+    console.print(text, highlight=False, soft_wrap=False)
+
+
+def print_reports(console: Console, names: Sequence[str], together: Together) -> None:
+    """Print the report on several runs of one model: a line or two each, one advice for all."""
+    write = writer(fancy=is_fancy(console))
+    parts: list[RenderableType] = []
+    for name, diagnosis in zip(names, together.diagnoses, strict=True):
+        line = Text(write(_rate_and_headline(diagnosis)))
+        parts += [title(name, diagnosis), Padding(line, (0, 0, 0, 2))]
+    advice = together.learning_rate
+    rows = [("for all runs", f"{advised(advice)}. {advice.because}")]
+    console.print(Group(*parts, Text(), labelled(rows, write, width=13)), highlight=False)
+
+
+def _rate_and_headline(diagnosis: Diagnosis) -> str:
+    rate = diagnosis.learning_rate.current
+    told = "" if rate is None else f"Learning rate {rate:.3g}. "
+    head = diagnosis.headline
+    if head is None or head.severity.value == "info":
+        return told + (diagnosis.calm or "")
+    return told + head.summary
+
+
+def is_fancy(console: Console) -> bool:
+    """Whether the console can show superscripts and blocks."""
+    return console.is_terminal and "utf" in console.encoding.lower()
+
+
+def writer(*, fancy: bool) -> Write:
+    """What makes a text fit to be shown; `fancy` writes powers as superscripts."""
+    return (lambda text: powers(printable(text))) if fancy else printable
+
+
+def report_text(
+    name: str, run: Record, diagnosis: Diagnosis, *, fancy: bool, curves: bool = True
+) -> RenderableType:
+    """The whole report; `fancy` also draws small curves, unless they are not wanted."""
+    write = writer(fancy=fancy)
+    head = _shown_head(diagnosis)
+    parts: list[RenderableType] = [title(name, diagnosis), *_headline(diagnosis, head, write)]
+    others = _Tree(diagnosis.findings).below(head)
+    if others:
+        parts += [Text(), _lines(others, write)]
+    parts += [Text(), _advice_and_cleared(run, diagnosis, head, write)]
+    parts += [Text(), _facts(run, diagnosis, write, fancy=fancy, curves=fancy and curves)]
+    return Group(*parts)
+
+
+def title(name: str, diagnosis: Diagnosis) -> Text:
+    """The verdict and the run's name."""
+    verdict = diagnosis.verdict.value
+    facts = diagnosis.run
+    ranks = "" if len(facts.ranks) < 2 else f", {len(facts.ranks)} ranks"
+    return Text.assemble(
+        (verdict.upper(), STYLES[verdict]),
+        ("  ", ""),
+        (printable(name), "bold"),
+        (f"  {count_text(facts.steps, 'step')}{ranks}", "dim"),
+    )
+
+
+def _shown_head(diagnosis: Diagnosis) -> Finding | None:
+    """The headline, unless the verdict is calm and it is only information."""
+    head, calm = diagnosis.headline, diagnosis.calm is not None
+    return None if head is None or (calm and head.severity.value == "info") else head
+
+
+def _headline(diagnosis: Diagnosis, head: Finding | None, write: Write) -> list[RenderableType]:
+    if head is None:
+        return [Text(write(diagnosis.calm or ""))]
+    since = "" if head.first_step is None else f", since step {head.first_step}"
+    words, lines = words_and_lines(head.action)
+    rows = [("why", head.cause), ("do", words)]
+    shown: list[RenderableType] = [
+        Text(write(head.summary), "bold"),
+        Text(f"{head.code} {head.name}{since}", "dim"),
+        Padding(labelled(rows, write), (0, 0, 0, 2)),
+    ]
+    if lines:  # flush left and unbroken, or they could not be pasted
+        code = Text(_printable_lines(lines), "cyan", no_wrap=True, overflow="ignore")
+        shown += [Text(), code]
+    return shown
+
+
+def _printable_lines(lines: str) -> str:
+    """Lines of code whose names are data, still on their lines."""
+    return "\n".join(printable(line) for line in lines.split("\n"))
+
+
+def labelled(rows: Sequence[tuple[str, str]], write: Write, width: int = 4) -> Grid:
+    """Texts beside their labels."""
+    grid = Grid.grid(padding=(0, 1))
+    grid.add_column(style="dim", min_width=width, no_wrap=True)
+    grid.add_column()
+    for label, text in rows:
+        grid.add_row(label, Text(write(text)))
+    return grid
+
+
+class _Tree:
+    """Findings by their causes: what follows from one stands below it."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self._findings = findings
+        self._codes = {finding.code for finding in findings}
+
+    def below(self, head: Finding | None) -> list[tuple[int, Finding]]:
+        """All but the head, each with its depth: first what follows from it."""
+        seen: set[int] = set() if head is None else {id(head)}
+        found = [] if head is None else list(self._following(head, 0, seen))
+        for root in self._findings:  # what has no cause here, and what only circles
+            if root.because_of not in self._codes:
+                found += self._with_following(root, 0, seen)
+        for rest in self._findings:
+            found += self._with_following(rest, 0, seen)
+        return found
+
+    def _with_following(
+        self, finding: Finding, depth: int, seen: set[int]
+    ) -> Iterator[tuple[int, Finding]]:
+        if id(finding) not in seen:
+            seen.add(id(finding))
+            yield depth, finding
+            yield from self._following(finding, depth + 1, seen)
+
+    def _following(
+        self, cause: Finding, depth: int, seen: set[int]
+    ) -> Iterator[tuple[int, Finding]]:
+        for finding in self._findings:
+            if finding.because_of == cause.code:
+                yield from self._with_following(finding, depth, seen)
+
+
+def _lines(findings: Sequence[tuple[int, Finding]], write: Write) -> Group:
+    """The other findings, a line each; a consequence says so or stands below its cause."""
+    rows = []
+    for depth, finding in findings:
+        style = STYLES[finding.severity.value]
+        follows = finding.because_of is not None and depth == 0  # the headline's, which is above
+        because = f" (because of {finding.because_of})" if follows else ""
+        text = finding.summary if finding.code != "AMP901" else finding.cause
+        grid = Grid.grid(padding=(0, 1))
+        grid.add_row(
+            Text(MARKS[finding.severity.value], style),
+            Text.assemble(
+                (f"{finding.code} {finding.name}", style), f": {write(text)}", (because, "dim")
+            ),
+        )
+        rows.append(Padding(grid, (0, 0, 0, 2 * depth)))
+    return Group(*rows)
+
+
+def _advice_and_cleared(
+    run: Record, diagnosis: Diagnosis, head: Finding | None, write: Write
+) -> Grid:
+    """What to do with the learning rate and why, and what is ruled out."""
+    advice = diagnosis.learning_rate
+    because = advice.because
+    if advice.explained_by is not None:  # the finding stands above, in full
+        because = f"{advice.explained_by} explains what happened."
+    rows = [("learning rate", f"{advised(advice)}. {because}")]
+    cleared = ruled_out(run, diagnosis) if head is not None else []
+    if cleared:
+        rows.append(("ruled out", "; ".join(cleared)))
+    return labelled(rows, write, width=13)
+
+
+def advised(advice: Advice) -> str:
+    """The action, the rate and where to restart, as far as they are known."""
+    action = advice.action.value.replace("-", " ")
+    parts = [action]
+    if advice.recommended is not None and advice.current is not None:
+        now, then = f"{advice.current:.3g}", f"{advice.recommended:.3g}"
+        parts[0] = f"{action} {now}" if now == then else f"{action} to {then} (now {now}"
+        if advice.low is not None and advice.high is not None and now != then:
+            parts[0] += f"; {limit_text(advice.low, advice.high, advice.recommended)}"
+        parts[0] += "" if now == then else ")"
+    restart = restart_text(advice.restart_checkpoint_step, advice.restart_from_step)
+    if restart is not None:
+        parts.append(restart.lower())
+    return ", ".join(parts)
+
+
+def _facts(run: Record, diagnosis: Diagnosis, write: Write, *, fancy: bool, curves: bool) -> Grid:
+    arrow = "→" if fancy else "to"
+    facts = facts_of(run, diagnosis, arrow=arrow, curves=curves)
+    return labelled([(fact.label, fact.text) for fact in facts], write, width=13)

@@ -1,0 +1,37 @@
+"""Our own Streamlit component: what the painter draws, in the browser.
+
+Streamlit puts a component's script into each of its messages, so it is given a loader of a few
+lines; the browser loads the painter once, from its folder, which is served here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import streamlit as st
+from streamlit.components.v1 import declare_component
+
+from ampwatch.report.painter import FOLDER
+from ampwatch.report.painter.message import pack
+
+_NAME = "ampwatch_live"
+
+
+def component(data: bytes, key: str, **on_change: Any) -> Any:
+    """Mount it, or bring what is mounted up to date; the header in `data` says what it is."""
+    return _declared()(data=data, key=key, **on_change)
+
+
+@st.cache_resource(show_spinner=False)
+def _declared() -> Any:
+    """Declared once: Streamlit searches all modules for the caller each time it is asked to."""
+    folder = declare_component("painter", path=str(FOLDER)).name
+    loader = (FOLDER / "loader.js").read_text(encoding="utf-8").replace("@FOLDER@", folder)
+    return st.components.v2.component(_NAME, js=loader, isolate_styles=False)
+
+
+def html(text: str, key: str, *, search: str = "", on_go: Callable[[], None] | None = None) -> None:
+    """A piece of page that we wrote, every name in it escaped: with SVG, copy buttons and links."""
+    message = pack({"component": "html", "html": text, "search": search}, {})
+    component(message, key, **({"on_go_change": on_go} if on_go else {}))

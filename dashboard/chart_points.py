@@ -1,0 +1,117 @@
+"""The points of a live chart, thinned for the span in view.
+
+They are a *base*, thinned once and kept by the browser, and the *tail* of rows that came
+since. A tail is small, and holds all rows after its base, so a lost message costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from course import Course
+
+from ampwatch.report import thinning
+from ampwatch.report.painter.message import Arrays, Picture, pack
+
+# Rows after which the base is thinned anew: a share of the run, so that a run of any length is
+# thinned a few dozen times, within what a message may carry.
+TAIL_SHARE, TAIL_LEAST, TAIL_MOST = 0.02, 400, 2000
+_BASES_KEPT = 32
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The points of a span, thinned, and how many rows they were made of."""
+
+    id: str
+    rows: int
+    hole: float
+    arrays: Arrays
+
+
+class Bases:
+    """The bases in use, shared by all tabs that look at the same span of the same run."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._kept: OrderedDict[tuple[str, Span | None], tuple[int, Base]] = OrderedDict()
+
+    def of(self, name: str, course: Course, span: Span | None) -> Base:
+        """The base for a span, thinned anew once its tail is too long."""
+        key = (name, span)
+        with self._lock:
+            epoch, base = self._kept.get(key, (-1, None))
+        if base is None or epoch != course.epoch or _is_long(course, base, span):
+            base = thinned_base(name, course, span)
+            with self._lock:
+                self._kept[key] = (course.epoch, base)
+                self._kept.move_to_end(key)
+                while len(self._kept) > _BASES_KEPT:
+                    self._kept.popitem(last=False)
+        return base
+
+
+_RECENT_ROWS = 4096  # tell at which distance steps are logged now
+
+
+def thinned_base(name: str, course: Course, span: Span | None) -> Base:
+    """The points for a span, or for all there is; `name` tells courses apart."""
+    first, last = span or course.ends
+    near = course.within(span)
+    rug = near.rug(first, last)
+    arrays = {
+        **thinned_lines(near, span),
+        "base.skips.first": rug.first,
+        "base.skips.last": rug.last,
+        "base.skips.count": rug.count,
+    }
+    named = "all" if span is None else f"{first}-{last}"
+    recent = course.step[-_RECENT_ROWS:]
+    hole = max(course.hole, thinning.hole_of(first, last), thinning.usual_hole(recent))
+    return Base(f"{name} {course.epoch}.{len(course)}.{named}", len(course), hole, arrays)
+
+
+def thinned_lines(course: Course, span: Span | None = None, prefix: str = "") -> Arrays:
+    """The lines of a course as arrays of a message."""
+    near, arrays = course.within(span), {}
+    for name in course.present:
+        step, values = near.points(name, span)
+        if name in course.stepped:
+            line = thinning.stepped_line(step, values)
+        else:
+            line = thinning.broken_line(step, values, course.hole)
+        arrays[f"base.{prefix}{name}.x"], arrays[f"base.{prefix}{name}.y"] = line.x, line.y
+    return arrays
+
+
+def live_message(picture: Picture, course: Course, base: Base, *, whole: bool) -> bytes:
+    """What the browser is sent of a course that grows; the base only when it is `whole`."""
+    tail = _tail(course, base, picture.span)
+    header = picture.header(base.id, base.hole, whole=whole)
+    return pack(header, {**(base.arrays if whole else {}), **tail})
+
+
+def _is_long(course: Course, base: Base, span: Span | None) -> bool:
+    added = len(course) - base.rows
+    most = min(TAIL_MOST, max(TAIL_LEAST, int(base.rows * TAIL_SHARE)))
+    if added <= most:
+        return False
+    return span is None or int(course.step[course.since(base.rows)].min()) <= span[1]
+
+
+def _tail(course: Course, base: Base, span: Span | None) -> Arrays:
+    rows: Any = course.since(base.rows)
+    if span is not None:
+        rows = course.rows_within(*span, start=base.rows)
+    step = course.step[rows]
+    arrays: Arrays = {"tail.step": step}
+    for name in course.present:
+        arrays[f"tail.{name}"] = course.columns[name][rows]
+    since = course.skips[course.skips >= step.min()] if len(step) else step
+    arrays["tail.skips"] = since
+    return arrays

@@ -1,0 +1,100 @@
+"""Two to eight runs over one another, and their figures side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import address
+import browser
+import live_chart
+import run_list
+import streamlit as st
+from chart_points import thinned_lines
+from formatting import said, short_dtype
+from open_runs import Look
+from problems import guarded
+
+from ampwatch.diagnosis.words import share_text
+from ampwatch.report.comparison import peak_memory
+from ampwatch.report.overview_chart import compared_panels
+from ampwatch.report.painter import VERDICT_COLOR, line_style
+from ampwatch.report.painter.message import Arrays, Picture
+
+MOST = 8
+_EVERY_S = 2.0
+
+
+def show(*, follow: bool) -> None:
+    """The page of comparison."""
+    choices = {choice.name: choice for choice in run_list.shelf().choices}
+    first = run_list.chosen(address.read().run)
+    usual = list(dict.fromkeys([*([first.name] if first else []), *choices]))[:2]
+    names = st.multiselect(
+        "Runs to compare", list(choices), default=usual, max_selections=MOST,
+        placeholder="Choose two to eight runs",
+    )  # fmt: skip
+    if len(names) < 2:
+        st.html('<div class="aw-muted">Choose two to eight runs.</div>')
+        return
+    chosen = [choices[name] for name in names]
+    live_one = any(choice.live for choice in chosen)
+    st.fragment(_now, run_every=_EVERY_S if live_one and follow else None)(chosen)
+
+
+@guarded
+def _now(chosen: Sequence[run_list.Choice]) -> None:
+    looks = [(choice.name, _of_lowest_rank(choice)) for choice in chosen]
+    browser.html(_table(looks), key="compare table")
+    arrays: Arrays = {}
+    for number, (_, look) in enumerate(looks):
+        arrays |= thinned_lines(look.course, prefix=f"{number}.")
+    picture = Picture(
+        name=" ".join(choice.path for choice in chosen),
+        panels=list(compared_panels([n for n, _ in looks], [k.course.present for _, k in looks])),
+        ends=_ends([look for _, look in looks]),
+        rows=sum(len(look.course) for _, look in looks),
+        reports=False,
+    )
+    live_chart.show_still(picture, arrays, key="compare chart")
+
+
+def _of_lowest_rank(choice: run_list.Choice) -> Look:
+    return run_list.open_runs().look(choice.path, min(choice.ranks, default=None))
+
+
+def _ends(looks: Sequence[Look]) -> tuple[int, int]:
+    ends = [look.course.ends for look in looks]
+    return min(first for first, _ in ends), max(last for _, last in ends)
+
+
+def _table(looks: Sequence[tuple[str, Look]]) -> str:
+    heads = (
+        "run", "verdict", "autocast", "steps", "last loss", "skipped", "ms a step", "peak memory",
+    )  # fmt: skip
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{cell}</td>' for cell in _cells(number, name, look))}</tr>"
+        for number, (name, look) in enumerate(looks)
+    )
+    return f'<table class="aw-runs"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+
+
+def _cells(number: int, name: str, look: Look) -> list[str]:
+    color, dash = line_style(number)
+    style = {"solid": "solid", "dot": "dotted", "dash": "dashed"}[dash]
+    line = f'<i class="aw-key" style="border-top:3px {style} var(--aw-{color})"></i>'
+    course, diagnosis = look.course, look.diagnosis
+    loss, _ = course.latest("loss")
+    time_ms = course.median_step_time
+    verdict = "reading" if diagnosis is None else diagnosis.verdict.value
+    tone = VERDICT_COLOR.get(verdict, "muted")
+    return [
+        f"{line}<b>{said(name)}</b>",
+        f'<span class="aw-chip" style="--aw-tone:var(--aw-{tone})">{verdict}</span>',
+        said(short_dtype(course.autocast_dtype or "off")),
+        f"{len(course):,}",
+        "" if loss is None else f"{loss:.4g}",
+        share_text(course.skip_count, len(course)),
+        "" if time_ms is None else f"{time_ms:.3g}",
+        peak_memory(look),
+    ]

@@ -1,0 +1,233 @@
+"""The findings: each with its evidence, cause, what it is not, and what to do."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import browser
+import run_list
+import small_charts
+import streamlit as st
+from course import SCALE
+from formatting import rate_text, said, said_lines
+from open_runs import Look
+from problems import guarded
+from verdict_band import band
+
+from ampwatch.diagnosis import (
+    RULES,
+    Advice,
+    Diagnosis,
+    Engine,
+    Evidence,
+    Finding,
+    conclude,
+)
+from ampwatch.diagnosis.paste import words_and_lines
+from ampwatch.diagnosis.words import list_text
+from ampwatch.report import html_report
+from ampwatch.report.overview_chart import is_change
+from ampwatch.report.painter import SEVERITY_COLOR
+from ampwatch.rows import Table, column
+from ampwatch.store import open_run
+
+_PAGES = {rule.code: rule.page for rule in RULES}
+_EVERY_S = 2.0
+# Which column shows an evidence's signal.
+_COLUMNS = {
+    "scale": SCALE, "skipped": SCALE, "overflows": SCALE, "loss": "loss",
+    "gradient norm": "grad_norm", "grad_norm": "grad_norm", "lr": "lr",
+    "step_time_ms": "step_time_ms",
+}  # fmt: skip
+
+
+def show(path: str, *, follow: bool) -> None:
+    """The page of findings, kept up to date while the run goes on."""
+    look = run_list.look(path)
+    waits = look.is_live or not look.is_judged
+    st.fragment(_now, run_every=_EVERY_S if waits and follow else None)(path)
+    st.download_button(
+        "Download HTML report", partial(_as_file, path), f"{Path(path).name}.html",
+        "text/html", on_click="ignore", help="One file: findings, charts, layers and settings",
+    )  # fmt: skip
+
+
+def _as_file(path: str) -> str:
+    """The report that `ampwatch report --html` writes, made when it is asked for."""
+    run = open_run(path)
+    case = Engine().feed(run).case()
+    return html_report(run, conclude(case), case.scale.level)
+
+
+@guarded
+def _now(path: str) -> None:
+    look = run_list.look(path)
+    st.html(band(look))
+    if look.diagnosis is not None:
+        browser.html(findings_html(look, look.diagnosis), key="findings")
+
+
+def findings_html(look: Look, diagnosis: Diagnosis) -> str:
+    """The advice and every finding, as HTML."""
+    found = [_finding(look, finding) for finding in diagnosis.findings]
+    if not found:
+        found = ['<div class="aw-muted">There is nothing to report.</div>']
+    return _rate(diagnosis.learning_rate) + "".join(found)
+
+
+def _finding(look: Look, finding: Finding) -> str:
+    proof = _picture(look, finding) + _evidence(finding.evidence)
+    words = words_of(finding, has_ranks=len(look.ranks) > 1)
+    return (
+        f'<section class="aw-two"><div>{words}{_about(finding.code)}</div>'
+        f"<div>{proof}</div></section>"
+    )
+
+
+def words_of(finding: Finding, *, has_ranks: bool) -> str:
+    """One finding in words, for where it belongs."""
+    tone = SEVERITY_COLOR[finding.severity.value]
+    where = " · ".join(_places(finding, has_ranks=has_ranks))
+    because = f" · because of {finding.because_of}" if finding.because_of else ""
+    return (
+        f'<div class="aw-finding" style="--aw-tone:var(--aw-{tone})">'
+        f'<span class="aw-verdict">{finding.severity.value.upper()}</span>'
+        f'<span class="aw-where">{said(f"{finding.code} {finding.name}")}'
+        f"{said(because)}{' · ' if where else ''}{where}</span>"
+        f'<div class="aw-head">{said(finding.summary)}</div>'
+        f'<div class="aw-why"><span>why</span>{said_lines(finding.cause)}</div>'
+        f'<div class="aw-why"><span>do</span><div>{_action(finding.action)}</div></div></div>'
+    )
+
+
+def _action(action: str) -> str:
+    """What to do; where there are lines to paste, they are what is copied."""
+    words, lines = words_and_lines(action)
+    if not lines:
+        return f"{said(words)} {_copy(words)}"
+    return f'{said(words)} {_copy(lines)}<pre class="aw-code">{html.escape(lines)}</pre>'
+
+
+def _places(finding: Finding, *, has_ranks: bool) -> Iterator[str]:
+    if finding.first_step is not None:
+        last = finding.last_step
+        to = "" if last in {None, finding.first_step} else f" to {last:,}"
+        yield f"step{'s' if to else ''} {finding.first_step:,}{to}"
+    if finding.layer:
+        yield f"<b>{said(finding.layer)}</b>"
+    if len(finding.ranks) > 1:
+        yield said(f"ranks {list_text([str(rank) for rank in finding.ranks], 8)}")
+    elif has_ranks:
+        yield said(f"rank {finding.ranks[0]}")
+
+
+def _about(code: str) -> str:
+    """The finding's page, folded."""
+    page = _PAGES.get(code)
+    if page is None:
+        return ""
+    rows = {
+        "meaning": page.meaning, "looks": page.looks, "not to confuse": page.not_to_confuse,
+        "do": page.do, "example": page.example,
+    }  # fmt: skip
+    lines = "".join(
+        f'<div class="aw-why"><span>{name}</span>{said(text)}</div>' for name, text in rows.items()
+    )
+    return (
+        f'<details data-key="{code}"><summary>About {code}: what it means, how it looks, what it '
+        f"is not</summary>{lines}</details>"
+    )
+
+
+def _copy(text: str) -> str:
+    return f'<button class="aw-copy" data-copy="{html.escape(text)}"></button>'
+
+
+def _picture(look: Look, finding: Finding) -> str:
+    """The course that the evidence speaks of, around the finding's steps."""
+    if finding.first_step is None:
+        return ""
+    names = [_COLUMNS.get(piece.signal) for piece in finding.evidence]
+    shown = next((name for name in names if name in look.course.present), None)
+    if shown is None:
+        return ""
+    last = look.course.ends[1] if finding.last_step is None else finding.last_step
+    label = column(Table.STEPS, "scale" if shown == SCALE else shown).label
+    drawn = small_charts.course_sketch(look.course, shown, finding.first_step, last)
+    title = f'<div class="aw-chart-title"><b>{label}</b>shaded: {finding.code}</div>'
+    return title + drawn if drawn else ""
+
+
+def _evidence(evidence: tuple[Evidence, ...]) -> str:
+    if not evidence:
+        return ""
+    rows = "".join(
+        f"<tr><td>{said(piece.signal)}</td>"
+        f"<td>{'' if piece.step is None else f'{piece.step:,}'}</td>"
+        f"<td>{_value(piece.value)}</td><td>{_value(piece.against)}</td></tr>"
+        for piece in evidence
+    )
+    head = "<tr><th>evidence</th><th>step</th><th>value</th><th>against</th></tr>"
+    return f'<table class="aw-table">{head}{rows}</table>'
+
+
+def _value(value: float | str | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else said(str(value))
+
+
+def _rate(advice: Advice) -> str:
+    """The rate to use: where it lies, the arithmetic, and the lines to paste."""
+    if not is_change(advice) or advice.recommended is None:
+        word = advice.action.value.replace("-", " ")
+        return f'<p class="aw-muted">{said(f"Learning rate: {word}. {advice.because}")}</p>'
+    code = _lines(advice)
+    picture = small_charts.interval_sketch(
+        advice.current, advice.recommended, advice.low, advice.high
+    )
+    return (
+        '<section class="aw-two"><div><div class="aw-chart-title"><b>Learning rate to use</b>pale: '
+        f"90 % interval of the highest stable one</div>{picture}"
+        f'<div class="aw-muted">{said_lines(advice.because)}</div></div>'
+        f'<div><div class="aw-chart-title"><b>To paste</b>{said(_when(advice))} {_copy(code)}</div>'
+        f'<pre class="aw-code">{html.escape(code)}</pre></div></section>'
+    )
+
+
+def _when(advice: Advice) -> str:
+    step = advice.restart_checkpoint_step
+    if step is not None:
+        return f"after loading the checkpoint of step {step:,}"
+    if advice.restart_from_step:
+        return f"after loading a checkpoint of step {advice.restart_from_step:,} or before"
+    return "before the loop"
+
+
+def _lines(advice: Advice) -> str:
+    """Code that sets the advised rate, whatever made the optimizer."""
+    assert advice.recommended is not None
+    factor = advice.factor
+    if factor is None and advice.current:
+        factor = advice.recommended / advice.current
+    change = f"{rate_text(advice.current)} -> " if advice.current else ""
+    lines = [
+        f"# learning rate {change}{rate_text(advice.recommended)}",
+        "# before a scheduler is made",
+    ]
+    lines += ["for group in optimizer.param_groups:"]
+    lines += [
+        f'    group["lr"] *= {factor:.4g}' if factor
+        else f'    group["lr"] = {advice.recommended:.4g}'
+    ]  # fmt: skip
+    if advice.warmup_steps is not None:
+        lines += [f"# warm up over {advice.warmup_steps:,} steps"]
+    if advice.clip is not None:
+        lines += [
+            "# after scaler.unscale_(optimizer), before scaler.step(optimizer):",
+            f"torch.nn.utils.clip_grad_norm_(model.parameters(), {advice.clip:.3g})",
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,113 @@
+"""A run's chart on a page: what this tab was sent, and what its reader dragged and clicked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import address
+import browser
+import run_list
+import streamlit as st
+from chart_points import live_message
+from open_runs import Look
+from rank_course import column_of
+
+from ampwatch.report.overview_chart import Shown, marks_of, panels_of, restart_of
+from ampwatch.report.painter import line_style
+from ampwatch.report.painter.message import Arrays, Panel, Picture, still_message
+from ampwatch.report.scale_windows import telling_step, windows_message
+
+KEY = "chart"
+_SENT = "sent base"
+
+
+def forget_sent() -> None:
+    """The browser may have lost the base with the page before: send it with the next message."""
+    st.session_state.pop(_SENT, None)
+
+
+def show(look: Look) -> None:
+    """The charts of a run for the span in the address."""
+    where = address.read()
+    if not len(look.course):
+        st.html('<div class="aw-muted">No step was logged yet.</div>')
+        return
+    if not look.course.present:
+        st.html('<div class="aw-muted">The run holds no numbers to draw, or none yet.</div>')
+        return
+    base = run_list.bases().of(look.name, look.course, where.span)
+    whole = st.session_state.get(_SENT) != (look.name, base.id)
+    picture = picture_of(look, where)
+    browser.component(
+        live_message(picture, look.course, base, whole=whole),
+        key=KEY,
+        on_span_change=_span_changed,
+        on_step_change=_step_changed,
+        on_lost_change=forget_sent,
+    )
+    st.session_state[_SENT] = (look.name, base.id)
+
+
+def picture_of(look: Look, where: address.Address) -> Picture:
+    """What of the run is drawn."""
+    course = look.course
+    shown = Shown(
+        course.present, course.ends, course.skip_count, course.clips, look.diagnosis, _level(look)
+    )
+    return Picture(
+        name=look.path,
+        panels=[_of_ranks(look, panel) for panel in panels_of(shown)],
+        ends=course.ends,
+        marks=list(marks_of(shown)),
+        restart=restart_of(look.diagnosis),
+        span=where.span,
+        picked=where.step,
+        rows=len(course),
+    )
+
+
+def _level(look: Look) -> float | None:
+    return None if look.verdict is None else look.verdict.established_scale
+
+
+def moment(look: Look, picked: int | None) -> int | None:
+    """The step whose layers explain most: the one picked, else where the trouble begins."""
+    return telling_step(look.diagnosis) if picked is None else picked
+
+
+def scale_windows(look: Look, picked: int | None) -> bytes | None:
+    """The layers' usable loss scales; None where the run has none."""
+    return windows_message(look, moment(look, picked), look.diagnosis, _level(look))
+
+
+def _of_ranks(look: Look, panel: Panel) -> Panel:
+    """The panel with a line for each rank whose numbers differ from the lowest one's."""
+    if len(look.shown) < 2 or not panel.strokes:
+        return panel
+    line, lowest = panel.strokes[-1], look.shown[0]
+    columns = {rank: column_of(line.column, rank) for rank in look.shown[1:]}
+    drawn = {lowest: line.column} | {r: c for r, c in columns.items() if c in look.course.present}
+    if len(drawn) == 1:
+        return replace(panel, title=(*panel.title, (", the same on all ranks", "muted")))
+    title, strokes = list(panel.title), []
+    for rank, column in drawn.items():
+        color, dash = line_style(look.shown.index(rank))
+        title += [(": " if rank == lowest else ", ", "muted"), (f"rank {rank}", color)]
+        label = f"{line.label}, rank {rank}"
+        strokes.append(replace(line, column=column, label=label, color=color, dash=dash))
+    return replace(panel, title=tuple(title), strokes=tuple(strokes))
+
+
+def show_still(picture: Picture, arrays: Arrays, key: str) -> None:
+    """Other lines, sent whole; the browser alone knows how far they are zoomed."""
+    browser.component(still_message(picture, arrays), key=key)
+
+
+def _span_changed() -> None:
+    span = st.session_state[KEY].span
+    address.change(span=None if span is None else (int(span[0]), int(span[1])))
+
+
+def _step_changed() -> None:
+    step = st.session_state[KEY].step
+    address.change(step=None if step is None else int(step))

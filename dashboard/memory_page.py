@@ -1,0 +1,130 @@
+"""Memory and device: allocated, reserved and peak against the card, utilisation, power, heat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import live_chart
+import numpy as np
+import run_list
+import streamlit as st
+from chart_points import thinned_lines
+from course import Course
+from formatting import said
+from open_runs import Look
+from problems import guarded, problem
+
+from ampwatch.diagnosis.words import bytes_text
+from ampwatch.report.overview_chart import column_panel
+from ampwatch.report.painter.message import Arrays, Guide, Panel, Picture, Stroke
+from ampwatch.rows import Table, column
+
+_EVERY_S = 2.0
+_GB = 1e9
+_BYTES = {
+    "allocated_bytes": "scale", "reserved_bytes": "rate", "peak_bytes": "skip",
+    "used_bytes": "muted", "host_rss_bytes": "norm",
+}  # fmt: skip
+_RATES = {"utilisation": "norm", "power_w": "advice", "temperature_c": "skip"}
+_READ = ("time_ns", "rank", "device", "name", "total_bytes", *_BYTES, *_RATES)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of one rank, over the seconds since the run began."""
+
+    rank: int
+    name: str
+    course: Course
+    total_bytes: int | None
+
+
+def show(path: str, *, follow: bool) -> None:
+    """The page of devices, kept up to date while the run goes on."""
+    look = run_list.look(path)
+    st.fragment(_now, run_every=_EVERY_S if look.is_live and follow else None)(path)
+
+
+@guarded
+def _now(path: str) -> None:
+    look = run_list.look(path)
+    found = list(devices(look))
+    if not found:
+        problem(
+            "No device was sampled yet: ampwatch samples about once a second, from a thread "
+            "beside the training."
+        )
+    for number, device in enumerate(found):
+        _device(look, device, number)
+
+
+def devices(look: Look) -> Iterator[Device]:
+    """Each device that was sampled."""
+    rows = look.read(Table.DEVICES, _READ)
+    ranks = rows.column("rank").to_numpy()
+    names = np.array(rows.column("device").to_pylist(), object)
+    for rank, name in sorted({(int(r), str(n)) for r, n in zip(ranks, names, strict=True)}):
+        mine = rows.filter(np.asarray((ranks == rank) & (names == name)))
+        seconds = (mine.column("time_ns").to_numpy() - look.info.started_ns) / 1e9
+        columns = {
+            size: np.array(mine.column(size).to_numpy(), np.float32) / _GB for size in _BYTES
+        }
+        for rate in _RATES:
+            factor = 100 if column(Table.DEVICES, rate).unit == "%" else 1
+            columns[rate] = np.array(mine.column(rate).to_numpy(), np.float32) * factor
+        present = frozenset(c for c, values in columns.items() if np.isfinite(values).any())
+        course = Course(
+            0, seconds.astype(np.int64), columns, np.zeros(0, np.int64), present, (),
+        )  # fmt: skip
+        totals = mine.column("total_bytes").drop_null()
+        card = next((n for n in reversed(mine.column("name").to_pylist()) if n), name)
+        total = totals[-1].as_py() if len(totals) else None
+        yield Device(rank, f"{card}" if card == name else f"{card} ({name})", course, total)
+
+
+def _device(look: Look, device: Device, number: int) -> None:
+    who = f"rank {device.rank} · " if len(look.ranks) > 1 else ""
+    st.html(
+        f'<p class="aw-title">{said(who + device.name)}</p>'
+        f'<div class="aw-muted">{said(_peak(device))}</div>'
+    )
+    picture = Picture(
+        name=f"{look.path} device {number}", panels=list(_panels(device)), ends=device.course.ends,
+        rows=len(device.course), unit="second", reports=False,
+    )  # fmt: skip
+    arrays: Arrays = thinned_lines(device.course)
+    live_chart.show_still(picture, arrays, key=f"device {number}")
+
+
+def _peak(device: Device) -> str:
+    course = device.course
+    column = next((c for c in ("peak_bytes", "used_bytes") if c in course.present), None)
+    if column is None:
+        return "No GPU memory was sampled: this is the host."
+    peak = float(np.nanmax(course.columns[column])) * _GB
+    card = f" of {bytes_text(device.total_bytes)}" if device.total_bytes else ""
+    return f"peak {bytes_text(peak)}{card}"
+
+
+def _panels(device: Device) -> Iterator[Panel]:
+    present = device.course.present
+    strokes = tuple(
+        Stroke(name, column(Table.DEVICES, name).label, color)
+        for name, color in _BYTES.items()
+        if name in present
+    )
+    if strokes:
+        title = [("Memory, GB: ", "ink")]
+        for number, stroke in enumerate(strokes):
+            title += [("" if number == 0 else ", ", "muted"), (stroke.label, stroke.color)]
+        yield Panel(tuple(title), strokes, height=150, unit="GB", guides=tuple(_card(device)))
+    for name, color in _RATES.items():
+        if name in present:
+            yield column_panel(Table.DEVICES, name, color, height=80)
+
+
+def _card(device: Device) -> Iterator[Guide]:
+    if device.total_bytes:
+        total = device.total_bytes / _GB
+        yield Guide(total, total, total, "muted", ", dotted: size of the card", fits=True)

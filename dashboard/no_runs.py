@@ -1,0 +1,49 @@
+"""No runs yet, or not the one that was asked for: what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import run_list
+import streamlit as st
+from formatting import said
+
+_DEMO = "demo"
+
+
+def show_awaited(name: str) -> None:
+    """A run that is named in the address and not there."""
+    st.html(
+        f'<p class="aw-title">Waiting for {said(name)}</p><div class="aw-muted">No run of this '
+        f"name is in {said(_places())} yet; it appears here within seconds of its first step. "
+        f"{'The others are on the left.' if run_list.shelf().choices else ''}</div>"
+    )
+
+
+def _places() -> str:
+    return ", ".join(str(folder) for folder in run_list.folders())
+
+
+def show() -> None:
+    """What to do where there is nothing to see."""
+    st.html(
+        '<p class="aw-title">No runs yet</p>'
+        f'<div class="aw-muted">Looked in {said(_places())}; a run that starts appears here.</div>'
+    )
+    st.markdown("Add one line to a training loop, before the loop:")
+    st.code("ampwatch.attach(scaler, model)", language="python")
+    st.markdown("or see a small training go wrong, here and now, in under a minute:")
+    if st.button("Run the demo", type="primary"):
+        options = ["demo", "--no-dashboard", "--dir", str(run_list.folders()[0])]
+        st.session_state[_DEMO] = subprocess.Popen(
+            [sys.executable, "-m", "ampwatch", *options],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    if _DEMO in st.session_state:
+        code = st.session_state[_DEMO].poll()
+        st.caption(
+            f"The demo ended with exit code {code}; `ampwatch demo` in a terminal says why."
+            if code
+            else "The demo is starting; it appears here in a few seconds."
+        )

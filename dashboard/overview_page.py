@@ -1,0 +1,145 @@
+"""The overview: verdict, current numbers and charts, in the order of the reader's questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import address
+import browser
+import live_chart
+import navigate
+import numpy as np
+import run_list
+import streamlit as st
+from formatting import rate_text, said, short_dtype
+from open_runs import Look
+from problems import guarded
+from rank_course import column_of
+from verdict_band import band
+
+from ampwatch.diagnosis.words import bytes_text, count_text, scale_text, share_text
+from ampwatch.rows import Table, column
+from ampwatch.store import open_run
+
+_RECENT = 100  # steps whose median is the step time
+_SHOWN = ("loss", "grad_norm", "lr")
+
+
+def show(path: str, *, follow: bool) -> None:
+    """The whole page of a run; while it goes on, only this part is brought up to date."""
+    live_chart.forget_sent()
+    look = run_list.look(path)
+    waits = look.is_live or not look.is_judged
+    st.fragment(_now, run_every=1.0 if waits and follow else None)(path, goes_on=waits)
+    if len(look.course) and st.button("Open in Plotly", help="The chart to change and to save"):
+        _in_plotly(path)
+
+
+@st.dialog("The run in Plotly", width="large")
+@guarded
+def _in_plotly(path: str) -> None:
+    st.plotly_chart(open_run(path).figure(), width="stretch", theme=None)
+
+
+@guarded
+def _now(path: str, *, goes_on: bool) -> None:
+    look = run_list.look(path)
+    st.html(band(look))
+    st.html(current_numbers(look))
+    _charts(look)
+    for note in () if look.verdict is None else look.verdict.notes:
+        st.html(f'<div class="aw-muted">{said(note)}</div>')
+    if goes_on and not look.is_live and look.is_judged:
+        st.rerun()  # it has ended: the page needs no clock any more
+
+
+def _charts(look: Look) -> None:
+    picked = address.read().step
+    scales = live_chart.scale_windows(look, picked)
+    if scales is None:
+        live_chart.show(look)
+        return
+    wide, narrow = st.columns([2.7, 1], gap="medium")
+    with wide:
+        live_chart.show(look)
+    with narrow:
+        browser.component(scales, key="windows", on_layer_change=_layer_chosen)
+    navigate.follow()
+
+
+def _layer_chosen() -> None:
+    layer = st.session_state["windows"].layer
+    if layer:
+        navigate.ask("Layers", layer=str(layer))
+
+
+# --- the line of numbers --------------------------------------------------------------------------
+
+
+def current_numbers(look: Look) -> str:
+    """One line: scale, skips, loss, gradient norm, learning rate, step time, memory, autocast."""
+    cells = [
+        f'<div class="aw-number"><span>{said(label)}</span><b>{said(text)}</b></div>'
+        for label, text in _numbers(look)
+    ]
+    return f'<div class="aw-strip">{"".join(cells)}</div>'
+
+
+def _numbers(look: Look) -> Iterator[tuple[str, str]]:
+    course = look.course
+    if look.diagnosis is not None:
+        yield from _scale(look)
+    else:
+        yield "steps", f"{len(course):,}"
+    for name in _SHOWN:
+        if name in course.present:
+            differs = any(column_of(name, rank) in course.present for rank in look.shown)
+            who = f", rank {look.shown[0]}" if differs else ""
+            yield column(Table.STEPS, name).label + who, _latest(look, name)
+    times = course.columns["step_time_ms"][-_RECENT:]
+    if np.isfinite(times).any():
+        yield "step time", _time(float(np.nanmedian(times)))
+    memory = _memory(look)
+    if memory:
+        yield "GPU memory", memory
+    if course.autocast_dtype:
+        yield "autocast", short_dtype(course.autocast_dtype)
+
+
+def _scale(look: Look) -> Iterator[tuple[str, str]]:
+    assert look.diagnosis is not None
+    facts = look.diagnosis.run
+    if facts.final_scale is None:
+        yield "steps", f"{facts.steps:,}"
+        return
+    scale = scale_text(facts.final_scale)
+    small = scale.startswith("2^") and abs(int(scale[2:])) <= 4
+    yield "loss scale", f"{scale} = {facts.final_scale:.4g}" if small else scale
+    share = f" · {share_text(facts.skipped, facts.steps)}" if facts.skipped else ""
+    yield "skipped", f"{facts.skipped:,} of {facts.steps:,}{share}"
+
+
+def _latest(look: Look, name: str) -> str:
+    value, since = look.course.latest(name)
+    if value is None:
+        return "never finite"
+    if since and name != "lr" and _is_logged_every_step(look, name):
+        return f"not finite for {count_text(since, 'step')}"
+    return rate_text(value) if name == "lr" else f"{value:.4g}"
+
+
+def _is_logged_every_step(look: Look, name: str) -> bool:
+    """Whether a missing number means one that was not finite, not one that was not logged."""
+    return look.course.early_share(name) > 0.5
+
+
+def _time(milliseconds: float) -> str:
+    return f"{milliseconds / 1000:.3g} s" if milliseconds >= 1000 else f"{milliseconds:.3g} ms"
+
+
+def _memory(look: Look) -> str:
+    rows = look.read(Table.DEVICES, ("used_bytes", "total_bytes"))
+    last = rows.slice(max(0, rows.num_rows - 1)).to_pylist()
+    if not last or not last[0]["used_bytes"] or not last[0]["total_bytes"]:
+        return ""
+    return f"{bytes_text(last[0]['used_bytes'])} of {bytes_text(last[0]['total_bytes'])}"

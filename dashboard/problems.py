@@ -1,0 +1,41 @@
+"""The edge of the page: what goes wrong in a part is said there, and nothing else breaks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec
+
+import streamlit as st
+from formatting import said
+
+from ampwatch.errors import AmpwatchError
+
+P = ParamSpec("P")
+_LOG = logging.getLogger("ampwatch.dashboard")
+
+
+def guarded(show: Callable[P, None]) -> Callable[P, None]:
+    """A part of a page that says in a sentence what stops it, in place of a traceback."""
+
+    @wraps(show)
+    def part(*values: P.args, **named: P.kwargs) -> None:
+        try:
+            show(*values, **named)
+        except (AmpwatchError, OSError) as error:
+            problem(str(error))
+        except Exception as error:  # noqa: BLE001  the last stop before the reader's eyes
+            _LOG.exception("a part of the page failed")
+            problem(
+                f"This part of the page failed ({type(error).__name__}: {error}). The other pages "
+                "still work, and `ampwatch report` says the same in the terminal; the server's "
+                "log has the details."
+            )
+
+    return part
+
+
+def problem(sentence: str) -> None:
+    """What it is and what to do."""
+    st.html(f'<div class="aw-problem">{said(sentence)}</div>')

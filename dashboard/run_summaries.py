@@ -1,0 +1,112 @@
+"""Each run in a line: made in the background, kept until the run has moved on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import small_charts
+from course import SCALE, Numbers
+from run_list import Choice
+
+from ampwatch.errors import AmpwatchError
+from ampwatch.follow import Follower, follow
+from ampwatch.store import open_run
+
+REMAKE_S = 5.0  # a live run's line is made anew after so long
+_SPARK_POINTS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A run in a line."""
+
+    last_time_ns: int
+    verdict: str
+    headline: str  # code and name of the gravest finding, or nothing
+    source: str
+    steps: int
+    last_step: int
+    skipped: int
+    final_scale: float | None
+    spark: str  # the path of a small SVG
+    problem: str = ""
+
+
+class Cards:
+    """The lines there are; asking for one that is missing or old has it made."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[str, Card] = {}
+        self._made_at: dict[str, float] = {}
+        self._asked: set[str] = set()
+        self._followers: dict[str, Follower] = {}  # of live runs, whose engines go on
+        self._workers = ThreadPoolExecutor(1, thread_name_prefix="ampwatch-cards")
+
+    def of(self, choice: Choice) -> Card | None:
+        """The run's line as last made; none while the first is."""
+        with self._lock:
+            card = self._kept.get(choice.path)
+            made_at = self._made_at.get(choice.path, -REMAKE_S)
+            is_old = card is None or (
+                card.last_time_ns < choice.last_time_ns and time.monotonic() - made_at >= REMAKE_S
+            )
+            if is_old and choice.path not in self._asked:
+                self._asked.add(choice.path)
+                self._workers.submit(self._make, choice)
+        return card
+
+    def keep(self, paths: set[str]) -> None:
+        """Forget the runs that are not listed any more."""
+        with self._lock:
+            for path in set(self._kept) - paths:
+                del self._kept[path]
+                self._followers.pop(path, None)
+
+    def _make(self, choice: Choice) -> None:
+        follower, card = _card(choice)
+        with self._lock:
+            self._followers.pop(choice.path, None)
+            if follower is not None and choice.live:
+                self._followers[choice.path] = follower
+            self._kept[choice.path] = card
+            self._made_at[choice.path] = time.monotonic()
+            self._asked.discard(choice.path)
+
+
+def _card(choice: Choice) -> tuple[Follower | None, Card]:
+    try:
+        follower = follow(choice.path)
+        diagnosis = follower.look().diagnosis
+        run = open_run(choice.path)
+        course = Numbers().take(run)
+    except (AmpwatchError, OSError) as problem:
+        return None, Card(
+            choice.last_time_ns, "incomplete", "", "", 0, 0, 0, None, "", problem=str(problem)
+        )
+    head = diagnosis.headline
+    serious = head is not None and head.severity.weight > 0
+    return follower, Card(
+        last_time_ns=choice.last_time_ns,
+        verdict=diagnosis.verdict.value,
+        headline=f"{head.code} {head.name}" if head is not None and serious else "",
+        source=run.info.source,
+        steps=diagnosis.run.steps,
+        last_step=course.ends[1],
+        skipped=diagnosis.run.skipped,
+        final_scale=diagnosis.run.final_scale,
+        spark=small_charts.spark(_lowest(course.points(SCALE)[1])),
+    )
+
+
+def _lowest(values: np.ndarray) -> np.ndarray:
+    """The lowest of each of a few stretches: a fall is never between two points."""
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return known
+    starts = np.linspace(0, len(known), min(_SPARK_POINTS, len(known)), endpoint=False)
+    return np.minimum.reduceat(known, starts.astype(np.int64))
