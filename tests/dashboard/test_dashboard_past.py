@@ -6,8 +6,8 @@ import course as course_module
 import numpy as np
 import past
 import pytest
+from chart_points import thinned_base
 from course import SCALE, Numbers
-from drawing import thinned_base
 from past import Extremes, Places, Sample, Ticks
 from rank_course import RankNumbers, column_of
 from written_runs import event_columns, fresh_id
