@@ -136,13 +136,14 @@ def _telling(step: Steps, values: Floats, width: int) -> tuple[NDArray[np.intp],
     starts = np.concatenate(([0], np.flatnonzero(anew) + 1))
     ends = np.append(starts[1:], len(step))
     lengths = ends - starts
-    keep = [starts, ends - 1]
+    keep = np.zeros(len(step), np.bool_)
+    keep[starts] = keep[ends - 1] = True
     if lengths.max() > 2:
         for extreme in (np.minimum, np.maximum):
             level = np.repeat(extreme.reduceat(values, starts), lengths)
             there = np.flatnonzero(values == level)
-            keep.append(there[np.searchsorted(there, starts)])
-    return np.unique(np.concatenate(keep)), int(starts[-1])
+            keep[there[np.searchsorted(there, starts)]] = True
+    return np.flatnonzero(keep), int(starts[-1])
 
 
 class Ticks:
