@@ -329,7 +329,6 @@ class Recording:
             is_blocked=copy.blocked_until_s is not None,
             is_alive=peer is not None and not copy.has_ended and _silent_s(peer) < ALIVE_S,
             has_ended=copy.has_ended,
-            heard_ns=peer.heard_ns if peer else 0,
         )
         return RankReport(key.run_id, copy.info.name, copy.folder, record)
 
