@@ -5,8 +5,8 @@ older ones are read from the log in chunks, within the recorder's credit. What c
 once is not queued but owed: the log has it. So a recorder that is dead, stopped or slow costs
 bounded memory and bounded time, and one that comes late gets everything.
 
-New batches go ahead of the owed ones because a recorder needs longer than a view may lag to take
-in an hour's log: 4 s of CPU for one rank at 10 steps a second, 31 s for eight of them.
+New batches go ahead of the owed ones, because a recorder takes longer to file an hour's log than a
+page may lag: 4 s of its CPU for one rank, 41 s for eight (`benchmarks/feed.py --late`).
 """
 
 from __future__ import annotations
