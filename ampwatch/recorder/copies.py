@@ -82,7 +82,7 @@ class RankCopy:
         self.filed = self._lowest_wanted(self.filed)
 
     def lose(self, first: int, after: int) -> bool:
-        """Note numbers that will never come; whether that is news."""
+        """Note numbers that will never come; False if that was known."""
         if not self.is_copy:
             self.filed = max(self.filed, after)
             return False

@@ -34,30 +34,17 @@ if TYPE_CHECKING:
     from ampwatch.store.run import open_run as open_run
     from ampwatch.store.writer import RankWriter as RankWriter
 
-_HOMES = {
-    "COPY_FILE": "copy_notes",
-    "RUN_FILE": "info",
-    "CompactResult": "compaction",
-    "CopyNote": "copy_notes",
-    "RankWriter": "writer",
-    "Run": "run",
-    "RunInfo": "info",
-    "RunSummary": "catalogue",
-    "compact": "compaction",
-    "create_run": "layout",
-    "default_log_dir": "catalogue",
-    "describe_run": "info",
-    "is_written": "locks",
-    "list_runs": "catalogue",
-    "load_copies": "copy_notes",
-    "open_run": "run",
-    "read_copies": "copy_notes",
-    "read_info": "info",
-    "register_run": "catalogue",
-    "safe_name": "layout",
-    "summarize": "catalogue",
-    "write_copies": "copy_notes",
+_NAMES = {
+    "catalogue": ("RunSummary", "default_log_dir", "list_runs", "register_run", "summarize"),
+    "compaction": ("CompactResult", "compact"),
+    "copy_notes": ("COPY_FILE", "CopyNote", "load_copies", "read_copies", "write_copies"),
+    "info": ("RUN_FILE", "RunInfo", "describe_run", "read_info"),
+    "layout": ("create_run", "safe_name"),
+    "locks": ("is_written",),
+    "run": ("Run", "open_run"),
+    "writer": ("RankWriter",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = list(_HOMES)
 
