@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from ampwatch.store.copy_notes import load_copies as load_copies
     from ampwatch.store.copy_notes import read_copies as read_copies
     from ampwatch.store.copy_notes import write_copies as write_copies
-    from ampwatch.store.info import RUN_FILE as RUN_FILE
-    from ampwatch.store.info import RunInfo as RunInfo
-    from ampwatch.store.info import describe_run as describe_run
-    from ampwatch.store.info import read_info as read_info
     from ampwatch.store.layout import create_run as create_run
     from ampwatch.store.layout import safe_name as safe_name
     from ampwatch.store.locks import is_written as is_written
     from ampwatch.store.run import Run as Run
     from ampwatch.store.run import open_run as open_run
+    from ampwatch.store.run_info import RUN_FILE as RUN_FILE
+    from ampwatch.store.run_info import RunInfo as RunInfo
+    from ampwatch.store.run_info import describe_run as describe_run
+    from ampwatch.store.run_info import read_info as read_info
     from ampwatch.store.writer import RankWriter as RankWriter
 
 _NAMES = {
     "catalogue": ("RunSummary", "default_log_dir", "list_runs", "register_run", "summarize"),
     "compaction": ("CompactResult", "compact"),
     "copy_notes": ("COPY_FILE", "CopyNote", "load_copies", "read_copies", "write_copies"),
-    "info": ("RUN_FILE", "RunInfo", "describe_run", "read_info"),
+    "run_info": ("RUN_FILE", "RunInfo", "describe_run", "read_info"),
     "layout": ("create_run", "safe_name"),
     "locks": ("is_written",),
     "run": ("Run", "open_run"),

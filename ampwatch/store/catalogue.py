@@ -16,9 +16,9 @@ from ampwatch.environment import state_folder
 from ampwatch.errors import AmpwatchError
 from ampwatch.files import draft_of
 from ampwatch.rows import Table
-from ampwatch.store.info import RUN_FILE, RunInfo, read_info
 from ampwatch.store.layout import rank_folder, ranks_in, sweep
 from ampwatch.store.ranklog import RankLog
+from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ from ampwatch.store.index import (
     read_header,
     read_records,
 )
-from ampwatch.store.info import RUN_FILE, RunInfo, describe_run, read_info
 from ampwatch.store.layout import new_aside, rank_folder, table_file
+from ampwatch.store.run_info import RUN_FILE, RunInfo, describe_run, read_info
 
 # A compaction holds the lock for the moment in which it swaps files.
 _LOCK_WAIT_S = 5.0
