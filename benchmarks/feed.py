@@ -10,6 +10,11 @@ then the CPU share of a recorder that ten ranks send ten batches a second.
 
 sends so from that many ranks, and says what the recorder filed, its CPU share, and its memory at
 each sixth of the time.
+
+    python benchmarks/feed.py --late 8
+
+says how long a recorder that comes an hour late takes to file the logs of that many ranks: as long
+as a page would lag if new rows were not sent ahead of old ones.
 """
 
 from __future__ import annotations
@@ -179,6 +184,25 @@ def many_ranks(folder: Path, count: int, seconds: int) -> None:
     print("memory, MiB:", *(f"{rss / 2**20:.0f}" for rss in memory))
 
 
+def late_recorder(folder: Path, count: int) -> None:
+    """Nothing else goes on, and the senders are polled without a pause."""
+    with recorder(folder / "copies") as (endpoint, process):
+        run_id = secrets.token_hex(16)
+        ranks = [Trainer(folder / "ranks", endpoint, rank, run_id) for rank in range(count)]
+        for trainer in ranks:
+            for _ in range(HOUR_FLUSHES):
+                trainer.log.append(trainer.batch)
+        start, busy = time.perf_counter(), sum(process.cpu_times()[:2])
+        while any(one.sender.stats.acknowledged < one.log.next_sequence for one in ranks):
+            for trainer in ranks:
+                trainer.sender.poll()
+            time.sleep(0.001)
+        took, cpu = time.perf_counter() - start, sum(process.cpu_times()[:2]) - busy
+        for trainer in ranks:
+            trainer.close()
+    print(f"an hour of {count} ranks: filed in {took:.1f} s, recorder's CPU {cpu:.1f} s")
+
+
 def cpu_share(process: psutil.Process, work: Callable[[], object]) -> float:
     before, start = sum(process.cpu_times()[:2]), time.perf_counter()
     work()
@@ -189,11 +213,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=0)
     parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--late", type=int, default=0)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["AMPWATCH_CONFIG_DIR"] = os.environ["XDG_STATE_HOME"] = f"{scratch}/home"
         if asked.ranks:
             many_ranks(Path(scratch), asked.ranks, asked.seconds)
+            return
+        if asked.late:
+            late_recorder(Path(scratch), asked.late)
             return
         sender_costs(Path(scratch))
         recorder_share(Path(scratch))

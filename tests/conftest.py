@@ -44,7 +44,7 @@ QUICK = [
     "probe/test_probe_layer_flush.py",
     "probe/test_probe_layers_truth.py",
     "programs/test_programs_scaling.py",
-    "recorder/test_recorder_copies.py",
+    "recorder/test_recorder_rank_copies.py",
     "store/test_store_catalogue.py",
     "store/test_store_copy_notes.py",
     "store/test_store_run.py",

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
-from ampwatch.codec.columns import Values, column, nulls, numpy_type
+from ampwatch.codec.columns import Values, column, integers, nulls, numpy_type
 from ampwatch.codec.header import (
     MAX_INFLATED_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -29,9 +29,21 @@ from ampwatch.errors import CodecError
 from ampwatch.rows import SCHEMAS, Table
 
 __all__ = [
-    "MAX_INFLATED_BYTES", "MAX_PAYLOAD_BYTES", "MAX_ROWS", "REQUIRED", "Batch", "Values", "check",
-    "column", "decode", "decode_stream", "encode", "encode_batch", "numpy_type",
-    "refuse_other_packing", "stream_head",
+    "MAX_INFLATED_BYTES",
+    "MAX_PAYLOAD_BYTES",
+    "MAX_ROWS",
+    "Batch",
+    "Values",
+    "check",
+    "column",
+    "decode",
+    "decode_stream",
+    "encode",
+    "encode_batch",
+    "numpy_type",
+    "refuse_missing_keys",
+    "refuse_other_packing",
+    "stream_head",
 ]  # fmt: skip
 
 # Below this size lz4 makes a batch longer (each of some 60 buffers gets a length and a frame);
@@ -39,7 +51,10 @@ __all__ = [
 # off that for 20 times the time.
 COMPRESS_FROM_BYTES = 6_000
 
-# The columns no row can lack: without them a row has no place.
+# A layer's number indexes tables that a reader allocates; no model has a hundredth of these.
+MAX_LAYER = 1 << 20
+
+# The key columns, which no row can lack.
 REQUIRED: Mapping[Table, tuple[str, ...]] = {
     Table.STEPS: ("step", "time_ns"),
     Table.LAYERS: ("step", "layer"),
@@ -154,6 +169,15 @@ def check(table: Table, payload: bytes) -> pa.RecordBatch:
         if batch.column(name).null_count:
             raise CodecError(f"A batch of {table.value} has rows without {name}.")
     return batch
+
+
+def refuse_missing_keys(table: Table, rows: pa.Table) -> None:
+    """Raise CodecError for stored rows without their key columns; they may lack the time."""
+    for name in REQUIRED[table]:
+        if name != "time_ns" and name in rows.column_names and rows.column(name).null_count:
+            raise CodecError(f"There are rows of {table.value} without {name}.")
+    if "layer" in rows.column_names and integers(rows.column("layer")).max(initial=0) > MAX_LAYER:
+        raise CodecError(f"There are rows of {table.value} of a layer beyond {MAX_LAYER}.")
 
 
 @functools.cache

@@ -1,6 +1,6 @@
-"""Arrow columns from lists and numpy arrays, without `pyarrow.array`.
+"""Arrow columns from lists and numpy arrays, and back, without `pyarrow.array` and `to_numpy`.
 
-That would import pandas where it is installed: a quarter of a second, holding the interpreter, and
+Those would import pandas if it is installed: a quarter of a second, holding the interpreter, and
 40 MB in the training process.
 """
 
@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 Values = Sequence[Any] | np.ndarray
+Column: TypeAlias = "pa.Array | pa.ChunkedArray"
 
-_WRAPS = int(np.__version__.partition(".")[0]) < 2  # a number that does not fit, without a word
+_WRAPS = int(np.__version__.partition(".")[0]) < 2  # a number that does not fit, silently
 
 
 def column(values: Values, kind: pa.DataType) -> pa.Array:
@@ -133,3 +134,57 @@ def nulls(kind: pa.DataType, row_count: int) -> pa.Array:
 @functools.lru_cache(maxsize=64)
 def _kept_nulls(kind: pa.DataType, row_count: int) -> pa.Array:
     return pa.nulls(row_count, kind)
+
+
+# --- back to numpy --------------------------------------------------------------------------------
+
+
+def joined(column: Column) -> pa.Array:
+    """One contiguous array of a column."""
+    if isinstance(column, pa.Array):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.nulls(0, column.type) if not len(column) else column.combine_chunks()
+
+
+def integers(column: Column, null: int = -1) -> np.ndarray:
+    """A column of whole numbers as int64, nulls as `null`; do not write to it."""
+    array = joined(column)
+    numbers: np.ndarray = raw(array).astype(np.int64, copy=False)
+    return np.where(valid(array), numbers, null) if array.null_count else numbers
+
+
+def raw(array: pa.Array) -> np.ndarray:
+    """A fixed-width array's values; undefined where it is null."""
+    kind: np.dtype[Any] = numpy_type(array.type)
+    data = array.buffers()[1]
+    if data is None or not len(array):
+        return np.zeros(len(array), kind)
+    whole = np.frombuffer(data, kind, count=array.offset + len(array))
+    return whole[array.offset :]
+
+
+def valid(array: pa.Array) -> np.ndarray:
+    """True for each value that is not null."""
+    bits = array.buffers()[0]
+    if bits is None:
+        return np.ones(len(array), dtype=bool)
+    return unpacked(bits, array.offset, len(array)).astype(bool)
+
+
+def unpacked(bits: pa.Buffer, offset: int, count: int) -> np.ndarray:
+    """`count` bits of a buffer; a sliced column shares the buffer of the whole one."""
+    first, last = offset // 8, (offset + count + 7) // 8
+    part = np.frombuffer(bits, np.uint8)[first:last]
+    return np.unpackbits(part, bitorder="little")[offset - 8 * first :][:count]
+
+
+def masked(values: np.ndarray, there: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """A fixed-width Arrow array, null where `there` is False."""
+    array = column(values, kind)
+    missing = int(len(there) - np.count_nonzero(there))
+    if not missing:
+        return array
+    bits = pa.py_buffer(np.packbits(there, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(there), [bits, array.buffers()[1]], missing)

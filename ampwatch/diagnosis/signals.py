@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ampwatch.codec.columns import Column, joined, raw, unpacked, valid
 from ampwatch.rows import EventKind, Table
-from ampwatch.store.columns import Column, joined, raw, unpacked, valid
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int64]

@@ -52,7 +52,7 @@ def reachable_form(endpoint: str) -> str:
 
 
 def announce(endpoint: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Write down the endpoint that this process listens on; whether that could be written."""
+    """Write down the endpoint that this process listens on; False if that cannot be written."""
     try:
         path = _note(environ)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

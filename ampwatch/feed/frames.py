@@ -31,19 +31,19 @@ _HEADER = struct.Struct("<2sBBBB2xII16sQQQQ")
 
 
 class Kind(enum.IntEnum):
-    """The closed list of frames, with what `sequence`, `value` and `count` mean in each."""
+    """The closed list of frames, with what their fields mean."""
 
     # Up.
-    BEAT = 1  # everything below this number has been sent; the next number to be written
-    HELLO = 2  # the next number to be written; payload: a Hello
-    ROWS = 3  # the batch's number; payload: the batch
-    LOST = 4  # from this number up to, but not including, `value`: they will never come
-    END = 5  # the number after the last
+    BEAT = 1  # all below `sequence` has been sent; `value` is the next number to be written
+    HELLO = 2  # `value` is the next number to be written; the payload is a Hello
+    ROWS = 3  # the payload is batch `sequence`
+    LOST = 4  # the numbers from `sequence` up to, but not including, `value` will never come
+    END = 5  # `sequence` is the number after the last
     # Down.
-    ACK = 16  # everything below this number is filed; bytes that may be under way; frames of rows
-    WANT = 17  # send from this number on; bytes that may be under way
+    ACK = 16  # all below `sequence` is filed, after `count` frames; `value` bytes may be under way
+    WANT = 17  # send from `sequence` on; `value` bytes may be under way
     WHO = 18  # say hello
-    NO = 19  # payload: a sentence that says why you are refused
+    NO = 19  # the payload is a sentence that says why you are refused
 
 
 UP = frozenset({Kind.BEAT, Kind.HELLO, Kind.ROWS, Kind.LOST, Kind.END})

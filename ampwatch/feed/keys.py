@@ -102,7 +102,7 @@ def allow_key(public: str, comment: str = "", folder: Path | None = None) -> Pat
 
 
 def forget_key(public: str, folder: Path | None = None) -> bool:
-    """Remove a public key from the list; whether it was there."""
+    """Remove a public key from the list; returns whether it was there."""
     keys = allowed_keys(folder)
     found = keys.pop(key_to_hex(key_from_hex(public)), None) is not None
     _write_allowed(keys, folder or key_folder())

@@ -58,14 +58,11 @@ class Peer:
     is_paused: bool = True
     is_ended: bool = False
     is_refused: bool = False
-    heard_ns: int = 0  # by the recorder's wall clock
-    heard_s: float = 0.0  # the same by a clock that never jumps
+    heard_s: float = 0.0  # by a clock that never jumps
     greeted: tuple[bytes, float] = (b"", 0.0)  # the last hello's sender, and its time on that clock
-    beat_time_ns: int = 0  # by the trainer's clock
     rows: int = 0
     bytes: int = 0
     bad: int = 0
-    ignored: int = 0
 
 
 @dataclass(slots=True)

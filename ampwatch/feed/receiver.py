@@ -214,7 +214,7 @@ class Receiver:
             self._send(message.identity, Frame(Kind.WHO, key.run_id, key.rank))
             return None
         peer.identity = message.identity
-        peer.heard_ns, peer.heard_s = time.time_ns(), time.monotonic()
+        peer.heard_s = time.monotonic()
         return peer
 
     def _turn_away(self, key: PeerKey, identity: bytes, reason: str) -> None:
@@ -229,7 +229,7 @@ class Receiver:
         if frame.kind is Kind.HELLO:
             before, at_s = peer.greeted
             if before == peer.identity and peer.heard_s - at_s < _GREETING_S:
-                self._ignore(peer)  # a flood of hellos must not keep the others waiting
+                self.counts.ignored += 1  # a flood of hellos must not keep the others waiting
                 return
             hello = Hello.from_bytes(frame.payload)
             if (hello.run_id, hello.rank) != (peer.key.run_id, peer.key.rank):
@@ -239,15 +239,11 @@ class Receiver:
             yield HelloArrived(peer.key, hello, frame.value)
         elif peer.is_refused or frame.token != peer.token:
             # It was sent before the rank got our last request, which may have been lost.
-            self._ignore(peer)
+            self.counts.ignored += 1
             if frame.kind is Kind.BEAT:
                 self._send_want(peer)
         else:
             yield from self._take_current(peer, frame)
-
-    def _ignore(self, peer: Peer) -> None:
-        peer.ignored += 1
-        self.counts.ignored += 1
 
     def _take_current(self, peer: Peer, frame: Frame) -> Iterator[Arrival]:
         """A frame that answers our last request."""
@@ -262,7 +258,7 @@ class Receiver:
         elif frame.kind is Kind.END:
             yield EndArrived(peer.key, frame.sequence)
         else:
-            peer.head, peer.beat_time_ns = frame.value, frame.time_ns
+            peer.head = frame.value
             self._unanswered.add(peer.key)
 
     def _take_rows(self, peer: Peer, frame: Frame) -> Iterator[Arrival]:

@@ -5,8 +5,8 @@ older ones are read from the log in chunks, within the recorder's credit. What c
 once is not queued but owed: the log has it. So a recorder that is dead, stopped or slow costs
 bounded memory and bounded time, and one that comes late gets everything.
 
-New batches go ahead of the owed ones because a recorder needs longer than a view may lag to take
-in an hour's log: 4 s of CPU for one rank at 10 steps a second, 31 s for eight of them.
+New batches go ahead of the owed ones, because a recorder takes longer to file an hour's log than a
+page may lag: 4 s of its CPU for one rank, 41 s for eight (`benchmarks/feed.py --late`).
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Sender:
         self._beat()
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Send the end mark; whether the recorder has confirmed it and all before it.
+        """Send the end mark; returns whether the recorder has confirmed it and all before it.
 
         Waits, at most this long, only while a recorder is there to answer.
         """
@@ -227,14 +227,14 @@ class Sender:
     # --- up --------------------------------------------------------------------------------------
 
     def _transmit(self, kind: Kind, **fields: Any) -> bool:
-        """Send a frame if it can leave now."""
+        """Send a frame if it can leave now; returns whether it did."""
         hello = self._hello
         return self._socket.send(
             Frame(kind, hello.run_id, hello.rank, self._request.token, **fields)
         )
 
     def _send_rows(self, sequence: int, batch: Batch, flags: int) -> bool:
-        """Send one batch; False when there is no room or nobody."""
+        """Send one batch; False if the window is full or nobody is there."""
         size_bytes = len(batch.payload)
         if size_bytes > MAX_PAYLOAD_BYTES:
             return self._give_up(sequence, sequence + 1)
@@ -247,7 +247,7 @@ class Sender:
         return True
 
     def _give_up(self, first: int, after: int) -> bool:
-        """Tell the recorder that these numbers will never come."""
+        """Tell the recorder that these numbers will never come; False if it cannot leave now."""
         if not self._transmit(Kind.LOST, sequence=first, value=after):
             return False
         self._stats.lost += after - first
@@ -281,7 +281,7 @@ class Sender:
             self._skip_to(after)
 
     def _skip_to(self, number: int) -> bool:
-        """Give up what is owed below this number; False when that cannot be said now."""
+        """Give up what is owed below this number; False if that cannot be sent now."""
         owed = self._request.owed
         if owed and owed.start < number:
             if not self._give_up(owed.start, number):
@@ -345,12 +345,12 @@ class Sender:
             self._contact.hello_at = now
 
     def _restart(self, want: Frame) -> None:
-        """Go on from where the recorder asks; a request repeated is one already obeyed."""
+        """Go on from where the recorder asks; a repeated request was obeyed already."""
         self._window.allow(want.value)
         if want.token == self._request.token:
             return
         if self._window.held_bytes:
-            # What still waits in the old pipe would be counted by nobody: it goes with its socket.
+            # Nobody would count what still waits in the old queue: drop it with its socket.
             self._socket.renew()
         self._window.clear()
         head = self._source.next_sequence

@@ -55,7 +55,7 @@ class TrainerSocket:
         self._dealer = self._connect()
 
     def send(self, frame: Frame) -> bool:
-        """Send a frame if it can leave now; whether it could."""
+        """Send a frame if it can leave now; returns whether it did."""
         try:
             self._dealer.send_multipart(pack(frame), zmq.NOBLOCK)
         except zmq.Again:
@@ -85,7 +85,7 @@ class TrainerSocket:
             self.errors += 1
 
     def renew(self) -> None:
-        """Connect again; what waited in the old socket's queue is gone with it."""
+        """Connect again; what waited in the old socket's queue is dropped."""
         self._dealer.close(0)
         self._dealer = self._connect()
 
@@ -164,7 +164,7 @@ class RecorderSocket:
         return Message(identity.bytes, parts, user, address)
 
     def send(self, identity: bytes, frame: Frame) -> bool:
-        """Send a frame if it can leave now; whether it could."""
+        """Send a frame if it can leave now; returns whether it did."""
         try:
             self._router.send_multipart([identity, *pack(frame)], zmq.NOBLOCK)
         except zmq.ZMQError:

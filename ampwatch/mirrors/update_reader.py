@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from ampwatch.codec.columns import integers, joined, raw, valid
 from ampwatch.follow import Follower, Look, NewFindings, State
 from ampwatch.mirrors.readings import Curve, Flags, Integers, Points, Update
 from ampwatch.rows import Table
 from ampwatch.store import Run
-from ampwatch.store.columns import integers, joined, raw, valid
 
 MOST_ROWS = 4096  # of a rank in one update: what a client has to take at once
 

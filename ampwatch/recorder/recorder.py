@@ -224,7 +224,7 @@ class Recorder:
         return since_s is None or time.monotonic() - since_s < _QUICK_S
 
     def _listen(self, process: RecorderProcess | None) -> str:
-        """Take a process's messages until it has ended; how it ended."""
+        """Take a process's messages until it has ended; returns how it ended."""
         self._failure = None
         if process is None:
             return "it cannot be started"

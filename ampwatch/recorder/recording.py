@@ -9,8 +9,8 @@ from pathlib import Path
 from ampwatch import feed, store
 from ampwatch.codec import Batch
 from ampwatch.errors import AmpwatchError, RunError, RunInUseError
-from ampwatch.recorder.copies import Compactor, OpenFiles, RankCopy, copy_in
 from ampwatch.recorder.process import Message, NewRows, Noted
+from ampwatch.recorder.rank_copies import Compactor, OpenFiles, RankCopy, copy_in
 from ampwatch.recorder.status import ALIVE_S, RankRecord, RankReport, RecorderStats
 from ampwatch.rows import FORMAT
 
@@ -329,7 +329,6 @@ class Recording:
             is_blocked=copy.blocked_until_s is not None,
             is_alive=peer is not None and not copy.has_ended and _silent_s(peer) < ALIVE_S,
             has_ended=copy.has_ended,
-            heard_ns=peer.heard_ns if peer else 0,
         )
         return RankReport(key.run_id, copy.info.name, copy.folder, record)
 

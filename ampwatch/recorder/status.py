@@ -23,7 +23,6 @@ class RankRecord:
     is_blocked: bool  # cannot be filed at present
     is_alive: bool  # heard of lately, and not ended
     has_ended: bool
-    heard_ns: int
 
 
 @dataclass(frozen=True, slots=True)

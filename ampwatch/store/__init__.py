@@ -23,43 +23,30 @@ if TYPE_CHECKING:
     from ampwatch.store.copy_notes import load_copies as load_copies
     from ampwatch.store.copy_notes import read_copies as read_copies
     from ampwatch.store.copy_notes import write_copies as write_copies
-    from ampwatch.store.info import RUN_FILE as RUN_FILE
-    from ampwatch.store.info import RunInfo as RunInfo
-    from ampwatch.store.info import describe_run as describe_run
-    from ampwatch.store.info import read_info as read_info
     from ampwatch.store.layout import create_run as create_run
     from ampwatch.store.layout import safe_name as safe_name
     from ampwatch.store.locks import is_written as is_written
     from ampwatch.store.reading import Reading as Reading
     from ampwatch.store.run import Run as Run
     from ampwatch.store.run import open_run as open_run
+    from ampwatch.store.run_info import RUN_FILE as RUN_FILE
+    from ampwatch.store.run_info import RunInfo as RunInfo
+    from ampwatch.store.run_info import describe_run as describe_run
+    from ampwatch.store.run_info import read_info as read_info
     from ampwatch.store.writer import RankWriter as RankWriter
 
-_HOMES = {
-    "COPY_FILE": "copy_notes",
-    "RUN_FILE": "info",
-    "CompactResult": "compaction",
-    "CopyNote": "copy_notes",
-    "RankWriter": "writer",
-    "Reading": "reading",
-    "Run": "run",
-    "RunInfo": "info",
-    "RunSummary": "catalogue",
-    "compact": "compaction",
-    "create_run": "layout",
-    "default_log_dir": "catalogue",
-    "describe_run": "info",
-    "is_written": "locks",
-    "list_runs": "catalogue",
-    "load_copies": "copy_notes",
-    "open_run": "run",
-    "read_copies": "copy_notes",
-    "read_info": "info",
-    "register_run": "catalogue",
-    "safe_name": "layout",
-    "summarize": "catalogue",
-    "write_copies": "copy_notes",
+_NAMES = {
+    "catalogue": ("RunSummary", "default_log_dir", "list_runs", "register_run", "summarize"),
+    "compaction": ("CompactResult", "compact"),
+    "copy_notes": ("COPY_FILE", "CopyNote", "load_copies", "read_copies", "write_copies"),
+    "run_info": ("RUN_FILE", "RunInfo", "describe_run", "read_info"),
+    "layout": ("create_run", "safe_name"),
+    "locks": ("is_written",),
+    "reading": ("Reading",),
+    "run": ("Run", "open_run"),
+    "writer": ("RankWriter",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = list(_HOMES)
 

@@ -16,9 +16,9 @@ from ampwatch.environment import state_folder
 from ampwatch.errors import AmpwatchError
 from ampwatch.files import draft_of
 from ampwatch.rows import Table
-from ampwatch.store.info import RUN_FILE, RunInfo, read_info
 from ampwatch.store.layout import rank_folder, ranks_in, sweep
 from ampwatch.store.ranklog import RankLog
+from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +122,13 @@ def _runs_in(folder: Path) -> list[Path]:
 
 def _may_be_run(folder: Path) -> bool:
     """Whether a folder is a run, was one before it lost its run.json, or cannot be looked into."""
-    return folder.is_dir() and (_holds_info(folder) or _is_closed(folder) or _has_rank(folder))
+    is_closed = not os.access(folder, os.R_OK | os.X_OK)
+    return folder.is_dir() and (_holds_info(folder) or is_closed or bool(ranks_in(folder)))
 
 
 def _holds_info(folder: Path) -> bool:
     """Whether there is a run.json of any kind, a dangling link included: that is reported."""
     return os.path.lexists(folder / RUN_FILE)
-
-
-def _is_closed(folder: Path) -> bool:
-    return not os.access(folder, os.R_OK | os.X_OK)
-
-
-def _has_rank(folder: Path) -> bool:
-    return bool(ranks_in(folder))
 
 
 def _registered() -> list[Path]:

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ampwatch.codec import Batch, encode_batch
+from ampwatch.codec import Batch, encode_batch, refuse_missing_keys
 from ampwatch.errors import CodecError, RunError
 from ampwatch.files import open_regular, read_at_most
 from ampwatch.rows import SCHEMAS, TABLES, EventKind, Table, schema_of
-from ampwatch.store.columns import refuse_unplaced
 from ampwatch.store.index import MAX_OFFSET, MAX_SEQUENCE, RECORD, plausible, refuse_future
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ class CompactedLog:
                 for name in names
             ]
             rows = pa.Table.from_arrays(columns, schema=schema)
-            refuse_unplaced(table, rows)
+            refuse_missing_keys(table, rows)
         except CodecError as problem:
             words = f"{path} is not as ampwatch writes it: {problem}"
             raise RunError(words, path=path) from problem

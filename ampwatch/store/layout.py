@@ -19,7 +19,7 @@ from pathlib import Path
 from ampwatch.errors import NotARunError, RunError
 from ampwatch.files import make_run_folder, write_file
 from ampwatch.rows import Table
-from ampwatch.store.info import RUN_FILE, RunInfo, read_info
+from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
 
 MAX_NAME_BYTES = 120  # file systems allow 255; "-12" and temporary names need room
 _MAX_SAME_NAME = 10_000

@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ampwatch.codec import decode_stream, refuse_other_packing, stream_head
+from ampwatch.codec import decode_stream, refuse_missing_keys, refuse_other_packing, stream_head
 from ampwatch.errors import CodecError, RunError
 from ampwatch.rows import SCHEMAS, TABLES, Table
 from ampwatch.store import locks
-from ampwatch.store.columns import refuse_unplaced
 from ampwatch.store.compacted_log import BASE_FILE
 from ampwatch.store.index import (
     HEADER_BYTES,
@@ -176,7 +175,7 @@ class LiveLog:
             batches = [batch for piece in pieces for batch in decode_stream(table, piece, names)]
             found = pa.Table.from_batches([batch.select(names) for batch in batches], schema)
             found.validate(full=True)
-            refuse_unplaced(table, found)
+            refuse_missing_keys(table, found)
         except (pa.ArrowException, CodecError) as problem:
             raise self._not_ours(table) from problem
         return found

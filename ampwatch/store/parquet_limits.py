@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 from ampwatch.codec import MAX_INFLATED_BYTES, MAX_ROWS, numpy_type
+from ampwatch.codec.columns import raw, valid
 from ampwatch.errors import CodecError
 from ampwatch.rows import Table, schema_of
-from ampwatch.store.columns import raw, valid
 from ampwatch.store.compacted_log import Chunk, TableFile
 
 Struct = dict[int, Any]  # a field's number -> its value

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from ampwatch.codec import column
+from ampwatch.codec.columns import integers, joined, masked, raw, valid
 from ampwatch.rows import DTYPES, SCHEMAS, Table
-from ampwatch.store.columns import integers, joined, masked, raw, valid
 from ampwatch.store.views import ATTEMPT, RANK, step_keys
 
 CLASH_SUFFIX = "_logged"

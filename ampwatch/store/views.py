@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from ampwatch.codec import column
+from ampwatch.codec.columns import integers
 from ampwatch.rows import SCHEMAS, Table
-from ampwatch.store.columns import integers
 from ampwatch.store.ranklog import RankLog
 
 RANK = "rank"

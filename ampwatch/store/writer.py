@@ -32,8 +32,8 @@ from ampwatch.store.index import (
     read_header,
     read_records,
 )
-from ampwatch.store.info import RUN_FILE, RunInfo, describe_run, read_info
 from ampwatch.store.layout import new_aside, rank_folder, table_file
+from ampwatch.store.run_info import RUN_FILE, RunInfo, describe_run, read_info
 
 # A compaction holds the lock for the moment in which it swaps files.
 _LOCK_WAIT_S = 5.0
@@ -61,7 +61,7 @@ class RankWriter:
         self._base: CompactedLog | None = None
         self._first = self._count = 0  # the live index: its first sequence, its records
         self._in_order = True  # whether a record's position gives its sequence
-        self._held = Ranges()
+        self.held = Ranges()  # the sequence numbers in the log; for others to read only
         try:
             make_folder(self._folder)
             self._lock = locks.hold(self._folder, wait_s=_LOCK_WAIT_S)
@@ -79,26 +79,12 @@ class RankWriter:
     @property
     def next_sequence(self) -> int:
         """The lowest sequence number this log does not hold, from its first one on."""
-        return self._held.next_missing(self._from)
-
-    @property
-    def gaps(self) -> tuple[tuple[int, int], ...]:
-        """What a copy lacks below its highest number, as (first, one past the last)."""
-        return self._held.gaps
-
-    @property
-    def ranges(self) -> int:
-        """How many unbroken ranges of numbers a copy holds."""
-        return len(self._held)
+        return self.held.next_missing(self._from)
 
     @property
     def open_files(self) -> int:
         """How many files it holds open: the lock, the index, and one a table."""
         return 2 + len(self._files)
-
-    def next_missing(self, sequence: int) -> int:
-        """The lowest number from this one on that a copy lacks."""
-        return self._held.next_missing(sequence)
 
     def is_in_place(self) -> bool:
         """Whether its files are still where it opened them: not deleted, moved or replaced."""
@@ -120,7 +106,7 @@ class RankWriter:
         self.close()
         self._stand_again(self._folder.parent)
         self._begin()
-        return None if self._held.end >= self._from else self._fate
+        return None if self.held.end >= self._from else self._fate
 
     def append(self, batch: Batch, sequence: int | None = None) -> int:
         """Write a batch and return its sequence number; the batch is then acknowledged.
@@ -129,7 +115,7 @@ class RankWriter:
         written again. After a RunError the log is as it was before.
         """
         number = self.next_sequence if sequence is None else sequence
-        if number in self._held:
+        if number in self.held:
             return number
         try:
             file = self._file(batch.table)
@@ -144,7 +130,7 @@ class RankWriter:
             _fail(self._folder, problem)
         self._in_order = self._in_order and number == self._first + self._count
         self._count += 1
-        self._held.add(number)
+        self.held.add(number)
         return number
 
     def read_from(self, sequence: int, max_bytes: int) -> list[tuple[int, Batch]]:
@@ -225,11 +211,11 @@ class RankWriter:
                 self._file(table).cut(end or len(stream_head(table)))
         live = kept["sequence"].astype(np.int64)
         compacted = self._base.sequences if self._base else live[:0]
-        self._held = Ranges.of_numbers(np.concatenate([compacted, live]))
+        self.held = Ranges.of_numbers(np.concatenate([compacted, live]))
         if self._base is None:  # a log that was started again, and is now opened again
             self._from = max(self._from, self._first)
         elif self._info is not None:  # a trainer's own log gets no batches from before its first
-            self._from = max(self._from, self._held.start)
+            self._from = max(self._from, self.held.start)
         self._count = good
         self._in_order = bool(np.array_equal(live, self._first + np.arange(good)))
 

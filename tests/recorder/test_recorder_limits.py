@@ -76,7 +76,7 @@ def test_no_more_ranks_than_all_keys_may_have_are_followed(copies, peer_of):
 
 
 def test_rows_beyond_too_many_holes_wait_for_those_below_them(copies, peer_of, monkeypatch):
-    monkeypatch.setattr("ampwatch.recorder.copies._MOST_RANGES", 5)
+    monkeypatch.setattr("ampwatch.recorder.rank_copies._MOST_RANGES", 5)
     [run_id] = run_ids(1)
     with Here(copies) as recorder:
         peer = peer_of(recorder.endpoint)

@@ -252,7 +252,7 @@ def test_a_copy_with_a_gap_is_compacted_and_can_still_be_filled(tmp_path: Path) 
     compact(run)
     assert "batches 1 to 2 are not in this copy" in open_run(run).notes[0]
     writer = RankWriter(run, 0)
-    assert (writer.next_sequence, writer.gaps) == (1, ((1, 3),))
+    assert (writer.next_sequence, writer.held.gaps) == (1, ((1, 3),))
     for number in (1, 2):
         writer.append(batches[number], number)
     assert writer.next_sequence == 4

@@ -75,15 +75,15 @@ def test_a_copy_files_what_comes_out_of_order_and_knows_what_it_lacks(run: Path)
     for number in (0, 1, 6, 7, 7, 2):
         assert copy.append(batches[number], number) == number
     assert copy.next_sequence == 3
-    assert copy.gaps == ((3, 6),)
+    assert copy.held.gaps == ((3, 6),)
     assert "batches 3 to 5 are not in this copy" in open_run(run).notes[0]
     copy.close()
 
     again = RankWriter(run, 0)
-    assert (again.next_sequence, again.gaps) == (3, ((3, 6),))
+    assert (again.next_sequence, again.held.gaps) == (3, ((3, 6),))
     for number in (5, 4, 3, 8, 9):
         again.append(batches[number], number)
-    assert (again.next_sequence, again.gaps) == (10, ())
+    assert (again.next_sequence, again.held.gaps) == (10, ())
     assert again.read_from(0, 1 << 30) == list(enumerate(batches))
     again.close()
     found = open_run(run)

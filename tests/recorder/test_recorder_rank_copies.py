@@ -5,7 +5,7 @@ from recorder_parts import Here, Trainer, eventually, free_endpoint, until_ackno
 
 from ampwatch import store
 from ampwatch.codec import encode
-from ampwatch.recorder.copies import copy_in
+from ampwatch.recorder.rank_copies import copy_in
 from ampwatch.rows import Table
 
 
@@ -54,7 +54,7 @@ def test_a_recorder_killed_as_it_makes_a_copys_folder_leaves_what_the_next_one_g
 
     info = store.RunInfo(id="ab" * 16, name="run")
     copy = copy_in(tmp_path, info, rank=0, head=0)
-    monkeypatch.setattr("ampwatch.recorder.copies.make_folder", make_and_die)
+    monkeypatch.setattr("ampwatch.recorder.rank_copies.make_folder", make_and_die)
     with pytest.raises(Killed):
         copy.open()
     assert copy_in(tmp_path, info, rank=0, head=0).is_copy

@@ -76,13 +76,13 @@ class RankCopy:
             self.filed = max(self.filed, sequence + 1)
             return
         writer = self._opened()
-        if writer.ranges >= _MOST_RANGES and sequence > self.filed:
+        if len(writer.held) >= _MOST_RANGES and sequence > self.filed:
             return  # as if lost under way: it is sent again after those below it
         writer.append(batch, sequence)
         self.filed = self._lowest_wanted(self.filed)
 
     def lose(self, first: int, after: int) -> bool:
-        """Note numbers that will never come; whether that is news."""
+        """Note numbers that will never come; False if that was known."""
         if not self.is_copy:
             self.filed = max(self.filed, after)
             return False
@@ -161,7 +161,8 @@ class RankCopy:
     def _lowest_wanted(self, number: int) -> int:
         """The lowest number from this one on that is neither in the files nor known to be lost."""
         assert self._writer is not None
-        while (after := self.lost.next_missing(self._writer.next_missing(number))) != number:
+        held = self._writer.held
+        while (after := self.lost.next_missing(held.next_missing(number))) != number:
             number = after
         return number
 

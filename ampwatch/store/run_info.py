@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -67,20 +67,12 @@ class RunInfo:
         return cls(**values)
 
 
-_KINDS: dict[str, type] = {
-    "id": str,
-    "name": str,
-    "source": str,
-    "started_ns": int,
-    "host": str,
-    "command": list,
-    "versions": dict,
-    "config": dict,
-    "scaler": dict,
-    "world_size": int,
-    "layer_every": int,
-    "notes": list,
-    "marks": dict,
+# What each field is in JSON; `format` is checked before.
+_JSON_TYPES: dict[str, type] = {"str": str, "int": int, "tuple": list, "Mapping": dict}
+_KINDS = {
+    field.name: _JSON_TYPES[str(field.type).partition("[")[0]]
+    for field in fields(RunInfo)
+    if field.name != "format"
 }
 
 
