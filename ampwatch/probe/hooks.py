@@ -23,6 +23,8 @@ from ampwatch.probe import copies
 from ampwatch.probe.copies import Place
 
 _all_steps: Any = _global_optimizer_pre_hooks
+_is_compiling = torch.compiler.is_compiling
+_tracing = torch._C._get_tracing_state
 
 
 class Guard(Protocol):
@@ -57,7 +59,7 @@ class Hook:
     def __call__(self, *args: Any) -> None:
         """Take whatever the hook's caller gives."""
         # While the compiler or the tracer reads the model, we must not become part of its graph.
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        if _is_compiling() or _tracing() is not None:
             return
         if self._owner is None:
             self._guard.run(self._function, *self._bound, *args)

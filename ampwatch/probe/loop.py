@@ -191,9 +191,13 @@ class Loop:
     def after_update(self, scaler: Any, new_scale: Any) -> None:
         """`scaler.update()` has returned: the step is over."""
         record = self.current.record or self.current.begin()
-        scale = scaler._scale
+        scale, pack = scaler._scale, record.pack
         if scale is not None:
-            record.scale_after_at = record.pack.put_scalars(scale)
+            record.scale_after_at = len(pack.values)
+            if scale.is_cpu:
+                pack.values.append(scale.item())
+            else:
+                pack.put(scale)
         if new_scale is not None:
             self.current.event(EventKind.SCALE_SET, {})
         turns = record.turns
@@ -291,7 +295,8 @@ class Loop:
         self.forwards.begin_anew()
         if self.current.enabled:
             self.before_update()
-        self.close_step(update_seen=False, doubtful=doubtful)
+        record.doubtful = doubtful
+        self.close_step(update_seen=False)
 
     def _come_round(self) -> None:
         """The loop begins anew without an update: losses since the last turn are the next's."""
@@ -302,23 +307,20 @@ class Loop:
         self.close_step(update_seen=None if without else False)
         self.losses.pending = losses
 
-    def close_step(self, *, update_seen: bool | None, doubtful: bool = False) -> None:
+    def close_step(self, *, update_seen: bool | None) -> None:
         """The step in progress becomes a record; the next one begins with the next call."""
         current, losses, sampling = self.current, self.losses, self.sampling
         record = current.record or current.begin()
         if self.turns.stand_in is not None:
             self.turns.stand_in_ends()
         current.record = None
-        record.doubtful = doubtful
         if losses.pending:
             record.losses = losses.hand_over(())
-        if record.samples and not self._batch_size.is_usual(record.samples):
-            self._report_batch_size(record)
-        record.enabled = current.enabled
         record.update_seen = update_seen
+        record.enabled = current.enabled
         record.sampled = sampling.sampled
         if sampling.observes:
-            sampling.collect(record)
+            self._close_forwards(record)
         if record.pack.pending is not None:
             record.pack.seal()
         record.time_ns = time.time_ns()
@@ -326,17 +328,23 @@ class Loop:
         if self._closed_at is not None:
             record.step_time_ms = (now - self._closed_at) * 1e3
         self._closed_at = now
-        if not doubtful:
-            current.number += 1
-        self._sees_forwards = self.forwards.count > 0
-        self.forwards.step_over()
+        current.number += not record.doubtful
         if self._settling or record.pack.copies is not None:
             self._settling.append(record)
             self.settle()
         else:
             self._hand_over(record)
         sampling.begin(current.number)
-        losses.begin_step(sampled=sampling.sampled)
+        if losses.followed or losses.closely_for or sampling.sampled:
+            losses.begin_step(sampled=sampling.sampled)
+
+    def _close_forwards(self, record: StepRecord) -> None:
+        """What the step's forward passes have shown goes into its record."""
+        if record.samples and not self._batch_size.is_usual(record.samples):
+            self._report_batch_size(record)
+        self.sampling.collect(record)
+        self._sees_forwards = self.forwards.count > 0
+        self.forwards.step_over()
 
     def _report_batch_size(self, record: StepRecord) -> None:
         change = self._batch_size.see(record.samples, record.step)

@@ -18,6 +18,8 @@ from ampwatch.probe.tensors import is_shard
 from ampwatch.probe.weight_slices import Slices
 from ampwatch.rows import LR_LEAP
 
+_UNREAD = object()
+
 Leap = tuple[int, float, float]  # of a group's rate: the group, the rate before, the rate now
 
 
@@ -37,11 +39,6 @@ def tells_its_steps(optimizer: Any) -> bool:
     return hasattr(optimizer, "register_step_post_hook") and hasattr(
         optimizer, "_optimizer_step_post_hooks"
     )
-
-
-def _same_float(one: object, other: float | None) -> bool:
-    """Whether a schedule has written the same rate again; never asks a tensor."""
-    return type(one) is float and one == other
 
 
 class OptimizerView:
@@ -69,7 +66,7 @@ class OptimizerView:
         self.sentinels: list[Tensor] = []  # a few parameters that stand for all
         self.lrs: list[float] = []  # each group's rate, as `read_rates` found it
         self.lr_bases: list[float] = []  # and its base rate
-        self._lr: float | None = None  # the first group's, as the object it was
+        self._lr: object = _UNREAD  # the first group's, as the object it was
         self._highest: list[float] = []
         self._known = positions
         self._detailed = detailed
@@ -89,6 +86,22 @@ class OptimizerView:
     def is_gone(self) -> bool:
         """Whether the user has let the optimizer go."""
         return self.reference() is None
+
+    def is_as_before(self, optimizer: Any) -> bool:
+        """Whether it is that optimizer, with the parameters and the rate that are known of it.
+
+        Asked before each step, and so in one call. Where there are several groups: no.
+        """
+        groups = optimizer.param_groups
+        if len(groups) != 1 or self.reference() is not optimizer:
+            return False
+        group = groups[0]
+        lr, held = group.get("lr"), group["params"]
+        return (
+            (lr is self._lr or (type(lr) is float and lr == self._lr))
+            and self._only_count == len(held)
+            and all(map(is_, held, self.parameters))
+        )
 
     def is_current(self, optimizer: Any) -> bool:
         """Whether its groups still hold just these parameters, and not others in their place."""
@@ -130,9 +143,7 @@ class OptimizerView:
         """
         groups = optimizer.param_groups
         lr = groups[0].get("lr")
-        if (lr is self._lr or _same_float(lr, self._lr)) and self.lrs and len(groups) == 1:
-            return ()
-        self._lr = lr if type(lr) is float else None
+        self._lr = lr if lr is None or type(lr) is float else _UNREAD  # a tensor may change
         known = [_number(group.get("lr")) for group in groups]
         if known == self.lrs:  # the same rates again: the bases are the same too
             return ()

@@ -26,6 +26,8 @@ WATCHED = "_ampwatch_watched"  # marks a scaler's class as one of ours
 # taken there; after this many steps in which nobody edited a gradient, once a step is enough.
 STEPS_TO_LEARN_CLIPPING = 5
 
+_is_compiling = torch.compiler.is_compiling
+
 
 @dataclass(frozen=True, slots=True)
 class _Early:
@@ -187,7 +189,7 @@ def stepping_scaler() -> Any:
 
 
 def _any_optimizer_begins(reference: weakref.ref[UnscaledSteps], optimizer: Any, *_: Any) -> None:
-    if torch.compiler.is_compiling():  # the step: we must not become part of its graph
+    if _is_compiling():  # the step: we must not become part of its graph
         return
     steps = reference()
     if steps is not None and steps.turns.stepping is not optimizer:  # else our scaler steps it
