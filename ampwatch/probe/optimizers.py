@@ -1,4 +1,4 @@
-"""What the probe knows of one optimizer: its parameters, its rates, and when it steps."""
+"""One optimizer as the probe knows it: its parameters, its learning rates, its hook."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Leap = tuple[int, float, float]  # of a group's rate: the group, the rate before
 
 
 def _number(value: Any) -> float:
-    """A hyper-parameter as a number; nan where only a synchronisation would tell."""
+    """A hyper-parameter as a number; nan where reading it would synchronise a device."""
     if type(value) is float:
         return value
     if isinstance(value, Tensor):
@@ -34,8 +34,8 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
-def tells_its_steps(optimizer: Any) -> bool:
-    """Whether it takes hooks; a wrapper that never called `Optimizer.__init__` cannot."""
+def takes_hooks(optimizer: Any) -> bool:
+    """Whether hooks can show its steps; not of a wrapper without `Optimizer.__init__`."""
     return hasattr(optimizer, "register_step_post_hook") and hasattr(
         optimizer, "_optimizer_step_post_hooks"
     )
@@ -72,7 +72,7 @@ class OptimizerView:
         self._detailed = detailed
         self._counts: tuple[int, ...] = ()
         self._only_count = -1  # where there is one group: of its parameters
-        self._handles = [hook_step_end(optimizer, on_stepped)] if tells_its_steps(optimizer) else []
+        self._handles = [hook_step_end(optimizer, on_stepped)] if takes_hooks(optimizer) else []
         self.hooked = bool(self._handles)  # whether its steps are seen by themselves
         # Whether it unscales and skips inside its own step.
         self.fused = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
@@ -104,7 +104,7 @@ class OptimizerView:
         )
 
     def is_current(self, optimizer: Any) -> bool:
-        """Whether its groups still hold just these parameters, and not others in their place."""
+        """Whether its groups still hold the same parameters."""
         groups = optimizer.param_groups
         if len(groups) == 1:
             held = groups[0]["params"]
@@ -126,7 +126,7 @@ class OptimizerView:
         self.meter = GradientMeter(self.observed)
 
     def look_again(self) -> None:
-        """Learn what kind of gradients there are now, and of which parameters."""
+        """Ask again what kind of gradients there are, and which parameters are trained."""
         self.meter.look_again()
         self._choose_sentinels()
 
@@ -166,7 +166,7 @@ class OptimizerView:
         return highest if highest > initial or math.isnan(initial) else initial
 
     def describe(self, optimizer: Any) -> dict[str, Any]:
-        """What an `optimizer` event says."""
+        """The detail of an `optimizer` event."""
         return {
             "optimizer": self.number,
             "class": type(optimizer).__name__,
@@ -187,7 +187,7 @@ def _parameters(groups: Iterable[Mapping[str, Any]]) -> Iterator[Tensor]:
 
 
 def _shown(value: Any) -> float | None:
-    """A hyper-parameter for an event, which is JSON."""
+    """A hyper-parameter for JSON, which has no nan."""
     number = _number(value)
     return None if math.isnan(number) else number
 
