@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ampwatch.integrations.attempt import attach_parts
+from ampwatch.integrations.framework_watch import attach_parts
 from ampwatch.probe import NoWatch, Watch
 
 

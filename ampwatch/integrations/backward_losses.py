@@ -1,4 +1,4 @@
-"""The losses of a script that gives them to no scaler: what `backward` was called on."""
+"""The losses of a script without a scaler: what `backward` was called on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class BackwardLosses:
-    """What the backward passes of a step began from: micro-batches' parts add up to the step's."""
+    """The sum of the losses of a step's backward passes, one a micro-batch."""
 
     def __init__(self, watches: Callable[[], Collection[Watch]], guard: Guard) -> None:
         self._watches = watches  # those that go on; nothing here keeps one alive
@@ -27,7 +27,7 @@ class BackwardLosses:
         self._stepping: Any = None  # an optimizer in whose step we are: a closure evaluates anew
 
     def begin(self) -> None:
-        """Be told of optimizers' steps: a sum of losses ends there."""
+        """Hear of optimizers' steps, which end a sum of losses."""
         optim.register_optimizer_step_pre_hook(self._begins_step)
         optim.register_optimizer_step_post_hook(self._ended_step)
 
@@ -43,20 +43,20 @@ class BackwardLosses:
             self._log(unscaled, self._total)
 
     def scaled_unwatched(self, scaler: Any, outputs: Any) -> None:
-        """A scaler that is not watched is about to scale this: what goes backward is no loss."""
+        """A scaler that is not watched is about to scale this loss."""
         known = self._scaled.get(scaler) if scaler in self._scaled else 0.0
         is_loss = isinstance(outputs, torch.Tensor) and outputs.ndim == 0 and known is not None
         self._scaled[scaler] = _sum(known, outputs) if is_loss else None
 
     def hand_over(self, scaler: Any) -> None:
-        """It is watched now, from this step on."""
+        """This scaler is watched from this step on: log the loss so far."""
         loss = self._scaled.pop(scaler, None)
         for watch in self._watches():
             if loss is not None and watch.watches(scaler):
                 watch.log(loss=loss)
 
     def _log(self, unscaled: Collection[Watch], total: Tensor) -> None:
-        """Of several trainings the optimizer that steps shows whose loss this is."""
+        """Log the loss; with several trainings, to the one whose optimizer steps."""
         stepping = None if self._stepping is None else self._stepping()
         for watch in unscaled:
             if len(unscaled) == 1 or (stepping is not None and watch.knows(stepping)):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ampwatch.integrations.attempt import Attempt
+from ampwatch.integrations.framework_watch import FrameworkWatch
 
 if TYPE_CHECKING:
     Callback = object
@@ -30,14 +30,14 @@ class AmpwatchCallback(Callback):
     """
 
     def __init__(self, **options: Any) -> None:
-        self._attempt = Attempt(options)
+        self._watch = FrameworkWatch(options)
         self._resumed: dict[str, Any] = {}
         self._loss: Tensor | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin where the checkpoint, if any, left off."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self._attempt.begin(
+        self._watch.begin(
             scaler, pl_module, trainer.optimizers, start_step=trainer.global_step, **self._resumed
         )
 
@@ -47,22 +47,22 @@ class AmpwatchCallback(Callback):
             self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """The step in progress is the one that the noted loss belongs to."""
+        """Log the noted loss to the step in progress."""
         if self._loss is not None:
-            self._attempt.log(loss=self._loss)
+            self._watch.log(loss=self._loss)
             self._loss = None
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the watch: the log is complete."""
-        self._attempt.end()
+        self._watch.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Keep what ended the training, and in which layer."""
-        self._attempt.fail(exception)
+        self._watch.fail(exception)
 
     def state_dict(self) -> dict[str, Any]:
         """Which run a checkpoint belongs to."""
-        name = self._attempt.run_name
+        name = self._watch.run_name
         return {} if name is None else {"run": name, "resume": True}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,16 +1,15 @@
 """What `ampwatch run` does inside the script: finds scaler, optimizers and model, and attaches.
 
-Nothing of the script's is read or changed before it imports torch by itself. From then on its
-scalers and optimizers tell us when they are made. At the first forward pass in training mode of a
-module whose parameters an optimizer holds, everything stands and the watch begins; the hooks that
-waited for it are gone again. A script that compiles is watched from its first loss on instead:
-torch warns of a hook on every module, and would compile it along. Where several scalers leave open
-which is whose, each is watched from its first step on, with the model of the optimizer that it
-steps. Without a scaler the loss is what `backward` was called on.
+Nothing is read or changed before the script itself imports torch. From then on we hear of each
+scaler and optimizer when it is made. The watch begins at the first forward pass in training mode of
+a module whose parameters an optimizer holds; the hooks that waited for it are then removed. A
+script that compiles is watched from its first loss on: torch warns of a hook on every module, and
+would compile it too. With several scalers each is watched from its first step on, with the model of
+the optimizer that it steps. Without a scaler the loss is what `backward` was called on.
 
 An optimizer that is made later belongs to the watch whose parameters it holds, or whose scaler
-steps it; only one of neither kind begins another run. Nothing here keeps a scaler, an optimizer, a
-model or a watch alive.
+steps it; any other one begins another run. Nothing here keeps a scaler, an optimizer, a model or a
+watch alive.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ import multiprocessing
 import os
 import sys
 import weakref
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.environment import switched_off
-from ampwatch.integrations.telling import (
+from ampwatch.integrations.script_hooks import (
     tell_of_calls,
     tell_of_each,
     tell_of_function,
     tell_of_lookups,
+    when_torch_is_loaded,
 )
-from ampwatch.integrations.torch_import import when_torch_is_loaded
 from ampwatch.integrations.trained_models import is_trained, trained_models
-from ampwatch.integrations.unwatched import Seen, why_unwatched
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -48,6 +47,9 @@ PROCESS_ID = "AMPWATCH_RUN_PROCESS"
 
 STEPS_TO_SHOW_A_MODEL = 3
 """An optimizer that has stepped so often, with no module of its own ever run, trains none."""
+
+BY_HAND = "call ampwatch.attach(scaler, model, optimizer=...) in the script"
+ITS_LOG = "give the log that it prints to `ampwatch report`"
 
 
 def prepare() -> None:
@@ -67,7 +69,7 @@ def _begin() -> None:
 
 
 def say(sentence: str) -> None:
-    """On stderr, where there is one."""
+    """Write a sentence to stderr, where there is one."""
     try:
         sys.stderr.write(f"ampwatch: {sentence}\n")
     except (OSError, ValueError, AttributeError):  # closed by the script, or before it: it is None
@@ -75,9 +77,9 @@ def say(sentence: str) -> None:
 
 
 def _keep_closed_streams_closed() -> None:
-    """A log of ours may not become stdout or stderr, which whoever writes there takes for its own.
+    """Keep our log file from becoming stdout or stderr where these are closed.
 
-    What stands there instead takes as little as a closed stream, and is closed in children too.
+    What is opened in their place refuses writes like a closed stream, and is closed in children.
     """
     if hasattr(os, "O_PATH"):
         place = os.open("/", os.O_PATH)
@@ -86,8 +88,21 @@ def _keep_closed_streams_closed() -> None:
         os.close(place)
 
 
+@dataclass(slots=True)
+class Seen:
+    """What a script did while nothing was attached."""
+
+    optimizers: set[str] = field(default_factory=set)  # their classes' names
+    scalers: int = 0
+    ran: bool = False  # a module in training mode, though none that an optimizer trains
+    evaluated: bool = False  # a module in eval mode, or without gradients
+    went_back: bool = False
+    watched: bool = False
+    refused: bool = False  # and told why
+
+
 class Script:
-    """What is known of a training that does not know us."""
+    """What is known of a script that does not call ampwatch itself."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         from ampwatch.integrations.backward_losses import BackwardLosses
@@ -106,7 +121,7 @@ class Script:
         self._losses = BackwardLosses(self._own_live, self._guard)
 
     def begin(self) -> None:
-        """Be told of every scaler and optimizer that is made, and of what compiles."""
+        """Hear of every scaler and optimizer that is made, and of `torch.compile`."""
         import torch
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -153,7 +168,7 @@ class Script:
             self._waiting = None
 
     def _compiling(self) -> None:
-        """Losses tell from here on."""
+        """The script compiles: losses show the training from here on."""
         self._compiles = True
         self._wait_no_more()
 
@@ -180,7 +195,7 @@ class Script:
         self._guard.run(self._begin_with_step, scaler, optimizer)
 
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
-        """One that is nobody's steps: is there a module of its own at all?"""
+        """An optimizer that no watch knows steps: has any module of its own ever run?"""
         import torch
 
         if not torch.compiler.is_compiling() and optimizer in self._optimizers:
@@ -195,7 +210,7 @@ class Script:
     # -- when to attach ------------------------------------------------------------------------
 
     def _begin_with(self, module: nn.Module | None) -> None:
-        """Attach if an optimizer that is nobody's holds something of what runs here."""
+        """Attach if an optimizer that no watch knows holds parameters of this module."""
         self._hand_over()
         if not self._optimizers:
             self._wait_no_more()
@@ -213,7 +228,7 @@ class Script:
             self._attach_to_all(None)
 
     def _begin_with_step(self, scaler: Any, optimizer: Any) -> None:
-        """Attach to a scaler that is nobody's at its first step."""
+        """Attach to a scaler that no watch knows, at its first step."""
         if scaler not in self._free_scalers():
             return
         for watch in _live_watches():
@@ -225,7 +240,7 @@ class Script:
         self._losses.hand_over(scaler)
 
     def _hand_over(self) -> None:
-        """An optimizer of a training that is watched is another of that training's."""
+        """Give the optimizers of watched trainings to their watches."""
         for optimizer in list(self._optimizers):
             if not hasattr(optimizer, "param_groups"):  # its making failed
                 self._optimizers.discard(optimizer)
@@ -293,14 +308,14 @@ def _live_watches() -> list[Watch]:
 
 
 def _a_scaler_is_used() -> bool:
-    """Whether a training that is watched scales: then an optimizer made later may be its next."""
+    """Whether a watched training scales: then an optimizer made later may be its next one."""
     return any(watch.scales for watch in _live_watches())
 
 
 def _is_asked_for() -> bool:
-    """Whether this process is what `ampwatch run` has become, or a launcher's rank of it.
+    """Whether `ampwatch run` started this process, directly or as a launcher's rank.
 
-    What a script starts for itself may have its words read by the script.
+    The script may read what other processes of its own print.
     """
     asked = os.environ.get(PROCESS_ID)
     own = os.getpid() if sys.platform != "win32" else os.getppid()
@@ -308,8 +323,42 @@ def _is_asked_for() -> bool:
 
 
 def _shown(folder: Path) -> str:
-    """A folder as one would type it from here, where that is no longer than its whole name."""
+    """A folder's path from here, or its whole path where that is shorter."""
     try:
         return min(os.path.relpath(folder), str(folder), key=len)
     except (OSError, ValueError):  # here is no more, or on another drive
         return str(folder)
+
+
+def why_unwatched(seen: Seen) -> str:
+    """A sentence that says why nothing was watched, and what to do."""
+    named = " and ".join(sorted(seen.optimizers))
+    if not named and not seen.went_back:
+        return (
+            "this process made no torch.optim.Optimizer and no loss went backward in it; "
+            "if it starts others that train, run those under ampwatch."
+        )
+    if not named:
+        return (
+            "losses went backward, but no torch.optim.Optimizer was made: what moves the weights "
+            f"is of another kind (Keras's own, one by hand), which shows no steps; {ITS_LOG}."
+        )
+    if seen.ran:
+        return (
+            f"modules ran in training mode, but none holds a parameter of {named}: it was given "
+            f"copies, as DeepSpeed and Apex make them; {ITS_LOG}, or {BY_HAND}."
+        )
+    if seen.evaluated:
+        return (
+            f"{named} was made, but after it modules ran only in eval mode or without gradients; "
+            "call model.train() before the loop."
+        )
+    if seen.went_back:
+        return (
+            f"{named} was made and losses went backward, but no module ran: its parameters are "
+            f"used outside of one; {BY_HAND}."
+        )
+    return (
+        f"{named} was made, but no optimizer's model ran in training mode after it, and no loss "
+        "went backward."
+    )

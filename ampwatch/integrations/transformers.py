@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ampwatch.integrations.attempt import Attempt
+from ampwatch.integrations.framework_watch import FrameworkWatch
 
 if TYPE_CHECKING:
     TrainerCallback = object
@@ -26,27 +26,27 @@ class AmpwatchCallback(TrainerCallback):
     """
 
     def __init__(self, **options: Any) -> None:
-        self._attempt = Attempt(options)
+        self._watch = FrameworkWatch(options)
         self._loss = _LossOfModel()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """Attach; the optimizer bears the scaler by now."""
+        """Attach; the optimizer has its scaler by now."""
         model, optimizer = parts["model"], parts["optimizer"]
         scaler = getattr(optimizer, "scaler", None)
         if scaler is None:
             self._loss.follow(model)
-        self._attempt.begin(scaler, model, optimizer, start_step=state.global_step)
+        self._watch.begin(scaler, model, optimizer, start_step=state.global_step)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """The step in progress is the one that this loss belongs to."""
+        """Log the loss to the step in progress."""
         loss = self._loss.take()
         if loss is not None:
-            self._attempt.log(loss=loss)
+            self._watch.log(loss=loss)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Close the watch: the log is complete."""
         self._loss.release()
-        self._attempt.end()
+        self._watch.end()
 
 
 class _LossOfModel:

@@ -1,4 +1,4 @@
-"""`attach`: look at what was given, refuse it with the remedy, or watch it."""
+"""`attach`: check the arguments, say what is wrong with them, or begin to watch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ampwatch.probe.layers import LayerObserver
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.memory_log import MemoryLog
 from ampwatch.probe.models import Survey, survey
-from ampwatch.probe.optimizers import tells_its_steps
+from ampwatch.probe.optimizers import takes_hooks
 from ampwatch.probe.sampling import Sampling
 from ampwatch.probe.watch import NoWatch, Watch, live_watches
 from ampwatch.rows import EventKind
@@ -78,7 +78,7 @@ def attach(
     surveyed = survey(model)
     known = _watch_of(scaler, surveyed)
     if known is not None and not known.is_of(surveyed.roots, optimizers):
-        gc.collect()  # it may be of a model, or of optimizers, that the user let go long ago
+        gc.collect()  # that watch may be of a model or of optimizers that are garbage
         known = _watch_of(scaler, surveyed)
     if known is not None:
         warn("this scaler is watched already; the watch that is there goes on. close() it first.")
@@ -113,7 +113,7 @@ def _check(
             "without a scaler nothing shows ampwatch the optimizer; call "
             "ampwatch.attach(None, model, optimizer=optimizer)."
         )
-    if scaler is None and not all(map(tells_its_steps, optimizers)):
+    if scaler is None and not all(map(takes_hooks, optimizers)):
         raise AttachError(
             "the optimizer takes no step hooks, so nothing shows ampwatch its steps; pass a "
             "torch.optim.Optimizer (the one inside, if yours wraps it), or a scaler (a disabled "
@@ -140,7 +140,7 @@ def _optimizers(optimizer: Any) -> tuple[Any, ...]:
 
 
 def _watch_of(scaler: Any, surveyed: Survey) -> Watch | None:
-    """The watch that goes on for this scaler or, without one, for this model."""
+    """The live watch of this scaler or, without a scaler, of this model."""
     for watch in live_watches():
         if watch.is_left_on(surveyed.roots):
             watch.end()
@@ -166,7 +166,7 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
         log,
         lambda: _open_post(info, rank, log, settings),
         devices.sample,
-        Guard(),  # its own: it carries on when the watch has ended
+        Guard(),  # its own: the courier works on when the watch has ended
     )
     observer = None
     if surveyed.layers:
@@ -219,7 +219,7 @@ def _scaler_facts(scaler: Any) -> dict[str, Any]:
 
 
 def _open_log(info: RunInfo, rank: int, settings: Settings) -> tuple[Log, RunInfo, Path | None]:
-    """The log on disk; if there can be none, one that only numbers what goes over the wire."""
+    """The log on disk; if it cannot be made, one that only numbers what is sent."""
     try:
         folder = run_identity.log_dir(os.environ, settings.log_dir)
         run_folder = create_run(folder, info, resume=settings.resume)
@@ -254,8 +254,8 @@ def _devices(surveyed: Survey) -> list[torch.device]:
 
 
 def _started(info: RunInfo, settings: Settings, rank: int, surveyed: Survey) -> dict[str, Any]:
-    """What the event says that begins an attempt."""
-    config = json.loads(info.to_json())["config"]  # in plain types: an object's words may raise
+    """The detail of the event that begins an attempt."""
+    config = json.loads(info.to_json())["config"]  # in plain types: an object's `str` may raise
     return {
         "rank": rank,
         "pid": os.getpid(),

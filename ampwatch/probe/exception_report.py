@@ -1,7 +1,7 @@
-"""What an exception that ends training tells: where it struck, in which layer, with which dtypes.
+"""A report of an exception that ended training: the place, the layer, the dtypes, the memory.
 
-All of it is read from the traceback afterwards, so it costs nothing while training runs. What is
-kept is text and numbers: no reference to a frame, a tensor or the exception outlives `describe`.
+All of it is read from the traceback afterwards, so it costs nothing while training runs. It holds
+text and numbers: no reference to a frame, a tensor or the exception outlives `describe`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate mem
 
 
 @dataclass(frozen=True, slots=True)
-class LastWords:
-    """An exception that ended training. None and empty are what it did not tell."""
+class ExceptionReport:
+    """An exception that ended training. What is unknown is None or empty."""
 
     exception: str  # its type, as a traceback prints it
     message: str
@@ -63,20 +63,20 @@ class _Place:
 
     @property
     def module_id(self) -> int:
-        """The id of `self`: asking a stranger's object anything more would run its code."""
+        """The id of `self`; asking the object for anything more would run its code."""
         return id(self.variables.get("self"))
 
 
 def describe(
     error: BaseException, names: Mapping[int, str], devices: DeviceSampler | None = None
-) -> LastWords:
-    """What the exception tells; `names` gives each watched module's layer name by its id."""
+) -> ExceptionReport:
+    """Report an exception; `names` gives each watched module's layer name by its id."""
     chain = _chain(error)
-    places = _telling_places(error, names)
+    places = _places_to_read(error, names)
     at_work = [place for place in places if place.module_id in names]
     module = at_work[-1].variables["self"] if at_work else None
     out_of_memory = any(_is_out_of_memory(one) for one in chain)
-    return LastWords(
+    return ExceptionReport(
         exception=_type_name(error),
         message=_message(error),
         causes=tuple(f"{_type_name(one)}: {_message(one)}" for one in chain[1:]),
@@ -113,20 +113,20 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _telling_places(error: BaseException, names: Mapping[int, str]) -> list[_Place]:
+def _places_to_read(error: BaseException, names: Mapping[int, str]) -> list[_Place]:
     """The traceback to read: the exception's own, or that of one it was raised from.
 
     `raise X from e` says that e is the reason, so e lies deeper. One that was merely being handled
     when X came may have nothing to do with it: it is read where X itself came out of no layer.
     """
-    telling: list[_Place] = []
+    found: list[_Place] = []
     for one in _chain(error):
         places = _places(one)
         if any(place.module_id in names for place in places):
-            telling = places
-        if telling and one.__cause__ is None:
+            found = places
+        if found and one.__cause__ is None:
             break
-    return telling or _places(error)
+    return found or _places(error)
 
 
 def _places(error: BaseException) -> list[_Place]:
@@ -200,7 +200,7 @@ def _type_name(error: BaseException) -> str:
 
 
 def _message(error: BaseException) -> str:
-    """What it says, capped; the standard library knows how to ask one whose __str__ fails."""
+    """Its message, capped; `traceback` copes with an exception whose `__str__` raises."""
     safely = traceback.TracebackException(
         type(error), error, None, limit=1, lookup_lines=False, capture_locals=False
     )
@@ -219,7 +219,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 def _memory(
     devices: DeviceSampler | None, *, under_pressure: bool
 ) -> tuple[Mapping[str, Any], ...]:
-    """What each device says now. The traceback still holds the tensors, so it was so then."""
+    """Each device's memory now, which is that of the failure: the traceback holds the tensors."""
     sampler = devices or DeviceSampler()
     rows = [asdict(row) for row in sampler.rows(time.time_ns())]
     if devices is None:

@@ -45,10 +45,9 @@ class Forwards:
         # What a model gave in this step, by its memory, which others may hold once it is gone.
         self._given: dict[int, Any] = {}  # weak references; torch's class has no types
 
-    def begins(self) -> None:
-        """One more forward pass."""
-        self.count += 1
-        self.unused += 1
+    def are_another_steps(self) -> bool:
+        """Whether a forward that begins now is another step's, though no loss has been used."""
+        return self.unused >= (self._usual or FORWARDS_UNTIL_KNOWN)
 
     def gave(self, layer: int, outputs: Iterable[Tensor], record: StepRecord) -> None:
         """A layer, the outermost as a rule, gave these."""
@@ -87,10 +86,6 @@ class Forwards:
         self.count = 0
         if self._given:
             self._given.clear()
-
-    def have_come_round(self) -> bool:
-        """Whether a forward that begins now is another step's, though no loss has been used."""
-        return self.unused >= (self._usual or FORWARDS_UNTIL_KNOWN)
 
     def can_be_judged(self, record: StepRecord) -> bool:
         """Whether to ask now: a device answers late, so a step's usual forwards must be known."""

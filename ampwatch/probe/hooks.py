@@ -1,7 +1,7 @@
-"""Hooks of ours on the user's modules, tensors and optimizers.
+"""Our hooks on the user's modules, tensors and optimizers.
 
-They hold what they call weakly: a model that the user keeps keeps no watch alive. They are put into
-torch's dicts under numbers of our own (`copies`), so that nothing of them is in what is saved.
+They refer weakly to what they call, so a model keeps no watch alive. They stand in torch's dicts
+under numbers of our own (`copies`), so that they are left out of what is saved.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from ampwatch.probe import copies
 from ampwatch.probe.copies import Place
 
 _all_steps: Any = _global_optimizer_pre_hooks
+_is_compiling = torch.compiler.is_compiling
+_tracing = torch._C._get_tracing_state
 
 
 class Guard(Protocol):
@@ -35,9 +37,9 @@ class Guard(Protocol):
 class Hook:
     """Calls a function of ours, guarded, and returns None: it changes nothing.
 
-    Of a method's object it holds a weak reference, and does nothing once that is gone. Who copies a
-    module's hooks out of their dict by hand copies a function of the standard library that
-    takes anything and returns None: what is saved loads where ampwatch is not installed.
+    It refers weakly to a method's object, and does nothing once that is gone. A copy or a pickle of
+    the hook is a function of the standard library that takes anything and returns None: what is
+    saved loads where ampwatch is not installed.
     """
 
     __slots__ = ("_bound", "_function", "_guard", "_owner")
@@ -57,7 +59,7 @@ class Hook:
     def __call__(self, *args: Any) -> None:
         """Take whatever the hook's caller gives."""
         # While the compiler or the tracer reads the model, we must not become part of its graph.
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        if _is_compiling() or _tracing() is not None:
             return
         if self._owner is None:
             self._guard.run(self._function, *self._bound, *args)
@@ -122,9 +124,8 @@ def hook_after(module: Any, hook: Hook) -> Handle:
 def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> Handle:
     """Call the hook with this tensor's gradient.
 
-    Where a view was written to twice since it was made, torch (2.13 does) ends the
-    process by a segmentation fault if it has to renew `grad_fn` while the hook is being put on:
-    asked for first, it is renewed in time.
+    Where a view was written to twice since it was made, torch (2.13) dies of a segmentation fault
+    if it has to renew `grad_fn` while the hook is put on. So `grad_fn` is read first.
     """
     if has_torch_function_unary(tensor):  # a subclass would hear of each attribute
         with torch._C.DisableTorchFunctionSubclass():
@@ -153,7 +154,7 @@ def hook_step_end(optimizer: Any, hook: Callable[..., None]) -> Handle:
     return Handle(hook, optimizer._optimizer_step_post_hooks)
 
 
-# -- taking them off where nobody is in the midst of them ----------------------------------------
+# -- taking them off when nobody iterates over them ------------------------------------------------
 
 _later = threading.local()
 _left: deque[Handle] = deque()
@@ -163,8 +164,8 @@ _left: deque[Handle] = deque()
 def removed_later() -> Iterator[None]:
     """What is removed in here, on this thread, stays where it is for now.
 
-    The garbage collector may run us in the midst of an optimizer's step, whose hooks would then
-    raise: a dict has changed while they were gone through.
+    The garbage collector may run us inside an optimizer's step, which would raise if its dict of
+    hooks changed while it iterates.
     """
     _later.active = True
     try:

@@ -2,7 +2,8 @@
 
 All of it runs on the training thread, so it only collects: values are put into the step's pack and
 computed on elsewhere. A step ends at `scaler.update()`; without an enabled scaler, at
-`optimizer.step()`; and where a loop goes wrong, so that the mistake has a row to stand on.
+`optimizer.step()`; and where a call raises, so that the
+mistake has a row.
 """
 
 from __future__ import annotations
@@ -102,10 +103,11 @@ class Loop:
     def forward_began(self, inputs: Sequence[Tensor], device_type: str) -> None:
         """A training forward of a root module starts with these tensors."""
         forwards = self.forwards
-        if forwards.have_come_round():
+        if forwards.are_another_steps():
             self._leave_out()
         record = self.current.record or self.current.begin()
-        forwards.begins()
+        forwards.count += 1
+        forwards.unused += 1
         if forwards.count >= MOST_FORWARDS:
             if forwards.count == MOST_FORWARDS:
                 self._look_away(record)
@@ -120,7 +122,7 @@ class Loop:
             record.autocast_dtype = dtype_name(torch.get_autocast_dtype(device_type))
 
     def _look_away(self, record: StepRecord) -> None:
-        """More of this step would cost memory without end."""
+        """Record no more of this step: its memory would grow without bound."""
         self.sampling.look_away()
         if not (record.turns or self.losses.pending):
             warn(
@@ -191,9 +193,13 @@ class Loop:
     def after_update(self, scaler: Any, new_scale: Any) -> None:
         """`scaler.update()` has returned: the step is over."""
         record = self.current.record or self.current.begin()
-        scale = scaler._scale
+        scale, pack = scaler._scale, record.pack
         if scale is not None:
-            record.scale_after_at = record.pack.put_scalars(scale)
+            record.scale_after_at = len(pack.values)
+            if scale.is_cpu:
+                pack.values.append(scale.item())
+            else:
+                pack.put(scale)
         if new_scale is not None:
             self.current.event(EventKind.SCALE_SET, {})
         turns = record.turns
@@ -202,7 +208,7 @@ class Loop:
         self.close_step(update_seen=True)
 
     def failed(self, where: str, error: BaseException, optimizer: Any = None) -> None:
-        """An exception leaves one of the scaler's calls: what there is of the step is a row."""
+        """One of the scaler's calls has raised: what is known of the step becomes a row."""
         if self._last_error == id(error):
             return  # it has left unscale_ already and now leaves step
         self._last_error = id(error)
@@ -215,7 +221,7 @@ class Loop:
             self.close_step(update_seen=False)
 
     def _report_exception(self, where: str, error: Exception, stage: str | None) -> None:
-        """Its event, with what the loop had done: torch's words alone fit several mistakes."""
+        """Its event, with what the loop had done: torch's message alone fits several mistakes."""
         pending = bool(self.losses.pending)  # scaled since the last call for an optimizer
         if where == "update" and pending and NO_CHECKS in str(error):
             self.current.misuse("AMP403", {"raised": True})
@@ -230,7 +236,7 @@ class Loop:
         self.current.event(EventKind.EXCEPTION, detail)
 
     def state_saved(self) -> None:
-        """`scaler.state_dict()` was called: very likely a checkpoint."""
+        """`scaler.state_dict()` was called: most likely for a checkpoint."""
         self.current.event(EventKind.STATE_SAVED, {"of": "scaler"})
 
     def state_loaded(self, state: Any) -> None:
@@ -274,9 +280,9 @@ class Loop:
     # -- the end of a step ------------------------------------------------------------------------
 
     def _leave_out(self) -> None:
-        """A forward begins, and none before it has led to a step: was it not finite?
+        """A forward begins, and no step has followed those before it: were they not finite?
 
-        On a device that shows a little later: until then the step is one that may not count.
+        On a device the answer arrives later; until then the step is doubtful: it may not count.
         """
         record = self.current.record
         if record is None or record.turns or self.losses.pending:
@@ -291,10 +297,11 @@ class Loop:
         self.forwards.begin_anew()
         if self.current.enabled:
             self.before_update()
-        self.close_step(update_seen=False, doubtful=doubtful)
+        record.doubtful = doubtful
+        self.close_step(update_seen=False)
 
     def _come_round(self) -> None:
-        """The loop begins anew without an update: losses since the last turn are the next's."""
+        """An optimizer steps again without an update: pending losses belong to the next step."""
         losses, self.losses.pending = self.losses.pending, []
         if self.current.enabled:
             self.before_update()
@@ -302,23 +309,20 @@ class Loop:
         self.close_step(update_seen=None if without else False)
         self.losses.pending = losses
 
-    def close_step(self, *, update_seen: bool | None, doubtful: bool = False) -> None:
+    def close_step(self, *, update_seen: bool | None) -> None:
         """The step in progress becomes a record; the next one begins with the next call."""
         current, losses, sampling = self.current, self.losses, self.sampling
         record = current.record or current.begin()
         if self.turns.stand_in is not None:
             self.turns.stand_in_ends()
         current.record = None
-        record.doubtful = doubtful
         if losses.pending:
             record.losses = losses.hand_over(())
-        if record.samples and not self._batch_size.is_usual(record.samples):
-            self._report_batch_size(record)
-        record.enabled = current.enabled
         record.update_seen = update_seen
+        record.enabled = current.enabled
         record.sampled = sampling.sampled
         if sampling.observes:
-            sampling.collect(record)
+            self._close_forwards(record)
         if record.pack.pending is not None:
             record.pack.seal()
         record.time_ns = time.time_ns()
@@ -326,17 +330,23 @@ class Loop:
         if self._closed_at is not None:
             record.step_time_ms = (now - self._closed_at) * 1e3
         self._closed_at = now
-        if not doubtful:
-            current.number += 1
-        self._sees_forwards = self.forwards.count > 0
-        self.forwards.step_over()
+        current.number += not record.doubtful
         if self._settling or record.pack.copies is not None:
             self._settling.append(record)
             self.settle()
         else:
             self._hand_over(record)
         sampling.begin(current.number)
-        losses.begin_step(sampled=sampling.sampled)
+        if losses.followed or losses.closely_for or sampling.sampled:
+            losses.begin_step(sampled=sampling.sampled)
+
+    def _close_forwards(self, record: StepRecord) -> None:
+        """Put what the step's forward passes have shown into its record."""
+        if record.samples and not self._batch_size.is_usual(record.samples):
+            self._report_batch_size(record)
+        self.sampling.collect(record)
+        self._sees_forwards = self.forwards.count > 0
+        self.forwards.step_over()
 
     def _report_batch_size(self, record: StepRecord) -> None:
         change = self._batch_size.see(record.samples, record.step)
@@ -352,9 +362,9 @@ class Loop:
             self._hand_over(settling.popleft())
 
     def _hand_over(self, record: StepRecord) -> None:
-        """The values of this record have arrived: look at them, and give it to the courier."""
+        """The values of this record have arrived: check them and give it to the courier."""
         left_out = record.unfollowed and was_left_out(record)
-        if record.doubtful and not self._takes_a_number(left_out=left_out):
+        if record.doubtful and not self._counts(left_out=left_out):
             return
         turns = self.turns
         if left_out:
@@ -371,8 +381,8 @@ class Loop:
                 self._report_stale(turn, turn.stale, record)
         self._deliver(record)
 
-    def _takes_a_number(self, *, left_out: bool) -> bool:
-        """A step that may not count has settled; if it does, those behind it move on by one."""
+    def _counts(self, *, left_out: bool) -> bool:
+        """Whether a doubtful step counts; if so, the numbers of the steps after it go up by one."""
         if left_out:
             for later in self._settling:
                 later.step += 1
@@ -407,7 +417,7 @@ class Loop:
         self.losses.release()
 
     def _is_a_row(self, record: StepRecord) -> bool:
-        """Whether the step in progress at the end is one: a guarded loop may have stopped here."""
+        """Whether the step in progress at the end is a row; a guarded loop may stop in one."""
         self.forwards.put(record)
         record.pack.seal()
         record.pack.wait()
@@ -417,7 +427,7 @@ class Loop:
 
 
 def _asks_for_no_update(record: StepRecord) -> bool:
-    """Whether its optimizers stepped past the scaler: whatever came before has had its update."""
+    """Whether all of its optimizers stepped past the scaler, so that no update is missing."""
     return bool(record.turns) and all(turn.bypassed for turn in record.turns)
 
 

@@ -169,27 +169,20 @@ def survey(model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | No
 
 def unwrap(module: nn.Module) -> tuple[nn.Module, nn.Module | None]:
     """The module inside its wrappers, and the outermost compiled wrapper if there is one."""
-    compiled = None
-    while (wrapper := _wrapper_of(module)) is not None:
-        if wrapper == "OptimizedModule" and compiled is None:
-            compiled = module
-        inner = getattr(module, _WRAPPERS[wrapper], None)
-        if not isinstance(inner, nn.Module):
-            break
-        module = inner
-    return module, compiled
+    *around, (_, inner) = _layers_of_wrapping(module)
+    return inner, next((wrapped for kind, wrapped in around if kind == "OptimizedModule"), None)
 
 
-def _wrappers_around(module: nn.Module) -> tuple[str, ...]:
-    """The classes that `unwrap` looks through, outermost first."""
-    found: list[str] = []
+def _layers_of_wrapping(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The wrappers around a module by the names of their classes, outermost first; then itself."""
+    found: list[tuple[str, nn.Module]] = []
     while (wrapper := _wrapper_of(module)) is not None:
         inner = getattr(module, _WRAPPERS[wrapper], None)
         if not isinstance(inner, nn.Module):
             break
-        found.append(wrapper)
+        found.append((wrapper, module))
         module = inner
-    return tuple(found)
+    return [*found, ("", module)]
 
 
 def _wrapper_of(module: nn.Module) -> str | None:
@@ -236,7 +229,8 @@ class _Surveyor:
         if id(root) in self._seen:
             return
         self.roots.append(root)
-        self.described.append(Root(prefix, _wrappers_around(module)))
+        wrappers = tuple(kind for kind, _ in _layers_of_wrapping(module)[:-1])
+        self.described.append(Root(prefix, wrappers))
         self._walk(module, prefix, root, parent=None)
 
     def _walk(self, wrapped: nn.Module, path: str, root: nn.Module, parent: int | None) -> None:

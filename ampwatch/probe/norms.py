@@ -56,7 +56,7 @@ class NormCapture:
         return total_norm(values[self.at : self.at + self.count], self.dtype)
 
     def differs_from(self, other: NormCapture, values: Sequence[float], factor: float) -> bool:
-        """Whether these gradients are not `factor` times the others', as far as norms tell."""
+        """Whether the norms show that these gradients are not `factor` times the others."""
         mine, theirs = self.total(values), factor * other.total(values)
         if not LEAST_NORM < min(mine, theirs / factor) <= max(mine, theirs) < math.inf:
             return False
@@ -72,7 +72,7 @@ class Fingerprint:
 
 
 def fingerprint(parameters: Sequence[Tensor]) -> Fingerprint:
-    """The state of the gradients; two unequal ones mean that someone wrote in between."""
+    """The state of the gradients; it differs after any write."""
     gradients = map(_GRADIENT, parameters)
     return Fingerprint(list(map(id, gradients)), gradient_versions(parameters))
 
@@ -168,7 +168,8 @@ class GradientMeter:
         if self._on_host:
             # Reading 24 numbers and writing them back costs half of stacking 24 tensors.
             numbers = list(map(_VALUE, norms))
-            at = pack.put_numbers(numbers)
+            at = len(pack.values)
+            pack.values.extend(numbers)
             if math.isfinite(sum(numbers)) and not amax:
                 return at, None, None
             return at, None, pack.put_numbers([_amax(g) for g in gradients])
@@ -179,7 +180,7 @@ class GradientMeter:
 
 
 def _local(gradient: Tensor) -> Tensor | None:
-    """The dense values this process holds; None if only a synchronisation would tell."""
+    """The dense values this process holds; None if finding them would synchronise a device."""
     if gradient.is_sparse:
         if gradient.is_coalesced():
             return gradient._values()

@@ -32,6 +32,8 @@ from ampwatch.probe.stale_gradients import StaleGradients
 from ampwatch.probe.tensors import is_shard
 from ampwatch.rows import EventKind
 
+_is_compiling = torch.compiler.is_compiling
+
 
 class Turns:
     """The turns of all optimizers that the loop has shown.
@@ -194,22 +196,33 @@ class Turns:
         step = self._step
         if not step.used:
             step.take_up()
-        view = self.view(optimizer)
-        turn = self.turn(view)
+        known = self.views.get(id(optimizer))
+        if known is not None and known.is_as_before(optimizer):
+            view, turn = known, self.turn(known)
+            turn.lrs, turn.lr_bases = view.lrs, view.lr_bases
+        else:
+            view = self.view(optimizer)
+            turn = self.turn(view)
+            self.take_rates(optimizer, view, turn)
         self.stepping, self._in_step = optimizer, (view, turn)
-        self.take_before(optimizer, view, turn)
-        if not self.detailed:
-            return
+        if self._losses.followed:
+            turn.stale = self._stale.found_by(view)
+        if self.detailed:
+            self.take_weights(view, turn)
+            self._take_gradients(view, turn)
+
+    def _take_gradients(self, view: OptimizerView, turn: Turn) -> None:
+        """What is to be known of the gradients before `scaler.step` looks at them."""
         versions = self._unscaled.pop(view.number, None)
         if versions is not None:
-            looks = step.sampling.sampled or self.unseen_edits
+            looks = self._step.sampling.sampled or self.unseen_edits
             if looks or gradient_versions(view.observed) != versions:
-                turn.applied = view.meter.measure(step.begin().pack)
+                turn.applied = view.meter.measure(self._step.begin().pack)
             return
         gradients = view.meter.gradients()
         turn.edited_before_unscale = self.edited_since_backward(view, gradients)
         if view.fused:
-            turn.take_norms(view.meter.measure(step.begin().pack, gradients, scaled=True))
+            turn.take_norms(view.meter.measure(self._step.begin().pack, gradients, scaled=True))
         else:
             self._gradients = gradients
 
@@ -219,25 +232,27 @@ class Turns:
         view, turn = self._in_step
         self.stepping = self._in_step = self._gradients = None
         record = self._step.record or self._step.begin()
-        scale = scaler._scale
-        state = scaler._per_optimizer_states.get(id(optimizer))
-        found = state.get("found_inf_per_device", {}).values() if state else ()
+        scale, state = scaler._scale, scaler._per_optimizer_states.get(id(optimizer))
         values = record.pack.values
         at = len(values)
+        for found in state["found_inf_per_device"].values() if state else ():
+            if found.is_cpu:
+                values.append(found.item())
+            else:
+                record.pack.put(found)
+        end = len(values)
+        turn.found_inf_at = range(at, end)
         if record.scale_at is None and scale is not None and scale.is_cpu:  # it can be read now
-            record.scale_at = record.pack.put_scalars(*found, scale, scaler._growth_tracker)
-            record.scale_at += len(found)
-            record.tracker_at = record.scale_at + 1
-        else:
-            record.pack.put_scalars(*found)
-        turn.found_inf_at = range(at, at + len(found))
+            record.scale_at, record.tracker_at = end, end + 1
+            values.append(scale.item())
+            values.append(scaler._growth_tracker.item())
         if not view.hooked:
             turn.stepped = None
         self.take_update(view, turn)
 
     def _optimizer_stepped(self, optimizer: Any, *_: Any) -> None:
         """`optimizer.step()` has run."""
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             return
         if self._in_step is None or self.stepping is not optimizer:
             self._stepped_alone(optimizer)
@@ -294,14 +309,21 @@ class Turns:
 
     def take_before(self, optimizer: Any, view: OptimizerView, turn: Turn) -> None:
         """What is to be known of the optimizer and its weights before they move."""
+        self.take_rates(optimizer, view, turn)
+        if self._losses.followed:
+            turn.stale = self._stale.found_by(view)
+        if self.detailed:
+            self.take_weights(view, turn)
+
+    def take_rates(self, optimizer: Any, view: OptimizerView, turn: Turn) -> None:
+        """Each group's rate; one that has leapt is reported."""
         leaps = view.read_rates(optimizer)
         turn.lrs, turn.lr_bases = view.lrs, view.lr_bases
         if leaps:
             self._report_leaps(view, leaps)
-        if self._losses.followed:
-            turn.stale = self._stale.found_by(view)
-        if not self.detailed:
-            return
+
+    def take_weights(self, view: OptimizerView, turn: Turn) -> None:
+        """The slices of the weights before they move; on sampled steps their norm too."""
         sampled = self._step.sampling.sampled
         self._before = view.slices.before(fresh=sampled)
         if sampled:
@@ -321,7 +343,7 @@ class Turns:
         turn.done = True
         if self._losses.followed:
             self._stale.used_by(view)
-        else:
+        elif self._stale.used or self._stale.waiting:
             self._stale.forget(view.number)
         before, self._before = self._before, None
         if before is None:

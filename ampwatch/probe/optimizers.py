@@ -1,4 +1,4 @@
-"""What the probe knows of one optimizer: its parameters, its rates, and when it steps."""
+"""One optimizer as the probe knows it: its parameters, its learning rates, its hook."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from ampwatch.probe.tensors import is_shard
 from ampwatch.probe.weight_slices import Slices
 from ampwatch.rows import LR_LEAP
 
+_UNREAD = object()
+
 Leap = tuple[int, float, float]  # of a group's rate: the group, the rate before, the rate now
 
 
 def _number(value: Any) -> float:
-    """A hyper-parameter as a number; nan where only a synchronisation would tell."""
+    """A hyper-parameter as a number; nan where reading it would synchronise a device."""
     if type(value) is float:
         return value
     if isinstance(value, Tensor):
@@ -32,16 +34,11 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
-def tells_its_steps(optimizer: Any) -> bool:
-    """Whether it takes hooks; a wrapper that never called `Optimizer.__init__` cannot."""
+def takes_hooks(optimizer: Any) -> bool:
+    """Whether hooks can show its steps; not of a wrapper without `Optimizer.__init__`."""
     return hasattr(optimizer, "register_step_post_hook") and hasattr(
         optimizer, "_optimizer_step_post_hooks"
     )
-
-
-def _same_float(one: object, other: float | None) -> bool:
-    """Whether a schedule has written the same rate again; never asks a tensor."""
-    return type(one) is float and one == other
 
 
 class OptimizerView:
@@ -69,13 +66,13 @@ class OptimizerView:
         self.sentinels: list[Tensor] = []  # a few parameters that stand for all
         self.lrs: list[float] = []  # each group's rate, as `read_rates` found it
         self.lr_bases: list[float] = []  # and its base rate
-        self._lr: float | None = None  # the first group's, as the object it was
+        self._lr: object = _UNREAD  # the first group's, as the object it was
         self._highest: list[float] = []
         self._known = positions
         self._detailed = detailed
         self._counts: tuple[int, ...] = ()
         self._only_count = -1  # where there is one group: of its parameters
-        self._handles = [hook_step_end(optimizer, on_stepped)] if tells_its_steps(optimizer) else []
+        self._handles = [hook_step_end(optimizer, on_stepped)] if takes_hooks(optimizer) else []
         self.hooked = bool(self._handles)  # whether its steps are seen by themselves
         # Whether it unscales and skips inside its own step.
         self.fused = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
@@ -90,8 +87,24 @@ class OptimizerView:
         """Whether the user has let the optimizer go."""
         return self.reference() is None
 
+    def is_as_before(self, optimizer: Any) -> bool:
+        """Whether it is that optimizer, with the parameters and the rate that are known of it.
+
+        Asked before each step, and so in one call. Where there are several groups: no.
+        """
+        groups = optimizer.param_groups
+        if len(groups) != 1 or self.reference() is not optimizer:
+            return False
+        group = groups[0]
+        lr, held = group.get("lr"), group["params"]
+        return (
+            (lr is self._lr or (type(lr) is float and lr == self._lr))
+            and self._only_count == len(held)
+            and all(map(is_, held, self.parameters))
+        )
+
     def is_current(self, optimizer: Any) -> bool:
-        """Whether its groups still hold just these parameters, and not others in their place."""
+        """Whether its groups still hold the same parameters."""
         groups = optimizer.param_groups
         if len(groups) == 1:
             held = groups[0]["params"]
@@ -113,7 +126,7 @@ class OptimizerView:
         self.meter = GradientMeter(self.observed)
 
     def look_again(self) -> None:
-        """Learn what kind of gradients there are now, and of which parameters."""
+        """Ask again what kind of gradients there are, and which parameters are trained."""
         self.meter.look_again()
         self._choose_sentinels()
 
@@ -130,9 +143,7 @@ class OptimizerView:
         """
         groups = optimizer.param_groups
         lr = groups[0].get("lr")
-        if (lr is self._lr or _same_float(lr, self._lr)) and self.lrs and len(groups) == 1:
-            return ()
-        self._lr = lr if type(lr) is float else None
+        self._lr = lr if lr is None or type(lr) is float else _UNREAD  # a tensor may change
         known = [_number(group.get("lr")) for group in groups]
         if known == self.lrs:  # the same rates again: the bases are the same too
             return ()
@@ -155,7 +166,7 @@ class OptimizerView:
         return highest if highest > initial or math.isnan(initial) else initial
 
     def describe(self, optimizer: Any) -> dict[str, Any]:
-        """What an `optimizer` event says."""
+        """The detail of an `optimizer` event."""
         return {
             "optimizer": self.number,
             "class": type(optimizer).__name__,
@@ -176,7 +187,7 @@ def _parameters(groups: Iterable[Mapping[str, Any]]) -> Iterator[Tensor]:
 
 
 def _shown(value: Any) -> float | None:
-    """A hyper-parameter for an event, which is JSON."""
+    """A hyper-parameter for JSON, which has no nan."""
     number = _number(value)
     return None if math.isnan(number) else number
 

@@ -27,21 +27,22 @@ _TOOL = "ampwatch"
 _TOOL_IDS = (4, 3)  # of Python's monitoring: those that it keeps for nobody
 
 
-def standing() -> int:
-    """Which exception was reported last, as a number: holding it would hold its frames' tensors."""
+def last_reported() -> int:
+    """The id of the exception reported last; a reference would keep its frames' tensors alive."""
     return id(_reported())
 
 
-def ended_by(stood: int, names: Mapping[int, str]) -> BaseException | None:
+def ended_by(reported_before: int, names: Mapping[int, str]) -> BaseException | None:
     """The exception that ends this process, asked at its end; None if it ends well.
 
-    `stood` is what `standing` said when the watch began; `names` are the watched modules by id.
+    `reported_before` is what `last_reported` gave when the watch began; `names` gives the names of
+    the watched modules by their ids.
     """
     in_flight = sys.exc_info()[1]
     if in_flight is not None:
         return reason(in_flight)
     reported = _reported()
-    if reported is None or id(reported) == stood:
+    if reported is None or id(reported) == reported_before:
         return None
     return reported if _is_uncaught(reported) or passed_through(reported, names) else None
 
@@ -89,12 +90,12 @@ def at_end(callback: Callable[[], None]) -> Callable[[], None]:
 
 
 def _reported() -> BaseException | None:
-    """The exception that the interpreter, or a session in its place, has reported last."""
+    """The exception that the interpreter or an interactive session has reported last."""
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
 def _is_uncaught(error: BaseException) -> bool:
-    """Whether it left the program itself: nobody shows it and goes on."""
+    """Whether it left the program itself, and was not shown by a host that goes on."""
     outermost = error.__traceback__
     if outermost is None or outermost.tb_frame.f_back is not None or _is_session():
         return False  # since Python 3.13 a host that shows it takes its own frame away
@@ -103,7 +104,7 @@ def _is_uncaught(error: BaseException) -> bool:
 
 
 def _is_session() -> bool:
-    """Whether somebody types: a notebook, IPython, the plain prompt, or `python -i`."""
+    """Whether the interpreter is interactive: a notebook, IPython, the prompt, `python -i`."""
     return hasattr(sys, "ps1") or hasattr(builtins, "__IPYTHON__") or bool(sys.flags.interactive)
 
 

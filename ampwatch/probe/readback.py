@@ -66,8 +66,9 @@ class Pack:
         """Take the largest magnitude between two extremes; nan if they are."""
         if not low.is_cpu:
             return self.put(torch.maximum(-low, high))
-        lowest, highest = low.item(), high.item()
-        return self.put_number(max(-lowest, highest))  # both are nan if one is
+        values = self.values
+        values.append(max(-low.item(), high.item()))  # both are nan if one is
+        return len(values) - 1
 
     def put_numbers(self, values: list[float]) -> int:
         """Take numbers that are known already; the position of the first."""

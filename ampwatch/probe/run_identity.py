@@ -162,7 +162,7 @@ def host() -> str:
 
 
 def versions() -> dict[str, str]:
-    """What a reader of the run needs to reproduce it: only what is known stands in it."""
+    """Versions that a reader needs to reproduce the run; unknown ones are left out."""
     from ampwatch import __version__
 
     known = {
@@ -182,7 +182,7 @@ def _gathered() -> bool:
 
 
 def _launch(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Rank and world size as the first launcher that left a rank says."""
+    """Rank and world size from the first launcher that set a rank."""
     for rank_key, size_key in _LAUNCHERS:
         own_rank = _number(environment, rank_key)
         if own_rank is not None:
@@ -208,7 +208,7 @@ def _uuid_hex(text: str) -> str | None:
 
 
 def _script(argv: Sequence[str]) -> str:
-    """What the user would call the program: `train.py` is train, `-m pkg` is pkg."""
+    """The program's short name: `train.py` is train, `-m pkg` is pkg."""
     path = Path(argv[0] if argv else "")
     if path.stem == "__main__":
         return path.parent.name or "python"

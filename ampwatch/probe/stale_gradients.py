@@ -90,23 +90,23 @@ class StaleGradients:
     def __init__(self, backward: BackwardWatch, losses: Losses) -> None:
         self._backward = backward
         self._losses = losses
-        self._used: dict[int, tuple[Mark, ...]] = {}
-        self._waiting: dict[int, Waiting] = {}
+        self.used: dict[int, tuple[Mark, ...]] = {}
+        self.waiting: dict[int, Waiting] = {}
         self._held: dict[int, Value] = {}
 
     def used_by(self, view: OptimizerView) -> None:
         """A step has used this optimizer's gradients."""
-        self._used[view.number] = self._marks(view)
-        self._waiting.pop(view.number, None)
+        self.used[view.number] = self._marks(view)
+        self.waiting.pop(view.number, None)
 
     def forget(self, number: int) -> None:
         """Nothing is known of this optimizer's gradients."""
-        self._used.pop(number, None)
-        self._waiting.pop(number, None)
+        self.used.pop(number, None)
+        self.waiting.pop(number, None)
 
     def knows(self, view: OptimizerView) -> bool:
         """Whether gradients of this optimizer are followed."""
-        return bool(self._used.get(view.number)) or view.number in self._waiting
+        return bool(self.used.get(view.number)) or view.number in self.waiting
 
     def passed_by(self, views: Iterable[OptimizerView], record: StepRecord) -> None:
         """An update closes this record: whose gradients still wait for their step?"""
@@ -115,12 +115,12 @@ class StaleGradients:
             turn = turns.get(view.number)
             if turn is not None and turn.done:
                 continue
-            used = self._used.get(view.number, ())
+            used = self.used.get(view.number, ())
             if not (self._are_untouched(used) or self._is_added_to(used)):
                 waiting = self._still_waiting(view, record, unscaled=turn is not None)
                 self.forget(view.number)
                 if waiting is not None:
-                    self._waiting[view.number] = waiting
+                    self.waiting[view.number] = waiting
 
     def backward_began(self, views: Iterable[OptimizerView], pack: Pack) -> None:
         """Note what gradients from before hold now: zeros, if somebody cleared them."""
@@ -138,7 +138,7 @@ class StaleGradients:
         if not self.knows(view):
             return None
         held = self._held.pop(view.number, None)
-        waiting = self._waiting.get(view.number)
+        waiting = self.waiting.get(view.number)
         if not self._is_added_to(self._marks_before(view)):
             return None
         newest = () if held is None else (held,)
@@ -146,8 +146,8 @@ class StaleGradients:
 
     def release(self) -> None:
         """Let go of every parameter."""
-        self._used.clear()
-        self._waiting.clear()
+        self.used.clear()
+        self.waiting.clear()
 
     # -- parts -----------------------------------------------------------------------------------
 
@@ -159,8 +159,8 @@ class StaleGradients:
         )
 
     def _marks_before(self, view: OptimizerView) -> tuple[Mark, ...]:
-        waiting = self._waiting.get(view.number)
-        return self._used.get(view.number, ()) if waiting is None else waiting.marks
+        waiting = self.waiting.get(view.number)
+        return self.used.get(view.number, ()) if waiting is None else waiting.marks
 
     def _is_added_to(self, marks: Iterable[Mark]) -> bool:
         """Whether backward passes, and nothing else, have written to one of these since."""
@@ -184,7 +184,7 @@ class StaleGradients:
         self, view: OptimizerView, record: StepRecord, *, unscaled: bool
     ) -> Waiting | None:
         """What waits now; a window longer if backward passes have added to what waited before."""
-        before, marks = self._waiting.get(view.number), self._marks(view)
+        before, marks = self.waiting.get(view.number), self._marks(view)
         if before is not None and self._are_untouched(before.marks):
             return replace(before, unscaled=before.unscaled or unscaled)
         held = self._held.pop(view.number, None)

@@ -26,10 +26,12 @@ WATCHED = "_ampwatch_watched"  # marks a scaler's class as one of ours
 # taken there; after this many steps in which nobody edited a gradient, once a step is enough.
 STEPS_TO_LEARN_CLIPPING = 5
 
+_is_compiling = torch.compiler.is_compiling
+
 
 @dataclass(frozen=True, slots=True)
 class _Early:
-    """One optimizer's gradients as a backward has left them."""
+    """One optimizer's gradients at the end of a backward."""
 
     pack: Pack  # the norms stand in this one
     norms: NormCapture | None
@@ -70,7 +72,7 @@ class UnscaledSteps:
         self._begun = None
 
     def begins(self, optimizer: Any) -> None:
-        """An optimizer of this process steps, not through our scaler; perhaps none of ours."""
+        """Some optimizer of this process steps, and not through our scaler."""
         self._guarded(self._begin, optimizer)
 
     def ended(self, optimizer: Any) -> None:
@@ -135,7 +137,7 @@ class UnscaledSteps:
         return outer is not None and outer is not optimizer and _steps_around_us(outer)
 
     def _take_norms(self, view: OptimizerView, turn: Turn) -> None:
-        """Before and after clipping, as far as a backward's end has been seen."""
+        """Norms before and after clipping; before it only where a backward's end was seen."""
         pack = self._step.begin().pack
         if self._step.enabled:  # past the scaler: what the optimizer sees is still scaled, perhaps
             turn.applied = view.meter.measure(pack)
@@ -160,12 +162,12 @@ class UnscaledSteps:
             turn.norms = view.meter.measure(pack)
 
     def _looks_for_edits(self) -> bool:
-        """Whether norms are taken twice, to find what no version counter tells."""
+        """Whether norms are taken twice, to find edits that no version counter shows."""
         return self._step.sampling.sampled or self.turns.unseen_edits
 
 
 def _steps_around_us(optimizer: Any) -> bool:
-    """Whether this optimizer's step is under way around this call: no exception has ended it."""
+    """Whether this call comes from inside that optimizer's step."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name in ("step", "wrapper") and frame.f_locals.get("self") is optimizer:
@@ -175,7 +177,7 @@ def _steps_around_us(optimizer: Any) -> bool:
 
 
 def stepping_scaler() -> Any:
-    """The GradScaler whose `step` is under way around this call; None if there is none."""
+    """The GradScaler whose `step` this call comes from; None if there is none."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "step":
@@ -187,7 +189,7 @@ def stepping_scaler() -> Any:
 
 
 def _any_optimizer_begins(reference: weakref.ref[UnscaledSteps], optimizer: Any, *_: Any) -> None:
-    if torch.compiler.is_compiling():  # the step: we must not become part of its graph
+    if _is_compiling():  # the step: we must not become part of its graph
         return
     steps = reference()
     if steps is not None and steps.turns.stepping is not optimizer:  # else our scaler steps it

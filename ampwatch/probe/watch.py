@@ -29,11 +29,11 @@ _LIVE: weakref.WeakSet[Watch] = weakref.WeakSet()
 
 
 class Watch:
-    """One watched training loop; ends by `close`, the end of a `with`, or the interpreter's.
+    """One watched training loop; ends with `close`, with a `with` block, or with the interpreter.
 
-    Scaler, optimizers and model each keep it alive, and it keeps none of them. It also ends, and
-    without waiting, when nobody can go on with it: when the user has let the models go, or the
-    scalers and every optimizer that it has seen.
+    Scaler, optimizers and model each keep it alive, and it keeps none of them alive. It also ends,
+    without waiting, when the training cannot go on: when the models are garbage, or the scalers
+    and every optimizer that it has seen.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Watch:
         # Scalers, and the classes we gave them; a loop may make one each step and let it go.
         self._swapped: list[tuple[weakref.ref[Any], type]] = []
         self._scaled = scaler is not None
-        self._somebody_gone = partial(_look_around, weakref.ref(self))
-        self._roots = [weakref.ref(root, self._somebody_gone) for root in survey.roots]
+        self._on_gone = partial(_end_if_over, weakref.ref(self))
+        self._roots = [weakref.ref(root, self._on_gone) for root in survey.roots]
         self._loop = loop
         self._observer = observer
         self._digest: Digest | None = digest
@@ -67,7 +67,7 @@ class Watch:
         self._pid = os.getpid()
         self._closed = False
         self._names = {id(layer.module): layer.name for layer in survey.layers}
-        self._stood = process_end.standing()
+        self._reported_before = process_end.last_reported()
         if scaler is not None:
             self.adopt(scaler)
         loop.owner = self
@@ -91,7 +91,7 @@ class Watch:
 
     @property
     def adopts_scalers(self) -> bool:
-        """Whether it goes on with a scaler that its loop has made anew."""
+        """Whether it also watches a scaler that the loop makes later."""
         return self._loop.current.enabled
 
     def knows(self, optimizer: Any) -> bool:
@@ -99,11 +99,11 @@ class Watch:
         return not self._closed and self._loop.turns.knows(optimizer)
 
     def take_up(self, optimizer: Any) -> None:
-        """Another optimizer steps this training from here on."""
+        """Follow another optimizer of this training."""
         self._guard.run(self._loop.turns.view, optimizer)
 
     def watches(self, scaler: Any) -> bool:
-        """Whether it still goes on, and for this scaler."""
+        """Whether it is live and watches this scaler."""
         return not self._closed and any(ours() is scaler for ours, _ in self._swapped)
 
     def is_of(self, roots: tuple[nn.Module, ...], optimizers: Sequence[Any]) -> bool:
@@ -125,12 +125,12 @@ class Watch:
         return shared and not (self._has_scaler() if self._scaled else self._has_optimizer())
 
     def _is_over(self) -> bool:
-        """Whether nobody is left to go on with it."""
+        """Whether the training cannot go on."""
         if self._roots and all(reference() is None for reference in self._roots):
             return True
         if self._has_scaler() or self._has_optimizer():
             return False
-        # A model's next optimizer may come; with another scaler only where none has stepped yet.
+        # The model may get another optimizer; another scaler only where none has stepped yet.
         return not self._roots or (self._scaled and bool(self._loop.turns.views))
 
     def _has_scaler(self) -> bool:
@@ -143,7 +143,7 @@ class Watch:
         """Watch this scaler too: the loop steps with it."""
         watched = watched_scaler.swap(scaler, self._loop, self._guard)
         self._swapped = [pair for pair in self._swapped if pair[0]() is not None]
-        self._swapped.append((weakref.ref(scaler, self._somebody_gone), watched))
+        self._swapped.append((weakref.ref(scaler, self._on_gone), watched))
         self._scaled = True
 
     @property
@@ -167,7 +167,7 @@ class Watch:
         self._afterwards.append(callback)
 
     def close(self) -> None:
-        """End the watch: the scaler is as it was, the log complete. Again does nothing."""
+        """End the watch: the scaler is as it was, the log complete. A second call does nothing."""
         if os.getpid() != self._pid:
             return
         self._close(wait=True)
@@ -180,12 +180,12 @@ class Watch:
             self._close(wait=False)
 
     def end_if_over(self) -> None:
-        """End the watch if nobody is left to go on with it."""
+        """End the watch if the training cannot go on."""
         if not self._closed and self._is_over():
             self.end()
 
     def __del__(self) -> None:
-        """Everybody else is gone, and nobody holds the watch: end it without waiting."""
+        """Nobody holds the watch any more: end it without waiting."""
         # At the interpreter's end it is closed, and our modules may be gone.
         if hasattr(self, "_cancel") and not self._closed:
             self.end()
@@ -220,7 +220,7 @@ class Watch:
 
     def _note_exception(self, error: BaseException) -> None:
         words = describe(error, self._names, self._devices)
-        fatal = not isinstance(error, KeyboardInterrupt)  # the user's own wish is no failure
+        fatal = not isinstance(error, KeyboardInterrupt)  # the user's own wish is not a failure
         self._loop.current.event(EventKind.EXCEPTION, {"fatal": fatal, **words.to_json()})
 
     def _end_event(self) -> EventRecord:
@@ -243,16 +243,16 @@ class Watch:
         self.close()
 
     def close_at_exit(self) -> None:
-        """The interpreter ends; an exception that ended it is the last thing recorded."""
+        """The interpreter ends; record the exception that ended it, if one did."""
         if self._closed or os.getpid() != self._pid:
             return
-        error = process_end.ended_by(self._stood, self._names)
+        error = process_end.ended_by(self._reported_before, self._names)
         if error is not None:
             self.record_exception(error)
         self.close()
 
-    def forsake(self) -> None:
-        """We are a forked child: nothing is sent, written or closed from here on."""
+    def disable_after_fork(self) -> None:
+        """This is a forked child: send, write and close nothing from here on."""
         self._guard.off = True
         self._closed = True
 
@@ -295,21 +295,21 @@ def _close_at_exit(reference: weakref.ref[Watch]) -> None:
         watch.close_at_exit()
 
 
-def _look_around(reference: weakref.ref[Watch], _gone: object) -> None:
+def _end_if_over(reference: weakref.ref[Watch], _gone: object) -> None:
     watch = reference()
     if watch is not None:
         watch.end_if_over()
 
 
 def live_watches() -> list[Watch]:
-    """The watches of this process that go on."""
+    """The watches of this process that have not ended."""
     return [watch for watch in _LIVE if not watch.closed]
 
 
-def _forsake_all() -> None:
+def _disable_all_after_fork() -> None:
     for watch in live_watches():
-        watch.forsake()
+        watch.disable_after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forsake_all)
+    os.register_at_fork(after_in_child=_disable_all_after_fork)

@@ -79,7 +79,7 @@ def stride_of(shape: Sequence[int]) -> int:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Of a sharded tensor the part that this process holds."""
+    """The part of a sharded tensor that this process holds."""
     local: Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
 
@@ -138,7 +138,7 @@ class Slices:
     def before(self, *, fresh: bool) -> Any:
         """The slices before a step; the values after the last one where nobody wrote since.
 
-        Version counters tell, except of writes through `.data`: `fresh` reads again in any case.
+        Version counters show writes, except those through `.data`: `fresh` always reads again.
         """
         if fresh and not (self._plain and self._all_pointers == self._addresses()):
             self._pointers = []
@@ -169,7 +169,7 @@ class Slices:
         return torch.cat([view.float() for view in self._views])
 
     def compare(self, before: Any, after: Any, pack: Pack) -> UpdateCapture:
-        """What the step between two snapshots moved; reduced on the device if they live there."""
+        """What a step has moved, from the slices before and after; reduced where they live."""
         if isinstance(before, np.ndarray):
             return HostUpdate(self.layout, before, after)
         counts = self.layout.counts.tolist()
@@ -182,7 +182,7 @@ class Slices:
         return DeviceUpdate(self.layout, moved_at, squared_at, weight_at, along_at)
 
     def _put_product(self, moved: Tensor, pack: Pack) -> int | None:
-        """How far this update goes along the one before."""
+        """Put the product with the update before, from which the cosine is made."""
         last, self._last_moved = self._last_moved, moved
         if last is None or last.device != moved.device:
             return None
@@ -215,7 +215,7 @@ class Slices:
         return cut
 
     def chosen(self, values: Tensor, places: Sequence[int]) -> Tensor:
-        """Of a joined slice the parts of these parameters, joined."""
+        """The parts of these parameters in a joined slice, joined."""
         parts = torch.split(values, self.layout.counts.tolist())
         return values if len(places) == len(parts) else torch.cat([parts[at] for at in places])
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ampwatch.integrations.telling import tell_of_lookups
+from ampwatch.integrations.script_hooks import tell_of_lookups
 from ampwatch.probe import devices, exception_report
 from ampwatch.probe.devices import DeviceRow, DeviceSampler
 from ampwatch.probe.exception_report import describe, passed_through

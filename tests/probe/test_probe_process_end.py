@@ -35,9 +35,9 @@ def train():
     model(torch.zeros(2, 4))
 
 def watch():
-    stood = process_end.standing()
+    reported_before = process_end.last_reported()
     def say():
-        error = process_end.ended_by(stood, names)
+        error = process_end.ended_by(reported_before, names)
         words = error and describe(error, names)
         with OUT.open("a") as out:
             out.write(f"{words.exception}: {words.layer}\\n" if words else "well\\n")

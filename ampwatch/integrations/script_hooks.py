@@ -1,16 +1,28 @@
-"""Being told of what a script makes and calls, without standing in its way.
+"""Hears of what a script imports, makes and calls, with no frame of ours in between.
 
-What is called is torch's own function, not a wrapper of ours: we are told when it is looked up on
-an object. So no frame of ours comes between the script and torch, where a warning would name our
-line instead of the script's and a traceback would show it.
+A wrapper around torch's function would be named in warnings in place of the script's own line, and
+shown in tracebacks. So the script calls torch's own function, and we hear of it when the function
+is looked up on an object. Likewise the import of torch runs as ever, and tells when it is done.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from types import MethodType
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import MethodType, ModuleType
 from typing import Any
+
+
+def when_torch_is_loaded(tell: Callable[[], None]) -> None:
+    """Call `tell` once torch is there: now, or as its import ends."""
+    if "torch" in sys.modules:  # a package's .pth file has imported it before us
+        tell()
+    else:
+        sys.meta_path.insert(0, _Torch(tell))
 
 
 def tell_of_each(kind: type, tell: Callable[[Any], None]) -> None:
@@ -107,3 +119,50 @@ class _Called:
     def _is_the_first_of(self, kind: type) -> bool:
         held = (vars(one).get(self._name) for one in kind.__mro__)
         return next(filter(None, held), None) is self
+
+
+class _Torch(importlib.abc.MetaPathFinder):
+    """Lets torch be imported as ever; some callers only ask whether it is installed."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+        self._asks = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find torch; leave every other module to the other finders."""
+        if name != "torch" or self._asks:
+            return None
+        self._asks = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asks = False
+        if spec is not None and type(spec) is ModuleSpec:
+            vars(spec)["_loaded"] = self._loaded
+            spec.__class__ = _ToldSpec
+        return spec
+
+    def _loaded(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._tell()
+
+
+class _ToldSpec(ModuleSpec):
+    """Notices the end of the import, because the import system sets `_initializing` here."""
+
+    _loaded: Callable[[], None]
+
+    @property
+    def _initializing(self) -> bool:
+        return bool(vars(self).get("_initializing"))
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        was, vars(self)["_initializing"] = self._initializing, value
+        if was and not value and self.name in sys.modules:  # else it has failed
+            loaded = vars(self).pop("_loaded")
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            loaded()

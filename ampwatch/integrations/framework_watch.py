@@ -1,4 +1,4 @@
-"""What every callback does alike: one watch a training, which no mistake of ours may end."""
+"""What all callbacks share: one watch a training, whose failure never ends the training."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def attach_parts(
     return attach(scaler, model, optimizer=plain if scaler is None else None, **options)
 
 
-class Attempt:
-    """The watch of a callback: begun with the training, ended with it, perhaps again later."""
+class FrameworkWatch:
+    """The watch of a callback: begins and ends with the training, and may begin again."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
@@ -29,8 +29,8 @@ class Attempt:
     def begin(self, scaler: Any, model: Any, optimizers: Any, **options: Any) -> None:
         """Attach; what the user asked for goes before what the callback would choose.
 
-        A framework's set-up that cannot be watched is said in a sentence, and trains on unwatched:
-        by now hours may have gone into loading it.
+        A framework's set-up that cannot be watched is reported in a sentence, and trains on
+        unwatched: hours may have gone into loading it.
         """
         self.end()
         try:
@@ -70,7 +70,7 @@ class Attempt:
         self.end()
 
     def end(self) -> None:
-        """The training is over; again does nothing."""
+        """The training is over. A second call does nothing."""
         if self.watch is not None:
             self.watch.close()
             self.watch = None
