@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from ampwatch.codec import column
+from ampwatch.diagnosis.doubling_windows import DoublingWindows
 from ampwatch.diagnosis.signals import Floats, Integers, integers, numbers, texts
 
-# A power of two; a series has between half as many and as many windows.
+# A series has between half as many and as many windows.
 MOST_WINDOWS = 32
 MOST_CARDS = 1024
 _PERCENTS = 101
@@ -35,43 +36,8 @@ MEMORY_HORIZON = 4.0
 # pass the limit too.
 MEMORY_LIMIT, MEMORY_LIMIT_RECORDS, MEMORY_LIMIT_RISE = 0.95, 2, 0.01
 
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """A series as a few windows of equally many samples, each with its least or its largest.
-
-    The windows grow twofold as the series does: sample n is in window n // width for ever.
-    """
-
-    operation: np.ufunc  # fmin or fmax: what is absent (nan) is passed over
-    count: int = 0
-    width: int = 1
-    values: Floats = field(default_factory=lambda: np.zeros(0))
-
-    def add(self, series: Floats) -> Windows:
-        """The windows with these samples more."""
-        if not len(series):
-            return self
-        count, width, values = self.count + len(series), self.width, self.values
-        while -(-count // width) > MOST_WINDOWS:
-            width *= 2
-            values = np.asarray(self.operation.reduceat(values, np.arange(0, len(values), 2)))
-        at = np.arange(self.count, count) // width
-        made = np.full(int(at[-1]) + 1, np.nan)
-        made[: len(values)] = values
-        self.operation.at(made, at, series)
-        return replace(self, count=count, width=width, values=made)
-
-    @property
-    def whole(self) -> Floats:
-        """The windows that are full: what an open one says may still change."""
-        return self.values[: self.count // self.width]
-
-    @property
-    def judged(self) -> Floats:
-        """The full windows of the record's last part, its beginning left out."""
-        whole = self.whole
-        return whole[len(whole) - int(len(whole) * MEMORY_PART) :]
+_NO_FLOOR = DoublingWindows.empty(np.fmin, MOST_WINDOWS)
+_NO_PEAK = DoublingWindows.empty(np.fmax, MOST_WINDOWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +63,10 @@ class Card:
     total_bytes: float = float("nan")
     reserved_bytes: float = float("nan")  # the most
     # Of this process. Between steps only weights and what is kept are allocated: the floor.
-    floor_bytes: Windows = field(default_factory=lambda: Windows(np.fmin))
-    peak_bytes: Windows = field(default_factory=lambda: Windows(np.fmax))
+    floor_bytes: DoublingWindows = _NO_FLOOR
+    peak_bytes: DoublingWindows = _NO_PEAK
     # The peak as a share of what others and the driver leave to this process.
-    share: Windows = field(default_factory=lambda: Windows(np.fmax))
+    share: DoublingWindows = _NO_PEAK
     # How often each whole per cent was seen.
     utilisation: Integers = field(default_factory=lambda: np.zeros(_PERCENTS, np.int64))
 
@@ -129,9 +95,9 @@ class Card:
             last_time_ns=int(times[-1]),
             total_bytes=float(np.fmax.reduce(total, initial=self.total_bytes)),
             reserved_bytes=float(np.fmax.reduce(reserved, initial=self.reserved_bytes)),
-            floor_bytes=self.floor_bytes.add(allocated),
-            peak_bytes=self.peak_bytes.add(peak),
-            share=self.share.add(peak / left),
+            floor_bytes=self.floor_bytes.with_next(allocated),
+            peak_bytes=self.peak_bytes.with_next(peak),
+            share=self.share.with_next(peak / left),
             utilisation=self.utilisation
             + np.bincount(percent.astype(np.int64), minlength=_PERCENTS),
         )
@@ -151,7 +117,7 @@ class Card:
 
     def growth(self) -> Growth | None:
         """The growth of what the card keeps between steps; None if it does not grow steadily."""
-        floor, peak = self.floor_bytes.judged, self.peak_bytes.judged
+        floor, peak = _last_part(self.floor_bytes), _last_part(self.peak_bytes)
         if self.samples < MEMORY_SAMPLES or np.isnan(floor).any() or np.isnan(peak).any():
             return None
         floors, peaks = _quarters(floor), _quarters(peak)
@@ -214,6 +180,12 @@ def _latest(rows: pa.Table, name: str) -> str | None:
     found, codes = texts(rows, name)
     codes = codes[codes >= 0]
     return found[int(codes[-1])] if len(codes) else None
+
+
+def _last_part(windows: DoublingWindows) -> Floats:
+    """The full windows without those of the record's beginning."""
+    whole = windows.whole
+    return whole[len(whole) - int(len(whole) * MEMORY_PART) :]
 
 
 def _quarters(windows: Floats) -> list[float]:

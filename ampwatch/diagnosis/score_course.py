@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.signals import Floats, Integers, Mask
+from ampwatch.diagnosis.doubling_windows import DoublingWindows
+from ampwatch.diagnosis.signals import Floats, Mask
 
 WINDOWS = 16
 FIRST_WIDTH = 64  # entries
@@ -40,16 +41,19 @@ class Score:
     product: bool  # of two maxima, and not the scores themselves
 
 
+_NO_SUMS = DoublingWindows.empty(np.add, WINDOWS, 0, width=FIRST_WIDTH)
+_NO_STEPS = DoublingWindows.empty(np.fmin, WINDOWS, width=FIRST_WIDTH)
+
+
 @dataclass(frozen=True, slots=True)
 class ScoreCourse:
     """Mean headroom in octaves of each such layer, by window; `fold` makes a new one."""
 
     names: tuple[str, ...] = ()
     scores: tuple[Score, ...] = ()
-    width: int = FIRST_WIDTH
-    sums: Floats = field(default_factory=lambda: np.zeros((0, WINDOWS)))
-    counts: Integers = field(default_factory=lambda: np.zeros((0, WINDOWS), np.int64))
-    first_steps: Integers = field(default_factory=lambda: np.full(WINDOWS, -1, np.int64))
+    sums: DoublingWindows = _NO_SUMS
+    counts: DoublingWindows = _NO_SUMS
+    first_steps: DoublingWindows = _NO_STEPS
     last_step: int = -1
 
     def fold(self, block: Block, judged: Mask) -> ScoreCourse:
@@ -68,14 +72,27 @@ class ScoreCourse:
         keep = keep[judged[at[keep]]]
         if not len(keep):
             return grown
-        return grown._with_values(layer[keep], block, at[keep], headroom[keep])
+        position, layer, headroom = block.start + at[keep], layer[keep], headroom[keep]
+        return replace(
+            grown,
+            sums=grown.sums.with_entries(position, headroom, layer),
+            counts=grown.counts.with_entries(position, np.ones(len(keep)), layer),
+            first_steps=grown.first_steps.with_entries(position, block.step[at[keep]]),
+            last_step=int(block.step[at[keep[-1]]]),
+        )
+
+    @property
+    def width(self) -> int:
+        """How many entries a window holds."""
+        return self.sums.width
 
     def levels(self) -> Floats:
         """Headroom of each of `scores` by window; nan where a window has none."""
         with np.errstate(invalid="ignore"):
-            means = self.sums / np.where(self.counts > 0, self.counts, np.nan)
+            counts = self.counts.values
+            means = self.sums.values / np.where(counts > 0, counts, np.nan)
         made = [
-            means[list(score.parts)].sum(axis=0) - FORMAT_OCTAVES * (len(score.parts) - 1)
+            means[:, list(score.parts)].sum(axis=1) - FORMAT_OCTAVES * (len(score.parts) - 1)
             for score in self.scores
         ]
         return np.array(made).reshape(len(made), WINDOWS)
@@ -85,53 +102,14 @@ class ScoreCourse:
         new = [name for name in seen if name not in known][: MOST_LAYERS - len(self.names)]
         if not new:
             return self
-        names, wide = (*self.names, *new), np.zeros((len(new), WINDOWS))
+        names = (*self.names, *new)
         return replace(
             self,
             names=names,
             scores=scores_of(names),
-            sums=np.concatenate([self.sums, wide]),
-            counts=np.concatenate([self.counts, wide.astype(np.int64)]),
+            sums=self.sums.with_columns(len(new)),
+            counts=self.counts.with_columns(len(new)),
         )
-
-    def _with_values(
-        self, layer: Integers, block: Block, at: Integers, headroom: Floats
-    ) -> ScoreCourse:
-        wide = self._wide_enough(block.start + int(at.max()))
-        window = (block.start + at) // wide.width
-        cell = layer * WINDOWS + window
-        shape, size = wide.sums.shape, wide.sums.size
-        firsts = wide.first_steps.copy()
-        fresh, where = np.unique(window, return_index=True)
-        unseen = firsts[fresh] < 0
-        firsts[fresh[unseen]] = block.step[at[where[unseen]]]
-        return replace(
-            wide,
-            sums=wide.sums + np.bincount(cell, headroom, minlength=size).reshape(shape),
-            counts=wide.counts + np.bincount(cell, minlength=size).reshape(shape),
-            first_steps=firsts,
-            last_step=int(block.step[at[-1]]),
-        )
-
-    def _wide_enough(self, position: int) -> ScoreCourse:
-        """Windows that reach this entry: pairs become one as often as it takes."""
-        made = self
-        while position >= WINDOWS * made.width:
-            pairs = made.first_steps.reshape(-1, 2)
-            firsts = np.where(pairs[:, 0] >= 0, pairs[:, 0], pairs[:, 1])
-            made = replace(
-                made,
-                width=2 * made.width,
-                sums=_paired(made.sums),
-                counts=_paired(made.counts),
-                first_steps=np.concatenate([firsts, np.full(WINDOWS // 2, -1, np.int64)]),
-            )
-        return made
-
-
-def _paired(values: np.ndarray) -> np.ndarray:
-    halves = values.reshape(len(values), -1, 2).sum(axis=2)
-    return np.concatenate([halves, np.zeros_like(halves)], axis=1)
 
 
 @functools.lru_cache(maxsize=16)  # the same names come with every block

@@ -12,7 +12,7 @@ import pytest
 from hand_built import HandBuiltRun, device_table, event_table, layer_table, scaled_run, step_table
 
 from ampwatch.diagnosis import diagnose
-from ampwatch.diagnosis.device_course import Windows
+from ampwatch.diagnosis.doubling_windows import DoublingWindows
 
 GB = 1e9
 TOTAL = 80e9
@@ -240,13 +240,16 @@ def test_rows_of_a_processor_and_of_a_card_that_failed_say_nothing():
 
 
 @pytest.mark.parametrize("parts", [[1] * 500, [499, 1], [3, 200, 297], [500]])
-def test_windows_are_the_same_however_the_series_came(parts):
+@pytest.mark.parametrize("operation", [np.fmin, np.add])
+def test_windows_are_the_same_however_the_series_came(parts, operation):
     series = np.random.default_rng(3).random(500)
-    windows, at = Windows(np.fmin), 0
+    windows, at = DoublingWindows.empty(operation, 32), 0
     for size in parts:
-        windows, at = windows.add(series[at : at + size]), at + size
-    whole = [series[n : n + 16].min() for n in range(0, 500, 16)]
-    assert (windows.width, windows.values.tolist()) == (16, whole)
+        windows, at = windows.with_next(series[at : at + size]), at + size
+    at_once = DoublingWindows.empty(operation, 32).with_next(series)
+    whole = [operation.reduce(series[n : n + 16]) for n in range(0, 500, 16)]
+    assert windows.values.tolist() == at_once.values.tolist()
+    assert (windows.width, windows.values.tolist()) == (16, pytest.approx(whole, rel=1e-12))
     assert len(windows.whole) == 500 // 16
 
 

@@ -12,6 +12,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from ampwatch.diagnosis.doubling_windows import DoublingWindows
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.signals import Floats, Integers, Mask
 
@@ -114,32 +115,40 @@ class Setup:
     stopped: bool = False  # the loop gave up at the last row, whose loss was not finite
 
 
+_NO_SUMS = DoublingWindows.empty(np.add, constants.MOST_CELLS, len(COLUMNS))
+
+
 @dataclass(frozen=True, slots=True)
 class Cells:
     """The run in at most `MOST_CELLS` parts of equal width; the last one is still being filled."""
 
-    sums: Floats = field(default_factory=lambda: np.zeros((constants.MOST_CELLS, len(COLUMNS))))
-    known: Floats = field(default_factory=lambda: np.zeros((constants.MOST_CELLS, len(COLUMNS))))
-    parts: int = 0  # of CELL_ROWS rows each, in all
-    parts_a_cell: int = 1
+    sums: DoublingWindows = _NO_SUMS
+    known: DoublingWindows = _NO_SUMS
 
     @property
     def cell_rows(self) -> int:
         """How many rows a whole cell stands for."""
-        return self.parts_a_cell * constants.CELL_ROWS
+        return self.sums.width * constants.CELL_ROWS
 
     def first(self, count: int) -> Rows:
         """The first cells: means of their parts' medians."""
-        known = self.known[:count]
+        known = self.known.values[:count]
         with np.errstate(divide="ignore", invalid="ignore"):
-            return Rows(np.where(known > 0, self.sums[:count] / known, np.nan))
+            return Rows(np.where(known > 0, self.sums.values[:count] / known, np.nan))
+
+    def with_rows(self, values: Floats) -> Cells:
+        """The cells with these rows, whose number is a multiple of `CELL_ROWS`."""
+        parts = _medians(values.reshape(-1, constants.CELL_ROWS, len(COLUMNS)))
+        here = ~np.isnan(parts)
+        sums = self.sums.with_next(np.where(here, parts, 0.0))
+        return Cells(sums, self.known.with_next(here))
 
     def with_means(self, name: str, means: Floats) -> Cells:
         """The same cells with other means of this column; nan is absent."""
-        sums, known, at = self.sums.copy(), self.known.copy(), _AT[name]
+        sums, known, at = self.sums.values.copy(), self.known.values.copy(), _AT[name]
         known[:, at] = np.where(np.isfinite(means), known[:, at], 0.0)
         sums[:, at] = np.where(np.isfinite(means), means, 0.0) * known[:, at]
-        return replace(self, sums=sums, known=known)
+        return Cells(replace(self.sums, values=sums), replace(self.known, values=known))
 
 
 @dataclass(frozen=True)  # no slots: cached_property keeps its value in __dict__
@@ -173,7 +182,7 @@ class RateState:
         def of(rows: Rows) -> Rows:
             return rows.with_column(name, made(rows))
 
-        cells = self.cells.with_means(name, made(self.cells.first(len(self.cells.sums))))
+        cells = self.cells.with_means(name, made(self.cells.first(constants.MOST_CELLS)))
         return replace(self, head=of(self.head), tail=of(self.tail), cells=cells)
 
     def without(self, *names: str) -> RateState:
@@ -203,7 +212,7 @@ def fold(state: RateState, rows: Rows, setup: Setup | None = None) -> RateState:
         accepted=state.accepted + int(rows.accepted.sum()),
         head=_joined(state.head, rows.part(0, room)) if room else state.head,
         tail=_joined(kept, rows.part(begin)),  # copies: a view would keep the whole batch alive
-        cells=_with_parts(state.cells, pending[:whole]) if whole else state.cells,
+        cells=state.cells.with_rows(pending[:whole]) if whole else state.cells,
         pending=Rows(pending[whole:].copy()),
     )
 
@@ -214,29 +223,6 @@ def _filled(value: float, rows: Rows) -> Floats:
 
 def _joined(first: Rows, second: Rows) -> Rows:
     return Rows(np.concatenate([first.values, second.values]))
-
-
-def _with_parts(cells: Cells, values: Floats) -> Cells:
-    """The cells with these rows, whose number is a multiple of `CELL_ROWS`."""
-    sums, known = cells.sums.copy(), cells.known.copy()
-    parts, width = cells.parts, cells.parts_a_cell
-    fresh = _medians(values.reshape(-1, constants.CELL_ROWS, len(COLUMNS)))
-    while len(fresh):
-        if parts == width * constants.MOST_CELLS:
-            sums, known, width = _halved(sums), _halved(known), width * 2
-        now, fresh = np.split(fresh, [width * constants.MOST_CELLS - parts])
-        here, at = ~np.isnan(now), (parts + np.arange(len(now))) // width
-        # `add.at` adds one by one: sums come about in the same order whatever the batches were.
-        np.add.at(sums, at, np.where(here, now, 0.0))
-        np.add.at(known, at, here)
-        parts += len(now)
-    return Cells(sums, known, parts, width)
-
-
-def _halved(values: Floats) -> Floats:
-    """Pairs added up, and as much room again."""
-    pairs = values.reshape(len(values) // 2, 2, -1).sum(axis=1)
-    return np.concatenate([pairs, np.zeros_like(pairs)])
 
 
 def _medians(parts: Floats) -> Floats:

@@ -46,7 +46,7 @@ def attention_logit_growth(case: Case) -> Iterator[Seen]:
     if drift is None:
         return
     name, course = drift.score.layer, case.scores
-    first = int(course.first_steps[drift.begin])
+    first = int(course.first_steps.values[drift.begin])
     what = "The largest query times the largest key at" if drift.score.product else "The scores at"
     yield Seen(
         first_step=first,

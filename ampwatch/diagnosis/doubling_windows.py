@@ -1,0 +1,72 @@
+"""A series that grows without end, kept as a few windows of equal width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ampwatch.diagnosis.signals import Integers
+
+
+@dataclass(frozen=True, slots=True)
+class DoublingWindows:
+    """Entry n of the series is in window n // width for ever.
+
+    Once the windows are full, pairs of them become one and the width doubles.
+    """
+
+    values: npt.NDArray[Any]  # a row for each window, an even number of them
+    operation: np.ufunc  # add, fmin or fmax: of two windows, or of a window and an entry
+    width: int = 1
+    count: int = 0  # entries, up to the last that is known
+
+    @classmethod
+    def empty(
+        cls, operation: np.ufunc, most: int, *columns: int, width: int = 1
+    ) -> DoublingWindows:
+        """So many windows, of which nothing is known."""
+        return cls(np.full((most, *columns), _nothing(operation)), operation, width)
+
+    def with_entries(
+        self, at: Integers, entries: npt.NDArray[Any], *column: Any
+    ) -> DoublingWindows:
+        """The windows with these entries at these positions, in this column of their windows.
+
+        An entry is taken in before the windows become too wide for it: so sums come about in the
+        same order whatever the batches were.
+        """
+        if not len(at):
+            return self
+        values, width, count = self.values.copy(), self.width, max(self.count, int(at.max()) + 1)
+        while True:
+            fits = at < len(values) * width
+            where = (at[fits] // width, *(one[fits] for one in column))
+            self.operation.at(values, where, entries[fits])
+            if fits.all():
+                return replace(self, values=values, width=width, count=count)
+            at, entries, column = at[~fits], entries[~fits], tuple(one[~fits] for one in column)
+            pairs = self.operation(values[::2], values[1::2])
+            values = np.concatenate([pairs, np.full_like(pairs, _nothing(self.operation))])
+            width *= 2
+
+    def with_next(self, entries: npt.NDArray[Any]) -> DoublingWindows:
+        """The windows with these entries behind all that are known."""
+        return self.with_entries(self.count + np.arange(len(entries)), entries)
+
+    def with_columns(self, count: int) -> DoublingWindows:
+        """Windows of so many columns more."""
+        new = np.full((len(self.values), count), _nothing(self.operation))
+        return replace(self, values=np.concatenate([self.values, new], axis=1))
+
+    @property
+    def whole(self) -> npt.NDArray[Any]:
+        """The windows that are full: what an open one says may still change."""
+        return self.values[: self.count // self.width]
+
+
+def _nothing(operation: np.ufunc) -> float:
+    """What an operation passes over."""
+    return float("nan") if operation.identity is None else float(operation.identity)
