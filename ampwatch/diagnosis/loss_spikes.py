@@ -54,7 +54,7 @@ MIXED_SHARE = 0.01
 _CHANCE_STEPS = 2
 # Gradients or updates at so many times their median, and out of their band as the loss is, went
 # with it: updates double before the loss does.
-_GREW = 1.5
+GREW = 1.5
 # Trouble that stands has lasted as long as a scale takes to be established.
 _STANDS = policy.ESTABLISHED_STEPS
 _DESCENT = 0.2  # of the climb, given back: it is on its way down
@@ -76,6 +76,8 @@ _APART_SHARE = 1 / 4
 _NOISE_SHARE = 1 / 2
 # A past that stands for fewer independent losses does not tell how far they go.
 _FREE = 16
+# ... and noise goes four times as far as they did.
+_WANDERED = 1 / 4
 # So many rises of one length are to be expected by chance alone.
 _CHANCE = 0.2
 _NO_ROWS: Floats = np.zeros((0, len(_COLUMNS)))
@@ -154,7 +156,7 @@ class Rise:
                 self.past[:, _AT[name]],
                 rows[:, _AT[name]],
                 least,
-                times=_GREW,
+                times=GREW,
                 deviations=OUT_OF_BAND,
             )
             for rows, least in pairs
@@ -181,7 +183,8 @@ class Rise:
             mean = self.out_height / self.out / 1024 * math.sqrt(free)
         strength = max(self.height, mean)
         if self.wanders:
-            strength = min(strength, max(OUT_OF_BAND, leap_height(past, self.first[:, 0])))
+            abrupt = leap_height(past, self.first[:, 0])
+            strength = min(strength, max(OUT_OF_BAND, abrupt, self.height * _WANDERED))
         return strength
 
     @property
@@ -235,12 +238,18 @@ class Rise:
     def stands(self, last: Floats) -> bool:
         """Whether these last losses are still far out of its band, and not on their way back."""
         now = median(last[-_NOW:])
-        if self.entries + self.back < _STANDS or self.band.height(now) < TELLING:
+        if self.entries + self.back < _STANDS or not self._is_above(now):
             return False
         if not self.gave_back(last):
             return True
         falls = self._falls(last[-self.entries - self.back :]) or self._falls(last[-2 * _NOW :])
         return self.judged().grew is True and not falls
+
+    def _is_above(self, now: float) -> bool:
+        """Whether the median of the last losses tells, being of as many."""
+        height = self.band.height(now)
+        free = math.sqrt(independent(self.past[:, 0], _NOW)) / 1.25
+        return height >= OUT_OF_BAND and height * max(1.0, free) >= TELLING
 
     def _falls(self, losses: Floats) -> bool:
         """Whether the later half of these losses is lower, beyond the noise of a median."""
@@ -410,15 +419,19 @@ class Series:
         return replace(self, open=rise), at
 
     def _with(self, rise: Rise) -> Series:
-        over = rise.judged()
-        if over.is_long and self._is_chance(over):
-            over = replace(over, strength=min(over.height, OUT_OF_BAND), grew=None)
-        elif over.is_long:
-            over = replace(over, is_sure=True)
+        over = self._weighed(rise.judged())
         if over.is_meant and (over.strength >= TELLING or over.grew):
             return replace(self, open=None)  # a warm restart, a warm-up, a larger step
         tallies = {**self.tallies, over.kind: self.tallies[over.kind].and_one(over)}
         return replace(self, open=None, tallies=tallies)
+
+    def _weighed(self, rise: Rise) -> Rise:
+        """The rise, and whether chance may have made it."""
+        if not rise.is_long:
+            return rise
+        if self._is_chance(rise):
+            return replace(rise, strength=min(rise.height, OUT_OF_BAND), grew=None)
+        return replace(rise, is_sure=True)
 
     def _is_chance(self, rise: Rise) -> bool:
         """Whether entries leave the band so often that as many close together are no wonder."""
@@ -433,7 +446,7 @@ class Series:
         """The rise that has not come back by the end, if one stands apart and was not to come."""
         last = self.past[:, 0]
         rise = next((one for one in (self.open, self.shift) if one and one.stands(last)), None)
-        if rise is None or not self.tallies[Kind.SPIKE].tells(rise.judged()):
+        if rise is None or not self.tallies[Kind.SPIKE].tells(self._weighed(rise.judged())):
             return None
         now = rise.judged(self.past[-_LATEST:])
         is_datas = now.stayed or now.is_meant or (not now.grew and now.gave_back(last))

@@ -12,9 +12,12 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Rows, constants
 from ampwatch.diagnosis.learning_rate.attribution import Cause
+from ampwatch.diagnosis.learning_rate.bands import known_of, trailing_medians
 from ampwatch.diagnosis.learning_rate.onset import Onset, Sign
 from ampwatch.diagnosis.learning_rate.scene import rows_around
+from ampwatch.diagnosis.loss_band import ROUNDED, WINDOW, left_band
 from ampwatch.diagnosis.loss_spikes import (
+    GREW,
     MIXED_SHARE,
     OUT_OF_BAND,
     SHORT,
@@ -316,35 +319,61 @@ def _never_back(case: Case) -> Seen | None:
     onset, found = case.judgement.onset, case.judgement.attribution
     if onset is None or found is None or found.cause is Cause.RATE:
         return None
-    if onset.descending or onset.collapsed or onset.sign not in {Sign.SHIFT, Sign.CLIMB}:
+    if onset.descending or onset.collapsed or onset.sign not in _TURNED:
         return None
     before, after = rows_around(case.rate, onset)
     grown = {row.group for row in found.table if row.reading.strength > 0}
-    if grown & _NOT_ITS_OWN or _is_raised(before, after):
-        return None
-    grew = bool(grown & {"gradients", "drift"})
     level = _median(before.of("loss"), constants.WINDOW_STEPS)
     now = _median(case.rate.tail.of("loss"), constants.FINAL_STEPS)
-    # Without gradients a drift cannot be judged; but no data make a loss far worse than ever for
-    # good.
-    if not grew and (found.recorded or not (onset.sign is Sign.CLIMB or _is_far(case, onset, now))):
+    above = _above_its_past(case, onset, now)
+    if grown & _NOT_ITS_OWN or (_is_raised(before, after) and not above > 0):
         return None
-    return _standing(case, onset.step, onset.sign.value, level, now, grew=grew)
+    grew = _grew(before, after) or (bool(grown & {"gradients", "drift"}) or None)
+    # Without gradients a loss may wander; no data make it far worse than all before for good.
+    is_far = above > _FAR or (above > _TWICE and now >= _DOUBLE * level > 0)
+    climbed = onset.sign is Sign.CLIMB and not found.recorded
+    if not grew and (_stayed(before, after) or not (climbed or is_far)):
+        return None
+    return _standing(case, onset.step, onset.sign.value, level, now, grew=bool(grew))
 
 
 # Other batches, or more of them in a step, change what the loss means.
 _NOT_ITS_OWN = {"input", "batch"}
+_TURNED = {Sign.SHIFT, Sign.CLIMB, Sign.RELAPSE}
+# As many rows at either end of what stands; and a level that has doubled, as far above all before
+# as that was wide.
+_END_ROWS, _DOUBLE, _TWICE = 64, 2.0, 1.0
 
 
-def _is_far(case: Case, onset: Onset, now: float) -> bool:
-    """Whether the loss is above its past range by four times the width of that range."""
-    points = case.rate.points
-    losses = points.rows.of("loss")[points.start < onset.row]
-    known = losses[np.isfinite(losses)]
+def _above_its_past(case: Case, onset: Onset, now: float) -> float:
+    """How far the loss stands above all that it had been, in what that was wide."""
+    points, head = case.rate.points, case.rate.head.part(0, onset.row)
+    early = trailing_medians(known_of(head.of("loss")))[constants.MEDIAN_STEPS // 2 :]
+    known = np.concatenate([early, known_of(points.rows.of("loss")[points.start < onset.row])])
     if not len(known):
-        return False
-    top = float(known.max())
-    return now > top + _FAR * (top - float(known.min()))
+        return 0.0
+    top, low = float(known.max()), float(known.min())
+    return (now - top) / max(top - low, ROUNDED * abs(top), 1e-12)
+
+
+def _ends(before: Rows, after: Rows, name: str) -> Iterator[bool | None]:
+    """Whether a column left its band, right after the onset and at the end."""
+    past, since = (rows.of(name) for rows in (before, after))
+    for now in (since[:_END_ROWS], since[-_END_ROWS:]):
+        least = max(2, len(now) // 2)
+        yield left_band(past[-WINDOW:], now, least, times=GREW, deviations=OUT_OF_BAND)
+
+
+def _grew(before: Rows, after: Rows) -> bool:
+    """Whether gradients went with it, or updates as no rate makes them."""
+    raised = _is_raised(before, after)
+    names = ("grad_norm",) if raised else ("grad_norm", "update_norm")
+    return any(one is True for name in names for one in _ends(before, after, name))
+
+
+def _stayed(before: Rows, after: Rows) -> bool:
+    """Whether gradients are known to have stayed as they were."""
+    return all(one is False for one in _ends(before, after, "grad_norm"))
 
 
 def _is_raised(before: Rows, after: Rows) -> bool:
