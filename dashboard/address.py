@@ -1,4 +1,4 @@
-"""The page's address carries what is looked at: run, rank, span, step, layer; it is a link."""
+"""The page's address: run, rank, span, step and layer, so that it can be shared as a link."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAMES = ("run", "rank", "span", "step", "layer")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What the address says; what it does not say, or says badly, is none."""
+    """What the address says; parts that are missing or malformed are None."""
 
     run: str | None = None
     rank: int | None = None  # all of them
@@ -21,7 +21,7 @@ class Address:
     layer: str | None = None
 
     def of_run(self, run: str) -> Address:
-        """The same address for a run: of another one, nothing else is kept."""
+        """The address for a run; the other parts are kept only if it is the same run."""
         return self if run == self.run else Address(run=run)
 
     def parameters(self) -> dict[str, str]:

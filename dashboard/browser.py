@@ -19,7 +19,7 @@ _NAME = "ampwatch_live"
 
 
 def component(data: bytes, key: str, **on_change: Any) -> Any:
-    """Mount it, or bring what is mounted up to date; the header in `data` says what it is."""
+    """Draw or update a component; the header in `data` says which."""
     return _declared()(data=data, key=key, **on_change)
 
 
@@ -32,6 +32,6 @@ def _declared() -> Any:
 
 
 def html(text: str, key: str, *, search: str = "", on_go: Callable[[], None] | None = None) -> None:
-    """A piece of page that we wrote, every name in it escaped: with SVG, copy buttons and links."""
+    """A part of the page in our HTML, with SVG, copy buttons and links; names in it are escaped."""
     message = pack({"component": "html", "html": text, "search": search}, {})
     component(message, key, **({"on_go_change": on_go} if on_go else {}))

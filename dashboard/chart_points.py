@@ -1,7 +1,7 @@
 """The points of a live chart, thinned for the span in view.
 
-They are a *base*, thinned once and kept by the browser, and the *tail* of rows that came
-since. A tail is small, and holds all rows after its base, so a lost message costs nothing.
+They are a *base*, thinned once and kept by the browser, and a *tail*: all rows after the base. Each
+message holds the whole tail, so a lost message costs nothing.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Bases:
         return base
 
 
-_RECENT_ROWS = 4096  # tell at which distance steps are logged now
+_RECENT_ROWS = 4096  # that tell the usual interval between logged steps
 
 
 def thinned_base(name: str, course: Course, span: Span | None) -> Base:
-    """The points for a span, or for all there is; `name` tells courses apart."""
+    """The points for a span, or for the whole run; `name` tells courses apart."""
     first, last = span or course.ends
     near = course.within(span)
     rug = near.rug(first, last)
@@ -90,7 +90,7 @@ def thinned_lines(course: Course, span: Span | None = None, prefix: str = "") ->
 
 
 def live_message(picture: Picture, course: Course, base: Base, *, whole: bool) -> bytes:
-    """What the browser is sent of a course that grows; the base only when it is `whole`."""
+    """The message of a growing course; with its base if it is `whole`."""
     tail = _tail(course, base, picture.span)
     header = picture.header(base.id, base.hole, whole=whole)
     return pack(header, {**(base.arrays if whole else {}), **tail})

@@ -26,7 +26,7 @@ _EVERY_S = 2.0
 
 def show(*, follow: bool) -> None:
     """The page of comparison."""
-    choices = {choice.name: choice for choice in run_list.shelf().choices}
+    choices = {choice.name: choice for choice in run_list.current().choices}
     first = run_list.chosen(address.read().run)
     usual = list(dict.fromkeys([*([first.name] if first else []), *choices]))[:2]
     names = st.multiselect(

@@ -36,7 +36,7 @@ from ampwatch.store import open_run
 
 _PAGES = {rule.code: rule.page for rule in RULES}
 _EVERY_S = 2.0
-# Which column shows an evidence's signal.
+# The column that shows a signal of the evidence.
 _COLUMNS = {
     "scale": SCALE, "skipped": SCALE, "overflows": SCALE, "loss": "loss",
     "gradient norm": "grad_norm", "grad_norm": "grad_norm", "lr": "lr",
@@ -88,7 +88,7 @@ def _finding(look: Look, finding: Finding) -> str:
 
 
 def words_of(finding: Finding, *, has_ranks: bool) -> str:
-    """One finding in words, for where it belongs."""
+    """One finding as text, as HTML."""
     tone = SEVERITY_COLOR[finding.severity.value]
     where = " · ".join(_places(finding, has_ranks=has_ranks))
     because = f" · because of {finding.because_of}" if finding.because_of else ""
@@ -104,7 +104,7 @@ def words_of(finding: Finding, *, has_ranks: bool) -> str:
 
 
 def _action(action: str) -> str:
-    """What to do; where there are lines to paste, they are what is copied."""
+    """What to do; the copy button copies the lines to paste, if there are any."""
     words, lines = words_and_lines(action)
     if not lines:
         return f"{said(words)} {_copy(words)}"
@@ -147,7 +147,7 @@ def _copy(text: str) -> str:
 
 
 def _picture(look: Look, finding: Finding) -> str:
-    """The course that the evidence speaks of, around the finding's steps."""
+    """The curve that the evidence is about, around the finding's steps."""
     if finding.first_step is None:
         return ""
     names = [_COLUMNS.get(piece.signal) for piece in finding.evidence]
@@ -181,7 +181,7 @@ def _value(value: float | str | None) -> str:
 
 
 def _rate(advice: Advice) -> str:
-    """The rate to use: where it lies, the arithmetic, and the lines to paste."""
+    """The recommended rate: its interval, the arithmetic, and the lines to paste."""
     if not is_change(advice) or advice.recommended is None:
         word = advice.action.value.replace("-", " ")
         return f'<p class="aw-muted">{said(f"Learning rate: {word}. {advice.because}")}</p>'
@@ -190,8 +190,8 @@ def _rate(advice: Advice) -> str:
         advice.current, advice.recommended, advice.low, advice.high
     )
     return (
-        '<section class="aw-two"><div><div class="aw-chart-title"><b>Learning rate to use</b>pale: '
-        f"90 % interval of the highest stable one</div>{picture}"
+        '<section class="aw-two"><div><div class="aw-chart-title"><b>Recommended learning rate</b>'
+        f"band: 90 % interval of the highest stable rate</div>{picture}"
         f'<div class="aw-muted">{said_lines(advice.because)}</div></div>'
         f'<div><div class="aw-chart-title"><b>To paste</b>{said(_when(advice))} {_copy(code)}</div>'
         f'<pre class="aw-code">{html.escape(code)}</pre></div></section>'
@@ -208,7 +208,7 @@ def _when(advice: Advice) -> str:
 
 
 def _lines(advice: Advice) -> str:
-    """Code that sets the advised rate, whatever made the optimizer."""
+    """Code that sets the recommended rate of any optimizer."""
     assert advice.recommended is not None
     factor = advice.factor
     if factor is None and advice.current:

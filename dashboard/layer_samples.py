@@ -1,4 +1,4 @@
-"""What the layers' samples say, as the pictures of the Layers page need it."""
+"""The layers' samples, as the charts of the Layers page need them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from open_runs import Look
 
 from ampwatch.rows import EXPONENT_BINS, Table, column
 
-COLUMNS = 240  # of the heatmap: no more samples are told apart on a screen
+COLUMNS = 240  # of the heatmap: more would not be visible on a screen
 MOST_LAYERS = 400
 _USUAL_HOLES = 1.5  # sampling intervals between two samples of a layer
 HISTORY = ("grad_norm", "act_amax", "log2_headroom", "underflow_share", "update_ratio")
@@ -32,7 +32,7 @@ class Quantity:
 
     @property
     def label(self) -> str:
-        """Its name, as people know it."""
+        """Its name."""
         return column(Table.LAYERS, self.column).label
 
 
@@ -101,7 +101,7 @@ def history(look: Look, layer: str) -> Course:
 def _worst_of_ranks(
     step: NDArray[np.int64], columns: dict[str, NDArray[np.float32]]
 ) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]:
-    """One row a step: of what the ranks say at it, the worst."""
+    """One row a step: of the ranks' values, the worst."""
     if not len(step):
         return step, columns
     starts = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
@@ -214,7 +214,7 @@ def _in_forward_order(rows: Any) -> tuple[tuple[str, ...], NDArray[np.int64]]:
 
 
 def _stretches(step: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The columns' edges, and for each row its column: a sampled step each while there is room."""
+    """The columns' edges, and each row's column: one column a sampled step while there is room."""
     steps = np.unique(step)
     if len(steps) > COLUMNS:
         low, high = int(steps[0]), int(steps[-1]) + 1

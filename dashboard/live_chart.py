@@ -22,7 +22,7 @@ _SENT = "sent base"
 
 
 def forget_sent() -> None:
-    """The browser may have lost the base with the page before: send it with the next message."""
+    """Send the base with the next message: the browser may have lost it with the page before."""
     st.session_state.pop(_SENT, None)
 
 
@@ -49,7 +49,7 @@ def show(look: Look) -> None:
 
 
 def picture_of(look: Look, where: address.Address) -> Picture:
-    """What of the run is drawn."""
+    """The run's chart without its points."""
     course = look.course
     shown = Shown(
         course.present, course.ends, course.skip_count, course.clips, look.diagnosis, _level(look)

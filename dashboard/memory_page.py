@@ -1,4 +1,4 @@
-"""Memory and device: allocated, reserved and peak against the card, utilisation, power, heat."""
+"""Memory and device: allocated, reserved and peak memory, utilisation, power, temperature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From one page to another: a click on a chart asks, the page that holds the chart follows."""
+"""Go from one page to another: a click on a chart asks for it, and the page then switches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ask(page: str, **parts: object) -> None:
 
 
 def follow() -> None:
-    """Go where it was asked to, if it was."""
+    """Go to the page that was asked for, if any."""
     page = st.session_state.pop(_WANTED, None)
     if page is not None:
         st.switch_page(st.session_state[_PAGES][page], query_params=address.read().parameters())

@@ -1,4 +1,4 @@
-"""No runs yet, or not the one that was asked for: what to do."""
+"""What to do where there are no runs yet, or not the one asked for."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _DEMO = "demo"
 
 
 def show_awaited(name: str) -> None:
-    """A run that is named in the address and not there."""
+    """The run that the address names is not there."""
     st.html(
         f'<p class="aw-title">Waiting for {said(name)}</p><div class="aw-muted">No run of this '
         f"name is in {said(_places())} yet; it appears here within seconds of its first step. "
-        f"{'The others are on the left.' if run_list.shelf().choices else ''}</div>"
+        f"{'The others are on the left.' if run_list.current().choices else ''}</div>"
     )
 
 
@@ -26,7 +26,7 @@ def _places() -> str:
 
 
 def show() -> None:
-    """What to do where there is nothing to see."""
+    """There are no runs."""
     st.html(
         '<p class="aw-title">No runs yet</p>'
         f'<div class="aw-muted">Looked in {said(_places())}; a run that starts appears here.</div>'

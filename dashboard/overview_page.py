@@ -50,7 +50,7 @@ def _now(path: str, *, goes_on: bool) -> None:
     for note in () if look.verdict is None else look.verdict.notes:
         st.html(f'<div class="aw-muted">{said(note)}</div>')
     if goes_on and not look.is_live and look.is_judged:
-        st.rerun()  # it has ended: the page needs no clock any more
+        st.rerun()  # it has ended: stop refreshing
 
 
 def _charts(look: Look) -> None:
@@ -129,7 +129,7 @@ def _latest(look: Look, name: str) -> str:
 
 
 def _is_logged_every_step(look: Look, name: str) -> bool:
-    """Whether a missing number means one that was not finite, not one that was not logged."""
+    """Whether a missing value was not finite, rather than not logged."""
     return look.course.early_share(name) > 0.5
 
 

@@ -1,4 +1,4 @@
-"""The edge of the page: what goes wrong in a part is said there, and nothing else breaks."""
+"""A failure in one part of the page is reported there, and the rest goes on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOG = logging.getLogger("ampwatch.dashboard")
 
 
 def guarded(show: Callable[P, None]) -> Callable[P, None]:
-    """A part of a page that says in a sentence what stops it, in place of a traceback."""
+    """A part of a page that reports its failure as a sentence, without a traceback."""
 
     @wraps(show)
     def part(*values: P.args, **named: P.kwargs) -> None:
@@ -37,5 +37,5 @@ def guarded(show: Callable[P, None]) -> Callable[P, None]:
 
 
 def problem(sentence: str) -> None:
-    """What it is and what to do."""
+    """A sentence that says what is wrong and what to do."""
     st.html(f'<div class="aw-problem">{said(sentence)}</div>')

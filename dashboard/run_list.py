@@ -1,4 +1,4 @@
-"""Where the page's runs come from: the folders on this disk, and the feed."""
+"""The list of runs: those in the folders on this disk, and those that arrive by the feed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ampwatch.recorder import Recorder
 FRESH_S = 0.5
 
 if TYPE_CHECKING:
-    from run_summaries import Cards  # which is made of choices
+    from run_entries import RunEntries  # which imports this file
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ def folders() -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The one recorder of this server, or why there is none."""
+    """The recorder of this server, or why there is none."""
 
     recorder: Recorder | None
     absence: str = ""
 
     @property
     def state(self) -> str:
-        """Where trainers reach it, or why they do not."""
+        """Where trainers reach it, or why they cannot."""
         if self.recorder is None:
             return self.absence
         if not self.recorder.is_running:
@@ -64,13 +64,13 @@ class Feed:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the recorder has to say, the newest last."""
+        """The recorder's messages, the newest last."""
         return self.recorder.notes if self.recorder else ()
 
 
 @st.cache_resource(show_spinner=False)
 def feed() -> Feed:
-    """The recorder, started when the first page is opened; another's port is left to it."""
+    """The recorder, started once; a port that is taken is left alone."""
     endpoint = os.environ.get("AMPWATCH_ENDPOINT") or DEFAULT_ENDPOINT
     if endpoint == "off":
         return Feed(None, "The feed is off; runs on this disk are shown.")
@@ -82,8 +82,8 @@ def feed() -> Feed:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
-    """The runs there are, live ones first, then the newest; and what cannot be read."""
+class RunList:
+    """The runs, live ones first, then the newest; and what cannot be read."""
 
     choices: tuple[Choice, ...]
     problems: tuple[str, ...]
@@ -95,43 +95,43 @@ class Shelf:
         return f"{live} live, {len(self.choices) - live} finished"
 
     def chosen(self, name: str | None) -> Choice | None:
-        """The run of that name, be there one; without a name, the first there is."""
+        """The run of that name, if there is one; without a name, the first."""
         return next((one for one in self.choices if name in {None, one.name}), None)
 
 
-def shelf() -> Shelf:
-    """What is in the folders, seen half a second ago at most, by whichever tab asked."""
-    return _shelves().look()
+def current() -> RunList:
+    """The runs in the folders, at most half a second old; shared by all tabs."""
+    return _all_folders().look()
 
 
 def chosen(name: str | None) -> Choice | None:
-    """The run that the address names, be there one; if it names none, the first there is."""
-    return shelf().chosen(name)
+    """The run that the address names, if there is one; without a name, the first."""
+    return current().chosen(name)
 
 
 def look_again() -> None:
-    """Forget what was seen: there is a run more."""
-    _shelves.clear()
+    """Read the folders anew: there is a new run."""
+    _all_folders.clear()
 
 
-class _Shelves:
-    """Looks into the folders for all tabs."""
+class _Folders:
+    """Reads the folders for all tabs."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._seen: Shelf | None = None
+        self._seen: RunList | None = None
         self._seen_at = 0.0
         self._lines: dict[Path, tuple[object, store.RunSummary]] = {}
 
-    def look(self) -> Shelf:
+    def look(self) -> RunList:
         with self._lock:
             if self._seen is None or time.monotonic() - self._seen_at > FRESH_S:
-                self._seen = _shelf(self._line)
+                self._seen = _listed(self._line)
                 self._seen_at = time.monotonic()
             return self._seen
 
     def _line(self, path: Path) -> store.RunSummary:
-        """A run's line, made anew only when a file of it has changed."""
+        """A run's summary, made anew only if one of its files has changed."""
         stamp = _stamp(path)
         kept = self._lines.get(path)
         if kept is None or kept[0] != stamp:
@@ -140,24 +140,24 @@ class _Shelves:
 
 
 def _stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """What tells a run's files from what they were."""
+    """Size and time of each of a run's files, to notice changes."""
     found = []
     try:
         for folder in (path, *(one for one in path.iterdir() if one.is_dir())):
             for file in sorted(folder.iterdir()):
-                about = file.lstat()  # a link that leads nowhere is a file as well
+                about = file.lstat()  # a dangling link is a file too
                 found.append((str(file), about.st_mtime_ns, about.st_size))
     except OSError:
-        return ()  # it changes as we look; the line says what is wrong, if anything is
+        return ()  # it changes as we read; the summary says what is wrong, if anything
     return tuple(sorted(found))
 
 
 @st.cache_resource(show_spinner=False)
-def _shelves() -> _Shelves:
-    return _Shelves()
+def _all_folders() -> _Folders:
+    return _Folders()
 
 
-def _shelf(line: Callable[[Path], store.RunSummary]) -> Shelf:
+def _listed(line: Callable[[Path], store.RunSummary]) -> RunList:
     given = os.environ.get("AMPWATCH_DASHBOARD_DIRS")
     found = (
         [run for folder in folders() for run in store.list_runs(folder, line=line)]
@@ -179,23 +179,23 @@ def _shelf(line: Callable[[Path], store.RunSummary]) -> Shelf:
     ]
     made.sort(key=lambda choice: not choice.live)
     problems = [run.problem for run in found if run.problem is not None]
-    return Shelf(tuple(made), (*_unreadable(), *problems))
+    return RunList(tuple(made), (*_unreadable(), *problems))
 
 
 def _unreadable() -> Iterator[str]:
-    """A folder that may not be read looks empty; it is said."""
+    """Folders without permission to read: they would look empty."""
     for folder in folders():
         if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
             yield f"{folder} cannot be read: its permissions do not allow it."
 
 
 def _name(run: store.RunSummary, names: Counter[str]) -> str:
-    """The folder's name, with a piece of the id where another folder bears the same."""
+    """The folder's name, with a part of the id if another folder has the same."""
     return run.path.name if names[run.path.name] == 1 else f"{run.path.name}~{run.id[:6]}"
 
 
 def _without_copies(found: list[store.RunSummary]) -> list[store.RunSummary]:
-    """The runs without a recorder's copies of those that are here themselves."""
+    """The runs without a recorder's copies of runs that are here too."""
     copies = [run for run in found if store.read_copies(run.path)]
     own = {run.id for run in found if run not in copies}
     return [run for run in found if run not in copies or run.id not in own]
@@ -228,8 +228,8 @@ def bases() -> Bases:
 
 
 @st.cache_resource(show_spinner=False)
-def cards() -> Cards:
-    """Each run in a line, shared by all tabs."""
-    from run_summaries import Cards
+def entries() -> RunEntries:
+    """The entries of the table of runs, shared by all tabs."""
+    from run_entries import RunEntries
 
-    return Cards()
+    return RunEntries()

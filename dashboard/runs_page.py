@@ -14,7 +14,7 @@ import run_list
 import streamlit as st
 from formatting import age_text, said
 from problems import guarded, problem
-from run_summaries import Card
+from run_entries import RunEntry
 
 from ampwatch.diagnosis.words import scale_text, share_text
 from ampwatch.errors import AmpwatchError
@@ -44,15 +44,15 @@ def show() -> None:
 
 @guarded
 def _now() -> None:
-    shelf, cards = run_list.shelf(), run_list.cards()
-    cards.keep({choice.path for choice in shelf.choices})
-    rows = "".join(_row(choice, cards.of(choice)) for choice in shelf.choices)
+    listed, entries = run_list.current(), run_list.entries()
+    entries.keep({choice.path for choice in listed.choices})
+    rows = "".join(_row(choice, entries.of(choice)) for choice in listed.choices)
     head = "".join(f"<th>{name}</th>" for name in _HEADS)
     browser.html(
         f'<table class="aw-runs all"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>',
         key=_KEY, search="Search runs, verdicts, findings", on_go=_chosen,
     )  # fmt: skip
-    for sentence in shelf.problems:
+    for sentence in listed.problems:
         st.html(f'<div class="aw-muted">{said(sentence)}</div>')
     navigate.follow()
 
@@ -64,45 +64,45 @@ def _chosen() -> None:
         navigate.ask("Overview")
 
 
-def _row(choice: run_list.Choice, card: Card | None) -> str:
+def _row(choice: run_list.Choice, entry: RunEntry | None) -> str:
     age = age_text((time.time_ns() - choice.last_time_ns) / 1e9)
-    when = f"{age} ago" if choice.last_time_ns else ""  # a log without times does not tell
+    when = f"{age} ago" if choice.last_time_ns else ""  # unknown for a log without times
     when = f'<span class="aw-live">live</span> {when}' if choice.live else when
     words = f"{choice.name} live" if choice.live else choice.name
-    if card is not None:
-        words += f" {card.verdict} {card.headline} {card.source}"
+    if entry is not None:
+        words += f" {entry.verdict} {entry.headline} {entry.source}"
     link = html.escape(address.link("", address.Address(run=choice.name)))
     name = (
         f'<a href="{link}" data-go="{html.escape(choice.name)}">{said(choice.name)}</a>'
-        f'<span class="aw-muted">{said(card.headline or card.problem) if card else ""}</span>'
+        f'<span class="aw-muted">{said(entry.headline or entry.problem) if entry else ""}</span>'
     )
-    cells = [_verdict(card), name, *_numbers(card), when, said(card.source) if card else ""]
+    cells = [_verdict(entry), name, *_numbers(entry), when, said(entry.source) if entry else ""]
     inside = "".join(f"<td>{cell}</td>" for cell in cells)
     return (
         f'<tr data-text="{html.escape(words)}" data-go="{html.escape(choice.name)}">{inside}</tr>'
     )
 
 
-def _verdict(card: Card | None) -> str:
-    if card is None:
+def _verdict(entry: RunEntry | None) -> str:
+    if entry is None:
         return '<span class="aw-muted">reading</span>'
-    tone = VERDICT_COLOR[card.verdict]
-    return f'<span class="aw-chip" style="--aw-tone:var(--aw-{tone})">{card.verdict}</span>'
+    tone = VERDICT_COLOR[entry.verdict]
+    return f'<span class="aw-chip" style="--aw-tone:var(--aw-{tone})">{entry.verdict}</span>'
 
 
-def _numbers(card: Card | None) -> list[str]:
-    if card is None:
+def _numbers(entry: RunEntry | None) -> list[str]:
+    if entry is None:
         return ["", "", "", ""]
-    scale = "" if card.final_scale is None else said(scale_text(card.final_scale))
+    scale = "" if entry.final_scale is None else said(scale_text(entry.final_scale))
     spark = (
-        f'<svg viewBox="0 0 110 22" width="110" height="22"><path d="{card.spark}" fill="none" '
+        f'<svg viewBox="0 0 110 22" width="110" height="22"><path d="{entry.spark}" fill="none" '
         'stroke="var(--aw-scale)" stroke-width="1.4"/></svg>'
-        if card.spark
+        if entry.spark
         else ""
     )
-    tells_skips = card.final_scale is not None or card.skipped
-    skipped = share_text(card.skipped, card.steps) if tells_skips else ""
-    return [scale, spark, skipped, f"{card.last_step:,}"]
+    tells_skips = entry.final_scale is not None or entry.skipped
+    skipped = share_text(entry.skipped, entry.steps) if tells_skips else ""
+    return [scale, spark, skipped, f"{entry.last_step:,}"]
 
 
 # --- other trainers' logs -------------------------------------------------------------------------
@@ -128,6 +128,6 @@ def _import_field() -> None:
 
 def _imported(file: st.runtime.uploaded_file_manager.UploadedFile) -> Path:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / (Path(file.name).name or "log")  # its ending tells a format
+        path = Path(folder) / (Path(file.name).name or "log")  # its extension may tell the format
         path.write_bytes(file.getbuffer())
         return import_log(path, run_list.folders()[0])

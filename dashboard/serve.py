@@ -1,4 +1,4 @@
-"""Serve the dashboard until whoever started this process is gone; record from the first moment.
+"""Serve the dashboard until the process that started this one is gone; record from the start.
 
 It holds the other end of the pipe that is stdin here: the pipe closes when that process ends,
 however it ends, on every system. So a killed `ampwatch dashboard` leaves no server behind.
@@ -35,7 +35,7 @@ def main() -> None:
 
 def _end_with_the_starter() -> None:
     os.read(sys.stdin.fileno(), 1)  # nothing is ever sent: this returns at the pipe's end
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads the last words: they would fail
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads it now: writing would fail
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -12,13 +12,13 @@ from formatting import said
 from problems import guarded
 
 NOTES_SHOWN = 3
-LISTED = 9  # runs; the page of all runs has the others
+LISTED = 9  # runs; the Runs page has the others
 _FOLLOW, _SHOWN, _RANK = "follow", "shown", "rank"
 _ALL = "all"
 
 
 def show(pages: Mapping[str, Any]) -> None:
-    """All of it."""
+    """The whole sidebar."""
     shown = run_list.chosen(address.read().run)
     st.session_state[_SHOWN] = None if shown is None else _state(shown)
     with st.sidebar:
@@ -39,13 +39,13 @@ def follows() -> bool:
 @st.fragment(run_every=3.0)
 @guarded
 def _choose() -> None:
-    """The list of runs; another choice, and a run that begins or ends, change the page."""
-    feed, shelf = run_list.feed(), run_list.shelf()
-    state = f"{feed.state} · {shelf.counts}" if shelf.choices else feed.state
+    """The list of runs; the page changes with the choice, and when a run begins or ends."""
+    feed, listed = run_list.feed(), run_list.current()
+    state = f"{feed.state} · {listed.counts}" if listed.choices else feed.state
     st.html(f'<div class="aw-muted">{said(state)}</div>')
-    if shelf.choices:
-        _list(shelf)
-    for sentence in (*shelf.problems[:NOTES_SHOWN], *feed.notes[-NOTES_SHOWN:]):
+    if listed.choices:
+        _list(listed)
+    for sentence in (*listed.problems[:NOTES_SHOWN], *feed.notes[-NOTES_SHOWN:]):
         st.html(f'<div class="aw-muted aw-note">{said(sentence)}</div>')
 
 
@@ -67,9 +67,9 @@ def _rank_chosen() -> None:
     address.change(rank=None if rank == _ALL else rank)
 
 
-def _list(shelf: run_list.Shelf) -> None:
-    before = shelf.chosen(address.read().run)  # none while a run that was named is awaited
-    listed = list(shelf.choices[:LISTED])
+def _list(listed: run_list.RunList) -> None:
+    before = listed.chosen(address.read().run)  # None if the named run is not there yet
+    listed = list(listed.choices[:LISTED])
     if before is not None and before not in listed:
         listed.append(before)
     labels = {choice.path: choice.label for choice in listed}
@@ -85,5 +85,5 @@ def _list(shelf: run_list.Shelf) -> None:
 
 
 def _state(choice: run_list.Choice) -> tuple[str, bool, int, tuple[int, ...]]:
-    """What makes the page another: a live run moves by itself, a silent one may begin to."""
+    """What the page depends on; it is drawn anew when this changes."""
     return choice.path, choice.live, 0 if choice.live else choice.last_time_ns, choice.ranks

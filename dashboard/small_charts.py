@@ -1,4 +1,4 @@
-"""Small still pictures as SVG: the course around a finding, a rate's interval, a histogram."""
+"""Small static charts as SVG: the curve around a finding, a rate's interval, a histogram."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def course_sketch(course: Course, column: str, first: int, last: int) -> str:
 def interval_sketch(
     current: float | None, recommended: float, low: float | None, high: float | None
 ) -> str:
-    """Where the advised rate lies beside the one in use, and its interval, on a log axis."""
+    """The recommended rate beside the one in use, and its interval, on a log axis."""
     known = [v for v in (current, recommended, low, high) if v]
     left, right = np.log10(min(known)) - 0.25, np.log10(max(known)) + 0.25
 
@@ -57,12 +57,12 @@ def interval_sketch(
         )
     if current:
         parts.append(_pin(at(current), "var(--aw-rate)", f"now {current:.3g}", 56))
-    parts.append(_pin(at(recommended), "var(--aw-advice)", f"advised {recommended:.3g}", 12))
+    parts.append(_pin(at(recommended), "var(--aw-advice)", f"recommended {recommended:.3g}", 12))
     return _svg("".join(parts), WIDTH, HEIGHT)
 
 
 def spark(values: Sequence[float] | np.ndarray, width: int = 110, height: int = 22) -> str:
-    """A course in the smallest form, as the path of an SVG of this size."""
+    """A curve as the path of a small SVG."""
     known = np.asarray(values, np.float64)
     if len(known) < 2:
         return ""
@@ -117,7 +117,7 @@ _SUBNORMAL = (-24, -14)
 
 
 def exponent_sketch(counts: np.ndarray) -> str:
-    """A histogram over powers of two, with what fp16 can hold of it."""
+    """A histogram over powers of two, with the range of fp16."""
     at = np.arange(_LOW, _HIGH)
     shown = counts[at - EXPONENT_LOWEST + 1].astype(np.float64)
     top = float(shown.max()) or 1.0
@@ -132,7 +132,7 @@ def exponent_sketch(counts: np.ndarray) -> str:
 
 
 def _fp16_range(width: float, floor: float) -> str:
-    """What lies outside fp16, in red; its subnormals, paler; and where that is."""
+    """What lies outside fp16 in red, its subnormals paler, with labels."""
     place = {power: (power - _LOW) * width for power in (*_SUBNORMAL, 0, 16)}
     low, normal, high = place[_SUBNORMAL[0]], place[_SUBNORMAL[1]], place[16]
     zones = [(0.0, low, 0.16), (low, normal, 0.07), (high, WIDTH, 0.16)]

@@ -1,4 +1,4 @@
-"""The dashboard: choose a run; is it all right, what broke, what to do, show me.
+"""The dashboard: choose a run, see whether it is healthy, what broke, and what to do.
 
 Start it by `streamlit run dashboard` or `ampwatch dashboard`.
 """
@@ -42,14 +42,14 @@ def main() -> None:
 
 
 def _runs() -> None:
-    if run_list.shelf().choices:
+    if run_list.current().choices:
         runs_page.show()
     else:
         no_runs.show()
 
 
 def _compare() -> None:
-    if run_list.shelf().choices:
+    if run_list.current().choices:
         compare_page.show(follow=sidebar.follows())
     else:
         no_runs.show()
@@ -77,7 +77,7 @@ PAGES: dict[str, tuple[str, Callable[[], None]]] = {
 
 
 def _named(show: Callable[[], None], name: str) -> Callable[[], None]:
-    """The page under a name of its own, by which Streamlit tells pages apart."""
+    """The page as a function with its own name, by which Streamlit tells pages apart."""
 
     @guarded
     def page() -> None:

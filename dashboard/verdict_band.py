@@ -1,4 +1,4 @@
-"""Is it all right? What broke, since when? What do I do? In one band, as HTML."""
+"""The band at the top of a run: the verdict, what broke, since when, and what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ampwatch.report.overview_chart import is_change
 from ampwatch.report.painter import VERDICT_COLOR
 
 YET = "Nothing can be judged yet."
-_STALL_S, _STALL_STEPS = 10.0, 20  # longer than both without a step is worth a word
+_STALL_S, _STALL_STEPS = 10.0, 20  # a step that takes longer than both is reported
 _STEPS_ASKED = 200
 
 
@@ -57,9 +57,9 @@ def _band(verdict: str, word: str, where: str, body: str) -> str:
 
 
 def _state(look: Look) -> str:
-    """How the record stands: live and how fresh, silent, or ended and how."""
+    """The state of the record: live and how fresh, silent, or ended."""
     now = time.time_ns()
-    if look.info.source != "ampwatch":  # others write no end mark, and many no times
+    if look.info.source != "ampwatch":  # other tools write no end mark, and many no times
         live = "live, " if look.is_live else ""
         return f"{live}read from a log of {look.info.source}"
     age = (now - look.last_time_ns) / 1e9
@@ -111,7 +111,7 @@ def _words(look: Look, head: Finding) -> str:
 
 
 def _advice_line(look: Look, advice: Advice) -> str:
-    """Where to restart and with which rate; under a schedule it is the base rate that is meant."""
+    """Where to restart and with which rate; under a schedule, the base rate."""
     assert advice.recommended is not None
     where = restart_text(advice.restart_checkpoint_step, advice.restart_from_step)
     text = f"{said(where or 'Restart')} with "
@@ -133,7 +133,7 @@ def _place(diagnosis: Diagnosis, suspect: Finding) -> str:
 
 
 def _also(diagnosis: Diagnosis, head: Finding) -> str:
-    """What else is grave and not already in the chain."""
+    """Other serious findings."""
     rest = [
         f"{f.code} {f.name}" for f in diagnosis.findings[1:]
         if f.severity is not Severity.INFO and f.because_of != head.code

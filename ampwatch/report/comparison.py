@@ -21,7 +21,7 @@ from ampwatch.rows import Mark, Table
 if TYPE_CHECKING:
     from ampwatch.store import Run
 
-_FINAL_STEPS = 30  # what stands at the end is the median of these
+_FINAL_STEPS = 30  # at the end, whose median is the final loss
 _FIGURES = (
     "verdict", "headline", "steps", "learning rate", "loss scale", "skipped", "loss",
     "loss at the end", "gradient norm", "step time", "peak memory",
@@ -35,11 +35,11 @@ class Comparison:
 
     names: tuple[str, ...]
     figures: Mapping[str, tuple[str, ...]]
-    settings: Mapping[str, tuple[str | None, ...]]  # those that are not all the same
-    partings: tuple[Divergence, ...]  # of each run but the first, from the first
+    settings: Mapping[str, tuple[str | None, ...]]  # those that differ
+    partings: tuple[Divergence, ...]  # of each run but the first, compared with the first
     uncounted: tuple[str, ...]  # runs whose log does not number its steps
     learning_rate: Advice | None  # for all, where they differ in their rate
-    not_together: str | None = None  # why there is no such advice
+    not_together: str | None = None  # why there is no advice for all
 
     def to_json(self) -> dict[str, Any]:
         """The object that `compare --json` prints."""
@@ -49,12 +49,12 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
-    """Compare two runs or more; the first is what the others are held against."""
+    """Compare two runs or more; the others are compared with the first."""
     diagnoses, advice, refusal = _judged(runs)
     rates = {d.learning_rate.current for d in diagnoses} - {None}
     differ = len(rates) > 1
     settings = differing([settings_of(run) for run in runs])
-    if differ and not any(name.endswith(".lr") for name in settings):  # no optimizer was told
+    if differ and not any(name.endswith(".lr") for name in settings):  # no optimizer was recorded
         told = (d.learning_rate.current for d in diagnoses)
         settings["learning rate"] = tuple(None if r is None else f"{r:.4g}" for r in told)
     return Comparison(
@@ -81,7 +81,7 @@ def _judged(runs: Sequence[Run]) -> tuple[tuple[Diagnosis, ...], Advice | None, 
 
 
 def differing(settings: Sequence[Mapping[str, str]]) -> dict[str, tuple[str | None, ...]]:
-    """The settings that are not the same in all runs; None where a run has no such."""
+    """The settings that differ between runs; None where a run does not have one."""
     names = dict.fromkeys(name for one in settings for name in one)
     found = {name: tuple(one.get(name) for one in settings) for name in names}
     return {name: values for name, values in found.items() if len(set(values)) > 1}
@@ -133,7 +133,7 @@ def _present(rows: Any, name: str) -> Any:
 
 
 def peak_memory(run: Readable) -> str:
-    """The card's peak as torch counts it; else what was in use; without a card the process's."""
+    """The card's peak as torch counts it, else the memory in use, else the process's."""
     rows = run.read(Table.DEVICES, ("peak_bytes", "used_bytes", "host_rss_bytes"))
     for column, where in (("peak_bytes", ""), ("used_bytes", ""), ("host_rss_bytes", " (host)")):
         known = rows.column(column).drop_null()
@@ -143,5 +143,5 @@ def peak_memory(run: Readable) -> str:
 
 
 def has_boundary(advice: Advice) -> bool:
-    """Whether the runs show how high a rate is too high."""
+    """Whether the runs show which rate is too high."""
     return advice.action is Action.LOWER and advice.low is not None and advice.high is not None

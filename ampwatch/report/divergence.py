@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-# Logs print three digits, and nobody calls less a difference.
+# Logs print three digits: less is no difference.
 _LEAST_SHARE = 0.01
 _MAD_TO_DEVIATION = 1.4826  # of normal noise
 _LEAST_STEPS = MEDIAN_STEPS + SUSTAINED_STEPS
@@ -37,7 +37,7 @@ _LEAST_STEPS = MEDIAN_STEPS + SUSTAINED_STEPS
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first step at which a quantity is not the same, and what each run had there."""
+    """The first step at which a quantity differs, and its value in each run."""
 
     step: int
     first: float | None
@@ -67,7 +67,7 @@ class _Pair:
     other: Floats
 
     def at(self, places: NDArray[np.intp]) -> Difference | None:
-        """The first of these places, if there is any."""
+        """The first of these places, if any."""
         if not len(places):
             return None
         at = int(places.min())
@@ -106,7 +106,7 @@ class _Steps:
 
 
 def _by_step(run: Record) -> _Steps:
-    """Of a step that a restart repeated, the last."""
+    """One row a step: of repeated ones (a restart), the last."""
     rows = rows_of_first_optimizer(run, ("step", "loss", "scale", "scale_after", "skipped"))
     step = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
     _, from_end = np.unique(step[::-1], return_index=True)
@@ -130,7 +130,7 @@ def _pair(step: Integers, one: Floats, other: Floats, known: Mask) -> _Pair:
 
 
 def _unequal(pair: _Pair) -> NDArray[np.intp]:
-    """Where they are not the same; nan is as good as another nan."""
+    """Where they differ; two nan are the same."""
     both_lost = np.isnan(pair.one) & np.isnan(pair.other)
     return np.flatnonzero((pair.one != pair.other) & ~both_lost)
 
@@ -140,9 +140,9 @@ def _both_finite(pair: _Pair) -> int:
 
 
 def _beyond_noise(pair: _Pair) -> NDArray[np.intp]:
-    """Where stretches begin, long or to the end, whose medians are apart by more than noise.
+    """Where the medians begin to differ by more than noise, for long or to the end.
 
-    A loss that is not finite is apart from one that is by more than any noise.
+    A finite loss and one that is not finite differ by more than any noise.
     """
     finite = np.isfinite(pair.one), np.isfinite(pair.other)
     if _both_finite(pair) < _LEAST_STEPS:
@@ -159,6 +159,6 @@ def _beyond_noise(pair: _Pair) -> NDArray[np.intp]:
 
 
 def _deviation(loss: Floats) -> float:
-    """What a loss does from step to step, whatever its course."""
+    """The usual change of a loss from step to step."""
     moves = np.diff(loss)
     return float(_MAD_TO_DEVIATION * np.median(np.abs(moves - np.median(moves))) / np.sqrt(2))

@@ -1,7 +1,7 @@
 """TensorBoard's event files, written without TensorFlow: length, checksum, event, checksum.
 
-A scalar's events of one tag are all of one length, so their bytes are the rows of a matrix and all
-their checksums are made at once, column by column. What is read back is `importers/tables`.
+All events of one tag have the same length, so their bytes are the rows of a matrix, and all
+checksums are computed at once, column by column. `importers/tables` reads such files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run's record holds, plainly: numbers now and their course, and what they rule out."""
+"""The facts of a run: its numbers, first and last, and what they rule out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def powers(text: str) -> str:
 
 
 def sparkline(values: Sequence[float] | npt.NDArray[np.float64], width: int) -> str:
-    """The course of some numbers in one line of blocks; each block shows its part's lowest."""
+    """Numbers as one line of blocks; each block shows the lowest of its part."""
     known = np.asarray(values, dtype=np.float64)
     known = known[np.isfinite(known)]
     if not len(known):
@@ -51,7 +51,7 @@ def sparkline(values: Sequence[float] | npt.NDArray[np.float64], width: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One line of the facts: its course, and how it stands now where that is shorter."""
+    """One line of the facts; `latest` is the value now, where that is shorter."""
 
     label: str
     text: str
@@ -59,7 +59,7 @@ class Fact:
 
     @property
     def now(self) -> str:
-        """How it stands now."""
+        """The value now."""
         return self.latest or self.text
 
 
@@ -80,7 +80,7 @@ _COLUMNS = (
 def facts_of(
     run: Record, diagnosis: Diagnosis, *, arrow: str = "→", curves: bool = False
 ) -> Iterator[Fact]:
-    """What the record holds, plainly; what it does not hold has no line."""
+    """The facts that the record holds; others have no line."""
     facts = diagnosis.run
     rows = rows_of_first_optimizer(run, _COLUMNS)
     if facts.first_scale is not None:
@@ -106,7 +106,7 @@ def facts_of(
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """Whose numbers are shown, where there are others."""
+    """Whose numbers are shown, where there are several optimizers or groups."""
 
     optimizers: int = 1
     name: str = ""  # of the first optimizer
@@ -123,7 +123,7 @@ class _Shown:
 
 
 def _shown(run: Record) -> _Shown:
-    """What the events tell of the optimizers whose rows `rows_of_first_optimizer` leaves."""
+    """The optimizers and groups, as the events describe them."""
     events = run.read(Table.EVENTS, columns=("kind", "detail"))
     told = events.filter(pc.equal(events.column("kind"), EventKind.OPTIMIZER.value))
     details = [detail_of(text) for text in told.column("detail").to_pylist()]
@@ -135,7 +135,7 @@ def _shown(run: Record) -> _Shown:
 
 
 def course_text(present: npt.NDArray[np.float64], arrow: str) -> str:
-    """First and last value of those there are, and since when it was last not finite."""
+    """First and last value, and for how long the last ones are not finite."""
     finite = present[np.isfinite(present)]
     if not len(finite):
         return f"{present[-1]}, never finite"
@@ -146,7 +146,7 @@ def course_text(present: npt.NDArray[np.float64], arrow: str) -> str:
 
 
 def latest_text(present: npt.NDArray[np.float64]) -> str:
-    """The last value of those there are, or since when there was no finite one."""
+    """The last value, or for how many steps there was no finite one."""
     if math.isfinite(present[-1]):
         return f"{present[-1]:.4g}"
     finite = np.flatnonzero(np.isfinite(present))
@@ -156,7 +156,7 @@ def latest_text(present: npt.NDArray[np.float64]) -> str:
 
 
 def rows_of_first_optimizer(run: Record, columns: Sequence[str]) -> Any:
-    """One row a step: with several optimizers (a GAN) losses of different kinds would mix."""
+    """One row a step, the first optimizer's: a GAN's losses would mix."""
     rows = run.read(Table.STEPS, columns=(*columns, "optimizer"), rank=min(run.ranks, default=0))
     optimizer = rows.column("optimizer")
     known = optimizer.drop_null()
@@ -166,7 +166,7 @@ def rows_of_first_optimizer(run: Record, columns: Sequence[str]) -> Any:
 
 
 def last_values(run: Record) -> dict[str, float]:
-    """The newest loss, gradient norm and rate there are."""
+    """The newest loss, gradient norm and rate."""
     rows = rows_of_first_optimizer(run, _COLUMNS)
     found = {}
     for label, column in (("loss", "loss"), ("norm", "grad_norm"), ("lr", "lr")):
@@ -194,7 +194,7 @@ def _setting(run: Record, rows: Any) -> Iterator[Fact]:
 
 
 def _by_stamps(rows: Any, *, knows_step_time: bool) -> Iterator[Fact]:
-    """What the times of a foreign log's lines leave: how long it took, and so a step."""
+    """The duration from the times of a foreign log's lines, and so the time of a step."""
     told = rows.filter(rows.column("time_ns").is_valid())
     if not told.num_rows:
         return
@@ -211,7 +211,7 @@ def _by_stamps(rows: Any, *, knows_step_time: bool) -> Iterator[Fact]:
 
 
 def _latest_devices(devices: Any) -> list[tuple[str, int | None, int | None]]:
-    """Each device once, as last seen."""
+    """Each device once, as last sampled."""
     last: dict[str, tuple[str, int | None, int | None]] = {}
     tail = devices.slice(max(0, devices.num_rows - 64))
     for row in tail.to_pylist():
@@ -225,13 +225,13 @@ def _floats(rows: Any, name: str) -> npt.NDArray[np.float64]:
     return np.asarray(rows.column(name).to_numpy(), dtype=np.float64)
 
 
-# What each suspicion would have shown, had it been true.
+# Findings that each suspicion would have caused.
 _DATA = frozenset({"AMP206", "AMP209", "AMP605"})
 _LOST_STATE = frozenset({"AMP108", "AMP306", "AMP416"})
 
 
 def ruled_out(run: Record, diagnosis: Diagnosis) -> list[str]:
-    """What the record clears; nothing is cleared that it could not have shown."""
+    """What the record rules out; nothing that it could not have shown."""
     codes = {finding.code for finding in diagnosis.findings}
     grave = {f.code for f in diagnosis.findings if f.severity.value != "info"}
     cleared = []

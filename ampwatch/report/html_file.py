@@ -1,8 +1,8 @@
 """A run, or several compared, as one HTML file that needs no network.
 
 The text comes first, then the dashboard's charts, the layers and all details. Nothing of a run is
-interpreted: texts are escaped, data stands in blocks of its own, and the page's policy lets no
-script run but ours.
+interpreted: texts are escaped, data is in blocks of its own, and the page's policy allows no script
+but ours.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ def _courses(runs: Sequence[Run]) -> str:
 
 
 def _section(title: str, *parts: str) -> str:
-    """A heading with what stands below it; nothing where that is nothing."""
+    """A heading with its parts; empty if they are."""
     return f"<h2>{title}</h2>{''.join(parts)}" if any(parts) else ""
 
 
 def _drawn(message: bytes | None) -> str:
-    """A message, in whose place report.js draws."""
+    """A message; report.js draws the chart in its place."""
     if message is None:
         return ""
     data = base64.b64encode(message).decode()
@@ -125,7 +125,7 @@ def _drawn(message: bytes | None) -> str:
 
 
 def _document(title: str, body: str) -> str:
-    """A page of its own around a body."""
+    """The whole file around a body."""
     script = bundled("report")
     name = html.escape(printable(title))
     style = style_sheet() + _STYLE.read_text("utf-8")
@@ -139,7 +139,7 @@ def _document(title: str, body: str) -> str:
 
 
 def _policy(script: str) -> str:
-    """No address may be asked for anything, and no script but this may run."""
+    """Nothing may be loaded, and no script but this may run."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'"
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis import Diagnosis
 
-MOST_WINDOWS = 24  # what fits beside the charts; more layers: those with the least room
-_ROWS_READ = 20_000  # samples before the moment that are searched for each layer's last
+MOST_WINDOWS = 24  # that fit beside the charts
+_ROWS_READ = 20_000  # before the step; each layer's last sample is among them
 _WORST_IS_LOW = frozenset(("scale_high", "log2_headroom"))
-_NO_LOW = -24.0  # smaller scales are never met: fp16 loses everything long before
+_NO_LOW = -24.0  # of a layer without a lower limit; no scale is smaller
 
 
 class Readable(Protocol):
@@ -32,7 +32,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One layer's window, as powers of two; `low` is none where even the least loses some."""
+    """One layer's window, as powers of two; `low` is None if it has no lower limit."""
 
     layer: str
     order: int
@@ -41,7 +41,7 @@ class Window:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no scale serves this layer."""
+        """Whether no scale is usable."""
         return self.low is not None and self.low > self.high
 
 
@@ -76,7 +76,7 @@ def last_known(
 
 
 def _worse(column: str, one: Any, other: Any) -> Any:
-    """The worse of two ranks' values; of words the later, which are the same on all ranks."""
+    """The worse of two ranks' values; of texts, which are the same on all ranks, the later."""
     if not isinstance(one, float) or not isinstance(other, float):
         return other
     if math.isnan(one) or math.isnan(other):
@@ -121,7 +121,7 @@ def windows_message(
 
 
 def _low(window: Window) -> float | None:
-    """No scale is larger than float32 holds."""
+    """Its lower limit, at most what float32 holds."""
     return None if window.low is None else min(window.low, 128.0)
 
 
@@ -130,7 +130,7 @@ def _log2(scale: float | None) -> float | None:
 
 
 def tightest(windows: Sequence[Window]) -> list[Window]:
-    """Those with the least room, where there are more than can be shown."""
+    """The windows to show: where there are too many, those with the least room."""
     if len(windows) <= MOST_WINDOWS:
         return list(windows)
     by_room = sorted(windows, key=lambda w: w.high - (_NO_LOW if w.low is None else w.low))
@@ -152,7 +152,7 @@ def _windows(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Window]:
 
 
 def _innermost(windows: list[Window]) -> list[Window]:
-    """Without containers: what is inside says more."""
+    """Without containers: the layers inside them are more specific."""
     names = {window.layer for window in windows}
     outer = {name.rpartition(".")[0] for name in names} | {"(root)"}
     outer |= {name.rsplit(".", deep)[0] for name in names for deep in range(1, name.count(".") + 1)}

@@ -1,4 +1,4 @@
-"""A run's settings as flat names and texts: what was asked for, and what it ran on."""
+"""A run's settings as flat names and texts: configuration, optimizer, scaler, versions, host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_LETTERS = 300  # of one value: a config may hold a whole vocabulary
 
 
 def settings_of(run: Run) -> dict[str, str]:
-    """Every setting that the run's record tells, by its dotted name; no assumed default."""
+    """Every recorded setting by its dotted name, without assumed defaults."""
     info = run.info
     is_ours = info.source == "ampwatch"
     groups: dict[str, Any] = {
@@ -33,7 +33,7 @@ def settings_of(run: Run) -> dict[str, str]:
 
 
 def assumed_settings(run: Run) -> dict[str, str]:
-    """What a foreign log's scale was read against: its framework's defaults, by dotted name."""
+    """The framework's defaults that a foreign log's scale was read against, by dotted name."""
     marks = run.info.marks
     every = dict(_flat("scaler", run.info.scaler))
     return {name: text for name, text in every.items() if Mark.ASSUMED.value in marks.get(name, ())}
@@ -55,7 +55,7 @@ def _text(value: Any) -> str:
 
 
 def _optimizers(run: Run) -> dict[str, Any]:
-    """Each optimizer as it was first seen; by number where there are several."""
+    """Each optimizer as first seen; by number where there are several."""
     events = run.read(Table.EVENTS, ("kind", "detail"), min(run.ranks, default=0))
     found: dict[str, Any] = {}
     for row in events.to_pylist():

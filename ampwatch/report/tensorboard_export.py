@@ -40,7 +40,7 @@ _COLUMNS = 100  # of the report
 
 
 def write_event_files(run: Run, diagnosis: Diagnosis, out: Path) -> list[Path]:
-    """Write a file a rank, which TensorBoard shows as a run each; their paths."""
+    """Write one file a rank, which TensorBoard shows as a run each; return their paths."""
     paths = []
     for rank in run.ranks or (0,):
         folder = out if len(run.ranks) < 2 else out / f"rank-{rank}"
@@ -104,7 +104,7 @@ def _grouped(rows: pa.Table, name: str) -> Iterator[tuple[str, pa.Table]]:
 
 
 class _Clock:
-    """When each step was, and which step each moment belongs to."""
+    """The time of each step, and the step of each time."""
 
     def __init__(self, steps: pa.Table) -> None:
         known = steps.select(["step", "time_ns"]).drop_null()
@@ -119,7 +119,7 @@ class _Clock:
         return rows.append_column("time_ns", pa.array(times))
 
     def placed(self, rows: pa.Table) -> pa.Table:
-        """Rows of moments with the step that was then under way."""
+        """Rows that have times, with the step at each time."""
         order = np.argsort(self._times, kind="stable")
         at = np.searchsorted(self._times[order], rows.column("time_ns").to_numpy())
         at = np.minimum(at, max(0, len(order) - 1))
@@ -128,7 +128,7 @@ class _Clock:
 
 
 def _write(file: EventFile, tag: str, rows: pa.Table, name: str) -> None:
-    """What there is of a column; null is absent, nan is a number."""
+    """Write the known values of a column; nan is a value, null is not."""
     values = rows.column(name)
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())

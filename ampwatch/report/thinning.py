@@ -1,4 +1,4 @@
-"""Many points as few: a line keeps every extreme's look, an event is never lost."""
+"""Fewer points for charts: a line keeps its extremes, and no event is lost."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 MAX_POINTS = 2000
 MIN_POINTS = 8  # of each stretch of a broken line
 HOLE_SHARE = 0.01  # of the axis: steps missing for longer break a line
-MISSED_SHARE = 2.5  # of the usual distance of logged steps
-RUG_CELLS = 4096  # finer than any screen's columns, so that none that holds an event stays empty
+MISSED_SHARE = 2.5  # of the usual interval between logged steps
+RUG_CELLS = 4096  # finer than any screen's columns: no column that holds an event stays empty
 
 Floats = NDArray[np.float32]
 Steps = NDArray[np.int64]
@@ -38,15 +38,15 @@ NO_LINE = Line(np.zeros(0), np.zeros(0, np.float32))
 
 
 def hole_of(first: int, last: int) -> float:
-    """How many steps missing in a row the eye would see on an axis from first to last."""
+    """How many missing steps in a row are visible on an axis from first to last."""
     return max(2.0, (last - first) * HOLE_SHARE)
 
 
 def broken_line(step: Steps, values: Floats, hole: float = 0.0) -> Line:
-    """At most `MAX_POINTS` of the values there are, broken where they are absent for long.
+    """At most `MAX_POINTS` of the known values, broken where values are missing for long.
 
-    A line across steps that nobody logged, or whose values are not finite, would show what was not.
-    Of what is sampled, `hole` steps in a row are usual.
+    No line is drawn across steps that were not logged or whose values are not finite. In sampled
+    values, `hole` missing steps in a row are usual.
     """
     parts = _parts(step, values, hole)
     count = sum(len(x) for x, _ in parts)
@@ -57,19 +57,19 @@ def broken_line(step: Steps, values: Floats, hole: float = 0.0) -> Line:
 
 
 def stepped_line(step: Steps, values: Floats) -> Line:
-    """Where a curve of stairs changes, and both ends of each stretch; thinned if it does often."""
+    """The points where a stepped curve changes, and both ends of each part; thinned if many."""
     pieces = []
     for x, y in _parts(step, values):
         keep = np.concatenate(([True], np.diff(y) != 0))
         keep[-1] = True
         some_x, some_y = thinned(x[keep], y[keep], MAX_POINTS - 2)
-        # The last step holds too, whatever thinning chose.
+        # The last step is kept, whatever thinning chose.
         pieces.append((np.append(some_x, x[-1]), np.append(some_y, y[-1])))
     return _joined(pieces)
 
 
 def thinned(step: Steps, values: Floats, most: int = MAX_POINTS) -> tuple[Steps, Floats]:
-    """At most so many of the points, that keep every extreme's look."""
+    """At most `most` points, the extremes among them."""
     if len(step) <= most:
         return step, values
     from tsdownsample import MinMaxLTTBDownsampler
@@ -110,7 +110,7 @@ def merged_ticks(ticks: Rug, first: int, last: int) -> Rug:
 
 
 def _parts(step: Steps, values: Floats, usual: float = 0.0) -> list[tuple[Steps, Floats]]:
-    """The stretches between holes: steps missing that the eye would see, or a step back."""
+    """The parts between holes: missing steps that would be visible, or a step back."""
     known = np.isfinite(values)
     if not known.all():
         step, values = step[known], values[known]
@@ -123,14 +123,14 @@ def _parts(step: Steps, values: Floats, usual: float = 0.0) -> list[tuple[Steps,
 
 
 def usual_hole(step: Steps) -> float:
-    """In a log of each hundredth step, a hundred steps are no hole, nor is one line missed."""
+    """Missing steps that are usual for this log: two and a half of its usual intervals."""
     ahead = np.diff(step)
     usual = float(np.median(ahead[ahead > 0])) if (ahead > 0).any() else 0.0
     return MISSED_SHARE * usual if usual > 1 else 0.0
 
 
 def _joined(pieces: list[tuple[Steps, Floats]]) -> Line:
-    """The stretches one after the other, a break between each and the next."""
+    """The parts one after the other, with a break between them."""
     if not pieces:
         return NO_LINE
     xs = [np.append(x, x[-1]) for x, _ in pieces]

@@ -137,7 +137,7 @@ def test_a_folder_that_may_not_be_read_is_said(folder):
     try:
         import run_list
 
-        assert "cannot be read" in run_list.shelf().problems[0]
+        assert "cannot be read" in run_list.current().problems[0]
     finally:
         folder.chmod(0o755)
 

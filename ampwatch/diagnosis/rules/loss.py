@@ -12,7 +12,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Rows, constants
 from ampwatch.diagnosis.learning_rate.attribution import Cause
-from ampwatch.diagnosis.learning_rate.bands import known_of, trailing_medians
+from ampwatch.diagnosis.learning_rate.bands import trailing_medians
 from ampwatch.diagnosis.learning_rate.onset import Onset, Sign
 from ampwatch.diagnosis.learning_rate.scene import rows_around
 from ampwatch.diagnosis.loss_band import ROUNDED, WINDOW, left_band
@@ -26,7 +26,7 @@ from ampwatch.diagnosis.loss_spikes import (
     Octave,
     Rise,
 )
-from ampwatch.diagnosis.medians import median
+from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.outlying_inputs import APART_STEPS, INPUT_TIMES
 from ampwatch.diagnosis.registry import NOT_ITS_GRADIENTS, RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.signals import Floats

@@ -79,7 +79,7 @@ class Guide:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One chart of the figure; its title says what it shows, a part in the colour it speaks of."""
+    """One panel of the chart; each part of its title has the colour of its line."""
 
     title: tuple[tuple[str, str], ...]
     strokes: tuple[Stroke, ...]
@@ -105,7 +105,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The steps of a finding, drawn pale through all panels."""
+    """The steps of a finding, shaded through all panels."""
 
     first: int
     last: int
@@ -119,9 +119,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """All of a chart but its points."""
+    """A chart without its points."""
 
-    name: str  # another one is another picture: what the reader chose on the one before is dropped
+    name: str  # with another name, the zoom and the step that the reader chose are dropped
     panels: Sequence[Panel]
     ends: tuple[int, int]
     marks: Sequence[Mark] = ()
@@ -130,7 +130,7 @@ class Picture:
     picked: int | None = None
     rows: int = 0
     unit: str = "step"  # of the axis: step, or second
-    reports: bool = True  # whether the span and the step that the reader chooses come back
+    reports: bool = True  # whether the reader's zoom and step are sent back
 
     def header(self, base: str, hole: float, *, whole: bool) -> dict[str, Any]:
         """As the browser reads it; `base` names the points, which are sent along if `whole`."""

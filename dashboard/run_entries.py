@@ -1,4 +1,4 @@
-"""Each run in a line: made in the background, kept until the run has moved on."""
+"""The entries of the table of runs: made in the background, kept until the run has new rows."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, follow
 from ampwatch.store import open_run
 
-REMAKE_S = 5.0  # a live run's line is made anew after so long
+REMAKE_S = 5.0  # a live run's entry is made anew after so long
 _SPARK_POINTS = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """A run in a line."""
+class RunEntry:
+    """A run in one line of the table."""
 
     last_time_ns: int
     verdict: str
@@ -36,61 +36,61 @@ class Card:
     problem: str = ""
 
 
-class Cards:
-    """The lines there are; asking for one that is missing or old has it made."""
+class RunEntries:
+    """The entries; one that is missing or old is made when it is asked for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[str, Card] = {}
+        self._kept: dict[str, RunEntry] = {}
         self._made_at: dict[str, float] = {}
         self._asked: set[str] = set()
         self._followers: dict[str, Follower] = {}  # of live runs, whose engines go on
-        self._workers = ThreadPoolExecutor(1, thread_name_prefix="ampwatch-cards")
+        self._workers = ThreadPoolExecutor(1, thread_name_prefix="ampwatch-entries")
 
-    def of(self, choice: Choice) -> Card | None:
-        """The run's line as last made; none while the first is."""
+    def of(self, choice: Choice) -> RunEntry | None:
+        """The run's entry as last made; None while the first is being made."""
         with self._lock:
-            card = self._kept.get(choice.path)
+            entry = self._kept.get(choice.path)
             made_at = self._made_at.get(choice.path, -REMAKE_S)
-            is_old = card is None or (
-                card.last_time_ns < choice.last_time_ns and time.monotonic() - made_at >= REMAKE_S
+            is_old = entry is None or (
+                entry.last_time_ns < choice.last_time_ns and time.monotonic() - made_at >= REMAKE_S
             )
             if is_old and choice.path not in self._asked:
                 self._asked.add(choice.path)
                 self._workers.submit(self._make, choice)
-        return card
+        return entry
 
     def keep(self, paths: set[str]) -> None:
-        """Forget the runs that are not listed any more."""
+        """Forget the runs that are no longer listed."""
         with self._lock:
             for path in set(self._kept) - paths:
                 del self._kept[path]
                 self._followers.pop(path, None)
 
     def _make(self, choice: Choice) -> None:
-        follower, card = _card(choice)
+        follower, entry = _entry(choice)
         with self._lock:
             self._followers.pop(choice.path, None)
             if follower is not None and choice.live:
                 self._followers[choice.path] = follower
-            self._kept[choice.path] = card
+            self._kept[choice.path] = entry
             self._made_at[choice.path] = time.monotonic()
-            self._asked.discard(choice.path)
+            self._asked.disentry(choice.path)
 
 
-def _card(choice: Choice) -> tuple[Follower | None, Card]:
+def _entry(choice: Choice) -> tuple[Follower | None, RunEntry]:
     try:
         follower = follow(choice.path)
         diagnosis = follower.look().diagnosis
         run = open_run(choice.path)
         course = Numbers().take(run)
     except (AmpwatchError, OSError) as problem:
-        return None, Card(
+        return None, RunEntry(
             choice.last_time_ns, "incomplete", "", "", 0, 0, 0, None, "", problem=str(problem)
         )
     head = diagnosis.headline
     serious = head is not None and head.severity.weight > 0
-    return follower, Card(
+    return follower, RunEntry(
         last_time_ns=choice.last_time_ns,
         verdict=diagnosis.verdict.value,
         headline=f"{head.code} {head.name}" if head is not None and serious else "",
@@ -104,7 +104,7 @@ def _card(choice: Choice) -> tuple[Follower | None, Card]:
 
 
 def _lowest(values: np.ndarray) -> np.ndarray:
-    """The lowest of each of a few stretches: a fall is never between two points."""
+    """The lowest value of each of a few parts, so that no fall is lost between two points."""
     known = values[np.isfinite(values)]
     if not len(known):
         return known
