@@ -364,7 +364,7 @@ class Loop:
             if left_out:
                 self.sampling.arm_after(self.step, failed=True, seen=record.sampled)
             elif overflowed(record):
-                seen = record.layers is not None or record.noted is not None
+                seen = record.layers is not None
                 self.sampling.arm_after(self.step, failed=_has_failed(record), seen=seen)
                 self.turns.remember_used(record)
             for turn in record.turns:

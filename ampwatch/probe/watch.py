@@ -17,13 +17,13 @@ from ampwatch.probe import ending, hooks
 from ampwatch.probe import scaler as scaler_class
 from ampwatch.probe.courier import Courier
 from ampwatch.probe.devices import DeviceSampler
-from ampwatch.probe.digest import Digest
 from ampwatch.probe.guard import Guard, warn
 from ampwatch.probe.last_words import describe
-from ampwatch.probe.layers import LayerObserver
+from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey
 from ampwatch.probe.records import EventRecord
+from ampwatch.probe.row_maker import RowMaker
 from ampwatch.rows import EventKind
 
 _LIVE: weakref.WeakSet[Watch] = weakref.WeakSet()
@@ -43,7 +43,7 @@ class Watch:
         survey: Survey,
         loop: Loop,
         observer: LayerObserver | None,
-        digest: Digest,
+        row_maker: RowMaker,
         courier: Courier,
         devices: DeviceSampler,
         guard: Guard,
@@ -61,7 +61,7 @@ class Watch:
         self._roots = [weakref.ref(root, self._somebody_gone) for root in survey.roots]
         self._loop = loop
         self._observer = observer
-        self._digest: Digest | None = digest
+        self._row_maker: RowMaker | None = row_maker
         self._courier = courier
         self._devices = devices
         self._guard = guard
@@ -205,10 +205,10 @@ class Watch:
         if self._observer is not None:
             self._guard.run(self._observer.release)
         callbacks, self._afterwards = self._afterwards, []
-        digest, self._digest, self._observer = self._digest, None, None
-        if digest is not None:
+        row_maker, self._row_maker, self._observer = self._row_maker, None, None
+        if row_maker is not None:
             last = self._end_event()
-            self._courier.close(last, digest, wait=wait, afterwards=() if wait else callbacks)
+            self._courier.close(last, row_maker, wait=wait, afterwards=() if wait else callbacks)
         self._guard.run(self._devices.close)
         self._cancel()
         _LIVE.discard(self)
