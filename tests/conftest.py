@@ -41,7 +41,7 @@ QUICK = [
     "mirrors/test_mirrors_line.py",
     "probe/test_probe_culprit.py",
     "probe/test_probe_norms.py",
-    "probe/test_probe_layer_flush.py",
+    "probe/test_probe_flushed_gradients.py",
     "probe/test_probe_layers_truth.py",
     "programs/test_programs_scaling.py",
     "recorder/test_recorder_rank_copies.py",

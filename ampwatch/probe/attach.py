@@ -21,15 +21,14 @@ from torch import nn
 from ampwatch.environment import switched_off
 from ampwatch.errors import AmpwatchError, AttachError
 from ampwatch.probe import hooks, run_identity
-from ampwatch.probe.courier import Courier, Log, Post
+from ampwatch.probe.courier import Courier, Log, MemoryLog, Post
 from ampwatch.probe.devices import DeviceSampler
-from ampwatch.probe.digest import Digest
 from ampwatch.probe.guard import Guard, warn
-from ampwatch.probe.layers import LayerObserver
+from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.loop import Loop
-from ampwatch.probe.memory_log import MemoryLog
 from ampwatch.probe.models import Survey, survey
 from ampwatch.probe.optimizers import takes_hooks
+from ampwatch.probe.row_maker import RowMaker
 from ampwatch.probe.sampling import Sampling
 from ampwatch.probe.watch import NoWatch, Watch, live_watches
 from ampwatch.rows import EventKind
@@ -159,10 +158,10 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     guard = Guard()
     own_info, rank = _run_info(scaler, settings)
     log, info, run_folder = _open_log(own_info, rank, settings)
-    digest = Digest(surveyed)
+    row_maker = RowMaker(surveyed)
     devices = DeviceSampler(_devices(surveyed))
     courier = Courier(
-        weakref.ref(digest),
+        weakref.ref(row_maker),
         log,
         lambda: _open_post(info, rank, log, settings),
         devices.sample,
@@ -180,7 +179,7 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     for one in optimizers:
         loop.turns.view(one)
     return Watch(
-        scaler, surveyed, loop, observer, digest, courier, devices, guard, run_folder, rank
+        scaler, surveyed, loop, observer, row_maker, courier, devices, guard, run_folder, rank
     )
 
 

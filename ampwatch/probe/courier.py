@@ -21,9 +21,9 @@ from typing import Any, Protocol
 
 from ampwatch import codec
 from ampwatch.errors import AmpwatchError
-from ampwatch.probe.digest import Digest
 from ampwatch.probe.guard import Guard, warn
 from ampwatch.probe.records import EventRecord, StepRecord
+from ampwatch.probe.row_maker import RowMaker
 from ampwatch.probe.weight_slices import HostUpdate
 from ampwatch.rows import EventKind, Table
 
@@ -61,6 +61,33 @@ class Log(Protocol):
         """Let go of the files."""
 
 
+class MemoryLog:
+    """A log where none can be written: batches are numbered for the wire, and none is kept."""
+
+    def __init__(self) -> None:
+        self.next_sequence = 0
+
+    def append(self, _batch: codec.Batch, _sequence: int | None = None) -> int:
+        """The batch's number."""
+        self.next_sequence += 1
+        return self.next_sequence - 1
+
+    def read_from(self, _sequence: int, _max_bytes: int) -> list[tuple[int, codec.Batch]]:
+        """Nothing: no batch was kept."""
+        return []
+
+    def is_in_place(self) -> bool:
+        """There is no place that it could be taken from."""
+        return True
+
+    def begin_anew(self) -> str | None:
+        """Nothing to begin."""
+        return None
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
 class Post(Protocol):
     """Where batches are sent live; `feed.Sender` is one."""
 
@@ -79,15 +106,15 @@ class Courier:
 
     def __init__(
         self,
-        digest: weakref.ref[Digest],
+        row_maker: weakref.ref[RowMaker],
         log: Log,
         open_post: Callable[[], Post | None],
         sample_devices: Callable[[int], dict[str, list[Any]]],
         guard: Guard,
     ) -> None:
         self.lost_rows = 0
-        self._digest = digest  # it knows the model, which this thread must not keep alive
-        self._last_digest: Digest | None = None
+        self._row_maker = row_maker  # it knows the model, which this thread must not keep alive
+        self._last_row_maker: RowMaker | None = None
         self._afterwards: Sequence[Callable[[], None]] = ()
         self._log = log
         self._open_post = open_post
@@ -129,7 +156,7 @@ class Courier:
     def close(
         self,
         last: EventRecord,
-        digest: Digest,
+        row_maker: RowMaker,
         *,
         wait: bool,
         afterwards: Sequence[Callable[[], None]] = (),
@@ -142,7 +169,7 @@ class Courier:
         if os.getpid() != self._pid:
             return
         self._guard.off = False  # what was seen before a failure is still to be carried
-        self._last_digest = digest
+        self._last_row_maker = row_maker
         self._afterwards = afterwards
         self._queue.append(last)
         self._stop = True
@@ -177,21 +204,21 @@ class Courier:
     def _finish(self) -> None:
         self._looked_at = -LOOK_SECONDS
         self._flush()
-        if self._last_digest is not None:
-            self._last_digest.forget()
-            self._last_digest = None
+        if self._last_row_maker is not None:
+            self._last_row_maker.forget()
+            self._last_row_maker = None
         if self._post is not None:
             self._post.close()
         self._log.close()
 
     def _flush(self) -> None:
-        digest = self._last_digest or self._digest()
-        if digest is None:
-            return  # the watch is being collected, and hands its digest over in a moment
+        row_maker = self._last_row_maker or self._row_maker()
+        if row_maker is None:
+            return  # the watch is being collected, and hands its row maker over in a moment
         records = [self._queue.popleft() for _ in range(len(self._queue))]
         steps = [record for record in records if isinstance(record, StepRecord)]
         self._record_bytes = max(map(_size_bytes, steps), default=self._record_bytes)
-        sets = self._rows(digest, records)
+        sets = self._rows(row_maker, records)
         now = time.monotonic()
         if now - self._sampled_at >= DEVICE_SECONDS:
             self._sampled_at = now
@@ -204,15 +231,15 @@ class Courier:
         if self._post is not None:
             self._post.poll()
 
-    def _rows(self, digest: Digest, records: list[StepRecord | EventRecord]) -> list[Columns]:
-        """The rows of these records; where that fails, of each that can be digested alone."""
+    def _rows(self, row_maker: RowMaker, records: list[StepRecord | EventRecord]) -> list[Columns]:
+        """The rows of these records; where that fails, of each whose rows can be made alone."""
         sets: list[Columns] = []
         try:
-            return list(digest.rows(records)) if records else sets
+            return list(row_maker.rows(records)) if records else sets
         except Exception as error:  # noqa: BLE001 - the guard has it in a moment
             self._guard.failed(error)
         for record in records:
-            found = self._guard.run(digest.rows, [record])
+            found = self._guard.run(row_maker.rows, [record])
             if found is None:
                 self._lose(1, "they could not be made from what was seen")
             sets += found or ()

@@ -1,11 +1,11 @@
-"""Where an overflow was born: pure, from one step's finiteness of values between the layers.
+"""Which layer an overflow comes from, by where finite values turn into values that are not.
 
-A non-finite value poisons everything after it, and in the backward everything before it, so *which*
-values are bad names nobody; the place where good turns bad does. It is looked for in this order:
-weights (all else is their consequence), the model's input, the forward, the loss, the backward.
-With a finite loss the backward comes before the forward: an activation may be infinite by intention
-(a masked score). Where a step was not looked into, the order of the parameters bounds the place;
-with a loss that is not finite even that says nothing, because every gradient is bad then.
+A non-finite value spoils everything after it, and in the backward everything before it, so *which*
+values are bad names no layer; the place where good turns bad does. The places are searched in this
+order: weights (all else follows from them), the model's input, the forward, the loss, the backward.
+With a finite loss the backward comes before the forward: an activation may be infinite on purpose
+(a masked score). In a step that was not sampled the order of the parameters bounds the place; if
+the loss is not finite even that says nothing, because then every gradient is bad.
 """
 
 from __future__ import annotations
@@ -13,9 +13,14 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from ampwatch.probe.layer_figures import LARGEST_VALUES, LayerFigures
+from ampwatch.probe.layer_info import LayerInfo
+from ampwatch.probe.models import Layer, Survey
+from ampwatch.rows import DTYPES
 
 LOSS = "(loss)"
 
@@ -268,3 +273,100 @@ _LOOKS: dict[bool | None, tuple[Callable[[_Chain], Culprit | None], ...]] = {
 
 def _number(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
+
+
+# -- what sampled steps have taught about the layers ---------------------------------------------
+
+# Columns of a sampled step that a `LayerState` has too.
+_SAMPLED = (
+    "weight_finite", "input_finite", "act_finite", "out_grad_finite", "in_grad_finite", "act_amax",
+    "in_grad_amax",
+)  # fmt: skip
+
+
+class CulpritFinder:
+    """Remembers each layer's order and headroom; asked at an overflow."""
+
+    def __init__(self, survey: Survey, infos: Mapping[int, LayerInfo]) -> None:
+        self._survey = survey
+        self._infos = infos  # what was last written of each layer
+        self._orders: dict[int, int] = {}
+        self._act_headroom: dict[int, float] = {}
+        self._grad_headroom: dict[int, float] = {}
+        self._usually_not_finite: set[int] = set()
+
+    def learn(self, figures: LayerFigures, scale: float | None, *, overflowed: bool) -> None:
+        """Take in a sampled step; one that overflowed says nothing about what is usual.
+
+        Of an overflowed step ask `find` first: it reports the headroom before.
+        """
+        self._learn_order(figures)
+        if overflowed:
+            return
+        layers = figures.columns["layer"]
+        for layer, headroom in zip(layers, figures.columns["log2_headroom"], strict=True):
+            if headroom is not None:
+                self._act_headroom[layer] = headroom
+        for layer, highest in zip(layers, figures.columns["scale_high"], strict=True):
+            if highest is not None and scale:
+                self._grad_headroom[layer] = math.log2(highest / scale)
+        act_finite = zip(layers, figures.columns["act_finite"], strict=True)
+        self._usually_not_finite = {layer for layer, finite in act_finite if finite is False}
+
+    def find(
+        self,
+        gradient_finite: Mapping[int, bool],
+        *,
+        loss_finite: bool | None,
+        input_finite: bool | None,
+        figures: LayerFigures | None,
+        looked_inside: bool = True,
+    ) -> Culprit | None:
+        """The culprit of a step, from its parameters' gradients (by position) and its figures."""
+        if figures is not None:
+            self._learn_order(figures)
+        return find_culprit(
+            StepState(
+                layers=[
+                    self._state(layer, gradient_finite, figures) for layer in self._survey.layers
+                ],
+                loss_finite=loss_finite,
+                input_finite=input_finite,
+                usually_not_finite=frozenset(self._usually_not_finite),
+                looked_inside=looked_inside,
+            )
+        )
+
+    def _learn_order(self, figures: LayerFigures) -> None:
+        visits = figures.sampled.visits.items()
+        self._orders.update((layer, visit.order) for layer, visit in visits)
+
+    def _state(
+        self, layer: Layer, gradient_finite: Mapping[int, bool], figures: LayerFigures | None
+    ) -> LayerState:
+        number = layer.number
+        info = self._infos.get(number)
+        known = [gradient_finite[at] for at in layer.parameters if at in gradient_finite]
+        sampled: dict[str, Any] = {}
+        if figures is not None:
+            row = figures.row(number)
+            sampled = {name: row.get(name) for name in _SAMPLED}
+            sampled["bad_in_grads"] = figures.bad_in_grads(number)
+            sampled["own_making"] = figures.is_own_making(number)
+        return LayerState(
+            number=number,
+            name=layer.name,
+            parent=layer.parent,
+            order=self._orders.get(number),
+            grad_finite=all(known) if known else None,
+            act_limit=None if info is None else _limit(info.output_dtype),
+            grad_limit=None if info is None else _limit(info.out_grad_dtype),
+            act_headroom=self._act_headroom.get(number),
+            grad_headroom=self._grad_headroom.get(number),
+            **sampled,
+        )
+
+
+def _limit(dtype: int | None) -> float | None:
+    """The largest value of a half format; None for wider ones, where limits do not bind."""
+    return None if dtype is None else LARGEST_VALUES.get(DTYPES[dtype])

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.probe.records import StepRecord
-from ampwatch.probe.samples import strided
-from ampwatch.probe.tensors import extremes, measurable
+from ampwatch.probe.tensors import extremes, measurable, strided
 
 SAMPLE_LIMIT = 8192  # values of an output: a nan spreads over all that depends on it
 

@@ -6,10 +6,9 @@ Gradient norms, their finiteness and the update ratios are known for every step;
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from ampwatch.probe.models import Survey
 from ampwatch.probe.optimizer_state import ratios_by_layer
 from ampwatch.probe.records import StepRecord, Turn
+from ampwatch.probe.tensors import largest
 from ampwatch.probe.update_norms import Move
 
 RING_STEPS = 64
@@ -27,25 +27,25 @@ EVERY_STEP = (
 )  # fmt: skip
 
 
-@dataclass(slots=True)
 class LayerStep:
     """What one step knows of every layer without looking inside it."""
 
-    step: int
-    seen: NDArray[np.bool_]  # has gradients at all
-    norm_known: NDArray[np.bool_]  # and all of them are here
-    grad_norm: NDArray[np.float64]
-    grad_amax: NDArray[np.float64]  # nan: absent, or not a number
-    finite_known: NDArray[np.bool_]
-    grad_finite: NDArray[np.bool_]
-    update_ratio: NDArray[np.float64]  # nan: absent
-    amax_known: NDArray[np.bool_]
-    parameter_finite: dict[int, bool]  # of the parameters whose gradients were judged
-    local_finite: dict[int, bool]  # likewise of this rank's own, before ranks were joined
-    first_layer: int | None = None
-    first_amax: float | None = None
-    layer_local_finite: dict[int, bool] = field(default_factory=dict)
-    moment_ratio: dict[int, float] = field(default_factory=dict)  # on sampled steps, where known
+    def __init__(self, step: int, layer_count: int) -> None:
+        self.step = step
+        self.seen = np.zeros(layer_count, np.bool_)  # has gradients at all
+        self.norm_known = np.zeros(layer_count, np.bool_)  # and all of them are here
+        self.grad_norm = np.zeros(layer_count)
+        self.amax_known = np.zeros(layer_count, np.bool_)
+        self.grad_amax = np.full(layer_count, np.nan)
+        self.finite_known = np.zeros(layer_count, np.bool_)
+        self.grad_finite = np.ones(layer_count, np.bool_)
+        self.update_ratio = np.full(layer_count, np.nan)  # nan: absent
+        self.parameter_finite: dict[int, bool] = {}  # of parameters whose gradients were judged
+        self.local_finite: dict[int, bool] = {}  # of this rank's own, before ranks were joined
+        self.first_layer: int | None = None
+        self.first_amax: float | None = None  # of its output
+        self.layer_local_finite: dict[int, bool] = {}
+        self.moment_ratio: dict[int, float] = {}  # on sampled steps, where known
 
     def add_amax(
         self, positions: NDArray[np.int64], layer_of: NDArray[np.int64], amax: NDArray[np.float64]
@@ -56,6 +56,26 @@ class LayerStep:
         self.grad_amax[layers] = 0.0
         np.maximum.at(self.grad_amax, layers, amax[ours])
         self.amax_known[layers] = True
+
+    def columns(self, layers: NDArray[np.int64]) -> Columns:
+        """What is known of these layers; absent as None."""
+        numbers = layers.tolist()
+        ratio = self.update_ratio[layers]
+        return {
+            "grad_norm": _where(self.norm_known[layers], self.grad_norm[layers]),
+            "grad_amax": _where(self.amax_known[layers], self.grad_amax[layers]),
+            "grad_finite": _where(self.finite_known[layers], self.grad_finite[layers]),
+            "grad_finite_local": list(map(self.layer_local_finite.get, numbers)),
+            "update_ratio": _where(~np.isnan(ratio), ratio),
+            "moment_ratio": list(map(self.moment_ratio.get, numbers)),
+        }
+
+
+def _where(known: NDArray[np.bool_], values: NDArray[Any]) -> list[Any]:
+    """The values as Python's own, None where they are not known."""
+    shown = values.astype(object)
+    shown[~known] = None
+    return list(shown)
 
 
 @dataclass(slots=True)
@@ -95,20 +115,10 @@ class LayerLog:
 
     def _worked_out(self, waiting: _Waiting) -> LayerStep:
         record = waiting.record
-        known = LayerStep(
-            record.step,
-            np.zeros(self._count, np.bool_),
-            np.zeros(self._count, np.bool_),
-            np.zeros(self._count),
-            np.full(self._count, np.nan),
-            np.zeros(self._count, np.bool_),
-            np.ones(self._count, np.bool_),
-            np.full(self._count, np.nan),
-            np.zeros(self._count, np.bool_),
-            {},
-            {} if record.local is None else record.local.finite(record.pack),
-            *first_activation(record),
-        )
+        known = LayerStep(record.step, self._count)
+        known.first_layer, known.first_amax = first_activation(record)
+        if record.local is not None:
+            known.local_finite = record.local.finite(record.pack)
         for turn in record.turns:
             self._add_norms(record, turn, known)
         known.grad_norm = np.sqrt(known.grad_norm)
@@ -181,13 +191,10 @@ def first_activation(record: StepRecord) -> tuple[int | None, float | None]:
     """The first layer's number and its activation maximum in this step."""
     if not record.first_layer_at:
         return None, None
-    amax = [record.pack.values[at] for at in record.first_layer_at]
-    if all(map(math.isfinite, amax)):
-        return record.first_layer, max(amax)
-    return record.first_layer, math.nan if any(map(math.isnan, amax)) else math.inf
+    return record.first_layer, largest([record.pack.values[at] for at in record.first_layer_at])
 
 
-def rows_of(steps: list[LayerStep]) -> Columns:
+def rows_of(steps: Iterable[LayerStep]) -> Columns:
     """The narrow rows of steps that were not looked into."""
     columns: Columns = {name: [] for name in ("step", "layer", "act_amax", *EVERY_STEP)}
     for known in steps:
@@ -195,34 +202,22 @@ def rows_of(steps: list[LayerStep]) -> Columns:
         if known.first_layer is not None:
             wanted[known.first_layer] = True
         layers = np.flatnonzero(wanted)
-        columns["step"] += [known.step] * len(layers)
-        columns["layer"] += layers.tolist()
-        for name, values in cells_of(known, layers.tolist()).items():
-            columns[name] += values
+        numbers = layers.tolist()
+        columns["step"] += [known.step] * len(numbers)
+        columns["layer"] += numbers
         columns["act_amax"] += [
-            known.first_amax if layer == known.first_layer else None for layer in layers.tolist()
+            known.first_amax if layer == known.first_layer else None for layer in numbers
         ]
+        for name, values in known.columns(layers).items():
+            columns[name] += values
     return columns
 
 
 def merged(columns: Columns, known: LayerStep) -> Columns:
     """A sampled step's own columns, with what every step measures added; layers of both."""
-    layers = list(columns["layer"])
-    more = [n for n in np.flatnonzero(known.seen).tolist() if n not in set(layers)]
+    sampled = set(columns["layer"])
+    more = [layer for layer in np.flatnonzero(known.seen).tolist() if layer not in sampled]
     padded = {name: [*values, *[None] * len(more)] for name, values in columns.items()}
-    padded["layer"] = layers + more
-    padded["step"] = [known.step] * len(padded["layer"])
-    return {**padded, **cells_of(known, padded["layer"])}
-
-
-def cells_of(known: LayerStep, layers: list[int]) -> Columns:
-    """What the every-step measurement says of these layers, absent as None."""
-    norm, finite, ratio = known.grad_norm, known.grad_finite, known.update_ratio
-    return {
-        "grad_amax": [float(known.grad_amax[n]) if known.amax_known[n] else None for n in layers],
-        "grad_norm": [float(norm[n]) if known.norm_known[n] else None for n in layers],
-        "grad_finite": [bool(finite[n]) if known.finite_known[n] else None for n in layers],
-        "grad_finite_local": [known.layer_local_finite.get(n) for n in layers],
-        "update_ratio": [None if np.isnan(ratio[n]) else float(ratio[n]) for n in layers],
-        "moment_ratio": [known.moment_ratio.get(n) for n in layers],
-    }
+    padded["layer"] = layers = [*columns["layer"], *more]
+    padded["step"] = [known.step] * len(layers)
+    return padded | known.columns(np.array(layers, np.int64))

@@ -370,7 +370,7 @@ class Loop:
         if left_out:
             self.sampling.arm_after(self.current.number, failed=True, seen=record.sampled)
         elif overflowed(record):
-            seen = record.layers is not None or record.noted is not None
+            seen = record.layers is not None
             failed = _has_failed(record)
             self.sampling.arm_after(self.current.number, failed=failed, seen=seen)
             turns.remember_used(record)

@@ -15,7 +15,7 @@ import numpy as np
 from torch import nn
 
 from ampwatch.errors import AttachError
-from ampwatch.probe.products import Multiplier, multiplier_of
+from ampwatch.probe.matrix_products import Multiplier, multiplier_of
 
 ROOT_NAME = "(root)"
 BARE_PARAMETER = "Parameter"

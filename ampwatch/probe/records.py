@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.probe.capture import LayerCapture
-from ampwatch.probe.local_gradients import LocalCapture
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_state import StateCapture
+from ampwatch.probe.own_gradients import LocalCapture
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.weight_slices import UpdateCapture
 from ampwatch.rows import EventKind
 
 if TYPE_CHECKING:
-    from ampwatch.probe.notes import Noted
+    from ampwatch.probe.sampled_layers import SampledLayers
     from ampwatch.probe.stale_gradients import Stale
 
 
@@ -105,8 +104,7 @@ class StepRecord:
     first_layer: int | None = None
     first_layer_at: Sequence[int] = ()
     sampled = False
-    layers: LayerCapture | None = None
-    noted: Noted | None = None  # what the courier makes `layers` of
+    layers: SampledLayers | None = None
     local: LocalCapture | None = None  # only where several ranks join their gradients
     scalars: Sequence[tuple[str, int]] = ()  # the user's own
     logged_loss_at: int | None = None

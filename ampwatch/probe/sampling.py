@@ -5,7 +5,7 @@ A forward pass that fails now and then, always where nobody looks, is waited for
 
 from __future__ import annotations
 
-from ampwatch.probe.layers import LayerObserver
+from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.records import StepRecord
 
 FIRST_STEPS = 10
@@ -55,11 +55,10 @@ class Sampling:
         if observer is None:
             return
         if observer.armed or record.unfollowed:
-            noted = observer.collect() if observer.armed else observer.collect_weights()
-            if noted.on_host:
-                record.noted = noted
-            else:
-                record.layers = noted.capture(record.pack)
+            layers = observer.collect() if observer.armed else observer.collect_weights()
+            if not layers.on_host:
+                layers.put(record.pack)
+            record.layers = layers
         if observer.several_ranks:
             record.local = observer.collect_local(record.pack)
         first = observer.collect_first(record.pack)

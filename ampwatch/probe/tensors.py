@@ -1,4 +1,4 @@
-"""Finding the tensors in what a module takes and gives, and the extremes of their values."""
+"""Finds the tensors in what a module takes and gives, and measures or samples their values."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ PLAIN = (Tensor, nn.Parameter)
 # Dicts of tuples of tensors are common, deeper nests are not; a long cache of tensors is cut.
 _DEPTH = 3
 _MOST = 64
+
+SAMPLE_LIMIT = 65_536
 
 _WHOLE = frozenset({int})
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
@@ -122,6 +124,24 @@ def extremes(tensor: Tensor) -> tuple[Tensor, Tensor]:
     return low, high
 
 
+def strided(tensor: Tensor, limit: int = SAMPLE_LIMIT) -> Tensor:
+    """A view of at most `limit` values, spread over the whole tensor."""
+    count = tensor.numel()
+    if count <= limit:
+        return tensor
+    if tensor.is_contiguous():
+        stride = -(-count // limit)
+        # A stride that shares a factor with the rows would always meet the same columns.
+        while math.gcd(stride, tensor.shape[-1]) != 1:
+            stride += 1
+        return tensor.view(-1)[::stride]
+    for axis, size in enumerate(tensor.shape):
+        step = min(size, -(-tensor.numel() // limit))
+        if step > 1:
+            tensor = tensor[(slice(None),) * axis + (slice(None, None, step),)]
+    return tensor
+
+
 def magnitude(low: float, high: float) -> float:
     """The largest absolute value between two extremes; NaN if they are."""
     if math.isnan(low) or math.isnan(high):
@@ -138,4 +158,5 @@ def largest(magnitudes: Sequence[float]) -> float | None:
     """The largest of some magnitudes; NaN wins; None if there are none."""
     if not magnitudes:
         return None
-    return math.nan if any(math.isnan(value) for value in magnitudes) else max(magnitudes)
+    top = max(magnitudes) if len(magnitudes) > 1 else magnitudes[0]
+    return math.nan if any(map(math.isnan, magnitudes)) else top

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from ampwatch.probe import hooks, process_end, watched_scaler
 from ampwatch.probe.courier import Courier
 from ampwatch.probe.devices import DeviceSampler
-from ampwatch.probe.digest import Digest
 from ampwatch.probe.exception_report import describe
 from ampwatch.probe.guard import Guard, warn
-from ampwatch.probe.layers import LayerObserver
+from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey
 from ampwatch.probe.records import EventRecord
+from ampwatch.probe.row_maker import RowMaker
 from ampwatch.rows import EventKind
 
 _LIVE: weakref.WeakSet[Watch] = weakref.WeakSet()
@@ -42,7 +42,7 @@ class Watch:
         survey: Survey,
         loop: Loop,
         observer: LayerObserver | None,
-        digest: Digest,
+        row_maker: RowMaker,
         courier: Courier,
         devices: DeviceSampler,
         guard: Guard,
@@ -60,7 +60,7 @@ class Watch:
         self._roots = [weakref.ref(root, self._on_gone) for root in survey.roots]
         self._loop = loop
         self._observer = observer
-        self._digest: Digest | None = digest
+        self._row_maker: RowMaker | None = row_maker
         self._courier = courier
         self._devices = devices
         self._guard = guard
@@ -203,10 +203,10 @@ class Watch:
         if self._observer is not None:
             self._guard.run(self._observer.release)
         callbacks, self._afterwards = self._afterwards, []
-        digest, self._digest, self._observer = self._digest, None, None
-        if digest is not None:
+        row_maker, self._row_maker, self._observer = self._row_maker, None, None
+        if row_maker is not None:
             last = self._end_event()
-            self._courier.close(last, digest, wait=wait, afterwards=() if wait else callbacks)
+            self._courier.close(last, row_maker, wait=wait, afterwards=() if wait else callbacks)
         self._guard.run(self._devices.close)
         self._cancel()
         _LIVE.discard(self)

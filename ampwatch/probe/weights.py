@@ -8,7 +8,6 @@ from math import inf, isfinite
 import torch
 from torch import Tensor, nn
 
-from ampwatch.probe.capture import WeightCapture
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.tensors import extremes, is_shard, measurable
 
@@ -16,7 +15,7 @@ from ampwatch.probe.tensors import extremes, is_shard, measurable
 class WeightMeasure:
     """The weights of a step, measured once; put into the pack at its end."""
 
-    __slots__ = ("_largest", "_norms", "_positions", "on_host")
+    __slots__ = ("_largest", "_norms", "_positions", "amax_at", "norm_at", "on_host")
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         chosen: dict[int, Tensor] = {
@@ -30,16 +29,19 @@ class WeightMeasure:
             self._norms = _norms(tensors, 2.0)
             self.on_host = all(tensor.is_cpu for tensor in tensors)
             self._largest = _largest_magnitudes(tensors, self._norms)
+        self.norm_at: dict[int, int] = {}  # in the pack, by the parameter's position
+        self.amax_at: dict[int, int] = {}  # likewise; none where a finite norm says enough
 
-    def put(self, pack: Pack) -> dict[int, WeightCapture]:
-        """Where each parameter's figures stand in the pack, by the parameter's position."""
+    def put(self, pack: Pack) -> None:
+        """Put the figures into the pack, and keep their places there."""
         first = pack.put_scalars(*self._norms)
-        return {
-            position: WeightCapture(norm_at, None if amax is None else pack.put(amax))
-            for norm_at, (position, amax) in enumerate(
-                zip(self._positions, self._largest, strict=True), first
-            )
+        self.norm_at = {position: at for at, position in enumerate(self._positions, first)}
+        self.amax_at = {
+            position: pack.put(amax)
+            for position, amax in zip(self._positions, self._largest, strict=True)
+            if amax is not None
         }
+        self._norms, self._largest = [], []
 
 
 def _norms(tensors: list[Tensor], order: float) -> list[Tensor]:

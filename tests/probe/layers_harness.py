@@ -6,15 +6,18 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ampwatch.probe.layer_digest import LayerDigest, LayerDigester
-from ampwatch.probe.layers import LayerObserver
+from ampwatch.probe.layer_figures import LayerFigures, figures_of
+from ampwatch.probe.layer_info import LayerInfo, LayerInfos
+from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.models import Survey, survey
 from ampwatch.probe.readback import Pack
+from ampwatch.probe.sampled_layers import SampledLayers
 from ampwatch.rows import DTYPES
 
 Forward = Callable[[nn.Module], Tensor]
@@ -35,33 +38,39 @@ class Watched:
     scale: float = 1024.0
     survey: Survey = field(init=False)
     observer: LayerObserver = field(init=False)
-    digester: LayerDigester = field(init=False)
-    last: LayerDigest = field(init=False)
+    infos: LayerInfos = field(init=False)
+    last: LayerFigures = field(init=False)
+    changed: list[LayerInfo] = field(init=False)
     steps: int = 0
 
     def __post_init__(self) -> None:
         self.survey = survey(self.model)
         self.observer = LayerObserver(self.survey, Strict())
-        self.digester = LayerDigester(self.survey)
+        self.infos = LayerInfos(self.survey, lambda _position: None)
 
     def step(self, run: Callable[[], None]) -> Watched:
-        """Run an armed step and digest it."""
+        """Run an armed step and make its figures."""
         self.observer.arm()
         run()
         pack = Pack()
-        captured = self.observer.collect().capture(pack)
+        sampled = self.observer.collect()
+        sampled.put(pack)
         pack.seal()
         assert pack.ready()
-        assert captured is not None
-        self.last = self.digester.digest(captured, pack.values, self.scale, self.steps)
+        self.read(sampled, pack)
         self.steps += 1
         return self
 
+    def read(self, sampled: SampledLayers, pack: Pack) -> None:
+        """Make the figures of a step whose values have arrived."""
+        self.changed = self.infos.changed(sampled)
+        self.last = figures_of(sampled, self.survey.layers, pack.values, self.scale)
+
     def cells(self, name: str) -> Any:
-        return self.last.cells[self.number(name)]
+        return SimpleNamespace(**self.last.row(self.number(name)))
 
     def info(self, name: str) -> Any:
-        return self.digester._told[self.number(name)]
+        return self.infos.written[self.number(name)]
 
     def dtype(self, name: str, which: str) -> str | None:
         number = getattr(self.info(name), which)

@@ -18,13 +18,12 @@ from ampwatch import open_run
 from ampwatch.codec import decode
 from ampwatch.errors import RunError
 from ampwatch.probe import courier as courier_module
-from ampwatch.probe.courier import Courier
-from ampwatch.probe.digest import Digest
+from ampwatch.probe.courier import Courier, MemoryLog
 from ampwatch.probe.guard import AmpwatchWarning, Guard
-from ampwatch.probe.memory_log import MemoryLog
 from ampwatch.probe.models import survey
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import EventRecord, StepRecord
+from ampwatch.probe.row_maker import RowMaker
 from ampwatch.rows import EventKind, Table
 from ampwatch.store import RankWriter, RunInfo, compact, create_run, read_info
 
@@ -52,13 +51,15 @@ class KeptLog(MemoryLog):
 
 
 class Carried:
-    """A courier over a kept log, with the digest that a watch would hold."""
+    """A courier over a kept log, with the row maker that a watch would hold."""
 
     def __init__(self):
         self.log = KeptLog()
-        self.digest = Digest(survey(None))
+        self.row_maker = RowMaker(survey(None))
         devices = lambda time_ns: {"time_ns": [time_ns], "device": ["cpu"]}  # noqa: E731
-        self.courier = Courier(weakref.ref(self.digest), self.log, lambda: None, devices, Guard())
+        self.courier = Courier(
+            weakref.ref(self.row_maker), self.log, lambda: None, devices, Guard()
+        )
 
     def step(self, number):
         record = StepRecord(number, Pack())
@@ -70,7 +71,7 @@ class Carried:
 
     def close(self):
         last = EventRecord(0, 0, EventKind.ENDED, {})
-        self.courier.close(last, self.digest, wait=True)
+        self.courier.close(last, self.row_maker, wait=True)
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_a_log_that_hangs_costs_rows_but_no_memory_and_no_time(carried, monkeypa
     assert len(carried.log.rows(Table.STEPS)) == 100
 
 
-def test_a_record_that_cannot_be_digested_costs_no_other(carried, monkeypatch):
+def test_a_record_whose_rows_cannot_be_made_costs_no_other(carried, monkeypatch):
     monkeypatch.setattr(carried.courier._guard, "_strict", False)
     for number in range(3):
         carried.step(number)

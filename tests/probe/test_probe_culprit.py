@@ -11,8 +11,15 @@ import torch
 from layers_harness import Truth, Watched, half_step, truth_of
 from torch import Tensor, nn
 
-from ampwatch.probe.culprit import LOSS, Culprit, Direction, LayerState, StepState, find_culprit
-from ampwatch.probe.overflow import CulpritFinder
+from ampwatch.probe.culprit import (
+    LOSS,
+    Culprit,
+    CulpritFinder,
+    Direction,
+    LayerState,
+    StepState,
+    find_culprit,
+)
 
 ROWS = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
 
@@ -26,7 +33,7 @@ class Trial:
         self.model = model
         self.forward = forward or (lambda m: m(ROWS).float().pow(2).mean())
         self.watched = Watched(model)
-        self.finder = CulpritFinder(self.watched.survey)
+        self.finder = CulpritFinder(self.watched.survey, self.watched.infos.written)
 
     def learn(self, scale: float = 1.0) -> None:
         """A healthy sampled step."""
@@ -46,7 +53,7 @@ class Trial:
             gradients,
             loss_finite=math.isfinite(loss),
             input_finite=root.input_finite,
-            digest=self.watched.last if sampled else None,
+            figures=self.watched.last if sampled else None,
         )
 
     def _step(self, scale: float) -> float:
@@ -129,7 +136,9 @@ def test_an_operation_outside_every_watched_module_is_bounded() -> None:
     forward = lambda m: m[1]((m[0](ROWS) * 1e30).half()).float().pow(2).mean()  # noqa: E731
     trial = Trial(loose, forward)
     trial._step(1.0)
-    culprit = trial.finder.find({}, loss_finite=False, input_finite=True, digest=trial.watched.last)
+    culprit = trial.finder.find(
+        {}, loss_finite=False, input_finite=True, figures=trial.watched.last
+    )
     assert (culprit.direction, culprit.exact) == (Direction.FORWARD, False)
     assert culprit.between == ("0", "1")
 

@@ -11,7 +11,7 @@ import torch
 from layers_harness import Strict, Watched
 from torch import nn
 
-from ampwatch.probe.layers import LayerObserver
+from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.models import survey
 from ampwatch.probe.readback import Pack
 
@@ -52,7 +52,7 @@ def test_an_armed_step_adds_no_synchronisation(
             observer.arm()
             backward(model, series)
             pack = Pack()
-            assert observer.collect().capture(pack) is not None
+            observer.collect().put(pack)
             observer.collect_first(pack)
             pack.seal()
             observer.disarm()
@@ -80,11 +80,12 @@ def watched_step(watched: Watched, series: torch.Tensor) -> None:
     watched.observer.arm()
     backward(watched.model, series)
     pack = Pack()
-    captured = watched.observer.collect().capture(pack)
+    sampled = watched.observer.collect()
+    sampled.put(pack)
     pack.seal()
     torch.cuda.synchronize()
     assert pack.ready()
-    watched.last = watched.digester.digest(captured, pack.values, watched.scale, watched.steps)
+    watched.read(sampled, pack)
 
 
 def test_figures_on_a_device_equal_those_of_its_own_tensors() -> None:

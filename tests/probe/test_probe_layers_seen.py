@@ -19,9 +19,10 @@ from layers_harness import Strict, Watched, half_step
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from ampwatch.probe.layers import LayerObserver
+from ampwatch.probe.layer_info import info_columns
+from ampwatch.probe.layer_observer import LayerObserver
+from ampwatch.probe.matrix_products import multiplier_of
 from ampwatch.probe.models import survey
-from ampwatch.probe.products import multiplier_of
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.tensors import tensors_in
 
@@ -92,13 +93,13 @@ def test_autocast_is_seen_where_the_layer_runs() -> None:
 def test_kind_shape_and_order_are_told_once_and_again_on_change() -> None:
     model = mlp()
     watched = Watched(model).step(half_step(model, square))
-    told = {info.name: info for info in watched.last.changed}
+    told = {info.name: info for info in watched.changed}
     assert list(told) == ["(root)", "0", "1", "2", "3"]
     assert (told["0"].kind, told["0"].weight_shape, told["0"].order) == ("Linear", [32, 16], 1)
     assert (told["2"].weight_shape, told["2"].trainable) == (None, None)
-    assert watched.step(half_step(model, square)).last.changed == ()
+    assert watched.step(half_step(model, square)).changed == []
     model[3].requires_grad_(False)
-    changed = watched.step(half_step(model, square)).last.changed
+    changed = watched.step(half_step(model, square)).changed
     assert [(info.name, info.trainable) for info in changed] == [("3", False)]
 
 
@@ -110,7 +111,7 @@ def test_a_batch_of_another_size_is_no_change_but_twice_the_size_is() -> None:
     for size in sizes:
         rows = torch.randn(size, 16)
         run = half_step(model, lambda m, rows=rows: m(rows).float().mean())
-        changes.append([info.name for info in watched.step(run).last.changed])
+        changes.append([info.name for info in watched.step(run).changed])
     assert changes == [["(root)", "0", "1", "2", "3"], [], ["0", "3"]]
 
 
@@ -119,8 +120,8 @@ def test_columns_fit_the_schema() -> None:
 
     watched = watched_mlp()
     for rows, table in (
-        (watched.last.rows(), Table.LAYERS),
-        (watched.last.info_rows(), Table.LAYER_INFO),
+        (watched.last.columns, Table.LAYERS),
+        (info_columns(0, watched.changed), Table.LAYER_INFO),
     ):
         assert set(rows) <= set(SCHEMAS[table].names)
         assert {len(column) for column in rows.values()} == {5}
@@ -323,7 +324,7 @@ def test_a_copy_of_an_armed_model_is_not_watched() -> None:
         watched.observer.collect_first(pack)
         watched.observer.arm()
         square(copied).backward()
-        assert watched.observer.collect().capture(pack).visits == ()
+        assert watched.observer.collect().visits == {}
         assert watched.observer.collect_first(pack) == []
 
 

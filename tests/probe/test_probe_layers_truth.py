@@ -134,7 +134,7 @@ def test_layers_are_numbered_in_the_order_in_which_they_begin(case: Case) -> Non
     truth = truth_of(model, case.forward)
     watched = Watched(model).step(half_step(model, case.forward))
     begun = sorted(truth, key=lambda name: truth[name].order)
-    assert [watched.last.orders[watched.number(name)] for name in begun] == list(range(len(begun)))
+    assert [watched.info(name).order for name in begun] == list(range(len(begun)))
 
 
 def test_training_is_the_same_to_the_last_bit(case: Case) -> None:

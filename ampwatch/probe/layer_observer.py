@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ampwatch.probe.hooks import Guard, Handle, Hook, hook_after, hook_before
-from ampwatch.probe.local_gradients import LocalCapture, LocalGradients
 from ampwatch.probe.models import Layer, Survey
-from ampwatch.probe.notes import Noted, StepNotes
+from ampwatch.probe.own_gradients import LocalCapture, LocalGradients
 from ampwatch.probe.readback import Pack
+from ampwatch.probe.sampled_layers import SampledLayers, StepNotes
 from ampwatch.probe.tensors import extremes, measurable, tensors_in
 
 _STEPS_UNTIL_BLIND = 2
@@ -145,21 +145,21 @@ class LayerObserver:
 
     # -- what is taken over at the end of a step -------------------------------------------------
 
-    def collect(self) -> Noted:
-        """What was noted in the armed step."""
-        noted = self._notes.noted(dict(self._sealed))
+    def collect(self) -> SampledLayers:
+        """What was seen in the armed step."""
+        sampled = self._notes.sampled(dict(self._sealed))
         self._steps_unseen = 0 if self._notes.visits else self._steps_unseen + 1
         if self.first_layer is None and self._notes.visits:
             self._find_first_layer()
         self._begin_notes()
-        return noted
+        return sampled
 
-    def collect_weights(self) -> Noted:
+    def collect_weights(self) -> SampledLayers:
         """The weights as they are, though the step was not armed: it ends where none moved them."""
         self._notes.measure_weights()
-        noted = self._notes.noted(dict(self._sealed))
+        sampled = self._notes.sampled(dict(self._sealed))
         self._begin_notes()
-        return noted
+        return sampled
 
     def collect_local(self, pack: Pack) -> LocalCapture | None:
         """What this rank's own backward gave; None where there is but one rank."""

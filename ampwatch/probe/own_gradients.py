@@ -1,11 +1,12 @@
-"""What this rank's own backward gives, before the ranks' gradients are joined.
+"""What this rank's own backward gave, before the ranks' gradients were joined.
 
 A hook on a parameter sees its gradient before it is accumulated, and so before DDP's reducer, whose
 own hooks come after. That is a reduction for each parameter, so it is done on armed steps only. On
-every step what reaches the first layer is looked at: one value that is not finite makes all bad
-that the backward reaches after it. Nothing here communicates, synchronises or writes to a gradient.
+every step the gradients that reach the first layer are looked at: one value that is not finite
+spoils all that the backward reaches after it. Nothing here communicates, synchronises or writes to
+a gradient.
 
-Unknown stays what no hook sees: parameters inside a compiled graph, those that FSDP keeps (their
+What no hook sees stays unknown: parameters inside a compiled graph, those that FSDP keeps (their
 gradients are joined before they arrive), and sparse gradients.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -21,6 +23,10 @@ from ampwatch.probe.hooks import Guard, Handle, Hook, hook_gradient
 from ampwatch.probe.models import Survey
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.tensors import PLAIN, extremes, measurable
+
+if TYPE_CHECKING:
+    from ampwatch.probe.layer_rows import LayerStep
+    from ampwatch.probe.records import StepRecord
 
 Extremes = tuple[Tensor, Tensor]
 
@@ -116,3 +122,34 @@ class LocalGradients:
 
 def _put(values: Iterable[Extremes], pack: Pack) -> tuple[int, ...]:
     return tuple(pack.put_magnitude(low, high) for low, high in values)
+
+
+# -- whether an overflow came from this rank's own backward, or with the gradients of the others ---
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBackward:
+    """What one overflowed step knows of this rank's own gradients; None is unknown."""
+
+    finite: bool | None
+    exact: bool  # every gradient was seen before the ranks were joined
+    parameter_finite: Mapping[int, bool]  # to look for a culprit among
+
+    def detail(self) -> dict[str, Any]:
+        """For the overflow event."""
+        return {} if self.finite is None else {"own_finite": self.finite, "own_exact": self.exact}
+
+
+def own_backward(record: StepRecord, known: LayerStep, *, loss_finite: bool | None) -> OwnBackward:
+    """What this rank's loss, parameters and first layer say of its own part in the overflow."""
+    joined, own = known.parameter_finite, known.local_finite
+    if record.local is None:
+        return OwnBackward(finite=None, exact=False, parameter_finite=joined)
+    exact = bool(joined) and joined.keys() <= own.keys()
+    reached = record.local.first_finite(record.pack)
+    if loss_finite is False or reached is False or not all(own.values()):
+        return OwnBackward(finite=False, exact=exact, parameter_finite={**joined, **own})
+    if exact:
+        return OwnBackward(finite=True, exact=True, parameter_finite=own)
+    # Bad gradients that did not come through here name none of this rank's layers.
+    return OwnBackward(finite=reached, exact=False, parameter_finite=own if reached else joined)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ampwatch
-from ampwatch.probe.layers import LayerObserver
+from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.models import survey
 from ampwatch.probe.readback import Pack
 
@@ -32,7 +32,7 @@ def observed(model):
     observer.arm()
     model(torch.ones(2, 4)).sum().backward()
     pack = Pack()
-    observer.collect().capture(pack)
+    observer.collect().put(pack)
     observer.collect_local(pack)
     observer.collect_first(pack)
     return observer

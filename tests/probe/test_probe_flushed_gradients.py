@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ampwatch
-from ampwatch.probe.layer_flush import flushed_everywhere
+from ampwatch.probe.exponent_histogram import flushed_everywhere
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 
@@ -194,22 +194,22 @@ def test_zeros_that_half_precision_did_not_make_are_no_underflow(
 
 
 def test_one_half_gradient_above_zero_shows_that_the_others_are_zero_themselves() -> None:
-    assert flushed_everywhere([("float16", 0.0)], 100, 1e-6)
-    assert not flushed_everywhere([("float16", 0.0), ("float16", 6e-8)], 100, 1e-6)
-    assert not flushed_everywhere([("float16", 0.0), ("float16", math.nan)], 100, 1e-6)
+    assert flushed_everywhere([(torch.float16, 0.0)], 100, 1e-6)
+    assert not flushed_everywhere([(torch.float16, 0.0), (torch.float16, 6e-8)], 100, 1e-6)
+    assert not flushed_everywhere([(torch.float16, 0.0), (torch.float16, math.nan)], 100, 1e-6)
 
 
 def test_a_float32_gradient_below_the_format_shows_what_was_flushed() -> None:
-    assert flushed_everywhere([("float16", 0.0), ("float32", 1e-9)], 1, None)
-    assert not flushed_everywhere([("float16", 0.0), ("float32", 1e-3)], 1, None)
+    assert flushed_everywhere([(torch.float16, 0.0), (torch.float32, 1e-9)], 1, None)
+    assert not flushed_everywhere([(torch.float16, 0.0), (torch.float32, 1e-3)], 1, None)
 
 
 @pytest.mark.parametrize("loss", [None, 0.0, math.nan, math.inf, 1.0])
 def test_a_loss_that_is_unknown_zero_broken_or_large_enough_proves_nothing(
     loss: float | None,
 ) -> None:
-    assert not flushed_everywhere([("float16", 0.0)], 100, loss)
+    assert not flushed_everywhere([(torch.float16, 0.0)], 100, loss)
 
 
 def test_without_half_precision_nothing_is_flushed() -> None:
-    assert not flushed_everywhere([("bfloat16", 0.0), ("float32", 0.0)], 100, 1e-9)
+    assert not flushed_everywhere([(torch.bfloat16, 0.0), (torch.float32, 0.0)], 100, 1e-9)

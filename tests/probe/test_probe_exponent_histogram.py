@@ -13,19 +13,21 @@ from hypothesis import strategies as st
 from layers_harness import Watched, half_step
 from torch import nn
 
-from ampwatch.probe.exponents import (
+from ampwatch.probe.exponent_histogram import (
     COARSE_SHARE_ALLOWED,
     FLOAT16_MAX,
     FLOAT16_SMALLEST,
     FLOAT16_SMALLEST_NORMAL,
     LOST_SHARE_ALLOWED,
+    copied_bits,
+    counted,
     highest_scale,
     histogram,
     histogram_of_counts,
-    lowest_scale,
-    underflow_share,
+    lowest_scales,
+    underflow_shares,
 )
-from ampwatch.probe.samples import SAMPLE_LIMIT, copied_bits, counted, strided
+from ampwatch.probe.tensors import SAMPLE_LIMIT, strided
 from ampwatch.rows import EXPONENT_BINS, EXPONENT_LOWEST
 
 RANDOM = np.random.default_rng(0)
@@ -35,7 +37,15 @@ BIN_OF_SMALLEST = -24 - EXPONENT_LOWEST + 1
 def bins_of(values: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         half = values.astype(np.float16)
-    return histogram([half.view(np.int16)], "float16")
+    return histogram(torch.from_numpy(half.view(np.int16)), torch.float16)
+
+
+def underflow_share(bins: np.ndarray) -> float | None:
+    return underflow_shares(bins[None])[0]
+
+
+def lowest_scale(bins: np.ndarray, scale: float) -> float | None:
+    return lowest_scales(bins[None], scale)[0]
 
 
 def gradients(kind: str, count: int = 60_000) -> np.ndarray:
@@ -60,15 +70,15 @@ def true_share(values: np.ndarray) -> float:
 # -- the histogram ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_every_bit_pattern_falls_into_the_bin_of_its_exponent(dtype: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_bit_pattern_falls_into_the_bin_of_its_exponent(dtype: torch.dtype) -> None:
     patterns = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
-    values = patterns.view(getattr(torch, dtype)).double()
+    values = patterns.view(dtype).double()
     expected = [0] * EXPONENT_BINS
     for value in values.tolist():
         expected[bin_of(value)] += 1
-    assert histogram([patterns.numpy()], dtype).tolist() == expected
-    on_device = counted(patterns.view(getattr(torch, dtype)))
+    assert histogram(patterns, dtype).tolist() == expected
+    on_device = counted(patterns.view(dtype))
     assert histogram_of_counts(on_device.double().numpy()).tolist() == expected
 
 
@@ -151,6 +161,14 @@ def test_any_histogram_gives_a_share_and_a_scale_or_nothing(
     assert share is None or 0.0 <= share <= 1.0
     low = lowest_scale(bins, scale)
     assert low is None or (math.isfinite(low) and low > 0)
+
+
+def test_many_histograms_at_once_give_what_each_gives_alone() -> None:
+    bins = RANDOM.poisson(3.0, (300, EXPONENT_BINS)) * RANDOM.integers(0, 2, (300, EXPONENT_BINS))
+    bins[:100, : BIN_OF_SMALLEST + 2] = 0
+    bins[100] = 0
+    assert underflow_shares(bins) == [underflow_share(row) for row in bins]
+    assert lowest_scales(bins, 8.0) == [lowest_scale(row, 8.0) for row in bins]
 
 
 # -- the window of scales --------------------------------------------------------------------------

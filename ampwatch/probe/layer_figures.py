@@ -1,0 +1,232 @@
+"""The figures of a sampled step's layers, as columns, made on the courier's thread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+
+from ampwatch.probe import exponent_histogram as histograms
+from ampwatch.probe.models import Layer
+from ampwatch.probe.sampled_layers import SampledLayers, SeenTensor, Visit
+from ampwatch.probe.tensors import dtype_name, largest
+
+Columns = dict[str, list[Any]]
+
+# The half formats only: the others have room to spare.
+LARGEST_VALUES = {"float16": histograms.FLOAT16_MAX, "bfloat16": float.fromhex("0x1.fep127")}
+# Their outputs end at 1 and may be float32; their inputs are made by no layer, and can overflow.
+_JUDGED_BY_INPUT = frozenset({"Softmax", "LogSoftmax", "Softmax2d"})
+
+
+class LayerFigures:
+    """One sampled step: a row for each layer that ran or whose weights were measured."""
+
+    def __init__(self, sampled: SampledLayers, columns: Columns) -> None:
+        self.sampled = sampled
+        self.columns = columns  # of `Table.LAYERS`
+        self._places = {number: place for place, number in enumerate(columns["layer"])}
+
+    def row(self, layer: int) -> dict[str, Any]:
+        """One layer's figures by column; empty if it has none."""
+        place = self._places.get(layer)
+        if place is None:
+            return {}
+        return {name: values[place] for name, values in self.columns.items()}
+
+    def add_output(self, layer: int, amax: float | None, *, finite: bool) -> None:
+        """Take in what is known of a layer's output where nobody had chosen to look inside."""
+        place = self._places.get(layer)
+        if place is None:
+            place = self._places[layer] = len(self._places)
+            for values in self.columns.values():
+                values.append(None)
+            self.columns["layer"][place] = layer
+        if self.columns["act_finite"][place] is None:
+            self.columns["act_finite"][place] = finite
+            if amax is not None:
+                self.columns["act_amax"][place] = amax
+
+    def bad_in_grads(self, layer: int) -> frozenset[int]:
+        """The input tensors whose gradients are not finite, by identity: layers may share one."""
+        visit = self.sampled.visits.get(layer)
+        return frozenset(map(id, filter(_has_bad_gradient, visit.inputs))) if visit else frozenset()
+
+    def is_own_making(self, layer: int) -> bool:
+        """Whether one call gave values that are not finite before any call took some."""
+        visit = self.sampled.visits.get(layer)
+        if visit is None:
+            return False
+        took = _first_bad_call(visit.inputs, visit.calls)
+        gave = _first_bad_call(visit.outputs, visit.calls)
+        return took is not None and gave is not None and gave < took
+
+
+def figures_of(
+    sampled: SampledLayers,
+    layers: Iterable[Layer],
+    values: Sequence[float],
+    scale: float | None,
+    scaled_loss: float | None = None,
+) -> LayerFigures:
+    """The step's figures, from the values of its pack.
+
+    `scale` is the loss scale of its gradients, `scaled_loss` what its backward passes began with
+    (of several the largest); figures that need one of them are None where it is unknown.
+    """
+    for seen in sampled.tensors:
+        seen.read(values)
+    weights = _measured_weights(sampled, layers, values)
+    chosen = [
+        layer for layer in layers if layer.number in weights or layer.number in sampled.visits
+    ]
+    visits = [sampled.visits.get(layer.number) or _NOT_VISITED for layer in chosen]
+    inputs = [_without_masks(visit.inputs) for visit in visits]
+    outputs = [_without_masks(visit.outputs) for visit in visits]
+    norms = [weights.get(layer.number, (None, None)) for layer in chosen]
+    columns = {
+        "layer": [layer.number for layer in chosen],
+        **_amax_and_finite("input", inputs, _AMAX),
+        **_amax_and_finite("act", outputs, _AMAX),
+        **_amax_and_finite("out_grad", outputs, _GRADIENT_AMAX),
+        **_amax_and_finite("in_grad", inputs, _GRADIENT_AMAX),
+        "weight_norm": [norm for norm, _ in norms],
+        "weight_finite": [finite for _, finite in norms],
+        "log2_headroom": [
+            _headroom(visit.inputs if layer.kind in _JUDGED_BY_INPUT else given)
+            for layer, visit, given in zip(chosen, visits, outputs, strict=True)
+        ],
+        **_gradient_columns(inputs, outputs, scale, flushed=_all_flushed(sampled, scaled_loss)),
+    }
+    return LayerFigures(sampled, columns)
+
+
+_NOT_VISITED = Visit(-1)
+
+Figure = Callable[[SeenTensor], float | None]
+_AMAX: Figure = attrgetter("amax")
+_GRADIENT_AMAX: Figure = attrgetter("gradient_amax")
+
+
+def _measured_weights(
+    sampled: SampledLayers, layers: Iterable[Layer], values: Sequence[float]
+) -> dict[int, tuple[float, bool]]:
+    """Norm and finiteness of each layer's weights, by the layer's number."""
+    if sampled.weights is None:
+        return {}
+    norm_at, amax_at = sampled.weights.norm_at, sampled.weights.amax_at
+    found = {}
+    for layer in layers:
+        known = [at for at in layer.weights if at in norm_at]
+        if known:
+            norms = [values[norm_at[at]] for at in known]
+            finite = all(math.isfinite(values[amax_at.get(at, norm_at[at])]) for at in known)
+            found[layer.number] = math.hypot(*norms), finite
+    return found
+
+
+def _without_masks(tensors: list[SeenTensor]) -> list[SeenTensor]:
+    return [seen for seen in tensors if not seen.is_mask]
+
+
+def _amax_and_finite(name: str, tensors: list[list[SeenTensor]], which: Figure) -> Columns:
+    amax = [_largest(of_layer, which) for of_layer in tensors]
+    finite = [None if value is None else math.isfinite(value) for value in amax]
+    return {f"{name}_amax": amax, f"{name}_finite": finite}
+
+
+def _largest(tensors: Sequence[SeenTensor], which: Figure) -> float | None:
+    """The largest of a figure over some tensors; a layer has seldom more than one."""
+    if len(tensors) == 1:
+        return which(tensors[0])
+    return largest([value for value in map(which, tensors) if value is not None])
+
+
+def _headroom(activations: Iterable[SeenTensor]) -> float | None:
+    """Octaves between the largest activation and the end of its format; the least of several."""
+    room = [
+        math.log2(limit / seen.amax)
+        for seen in activations
+        if (limit := LARGEST_VALUES.get(dtype_name(seen.dtype))) and 0.0 < seen.amax < math.inf
+    ]
+    return min(room, default=None)
+
+
+def _gradient_columns(
+    inputs: list[list[SeenTensor]],
+    outputs: list[list[SeenTensor]],
+    scale: float | None,
+    *,
+    flushed: bool,
+) -> Columns:
+    """What half precision did to the gradients at each layer, and the scales it could live with."""
+    count = len(outputs)
+    names = ("exponents", "underflow_share", "scale_low", "scale_high")
+    columns: Columns = {name: [None] * count for name in names}
+    sampled = [[t for t in given if t.bins is not None] for given in outputs]
+    places = [place for place, tensors in enumerate(sampled) if tensors]
+    if not places:
+        return columns
+    bins = np.array([_all_bins(sampled[place]) for place in places])
+    shown = [counts if any(counts) else None for counts in bins.tolist()]
+    _fill(columns["exponents"], places, shown)
+    is_half = [all(t.grad_dtype is torch.float16 for t in sampled[place]) for place in places]
+    places = [place for place, half in zip(places, is_half, strict=True) if half]
+    bins = bins[is_half]
+    shares = [1.0] * len(places) if flushed else histograms.underflow_shares(bins)
+    _fill(columns["underflow_share"], places, shares)
+    if scale is not None:
+        _fill(columns["scale_low"], places, histograms.lowest_scales(bins, scale))
+        around = (inputs[place] + outputs[place] for place in places)
+        _fill(columns["scale_high"], places, (_highest_scale(near, scale) for near in around))
+    return columns
+
+
+def _fill(column: list[Any], places: list[int], values: Iterable[Any]) -> None:
+    for place, value in zip(places, values, strict=True):
+        column[place] = value
+
+
+def _all_bins(tensors: Iterable[Any]) -> Any:
+    """The histogram of all their gradients; a tensor that was given twice counts once."""
+    first, *others = dict.fromkeys(tensors)
+    return sum((seen.bins for seen in others), first.bins)
+
+
+def _highest_scale(around: Iterable[SeenTensor], scale: float) -> float | None:
+    halves = [seen for seen in around if seen.grad_dtype is torch.float16]
+    return histograms.highest_scale(_largest(halves, _GRADIENT_AMAX), scale)
+
+
+def _all_flushed(sampled: SampledLayers, scaled_loss: float | None) -> bool:
+    """Whether every half gradient of the step was flushed to zero."""
+    known = [
+        (seen.grad_dtype, seen.gradient_amax)
+        for seen in sampled.tensors
+        if seen.gradient_amax is not None
+    ]
+    half = [
+        visit
+        for visit in sampled.visits.values()
+        if any(seen.grad_dtype is torch.float16 for seen in visit.outputs)
+    ]
+    last = max(half, key=lambda visit: visit.order, default=None)
+    outputs = 0 if last is None else math.prod(last.output_shape or ())
+    return histograms.flushed_everywhere(known, outputs, scaled_loss)
+
+
+def _has_bad_gradient(seen: SeenTensor) -> bool:
+    return seen.gradient_amax is not None and not math.isfinite(seen.gradient_amax)
+
+
+def _first_bad_call(noted: Sequence[SeenTensor], calls: int) -> int | None:
+    """The first call with a value that is not finite, where all calls noted equally many."""
+    if not calls or len(noted) % calls:
+        return None
+    bad = (at for at, seen in enumerate(noted) if not math.isfinite(seen.amax))
+    first = next(bad, None)
+    return None if first is None else first * calls // len(noted)
