@@ -70,7 +70,8 @@ def draft_of(path: Path, *, durable: bool = False) -> Iterator[Path]:
 
     Readers see the old file or the new one, whole, at any moment, and after a kill. A power cut
     may leave either, or an empty file; with `durable` either, and the new one once this returns.
-    One draft a process, so that two processes do not write to the same one.
+    Each process has its own draft, so that two never write to the same one; a killed process leaves
+    its draft behind.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:

@@ -68,3 +68,16 @@ def test_a_copy_that_was_let_go_still_takes_note_of_what_is_lost(tmp_path):
     assert copy.lose(1, 3)
     assert (copy.filed, list(copy.lost)) == (4, [(1, 3)])
     copy.close()
+
+
+def test_a_copy_goes_on_from_a_note_whose_losses_overlap(tmp_path):
+    """As an earlier recorder wrote it, which kept each loss as it came."""
+    info = store.RunInfo(id="ab" * 16, name="run")
+    copy = copy_in(tmp_path, info, rank=0, head=0)
+    store.write_copies(copy.folder, {0: store.CopyNote(gaps=((0, 2), (1, 3), (3, 4), (7, 8)))})
+    copy = copy_in(tmp_path, info, rank=0, head=0)
+    copy.open()
+    assert (copy.is_copy, copy.filed, list(copy.lost)) == (True, 4, [(0, 4), (7, 8)])
+    assert not copy.lose(1, 4)
+    copy.close()
+    assert store.read_copies(copy.folder) == {0: store.CopyNote(gaps=((0, 4), (7, 8)))}
