@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from ampwatch.rows import Table
 
 if TYPE_CHECKING:
@@ -25,8 +23,10 @@ _NO_LOW = -24.0  # smaller scales are never met: fp16 loses everything long befo
 class Readable(Protocol):
     """What has tables: a run, or a look at one."""
 
-    def read(self, table: Table, columns: Sequence[str], /) -> pa.Table:
-        """These columns of a table."""
+    def last_rows(
+        self, table: Table, columns: Sequence[str], most: int, *, step: int | None = None
+    ) -> pa.Table:
+        """The last rows up to a step, or of all: at most so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,10 @@ def last_known(
 
     Where several ranks tell one of the same step, the worst: a scale has to suit them all.
     """
-    rows = run.read(Table.LAYERS, ("step", "layer", *columns))
-    end = rows.num_rows
-    if step is not None:
-        end = int(np.searchsorted(rows.column("step").to_numpy(), step, side="right"))
-    start = max(0, end - _ROWS_READ)
+    rows = run.last_rows(Table.LAYERS, ("step", "layer", *columns), _ROWS_READ, step=step)
     found: dict[str, dict[str, Any]] = {}
     told_at: dict[tuple[str, str], int] = {}
-    for row in rows.slice(start, end - start).to_pylist():
+    for row in rows.to_pylist():
         kept, at = found.setdefault(row["layer"], {}), row["step"]
         for name, value in row.items():
             if value is not None:
