@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 from course import Course, Numbers, Span
+from layer_history import LayerHistory
 from rank_course import MOST, RankNumbers
 
 from ampwatch.diagnosis import Diagnosis, Severity
@@ -47,6 +48,7 @@ class Look:
     verdict: Verdict | None  # none while the first diagnosis is made
     _is_judged: bool
     _follower: Follower
+    layers: LayerHistory  # what is kept of the layers' samples
 
     def read(self, table: Table, columns: Sequence[str]) -> pa.Table:
         """These columns of a table, as they stand by now, of the ranks looked at."""
@@ -122,6 +124,7 @@ class _OpenRun:
             self._shown = self._wanted(run.ranks)
         self._numbers, self._quick = _numbers_of(self._shown), Numbers(quick=True)
         self._taken_rows = -1
+        self._layers = LayerHistory(self._follower, None)
         self._loading: Future[Numbers | RankNumbers] | None = None
         self._seen: Look | None = None
         self._seen_at = 0.0
@@ -144,12 +147,15 @@ class _OpenRun:
         state, rows = self._follower.refresh()
         with self._follower.reading() as run:
             course = self._read(run, rows, first=self._seen is None)
+        rank = self._rank if self._rank in run.ranks else None
+        if rank != self._layers.rank:
+            self._layers = LayerHistory(self._follower, rank)
         is_judged = self._loading is None and self._judge.examine(rows)
         self._seen = Look(
             path=self._path,
             info=run.info,
             ranks=run.ranks,
-            rank=self._rank if self._rank in run.ranks else None,
+            rank=rank,
             shown=self._shown,
             course=replace(course, zoom=partial(self._zoomed, course)),
             state=state,
@@ -157,6 +163,7 @@ class _OpenRun:
             verdict=self._judge.verdict,
             _is_judged=is_judged,
             _follower=self._follower,
+            layers=self._layers,
         )
         self._seen_at = self._clock()
         return self._seen

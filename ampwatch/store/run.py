@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc  # this and the next take 150 ms, which the first r
 import pyarrow.parquet
 
 from ampwatch.errors import RunError
-from ampwatch.rows import SCHEMAS, Table
+from ampwatch.rows import SCHEMAS, EventKind, Table
 from ampwatch.store import extras, public
 from ampwatch.store.copy_notes import read_copies
 from ampwatch.store.info import RunInfo, read_info
@@ -27,6 +27,7 @@ _VIEWS_A_RANK = 2
 
 # Rows may be logged so far from their place: the last steps' layers are written after an overflow.
 _DISORDER_ROWS = 4096
+_PORTION_ROWS = 1 << 17
 
 _Reading: TypeAlias = "tuple[Table, tuple[str, ...] | None, int | None]"  # columns; of one rank
 
@@ -177,6 +178,26 @@ class Run:
                 rows = rows.filter(pc.less_equal(rows.column("step"), step))
             rows = rows.slice(max(0, rows.num_rows - most))
             return public.publish(table, rows, names, self.layer_facts(table, names))
+
+    def rows_between(
+        self, table: Table, columns: Sequence[str], first: int, last: int, rank: int | None = None
+    ) -> Iterator[pa.Table]:
+        """The rows of some steps, rank by rank, in portions; none of them stays in memory."""
+        names = public.stored_for(table, ("step", *columns))
+        for log in self.logs:
+            if rank not in (None, log.rank):
+                continue
+            resumed = sum(kind == EventKind.STARTED.value for _, kind in log.marks) > 1
+            start = 0 if resumed else max(0, _end_of(log, table, first - 1) - 2 * _DISORDER_ROWS)
+            end = _end_of(log, table, None if resumed else last)
+            for at in range(start, end, _PORTION_ROWS):
+                with self.lock:
+                    stop = min(end, at + _PORTION_ROWS)
+                    rows = View(table, names, {log.rank: at}).update([log], {log.rank: stop})
+                    step = rows.column("step")
+                    within = pc.and_(pc.greater_equal(step, first), pc.less_equal(step, last))
+                    facts = self.layer_facts(table, columns)
+                    yield public.publish(table, rows.filter(within), columns, facts)
 
     def rows_logged(self, table: Table, rank: int) -> int:
         """How many rows of a table a rank has logged."""
