@@ -2,9 +2,10 @@
 
 python benchmarks/memory.py                    added memory, 2,000 steps
 python benchmarks/memory.py --steps 1000000    flatness; some minutes
+python benchmarks/memory.py --live-steps 10000000    a live run: trainer's side, recorder, page
 
 Each training runs in a process of its own, bare and watched, and reports its resident memory a
-hundred times. The model is tiny: what grows is ours.
+hundred times. The model is tiny: what grows is ours. See memory_live.py for the live run.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = read_options(arguments)
     if options.child:
         train(options)
+        return
+    if options.live_steps:
+        import memory_live
+
+        print(memory_live.report(options.live_steps))
         return
     bare, watched = measure("bare", options.steps), measure("watched", options.steps)
     print(report(bare, watched, options.steps))
@@ -104,6 +110,7 @@ def report(bare: Growth, watched: Growth, steps: int) -> str:
 def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--live-steps", type=int, default=0)
     parser.add_argument("--child", choices=("bare", "watched"), help=argparse.SUPPRESS)
     parser.add_argument("--log-dir", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

@@ -16,6 +16,8 @@ from ampwatch.rows import EXPONENT_BINS, Table, column
 
 COLUMNS = 240  # of the heatmap: more would not be visible on a screen
 MOST_LAYERS = 400
+_TAIL_ROWS = 20_000  # tell every layer's data types
+_SEARCHED_ROWS = (1 << 12, 1 << 17)  # for a layer's last histogram: soon found, as a rule
 _USUAL_HOLES = 1.5  # sampling intervals between two samples of a layer
 HISTORY = ("grad_norm", "act_amax", "log2_headroom", "underflow_share", "update_ratio")
 _DTYPES = ("input_dtype", "param_dtype", "output_dtype", "out_grad_dtype", "autocast", "kind")
@@ -46,6 +48,9 @@ QUANTITIES = (
 )
 
 
+_IS_LOW = {quantity.column: quantity.worst_is_low for quantity in QUANTITIES}
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
     """A quantity of every layer, in forward order, over the sampled steps; nan where absent."""
@@ -57,59 +62,42 @@ class Grid:
 
 def grid(look: Look, quantity: Quantity, span: tuple[int, int] | None) -> Grid:
     """The worst value of each layer in each stretch of steps."""
-    rows = look.read(Table.LAYERS, ("step", "layer", "order", quantity.column))
+    worst = look.layers.worst(_IS_LOW, is_live=look.is_live)
+    if span is not None and worst.width > 1:
+        is_low = {quantity.column: quantity.worst_is_low}
+        worst = look.layers.worst_within(is_low, *span)
+    layers, values = worst.of(quantity.column)
+    shown = ~np.isnan(values).all(axis=0)
     if span is not None:
-        steps = rows.column("step").to_numpy()
-        first, last = np.searchsorted(steps, span[0]), np.searchsorted(steps, span[1], side="right")
-        rows = rows.slice(int(first), int(last - first))
-    rows = rows.filter(pc.is_valid(rows.column(quantity.column)))
-    if not rows.num_rows:
+        shown &= (worst.first >= span[0]) & (worst.first <= span[1])
+    step, values = worst.first[shown], values[:, shown]
+    if span is None and len(step):
+        step[-1] = max(int(step[-1]), worst.last_step if worst.width > 1 else 0)
+    there = ~np.isnan(values).all(axis=1)
+    if not there.any():
         return Grid((), np.zeros(0), np.zeros((0, 0), np.float32))
-    layers, at = _in_forward_order(rows)
-    edges, places = _stretches(rows.column("step").to_numpy())
-    values = np.asarray(rows.column(quantity.column).to_numpy(), np.float32)
-    bad = np.float32(-np.inf if quantity.worst_is_low else np.inf)
-    values = np.where(np.isfinite(values), values, bad)
-    worst = np.fmin if quantity.worst_is_low else np.fmax
+    layers, values = tuple(np.array(layers, object)[there].tolist()), values[there]
+    edges, column = _stretches(step)
     found = np.full((len(layers), len(edges) - 1), np.nan, np.float32)
-    worst.at(found, (at, places), values)
+    fold = np.fmin if quantity.worst_is_low else np.fmax
+    fold.at(found, (slice(None), column), values)
     return Grid(layers[:MOST_LAYERS], edges, found[:MOST_LAYERS])
 
 
 def layer_names(look: Look) -> tuple[str, ...]:
     """All layers that were sampled, in forward order."""
-    rows = look.read(Table.LAYERS, ("layer", "order"))
-    return _in_forward_order(rows)[0] if rows.num_rows else ()
+    return look.layers.worst(_IS_LOW, is_live=look.is_live).layers
 
 
 def history(look: Look, layer: str) -> Course:
-    """One layer's numbers over the sampled steps."""
-    rows = look.read(Table.LAYERS, ("step", "layer", *HISTORY))
-    rows = rows.filter(_is(rows, layer))
-    step = np.asarray(rows.column("step").to_numpy(), np.int64)
-    columns = {name: _finite(rows.column(name)) for name in HISTORY}
-    if len(look.ranks) > 1 and look.rank is None:
-        step, columns = _worst_of_ranks(step, columns)
-    present = frozenset(name for name, values in columns.items() if np.isfinite(values).any())
-    starts = tuple(int(at) + 1 for at in np.flatnonzero(np.diff(step) < 0))
+    """One layer's numbers over the sampled steps; where several ranks tell them, the worst."""
+    is_low = {name: _IS_LOW[name] for name in HISTORY}
+    kept = look.layers.line(layer, is_low, is_live=look.is_live).history
+    columns = {name: column.values for name, column in kept.columns.items()}
     return Course(
-        0, step, columns, np.zeros(0, np.int64), present, starts,
-        hole=_USUAL_HOLES * look.info.layer_every,
+        0, kept.step.values, columns, np.zeros(0, np.int64), kept.present, kept.starts,
+        hole=_USUAL_HOLES * look.info.layer_every, past=kept.past,
     )  # fmt: skip
-
-
-def _worst_of_ranks(
-    step: NDArray[np.int64], columns: dict[str, NDArray[np.float32]]
-) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float32]]]:
-    """One row a step: of the ranks' values, the worst."""
-    if not len(step):
-        return step, columns
-    starts = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
-    low = {quantity.column for quantity in QUANTITIES if quantity.worst_is_low}
-    return step[starts], {
-        name: (np.fmin if name in low else np.fmax).reduceat(values, starts)
-        for name, values in columns.items()
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +112,12 @@ class Exponents:
 
 def exponents(look: Look, layer: str, step: int | None) -> Exponents | None:
     """The last histogram of a layer at a step, or at all; of several ranks their sum."""
-    rows = look.read(Table.LAYERS, ("step", "layer", "exponents", "scale_low", "scale_high"))
-    rows = rows.filter(pc.and_(_is(rows, layer), pc.is_valid(rows.column("exponents"))))
-    if step is not None:
-        rows = rows.filter(pc.less_equal(rows.column("step"), step))
+    columns = ("step", "layer", "exponents", "scale_low", "scale_high")
+    for most in _SEARCHED_ROWS:
+        rows = look.last_rows(Table.LAYERS, columns, most, step=step)
+        rows = rows.filter(pc.and_(_is(rows, layer), pc.is_valid(rows.column("exponents"))))
+        if rows.num_rows:
+            break
     if not rows.num_rows:
         return None
     last = rows.slice(max(0, rows.num_rows - len(look.ranks))).to_pylist()
@@ -152,10 +142,10 @@ class Branch:
 
 def tree(look: Look) -> Branch:
     """The layers as the model nests them, with the data types last seen."""
-    rows = look.read(Table.LAYERS, ("layer", "order", *_DTYPES))
+    rows = look.last_rows(Table.LAYERS, ("layer", "order", *_DTYPES), _TAIL_ROWS)
     root = Branch("", {}, {})
     latest: dict[str, dict[str, Any]] = {}
-    for row in _tail_of(rows).to_pylist():
+    for row in rows.to_pylist():
         latest[row["layer"] or ""] = row
     for layer in layer_names(look):
         if layer == "(root)":
@@ -176,41 +166,12 @@ def leaves(branch: Branch) -> Iterator[Branch]:
         yield from leaves(one)
 
 
-_TAIL_ROWS = 20_000
-
-
-def _tail_of(rows: Any) -> Any:
-    return rows.slice(max(0, rows.num_rows - _TAIL_ROWS))
-
-
 def _is(rows: Any, layer: str) -> Any:
     return pc.fill_null(pc.equal(_texts(rows.column("layer")), layer), False)  # noqa: FBT003
 
 
 def _texts(column: Any) -> Any:
     return pc.cast(column, "string")
-
-
-def _finite(column: Any) -> NDArray[np.float32]:
-    values = np.array(column.to_numpy(), np.float32)
-    values[~np.isfinite(values)] = np.nan
-    return values
-
-
-def _in_forward_order(rows: Any) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """The layers by their place in the forward pass, and for each row which it is."""
-    coded = pc.dictionary_encode(_texts(rows.column("layer"))).combine_chunks()
-    names = coded.dictionary.to_pylist()
-    codes = np.asarray(coded.indices.to_numpy(zero_copy_only=False), np.int64)
-    order = np.full(len(names), np.iinfo(np.int64).max)
-    places = np.asarray(
-        pc.fill_null(rows.column("order"), np.iinfo(np.int32).max).to_numpy(), np.int64
-    )
-    np.minimum.at(order, codes, places)
-    ranked = np.lexsort((np.arange(len(names)), order))
-    position = np.empty(len(names), np.int64)
-    position[ranked] = np.arange(len(names))
-    return tuple(names[at] for at in ranked), position[codes]
 
 
 def _stretches(step: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -10,19 +10,21 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-from course import Course, Numbers
+from course import Course, Numbers, Span
+from layer_history import LayerHistory
 from rank_course import MOST, RankNumbers
 
 from ampwatch.diagnosis import Diagnosis, Severity
 from ampwatch.errors import AmpwatchError
-from ampwatch.follow import Liveness, State, follow
+from ampwatch.follow import Follower, State, follow
 from ampwatch.follow import Look as Verdict
 from ampwatch.rows import Table
-from ampwatch.store import Run, RunInfo, open_run, summarize
+from ampwatch.store import Run, RunInfo, summarize
 
 FRESH_S = 0.4  # younger than this, what another tab saw will do
 MOST_RUNS = 12  # kept open; the one not looked at for longest is let go
@@ -45,18 +47,20 @@ class Look:
     last_time_ns: int
     verdict: Verdict | None  # none while the first diagnosis is made
     _is_judged: bool
-    _run: Run
-    _lock: threading.Lock
+    _follower: Follower
+    layers: LayerHistory  # what is kept of the layers' samples
 
     def read(self, table: Table, columns: Sequence[str]) -> pa.Table:
         """These columns of a table, as they stand by now, of the ranks looked at."""
-        with self._lock:
-            return self._run.read(table, columns=columns, rank=self.rank)
+        with self._follower.reading() as run:
+            return run.read(table, columns=columns, rank=self.rank)
 
-    def read_all(self, table: Table, columns: Sequence[str]) -> pa.Table:
-        """The same of all ranks."""
-        with self._lock:
-            return self._run.read(table, columns=columns)
+    def last_rows(
+        self, table: Table, columns: Sequence[str], most: int, *, step: int | None = None
+    ) -> pa.Table:
+        """The last rows up to a step, or of all: at most so many."""
+        with self._follower.reading() as run:
+            return run.last_rows(table, columns, most, step=step, rank=self.rank)
 
     @property
     def name(self) -> str:
@@ -113,13 +117,15 @@ class _OpenRun:
     def __init__(
         self, path: str, rank: int | None, clock: Callable[[], float], workers: ThreadPoolExecutor
     ) -> None:
-        self._run, self._path, self._rank = open_run(path), path, rank
-        self._judge, self._clock, self._workers = _Judge(path, workers), clock, workers
+        self._follower, self._path, self._rank = follow(Path(path)), path, rank
+        self._judge, self._clock, self._workers = _Judge(self._follower, workers), clock, workers
         self._lock = threading.Lock()
-        self._shown = self._wanted()
+        with self._follower.reading() as run:
+            self._shown = self._wanted(run.ranks)
         self._numbers, self._quick = _numbers_of(self._shown), Numbers(quick=True)
-        self._liveness, self._taken_rows = Liveness(), -1
-        self._loading: Future[tuple[Run, Numbers | RankNumbers]] | None = None
+        self._taken_rows = -1
+        self._layers = LayerHistory(self._follower, None)
+        self._loading: Future[Numbers | RankNumbers] | None = None
         self._seen: Look | None = None
         self._seen_at = 0.0
 
@@ -137,54 +143,61 @@ class _OpenRun:
 
     def _look(self) -> Look:
         if self._loading is not None and self._loading.done():
-            (self._run, self._numbers), self._loading = self._loading.result(), None
-        state, rows = self._liveness.refresh(self._run)
-        course = self._read(rows, first=self._seen is None)
-        run = self._run
+            self._numbers, self._loading = self._loading.result(), None
+        state, rows = self._follower.refresh()
+        with self._follower.reading() as run:
+            course = self._read(run, rows, first=self._seen is None)
+        rank = self._rank if self._rank in run.ranks else None
+        if rank != self._layers.rank:
+            self._layers = LayerHistory(self._follower, rank)
         is_judged = self._loading is None and self._judge.examine(rows)
         self._seen = Look(
             path=self._path,
             info=run.info,
             ranks=run.ranks,
-            rank=self._rank if self._rank in run.ranks else None,
+            rank=rank,
             shown=self._shown,
-            course=course,
+            course=replace(course, zoom=partial(self._zoomed, course)),
             state=state,
             last_time_ns=run.last_time_ns,
             verdict=self._judge.verdict,
             _is_judged=is_judged,
-            _run=run,
-            _lock=self._lock,
+            _follower=self._follower,
+            layers=self._layers,
         )
         self._seen_at = self._clock()
         return self._seen
 
-    def _read(self, rows: int, *, first: bool) -> Course:
+    def _read(self, run: Run, rows: int, *, first: bool) -> Course:
         """The course as it stands; of a long run at first only the scale and the skips."""
-        if first and summarize(self._run.path).steps > _MANY_ROWS:
-            self._quick.take(self._run)
-            self._loading = self._workers.submit(_loaded, self._run.path, self._shown)
+        if first and summarize(run.path).steps > _MANY_ROWS:
+            self._quick.take(run)
+            self._loading = self._workers.submit(_loaded, run, self._shown)
         if self._loading is not None:
             return self._quick.course
-        if self._follows_ranks() or rows != self._taken_rows or self._numbers.waits:
-            self._numbers.take(self._run)
+        if self._follows_ranks(run) or rows != self._taken_rows or self._numbers.waits:
+            self._numbers.take(run)
             self._taken_rows = rows
-            if self._run.clean_end:
-                self._run = open_run(self._run.path)  # without the columns that are taken by now
         return self._numbers.course
 
-    def _follows_ranks(self) -> bool:
+    def _zoomed(self, course: Course, span: Span) -> Course:
+        """The rows of a span, from the log."""
+        with self._lock, self._follower.reading() as run:
+            if self._loading is not None or course.epoch != self._numbers.course.epoch:
+                return course  # all rows are being read, or were begun anew
+            return self._numbers.zoomed(run, span)
+
+    def _follows_ranks(self, run: Run) -> bool:
         """Take up a rank that joins late, or that a finding names; whether there is one."""
-        wanted = self._wanted()
+        wanted = self._wanted(run.ranks)
         if wanted == self._shown:
             return False
         self._shown = wanted
         self._numbers = _numbers_of(wanted, epoch=self._numbers.course.epoch + 1)
         return True
 
-    def _wanted(self) -> tuple[int, ...]:
+    def _wanted(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """The rank that is asked for; else the lowest, those that findings name, and the next."""
-        ranks = self._run.ranks
         if self._rank in ranks:
             return (self._rank,)
         named = [rank for rank in self._judge.named_ranks if rank in ranks]
@@ -198,19 +211,19 @@ def _numbers_of(ranks: tuple[int, ...], epoch: int = 0) -> Numbers | RankNumbers
     return Numbers(rank=next(iter(ranks), None), epoch=epoch)
 
 
-def _loaded(path: Path, ranks: tuple[int, ...]) -> tuple[Run, Numbers | RankNumbers]:
-    """All numbers of a run, through a Run of its own; the first chart is drawn before."""
+def _loaded(run: Run, ranks: tuple[int, ...]) -> Numbers | RankNumbers:
+    """All numbers of a run; the first chart is drawn before."""
     time.sleep(_HEAD_START_S)
-    run, numbers = open_run(path), _numbers_of(ranks)
+    numbers = _numbers_of(ranks)
     numbers.take(run)
-    return (open_run(path) if run.clean_end else run), numbers
+    return numbers
 
 
 class _Judge:
     """The verdict on one run, through its follower: that may work while the rows are read."""
 
-    def __init__(self, path: str, workers: ThreadPoolExecutor) -> None:
-        self._follower, self._workers = follow(path), workers
+    def __init__(self, follower: Follower, workers: ThreadPoolExecutor) -> None:
+        self._follower, self._workers = follower, workers
         self._lock = threading.Lock()
         self._pending: Future[None] | None = None
         self.verdict = self._follower.last  # another rank may be looked at already

@@ -138,8 +138,7 @@ def _time(milliseconds: float) -> str:
 
 
 def _memory(look: Look) -> str:
-    rows = look.read(Table.DEVICES, ("used_bytes", "total_bytes"))
-    last = rows.slice(max(0, rows.num_rows - 1)).to_pylist()
+    last = look.last_rows(Table.DEVICES, ("used_bytes", "total_bytes"), 1).to_pylist()
     if not last or not last[0]["used_bytes"] or not last[0]["total_bytes"]:
         return ""
     return f"{bytes_text(last[0]['used_bytes'])} of {bytes_text(last[0]['total_bytes'])}"

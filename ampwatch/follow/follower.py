@@ -45,12 +45,13 @@ class Look:
 class Follower:
     """Holds an open run and its engine; any thread may ask. A look costs what is new.
 
-    Of a run that is over only the last look is kept; if it goes on one day, it is read anew.
+    Who reads the run's rows does not wait for who judges them. Of a run that is over only the last
+    look is kept; if it goes on one day, it is read anew.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # one thread judges
         self.liveness = Liveness()
         self._run = open_run(path)
         self.run_id = self._run.info.id
@@ -61,13 +62,19 @@ class Follower:
     @contextlib.contextmanager
     def reading(self) -> Iterator[Run]:
         """The run as it stood at the last look or later, kept still while its rows are read."""
-        with self._lock:
-            yield self._run
+        run = self._run
+        with run.lock:
+            yield run
 
     def state(self) -> State:
         """How the run stands, without a diagnosis; NotARunError if it is gone."""
-        with self._lock:
-            return self.liveness.refresh(self._run)[0]
+        return self.refresh()[0]
+
+    def refresh(self) -> tuple[State, int]:
+        """Take in what was logged: how the run stands by now, and how many rows it has."""
+        run = self._run
+        with run.lock:
+            return self.liveness.refresh(run)
 
     def look(self, max_age_s: float = 0.0) -> Look:
         """The run and its diagnosis; a look that another took may be as old as `max_age_s`."""
@@ -80,7 +87,7 @@ class Follower:
     # --- within, under the lock ------------------------------------------------------------------
 
     def _look(self, seen: Look | None) -> Look:
-        state, rows = self.liveness.refresh(self._run)
+        state, rows = self.refresh()
         silent_s = self.liveness.silent_s
         if seen is None or rows != seen.rows:
             seen = self._judge(state, rows, silent_s)

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from ampwatch.report.painter.message import pack
 from ampwatch.rows import Table
 
@@ -26,8 +24,10 @@ _NO_LOW = -24.0  # of a layer without a lower limit; no scale is smaller
 class Readable(Protocol):
     """What has tables: a run, or the dashboard's view of one."""
 
-    def read(self, table: Table, columns: Sequence[str], /) -> pa.Table:
-        """These columns of a table."""
+    def last_rows(
+        self, table: Table, columns: Sequence[str], most: int, *, step: int | None = None
+    ) -> pa.Table:
+        """The last rows up to a step, or of all: at most so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,10 @@ def last_known(
 
     Where several ranks have a value of the same step, the worst: a scale has to suit them all.
     """
-    rows = run.read(Table.LAYERS, ("step", "layer", *columns))
-    end = rows.num_rows
-    if step is not None:
-        end = int(np.searchsorted(rows.column("step").to_numpy(), step, side="right"))
-    start = max(0, end - _ROWS_READ)
+    rows = run.last_rows(Table.LAYERS, ("step", "layer", *columns), _ROWS_READ, step=step)
     found: dict[str, dict[str, Any]] = {}
     known_at: dict[tuple[str, str], int] = {}
-    for row in rows.slice(start, end - start).to_pylist():
+    for row in rows.to_pylist():
         kept, at = found.setdefault(row["layer"], {}), row["step"]
         for name, value in row.items():
             if value is not None:

@@ -45,7 +45,8 @@ class Reading:
     def portions(self) -> Iterator[None]:
         """Show more of the run as it was last refreshed, until all is shown."""
         while True:
-            self._show_more()
+            with self.run.lock:
+                self._show_more()
             yield
             if not self._batches or self.is_overtaken:
                 break
@@ -55,6 +56,10 @@ class Reading:
         self, table: Table, columns: Sequence[str], rank: int | None = None, start: int = 0
     ) -> pa.Table:
         """The rows shown by now, from number `start` on; those before are forgotten."""
+        with self.run.lock:
+            return self._read(table, columns, rank, start)
+
+    def _read(self, table: Table, columns: Sequence[str], rank: int | None, start: int) -> pa.Table:
         names = public_columns.stored_for(table, columns)
         key = (table, tuple(names), rank)
         view = self._views.setdefault(key, View(table, names))

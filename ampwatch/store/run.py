@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute  # this and the next take 150 ms, which the first read would pay
+import pyarrow.compute as pc  # this and the next take 150 ms, which the first read would pay
 import pyarrow.parquet
 
 from ampwatch.errors import RunError
-from ampwatch.rows import SCHEMAS, Table
+from ampwatch.rows import SCHEMAS, EventKind, Table
 from ampwatch.store import public_columns as public
 from ampwatch.store.copy_notes import read_copies
 from ampwatch.store.layout import rank_folder, ranks_in
@@ -25,6 +26,10 @@ _MAX_VIEWS = 24
 # The diagnosis goes rank by rank, over and over, each view of a rank's own rows.
 _VIEWS_A_RANK = 2
 
+# Rows may be logged so far from their place: the last steps' layers are written after an overflow.
+_DISORDER_ROWS = 4096
+_PORTION_ROWS = 1 << 17
+
 _Reading: TypeAlias = "tuple[Table, tuple[str, ...] | None, int | None]"  # columns; of one rank
 
 
@@ -34,10 +39,14 @@ def open_run(path: str | Path) -> Run:
 
 
 class Run:
-    """What a training left behind, or is leaving now; `refresh()` takes in what came since."""
+    """What a training left behind, or is leaving now; `refresh()` takes in what came since.
+
+    Threads may share one: `lock` is held while its rows are read.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.lock = threading.RLock()
         self.info: RunInfo = read_info(path)
         self._logs: dict[int, RankLog] = {}
         self._views: dict[tuple[Table, tuple[str, ...], int | None], View] = {}
@@ -86,22 +95,24 @@ class Run:
     @property
     def last_time_ns(self) -> int:
         """The latest time any row tells, else when the run started."""
-        newest = [log.last_time_ns for log in self._logs.values()]
+        with self.lock:
+            newest = [log.last_time_ns for log in self._logs.values()]
         return max([self.info.started_ns, *newest])
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences: what was cut off, what is missing. The first call verifies every byte."""
-        for log in self._logs.values():
-            log.verify()
-        self._forget_after_cut()
-        copies = read_copies(self.path)
-        ranks = (
-            note
-            for rank, log in self._logs.items()
-            for note in (*log.notes, *log.lacks(copies.get(rank)))
-        )
-        return (*self.info.notes, *ranks)
+        with self.lock:
+            for log in self._logs.values():
+                log.verify()
+            self._forget_after_cut()
+            copies = read_copies(self.path)
+            ranks = (
+                note
+                for rank, log in self._logs.items()
+                for note in (*log.notes, *log.lacks(copies.get(rank)))
+            )
+            return (*self.info.notes, *ranks)
 
     def read(
         self,
@@ -116,14 +127,15 @@ class Run:
         table = _known_table(table)
         wanted = None if columns is None else tuple(columns)
         key = (table, wanted, rank)
-        if key not in self._published and (among := self._read_among_others(key)) is not None:
-            self._published[key] = among
-        if key not in self._published:
-            rows = self._build(table, wanted, rank)
-            if self._forget_after_cut():  # damage found on the way shortens what was read before
+        with self.lock:
+            if key not in self._published and (among := self._read_among_others(key)) is not None:
+                self._published[key] = among
+            if key not in self._published:
                 rows = self._build(table, wanted, rank)
-            self._published[key] = rows
-        return self._published[key]
+                if self._forget_after_cut():  # damage on the way shortens what was read before
+                    rows = self._build(table, wanted, rank)
+                self._published[key] = rows
+            return self._published[key]
 
     def logged(
         self,
@@ -142,8 +154,51 @@ class Run:
         log = self._logs.get(rank)
         if log is None:
             return pa.Table.from_batches([], pa.schema([SCHEMAS[table].field(n) for n in columns]))
-        stop = log.rows(table) if most is None else min(log.rows(table), start + most)
-        return public.with_dtype_names(log.read(table, columns, start, max(start, stop)))
+        with self.lock:
+            stop = log.rows(table) if most is None else min(log.rows(table), start + most)
+            return public.with_dtype_names(log.read(table, columns, start, max(start, stop)))
+
+    def last_rows(
+        self,
+        table: Table,
+        columns: Sequence[str],
+        most: int,
+        *,
+        step: int | None = None,
+        rank: int | None = None,
+    ) -> pa.Table:
+        """The last rows up to a step, or of all: at most so many, of which none stays in memory."""
+        names = [name for name in columns if name in public.PUBLIC_NAMES[table]]
+        with self.lock:
+            logs = [log for log in self._logs.values() if rank in (None, log.rank)]
+            stops = {log.rank: _end_of(log, table, step) for log in logs}
+            starts = {at: max(0, stop - most - _DISORDER_ROWS) for at, stop in stops.items()}
+            view = View(table, public.stored_for(table, names), starts)
+            rows = view.update(logs, stops)
+            if step is not None and rows.num_rows:
+                rows = rows.filter(pc.less_equal(rows.column("step"), step))
+            rows = rows.slice(max(0, rows.num_rows - most))
+            return public.publish(table, rows, names, self.layer_facts(table, names))
+
+    def rows_between(
+        self, table: Table, columns: Sequence[str], first: int, last: int, rank: int | None = None
+    ) -> Iterator[pa.Table]:
+        """The rows of some steps, rank by rank, in portions; none of them stays in memory."""
+        names = public.stored_for(table, ("step", *columns))
+        for log in self.logs:
+            if rank not in (None, log.rank):
+                continue
+            resumed = sum(kind == EventKind.STARTED.value for _, kind in log.marks) > 1
+            start = 0 if resumed else max(0, _end_of(log, table, first - 1) - 2 * _DISORDER_ROWS)
+            end = _end_of(log, table, None if resumed else last)
+            for at in range(start, end, _PORTION_ROWS):
+                with self.lock:
+                    stop = min(end, at + _PORTION_ROWS)
+                    rows = View(table, names, {log.rank: at}).update([log], {log.rank: stop})
+                    step = rows.column("step")
+                    within = pc.and_(pc.greater_equal(step, first), pc.less_equal(step, last))
+                    facts = self.layer_facts(table, columns)
+                    yield public.publish(table, rows.filter(within), columns, facts)
 
     def rows_logged(self, table: Table, rank: int) -> int:
         """How many rows of a table a rank has logged."""
@@ -179,6 +234,12 @@ class Run:
 
     def refresh(self) -> bool:
         """Take in what was logged since; True if there is more. Costs what is new."""
+        with self.lock:
+            return self._refresh()
+
+    # --- within ----------------------------------------------------------------------------------
+
+    def _refresh(self) -> bool:
         changed = self._find_ranks()
         if self.info.source != "ampwatch":  # an importer describes the run anew as it reads
             self.info = read_info(self.path)
@@ -188,8 +249,6 @@ class Run:
             self._published.clear()
         self._forget_after_cut()
         return changed
-
-    # --- within ----------------------------------------------------------------------------------
 
     def _find_ranks(self) -> bool:
         known = len(self._logs)
@@ -265,6 +324,22 @@ class Run:
 
 _ALL_INFO = tuple(SCHEMAS[Table.LAYER_INFO].names)
 _ALL_EXTRAS = tuple(SCHEMAS[Table.EXTRAS].names)
+
+
+def _end_of(log: RankLog, table: Table, step: int | None) -> int:
+    """After which row of a log no row up to the step is to be expected: its order is nearly so."""
+    low, high = 0, log.rows(table)
+    if step is None:
+        return high
+    last = high
+    while low < high:
+        middle = (low + high) // 2
+        found = log.read(table, ["step"], middle, middle + 1).column(0)
+        if len(found) and (found[0].as_py() or 0) <= step:
+            low = middle + 1
+        else:
+            high = middle
+    return min(last, low + _DISORDER_ROWS)
 
 
 def _known_table(table: Table | str) -> Table:

@@ -41,12 +41,15 @@ def step_keys(attempts: np.ndarray, steps: np.ndarray, ranks: np.ndarray | np.in
 class View:
     """Some stored columns of one table, over all ranks, in canonical order."""
 
-    def __init__(self, table: Table, names: Sequence[str]) -> None:
+    def __init__(
+        self, table: Table, names: Sequence[str], starts: Mapping[int, int] | None = None
+    ) -> None:
+        """From the log's beginning on, or of each rank from the row in `starts`."""
         key = "step" if SCHEMAS[table].get_field_index("step") >= 0 else "time_ns"
         self._table = table
         self._key_name = key
         self._names = list(dict.fromkeys((*names, key)))
-        self._taken: dict[int, int] = {}
+        self._taken: dict[int, int] = dict(starts or {})
         self._last_step: dict[int, int] = {}
         self._pieces: list[_Piece] = []
         self.forgotten = 0  # rows, from the run's beginning on

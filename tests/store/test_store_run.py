@@ -11,7 +11,7 @@ from store_samples import event, extras, info, layer_info, layers, steps, write_
 from ampwatch.codec import encode
 from ampwatch.errors import RunError
 from ampwatch.rows import Table
-from ampwatch.store import RankWriter, create_run, open_run
+from ampwatch.store import RankWriter, RunInfo, compact, create_run, open_run
 from ampwatch.store.public_columns import PUBLIC_NAMES
 from ampwatch.store.views import View
 
@@ -269,3 +269,32 @@ def test_a_log_of_many_batches_is_read_in_few_pieces(run: Path) -> None:
     assert found.column("step").to_pylist() == list(range(40))
     assert found.column("loss").to_pylist() == [n / 2 if n % 3 else None for n in range(40)]
     assert found.column("autocast_dtype").null_count == 40
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_last_rows_and_rows_between_are_those_of_the_whole_table(tmp_path, compacted):
+    path = create_run(tmp_path, RunInfo(id="ab" * 16, name="two", world_size=2))
+    for rank in range(2):
+        writer = RankWriter(path, rank)
+        for first in range(0, 3000, 100):
+            steps = list(range(first, first + 100))
+            losses = [step + rank / 2 for step in steps]
+            writer.append(encode(Table.STEPS, {"step": steps, "time_ns": steps, "loss": losses}))
+        writer.close()
+    if compacted:
+        compact(path)
+    run = open_run(path)
+    whole = run.read(Table.STEPS, ("step", "rank", "loss")).to_pylist()
+    columns = ("step", "rank", "loss")
+    assert run.last_rows(Table.STEPS, columns, 10).to_pylist() == whole[-10:]
+    assert run.last_rows(Table.STEPS, columns, 7, step=1234).to_pylist() == whole[:2470][-7:]
+    assert run.last_rows(Table.STEPS, columns, 9, step=-1).num_rows == 0
+    mine = run.last_rows(Table.STEPS, columns, 3, step=50, rank=1).to_pylist()
+    assert [(row["step"], row["rank"]) for row in mine] == [(48, 1), (49, 1), (50, 1)]
+    parts = run.rows_between(Table.STEPS, columns, 700, 1300)
+    found = [row for part in parts for row in part.to_pylist()]
+    assert sorted(found, key=lambda row: (row["step"], row["rank"])) == [
+        row for row in whole if 700 <= row["step"] <= 1300
+    ]
+    views = run._views.keys()
+    assert views <= {(Table.STEPS, ("step", "loss"), None)}  # of the whole table, read above

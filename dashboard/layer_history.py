@@ -1,0 +1,237 @@
+"""What the layers' samples say over a whole run: bounded, grown by what is new."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from past import History, Past
+
+from ampwatch.follow import Follower
+from ampwatch.report.thinning import Floats, Steps
+from ampwatch.rows import Table
+from ampwatch.store import Reading, Run
+
+MOST_CELLS = 960  # stretches of steps: four for each column of the heat map
+_MOST_LINES = 4  # layers whose own numbers are kept; the one not looked at for longest is let go
+
+
+class Worst:
+    """Of each quantity of each layer the worst value in each stretch of steps."""
+
+    def __init__(self, is_low: Mapping[str, bool]) -> None:
+        """`is_low` says of each column whether low values are the worst."""
+        self._is_low, self.width = is_low, 1
+        self.cells: Steps = np.zeros(0, np.int64)  # the stretches there are, by their number
+        self.first: Steps = np.zeros(0, np.int64)  # the lowest step in each that was sampled
+        self.last_step = 0
+        self._values: dict[str, Floats] = {}  # a row a layer, a column a stretch
+        self._layers: dict[str, int] = {}
+        self._order: list[int] = []
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """All layers by their place in the forward pass."""
+        return tuple(np.array(list(self._layers), object)[self._in_order].tolist())
+
+    def of(self, column: str) -> tuple[tuple[str, ...], Floats]:
+        """The layers that have any value of a column, and their values by stretch."""
+        values = self._values.get(column)
+        if values is None:
+            return (), np.zeros((0, len(self.cells)), np.float32)
+        shown = [at for at in self._in_order if not np.isnan(values[at]).all()]
+        names = list(self._layers)
+        return tuple(names[at] for at in shown), values[shown]
+
+    def add(self, rows: pa.Table) -> None:
+        """Take in rows of `layers`."""
+        if not rows.num_rows:
+            return
+        step = np.asarray(rows.column("step").to_numpy(), np.int64)
+        layer = self._places(rows)
+        cell = self._cells_of(step)
+        self.last_step = max(self.last_step, int(step.max()))
+        for column, is_low in self._is_low.items():
+            known = np.asarray(rows.column(column).is_valid())
+            if known.any():
+                values = np.asarray(rows.column(column).to_numpy(), np.float32)[known]
+                bad = np.float32(-np.inf if is_low else np.inf)
+                values = np.where(np.isfinite(values), values, bad)
+                worst = np.fmin if is_low else np.fmax
+                worst.at(self._matrix(column), (layer[known], cell[known]), values)
+        while len(self.cells) > MOST_CELLS:
+            self._widen()
+
+    # --- within ----------------------------------------------------------------------------------
+
+    @property
+    def _in_order(self) -> list[int]:
+        return sorted(range(len(self._order)), key=self._order.__getitem__)
+
+    def _places(self, rows: pa.Table) -> NDArray[np.int64]:
+        """For each row the number of its layer."""
+        coded = pc.dictionary_encode(pc.cast(rows.column("layer"), "string")).combine_chunks()
+        codes = np.asarray(coded.indices.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+        unplaced = np.iinfo(np.int32).max
+        order = np.asarray(pc.fill_null(rows.column("order"), unplaced).to_numpy(), np.int64)
+        places = []
+        for number, name in enumerate(coded.dictionary.to_pylist()):
+            at = self._layers.setdefault(name, len(self._layers))
+            lowest = int(order[codes == number].min(initial=unplaced))
+            if at == len(self._order):
+                self._order.append(lowest)
+            self._order[at] = min(self._order[at], lowest)
+            places.append(at)
+        return np.array(places, np.int64)[codes]
+
+    def _cells_of(self, step: Steps) -> NDArray[np.intp]:
+        """For each step its stretch, those that are new added."""
+        cell = step // self.width
+        cells = np.union1d(self.cells, cell)
+        if len(cells) > len(self.cells):
+            at = np.searchsorted(cells, self.cells)
+            first = np.full(len(cells), np.iinfo(np.int64).max)
+            first[at] = self.first
+            for column, values in self._values.items():
+                wide = np.full((len(values), len(cells)), np.nan, np.float32)
+                wide[:, at] = values
+                self._values[column] = wide
+            self.cells, self.first = cells, first
+        places = np.searchsorted(self.cells, cell)
+        np.minimum.at(self.first, places, step)
+        return places
+
+    def _matrix(self, column: str) -> Floats:
+        """A column's values, with room for every layer there is."""
+        values = self._values.get(column, np.zeros((0, len(self.cells)), np.float32))
+        missing = len(self._layers) - len(values)
+        if missing:
+            more = np.full((missing, len(self.cells)), np.nan, np.float32)
+            values = self._values[column] = np.concatenate([values, more])
+        return values
+
+    def _widen(self) -> None:
+        self.width *= 2
+        cell = self.cells // 2
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(cell)) + 1))
+        self.cells, self.first = cell[starts], np.minimum.reduceat(self.first, starts)
+        for column, values in self._values.items():
+            worst = np.fmin if self._is_low[column] else np.fmax
+            self._values[column] = worst.reduceat(values, starts, axis=1)
+
+
+class LayerLine:
+    """One layer's numbers over the sampled steps; of several ranks the worst."""
+
+    def __init__(self, layer: str, is_low: Mapping[str, bool]) -> None:
+        self._layer, self._is_low = layer, is_low
+        self.history = History(is_low, "")
+
+    def add(self, rows: pa.Table) -> None:
+        """Take in rows of `layers`, in the order of their steps."""
+        mine = pc.equal(pc.cast(rows.column("layer"), "string"), self._layer)
+        rows = rows.filter(pc.fill_null(mine, False))  # noqa: FBT003
+        if not rows.num_rows:
+            return
+        step = np.asarray(rows.column("step").to_numpy(), np.int64)
+        columns = {name: _finite(rows.column(name)) for name in self._is_low}
+        starts = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
+        if len(starts) < len(step):
+            for name, is_low in self._is_low.items():
+                worst = np.fmin if is_low else np.fmax
+                columns[name] = worst.reduceat(columns[name], starts)
+            step = step[starts]
+        self.history.add(step, columns, np.zeros(0, np.int64))
+
+    @property
+    def past(self) -> Past | None:
+        """What is kept of all samples, once not all are held."""
+        return self.history.past
+
+
+class _Taken:
+    """Rows of `layers` for who takes each once: all but those of the last step, which may grow."""
+
+    def __init__(self, make: Callable[[], Any], columns: tuple[str, ...], rank: int | None) -> None:
+        self._make, self._columns, self._rank = make, columns, rank
+        self._run: Run | None = None
+        self.taker = make()
+
+    def take(self, run: Run, *, is_live: bool) -> Any:
+        """What the taker has made of the rows up to now."""
+        if run is not self._run:
+            self._begin(run, Reading(run))
+        while not self._take(is_live=is_live):
+            self._begin(run, Reading(run, portion_rows=None))
+        return self.taker
+
+    def _begin(self, run: Run, reading: Reading) -> None:
+        self._run, self._reading, self._rows = run, reading, 0
+        self.taker = self._make()
+
+    def _take(self, *, is_live: bool) -> bool:
+        """Take in what is new; False if a row came among those that were taken."""
+        for _ in self._reading.portions():
+            rows = self._reading.read(Table.LAYERS, self._columns, self._rank, self._rows)
+            if self._reading.is_overtaken:
+                return False
+            if is_live and rows.num_rows:
+                step = rows.column("step").to_numpy()
+                rows = rows.slice(0, int(np.flatnonzero(step != step[-1]).max(initial=-1)) + 1)
+            self._rows += rows.num_rows
+            self.taker.add(rows)
+        return True
+
+
+class LayerHistory:
+    """What is kept of an open run's layers; any thread may ask, and each look costs what is new."""
+
+    def __init__(self, follower: Follower, rank: int | None) -> None:
+        self._follower, self.rank = follower, rank
+        self._lock = Lock()
+        self._worst: _Taken | None = None
+        self._lines: OrderedDict[str, _Taken] = OrderedDict()
+
+    def worst(self, is_low: Mapping[str, bool], *, is_live: bool) -> Worst:
+        """The worst values of all layers, by stretches of steps."""
+        with self._lock:
+            if self._worst is None:
+                columns = ("step", "layer", "order", *is_low)
+                self._worst = _Taken(lambda: Worst(is_low), columns, self.rank)
+            with self._follower.reading() as run:
+                found: Worst = self._worst.take(run, is_live=is_live)
+            return found
+
+    def line(self, layer: str, is_low: Mapping[str, bool], *, is_live: bool) -> LayerLine:
+        """One layer's numbers."""
+        with self._lock:
+            columns = ("step", "layer", *is_low)
+            made = _Taken(lambda: LayerLine(layer, is_low), columns, self.rank)
+            taken = self._lines.setdefault(layer, made)
+            self._lines.move_to_end(layer)
+            while len(self._lines) > _MOST_LINES:
+                self._lines.popitem(last=False)
+            with self._follower.reading() as run:
+                found: LayerLine = taken.take(run, is_live=is_live)
+            return found
+
+    def worst_within(self, is_low: Mapping[str, bool], first: int, last: int) -> Worst:
+        """The same of a span of steps, from its rows in the log."""
+        found = Worst(is_low)
+        with self._follower.reading() as run:
+            columns = ("step", "layer", "order", *is_low)
+            for rows in run.rows_between(Table.LAYERS, columns, first, last, self.rank):
+                found.add(rows)
+        return found
+
+
+def _finite(column: Any) -> Floats:
+    values = np.array(column.to_numpy(), np.float32)
+    values[~np.isfinite(values)] = np.nan
+    return values

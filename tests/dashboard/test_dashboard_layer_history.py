@@ -1,0 +1,156 @@
+"""The layers of a long run: bounded, and the worst sample of a stretch is never lost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import layer_history
+import layer_rows
+import numpy as np
+import past
+import pytest
+from layer_history import LayerHistory, Worst
+from layer_rows import QUANTITIES, grid, history, layer_names
+from written_runs import fresh_id
+
+from ampwatch import codec, store
+from ampwatch.follow import follow
+from ampwatch.rows import Table
+
+NAMES = ("head", "body", "tail")
+ORDER = (2, 0, 1)
+NORM = next(q for q in QUANTITIES if q.column == "grad_norm")
+HEADROOM = next(q for q in QUANTITIES if q.column == "log2_headroom")
+
+
+def begin(folder, ranks=1):
+    path = store.create_run(folder, store.RunInfo(id=fresh_id("x"), name="x", world_size=ranks))
+    writers = [store.RankWriter(path, rank) for rank in range(ranks)]
+    for writer in writers:
+        info = {"step": [0] * 3, "layer": [0, 1, 2], "name": list(NAMES), "order": list(ORDER)}
+        writer.append(codec.encode(Table.LAYER_INFO, info))
+    return path, writers
+
+
+def values(step, layer, rank=0):
+    """A layer's gradient norm and headroom at a step; nan where it is not finite."""
+    norm = 1 + ((step * 7919 + layer * 104_729 + rank * 31) % 1000) / 1000
+    return np.where(step % 970 == 30, np.nan, norm), 10 - norm
+
+
+def write(writer, steps, rank=0):
+    step = np.repeat(np.asarray(steps), 3)
+    layer = np.tile([0, 1, 2], len(steps))
+    norm, room = values(step, layer, rank)
+    writer.append(codec.encode(Table.LAYERS, {
+        "step": step, "layer": layer, "grad_norm": norm, "log2_headroom": room,
+    }))  # fmt: skip
+
+
+def looked(path, ranks=(0,)):
+    follower = follow(path)
+    kept = LayerHistory(follower, None)
+
+    def look(is_live=False):
+        follower.refresh()
+        info = SimpleNamespace(layer_every=10)
+        return SimpleNamespace(layers=kept, is_live=is_live, info=info, ranks=ranks, rank=None)
+
+    return look
+
+
+def test_few_samples_are_a_cell_each(tmp_path):
+    path, (writer,) = begin(tmp_path)
+    steps = np.arange(0, 2000, 10)
+    write(writer, steps)
+    writer.close()
+    found = grid(looked(path)(), NORM, None)
+    assert found.layers == ("body", "tail", "head")
+    for row, layer in enumerate((1, 2, 0)):
+        norm, _ = values(steps, layer)
+        norm = np.where(np.isnan(norm), np.inf, norm)
+        assert np.array_equal(found.values[row], norm.astype(np.float32))
+    assert len(found.edges) == 201
+
+
+@pytest.mark.parametrize("quantity", [NORM, HEADROOM])
+def test_the_worst_of_a_long_live_run_is_that_of_all_its_rows(tmp_path, quantity):
+    path, (writer,) = begin(tmp_path)
+    look, every = looked(path), np.arange(0, 60_000, 10)
+    for at in range(0, len(every), 450):
+        write(writer, every[at : at + 450])
+        layer_names(look(is_live=True))
+    writer.close()
+    grown, anew = grid(look(), quantity, None), grid(looked(path)(), quantity, None)
+    assert np.array_equal(grown.values, anew.values, equal_nan=True)
+    assert np.array_equal(grown.edges, anew.edges)
+    assert len(grown.edges) <= layer_rows.COLUMNS + 1
+    for row, layer in enumerate((1, 2, 0)):
+        norm, room = values(every, layer)
+        norm = np.where(np.isnan(norm), np.inf, norm)
+        room = np.where(np.isnan(room), -np.inf, room)
+        truth = (norm if quantity is NORM else room).astype(np.float32)
+        bad = ~np.isfinite(truth)
+        cells = np.searchsorted(grown.edges, every[bad], side="right") - 1
+        near = np.stack([np.maximum(0, cells - 1), np.minimum(239, cells)])  # a quarter cell off
+        assert (~np.isfinite(grown.values[row][near])).any(axis=0).all()
+        assert np.isfinite(truth[~bad]).all()
+
+
+def test_a_span_of_a_long_run_is_a_cell_a_sample_again(tmp_path):
+    path, (writer,) = begin(tmp_path)
+    every = np.arange(0, 60_000, 10)
+    write(writer, every)
+    writer.close()
+    found = grid(looked(path)(), NORM, (30_000, 30_990))
+    steps = every[(every >= 30_000) & (every <= 30_990)]
+    for row, layer in enumerate((1, 2, 0)):
+        norm, _ = values(steps, layer)
+        norm = np.where(np.isnan(norm), np.inf, norm)
+        assert np.array_equal(found.values[row], norm.astype(np.float32))
+
+
+def test_what_is_kept_is_bounded():
+    worst = Worst({"grad_norm": False})
+    import pyarrow as pa
+
+    for at in range(0, 100_000, 500):
+        step = np.arange(at, at + 500)
+        worst.add(pa.table({
+            "step": step, "layer": ["a"] * 500, "order": [0] * 500, "grad_norm": step * 1.0,
+        }))  # fmt: skip
+        assert len(worst.cells) <= layer_history.MOST_CELLS
+    _, values_kept = worst.of("grad_norm")
+    ends = np.append(worst.first[1:], 100_000) - 1
+    assert np.array_equal(values_kept[0], ends.astype(np.float32))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_layers_line_is_the_worst_of_the_ranks_at_each_step(tmp_path, ranks, monkeypatch):
+    monkeypatch.setattr(past, "HELD_ROWS", 1000)
+    path, writers = begin(tmp_path, ranks)
+    look, every = looked(path, tuple(range(ranks))), np.arange(0, 6000, 10)
+    for at in range(0, len(every), 45):
+        for rank, writer in enumerate(writers):
+            write(writer, every[at : at + 45], rank)
+            history(look(is_live=True), "tail")
+    for writer in writers:
+        writer.close()
+    course = history(look(), "tail")
+    truth = np.fmax.reduce([values(every, 2, rank)[0] for rank in range(ranks)])
+    step, norm = course.points("grad_norm")
+    assert np.array_equal(step, every)
+    assert np.array_equal(norm, truth.astype(np.float32), equal_nan=True)
+    assert course.present == {"grad_norm", "log2_headroom"}
+
+
+def test_a_resumed_run_and_rows_out_of_order_say_the_same_as_all_rows(tmp_path):
+    path, (writer,) = begin(tmp_path)
+    look = looked(path)
+    for steps in (range(0, 1000, 10), range(2000, 3000, 10), range(1000, 2000, 10)):
+        write(writer, list(steps))
+        layer_names(look(is_live=True))
+        history(look(is_live=True), "head")
+    writer.close()
+    assert history(look(), "head").step.tolist() == list(range(0, 3000, 10))
+    assert grid(look(), NORM, None).values.shape[0] == 3
