@@ -235,7 +235,7 @@ class Turns:
         scale, state = scaler._scale, scaler._per_optimizer_states.get(id(optimizer))
         values = record.pack.values
         at = len(values)
-        for found in state["found_inf_per_device"].values() if state else ():
+        for found in state.get("found_inf_per_device", {}).values() if state else ():
             if found.is_cpu:
                 values.append(found.item())
             else:
