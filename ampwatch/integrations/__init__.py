@@ -1,7 +1,6 @@
 """One line for those whose loop a framework writes: Lightning, Fabric, Transformers, Accelerate.
 
 Each file finds the framework's own scaler, model and optimizer and calls `ampwatch.attach`; the
-callbacks close the watch when training ends. Importing this room imports no framework: import the
-file of the one you use, such as `from ampwatch.integrations.lightning import AmpwatchCallback`.
-This room and `probe` are the only ones that may import torch.
+callbacks close the watch when training ends. Importing this package imports no framework: import
+the file of the one you use, such as `from ampwatch.integrations.lightning import AmpwatchCallback`.
 """

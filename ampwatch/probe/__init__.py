@@ -1,10 +1,10 @@
-"""The probe: what runs beside a training loop. The only room, with integrations, that knows torch.
+"""The probe: what runs beside a training loop. Only it and `integrations` may import torch.
 
     attach ─> scaler ─┐
               hooks  ─┴─> loop ─> records ─> courier ─> digest ─> codec ─> log and feed
 
-What runs on the training thread only captures; what computes runs on the courier's thread. Nothing
-raises into the training, nothing synchronises a device, and no bit of the training changes.
+The training thread only collects values; the courier's thread computes with them. Nothing raises
+into the training, nothing synchronises a device, and no bit of the training changes.
 """
 
 from ampwatch.probe.attach import attach

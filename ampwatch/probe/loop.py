@@ -25,9 +25,8 @@ from ampwatch.probe.guard import Guard, warn
 from ampwatch.probe.models import Survey
 from ampwatch.probe.optimizer_turns import Turns
 from ampwatch.probe.readback import put_scalar
-from ampwatch.probe.records import EventRecord, StepRecord, Turn
+from ampwatch.probe.records import EventRecord, Stale, StepRecord, Turn
 from ampwatch.probe.sampling import Sampling
-from ampwatch.probe.stale_gradients import Stale
 from ampwatch.probe.tensors import dtype_name, extremes, measurable
 from ampwatch.probe.unscaled_steps import UnscaledSteps
 from ampwatch.rows import EventKind

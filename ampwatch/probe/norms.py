@@ -77,11 +77,6 @@ def fingerprint(parameters: Sequence[Tensor]) -> Fingerprint:
     return Fingerprint(list(map(id, gradients)), gradient_versions(parameters))
 
 
-def versions_of(tensors: Sequence[Tensor]) -> list[int]:
-    """How often each tensor has been written to."""
-    return list(map(_VERSION, tensors))
-
-
 def any_written(gradients: Iterable[Tensor | None]) -> bool:
     """Whether one of these gradients has been written to since it was made."""
     try:

@@ -6,7 +6,7 @@ that go past the scaler, or without one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from ampwatch.probe.norms import (
     norms_of,
 )
 from ampwatch.probe.optimizer_state import Stepped
-from ampwatch.probe.optimizers import Leap, OptimizerView, matrix_parameters
+from ampwatch.probe.optimizers import OptimizerView, matrix_parameters
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import StepRecord, Turn
 from ampwatch.probe.stale_gradients import StaleGradients
@@ -235,7 +235,7 @@ class Turns:
         scale, state = scaler._scale, scaler._per_optimizer_states.get(id(optimizer))
         values = record.pack.values
         at = len(values)
-        for found in state["found_inf_per_device"].values() if state else ():
+        for found in state.get("found_inf_per_device", {}).values() if state else ():
             if found.is_cpu:
                 values.append(found.item())
             else:
@@ -317,10 +317,10 @@ class Turns:
 
     def take_rates(self, optimizer: Any, view: OptimizerView, turn: Turn) -> None:
         """Each group's rate; one that has leapt is reported."""
-        leaps = view.read_rates(optimizer)
+        for group, before, now in view.read_rates(optimizer):
+            detail = {"optimizer": view.number, "group": group, "from": before, "to": now}
+            self._step.event(EventKind.LR_CHANGED, detail)
         turn.lrs, turn.lr_bases = view.lrs, view.lr_bases
-        if leaps:
-            self._report_leaps(view, leaps)
 
     def take_weights(self, view: OptimizerView, turn: Turn) -> None:
         """The slices of the weights before they move; on sampled steps their norm too."""
@@ -332,11 +332,6 @@ class Turns:
                 norms = norms_of(matrices, half=any_half(matrices))
                 norm = torch.linalg.vector_norm(torch.stack(norms))
                 turn.param_norm_at = self._step.begin().pack.put(norm)
-
-    def _report_leaps(self, view: OptimizerView, leaps: Sequence[Leap]) -> None:
-        for group, before, now in leaps:
-            detail = {"optimizer": view.number, "group": group, "from": before, "to": now}
-            self._step.event(EventKind.LR_CHANGED, detail)
 
     def take_update(self, view: OptimizerView, turn: Turn) -> None:
         """What the step has done to the weights; it is this optimizer's last act in the turn."""
@@ -354,7 +349,7 @@ class Turns:
             self.stand_in = view, turn, before
 
     def _measure_update(self, view: OptimizerView, turn: Turn, before: Any) -> None:
-        pack, after = self._step.begin().pack, view.slices.after()
+        pack, after = (self._step.record or self._step.begin()).pack, view.slices.after()
         turn.update = view.slices.compare(before, after, pack)
         if self._step.sampling.sampled:
             stepped = Stepped(view.reference(), view.groups, view.slices, before, after)

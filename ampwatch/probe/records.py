@@ -7,9 +7,12 @@ yet known stands on the class: setting twenty slots to None would cost more than
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_state import StateCapture
@@ -20,7 +23,6 @@ from ampwatch.rows import EventKind
 
 if TYPE_CHECKING:
     from ampwatch.probe.sampled_layers import SampledLayers
-    from ampwatch.probe.stale_gradients import Stale
 
 
 @dataclass(slots=True)
@@ -43,6 +45,60 @@ class Loss:
     pack: Pack
     at: int
     counted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One parameter's gradient as it stood at some moment."""
+
+    parameter: Tensor
+    identity: int
+    version: int
+    passes: int  # that had reached it
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Gradients that updates have passed by while they waited for their step."""
+
+    marks: tuple[Mark, ...]  # at the last of the updates
+    scales: tuple[Value, ...]  # at each of the first updates
+    held: tuple[Value, ...]  # what was there when each next backward began
+    updates: int
+    unscaled: bool  # `unscale_` had run on them
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """What a turn found to be older than itself; its values may arrive late."""
+
+    held: tuple[Value, ...]
+    waiting: Waiting | None = None  # None: a step had used them
+
+    @property
+    def is_true(self) -> bool:
+        """Whether there was something in them; zeros are as good as none."""
+        return bool(self.held) and all(value.value != 0.0 for value in self.held)
+
+    @property
+    def is_poison(self) -> bool:
+        """Whether they were not finite before this step's backward: then it is not to blame."""
+        return any(not math.isfinite(value.value) for value in self.held)
+
+    def misuse(self, record: StepRecord) -> tuple[str, dict[str, Any]] | None:
+        """The mistake, if it is one, once the values of the record have arrived."""
+        waiting = self.waiting
+        if not self.is_true:
+            return None
+        if waiting is None:
+            return "AMP412", {}
+        scales = [scale.value for scale in waiting.scales]
+        if record.scale_at is not None:
+            scales.append(record.pack.values[record.scale_at])
+        if len(set(scales)) == 1 and not waiting.unscaled:
+            return None  # no harm until the scale moves
+        told = {"scales": scales, "updates": waiting.updates, "unscaled": waiting.unscaled}
+        return "AMP403", told
 
 
 class Turn:

@@ -9,75 +9,18 @@ held when the next pass began decides; it is read late.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from ampwatch.probe.backward_passes import BackwardWatch, Losses
 from ampwatch.probe.optimizers import OptimizerView
 from ampwatch.probe.readback import Pack
-from ampwatch.probe.records import StepRecord, Value
+from ampwatch.probe.records import Mark, Stale, StepRecord, Value, Waiting
 
 # A window may hold a thousand micro-batches; its first scales tell the story.
 MOST_WINDOWS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """One parameter's gradient as it stood at some moment."""
-
-    parameter: Tensor
-    identity: int
-    version: int
-    passes: int  # that had reached it
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Gradients that updates have passed by while they waited for their step."""
-
-    marks: tuple[Mark, ...]  # at the last of the updates
-    scales: tuple[Value, ...]  # at each of the first updates
-    held: tuple[Value, ...]  # what was there when each next backward began
-    updates: int
-    unscaled: bool  # `unscale_` had run on them
-
-
-@dataclass(frozen=True, slots=True)
-class Stale:
-    """What a turn found to be older than itself; its values may arrive late."""
-
-    held: tuple[Value, ...]
-    waiting: Waiting | None = None  # None: a step had used them
-
-    @property
-    def is_true(self) -> bool:
-        """Whether there was something in them; zeros are as good as none."""
-        return bool(self.held) and all(value.value != 0.0 for value in self.held)
-
-    @property
-    def is_poison(self) -> bool:
-        """Whether they were not finite before this step's backward: then it is not to blame."""
-        return any(not math.isfinite(value.value) for value in self.held)
-
-    def misuse(self, record: StepRecord) -> tuple[str, dict[str, Any]] | None:
-        """The mistake, if it is one, once the values of the record have arrived."""
-        waiting = self.waiting
-        if not self.is_true:
-            return None
-        if waiting is None:
-            return "AMP412", {}
-        scales = [scale.value for scale in waiting.scales]
-        if record.scale_at is not None:
-            scales.append(record.pack.values[record.scale_at])
-        if len(set(scales)) == 1 and not waiting.unscaled:
-            return None  # no harm until the scale moves
-        told = {"scales": scales, "updates": waiting.updates, "unscaled": waiting.unscaled}
-        return "AMP403", told
 
 
 class StaleGradients:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ampwatch.probe.norms import norms_of, versions_of
+from ampwatch.probe.norms import norms_of
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.tensors import PLAIN
 
@@ -27,6 +28,7 @@ LARGEST_SHARE = 100  # one element in a hundred
 
 Floats = NDArray[np.float32]
 _POINTER = Tensor.data_ptr
+_VERSION = attrgetter("_version")
 
 
 @dataclass(frozen=True, eq=False)  # without slots, so that it can be referred to weakly
@@ -142,10 +144,10 @@ class Slices:
         """
         if fresh and not (self._plain and self._all_pointers == self._addresses()):
             self._pointers = []
-        known = self._last is not None and not fresh
-        if known and versions_of(self._parameters) == self._versions:
-            return self._last
-        return self._read()
+        if fresh or self._last is None:
+            return self._read()
+        unwritten = list(map(_VERSION, self._parameters)) == self._versions
+        return self._last if unwritten else self._read()
 
     def _addresses(self) -> list[int]:
         return list(map(_POINTER, self._parameters))
@@ -153,7 +155,7 @@ class Slices:
     def after(self) -> Any:
         """The slices after a step, remembered for the next."""
         self._last = self._read()
-        self._versions = versions_of(self._parameters)
+        self._versions = list(map(_VERSION, self._parameters))
         return self._last
 
     def _read(self) -> Any:
