@@ -28,7 +28,7 @@ from ampwatch.diagnosis import (
     Finding,
     conclude,
 )
-from ampwatch.diagnosis.paste import words_and_lines
+from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.words import list_text
 from ampwatch.report import html_report
 from ampwatch.store import open_run

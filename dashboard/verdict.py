@@ -16,7 +16,7 @@ from texts import age_text, rate_text, said
 from theme import VERDICT_COLOR
 
 from ampwatch.diagnosis import Advice, Diagnosis, Finding, Severity
-from ampwatch.diagnosis.paste import words_and_lines
+from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.words import limit_text, restart_text
 from ampwatch.follow import State
 

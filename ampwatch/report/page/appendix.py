@@ -6,7 +6,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.paste import words_and_lines
+from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.words import scale_text, steps_text
 from ampwatch.report.facts import powers
 from ampwatch.text import printable
