@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import ampwatch  # noqa: E402 - the checkout's own, found above
-from ampwatch.diagnosis.paste import words_and_lines  # noqa: E402
+from ampwatch.diagnosis.code_to_paste import words_and_lines  # noqa: E402
 from examples.gallery.performing import perform  # noqa: E402
 from examples.gallery.registry import all_cases  # noqa: E402
 from examples.gallery.vocabulary import Case, Stage  # noqa: E402

@@ -26,7 +26,7 @@ from ampwatch.diagnosis import (
     Finding,
     conclude,
 )
-from ampwatch.diagnosis.paste import words_and_lines
+from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.words import list_text
 from ampwatch.report import html_report
 from ampwatch.report.overview_chart import is_change

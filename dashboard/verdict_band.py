@@ -14,7 +14,7 @@ from formatting import age_text, rate_text, said
 from open_runs import Look
 
 from ampwatch.diagnosis import Advice, Diagnosis, Finding, Severity
-from ampwatch.diagnosis.paste import words_and_lines
+from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.words import limit_text, restart_text
 from ampwatch.follow import State
 from ampwatch.report.overview_chart import is_change

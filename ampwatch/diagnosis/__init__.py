@@ -22,8 +22,8 @@ from ampwatch.diagnosis.findings import (
 from ampwatch.diagnosis.registry import Rule
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.rules.rate import weighed
+from ampwatch.diagnosis.several_runs import Together, diagnose_together
 from ampwatch.diagnosis.signals import Record
-from ampwatch.diagnosis.together import Together, diagnose_together
 
 __all__ = [
     "RULES",

@@ -13,33 +13,29 @@ from functools import cached_property
 import numpy as np
 
 from ampwatch.diagnosis import learning_rate, policy
+from ampwatch.diagnosis.attention_scores import ScoreCourse
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.device_course import DeviceCourse
 from ampwatch.diagnosis.episodes import Fall, Span
-from ampwatch.diagnosis.findings import Advice
-from ampwatch.diagnosis.joint_overflows import Origin, origins
+from ampwatch.diagnosis.event_course import Ledger
+from ampwatch.diagnosis.findings import Advice, Standing
 from ampwatch.diagnosis.layer_course import LayerCourse
-from ampwatch.diagnosis.ledger import Ledger
 from ampwatch.diagnosis.loop_course import LoopCourse
 from ampwatch.diagnosis.loss_spikes import LossSpikes
-from ampwatch.diagnosis.losses import fell_on
-from ampwatch.diagnosis.named import Times
+from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.nonfinite_gradients import NonfiniteGradients
 from ampwatch.diagnosis.number_course import NumberCourse, bad_input, forward_finite, handed_on
 from ampwatch.diagnosis.outlying_inputs import OutlyingInputs
-from ampwatch.diagnosis.precision_course import PrecisionCourse
+from ampwatch.diagnosis.overflow_culprits import Origin, origins
+from ampwatch.diagnosis.precision_course import PrecisionCourse, RoundingCourse
 from ampwatch.diagnosis.rank_course import RankCourse
-from ampwatch.diagnosis.rate_leaps import RateLeaps
-from ampwatch.diagnosis.rate_rows import rate_rows
-from ampwatch.diagnosis.rate_setup import RateSetup
+from ampwatch.diagnosis.rate_setup import RateLeaps, RateSetup
 from ampwatch.diagnosis.restart_course import RestartCourse
-from ampwatch.diagnosis.rounding_course import RoundingCourse
 from ampwatch.diagnosis.scale_course import ScaleCourse
 from ampwatch.diagnosis.scale_segments import Scaler
-from ampwatch.diagnosis.score_course import ScoreCourse
-from ampwatch.diagnosis.signals import Event, Info, Record, positive
-from ampwatch.diagnosis.standing import Standing
-from ampwatch.diagnosis.zero_course import ZeroCourse
+from ampwatch.diagnosis.signals import Event, Flags, Floats, Info, Record, positive
+from ampwatch.diagnosis.times import Times
+from ampwatch.diagnosis.zero_gradients import ZeroCourse
 from ampwatch.rows import EventKind
 
 # torch's own default, for records that do not say.
@@ -50,6 +46,18 @@ LONGEST_INTERVAL = 2.0**40
 NATIVE = "ampwatch"
 # Sources whose columns are as their writer named them.
 _TABLES = frozenset({"csv", "json", "jsonl", "parquet", "tensorboard", "wandb"})
+
+
+# Columns that the learning rate reads under the same name, and under another.
+_SAME = (
+    "loss", "lr", "lr_base", "micro_batches", "scale", "grad_norm", "update_norm", "param_norm",
+    "input_amax",
+)  # fmt: skip
+_RENAMED = {
+    "applied_norm": "grad_norm_applied",
+    "max_ratio": "max_update_ratio",
+    "alignment": "update_alignment",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,3 +310,43 @@ def _scaler(info: Info) -> Scaler:
         backoff_factor=told.get("backoff_factor") or 0.5,
         hysteresis=int(min(told.get("hysteresis") or 1.0, 16.0)),
     )
+
+
+def rate_rows(block: Block, forward: Flags) -> learning_rate.Rows:
+    """One row a step; that a number is not finite is said of the loss and the forward.
+
+    A step that the loop left out is a skip: its loss was not finite, whether it is recorded or not.
+    """
+    columns = block.columns
+    return learning_rate.rows_of(
+        step=block.step,
+        skipped=block.skipped | block.left_out,
+        loss_bad=(block.loss_known & ~np.isfinite(columns["loss"])) | block.left_out,
+        act_amax=_largest_activations(block),
+        forward_bad=forward == 0,
+        **{name: columns[name] for name in _SAME},
+        **{name: columns[source] for name, source in _RENAMED.items()},
+    )
+
+
+def _largest_activations(block: Block) -> Floats:
+    """Each step's largest activation where it was sampled."""
+    layers = block.layers
+    at, there = block.layer_entries
+    amax = layers.numbers["act_amax"]
+    keep = there & np.isfinite(amax)
+    result = np.full(len(block), -np.inf)
+    np.maximum.at(result, at[keep], amax[keep])
+    return result
+
+
+def fell_on(rate: learning_rate.RateState, first_step: int, end_step: int) -> bool:
+    """Whether the last losses, after `end_step`, are below all those before `first_step`."""
+    parts = (rate.head, rate.points.rows, rate.tail)
+    step = np.concatenate([rows.of("step") for rows in parts])
+    loss = np.concatenate([rows.of("loss") for rows in parts])
+    known = np.isfinite(loss)
+    before, after = loss[known & (step < first_step)], loss[known & (step > end_step)]
+    if not len(before) or len(after) < policy.LOSS_LINES:
+        return False
+    return bool(median(after[-policy.LOSS_LINES :]) < before.min())

@@ -31,7 +31,7 @@ class DoublingWindows:
         return cls(np.full((most, *columns), _nothing(operation)), operation, width)
 
     def with_entries(
-        self, at: Integers, entries: npt.NDArray[Any], *column: Any
+        self, at: Integers, entries: npt.NDArray[Any], column: Any = 0
     ) -> DoublingWindows:
         """The windows with these entries at these positions, in this column of their windows.
 
@@ -41,13 +41,18 @@ class DoublingWindows:
         if not len(at):
             return self
         values, width, count = self.values.copy(), self.width, max(self.count, int(at.max()) + 1)
+        if entries.ndim > 1:  # a value for each column
+            at, column = at[:, None], np.arange(entries.shape[1])
+        # `at` is many times as fast with numbers in a row.
+        at, column, entries = (np.ravel(one) for one in np.broadcast_arrays(at, column, entries))
+        columns = values[:1].size
         while True:
             fits = at < len(values) * width
-            where = (at[fits] // width, *(one[fits] for one in column))
-            self.operation.at(values, where, entries[fits])
+            where = at[fits] // width * columns + column[fits]
+            self.operation.at(values.reshape(-1), where, entries[fits])
             if fits.all():
                 return replace(self, values=values, width=width, count=count)
-            at, entries, column = at[~fits], entries[~fits], tuple(one[~fits] for one in column)
+            at, column, entries = at[~fits], column[~fits], entries[~fits]
             pairs = self.operation(values[::2], values[1::2])
             values = np.concatenate([pairs, np.full_like(pairs, _nothing(self.operation))])
             width *= 2

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis import policy
-from ampwatch.diagnosis.culprits import Culprits
+from ampwatch.diagnosis.overflow_culprits import Culprits
 from ampwatch.diagnosis.scale_segments import NAN, Segment
 
 

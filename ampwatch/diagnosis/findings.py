@@ -27,6 +27,24 @@ class Severity(str, enum.Enum):
         return list(Severity).index(self)
 
 
+class Standing(enum.Enum):
+    """At the end of the record it goes on, is over but its damage is not, or all of it is over."""
+
+    STANDS = "stands"
+    HEALS = "heals"
+    HEALED = "healed"
+
+    @property
+    def weighs(self) -> bool:
+        """Whether the run still suffers from it."""
+        return self is not Standing.HEALED
+
+    @property
+    def ending(self) -> str:
+        """The end of a sentence that says what happened, without its full stop."""
+        return "" if self is Standing.STANDS else ", but no longer at the end"
+
+
 class Verdict(str, enum.Enum):
     """The run in one word."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.named import innermost
+from ampwatch.diagnosis.overflow_culprits import innermost
 from ampwatch.diagnosis.signals import Floats, Integers, Mask
 
 # A layer loses its gradients in most of its sampled steps, and in at least this many of them.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.signals import Event, positive
+from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 
 # An optimizer was starved that was given less of its gradients than the first and moved the weights

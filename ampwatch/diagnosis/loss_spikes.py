@@ -463,16 +463,18 @@ class LossSpikes:
         """The course with a block more."""
         columns = block.columns
         position = np.arange(block.start, block.start + len(block))
-        own = {"step": block.step, "skipped": block.skipped, "position": position}
-        told = [own[name] if name in own else columns[name] for name in _COLUMNS]
-        rows = np.array(told, np.float64).T
+        told = {**columns, "step": block.step, "skipped": block.skipped, "position": position}
+        rows = np.empty((len(block), len(_COLUMNS)))
+        for at, name in enumerate(_COLUMNS):
+            rows[:, at] = told[name]
         known = np.isfinite(rows[:, 0])
         number = columns["optimizer"]
         owner = np.where(np.isnan(number), -1.0, number).astype(np.int64)
         made = dict(self.series)
-        for key in sorted(set(owner[known].tolist())):
+        for key in np.unique(owner[known]).tolist():
             if key in made or len(made) < _MOST_SERIES:
-                made[key] = made.get(key, Series()).with_rows(rows[known & (owner == key)])
+                own = known & (owner == key)
+                made[key] = made.get(key, Series()).with_rows(rows if own.all() else rows[own])
         return LossSpikes(made)
 
     def finished(self) -> LossSpikes:

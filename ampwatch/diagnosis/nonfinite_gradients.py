@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.named import Times, innermost
 from ampwatch.diagnosis.number_course import DEAD_RATE
+from ampwatch.diagnosis.overflow_culprits import innermost
 from ampwatch.diagnosis.signals import Integers, Mask
+from ampwatch.diagnosis.times import Times
 
 
 @dataclass(frozen=True, slots=True)

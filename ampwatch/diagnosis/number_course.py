@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.named import ROOT, Times
+from ampwatch.diagnosis.overflow_culprits import ROOT
 from ampwatch.diagnosis.signals import Event, Flags, Integers, Mask
+from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 
 # No training has so low a rate throughout: it never left the start of its warm-up.

@@ -10,8 +10,8 @@ import numpy as np
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.learning_rate import Rows
 from ampwatch.diagnosis.medians import median_of_known
-from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.signals import Floats
+from ampwatch.diagnosis.times import Times
 
 # A batch stands out when its input is 5 times its recent median (measured on bad batches among 18
 # small trainings), and half as far off the window's largest, the update before it being ordinary:

@@ -1,4 +1,7 @@
-"""What the advice on the rate needs to know of the optimizer, checkpoints and resumes, folded."""
+"""How the learning rate was set, folded: its start, its leaps, the optimizer, the restarts.
+
+The stairs of a warm-up are no leaps.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,23 @@ from typing import Any
 
 import numpy as np
 
+from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.learning_rate import Group, Setup
 from ampwatch.diagnosis.signals import Event, Floats
-from ampwatch.rows import EventKind
+from ampwatch.rows import LR_LEAP, EventKind
 
 _MOST_SAVED = 256
 _MOST_GROUPS = 64
 _MOST_LARGER = 16
 # The same rate, but for what a schedule's arithmetic rounds.
 _SAME_RATE = 1e-6
+# No more are kept: those that explain a trouble are the last before it.
+_MOST_LEAPS = 64
+# A rate this near to the highest yet is at it, and one so far above it has gone on rising.
+_AT_TOP, _FURTHER = 0.98, 1.1
+# Nobody trains at a hundredth of the base rate: it is where a warm-up begins.
+_WARMING = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +149,69 @@ class RateSetup:
         return replace(
             self, ratio_sums=self.ratio_sums + sums, ratio_counts=self.ratio_counts + counts
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Leap:
+    """The rate at least doubled from one step to the next."""
+
+    step: int
+    before: float
+    after: float
+    from_top: bool  # it had never been higher
+    is_stair: bool  # ... and had rested there no longer than it took to get there
+
+
+@dataclass(frozen=True, slots=True)
+class RateLeaps:
+    """What is remembered of them; `fold` makes a new one."""
+
+    leaps: tuple[Leap, ...] = ()  # the last few
+    top: float = 0.0  # the highest rate yet
+    top_position: int = 0  # the entry that reached it
+    last: float = float("nan")
+    last_base: float = float("nan")
+
+    def fold(self, block: Block) -> RateLeaps:
+        """The course with a block more."""
+        if not len(block):
+            return self
+        rate, base = block.columns["lr"], block.columns["lr_base"]
+        before = np.concatenate(([self.last], rate[:-1]))
+        # Without a scheduler the base rate leaps with the rate, and warms up to nothing.
+        base_before = np.concatenate(([self.last_base], base[:-1]))
+        position = np.arange(block.start, block.start + len(block))
+        leapt = (rate >= LR_LEAP * before) & (before > 0)
+        leapt &= position >= policy.JUMP_LEAST_POSITION
+        top = np.fmax.accumulate(np.concatenate([[self.top], rate]))
+        rose = np.flatnonzero(top[1:] > top[:-1])
+        reached = np.concatenate([[self.top_position], block.start + rose])
+        reached = reached[np.searchsorted(rose, np.arange(len(top)))]
+        from_top = before >= _AT_TOP * top[:-1]
+        # On the way up a rate rests no longer than it took to get there, but for the first epoch of
+        # a warm-up that goes by epochs.
+        warms = (rate <= base_before) & (before <= _WARMING * base_before)
+        stair = from_top & (warms | (position - reached[:-1] <= reached[:-1]))
+        found = [
+            Leap(*(column[at].item() for column in (block.step, before, rate, from_top, stair)))
+            for at in np.flatnonzero(leapt)[-_MOST_LEAPS:]
+        ]
+        return replace(
+            self,
+            leaps=(*self.leaps, *found)[-_MOST_LEAPS:],
+            top=float(top[-1]),
+            top_position=int(reached[-1]),
+            last=float(rate[-1]),
+            last_base=float(base[-1]),
+        )
+
+    def is_settled(self, leap: Leap) -> bool:
+        """Whether the rate did not go on rising from one top to the next."""
+        return not (leap.is_stair or (leap.from_top and self.top > _FURTHER * leap.after))
+
+    def is_climb(self, step: int) -> bool:
+        """Whether the rate's change at this step only went on with a climb."""
+        return any(abs(step - one.step) <= 1 for one in self.leaps if not self.is_settled(one))
 
 
 def _group(detail: Mapping[str, Any], group: Mapping[str, Any]) -> Group:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.findings import Evidence, Finding, Severity
-from ampwatch.diagnosis.standing import Standing
+from ampwatch.diagnosis.findings import Evidence, Finding, Severity, Standing
 
 
 class Stretch(Protocol):

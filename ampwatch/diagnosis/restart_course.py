@@ -17,8 +17,8 @@ import numpy as np
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.learning_rate import RateState, Rows
 from ampwatch.diagnosis.medians import known_of, median_of_known
-from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.signals import Floats
+from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 
 # So many windows of so many rows before a restart show how far apart they lie by themselves, and

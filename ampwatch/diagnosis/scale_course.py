@@ -20,10 +20,8 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.culprits import Culprits
 from ampwatch.diagnosis.episodes import Episode, Fall, Span
-from ampwatch.diagnosis.joint_overflows import Origin
-from ampwatch.diagnosis.named import Times
+from ampwatch.diagnosis.overflow_culprits import Culprits, Origin
 from ampwatch.diagnosis.scale_levels import ScaleLevels
 from ampwatch.diagnosis.scale_segments import (
     NAN,
@@ -36,6 +34,7 @@ from ampwatch.diagnosis.scale_segments import (
     segments_of,
 )
 from ampwatch.diagnosis.signals import Event, Floats, Integers, Mask
+from ampwatch.diagnosis.times import Times
 
 # Falls from one level tell the same story; scales have some 280 powers of two, few are ever levels.
 MOST_FALLS = 16

@@ -17,7 +17,7 @@ from rich.style import Style
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ampwatch.diagnosis.paste import words_and_lines
+from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.words import scale_text, steps_text
 from ampwatch.report.facts import powers
 from ampwatch.report.painter import SEVERITY_COLOR, VERDICT_COLOR

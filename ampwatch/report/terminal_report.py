@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ampwatch.diagnosis.paste import words_and_lines
+from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.words import count_text, limit_text, restart_text
 from ampwatch.report.facts import facts_of, powers, ruled_out
 from ampwatch.text import printable

@@ -14,7 +14,7 @@ from written_runs import write_run
 
 import ampwatch
 from ampwatch import store
-from ampwatch.diagnosis.paste import words_and_lines
+from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.report.thinning import merged
 
 pytestmark = [pytest.mark.slow_browser, needs_browser]

@@ -9,10 +9,10 @@ from hand_built import HandBuiltRun, Info, step_table
 
 from ampwatch.diagnosis import RULES, diagnose
 from ampwatch.diagnosis.engine import Engine
-from ampwatch.diagnosis.findings import Finding, Severity
-from ampwatch.diagnosis.named import Times, innermost
+from ampwatch.diagnosis.findings import Finding, Severity, Standing
+from ampwatch.diagnosis.overflow_culprits import innermost
 from ampwatch.diagnosis.registry import Seen
-from ampwatch.diagnosis.standing import Standing
+from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import restart_text
 
 CALM = HandBuiltRun(step_table(skipped=[False] * 40, scale=[2.0**16] * 40))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ampwatch.diagnosis.attention_scores import Score, ScoreCourse
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import RATE, Page, Seen, Ties, rule
-from ampwatch.diagnosis.score_course import Score, ScoreCourse
 
 # Attention scores that grow: over thousands of steps, in a row of windows each higher than the one
 # before, four times higher in all. The growth after a start slows down before that.

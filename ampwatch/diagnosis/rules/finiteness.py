@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.named import Times, innermost
+from ampwatch.diagnosis.findings import Evidence, Severity, Standing
+from ampwatch.diagnosis.overflow_culprits import innermost
 from ampwatch.diagnosis.registry import (
     MIXED,
     NOT_ITS_GRADIENTS,
@@ -21,7 +21,7 @@ from ampwatch.diagnosis.registry import (
     rule,
 )
 from ampwatch.diagnosis.rules.left_out import ending_text
-from ampwatch.diagnosis.standing import Standing
+from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import alone_text, count_text, list_text, steps_text
 
 

@@ -10,9 +10,9 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.rules.scale import sink
+from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import count_text, scale_text
 from ampwatch.rows import EventKind
 

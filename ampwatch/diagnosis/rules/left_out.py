@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.registry import NOT_FINITE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import count_text, share_text
 
 # Occasional bad batches cost one step in a hundred; more than that is wasted training. A single

@@ -9,8 +9,8 @@ import numpy as np
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.registry import MIXED, RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import count_text
 
 # A scaler that is not recorded skips a step now and then; one line in ten is more than any healthy

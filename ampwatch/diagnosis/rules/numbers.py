@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.code_to_paste import float32_island, with_lines
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.layer_course import UNDERFLOW_SAMPLES
-from ampwatch.diagnosis.named import ROOT, Named, Times
-from ampwatch.diagnosis.paste import float32_island, with_lines
+from ampwatch.diagnosis.overflow_culprits import ROOT, Named
 from ampwatch.diagnosis.registry import (
     MIXED,
     RATE,
@@ -23,6 +23,7 @@ from ampwatch.diagnosis.registry import (
     rule,
 )
 from ampwatch.diagnosis.rules.left_out import ending_text
+from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import alone_text, count_text, list_text, scale_text, steps_text
 
 FP16_MAX = 65504.0

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.named import Times
+from ampwatch.diagnosis.findings import Evidence, Severity, Standing
 from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
-from ampwatch.diagnosis.standing import Standing
+from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import count_text
 
 # One step may be logged in the middle of an update; if two steps differ, the weights do.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.code_to_paste import with_lines
 from ampwatch.diagnosis.findings import Action, Advice, Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.attribution import LOWER_LINE, weights_text
 from ampwatch.diagnosis.learning_rate.onset import CLIMB, Onset
-from ampwatch.diagnosis.paste import with_lines
 from ampwatch.diagnosis.registry import FROM_THE_FIRST_SKIP, MIXED, Page, Seen, Ties, codes, rule
 from ampwatch.diagnosis.words import restart_text
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.precision_course import Kept, RoundingSample
 from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
-from ampwatch.diagnosis.rounding_course import Kept, RoundingSample
 from ampwatch.diagnosis.words import count_text
 
 # Most weights do not move, and most of the requested movement is lost. A smaller loss has the

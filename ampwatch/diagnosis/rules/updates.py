@@ -8,8 +8,8 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.loop_course import STARVED
-from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import count_text, share_text
 
 # A scheduler that also advances on skipped steps does so every time; one change of the rate that

@@ -9,9 +9,10 @@ from typing import Any
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.named import Named, Times, put
-from ampwatch.diagnosis.paste import Root, roots_of
+from ampwatch.diagnosis.code_to_paste import Root, roots_of
+from ampwatch.diagnosis.overflow_culprits import Named, put
 from ampwatch.diagnosis.signals import Event
+from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 
 # torch's own words for mistakes in the loop; whether they ended training or were caught.

@@ -1,4 +1,4 @@
-"""What the ranks' overflow events of one step say together: whose backward it was, or nobody's.
+"""Whose overflows they were: counted by the layer they name, and by the rank they came from.
 
 Where ranks join their gradients, an overflow of one is an overflow of all; each rank's event tells
 whether its own gradients were finite before. A step is judged only where every rank has told.
@@ -7,19 +7,82 @@ whether its own gradients were finite before. A step is judged only where every 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.signals import Event
+from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 
+# A model may have more layers than this; those that overflow first are kept.
+MOST_LAYERS = 1024
+_MOST_RANKS = 64
+ROOT = "(root)"  # what the one model's own layer is called; several have names of their own
+LOSS = "(loss)"  # where an event's bound ends, if that is not a layer
 # How likely chance alone may be to make one rank overflow so often before it is called a wonder.
 RANK_CHANCE = 0.01
 
 # No scale can help these, so chance and growth have no part in them.
 _BEFORE_THE_SCALE = frozenset(("forward", "input", "loss"))
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The overflows that name one layer."""
+
+    layer: str
+    times: Times
+    ranks: frozenset[int]
+    bounds: int  # of them, how many only bound the culprit
+    at_loss: int = 0  # of those, how many between the layer and the loss
+    own_code: tuple[str, str] | None = None  # of a container: the layers around the place
+    nans: int = 0  # how many made nan, and not inf
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether no event names the layer for certain."""
+        return self.bounds == self.times.count
+
+    @property
+    def is_at_loss(self) -> bool:
+        """Whether every event leaves it open whether the layer did it or the loss."""
+        return self.at_loss == self.times.count
+
+    def joined(self, other: Named) -> Named:
+        """Both together."""
+        ranks = self.ranks | other.ranks
+        kept = ranks if len(ranks) <= _MOST_RANKS else self.ranks
+        return Named(
+            self.layer, self.times.joined(other.times), kept, self.bounds + other.bounds,
+            self.at_loss + other.at_loss, self.own_code or other.own_code,
+            self.nans + other.nans,
+        )  # fmt: skip
+
+
+def innermost(names: Collection[str]) -> list[str]:
+    """Without the modules that hold others of these."""
+    holders = {ROOT} if set(names) - {ROOT} else set()
+    for name in names:
+        parts = name.split(".")
+        holders |= {".".join(parts[:count]) for count in range(1, len(parts))}
+    return [name for name in names if name not in holders]
+
+
+def put(layers: dict[str, Named], event: Event, position: int) -> None:
+    """Count an overflow for the layer that it names."""
+    layer = event.layer
+    if layer is None or (layer not in layers and len(layers) >= MOST_LAYERS):
+        return
+    bound = int(event.detail.get("exact") is False)
+    after, before = event.detail.get("from"), event.detail.get("to")
+    times = Times().and_at(event.step, position)
+    one = Named(
+        layer, times, frozenset({event.rank}), bound, int(bound and before == LOSS),
+        (str(after), str(before)) if after and before and not bound else None,
+        int(event.detail.get("value") == "nan"),
+    )  # fmt: skip
+    layers[layer] = layers[layer].joined(one) if layer in layers else one
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +181,38 @@ def _origin(step: int, events: Mapping[int, Event]) -> Origin:
         before_scale=str(event.detail.get("direction")) in _BEFORE_THE_SCALE,
         is_bound=event.detail.get("exact") is False,
     )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Culprits:
+    """Overflows that nothing explains: those of the backward pass by layer, and the bounds.
+
+    Where there are several ranks, also what their overflows say together.
+    """
+
+    layers: dict[str, Named] = field(default_factory=dict)
+    bounds: int = 0
+    joint: Joint = field(default_factory=Joint)
+
+    def take(self, event: Event | Origin, position: int) -> None:
+        """Take in one overflow event, or what all ranks' events of a step say together."""
+        if isinstance(event, Origin):
+            self.joint = self.joint.and_origin(event, position)
+            return
+        self.bounds += event.detail.get("exact") is False
+        if event.detail.get("direction") == "backward":
+            put(self.layers, event, position)
+
+    def add(self, other: Culprits) -> None:
+        """Take in all that another has."""
+        self.bounds += other.bounds
+        self.joint = self.joint.joined(other.joint)
+        for layer, named in other.layers.items():
+            if layer in self.layers:
+                self.layers[layer] = self.layers[layer].joined(named)
+            elif len(self.layers) < MOST_LAYERS:
+                self.layers[layer] = named
+
+    def copy(self) -> Culprits:
+        """The same, to be changed apart."""
+        return replace(self, layers=dict(self.layers))

@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.diagnosis.paste import Root, float32_island, roots_of, with_lines, words_and_lines
+from ampwatch.diagnosis.code_to_paste import (
+    Root,
+    float32_island,
+    roots_of,
+    with_lines,
+    words_and_lines,
+)
 
 
 class Masked(nn.Module):

@@ -9,8 +9,8 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.named import Times
 from ampwatch.diagnosis.signals import Floats, Integers
+from ampwatch.diagnosis.times import Times
 
 # In a layer's sample, so much of what was not zero has become so.
 ZERO_SHARE = 0.99
