@@ -85,15 +85,26 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     doubted = advice.action is Action.KEEP and any(f.code in _OFTEN_THE_RATE for f in causes)
     if verdict is Verdict.HEALTHY or (seen.onset is not None and not doubted):
         return advice
-    if doubted and not any(f.code in _STANDS_AFTERWARDS for f in causes):
-        return Advice(Action.UNKNOWN, f"{advice.because} {_NOT_PROVED}", current=seen.base)
+    shown = seen.onset is not None and not any(f.code in _STANDS_AFTERWARDS for f in causes)
+    if doubted and shown:
+        return _doubtful(advice)
     return _calm_beside_trouble(case, seen, causes)
+
+
+def _doubtful(advice: Advice) -> Advice:
+    """The same, with where to restart, and without the word on the rate."""
+    return Advice(
+        Action.UNKNOWN,
+        f"{advice.because} The rate may still be the cause.",
+        current=advice.current,
+        restart_from_step=advice.restart_from_step,
+        restart_checkpoint_step=advice.restart_checkpoint_step,
+    )
 
 
 # Too high a rate may be behind each of these: none stands beside a rate that is kept.
 _STANDS_AFTERWARDS = frozenset(("AMP307", "AMP410"))
 _OFTEN_THE_RATE = _STANDS_AFTERWARDS | {"AMP103", "AMP104", "AMP203", "AMP204", "AMP207", "AMP211"}
-_NOT_PROVED = "The record does not prove that the rate is not the cause."
 
 
 def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding]) -> Advice:
