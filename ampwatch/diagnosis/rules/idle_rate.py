@@ -63,8 +63,6 @@ def rate_never_rose(case: Case) -> Iterator[Seen]:
         f"{count_text(numbers.rates, 'line')}.",
         cause="Either the scheduler waits for accepted steps and there are none, or nothing "
         "calls scheduler.step().",
-        action="Attach ampwatch, or print the loss scale, to see whether steps are skipped; "
-        "check that scheduler.step() is called.",
         evidence=(Evidence("lr", scale.last_step, 0.0, DEAD_RATE),),
     )
 

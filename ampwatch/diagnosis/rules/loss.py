@@ -15,17 +15,10 @@ from ampwatch.diagnosis.learning_rate.attribution import Cause
 from ampwatch.diagnosis.learning_rate.bands import trailing_medians
 from ampwatch.diagnosis.learning_rate.onset import Onset, Sign
 from ampwatch.diagnosis.learning_rate.scene import rows_around
+from ampwatch.diagnosis.learning_rate.shift import wanders
 from ampwatch.diagnosis.loss_band import ROUNDED, WINDOW, left_band
-from ampwatch.diagnosis.loss_spikes import (
-    GREW,
-    MIXED_SHARE,
-    OUT_OF_BAND,
-    SHORT,
-    TELLING,
-    Kind,
-    Octave,
-    Rise,
-)
+from ampwatch.diagnosis.loss_rise import GREW, OUT_OF_BAND, SHORT, TELLING, Kind, Rise
+from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, Octave
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.outlying_inputs import APART_STEPS, INPUT_TIMES
 from ampwatch.diagnosis.registry import NOT_ITS_GRADIENTS, RATE, Page, Seen, Ties, rule
@@ -88,7 +81,6 @@ def bad_batch(case: Case) -> Iterator[Seen]:
             + (", several close together." if inputs.are_crowded else "."),
             cause=f"At step {first.step} the largest input was {first.value:,.4g}, "
             f"{first.times:,.0f} times its recent median, after an ordinary update.",
-            action=f"Check the batch of step {first.step}; clip or filter such inputs.",
             evidence=(Evidence("input_amax", first.step, first.value, first.median),),
         )
 
@@ -112,7 +104,6 @@ def _leaps(case: Case) -> Seen | None:
         cause=f"At step {first.first_step} the loss was {first.peak:,.4g}, after "
         f"{first.level:,.4g}: {first.height:,.0f} deviations above its recent band{also}; at "
         "the next step it was back.",
-        action=f"Check the batch of step {first.first_step}.",
         evidence=(Evidence("loss", first.first_step, first.peak, first.level),),
     )
 
@@ -169,9 +160,6 @@ def recoverable_spike(case: Case) -> Iterator[Seen]:
         yield _burst(case)
 
 
-_NOTHING_OF_ONE = "Nothing to do. If it returns, restart before it and skip those batches."
-
-
 def _spikes(case: Case) -> Seen | None:
     """Spikes of the loss that came back into its band."""
     leaps = case.rises.of(Kind.LEAP)
@@ -190,11 +178,6 @@ def _spikes(case: Case) -> Seen | None:
         cause=f"{which} rose from {last.level:.4g} to {last.peak:.4g} at step {last.first_step} "
         f"and was back after {count_text(last.steps, 'step')}; {share_text(steps, record)} "
         f"of the steps ({steps:,}) were spent on such recoveries{grown * bool(both.grown)}.",
-        action=_NOTHING_OF_ONE
-        if both.count == 1
-        else "If they continue: restart before the first and skip the batches that trigger "
-        "them; clip the update (by its own norm, layer by layer); only then lower the rate a "
-        "little.",
         evidence=(
             Evidence("loss", last.first_step, last.peak, last.level),
             Evidence("spikes", last.last_step, float(both.count)),
@@ -234,7 +217,6 @@ def _burst(case: Case) -> Seen:
         f"{' in all' if bursts.episodes > 1 else ''}, from which the run recovered by itself.",
         cause=f"The loss scale fell{depth} and steps are accepted again since step "
         f"{(bursts.last_step or 0) + 1}; the loss shows no lasting harm.",
-        action=_NOTHING_OF_ONE,
         evidence=(
             Evidence("skipped", bursts.last_step, float(bursts.skips)),
             Evidence("scale", scale.last_step, case.final_scale, scale.level),
@@ -287,7 +269,6 @@ def _diverged(case: Case) -> Seen | None:
         summary=f"The loss diverges without an overflow: {first:.4g} at first, {last:.4g} now.",
         cause=f"From step {onset.step} {onset.sign.value}, and the updates were out of their "
         "band before.",
-        action="See the advice on the learning rate.",
         evidence=(Evidence("loss", case.scale.last_step, last, first),),
     )
 
@@ -328,6 +309,8 @@ def _never_back(case: Case) -> Seen | None:
     above = _above_its_past(case, onset, now)
     if grown & _NOT_ITS_OWN or (_is_raised(before, after) and not above > 0):
         return None
+    if _has_been_up(case, onset):
+        return None
     grew = _grew(before, after) or (bool(grown & {"gradients", "drift"}) or None)
     # Without gradients a loss may wander; no data make it far worse than all before for good.
     is_far = above > _FAR or (above > _TWICE and now >= _DOUBLE * level > 0)
@@ -354,6 +337,16 @@ def _above_its_past(case: Case, onset: Onset, now: float) -> float:
         return 0.0
     top, low = float(known.max()), float(known.min())
     return (now - top) / max(top - low, ROUNDED * abs(top), 1e-12)
+
+
+def _has_been_up(case: Case, onset: Onset) -> bool:
+    """Whether the loss has risen as far before and come down: the order of the data does that."""
+    points = case.rate.points
+    loss = points.rows.of("loss")
+    before, after = (
+        known_of(loss[at]) for at in (points.start < onset.row, points.start >= onset.row)
+    )
+    return bool(len(before) and len(after)) and wanders(before, after)
 
 
 def _ends(before: Rows, after: Rows, name: str) -> Iterator[bool | None]:

@@ -157,7 +157,7 @@ def short_interval(story: Story, at: int) -> Truth:
     story.growth_interval = int(story.random.choice([1, 1, 2, 2]))
     return Truth(
         (Demand(("AMP102", "AMP105", "AMP103", "AMP104", "AMP202"), (("scale",),)),),
-        AFTERMATH | {"AMP206", "AMP102"}, verdicts=("warning", "failing"),
+        AFTERMATH | {"AMP206", "AMP102", "AMP212"}, verdicts=("warning", "failing"),
         rate=("not-the-cause", "keep", "unknown"), onset=0,
     )  # fmt: skip
 
