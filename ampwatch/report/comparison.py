@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -14,11 +14,12 @@ from ampwatch.diagnosis.words import bytes_text, scale_text, share_text, time_te
 from ampwatch.errors import DifferentModelsError
 from ampwatch.report.divergence import Divergence, divergence_of
 from ampwatch.report.facts import course_text, rows_of_first_optimizer
-from ampwatch.report.scale_windows import Readable
 from ampwatch.report.settings import settings_of
 from ampwatch.rows import Mark, Table
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from ampwatch.store import Run
 
 _FINAL_STEPS = 30  # at the end, whose median is the final loss
@@ -132,7 +133,14 @@ def _present(rows: Any, name: str) -> Any:
     return np.asarray(rows.column(name).drop_null().to_numpy(), np.float64)
 
 
-def peak_memory(run: Readable) -> str:
+class HasTables(Protocol):
+    """A run, or the dashboard's view of one."""
+
+    def read(self, table: Table, columns: Sequence[str], /) -> pa.Table:
+        """These columns of a table."""
+
+
+def peak_memory(run: HasTables) -> str:
     """The card's peak as torch counts it, else the memory in use, else the process's."""
     rows = run.read(Table.DEVICES, ("peak_bytes", "used_bytes", "host_rss_bytes"))
     for column, where in (("peak_bytes", ""), ("used_bytes", ""), ("host_rss_bytes", " (host)")):
