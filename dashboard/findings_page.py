@@ -29,6 +29,7 @@ from ampwatch.diagnosis import (
 from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.words import list_text
 from ampwatch.report import html_report
+from ampwatch.report.html_sections import evidence_value
 from ampwatch.report.overview_chart import is_change
 from ampwatch.report.painter import SEVERITY_COLOR
 from ampwatch.rows import Table, column
@@ -167,17 +168,12 @@ def _evidence(evidence: tuple[Evidence, ...]) -> str:
     rows = "".join(
         f"<tr><td>{said(piece.signal)}</td>"
         f"<td>{'' if piece.step is None else f'{piece.step:,}'}</td>"
-        f"<td>{_value(piece.value)}</td><td>{_value(piece.against)}</td></tr>"
+        f"<td>{said(evidence_value(piece.signal, piece.value))}</td>"
+        f"<td>{said(evidence_value(piece.signal, piece.against))}</td></tr>"
         for piece in evidence
     )
     head = "<tr><th>evidence</th><th>step</th><th>value</th><th>against</th></tr>"
     return f'<table class="aw-table">{head}{rows}</table>'
-
-
-def _value(value: float | str | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else said(str(value))
 
 
 def _rate(advice: Advice) -> str:

@@ -168,7 +168,9 @@ def _suspect(look: Look, step: int | None) -> None:
     """The layer at fault, as the overview names it, until the reader has chosen one."""
     layer = _at_fault(look)
     if layer is None or layer not in layer_samples.layer_names(look):
-        st.html('<div class="aw-muted">Click a layer: its history, histogram and findings.</div>')
+        st.html(
+            '<div class="aw-muted">Click a layer to see its history, histogram and findings.</div>'
+        )
         return
     st.html(f'<p class="aw-title">{said(layer)}</p>')
     _history(look, layer, step)
@@ -225,7 +227,7 @@ def _histogram_words(found: Exponents) -> str:
     odd = f", {lost:,} not finite" if lost else ""
     return (
         '<div class="aw-chart-title"><b>Gradient at the output, by power of two</b>'
-        f"step {found.step:,}: {zeros}{odd}; pale: where fp16 loses digits</div>"
+        f"step {found.step:,}: {zeros}{odd}; shaded: where fp16 loses digits</div>"
     )
 
 

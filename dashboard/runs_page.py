@@ -24,14 +24,14 @@ from ampwatch.report.painter import VERDICT_COLOR
 _EVERY_S = 2.0
 _KEY = "runs table"
 _HEADS = (
-    "verdict", "run", "loss scale", "its course", "skipped", "last step", "last row", "from",
+    "verdict", "run", "loss scale", "scale over time", "skipped", "last step", "last row", "source",
 )  # fmt: skip
 
 
 _COUNT = "dropped"  # a new key empties the field once its file is imported
 _LABEL = (
-    "Drop a log here to have it diagnosed: what Apex, fairseq, DeepSpeed, Megatron-LM, Hugging "
-    "Face and others print, or CSV, JSON lines, TensorBoard"
+    "Drop a log file here to diagnose it: output of Apex, fairseq, DeepSpeed, Megatron-LM, Hugging "
+    "Face and others, or CSV, JSON lines, TensorBoard"
 )
 
 

@@ -74,7 +74,7 @@ def _state(look: Look) -> str:
         return f"live, {age_text(age)} ago"
     if look.state is State.ENDED:
         return f"ended {age_text(age)} ago"
-    return f"silent for {age_text(age)}, no end mark: killed, or out of reach"
+    return f"no rows for {age_text(age)} and no end mark: killed or unreachable"
 
 
 def _usual_step_s(look: Look) -> float:

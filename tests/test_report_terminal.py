@@ -128,6 +128,20 @@ def test_the_report_says_what_it_is_not(tmp_path):
     assert text.count("is the first whose output overflows") == 1
 
 
+def test_which_finding_explains_the_trouble_is_a_flag_that_the_json_need_not_repeat(tmp_path):
+    path = forward_overflow(tmp_path)
+    diagnosis = diagnose(open_run(path))
+    advice = diagnosis.learning_rate
+    assert advice.explained_by == "AMP203"
+    assert "explained_by" not in diagnosis.to_json()["learning_rate"]
+    assert diagnosis.to_json()["learning_rate"]["because"] == advice.because
+    reason = dataclasses.replace(advice, because="Other words.")
+    console = Console(file=io.StringIO(), width=100)
+    other = dataclasses.replace(diagnosis, learning_rate=reason)
+    print_report(console, "x", open_run(path), other)
+    assert "not the cause. AMP203 explains what happened." in console.file.getvalue()
+
+
 def test_of_several_ranks_the_window_is_one_that_suits_them_all(tmp_path):
     path = write_run(tmp_path)
     bounds = [(4.0, 2.0**10), (2.0, 2.0**14), (16.0, 2.0**12)]

@@ -66,7 +66,9 @@ def command(
 
 def missing_parts() -> str | None:
     """What the dashboard lacks, as a sentence with the remedy."""
-    absent = [part for part in ("streamlit", "plotly") if importlib.util.find_spec(part) is None]
+    absent = [
+        part for part in ("streamlit", "tsdownsample") if importlib.util.find_spec(part) is None
+    ]
     if not absent:
         return None
     return f"The dashboard needs {' and '.join(absent)}: pip install 'ampwatch[dashboard]'."

@@ -22,7 +22,7 @@ from ampwatch.diagnosis.words import (
     share_text,
     time_text,
 )
-from ampwatch.rows import EventKind, Table
+from ampwatch.rows import EventKind, Table, column
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis, Record
@@ -64,7 +64,7 @@ class Fact:
 
 
 CURVE_WIDTH = 40
-_COURSES = {"loss": "loss", "gradient norm": "grad_norm", "learning rate": "lr"}
+_SHOWN_COLUMNS = ("loss", "grad_norm", "lr")
 _COLUMNS = (
     "step",
     "scale_after",
@@ -92,10 +92,10 @@ def facts_of(
         share = f", {share_text(facts.skipped, facts.steps)}" if facts.skipped else ""
         yield Fact("skipped", f"{facts.skipped:,} of {count_text(facts.steps, 'step')}{share}")
     shown = _shown(run)
-    for label, column in _COURSES.items():
-        present = _floats(rows, column)[rows.column(column).is_valid().to_numpy()]
+    for name in _SHOWN_COLUMNS:
+        present = _floats(rows, name)[rows.column(name).is_valid().to_numpy()]
         if len(present):
-            whose = shown.of_column(column)
+            label, whose = column(Table.STEPS, name).label, shown.of_column(name)
             yield Fact(label, course_text(present, arrow) + whose, latest_text(present))
     yield from _setting(run, rows)
     if diagnosis.run.source != "ampwatch" and run.info.config:
@@ -112,12 +112,12 @@ class _Shown:
     name: str = ""  # of the first optimizer
     groups: int = 1  # of its parameters
 
-    def of_column(self, column: str) -> str:
+    def of_column(self, name: str) -> str:
         """Whose numbers this column's are, in words."""
         words = []
         if self.optimizers > 1:
             words.append(f"optimizer 0 of {self.optimizers}{self.name and ', ' + self.name}")
-        if self.groups > 1 and column == "lr":
+        if self.groups > 1 and name == "lr":
             words.append(f"group 0 of {self.groups}")
         return f" ({'; '.join(words)})" if words else ""
 
@@ -169,8 +169,8 @@ def last_values(run: Record) -> dict[str, float]:
     """The newest loss, gradient norm and rate."""
     rows = rows_of_first_optimizer(run, _COLUMNS)
     found = {}
-    for label, column in (("loss", "loss"), ("norm", "grad_norm"), ("lr", "lr")):
-        known = rows.column(column).drop_null()
+    for label, name in (("loss", "loss"), ("norm", "grad_norm"), ("lr", "lr")):
+        known = rows.column(name).drop_null()
         if len(known):
             found[label] = float(known[-1].as_py())
     return found
@@ -246,5 +246,5 @@ def ruled_out(run: Record, diagnosis: Diagnosis) -> list[str]:
 
 
 def _every_input_was_finite(run: Record) -> bool:
-    column = run.read(Table.STEPS, columns=("input_finite",)).column("input_finite")
-    return len(column) > 0 and column.null_count == 0 and bool(column.to_numpy().all())
+    finite = run.read(Table.STEPS, columns=("input_finite",)).column("input_finite")
+    return len(finite) > 0 and finite.null_count == 0 and bool(finite.to_numpy().all())

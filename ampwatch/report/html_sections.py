@@ -141,14 +141,17 @@ def _finding(finding: Finding) -> str:
 
 def _evidence(evidence: Evidence) -> str:
     at = "" if evidence.step is None else f" at step {evidence.step:,}"
-    value, against = (_value(evidence.signal, v) for v in (evidence.value, evidence.against))
+    value, against = (
+        evidence_value(evidence.signal, v) for v in (evidence.value, evidence.against)
+    )
     compared = "" if evidence.against is None else f" against {against}"
     return said(f"{evidence.signal}{at}: {value}{compared}")
 
 
-def _value(signal: str, value: float | str | None) -> str:
+def evidence_value(signal: str, value: float | str | None) -> str:
+    """A value of evidence; a loss scale as its power of two."""
     if not isinstance(value, float):
-        return str(value)
+        return "" if value is None else str(value)
     return scale_text(value) if signal.startswith("scale") else f"{value:.4g}"
 
 

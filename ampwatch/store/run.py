@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -81,6 +80,13 @@ class Run:
     def events(self) -> pa.Table:
         """A row an event; `detail` is JSON."""
         return self.read(Table.EVENTS)
+
+    def figure(self) -> Any:
+        """The run's chart as a plotly figure, to change and to save; plotly must be installed."""
+        from importlib import import_module
+
+        # By name: the report stands above the store, and only who asks for a figure loads it.
+        return import_module("ampwatch.report.plotly_figure").figure_of(self)
 
     @property
     def ended(self) -> Mapping[int, bool]:
@@ -226,11 +232,6 @@ class Run:
         table = _known_table(table)
         names = public.PUBLIC_NAMES[table]
         return (*names, *self._extra_names()) if table is Table.STEPS else names
-
-    def figure(self) -> Any:
-        """The run's chart as a plotly figure, to change and to save; plotly must be installed."""
-        # By name: the report stands above the store, and only who asks for a figure loads it.
-        return import_module("ampwatch.report.plotly_figure").figure_of(self)
 
     def refresh(self) -> bool:
         """Take in what was logged since; True if there is more. Costs what is new."""

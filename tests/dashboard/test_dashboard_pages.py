@@ -158,6 +158,13 @@ def test_names_are_data_on_every_page(page, server):
     assert page.page.locator("img[src=x]").count() == 0
 
 
+def test_the_chart_is_opened_in_plotly(page, server):
+    page.open(f"{server.url}/?run=falls")
+    page.drawn(160)
+    page.page.get_by_role("button", name="Open in Plotly").click()
+    page.page.locator("[role=dialog] .js-plotly-plot").wait_for()
+
+
 def test_two_runs_lie_over_one_another(page, server):
     page.open(f"{server.url}/compare?run=falls")
     page.drawn()

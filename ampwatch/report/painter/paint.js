@@ -79,7 +79,7 @@ function curve(line, x, y) {
     before = py;
   }
   const drawn = element("path", {
-    d: path, fill: "none", stroke: line.color, "stroke-width": line.width ?? 1.6, "stroke-linejoin": "round",
+    d: path, fill: "none", stroke: line.color, "stroke-width": line.width ?? 1.6, "stroke-linejoin": "round", "stroke-linecap": DASHES[line.dash] ? "butt" : "round", // a single value is a dot
     "stroke-dasharray": DASHES[line.dash] ?? "none", opacity: line.faint ? 0.45 : 1,
   });
   const dots = line.lonely.map((at) => element("circle", { cx: x(line.x[at]), cy: y(line.y[at]), r: LONE_RADIUS, fill: line.color }));
