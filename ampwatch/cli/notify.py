@@ -22,8 +22,8 @@ NOTIFY_OPTION = typer.Option(
     show_default=False,
 )
 
-NOTIFY_HELP = """Alerts: --notify sends each warning and error once, with what to do, and again if it
-gets worse. Alerts within a minute are sent as one message. To install: `pip install
+NOTIFY_HELP = """Alerts: --notify sends each warning and error once, with what to do, and again if
+it gets worse. Alerts within a minute are sent as one message. To install: `pip install
 'ampwatch[notify]'`. To keep passwords out of the command line, set AMPWATCH_NOTIFY; addresses are
 never shown.
 

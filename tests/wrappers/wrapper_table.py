@@ -17,25 +17,25 @@ _INTRODUCTION = """\
 Each row is trained twice, with and without ampwatch, in float16 on the CPU with a real GradScaler
 (`tests/wrappers`; this page is generated from these tests). The columns are:
 
-- **attach**: weights, scaler and random state are bit-identical at the end, each step has a row, and no hook
-  is left. If something is compiled, ampwatch adds no graph and no graph break.
+- **attach**: weights, scaler and random state are bit-identical at the end, each step has a row,
+  and no hook is left. If something is compiled, ampwatch adds no graph and no graph break.
 - **types**: the layers whose data types are recorded.
-- **norms**: the gradient norms, total and by layer, compared with the other run's in double precision.
+- **norms**: the gradient norms, total and by layer, compared with the other run's in float64.
 - **culprit**: the layer that is named for an overflow in the forward pass.
-- **advice**: of two more trainings, the one with a rate 200 times too high is advised to lower it (2,000 times
-  for sign-based updates), the other is not.
+- **advice**: of two more trainings, the one with a rate 200 times too high is advised to lower it
+  (2,000 times for sign-based updates), the other is not.
 
 Frameworks run the same training with their own loop and their own half precision (with the CPU's
-scaler in place of theirs, because some refuse fp16 on the CPU). Their norms are compared with those of
-the plain loop.
+scaler in place of theirs, because some refuse fp16 on the CPU). Their norms are compared with those
+of the plain loop.
 
-For sharded gradients, `grad_norm_shard` is the rank's part, and `grad_norm` is absent, because ampwatch adds no
-communication. The total norm is the root of the sum of squares over the ranks that share one copy of
-the model. `update_norm` is estimated from the rank's part.
+For sharded gradients, `grad_norm_shard` is the rank's part, and `grad_norm` is absent, because
+ampwatch adds no communication. The total norm is the root of the sum of squares over the ranks that
+share one copy of the model. `update_norm` is estimated from the rank's part.
 
-`DataParallel` needs two GPUs; its test (`gpu`) exists and was not run. LBFGS: torch
-refuses a closure while the scaler is enabled; with a disabled scaler or none, `grad_norm` is that of
-the closure's last evaluation.
+`DataParallel` needs two GPUs; its test (`gpu`) exists and was not run. LBFGS: torch refuses a
+closure while the scaler is enabled; with a disabled scaler or none, `grad_norm` is that of the
+closure's last evaluation.
 """
 
 
