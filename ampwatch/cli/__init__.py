@@ -41,10 +41,9 @@ _UsageError: type[Exception]
 _CommandLineError: type[Exception]
 _UsageError, _CommandLineError = typer.BadParameter.__mro__[1:3]
 
-HELP = """See why mixed-precision training goes wrong: loss scale, skipped steps, dtypes, gradient
-norms, and what to do.
+HELP = """Find out why mixed-precision training goes wrong, and what to change.
 
-One line in a training loop makes a run:
+One line in a training loop records a run:
 
 \b
     ampwatch.attach(scaler, model)

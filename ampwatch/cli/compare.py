@@ -14,7 +14,7 @@ from ampwatch.cli.terminal import answers
 from ampwatch.errors import RunError
 
 NAME = "compare"
-HELP = """Compare runs: where they begin to differ, and which settings differ.
+HELP = """Compare runs: where they differ, and which settings do.
 
 Shows the first step at which the loss, the scale or the skips differ from those of the first run,
 and every setting (config, optimizer, scaler, versions) that is not the same. Two seeds give

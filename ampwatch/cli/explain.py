@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis import Rule
 
 NAME = "explain"
-HELP = """What a finding means, what it is confused with, and what to do.
+HELP = """Explain a finding: its meaning, look-alikes, and what to do.
 
 With a run, its evidence in that run as well. Without a code, the list of
 all findings.

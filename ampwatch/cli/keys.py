@@ -7,7 +7,7 @@ import typer
 from ampwatch.cli.terminal import answer
 
 NAME = "keys"
-HELP = """Print your public key and the keys of the trainers that may send to you.
+HELP = """Print your public key and the keys that may send to you.
 
 On one machine, or with a shared home folder, there is nothing to do: the key pair is created on
 first use, and both sides find it. Between machines, exchange public keys:

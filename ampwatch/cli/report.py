@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ampwatch.store import Run
 
 NAME = "report"
-HELP = """Print what is wrong with a run, since when, why, and what to do.
+HELP = """Print what is wrong with a run, why, and what to do.
 
 For several runs of one model with different learning rates, prints one advice on the rate. FILE is
 the log of another trainer (Apex, fairseq, DeepSpeed, Megatron-LM, ...); the report says what such a

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ampwatch.store import Run
 
 NAME = "watch"
-HELP = f"""A live view of a run in the terminal, for people on ssh.
+HELP = f"""Show a live view of a run in the terminal.
 
 Shows the scale, skips, loss, gradient norm and findings. Ends when the run ends, or with Ctrl-C,
 which does not affect the training. If the output is not a terminal, prints plain lines. Without
