@@ -1,8 +1,8 @@
-"""ampwatch: see why mixed-precision training goes wrong, and what to do.
+"""ampwatch: find out why mixed-precision training goes wrong, and what to change.
 
-`ampwatch.attach(scaler, model)` in a training loop; `ampwatch.open_run(path)` afterwards. Importing
-this module loads neither torch nor pyarrow, zmq, streamlit or plotly: each name loads its room when
-it is first used.
+Call `ampwatch.attach(scaler, model)` in a training loop, and `ampwatch.open_run(path)` afterwards.
+Importing this module loads none of torch, pyarrow, zmq, streamlit and plotly: each name loads its
+package when it is first used.
 """
 
 from __future__ import annotations

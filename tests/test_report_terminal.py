@@ -112,7 +112,7 @@ def test_lines_to_paste_stand_at_the_margin_unbroken(tmp_path):
     lines = report_of(forward_overflow(tmp_path), terminal=False).splitlines()
     begin = lines.index("layer = model.get_submodule('blocks.1.down').float()")
     code = lines[begin : lines.index("layer.forward = island") + 1]
-    compile("\n".join(code), "report", "exec")
+    assert "island" in compile("\n".join(code), "report", "exec").co_names
 
 
 def test_a_consequence_stands_below_its_cause_and_says_so(tmp_path):

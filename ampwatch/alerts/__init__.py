@@ -1,11 +1,10 @@
-"""Tell people, wherever they are, what was found while a run goes on.
+"""Messages about findings while a run goes on.
 
     run -> Follower -> alert -> Delivery (rate limit, retries) -> service
 
-A finding is reported once, and again when it worsens; warnings and errors only. A service that
-fails is tried again later and never stops the watching. Services' addresses hold credentials: they
-are never shown, only what kind of service it is. `watch_run` is the same for Python: it calls a
-function of yours instead.
+Warnings and errors are reported once, and again when they worsen. A service that fails is tried
+again later and never stops the watching. Addresses of services contain credentials: only the kind
+of service is ever shown. `watch_run` calls a Python function instead of a service.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an alert says: plain words, on a phone's screen too."""
+"""The text of an alert, short enough for a phone."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.words import count_text, list_text
 from ampwatch.text import printable
 
-_MOST_ALERTS = 6  # told whole in one message
+_MOST_ALERTS = 6  # findings described in full in one message
 _LONGEST_PART = 300  # characters of a cause or an action
-_LONGEST_BODY = 1900  # the narrowest service we know of (Discord) takes 2,000 ...
-_FOR_THE_REST = 500  # ... of which a path and the codes of other findings need some
+_LONGEST_BODY = 1900  # the smallest limit we know of (Discord) is 2,000 ...
+_FOR_THE_REST = 500  # ... of which a path and the codes of other findings take some
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """An alert: its title, its text, and how grave it is."""
+    """An alert: its title, its text and its severity."""
 
     title: str
     body: str
@@ -43,11 +43,14 @@ def alert_of(name: str, place: str, diagnosis: Diagnosis, fresh: Sequence[Findin
 
 
 def lost_alert(name: str, place: str, diagnosis: Diagnosis) -> Alert:
-    """The alert that a run is over though it was not done."""
+    """The alert for a run that ended without an end mark."""
     steps = count_text(diagnosis.run.steps, "step")
     ended = next((f for f in diagnosis.findings if f.code == "AMP902"), None)
     if ended is None or not diagnosis.run.clean_end:
-        what = "Nobody writes it any more and it has no end mark: its process was killed, or its "
+        what = (
+            "It has no end mark, and its process is gone: it was killed, or its machine or "
+            "connection is lost."
+        )
         what += "machine or connection is gone."
     else:
         what = f"{ended.summary} {ended.cause}"
@@ -67,7 +70,7 @@ def bundle(alerts: Sequence[Alert]) -> Alert:
     if len(alerts) > _MOST_ALERTS:
         bodies.append(f"... and {len(alerts) - _MOST_ALERTS} more.")
     body = "\n\n----\n\n".join(bodies)
-    if len(body) > _LONGEST_BODY:  # every title is worth more than one alert's details
+    if len(body) > _LONGEST_BODY:  # every title matters more than one alert's details
         body = "\n".join(f"- {alert.title}" for alert in alerts)[:_LONGEST_BODY]
     return Alert(f"ampwatch: {count_text(len(alerts), 'alert')}", body, gravest)
 

@@ -1,8 +1,7 @@
-"""Where alerts go, and how: in a thread of its own, never faster than agreed, again if it fails.
+"""Sends alerts in a thread of its own, rate-limited, and tries again after failures.
 
-Services are those that the library apprise knows, by their addresses; it is loaded only when
-someone asks for it. An address holds credentials, in whichever of its parts, so of an address
-nothing is ever shown but its scheme.
+Services are those of the library apprise, which is loaded only if an address is given. Any part of
+an address may contain credentials, so only its scheme is ever shown.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from ampwatch.diagnosis import Severity
 from ampwatch.diagnosis.words import count_text
 from ampwatch.errors import AlertError
 
-EVERY_S = 60.0  # what comes within that time of the last message goes out as one
+EVERY_S = 60.0  # alerts within this time of the last message are sent as one
 RETRY_S, LONGEST_RETRY_S = 30.0, 600.0
-_MOST_WAITING = 100  # alerts for a service that does not answer; the oldest go
+_MOST_WAITING = 100  # alerts kept for a service that does not answer; the oldest are dropped
 INSTALL = "pip install 'ampwatch[notify]'"
 EXAMPLES = "slack://…, discord://…, mailto://…, json://…"
 ADDRESSES = "https://appriseit.com/services/"
@@ -29,17 +28,17 @@ ADDRESSES = "https://appriseit.com/services/"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One address: what may be said of it, and how an alert is sent there."""
+    """One address: its printable label, and a function that sends an alert there."""
 
     label: str
-    send: Callable[[Alert], bool]  # whether the service took it
+    send: Callable[[Alert], bool]  # whether the service accepted it
 
 
 class Delivery:
-    """Sends alerts to services, several within a minute as one message, and tries again.
+    """Sends alerts to services, those within a minute as one message, and tries again.
 
-    `put` returns at once. A service that does not take an alert is tried again later, which
-    `on_note` hears of once; `close` sends what waits, and says what could not be sent.
+    `put` returns at once. If a service does not accept an alert, it is tried again later, and
+    `on_note` is told once. `close` sends what is waiting and reports what could not be sent.
     """
 
     def __init__(
@@ -58,14 +57,14 @@ class Delivery:
         self._thread.start()
 
     def put(self, alert: Alert) -> None:
-        """Have a alert sent when its time comes."""
+        """Queue an alert."""
         with self._changed:
             for outbox in self._outboxes:
                 outbox.put(alert)
             self._changed.notify()
 
     def close(self, wait_s: float = 20.0) -> None:
-        """Send what waits now, and end; a service that hangs is left behind after `wait_s`."""
+        """Send what is waiting and end; a service that hangs is abandoned after `wait_s`."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -94,7 +93,7 @@ class Delivery:
                 return
 
     def _rest_s(self) -> float | None:
-        """How long until an outbox is due; None while nothing waits."""
+        """How long until an outbox is due; None if nothing waits."""
         times = [outbox.retry.due_in_s for outbox in self._outboxes if outbox.waiting]
         return min(times, default=None)
 
@@ -106,13 +105,13 @@ class Delivery:
             first_failure = outbox.settle(alerts, failed=trouble is not None)
         if first_failure:
             self._on_note(
-                f"{outbox.label} did not take an alert ({trouble}). It is tried again, and "
+                f"{outbox.label} did not accept an alert ({trouble}). It is tried again; "
                 "watching goes on."
             )
 
 
 class _Outbox:
-    """What waits for one service, and when it may be sent."""
+    """The alerts that wait for one service, and when they may be sent."""
 
     def __init__(self, service: Service, every_s: float, retry_s: float) -> None:
         self.service = service
@@ -125,7 +124,7 @@ class _Outbox:
         self.waiting = [*self.waiting, alert][-_MOST_WAITING:]
 
     def settle(self, sent: Sequence[Alert], *, failed: bool) -> bool:
-        """Note how sending went; True if this service failed for the first time."""
+        """Note whether sending succeeded; True if this service failed for the first time."""
         if not failed:
             gone = {id(alert) for alert in sent}
             self.waiting = [alert for alert in self.waiting if id(alert) not in gone]
@@ -133,7 +132,7 @@ class _Outbox:
 
 
 class Retry:
-    """When what failed is tried again: after a pause that doubles with each failure in a row."""
+    """When to try again: after a pause that doubles with each failure in a row."""
 
     def __init__(self, first_s: float, longest_s: float) -> None:
         self.failures = self.failures_in_a_row = 0
@@ -146,7 +145,7 @@ class Retry:
         return max(0.0, self._not_before_s - time.monotonic())
 
     def note(self, *, failed: bool, rest_s: float = 0.0) -> bool:
-        """Note how a try went; True if it is the first that failed."""
+        """Note whether a try succeeded; True if it is the first that failed."""
         pause_s = rest_s
         if failed:
             pause_s = min(self._first_s * 2.0 ** min(self.failures_in_a_row, 16), self._longest_s)
@@ -157,9 +156,9 @@ class Retry:
 
 
 def _trouble_in(service: Service, alert: Alert) -> str | None:
-    """Why a service did not take an alert, if so; what it raises may quote the address."""
+    """Why a service did not accept an alert, if so; its exception may quote the address."""
     try:
-        return None if service.send(alert) else "it refused, or cannot be reached"
+        return None if service.send(alert) else "refused or unreachable"
     except Exception as error:  # noqa: BLE001  a hundred plug-ins of others; watching must go on
         return type(error).__name__
 
@@ -170,9 +169,9 @@ def open_services(addresses: Sequence[str]) -> tuple[Service, ...]:
         import apprise
     except ImportError as error:
         raise AlertError(
-            f"Alerts are sent by the library apprise, which is not installed: {INSTALL}."
+            f"Alerts need the library apprise, which is not installed: {INSTALL}."
         ) from error
-    with warnings.catch_warnings():  # of its many plug-ins, some import what Python will drop
+    with warnings.catch_warnings():  # some of its plug-ins import what Python will drop
         warnings.simplefilter("ignore", DeprecationWarning)
         targets = [_target(apprise, at, address) for at, address in enumerate(addresses, 1)]
     labels = [f"{address.partition('://')[0].lower()}://…" for address in addresses]
@@ -186,9 +185,8 @@ def _target(apprise: Any, at: int, address: str) -> Any:
     if target.add(address):
         return target
     raise AlertError(
-        f"The address to notify that was given as number {at} is none that apprise understands "
-        f"(not shown here, for it may hold a password). Such an address looks like {EXAMPLES}; "
-        f"{ADDRESSES} lists them."
+        f"Address number {at} is not one that apprise understands (not shown here, because it "
+        f"may contain a password). Addresses look like {EXAMPLES}; {ADDRESSES} lists them."
     )
 
 

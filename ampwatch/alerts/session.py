@@ -1,4 +1,4 @@
-"""Who is told of what is found in runs: a function of yours, or the services that alerts go to."""
+"""Reports the findings of runs to a Python function or to alert services."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def watch_run(
     *,
     every_s: float = 2.0,
 ) -> RunWatch:
-    """Call `on_finding` with each warning and error found in a run, once, and when it gets worse.
+    """Call `on_finding` with each warning and error in a run: once, and again when it worsens.
 
-    `run` is what `attach` returned, or a run's folder, in any process. A thread of its own reads
-    the run's log every `every_s` seconds until the run is over: the training is not asked for
-    anything, and `on_finding` may take its time. What it raises is warned of once.
+    `run` is what `attach` returned, or a run's folder, in any process. A thread reads the run's log
+    every `every_s` seconds until the run is over. The training does nothing for it, and
+    `on_finding` may be slow. If `on_finding` raises, a warning says so once.
 
-    The thread ends with the run, with `close`, or with the process. A run whose training was
-    killed is over as well: `every_s` and 3 seconds after its last process is gone, or, on a disk
-    without locks, after a minute without rows. With AMPWATCH=0 nothing is watched.
+    The thread ends with the run, with `close`, or with the process. A run whose training was killed
+    is over as well: `every_s` and 3 seconds after its last process is gone or, on a disk without
+    locks, after a minute without rows. With AMPWATCH=0 nothing is watched.
     """
     if isinstance(run, (str, Path)):
         return RunWatch(follow(run), on_finding, every_s)
@@ -41,7 +41,7 @@ def watch_run(
 
 
 class RunWatch:
-    """A run being watched for findings; `close` takes a last look and ends it."""
+    """A run that is being watched for findings; `close` looks once more and ends it."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class RunWatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is watched any more: the run is over, or this was closed."""
+        """Whether watching has ended: the run is over, or this was closed."""
         return self._thread is None or not self._thread.is_at_work
 
     def close(self) -> None:
-        """Take a last look and end."""
+        """Look once more and end."""
         if self._thread is not None:
             self._thread.close()
 
@@ -89,7 +89,7 @@ class RunWatch:
             self._warn(f"on_finding raised {type(error).__name__}: {error}")
 
     def _say_unreadable(self, _folder: Path, problem: AmpwatchError) -> None:
-        if not isinstance(problem, NotARunError):  # a run that is removed has nothing more to say
+        if not isinstance(problem, NotARunError):  # a deleted run cannot be read
             self._warn(f"The run cannot be read: {problem}")
 
     def _warn(self, sentence: str) -> None:
@@ -99,7 +99,7 @@ class RunWatch:
 
 
 class RunAlerts:
-    """What is to be reported of one run."""
+    """What to report about one run."""
 
     def __init__(self, folder: Path) -> None:
         self._place = str(folder.absolute())
@@ -107,7 +107,7 @@ class RunAlerts:
         self._was_over = False
 
     def of(self, look: Look) -> list[Alert]:
-        """Findings that are new, and once that the run is over though it was not done."""
+        """New findings, and once, that the run ended without an end mark."""
         name, diagnosis = look.info.name, look.diagnosis
         fresh = self._new.of(diagnosis)
         alerts = [alert_of(name, self._place, diagnosis, fresh)] if fresh else []
@@ -119,8 +119,8 @@ class RunAlerts:
 
 
 def alert_session(delivery: Delivery, on_note: Callable[[str], None]) -> FollowThread:
-    """A thread that sends alerts of the runs that it is woken for."""
-    known: dict[Path, RunAlerts] = {}  # by folder; a run that is over may go on one day
+    """A thread that sends alerts for the runs for which it is woken."""
+    known: dict[Path, RunAlerts] = {}  # by folder; a run that is over may be resumed
 
     def look_at(folder: Path, follower: Follower) -> bool:
         look = follower.look()

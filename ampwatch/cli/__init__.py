@@ -1,7 +1,7 @@
-"""The command line: `ampwatch COMMAND`, one file a command.
+"""The command line: `ampwatch COMMAND`, one file for each command.
 
-Exit 0: done. 1: `--fail-on` met. 2: wrong use or unreadable input, with one clear line on stderr
-and never a traceback. Heavy libraries are imported by the command that needs them, so `--help` is
+Exit codes: 0 done, 1 `--fail-on` met, 2 wrong use or unreadable input, with one line on stderr and
+never a traceback. Heavy libraries are imported by the command that needs them, so that `--help` is
 quick.
 """
 
@@ -41,10 +41,9 @@ _UsageError: type[Exception]
 _CommandLineError: type[Exception]
 _UsageError, _CommandLineError = typer.BadParameter.__mro__[1:3]
 
-HELP = """See why mixed-precision training goes wrong: loss scale, skipped steps, dtypes, gradient
-norms, and what to do.
+HELP = """Find out why mixed-precision training goes wrong, and what to change.
 
-One line in a training loop makes a run:
+One line in a training loop records a run:
 
 \b
     ampwatch.attach(scaler, model)
@@ -55,10 +54,10 @@ Then:
     ampwatch runs                        the runs in ./ampwatch-runs
     ampwatch watch RUN                   a live view in the terminal
     ampwatch report RUN                  what is wrong, why, and what to do
-    ampwatch compare RUN RUN             where they part, and what was set otherwise
+    ampwatch compare RUN RUN             where runs differ, and which settings do
     ampwatch dashboard                   the same in the browser
 
-Nothing to watch yet? `ampwatch demo` trains something small and shows its loss scale collapse.
+To try it, run `ampwatch demo`: it trains a small model and shows its loss scale collapse.
 """
 
 _COMMANDS = (
@@ -81,7 +80,7 @@ _COMMANDS = (
 def main(arguments: Sequence[str] | None = None) -> None:
     """The `ampwatch` program."""
     prepare_streams()
-    signal.signal(signal.SIGTERM, _end)  # what we started must not outlive us
+    signal.signal(signal.SIGTERM, _end)  # child processes must not outlive us
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -90,7 +89,7 @@ def _end(number: int, _: object) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; the exit code, with any trouble told in one line on stderr."""
+    """Run one command and return its exit code; trouble is one line on stderr."""
     try:
         code = build()(args=list(arguments), prog_name="ampwatch", standalone_mode=False)
     except _CommandLineError as error:
@@ -100,7 +99,7 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left (`ampwatch runs | head`): nothing more to say, to anyone.
+        # The reader of our output is gone (`ampwatch runs | head`): there is nobody to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -137,7 +136,7 @@ def _program(
         False, "--version", help="Print the version.", is_eager=True, callback=_version
     ),
 ) -> None:
-    del version  # its callback has answered
+    del version  # handled by its callback
 
 
 def _with_hint(error: Exception) -> str:

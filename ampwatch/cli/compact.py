@@ -6,11 +6,11 @@ from ampwatch.cli.find import RUN_ARGUMENT, find_run
 from ampwatch.cli.terminal import answer, asides
 
 NAME = "compact"
-HELP = """Rewrite a finished run so that ten million steps open fast.
+HELP = """Rewrite a finished run so that it opens fast.
 
-Its many small batches become large compressed files. Nothing is lost, and readers never need it: a
-run that is not compacted reads the same. It is done beside the old files and then renamed; a run
-that is still written is refused.
+Many small batches become a few large compressed files. Nothing is lost, and it is never necessary:
+a run that is not compacted can be read as well. The new files are written beside the old ones and
+then renamed. A run that is still being written is refused.
 
 Example: ampwatch compact ampwatch-runs/train-1204
 """

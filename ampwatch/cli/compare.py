@@ -1,4 +1,4 @@
-"""`ampwatch compare A B...`: where runs part, and what was set otherwise."""
+"""`ampwatch compare A B...`: where runs differ, and which settings do."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ampwatch.cli.terminal import answers
 from ampwatch.errors import RunError
 
 NAME = "compare"
-HELP = """Runs side by side: where they part, and which settings differ.
+HELP = """Compare runs: where they differ, and which settings do.
 
-It answers "it worked yesterday": the first step at which the loss, the scale or the skips are not
-those of A, and every setting (config, optimizer, scaler, versions) that is not the same. A loss
-differs at once between two seeds; "beyond noise" is where the difference outgrows what the losses
-do from step to step. Of runs of one model that differ in their learning rate it tells the highest
-stable rate that they imply.
+Shows the first step at which the loss, the scale or the skips differ from those of the first run,
+and every setting (config, optimizer, scaler, versions) that is not the same. Two seeds give
+different losses from the first step on; "beyond noise" is the step at which the difference exceeds
+the usual change from step to step. For runs of one model with different learning rates it also
+prints the highest stable rate that they imply.
 
-The first is what the others are held against. FILE is the log of another trainer.
+All runs are compared with the first one. FILE is the log of another trainer.
 
 \b
 Examples:
   ampwatch compare train-1203 train-1204
-  ampwatch compare rate-0.1 rate-0.03 rate-0.01      where the stable rates end
+  ampwatch compare rate-0.1 rate-0.03 rate-0.01      the highest stable rate
   ampwatch compare good.log bad.log --json | jq .partings
-  ampwatch compare good.log bad.log --html out.html  with their courses over one another
+  ampwatch compare good.log bad.log --html out.html  with both courses in one chart
 """
 
 
@@ -37,7 +37,8 @@ def command(
     runs: list[str] = typer.Argument(
         metavar="RUN|FILE...",
         show_default=False,
-        help="Two or more: runs' folders, names in ./ampwatch-runs, or other trainers' logs.",
+        help="Two or more runs: their folders, their names in ./ampwatch-runs, or logs of other "
+        "trainers.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of the tables."),
     html: Path = typer.Option(
@@ -53,7 +54,7 @@ def command(
     if not 2 <= len(runs) <= MOST_RUNS:
         raise RunError(f"compare takes 2 to {MOST_RUNS} runs; `ampwatch report RUN` takes one.")
     if html and as_json:
-        raise RunError("--html takes no --json: write the one or print the other.")
+        raise RunError("--html cannot be combined with --json.")
     if html:
         refuse_no_file(html)
     with ExitStack() as stack:

@@ -24,13 +24,13 @@ from ampwatch.cli.terminal import say
 from ampwatch.errors import AmpwatchError
 
 NAME = "dashboard"
-HELP = """The runs in the browser, live and finished, until Ctrl-C. Listens on this machine only.
+HELP = """Show runs in the browser, live and finished, until Ctrl-C. Listens on this machine only.
 
 \b
 Examples:
   ampwatch dashboard                   ./ampwatch-runs, and runs attached elsewhere
   ampwatch dashboard /data/runs more/
-  ampwatch dashboard --no-browser      on a server: only say the address
+  ampwatch dashboard --no-browser      on a server: only print the address
 
 From a checkout `streamlit run dashboard` does the same.
 """
@@ -50,7 +50,7 @@ def command(
         show_default=False,
     ),
     browser: bool = typer.Option(
-        True, "--browser/--no-browser", help="Open a browser, or only say the address."
+        True, "--browser/--no-browser", help="Open a browser, or only print the address."
     ),
 ) -> None:
     """Serve until interrupted."""
@@ -58,14 +58,14 @@ def command(
     if absent:
         raise AmpwatchError(absent)
     with Server(folders or [], port) as server:
-        say(f"The dashboard is at {server.url}; Ctrl-C ends it.")
+        say(f"The dashboard is at {server.url}. Press Ctrl-C to end it.")
         if browser:
             server.open_browser()
         server.wait()
 
 
 def missing_parts() -> str | None:
-    """What the dashboard lacks, as a sentence with the remedy."""
+    """The missing packages, as a sentence with the remedy; None if all are there."""
     absent = [
         part for part in ("streamlit", "tsdownsample") if importlib.util.find_spec(part) is None
     ]
@@ -77,7 +77,7 @@ def missing_parts() -> str | None:
 class Server:
     """Streamlit as a child process; leaving the block ends it.
 
-    Without folders it shows the usual one's runs, and those that were attached elsewhere.
+    Without folders it shows the runs of the default folder and those that were attached elsewhere.
     """
 
     def __init__(self, folders: Sequence[Path], port: int = 0) -> None:
@@ -88,35 +88,37 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The dashboard's address."""
         return f"http://localhost:{self.port}"
 
     def __enter__(self) -> Server:
         if not self._starts() and not self._is_asked:
-            self.port = free_port(0)  # another dashboard, started in the same second, has ours
+            self.port = free_port(0)  # another dashboard that started at the same time has our port
             self._starts()
         if self._child is None:
             raise AmpwatchError(f"the dashboard did not start on port {self.port}.")
         return self
 
     def _starts(self) -> bool:
-        """Whether the child says its address; that the port answers may be another's doing."""
+        """Whether the child prints its address; another process may answer at the port."""
         folders = {"AMPWATCH_DASHBOARD_DIRS": os.pathsep.join(self._folders)}
         self._child = subprocess.Popen(
             command_line(self.port),
             env={
-                "MALLOC_ARENA_MAX": "2",  # one a thread, glibc's usual, hold what is free
+                "MALLOC_ARENA_MAX": "2",  # glibc's default, one arena a thread, keeps freed memory
                 **os.environ,
                 **(folders if self._folders else {}),
                 "PYTHONPATH": search_path(),
-                "STREAMLIT_LOGGER_HIDE_WELCOME_MESSAGE": "false",  # it is what we wait for
+                "STREAMLIT_LOGGER_HIDE_WELCOME_MESSAGE": "false",  # we wait for this line
             },
-            stdin=subprocess.PIPE,  # closed by our end, however it comes: the child's sign to end
+            stdin=subprocess.PIPE,  # closed when we end, however we end: the child then ends too
             stdout=subprocess.PIPE,
         )
         listens = threading.Event()
-        self._ear = threading.Thread(target=_hear, args=(self._child, listens), daemon=True)
-        self._ear.start()
+        self._output_reader = threading.Thread(
+            target=_hear, args=(self._child, listens), daemon=True
+        )
+        self._output_reader.start()
         until = time.monotonic() + _PATIENCE_S
         while not listens.wait(0.1):
             if self._child.poll() is not None or time.monotonic() > until:
@@ -133,12 +135,12 @@ class Server:
         child, self._child = self._child, None
         if child is not None:
             child.terminate()
-            self._ear.join()  # it hears the end of what the child prints
+            self._output_reader.join()  # it reads the child's output to the end
             with child:  # closes the pipes and waits
                 pass
 
     def open_browser(self, run: str = "") -> None:
-        """Open the page, of a run or of the newest, where there is a screen to show it on."""
+        """Open the page of a run, or of the newest one, if there is a screen."""
         if sys.platform in {"darwin", "win32"} or {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
             webbrowser.open(f"{self.url}/?run={run}" if run else self.url)
 
@@ -152,7 +154,7 @@ class Server:
 
 
 def _hear(child: subprocess.Popen[bytes], listens: threading.Event) -> None:
-    """Read what Streamlit prints, to its end: its address, as soon as it listens there."""
+    """Read Streamlit's output to its end; `listens` is set once it prints its address."""
     assert child.stdout is not None
     for line in child.stdout:
         if b"://" in line:
@@ -162,8 +164,8 @@ def _hear(child: subprocess.Popen[bytes], listens: threading.Event) -> None:
 def command_line(port: int) -> list[str]:
     """The command that serves the dashboard.
 
-    What its config.toml says is said again here, for a Streamlit that does not look beside the
-    script: without these it listens on every interface and reports its use.
+    It repeats the settings of config.toml, for a Streamlit that does not look beside the script:
+    without them it would listen on every interface and report usage.
     """
     return [
         sys.executable, str(dashboard_folder() / "serve.py"),
@@ -189,11 +191,13 @@ def dashboard_folder() -> Path:
 
 
 def free_port(wanted: int) -> int:
-    """The wanted port, or a free one where it is taken."""
+    """The wanted port, or a free one if it is taken."""
     for port in (wanted, 0):
         with socket.socket() as probe:
-            if os.name == "posix":  # elsewhere it would let two listen
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # lately left is free
+            if os.name == "posix":  # on other systems this would let two processes listen
+                probe.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+                )  # a port that was just released is free
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
@@ -204,7 +208,9 @@ def free_port(wanted: int) -> int:
 
 def _refuse_taken(port: int) -> int:
     if _answers(port):
-        raise AmpwatchError(f"port {port} is taken: give another, or none for a free one.")
+        raise AmpwatchError(
+            f"port {port} is taken: choose another, or omit --port to get a free one."
+        )
     return port
 
 

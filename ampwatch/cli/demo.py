@@ -1,7 +1,7 @@
-"""`ampwatch demo`: train something real in half precision, here and now, and see it go wrong.
+"""`ampwatch demo`: train a small model in half precision and show how it goes wrong.
 
 The scenarios are ordinary scripts (examples/demo in a checkout, ampwatch/_demo in a wheel), run as
-child processes; what the demo shows of them it reads from their run, as any view would.
+child processes. The demo reads their progress from their runs, as any view does.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from ampwatch.store import RunSummary
 
 NAME = "demo"
-HELP = """See a loss scale collapse, here and now.
+HELP = """See a loss scale collapse.
 
-Trains something real in fp16 on this machine, in under a minute, with its learning rate too high on
-purpose.
+Trains a small model in fp16 on this machine, in under a minute, with a learning rate that is too
+high on purpose.
 
 \b
 Examples:
@@ -53,11 +53,15 @@ class Scenario:
 
 
 SCENARIOS = (
-    Scenario("lr-too-high", "lr_too_high.py", 320, "the rate is too high: the scale collapses"),
-    Scenario("healthy", "healthy.py", 360, "all is well: the scale grows, overflows, comes back"),
-    Scenario("forward-overflow", "forward_overflow.py", 80, "an activation leaves fp16"),
-    Scenario("underflow", "underflow.py", 200, "no scaler: gradients are lost in fp16"),
-    Scenario("one-bad-rank", "one_bad_rank.py", 200, "two processes, the data of one is bad", 2),
+    Scenario(
+        "lr-too-high", "lr_too_high.py", 320, "the learning rate is too high: the scale collapses"
+    ),
+    Scenario("healthy", "healthy.py", 360, "healthy: the scale grows, overflows and recovers"),
+    Scenario(
+        "forward-overflow", "forward_overflow.py", 80, "an activation exceeds the range of fp16"
+    ),
+    Scenario("underflow", "underflow.py", 200, "no scaler: small gradients are lost in fp16"),
+    Scenario("one-bad-rank", "one_bad_rank.py", 200, "two processes, one of them with bad data", 2),
 )
 _LOOK_EVERY_S = 0.3
 
@@ -68,9 +72,9 @@ def command(
     dashboard: bool = typer.Option(
         True,
         "--dashboard/--no-dashboard",
-        help="Show it in the browser while it trains, or only print the report.",
+        help="Show the training in the browser, or only print the report.",
     ),
-    seed: int = typer.Option(0, metavar="NUMBER", help="Another seed, another training."),
+    seed: int = typer.Option(0, metavar="NUMBER", help="Seed of the training."),
     folder: Path = typer.Option(
         None,
         "--dir",
@@ -87,7 +91,7 @@ def command(
     chosen, where = _find(scenario), folder or usual_folder()
     absent = missing_parts() if dashboard else None
     if absent:
-        say(f"{absent} Here is the report instead.")
+        say(f"{absent} The report is printed instead.")
     if dashboard and not absent:
         with Server([where]) as server:
             path = free_path(chosen, where)
@@ -101,14 +105,14 @@ def command(
 
 
 def free_path(scenario: Scenario, folder: Path) -> Path:
-    """Where the scenario's next run goes."""
+    """The folder of the scenario's next run."""
     name = f"demo-{scenario.name}"
     numbers = (name if n == 1 else f"{name}-{n}" for n in range(1, 10_000))
     return next(folder / free for free in numbers if not (folder / free).exists())
 
 
 def train(scenario: Scenario, path: Path, seed: int) -> Path:
-    """Run the scenario's script with a progress bar; the run that it left."""
+    """Run the scenario's script with a progress bar; return its run's folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     options = ["--seed", str(seed), "--steps", str(scenario.steps), "--run", path.name]
     child = subprocess.Popen(
@@ -120,7 +124,7 @@ def train(scenario: Scenario, path: Path, seed: int) -> Path:
     try:
         _follow(child, path, scenario)
     except KeyboardInterrupt:
-        child.wait()  # it has had the same Ctrl-C, and closes its run
+        child.wait()  # it got the same Ctrl-C
         raise
     finally:
         if child.poll() is None:
@@ -134,7 +138,7 @@ def train(scenario: Scenario, path: Path, seed: int) -> Path:
 
 
 def _program(scenario: Scenario) -> list[str]:
-    """The script, under torch's own launcher where several processes train together."""
+    """The script, started by torch's launcher if several processes train together."""
     script = str(scripts_folder() / scenario.script)
     if scenario.ranks == 1:
         return [script]
@@ -174,7 +178,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _follow(child: subprocess.Popen[bytes], path: Path, scenario: Scenario) -> None:
-    """Show the progress as the run itself tells it, until the child ends."""
+    """Show the progress, read from the run, until the child ends."""
     from rich.progress import BarColumn, Progress, TextColumn
 
     from ampwatch.store import summarize
@@ -211,4 +215,4 @@ def _report(path: Path) -> None:
     console: Console = answers()
     print_report(console, run.info.name, run, diagnose(run))
     say("")
-    say(f"The run is in {path}. Again: ampwatch report {path}")
+    say(f"The run is in {path}. To see this again: ampwatch report {path}")

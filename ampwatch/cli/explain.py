@@ -1,4 +1,4 @@
-"""`ampwatch explain [CODE]`: the page of a finding, made from its rule."""
+"""`ampwatch explain [CODE]`: the page of a finding, generated from its rule."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis import Rule
 
 NAME = "explain"
-HELP = """What a finding means, what it is confused with, and what to do.
+HELP = """Explain a finding: its meaning, look-alikes, and what to do.
 
-With a run, the evidence for it there, too. Without a code, lists all
-findings that this version knows.
+With a run, its evidence in that run as well. Without a code, the list of
+all findings.
 
 Example: ampwatch explain AMP103
 """
@@ -28,7 +28,7 @@ def command(
         None, metavar="CODE", help="Such as AMP103, or scale-collapse.", show_default=False
     ),
     run: str = typer.Argument(
-        None, metavar="RUN", help="Its evidence in this run, too.", show_default=False
+        None, metavar="RUN", help="Also print the evidence in this run.", show_default=False
     ),
 ) -> None:
     """Print a page, or the list."""
@@ -74,4 +74,6 @@ def _find(rules: tuple[Rule, ...], code: str) -> Rule:
     for rule in rules:
         if wanted in {rule.code.casefold(), rule.name}:
             return rule
-    raise AmpwatchError(f"{code!r} is no finding of this version: `ampwatch explain` lists them.")
+    raise AmpwatchError(
+        f"{code!r} is not a finding of this version; `ampwatch explain` lists them."
+    )

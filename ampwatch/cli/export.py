@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 NAME = "export"
 HELP = """Write a run as Parquet, CSV or TensorBoard files.
 
-Parquet and CSV: one file a table, into the folder OUT. In CSV an empty cell is absent, and lists
-(learning rates by group, exponent histograms) are JSON text.
+Parquet and CSV: one file for each table, in the folder OUT. In CSV, absent values are empty cells
+and lists (learning rates by group, exponent histograms) are JSON text.
 
 TensorBoard: an event file with the scalars of steps, layers and devices, and the findings and
-settings as texts; several ranks are a run each.
+settings as text; each rank is a run of its own.
 
 \b
 Examples:
@@ -47,13 +47,15 @@ class Format(str, enum.Enum):
 
 def command(
     run: str = RUN_ARGUMENT,
-    out: Path = typer.Argument(metavar="OUT", show_default=False, help="A folder; made if needed."),
+    out: Path = typer.Argument(
+        metavar="OUT", show_default=False, help="A folder; it is created if needed."
+    ),
     to: Format = typer.Option(..., "--to", help="The format."),
 ) -> None:
     """Write the files."""
     opened = open_named(run)
     if out.exists() and not out.is_dir():
-        raise AmpwatchError(f"{out} is a file: name a folder.")
+        raise AmpwatchError(f"{out} is a file: pass a folder.")
     out.mkdir(parents=True, exist_ok=True)
     if to is Format.TENSORBOARD:
         _write_events(opened, out)
@@ -74,7 +76,7 @@ def _write_events(run: Run, out: Path) -> None:
 
 
 def write(rows: pa.Table, path: Path, to: Format) -> None:
-    """One table as one file; it appears whole or not at all."""
+    """Write one table as one file; the file appears complete or not at all."""
     with draft_of(path) as draft:
         if to is Format.PARQUET:
             import pyarrow.parquet as pq

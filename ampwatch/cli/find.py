@@ -1,4 +1,4 @@
-"""Which run is meant: a folder, or a name in the usual place."""
+"""Finds the run that a command was given: a folder, or a name in the default folder."""
 
 from __future__ import annotations
 
@@ -22,47 +22,47 @@ RUN_ARGUMENT = typer.Argument(
 
 
 def usual_folder() -> Path:
-    """Where runs are written when nobody says otherwise."""
+    """The default folder for runs."""
     from ampwatch.store import default_log_dir
 
     return default_log_dir()
 
 
 def find_run(text: str) -> Path:
-    """The folder of the run that is meant."""
+    """The folder of the run that was named."""
     for folder in (Path(text), usual_folder() / text):
-        if os.path.lexists(folder / "run.json"):  # what is wrong with one, its reader says
+        if os.path.lexists(folder / "run.json"):  # if it is damaged, its reader says how
             return folder
     if Path(text).is_file():
         raise NotARunError(
-            f"{text} is a file; a run is a folder that holds run.json. `ampwatch import {text}` "
-            "makes one of another trainer's log.",
+            f"{text} is a file; a run is a folder with a run.json. If it is the log of another "
+            f"trainer, `ampwatch import {text}` makes a run of it.",
             path=text,
         )
     raise NotARunError(
-        f"{text} is no run: neither that folder nor {usual_folder() / text} holds a run.json. "
-        "`ampwatch runs` lists those there are.",
+        f"{text} is not a run: neither that folder nor {usual_folder() / text} contains a "
+        "run.json. `ampwatch runs` lists all runs.",
         path=text,
     )
 
 
 def find_newest(say: Callable[[str], None]) -> Path:
-    """The newest run in the usual place, and `say` which it is; one still going on first."""
+    """The newest run in the default folder, preferring one that goes on; `say` names it."""
     from ampwatch.diagnosis.words import list_text
     from ampwatch.store import is_written, list_runs
 
     found = [run for run in list_runs(usual_folder()) if run.problem is None]
     if not found:
         raise NotARunError(
-            f"There is no run in {usual_folder()} yet: start a training with one line in it, "
-            "`ampwatch.attach(scaler, model)`, or try `ampwatch demo`.",
+            f"There is no run in {usual_folder()} yet. Add `ampwatch.attach(scaler, model)` to "
+            "a training, or try `ampwatch demo`.",
             path=usual_folder(),
         )
     live = [run for run in found if not run.ended and is_written(run.path)]
     chosen = (live or found)[0]
     others = [run.path.name for run in live if run is not chosen]
-    more = f" Going on as well: {list_text(others)}." if others else ""
-    say(f"Watching {chosen.path.name}, the newest run{' that goes on' if live else ''}.{more}")
+    more = f" Also live: {list_text(others)}." if others else ""
+    say(f"Watching {chosen.path.name}, the newest {'live ' if live else ''}run.{more}")
     return chosen.path
 
 
@@ -70,7 +70,7 @@ def find_newest(say: Callable[[str], None]) -> Path:
 def opened_run_or_log(
     text: str, source: str | None = None, mapped: Sequence[str] = ()
 ) -> Iterator[Run]:
-    """The run that is meant; a foreign log is made one, for as long as it is looked at."""
+    """The run that was named; a log of another trainer becomes a temporary run."""
     if source is None and not mapped and (text != "-" and not _is_log(text)):
         yield open_named(text)
         return
@@ -82,13 +82,13 @@ def opened_run_or_log(
 
 
 def _is_log(text: str) -> bool:
-    """Whether this names a file, and no run of that name is in the usual place."""
-    path = Path(text)  # a shell's <(...) is a pipe, which is as good
+    """Whether this is a file, and not a run in the default folder."""
+    path = Path(text)  # a shell's <(...) is a pipe, which works as well
     return path.exists() and not path.is_dir() and path.name != "run.json"
 
 
 def open_named(text: str) -> Run:
-    """Open the run that is meant."""
+    """Open the run that was named."""
     from ampwatch.store import open_run
 
     return open_run(find_run(text))

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from ampwatch.importers.options import OnProgress
 
 NAME = "import"
-HELP = """Make a run of another trainer's log.
+HELP = """Import the log of another trainer as a run.
 
-All views then show it. Reads the text that Apex, fairseq, DeepSpeed, Megatron-LM, Hugging Face's
-Trainer and others print, plain or compressed, and CSV, JSON lines, TensorBoard and W&B files. What
-the log does not say is absent in the run. FILE may be - for standard input.
+All other commands then work on it. Reads the text that Apex, fairseq, DeepSpeed, Megatron-LM,
+Hugging Face's Trainer and others print, plain or compressed, and CSV, JSON, Parquet, TensorBoard
+and W&B files. Values that the log does not contain are absent in the run. FILE may be - for
+standard input.
 
 \b
 Examples:
@@ -31,16 +32,16 @@ Examples:
   ampwatch import slurm-81.out.gz --as deepspeed --out runs/
 """
 
-# Below this a bar would only flicker.
+# For smaller files a progress bar would only flicker.
 BAR_FROM_BYTES = 32 << 20
 
 FILE_ARGUMENT = typer.Argument(metavar="FILE", show_default=False, help="The log, or - for stdin.")
 AS_OPTION = typer.Option(
-    None, "--as", metavar="FORMAT", show_default=False, help="The format, if not to be recognised."
+    None, "--as", metavar="FORMAT", show_default=False, help="The format, if it is not recognised."
 )
 MAP_OPTION = typer.Option(
     [], "--map", metavar="COLUMN=NAME", show_default=False,
-    help="Which of the table's columns is ours, such as loss=train/loss.",
+    help="The table's name for one of our columns, such as loss=train/loss.",
 )  # fmt: skip
 
 
@@ -49,16 +50,20 @@ def command(
     as_: str = AS_OPTION,
     mapped: list[str] = MAP_OPTION,
     out: Path = typer.Option(
-        None, "--out", metavar="DIR", show_default=False, help="Where runs are kept."
+        None,
+        "--out",
+        metavar="DIR",
+        show_default=False,
+        help="The folder for the run.  [default: ./ampwatch-runs]",
     ),
 ) -> None:
     """Import and say where the run is."""
     folder = make_run(file, out or usual_folder(), wanted_of(as_, mapped))
-    answer(f"{folder}\n`ampwatch report {folder}` tells what is wrong with it.")
+    answer(f"{folder}\n`ampwatch report {folder}` shows what is wrong with it.")
 
 
 def wanted_of(source: str | None, mapped: Sequence[str] = ()) -> ImportOptions:
-    """What the options ask for."""
+    """The options of the import."""
     from ampwatch.importers import ImportOptions
 
     pairs = {}
@@ -71,7 +76,7 @@ def wanted_of(source: str | None, mapped: Sequence[str] = ()) -> ImportOptions:
 
 
 def make_run(file: str, out: Path, wanted: ImportOptions) -> Path:
-    """Import with a progress bar where the file is large; the run's folder."""
+    """Import a log, with a progress bar if it is large; return the run's folder."""
     from ampwatch.importers import import_log
 
     with _bar(file) as seen:

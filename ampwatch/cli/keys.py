@@ -1,4 +1,4 @@
-"""`ampwatch keys`: this user's public key, and who else may connect."""
+"""`ampwatch keys`: this user's public key, and the keys that may connect."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import typer
 from ampwatch.cli.terminal import answer
 
 NAME = "keys"
-HELP = """Your public key, and whose trainers may send to you.
+HELP = """Print your public key and the keys that may send to you.
 
-On one machine, or with a shared home, there is nothing to do: the pair is made on first use and
-both ends find it. Between machines, pass public keys on:
+On one machine, or with a shared home folder, there is nothing to do: the key pair is created on
+first use, and both sides find it. Between machines, exchange public keys:
 
 \b
   ampwatch keys                                 on the trainer: print its key
@@ -24,10 +24,10 @@ def command(
         None, metavar="KEY", help="Let trainers with this key connect.", show_default=False
     ),
     comment: str = typer.Option(
-        "", metavar="TEXT", help="Whose key it is; kept beside it.", show_default=False
+        "", metavar="TEXT", help="A note about the key, such as its owner.", show_default=False
     ),
     forget: str = typer.Option(
-        None, metavar="KEY", help="Take a key off the list again.", show_default=False
+        None, metavar="KEY", help="Remove a key from the list.", show_default=False
     ),
 ) -> None:
     """Print or change the keys."""

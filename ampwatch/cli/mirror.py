@@ -17,25 +17,25 @@ TO_OPTION = typer.Option(
     None,
     "--to",
     metavar="PLACE",
-    help="Show scalars and findings there as well; may be given again for another place.",
+    help="Also show scalars and findings in PLACE; may be repeated.",
     show_default=False,
 )
 
-LEAVING_WAIT_S = 20.0  # for what a mirror has not taken yet, when somebody wants to leave
+LEAVING_WAIT_S = 20.0  # how long to wait for a mirror when the user leaves
 
 THIN_OPTION = typer.Option(
-    1, "--thin", metavar="N", min=1, help="With --to: each N-th step, and every skipped one."
+    1, "--thin", metavar="N", min=1, help="With --to: only every N-th step, and every skipped one."
 )
 
 TO_HELP = """Mirrors: --to shows the scale, skips, loss, rate, norms, step time, memory and findings
-in what you already have, through that project's own client.
+in another tool, through that tool's own client.
 
 \b
     tensorboard:DIR                   event files in DIR/RUN
     prometheus://:9464                an endpoint to scrape on this machine, or HOST:9464
                                       (pip install prometheus-client)
     otlp://HOST:4318                  an OpenTelemetry collector; otlps:// with TLS
-    wandb:PROJECT                     a run there, as for the next two, each with its own
+    wandb:PROJECT                     a run there; this and the next two use their own
     mlflow:EXPERIMENT                 client and that client's settings (WANDB_MODE,
     trackio:PROJECT                   MLFLOW_TRACKING_URI, ...)
 """
@@ -49,7 +49,7 @@ def mirroring(
     *,
     wait_s: float | None = None,
 ) -> Iterator[list[MirrorWorker]]:
-    """A worker for each place, closed in the end: then it has `wait_s` to take the rest."""
+    """A worker for each place; at the end it has `wait_s` to send the rest."""
     if not places:
         yield []
         return

@@ -18,14 +18,14 @@ NOTIFY_OPTION = typer.Option(
     "--notify",
     metavar="URL",
     envvar="AMPWATCH_NOTIFY",
-    help="Send warnings and errors there; may be given again for another place.",
+    help="Send warnings and errors to URL; may be repeated.",
     show_default=False,
 )
 
-NOTIFY_HELP = """Alerts: --notify sends each warning and error once, and again if it gets worse, in
-plain words with what to do; what comes within a minute is one message. It needs
-`pip install 'ampwatch[notify]'`. Keep passwords out of the command line by setting AMPWATCH_NOTIFY
-instead; they are never shown.
+NOTIFY_HELP = """Alerts: --notify sends each warning and error once, with what to do, and again if
+it gets worse. Alerts within a minute are sent as one message. To install: `pip install
+'ampwatch[notify]'`. To keep passwords out of the command line, set AMPWATCH_NOTIFY; addresses are
+never shown.
 
 \b
     slack://TOKEN_A/TOKEN_B/TOKEN_C/#channel
@@ -39,7 +39,7 @@ instead; they are never shown.
 def delivering(
     addresses: Sequence[str] | None, say: Callable[[str], None] = say
 ) -> Iterator[Delivery | None]:
-    """A delivery to these addresses, closed in the end; none if nobody is to be told."""
+    """A delivery to these addresses, closed at the end; None without addresses."""
     if not addresses:
         yield None
         return
@@ -47,5 +47,5 @@ def delivering(
 
     services = open_services(addresses)
     with Delivery(services, on_note=say) as delivery:
-        say(f"Alerts go to {', '.join(service.label for service in services)} as they are found.")
+        say(f"Alerts go to {', '.join(service.label for service in services)}.")
         yield delivery

@@ -1,4 +1,4 @@
-"""`ampwatch record`: receive runs over the network and file them here."""
+"""`ampwatch record`: receive runs over the network and store them here."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from ampwatch.recorder import Recorder
 
 NAME = "record"
-HELP = f"""Receive what trainers send and file it here, until Ctrl-C. No browser, no dashboard.
+HELP = f"""Receive runs from trainers and store them here, until Ctrl-C. Needs no browser.
 
-What is missed while it is down comes later, as long as the trainer lives: trainers keep their own
-log and send from it. `ampwatch keys` lets other machines in.
+Trainers keep their own logs: what was missed while the recorder was down is sent again, as long as
+the trainer runs. To allow other machines, use `ampwatch keys`.
 
 \b
 Examples:
   ampwatch record
-  ampwatch record --fallback                    beside a dashboard that has the usual port
+  ampwatch record --fallback                    if a dashboard uses the default port
   ampwatch record --bind tcp://0.0.0.0:5797 --dir /data/runs
-  ampwatch record --notify slack://…            be told of what goes wrong in any run
-  ampwatch record --to prometheus://:9464       have every run scraped
+  ampwatch record --notify slack://…            get a message when a run goes wrong
+  ampwatch record --to prometheus://:9464       metrics of all runs for Prometheus
 
 {NOTIFY_HELP}
 {TO_HELP}"""
@@ -58,7 +58,7 @@ def command(
     fallback: bool = typer.Option(
         False,
         "--fallback/--no-fallback",
-        help="Where the port is taken, listen on a free one: trainers started later find it.",
+        help="If the port is taken, listen on a free one; trainers started later find it.",
     ),
     insecure: bool = typer.Option(
         False, "--insecure", help="No encryption and no keys: anyone who reaches the port may send."
@@ -85,12 +85,12 @@ def command(
             on_rows=partial(_wake, threads), on_note=say,
         )  # fmt: skip
         with recorder:
-            say(f"Recording from {recorder.endpoint} into {where}; Ctrl-C ends.")
-            while not ended.wait(0.5):  # a wait without end would keep Windows from seeing Ctrl-C
+            say(f"Recording from {recorder.endpoint} into {where}. Press Ctrl-C to end.")
+            while not ended.wait(0.5):  # an endless wait would keep Windows from noticing Ctrl-C
                 for thread in threads:
                     thread.hear(_alive(recorder))
                 if not recorder.is_running:
-                    raise FeedError("Nothing is recorded any more: the reason is above.")
+                    raise FeedError("Nothing is recorded any more; the reason is printed above.")
     _say_what_came(recorder)
 
 
@@ -101,14 +101,14 @@ def _say_what_came(recorder: Recorder) -> None:
 
 
 def _wake(threads: Sequence[FollowThread], folder: Path) -> None:
-    """Rows have come for a run: whoever follows it hears of them."""
+    """Wake everybody who follows a run for which rows have arrived."""
     for thread in threads:
         thread.wake(folder)
 
 
 @contextlib.contextmanager
 def _alerts(addresses: list[str] | None) -> Iterator[list[FollowThread]]:
-    """What sends alerts of the runs, if anybody is to be told of them."""
+    """The threads that send alerts; empty without addresses."""
     with delivering(addresses) as delivery:
         if delivery is None:
             yield []
@@ -123,23 +123,23 @@ def _alerts(addresses: list[str] | None) -> Iterator[list[FollowThread]]:
 
 
 def _alive(recorder: Recorder) -> frozenset[str]:
-    """The ids of the runs whose trainers were heard of lately."""
+    """The ids of runs whose trainers have sent something lately."""
     runs = recorder.runs.values()
     return frozenset(run.id for run in runs if any(rank.is_alive for rank in run.ranks))
 
 
 @contextlib.contextmanager
 def _flag_named() -> Iterator[None]:
-    """Say of a taken port which flag takes another."""
+    """If the port is taken, add to the error which flag uses another."""
     try:
         yield
     except EndpointTakenError as error:
-        raise EndpointTakenError(f"{error} Or give --fallback to listen on a free one.") from None
+        raise EndpointTakenError(f"{error} Or use --fallback to listen on a free one.") from None
 
 
 @contextlib.contextmanager
 def _told_to_end() -> Iterator[threading.Event]:
-    """What is set by Ctrl-C or a polite request to end, instead of an exception anywhere."""
+    """An event that is set by Ctrl-C or SIGTERM, instead of an exception."""
     ended = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: ended.set())
@@ -154,7 +154,7 @@ def _told_to_end() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def _warnings_as_sentences() -> Iterator[None]:
-    """Show a warning as a line of ours, without the source line that raised it."""
+    """Show warnings as one line, without the source line that raised them."""
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")

@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from ampwatch.store import Run
 
 NAME = "report"
-HELP = """What is wrong with a run, since when, why, and what to do. On one screen.
+HELP = """Print what is wrong with a run, why, and what to do.
 
-Several runs of one model that differ in their learning rate get one advice on it together. FILE is
-the log of another trainer (Apex, fairseq, DeepSpeed, Megatron-LM, ...): it is told what that file
-can honestly support. `ampwatch import` keeps it as a run.
+For several runs of one model with different learning rates, prints one advice on the rate. FILE is
+the log of another trainer (Apex, fairseq, DeepSpeed, Megatron-LM, ...); the report says what such a
+log cannot show. `ampwatch import` keeps it as a run.
 
 \b
 Examples:
   ampwatch report train.log
   ampwatch report ampwatch-runs/train-1204
   ampwatch report train-1204 --json | jq .verdict
-  ampwatch report train-1204 --html out.html     text, charts and layers, to send
-  ampwatch report train-1204 --fail-on error     exit code 1 if an error stands
-  ampwatch report rate-0.1 rate-0.03             one learning rate out of both
+  ampwatch report train-1204 --html out.html     with charts and layers, as one file
+  ampwatch report train-1204 --fail-on error     exit code 1 if there is an error
+  ampwatch report rate-0.1 rate-0.03             one learning rate from both runs
 """
 
 
 class FailOn(str, enum.Enum):
-    """From which severity on the exit code is 1."""
+    """The severity from which on the exit code is 1."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -51,9 +51,12 @@ def command(
         show_default=False,
         help="A run's folder, its name in ./ampwatch-runs, or another trainer's log.",
     ),
-    json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
+    json: bool = typer.Option(False, "--json", help="Print JSON instead of the report."),
     fail_on: FailOn = typer.Option(
-        None, "--fail-on", help="Exit with 1 if a finding this grave stands.", show_default=False
+        None,
+        "--fail-on",
+        help="Exit with 1 if there is a finding of this severity or worse.",
+        show_default=False,
     ),
     html: Path = typer.Option(
         None, "--html", metavar="OUT", show_default=False, help="Write one HTML file instead."
@@ -65,7 +68,10 @@ def command(
 ) -> None:
     """Print the report."""
     if html and (json or len(runs) > 1):
-        raise ReportError("--html takes one run, and no --json; `ampwatch compare` takes several.")
+        raise ReportError(
+            "--html takes one run and cannot be combined with --json; for several "
+            "runs use `ampwatch compare --html`."
+        )
     from ampwatch.diagnosis import Severity, diagnose, diagnose_together
 
     with ExitStack() as stack:
@@ -82,7 +88,7 @@ def command(
 
 
 def print_said(runs: Sequence[Run], said: Diagnosis | Together, *, json: bool) -> None:
-    """The report on one run or several, as text or as JSON."""
+    """Print the report on one run or several, as text or JSON."""
     from ampwatch.diagnosis import Diagnosis
     from ampwatch.report import print_report, print_reports, to_json
 
@@ -95,7 +101,7 @@ def print_said(runs: Sequence[Run], said: Diagnosis | Together, *, json: bool) -
 
 
 def write_html(run: Run, path: Path) -> Diagnosis:
-    """Write the report as one file, which appears whole or not at all."""
+    """Write the report as one file, which appears complete or not at all."""
     from ampwatch.diagnosis import Engine, conclude
     from ampwatch.report import html_report
 
@@ -107,13 +113,13 @@ def write_html(run: Run, path: Path) -> Diagnosis:
 
 
 def refuse_no_file(path: Path) -> None:
-    """Raise, before any work, where no file can be written."""
+    """Raise, before any work, if the file cannot be written."""
     if path.is_dir() or not path.parent.is_dir():
-        raise ReportError(f"{path} cannot be written: name a file in a folder that is there.")
+        raise ReportError(f"{path} cannot be written: pass a file in an existing folder.")
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page, which appears whole or not at all, and say how large it is."""
+    """Write a page, complete or not at all, and print its size."""
     from ampwatch.diagnosis.words import bytes_text
 
     with draft_of(path) as draft:

@@ -1,8 +1,8 @@
-"""`ampwatch run SCRIPT ARGS...`: a training is watched without a change to its code.
+"""`ampwatch run SCRIPT ARGS...`: watch a training without changing its code.
 
-The script is run by a fresh Python in this process's place, with a folder on its path from which
-that Python, as it starts, reads what attaches. So its arguments, exit code, signals, `__main__` and
-tracebacks are its own.
+A fresh Python replaces this process and runs the script. A folder on its path makes it load, at its
+start, the code that attaches. So arguments, exit code, signals, `__main__` and tracebacks are those
+of the script.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ampwatch.integrations.script import OPTIONS, PROCESS_ID
 NAME = "run"
 HELP = """Watch a training script without changing it.
 
-Its scaler is watched, and the model that its optimizer trains.
+Watches the script's scaler and the model that its optimizer trains.
 
 \b
 Examples:
@@ -34,11 +34,11 @@ Examples:
   ampwatch run torchrun --nproc-per-node 2 train.py
   ampwatch run accelerate launch train.py
 
-What follows the script is the script's. It runs as it would alone: same arguments, exit code,
-signals and tracebacks. Then: ampwatch report RUN.
+All arguments after the script belong to the script. It runs as it would alone: same arguments,
+exit code, signals and tracebacks. Afterwards: ampwatch report RUN.
 """
 
-CONTEXT = {"allow_interspersed_args": False}  # what follows the script is the script's
+CONTEXT = {"allow_interspersed_args": False}  # arguments after the script belong to the script
 
 
 def command(
@@ -75,8 +75,8 @@ def command(
     }
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise AmpwatchError(
-            "This Python was started with -E, -I or -S, and so would the script's be, which finds "
-            "ampwatch by the environment and the site: start ampwatch without them."
+            "This Python was started with -E, -I or -S. The script's Python would be too, and "
+            "could not load ampwatch: start ampwatch without these options."
         )
     become(_command_line(script, module=module) + list(arguments or ()), _environment(asked))
 
@@ -92,14 +92,14 @@ def _command_line(script: str, *, module: bool) -> list[str]:
     launcher = shutil.which(script)
     if launcher is None:
         raise AmpwatchError(
-            f"There is no script {script!r} here, and no such command on the path: give a script, "
-            "-m MODULE, or a launcher such as torchrun."
+            f"There is no script or command {script!r}: pass a script, -m MODULE, or a launcher "
+            "such as torchrun."
         )
     return [launcher]
 
 
 def _runs_by_itself(script: Path) -> bool:
-    """Whether it is a program of another kind, such as a shell script that starts the training."""
+    """Whether it is an executable, such as a shell script that starts the training."""
     if not script.is_file() or not os.access(script, os.X_OK) or script.suffix == ".py":
         return False
     with script.open("rb") as file:
@@ -108,7 +108,7 @@ def _runs_by_itself(script: Path) -> bool:
 
 
 def _environment(asked: dict[str, object]) -> dict[str, str]:
-    """The script's environment: ours first on the path that Python reads its site from."""
+    """The script's environment; Python loads its site from our folder first."""
     here = str(Path(__file__).resolve().parent.parent / "integrations" / "launch")
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
     options = {name: value for name, value in asked.items() if value is not None}
@@ -121,14 +121,14 @@ def _environment(asked: dict[str, object]) -> dict[str, str]:
 
 
 def become(command_line: list[str], environment: dict[str, str]) -> None:
-    """Run it in this process's place; where there is no such thing, as a child."""
-    if sys.stdout is not None:  # closed: the script's will be too
+    """Replace this process by the script; where that is impossible, run it as a child."""
+    if sys.stdout is not None:  # None if closed; the script's will be closed too
         sys.stdout.flush()
     if sys.platform != "win32":
         os.execve(command_line[0], command_line, environment)  # noqa: S606
     with subprocess.Popen(command_line, env=environment) as child:
         code: int | None = None
         while code is None:
-            with contextlib.suppress(KeyboardInterrupt):  # it had it too, and answers as it likes
+            with contextlib.suppress(KeyboardInterrupt):  # the child got it too and decides itself
                 code = child.wait()
     raise SystemExit(code)

@@ -1,4 +1,4 @@
-"""`ampwatch runs [DIR]`: the runs there are, newest first."""
+"""`ampwatch runs [DIR]`: a list of runs, newest first."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from ampwatch.store import RunSummary
 
 NAME = "runs"
-HELP = """The runs in a folder, newest first, and how each stands.
+HELP = """List the runs in a folder with their verdicts, newest first.
 
 \b
 Examples:
   ampwatch runs                the runs in ./ampwatch-runs (or $AMPWATCH_DIR)
   ampwatch runs /data/runs
-  ampwatch runs --all          and every run that was ever attached elsewhere
+  ampwatch runs --all          also all runs that were attached elsewhere
 """
 
-# How many runs of other folders are listed unless all are asked for.
+# How many runs of other folders are listed without --all.
 ELSEWHERE = 20
 
 COLUMNS = ("run", "verdict", "steps", "skips", "final scale", "age", "source")
@@ -40,23 +40,23 @@ COLUMNS = ("run", "verdict", "steps", "skips", "final scale", "age", "source")
 def command(
     folder: str = typer.Argument(None, metavar="DIR", help="Where to look.", show_default=False),
     every: bool = typer.Option(
-        False, "--all", help=f"All runs elsewhere too, not the newest {ELSEWHERE} only."
+        False, "--all", help=f"List all runs of other folders, not only the newest {ELSEWHERE}."
     ),
 ) -> None:
     """Print the table."""
     from ampwatch.store import list_runs
 
     if folder and not Path(folder).is_dir():
-        raise NotARunError(f"{folder} is no folder.", path=folder)
+        raise NotARunError(f"{folder} is not a folder.", path=folder)
     found = list_runs(folder)
     if not found:
-        answer(f"No runs in {folder or usual_folder()}. `ampwatch demo` makes one.")
+        answer(f"No runs in {folder or usual_folder()}. `ampwatch demo` creates one.")
         return
     here = Path(folder or usual_folder())
     shown = found if every else _nearest(found, here)
     answers().print(_table(shown, here))
     if len(shown) < len(found):
-        answer(f"And {len(found) - len(shown):,} older ones elsewhere: ampwatch runs --all.")
+        answer(f"{len(found) - len(shown):,} older runs in other folders: ampwatch runs --all.")
 
 
 def _nearest(found: Sequence[RunSummary], here: Path) -> list[RunSummary]:
@@ -71,7 +71,7 @@ def _inside(summary: RunSummary, folder: Path) -> bool:
 
 
 def _table(found: Sequence[RunSummary], here: Path) -> Table:
-    """A row a run; the first look at long runs takes its time, which a bar shows."""
+    """One row for each run; judging long runs for the first time shows a progress bar."""
     from rich.progress import track
 
     from ampwatch.environment import state_folder
@@ -91,7 +91,7 @@ def _empty_table(found: Sequence[RunSummary]) -> Table:
     foreign = any(summary.source != "ampwatch" for summary in found)
     for name in COLUMNS if foreign else COLUMNS[:-1]:
         numeric = name in {"steps", "skips", "final scale", "age"}
-        # A name is what one types next: it is folded over lines, never cut.
+        # The name is typed next: it is wrapped, never cut.
         wide = {"run": 16 if foreign else 24, "source": 10}.get(name)
         justify: Literal["left", "right"] = "right" if numeric else "left"
         table.add_column(name, justify=justify, overflow="fold", min_width=wide)
@@ -99,13 +99,13 @@ def _empty_table(found: Sequence[RunSummary]) -> Table:
 
 
 def _row(summary: RunSummary, folder: Path, kept: KeptVerdicts) -> tuple[str | Text, ...]:
-    """One run's cells; one that cannot be read says why in place of its figures."""
+    """One run's cells; an unreadable run has the reason in place of its figures."""
     from rich.text import Text
 
     name = printable(summary.path.name if _inside(summary, folder) else str(summary.path))
     try:
         standing = _standing(summary, kept)
-    except (AmpwatchError, OSError) as problem:  # its files may go while they are looked at
+    except (AmpwatchError, OSError) as problem:  # its files may be deleted meanwhile
         return (name, Text(f"unreadable: {printable(str(problem))}", "red"))
     from ampwatch.diagnosis.words import scale_text
     from ampwatch.report import STYLES
@@ -122,7 +122,7 @@ def _row(summary: RunSummary, folder: Path, kept: KeptVerdicts) -> tuple[str | T
 
 
 def _verdict(standing: Standing, style: str) -> Text:
-    """The verdict; under it what of the run is damaged, for it is of the rest alone."""
+    """The verdict, and below it what is damaged: the verdict is based on the rest."""
     from rich.text import Text
 
     verdict = Text(printable(standing.verdict), style)
@@ -130,7 +130,7 @@ def _verdict(standing: Standing, style: str) -> Text:
 
 
 def _standing(summary: RunSummary, kept: KeptVerdicts) -> Standing:
-    """How a run stands, by what was kept or by a diagnosis; AmpwatchError if it is unreadable."""
+    """A run's verdict, kept or new; AmpwatchError if the run is unreadable."""
     from ampwatch.diagnosis import diagnose
     from ampwatch.store import open_run
 

@@ -1,4 +1,4 @@
-"""Where commands write: answers on stdout, everything else on stderr."""
+"""Where commands print: answers on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ FAILED = 2
 
 
 def prepare_streams() -> None:
-    """Let a terminal that lacks a character show a question mark instead of failing."""
+    """Print a question mark for characters that the terminal lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def complain(message: str) -> int:
-    """One line on stderr; the exit code that goes with it."""
+    """Print one line on stderr; return the exit code for errors."""
     print(f"ampwatch: {printable(' '.join(message.split()))}", file=sys.stderr)
     return FAILED
 
 
 def answers() -> Console:
-    """The console for what was asked for."""
+    """The console for answers, on stdout."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False)
@@ -42,11 +42,11 @@ def asides() -> Console:
 
 
 def say(text: str) -> None:
-    """A remark on stderr, on one line."""
+    """Print a remark on stderr, on one line."""
     asides().print(printable(text), soft_wrap=True)
 
 
 def answer(text: str) -> None:
-    """Plain lines on stdout, as wide as they are."""
+    """Print plain lines on stdout, without wrapping."""
     lines = [printable(line) for line in text.split("\n")]
     answers().print("\n".join(lines), soft_wrap=True)

@@ -13,13 +13,13 @@ from ampwatch.cli.terminal import say
 
 TEXT_OPTION = typer.Option(
     None, "--text", metavar="FILE|-", show_default=False,
-    help="Follow another trainer's log; - is a pipe, which is passed on.",
+    help="Follow another trainer's log; - reads a pipe and passes it on.",
 )  # fmt: skip
 
 
 @contextmanager
 def following(path: str, source: str | None) -> Iterator[Path]:
-    """The folder of the run that the log becomes, once a first line of it is understood."""
+    """The folder of the log's run, once its first line is understood."""
     from ampwatch.importers import GrowingLog, ImportOptions, nothing_known
 
     log = GrowingLog(path, usual_folder(), ImportOptions(source=source)).start()

@@ -1,7 +1,7 @@
-"""Verdicts of finished runs, kept in the user's state folder so that a list of runs is quick.
+"""Verdicts of finished runs, cached in the user's state folder for the list of runs.
 
-A verdict counts only while every file of the run and of the diagnosis is as it was: sizes and times
-are compared. What is damaged or cannot be written is done without.
+A cached verdict is valid while all files of the run and of the diagnosis are unchanged, by size and
+time. A damaged or unwritable cache is ignored.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _MOST_KEPT = 1000
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a run stands, as a list of runs shows it."""
+    """A run's verdict and figures, as the list of runs shows them."""
 
     verdict: str
     steps: int
     skipped: int
     final_scale: float | None
     source: str
-    damage: str = ""  # what of the run's files cannot be read
+    damage: str = ""  # what is unreadable in the run's files
 
 
 def standing_of(diagnosis: Diagnosis, notes: Sequence[str] = ()) -> Standing:
-    """The few figures of a diagnosis that a list shows, and damage if the run's notes tell any."""
+    """The figures of a diagnosis for a list, and damage if the run's notes mention any."""
     facts = diagnosis.run
     damage = next((note for note in notes if "damaged" in note or "missing" in note), "")
     return Standing(
@@ -45,7 +45,7 @@ def standing_of(diagnosis: Diagnosis, notes: Sequence[str] = ()) -> Standing:
 
 
 class KeptVerdicts:
-    """What was found of finished runs before; `save` keeps what was added."""
+    """The cached verdicts; `save` writes new ones."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _FILE
@@ -53,19 +53,19 @@ class KeptVerdicts:
         self._has_grown = False
 
     def of(self, run: Path) -> Standing | None:
-        """What was found of this run, if nothing changed since."""
+        """The cached verdict of this run, if nothing changed since."""
         kept = self._kept.get(str(run.absolute()))
         if not isinstance(kept, dict) or kept.get("of") != _stamp(run):
             return None
         return _standing(kept.get("standing"))
 
     def add(self, run: Path, standing: Standing) -> None:
-        """Remember what was found of a finished run."""
+        """Cache the verdict of a finished run."""
         self._kept[str(run.absolute())] = {"of": _stamp(run), "standing": asdict(standing)}
         self._has_grown = True
 
     def save(self) -> None:
-        """Write it down, if there is anything new; a folder that refuses is no harm."""
+        """Write the cache if it has changed; errors are ignored."""
         if not self._has_grown:
             return
         newest = dict(list(self._kept.items())[-_MOST_KEPT:])
@@ -85,7 +85,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _standing(kept: Any) -> Standing | None:
-    """What was kept, if it is what we keep."""
+    """The cached entry, if its form is valid."""
     kinds = {"verdict": str, "steps": int, "skipped": int, "source": str, "damage": str}
     scale = (int, float, type(None))
     if not isinstance(kept, dict) or kept.keys() != {*kinds, "final_scale"}:
@@ -95,7 +95,7 @@ def _standing(kept: Any) -> Standing | None:
 
 
 def _stamp(run: Path) -> str:
-    """What tells a run's files, and the code that judges them, from any others."""
+    """A hash that identifies the run's files and the code that judges them."""
     marks = (_marks(run, "*"), _code_marks())
     return hashlib.sha256(repr(marks).encode()).hexdigest()
 
@@ -108,7 +108,7 @@ def _code_marks() -> list[tuple[str, int, int]]:
 
 
 def _marks(folder: Path, pattern: str) -> list[tuple[str, int, int]]:
-    """The files' names, sizes and times; a rank's lock says nothing."""
+    """The files' names, sizes and times, without the ranks' locks."""
     files = sorted(f for f in folder.rglob(pattern) if f.is_file() and f.name != "lock")
     stats = [(str(file.relative_to(folder)), file.stat()) for file in files]
     return [(name, found.st_size, found.st_mtime_ns) for name, found in stats]

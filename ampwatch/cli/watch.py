@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from ampwatch.store import Run
 
 NAME = "watch"
-HELP = f"""A live view of a run in the terminal, for people on ssh.
+HELP = f"""Show a live view of a run in the terminal.
 
-Shows the scale, skips, loss, gradient norm and findings. Ends when the run ends, or by Ctrl-C,
-which does not touch the training. Where the output is no terminal it prints plain lines. Without
-RUN it takes the newest run.
+Shows the scale, skips, loss, gradient norm and findings. Ends when the run ends, or with Ctrl-C,
+which does not affect the training. If the output is not a terminal, prints plain lines. Without
+RUN, shows the newest run.
 
 \b
 Examples:
   ampwatch watch
   ampwatch watch ampwatch-runs/train-1204
-  ampwatch watch train-1204 --notify slack://…        be told of warnings and errors
-  ampwatch watch train-1204 --to tensorboard:tb       and see its curves elsewhere
+  ampwatch watch train-1204 --notify slack://…        send warnings and errors
+  ampwatch watch train-1204 --to tensorboard:tb       also write its curves elsewhere
   ampwatch watch --text train.log                     another trainer's log, as it grows
   some-trainer 2>&1 | ampwatch watch --text -         the same from a pipe, passed on
 
@@ -44,8 +44,8 @@ Examples:
 {TO_HELP}"""
 
 PLAIN_EVERY_S = 5.0
-_END_EVERY_S = 0.5  # however seldom it is shown, nobody waits longer to hear that a run has ended
-PAUSE_S = 5.0  # silent for longer than this is worth a word
+_END_EVERY_S = 0.5  # the end of a run is noticed this soon, however rarely the view is updated
+PAUSE_S = 5.0  # a longer silence is mentioned
 
 
 def command(
@@ -56,7 +56,7 @@ def command(
         help="A run's folder, or its name in ./ampwatch-runs.",
     ),
     every: float = typer.Option(
-        1.0, metavar="SECONDS", min=0.1, max=3600.0, help="How long between two looks."
+        1.0, metavar="SECONDS", min=0.1, max=3600.0, help="Seconds between two updates."
     ),
     notify: list[str] = NOTIFY_OPTION,
     to: list[str] = TO_OPTION,
@@ -70,7 +70,7 @@ def command(
     asked = Asked(every, tuple(notify or ()), tuple(to or ()), thin)
     if text is not None:
         if run is not None:
-            raise typer.BadParameter("name a RUN or a log with --text, not both")
+            raise typer.BadParameter("pass a RUN or a log with --text, not both")
         with following(text, as_) as folder:
             _watch(folder, asides() if text == "-" else answers(), asked)
         return
@@ -79,7 +79,7 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How often to look, and who else is to hear of it."""
+    """How often to update, and where else to send what is found."""
 
     every_s: float
     notify: tuple[str, ...]
@@ -108,22 +108,22 @@ def _watch(path: Path, console: Console, asked: Asked) -> None:
         show = _show_live if console.is_terminal else _show_plain
         try:
             show(console, follower, asked.every_s, tell)
-        except KeyboardInterrupt:  # whoever watches may leave at any time
+        except KeyboardInterrupt:  # leaving is possible at any time
             if follower.state() is State.LIVE:
-                say("You stopped watching; the training was not touched.")
+                say("You stopped watching; the training goes on.")
             for worker in workers:
                 worker.close(LEAVING_WAIT_S)
 
 
 def _aside(console: Console) -> Callable[[str], None]:
-    """How to say something meanwhile: above a live view, else on stderr."""
+    """How to print a remark: above a live view, else on stderr."""
     if not console.is_terminal:
         return say
     return lambda sentence: console.print(printable(sentence), style="dim", soft_wrap=True)
 
 
 def _looks(follower: Follower, every_s: float) -> Iterator[Look]:
-    """A look now and after each pause, until the run is over; then a pause is cut short."""
+    """A look now and after each pause until the run is over; its end cuts a pause short."""
     from ampwatch.follow import State
 
     while True:
@@ -164,10 +164,10 @@ def _view(console: Console, run: Run, look: Look) -> RenderableType:
 
 
 def _status(look: Look) -> str:
-    """What is going on now, for the last line of the view."""
-    leave = "Ctrl-C leaves; the training goes on."
+    """The current state, for the last line of the view."""
+    leave = "Press Ctrl-C to leave; the training goes on."
     if not look.diagnosis.run.steps:
-        return f"The run has begun; its first step has not ended yet. {leave}"
+        return f"The run has started; its first step is not finished yet. {leave}"
     if look.silent_s < PAUSE_S:
         return f"Live. {leave}"
     pause = f"{look.silent_s:.0f} s" if look.silent_s < 120 else f"{look.silent_s / 60:.0f} min"
@@ -197,9 +197,9 @@ def _show_plain(
 
 def _say_how_it_ended(path: Path, look: Look) -> None:
     if look.info.source != "ampwatch":
-        say("The log has ended, or nobody reads it any more.")
+        say("The log has ended, or it is not read any more.")
     elif not look.diagnosis.run.clean_end:
-        say("Nobody writes this run any more, and it has no end mark.")
+        say("The training process is gone, and the run has no end mark.")
     say(f"The run is over. `ampwatch report {path}` shows this again.")
 
 

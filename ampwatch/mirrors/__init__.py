@@ -1,10 +1,10 @@
-"""Show a run, while it goes on, in what people already have.
+"""Show runs in other tools while they go on: W&B, MLflow, TensorBoard and others.
 
-    run's log -> Follower -> UpdateReader -> Update -> MirrorWorker (a thread a place) -> Mirror
+    run's log -> Follower -> UpdateReader -> Update -> MirrorWorker (one thread a place) -> Mirror
 
-Off unless asked for. The run's own log is the queue: a client that fails or hangs lags behind, is
-tried again, and loses nothing but the time; nothing of it reaches the training. One small file a
-client, each through that project's own library, loaded when it is asked for.
+Mirrors are off unless asked for. The run's own log is the queue: a client that fails or hangs lags
+behind and is tried again; no row is lost and the training is not affected. One small file for each
+client; its library is loaded when somebody asks for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How runs stand now, for places that ask for the present only: Prometheus, OpenTelemetry."""
+"""The current values of runs, for places that show only the present: Prometheus, OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from ampwatch.diagnosis import Finding
 from ampwatch.mirrors.readings import READINGS, Points, Reading, Update
 
-MOST_ENDED_RUNS = 100  # whoever records for months shows no more of them than that
+MOST_ENDED_RUNS = 100  # at most so many ended runs are shown, however long one records
 
 STEP = Reading("step", "step", "The newest step.")
 ENDED = Reading("ended", "run_ended", "1 once the run has ended.")
-FINDING = Reading("finding", "finding", "1 for each finding that stands.")
+FINDING = Reading("finding", "finding", "1 for each current finding.")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One number now, and whose it is."""
+    """One current value with its labels."""
 
     value: float
     labels: dict[str, str]
@@ -27,7 +27,7 @@ class Sample:
 
 @dataclass(slots=True)
 class _Run:
-    """One run: by rank and optimizer the newest of each reading, and what was found."""
+    """One run: the newest value of each reading by rank and optimizer, and the findings."""
 
     values: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
@@ -35,14 +35,14 @@ class _Run:
 
 
 class CurrentValues:
-    """Kept by the mirror's thread, read by whichever thread is asked for the numbers."""
+    """Updated by the mirror's thread, read by any thread that asks for the values."""
 
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}
         self._lock = threading.Lock()
 
     def note(self, update: Update) -> None:
-        """Take in what is new of a run."""
+        """Apply an update of a run."""
         with self._lock:
             run = self._runs.setdefault(Path(update.place).name, _Run())
             for points in update.points:
@@ -54,7 +54,7 @@ class CurrentValues:
             self._forget()
 
     def samples(self) -> dict[Reading, list[Sample]]:
-        """Every metric that somebody has, with its samples."""
+        """Every metric that a run has, with its samples."""
         with self._lock:
             runs = [(name, run) for name, run in self._runs.items()]
             found = {
@@ -66,7 +66,7 @@ class CurrentValues:
         return {reading: samples for reading, samples in found.items() if samples}
 
     def _forget(self) -> None:
-        """Let go of the runs that ended first."""
+        """Forget the runs that ended first."""
         ended = [name for name, run in self._runs.items() if run.is_over]
         for name in ended[:-MOST_ENDED_RUNS]:
             del self._runs[name]

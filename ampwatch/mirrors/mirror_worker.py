@@ -1,4 +1,4 @@
-"""One mirror at work, in a thread of its own: what fails or hangs there reaches nobody else."""
+"""Runs one mirror in its own thread: failures and hangs there affect nothing else."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from ampwatch.mirrors.update_reader import Selection, UpdateReader
 
 EVERY_S = 5.0
 LONGEST_RETRY_S = 60.0
-LAST_TRY_S = 2.0  # at the end, for a client that failed last time
+LAST_TRY_S = 2.0  # time at the end for a client that failed before
 
 
 class MirrorWorker:
-    """Hands to a mirror what is new of runs, until they are over or it is closed.
+    """Passes updates of runs to a mirror until they are over or it is closed.
 
-    What the mirror raises is counted, told `on_note` once, and tried again later: the runs' logs
-    keep what waits. `close` sends the rest, and says how many rows did not arrive.
+    An error of the mirror is counted, reported to `on_note` once, and the update is tried again
+    later: the runs' logs keep what is waiting. `close` sends the rest and reports how many rows did
+    not arrive.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class MirrorWorker:
         every_s: float = EVERY_S,
         thin: int = 1,
     ) -> None:
-        self.lost_rows = 0  # known once it is closed
+        self.lost_rows = 0  # known after `close`
         self._mirror, self._on_note = mirror, on_note
         self._every_s, self._thin = every_s, thin
         self._readers: dict[Path, UpdateReader] = {}
@@ -48,7 +49,7 @@ class MirrorWorker:
 
     @property
     def failures(self) -> int:
-        """How often the client raised."""
+        """How many errors the client has raised."""
         return self._retry.failures
 
     def follow(self, folder: Path, rank: int | None = None, began_ns: int = 0) -> None:
@@ -58,7 +59,7 @@ class MirrorWorker:
         self.thread.follow(folder, began_ns)
 
     def close(self, wait_s: float | None = None) -> None:
-        """Send what there is and end; a mirror that hangs is left behind after `wait_s`."""
+        """Send the rest and end; a mirror that hangs is abandoned after `wait_s`."""
         if wait_s is not None and self._retry.failures_in_a_row:
             wait_s = min(wait_s, LAST_TRY_S)
         if self._was_closed or not self.thread.close(wait_s):
@@ -68,14 +69,15 @@ class MirrorWorker:
         self.lost_rows = sum(reader.waiting_rows for reader in readers)
         if self.thread.is_at_work or any(reader.is_behind for reader in readers):
             self._on_note(
-                f"{self._mirror.label} has not taken everything: "
-                f"{count_text(self.lost_rows, 'row')} did not arrive. The run's own log has them."
+                f"{self._mirror.label} did not receive everything: "
+                f"{count_text(self.lost_rows, 'row')} did not arrive. They are in the run's "
+                "own log."
             )
 
     # --- in the thread ---------------------------------------------------------------------------
 
     def _bring(self, folder: Path, follower: Follower) -> bool:
-        """Hand on all that is new, or up to where the mirror fails; whether the run is done."""
+        """Send updates until none is left or the mirror fails; whether the run is done."""
         if self._retry.due_in_s and not self.thread.is_closing:
             return False
         reader = self._readers.get(folder)
@@ -92,7 +94,7 @@ class MirrorWorker:
         self._on_note(f"{folder.name} cannot be mirrored: {problem}")
 
     def _does(self, act: Callable[[], None]) -> bool:
-        """Whether the client did it."""
+        """Whether the client accepted it."""
         trouble = ""
         try:
             act()
@@ -100,14 +102,14 @@ class MirrorWorker:
             trouble = reason(error)
         if self._retry.note(failed=bool(trouble)):
             self._on_note(
-                f"{self._mirror.label} did not take what ampwatch has for it ({trouble}). It is "
-                "tried again; nothing else is touched by it."
+                f"{self._mirror.label} did not accept an update ({trouble}). It is tried again; "
+                "the training is not affected."
             )
         return not trouble
 
 
 def close_workers(workers: Sequence[MirrorWorker], wait_s: float | None) -> None:
-    """Close all of them, in `wait_s` together."""
+    """Close all workers, within `wait_s` together."""
     for worker in workers:
         worker.thread.end()
     until_s = None if wait_s is None else time.monotonic() + wait_s

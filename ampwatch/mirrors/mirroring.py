@@ -1,4 +1,4 @@
-"""`mirror`: a run is shown, while it goes on, in what people already have."""
+"""`mirror`: show a run in other tools while it goes on."""
 
 from __future__ import annotations
 
@@ -29,26 +29,27 @@ def mirror(
     every_s: float = EVERY_S,
     wait_s: float = CLOSE_WAIT_S,
 ) -> Mirroring:
-    """Show a run's scalars and findings elsewhere as well, in a thread of its own.
+    """Show a run's scalars and findings in other tools, from a thread of its own.
 
-    `run` is what `attach` returned, or a run's folder. `to` names one place or several:
+    `run` is what `attach` returned, or a run's folder. `to` is one place or a list of places:
 
-    - "active", or None: whichever run of W&B, MLflow or trackio is active in this process
-    - "wandb", "mlflow", "trackio": that one's active run
-    - "wandb:PROJECT", "mlflow:EXPERIMENT", "trackio:PROJECT": a new run there
-    - "tensorboard:DIR", "prometheus://:9464", "otlp://HOST:4318"
-    - "prometheus", "otlp": the registry or the meter provider that this process has
+        "active" or None: the run of W&B, MLflow or trackio that is active in this process
+        "wandb", "mlflow", "trackio": the active run of that tool
+        "wandb:PROJECT", "mlflow:EXPERIMENT", "trackio:PROJECT": a new run there
+        "tensorboard:DIR", "prometheus://:9464", "otlp://HOST:4318"
+        "prometheus", "otlp": the registry or the meter provider of this process
 
-    `thin=10` keeps each tenth step, and every skipped one.
+    `thin=10` keeps every tenth step, and every skipped one.
 
-    A thread reads the run's log every `every_s` seconds; the training is asked for nothing. What a
-    client raises is warned of once and tried again, and closing the watch sends the rest, waiting
-    `wait_s` at most. A run whose training was killed is over, too: `every_s` and 3 seconds after
-    its last process is gone, or, on a disk without locks, after a minute without rows. MirrorError
-    says here, and only here, what is missing. With AMPWATCH=0 nothing is done.
+    A thread reads the run's log every `every_s` seconds; the training does nothing for it. A
+    client's error is reported once as a warning and the update is tried again. Closing the watch
+    sends the rest, for at most `wait_s`. A run whose training was killed is over, too: `every_s`
+    and 3 seconds after its last process is gone or, on a disk without locks, after a minute without
+    rows. Raises MirrorError if a place is unknown or its client is missing. With AMPWATCH=0 it does
+    nothing.
     """
     if thin < 1:
-        raise MirrorError(f"thin is {thin!r}: pass a whole number of steps from 1 on.")
+        raise MirrorError(f"thin is {thin!r}: pass a whole number, 1 or larger.")
     if isinstance(run, (str, Path)):
         workers = _workers(_places(to), thin, every_s)
         for worker in workers:
@@ -58,8 +59,8 @@ def mirror(
         return Mirroring((), wait_s)
     places = _places(to)
     known = _SHOWN.setdefault(run, {}).get(places)
-    if known is not None and not known.closed:  # a notebook's cell is run again
-        _warn(f"this run is mirrored to {', '.join(places)} already, and that goes on.")
+    if known is not None and not known.closed:  # a notebook cell was run again
+        _warn(f"this run is already mirrored to {', '.join(places)}.")
         return known
     workers = _workers(places, thin, every_s)
     for worker in workers:
@@ -70,7 +71,7 @@ def mirror(
 
 
 class Mirroring:
-    """A run being mirrored; `close` sends what is left and ends it. Closing the watch does so."""
+    """A run that is being mirrored; `close`, or closing the watch, sends the rest and ends it."""
 
     def __init__(self, workers: Sequence[MirrorWorker], wait_s: float) -> None:
         self.closed = False
@@ -79,21 +80,21 @@ class Mirroring:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is mirrored any more: the run is over, or this was closed."""
+        """Whether mirroring has ended: the run is over, or this was closed."""
         return not any(worker.thread.is_at_work for worker in self._workers)
 
     @property
     def failures(self) -> int:
-        """How often a client raised."""
+        """How many errors clients have raised."""
         return sum(worker.failures for worker in self._workers)
 
     @property
     def lost_rows(self) -> int:
-        """How many rows did not arrive; known once it is closed."""
+        """How many rows did not arrive; known after `close`."""
         return sum(worker.lost_rows for worker in self._workers)
 
     def close(self) -> None:
-        """Send what there is and end; again does nothing."""
+        """Send the rest and end; a second call does nothing."""
         self.closed = True
         close_workers(self._workers, self._wait_s)
 
@@ -116,9 +117,10 @@ def _workers(places: Sequence[str], thin: int, every_s: float) -> list[MirrorWor
 
 
 def _end_with(watch: Any, mirroring: Mirroring) -> None:
-    """Send the rest when the watch ends, and end it before clients end what was begun before us.
+    """Send the rest when the watch ends, before the clients end at process exit.
 
-    A client puts its own end in when its run begins. Ours, put in now, comes before that.
+    A client registers its own exit handler when its run begins. Ours is registered now, so it runs
+    first.
     """
     from ampwatch.probe import process_end
 

@@ -1,4 +1,4 @@
-"""MLflow: metrics with their own steps and times, a request a thousand; findings as tags."""
+"""MLflow: metrics with their own steps and times, a thousand per request; findings as tags."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _VERDICT, _FINDING, _RUN = "ampwatch.verdict", "ampwatch.finding.", "ampwatch.ru
 
 
 def is_active() -> bool:
-    """Whether a run goes on in this thread."""
+    """Whether this thread has an active run."""
     return client("mlflow", "mlflow").active_run() is not None
 
 
 def open_mirror(rest: str, *, is_inside: bool) -> MlflowMirror:
-    """The active run; in the experiment `rest`, or from outside, runs of their own."""
+    """A mirror to the active run, or to new runs in the experiment `rest`."""
     mlflow = client("mlflow", "mlflow")
     server = mlflow.MlflowClient(mlflow.get_tracking_uri())
     if rest or not is_inside:
         return MlflowMirror(mlflow, server, experiment=rest or "ampwatch")
-    active = mlflow.active_run()  # known to the thread that began it only
+    active = mlflow.active_run()  # the active run belongs to the thread that began it
     if active is None:
         raise MirrorError(
             "No MLflow run is active: call mlflow.start_run() before ampwatch.mirror(), or name an "
@@ -42,7 +42,7 @@ def open_mirror(rest: str, *, is_inside: bool) -> MlflowMirror:
 
 
 class MlflowMirror:
-    """Logs to the run it is given, or to one of its own for each run."""
+    """Logs to the given run, or to a new run for each of ours."""
 
     label = "MLflow"
 
@@ -53,10 +53,10 @@ class MlflowMirror:
         self._active_id, self._experiment = active_id, experiment
         self.shows_past = active_id is None
         self._own: dict[str, str] = {}  # MLflow's id by ours
-        self._tags: dict[str, dict[str, str]] = {}  # as they stand, by MLflow's id
+        self._tags: dict[str, dict[str, str]] = {}  # the current tags by MLflow's id
 
     def take(self, update: Update) -> None:
-        """Log every row, a thousand numbers a request, and what tags have changed."""
+        """Log every row, a thousand numbers per request, and the tags that have changed."""
         run_id = self._active_id or self._begun(update.info)
         metrics = self._metrics(update)
         while portion := list(islice(metrics, _METRICS_AT_ONCE)):
@@ -68,7 +68,7 @@ class MlflowMirror:
             self._server.set_terminated(self._own.pop(update.info.id), how)
 
     def close(self) -> None:
-        """End what did not end before our eyes; the active run is the user's to end."""
+        """End the new runs that have not ended; the user ends the active run."""
         while self._own:
             self._server.set_terminated(self._own.popitem()[1], "KILLED")
 

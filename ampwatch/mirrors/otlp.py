@@ -1,7 +1,7 @@
-"""OpenTelemetry: how each run stands now, as gauges and counters, through its own SDK.
+"""OpenTelemetry: the current values of each run, as gauges and counters.
 
-`otlp://HOST:4318` sends to a collector whenever there is something new; `otlp` alone adds to the
-meter provider that this process has, which sends when it does.
+`otlp://HOST:4318` sends to a collector whenever there is something new. `otlp` alone adds to the
+meter provider of this process, which sends at its own times.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FLUSH_MS = 5000
 def open_mirror(
     rest: str, *, is_inside: bool, scheme: str = "http"
 ) -> OtlpMirror | OtlpActiveMirror:
-    """A mirror that sends to the collector at `rest`, or shows in the process's own provider."""
+    """A mirror that sends to the collector at `rest`, or uses the provider of this process."""
     client("opentelemetry.sdk.metrics", _SDK)
     if not rest and is_inside and (provider := _active_provider()) is not None:
         return OtlpActiveMirror(provider)
@@ -35,7 +35,7 @@ def open_mirror(
 
 
 class OtlpMirror:
-    """Sends how runs stand after each update."""
+    """Sends the current values after each update."""
 
     label = "OpenTelemetry"
     shows_past = True
@@ -51,21 +51,21 @@ class OtlpMirror:
         _observe(provider, lambda: self._values)
 
     def take(self, update: Update) -> None:
-        """Note it and send; raises where the collector does not take it."""
+        """Apply the update and send; raises if the collector does not accept it."""
         from opentelemetry.sdk.metrics.export import MetricExportResult
 
         self._values.note(update)
         metrics = self._reader.get_metrics_data()
         if metrics and self._exporter.export(metrics) is not MetricExportResult.SUCCESS:
-            raise MirrorError("the collector did not take it")
+            raise MirrorError("the collector did not accept it")
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._exporter.shutdown()
 
 
 class OtlpActiveMirror:
-    """Shows how runs stand in the process's own provider, whose readers send when they do."""
+    """Shows the current values through the provider of this process."""
 
     label = "OpenTelemetry"
     shows_past = True
@@ -76,17 +76,17 @@ class OtlpActiveMirror:
         _observe(provider, lambda: self._values)
 
     def take(self, update: Update) -> None:
-        """Note it for the next time that the provider's readers ask."""
+        """Apply the update; the provider's readers ask for the values."""
         self._values.note(update)
 
     def close(self) -> None:
-        """Have the last state sent; from then on there is nothing to see."""
+        """Have the last values sent; afterwards there are none."""
         self._provider.force_flush(_FLUSH_MS)
-        self._values = CurrentValues()  # an instrument cannot be taken back
+        self._values = CurrentValues()  # an instrument cannot be removed
 
 
 def _observe(provider: Any, values: Callable[[], CurrentValues]) -> None:
-    """An instrument a reading, which asks for its current value."""
+    """One instrument for each reading, which asks for its current value."""
     meter = provider.get_meter("ampwatch")
     for reading in (STEP, *READINGS, ENDED, FINDING):
         make = (
@@ -118,7 +118,7 @@ def _active_provider() -> Any:
 
 
 def _exporter(rest: str, scheme: str) -> Any:
-    """By HTTP, or by gRPC where the port is gRPC's; without an address as the environment says."""
+    """An exporter by HTTP, or by gRPC for gRPC's port; the environment may give the address."""
     if not rest:
         return client(_module("http"), _HTTP).OTLPMetricExporter()
     try:
@@ -127,7 +127,9 @@ def _exporter(rest: str, scheme: str) -> Any:
     except ValueError:
         host, port = None, _HTTP_PORT
     if not host:
-        raise MirrorError(f"{rest!r} names no collector: write otlp://HOST:{_HTTP_PORT}.")
+        raise MirrorError(
+            f"{rest!r} is not the address of a collector: write otlp://HOST:{_HTTP_PORT}."
+        )
     if port == _GRPC_PORT:
         grpc = client(_module("grpc"), _GRPC)
         return grpc.OTLPMetricExporter(f"{host}:{port}", insecure=scheme == "http")
@@ -140,7 +142,7 @@ def _module(protocol: str) -> str:
 
 
 def _resource() -> Any:
-    """Whose metrics these are: what the environment says, else ours."""
+    """The resource of the metrics: the environment's service name, else ours."""
     from opentelemetry.sdk.resources import Resource
 
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name" in os.environ.get(

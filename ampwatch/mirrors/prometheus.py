@@ -1,7 +1,7 @@
-"""Prometheus: how each run stands now, read by whoever scrapes; gauges and counters of our own.
+"""Prometheus: the current values of each run, as gauges and counters to scrape.
 
 `prometheus://:9464` opens an endpoint for this machine, `prometheus://HOST:9464` one at that
-address; `prometheus` alone adds to the registry that this process already shows.
+address. `prometheus` alone adds to the registry that this process already exposes.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ampwatch.mirrors.current_values import CurrentValues, Sample
 from ampwatch.mirrors.places import client
 from ampwatch.mirrors.readings import Reading, Update
 
-_EXAMPLE = "prometheus://:9464, or prometheus://0.0.0.0:9464 for all who reach this machine"
+_EXAMPLE = "prometheus://:9464, or prometheus://0.0.0.0:9464 for all interfaces"
 
 
 def open_mirror(rest: str, *, is_inside: bool) -> PrometheusMirror:
-    """A mirror that serves at the address `rest`, or shows in the process's own registry."""
+    """A mirror that serves at the address `rest`, or adds to the registry of this process."""
     prometheus = client("prometheus_client", "prometheus-client")
     values = CurrentValues()
     if not rest:
         if not is_inside:
-            raise MirrorError(f"Say where to serve: {_EXAMPLE}.")
+            raise MirrorError(f"Where to serve is missing: write {_EXAMPLE}.")
         return PrometheusMirror(values, prometheus.REGISTRY, _Collector(values))
     host, port = _address(rest)
     registry = prometheus.CollectorRegistry()
@@ -33,14 +33,14 @@ def open_mirror(rest: str, *, is_inside: bool) -> PrometheusMirror:
         mirror.server, _ = prometheus.start_http_server(port, host or "127.0.0.1", registry)
     except OSError as error:
         raise MirrorError(
-            f"Nothing can be served at {rest.lstrip('/')} ({error.strerror or error}): name "
-            f"another port, as in {_EXAMPLE}."
+            f"Cannot serve at {rest.lstrip('/')} ({error.strerror or error}): use another port, "
+            f"as in {_EXAMPLE}."
         ) from error
     return mirror
 
 
 class PrometheusMirror:
-    """Numbers for whoever asks; the endpoint ends with the mirror."""
+    """The values for scrapers; closing the mirror closes the endpoint."""
 
     label = "Prometheus"
     shows_past = True
@@ -51,7 +51,7 @@ class PrometheusMirror:
         registry.register(collector)
 
     def take(self, update: Update) -> None:
-        """Note it for the next who asks."""
+        """Apply the update for the next scrape."""
         self._values.note(update)
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class _Collector:
         self._values = values
 
     def describe(self) -> list[Any]:
-        """Nothing yet: runs come and go."""
+        """Empty: runs come and go."""
         return []
 
     def collect(self) -> Iterator[Any]:
@@ -97,5 +97,5 @@ def _address(rest: str) -> tuple[str, int]:
     except ValueError:
         host, port = "", None
     if port is None:
-        raise MirrorError(f"{rest!r} names no port: write {_EXAMPLE}.")
+        raise MirrorError(f"{rest!r} contains no port: write {_EXAMPLE}.")
     return host, port

@@ -1,6 +1,6 @@
-"""The vocabulary: what of a run is mirrored, under which names, and how it is handed on.
+"""Which values of a run are mirrored, their names, and the updates that carry them.
 
-A mirror is handed updates. In them absent is marked and left out; nan and inf are numbers.
+In an update, absent values are marked and left out; nan and inf are numbers.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ STEP = PREFIX + "step"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One curve: its name, and how metrics systems, which want base units, know it."""
+    """One curve: its name, and its name and unit in metrics systems, which use base units."""
 
     name: str
     metric: str
     help: str
-    unit: str = ""  # of the metric: "seconds", "bytes"
-    factor: float = 1.0  # from the reading to that unit
-    is_count: bool = False  # only grows
+    unit: str = ""  # the metric's unit: "seconds", "bytes"
+    factor: float = 1.0  # factor from the reading to that unit
+    is_count: bool = False  # a counter
 
 
 READINGS = (
@@ -41,18 +41,20 @@ READINGS = (
     Reading("skipped", "skipped_steps", "Steps skipped so far.", is_count=True),
     Reading("loss", "loss", "The loss."),
     Reading("lr", "learning_rate", "The first group's learning rate."),
-    Reading("grad_norm", "gradient_norm", "The unscaled gradients' norm, before clipping."),
-    Reading("grad_norm_applied", "gradient_norm_applied", "That norm as the optimizer saw it."),
-    Reading("step_time_ms", "step_time", "How long a step took.", "seconds", 1e-3),
+    Reading("grad_norm", "gradient_norm", "The norm of the unscaled gradients, before clipping."),
     Reading(
-        "memory_peak_bytes", "memory_peak", "The fullest that a device of the rank was.", "bytes"
+        "grad_norm_applied",
+        "gradient_norm_applied",
+        "The norm of the gradients that the optimizer received.",
     ),
+    Reading("step_time_ms", "step_time", "The duration of a step.", "seconds", 1e-3),
+    Reading("memory_peak_bytes", "memory_peak", "The peak memory of the rank's devices.", "bytes"),
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """A reading in each row, and whether it is there."""
+    """The values of a reading by row, and in which rows it is present."""
 
     values: NDArray[np.float64]
     there: Flags
@@ -64,32 +66,32 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Points:
-    """New rows of one rank and optimizer, oldest first, with a curve a reading."""
+    """New rows of one rank and optimizer, oldest first, with one curve for each reading."""
 
     rank: int
-    optimizer: int  # 0 for the first one seen
+    optimizer: int  # 0 for the first one
     steps: Integers
     times_ns: Integers
     curves: Mapping[str, Curve]
 
     @property
     def prefix(self) -> str:
-        """What the readings' names begin with where each rank has a run of its own."""
+        """The prefix of the readings' names if each rank has its own run."""
         return f"{PREFIX}optimizer-{self.optimizer}/" if self.optimizer else PREFIX
 
     @property
     def full_prefix(self) -> str:
-        """The same where all ranks' curves stand in one run; of the first rank it is no longer."""
+        """The prefix if all ranks share one run; the first rank's is not longer."""
         rank = f"{PREFIX}rank-{self.rank}/" if self.rank else PREFIX
         return self.prefix.replace(PREFIX, rank)
 
     def known(self, name: str) -> tuple[Flags, NDArray[np.float64]]:
-        """In which rows a reading is there, and its values in those."""
+        """The rows in which a reading is present, and its values."""
         curve = self.curves[name]
         return curve.there, curve.values[curve.there]
 
     def one_by_one(self) -> Iterator[tuple[int, int, dict[str, float]]]:
-        """Each row as step, time in ns, and its readings by their full names."""
+        """Each row as its step, its time in ns, and its readings by full name."""
         curves = [
             (self.full_prefix + one.name, self.curves[one.name].values.tolist(),
              self.curves[one.name].there.tolist())
@@ -102,13 +104,13 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What is new of a run since the update before.
+    """What is new in a run since the previous update.
 
-    `diagnosis` is there when there is a new one; `fresh` are its findings that are new or worse.
+    `diagnosis` is set if there is a new one; `fresh` are its findings that are new or worse.
     """
 
     info: RunInfo
-    place: str  # where the run lies
+    place: str  # the run's folder
     points: tuple[Points, ...]
     diagnosis: Diagnosis | None = None
     fresh: tuple[Finding, ...] = ()
@@ -116,12 +118,12 @@ class Update:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended or is lost: this is its last update, unless it goes on."""
+        """Whether the run has ended or is lost: then this is its last update, unless it goes on."""
         return self.state is not State.LIVE
 
     @property
     def findings_text(self) -> str:
-        """All that was found so far, in words."""
+        """The verdict and all findings, as text."""
         if self.diagnosis is None:
             return ""
         if not self.diagnosis.findings:
@@ -131,33 +133,33 @@ class Update:
 
     @property
     def alert(self) -> Alert | None:
-        """What the findings that are fresh say, if there are any."""
+        """The new findings as text, if there are any."""
         if self.diagnosis is None or not self.fresh:
             return None
         return alert_of(self.info.name, self.place, self.diagnosis, self.fresh)
 
     @property
     def row_count(self) -> int:
-        """How many rows it brings."""
+        """How many rows it contains."""
         return sum(len(points.steps) for points in self.points)
 
 
 class Mirror(Protocol):
-    """A place that shows runs. Used by one thread; may take its time, and may raise.
+    """A place that shows runs. Used by one thread; may be slow and may raise.
 
-    A update that it raised at is handed to it again later. `close` follows the last one.
+    An update at which it raised is passed again later. `close` is called after the last one.
     """
 
     @property
     def label(self) -> str:
-        """What it is called in sentences."""
+        """Its name in sentences."""
 
     @property
     def shows_past(self) -> bool:
-        """Whether what was logged before this process is wanted, too: else it is there already."""
+        """Whether it also wants what was logged before this process began."""
 
     def take(self, update: Update) -> None:
-        """Show what is new."""
+        """Show an update."""
 
     def close(self) -> None:
-        """Send what is still held back, and end."""
+        """Send what is still waiting, and end."""

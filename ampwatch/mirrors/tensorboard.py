@@ -1,6 +1,6 @@
-"""TensorBoard: event files that grow, written by our own encoder; no client is needed.
+"""TensorBoard: event files that grow, written by our own encoder without a client.
 
-Each run has a folder of its own: TensorBoard follows only one file of a folder at a time, so a file
+Each run has its own folder: TensorBoard follows only one file in a folder at a time, so a file
 beside the user's would hide theirs.
 """
 
@@ -20,12 +20,12 @@ def open_mirror(rest: str, *, is_inside: bool) -> TensorBoardMirror:
     """A mirror that writes under the folder `rest`."""
     del is_inside
     if not rest:
-        raise MirrorError("Say where the event files go: tensorboard:DIR.")
+        raise MirrorError("Where to write the event files is missing: write tensorboard:DIR.")
     return TensorBoardMirror(Path(rest).expanduser().absolute())
 
 
 class TensorBoardMirror:
-    """Writes DIR/RUN, and DIR/RUN/rank-N where several ranks train together."""
+    """Writes DIR/RUN, or DIR/RUN/rank-N if several ranks train together."""
 
     label = "TensorBoard"
     shows_past = True
@@ -46,7 +46,9 @@ class TensorBoardMirror:
         if update.diagnosis is not None:
             step, time_s = self._last.get(update.info.id, (0, update.info.started_ns / 1e9))
             first = min((rank for run, rank in self._files if run == update.info.id), default=0)
-            text = textwrap.indent(update.findings_text, "    ")  # Markdown that shows it as it is
+            text = textwrap.indent(
+                update.findings_text, "    "
+            )  # in Markdown, text that is shown unchanged
             self._file(update, first).text(f"{PREFIX}findings/text_summary", step, time_s, text)
         for file in self._files.values():
             file.flush()
@@ -63,7 +65,7 @@ class TensorBoardMirror:
             folder = self._folder / Path(update.place).name
             folder = folder / f"rank-{rank}" if info.world_size > 1 else folder
             folder.mkdir(parents=True, exist_ok=True)
-            # By the run's own time: mirrored again, it takes the place of what is there.
+            # Named by the run's start: a second mirror replaces the first one's file.
             name = f"events.out.tfevents.{info.started_ns // 10**9:010d}.ampwatch.{info.id[:8]}"
             self._files[info.id, rank] = EventStream(folder / name)
         return self._files[info.id, rank]

@@ -13,21 +13,21 @@ from ampwatch.mirrors.readings import Update
 from ampwatch.store import RunInfo
 
 _LEVELS = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR"}
-# Of the machine that mirrors, nothing; older versions know fewer of these.
+# Do not log the mirroring machine's own metrics; older versions have fewer of these options.
 _QUIET = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
 
 
 def is_active() -> bool:
-    """Whether a run goes on in this thread."""
+    """Whether this thread has an active run."""
     return _active(client("trackio", "trackio")) is not None
 
 
 def open_mirror(rest: str, *, is_inside: bool) -> TrackioMirror:
-    """The active run; in the project `rest`, or from outside, runs of their own."""
+    """A mirror to the active run, or to new runs in the project `rest`."""
     trackio = client("trackio", "trackio")
     if rest or not is_inside:
         return TrackioMirror(trackio, project=rest or "ampwatch")
-    run = _active(trackio)  # known to the thread that began it only
+    run = _active(trackio)  # the active run belongs to the thread that began it
     if run is None:
         raise MirrorError(
             "No trackio run is active: call trackio.init() before ampwatch.mirror(), or name a "
@@ -37,7 +37,7 @@ def open_mirror(rest: str, *, is_inside: bool) -> TrackioMirror:
 
 
 class TrackioMirror:
-    """Logs to the run it is given, or to one of its own for each run."""
+    """Logs to the given run, or to a new run for each of ours."""
 
     label = "trackio"
 
@@ -47,7 +47,7 @@ class TrackioMirror:
         self.shows_past = run is None
 
     def take(self, update: Update) -> None:
-        """Log every row, and alert of what is fresh."""
+        """Log every row, and send an alert for each new finding."""
         run = self._run or self._begun(update.info)
         for points in update.points:
             for step, _, readings in points.one_by_one():
@@ -60,7 +60,7 @@ class TrackioMirror:
             self._own.pop(update.info.id).finish()
 
     def close(self) -> None:
-        """Finish runs of our own; the active one is the user's to finish."""
+        """Finish our own runs; the user finishes the active one."""
         while self._own:
             self._own.popitem()[1].finish()
 
@@ -68,7 +68,7 @@ class TrackioMirror:
         if info.id not in self._own:
             known = inspect.signature(self._trackio.init).parameters
             quiet = {name: value for name, value in _QUIET.items() if name in known}
-            # In a context of its own: init() finishes the run that it finds in its context.
+            # In a separate context, because init() finishes the run that it finds in its context.
             self._own[info.id] = contextvars.Context().run(
                 self._trackio.init, self._project, name=info.name, config=dict(info.config), **quiet
             )

@@ -1,4 +1,4 @@
-"""What is new of a run, portion by portion; the log itself is the queue, so little is held here."""
+"""Reads what is new in a run, in portions; the log itself is the queue, so little is kept here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ampwatch.mirrors.readings import Curve, Flags, Integers, Points, Update
 from ampwatch.rows import Table
 from ampwatch.store import Run
 
-MOST_ROWS = 4096  # of a rank in one update: what a client has to take at once
+MOST_ROWS = 4096  # rows of a rank in one update, which a client gets at once
 
 _PLAIN = ("scale", "loss", "lr", "grad_norm", "grad_norm_applied", "step_time_ms")
 _COLUMNS = ("step", "time_ns", "skipped", "optimizer", "scale_after", *_PLAIN)
@@ -22,28 +22,28 @@ _COLUMNS = ("step", "time_ns", "skipped", "optimizer", "scale_after", *_PLAIN)
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which of a run's rows are shown; findings are the whole run's."""
+    """Which of a run's rows are mirrored; findings are always those of the whole run."""
 
-    thin: int = 1  # 10: each tenth step, and every skipped one
-    rank: int | None = None  # this one's only
-    began_ns: int = 0  # when the attempt began that is followed
-    shows_past: bool = True  # attempts before it, too
+    thin: int = 1  # 10: every tenth step, and every skipped one
+    rank: int | None = None  # only this rank's
+    began_ns: int = 0  # start of the followed attempt
+    shows_past: bool = True  # earlier attempts as well
 
 
 class RankReader:
-    """Reads a rank's rows on from where it stopped, and counts its skips."""
+    """Reads a rank's rows from where it stopped, and counts its skips."""
 
     def __init__(self, rank: int, selection: Selection) -> None:
         self._rank, self._selection = rank, selection
         self._steps_read = self._samples_read = 0
-        self._skipped: dict[int, int] = {}  # by optimizer, in the order of first sight
+        self._skipped: dict[int, int] = {}  # by optimizer, in order of appearance
 
     def waiting(self, run: Run) -> int:
-        """How many rows of steps were not read yet."""
+        """How many step rows have not been read yet."""
         return max(0, run.rows_logged(Table.STEPS, self._rank) - self._steps_read)
 
     def read(self, run: Run, most: int) -> tuple[Points, ...]:
-        """The next rows, at most so many; an item an optimizer."""
+        """The next rows, at most so many; one item for each optimizer."""
         rows = run.logged(Table.STEPS, _COLUMNS, self._rank, self._steps_read, most)
         self._steps_read += rows.num_rows
         rows = rows.filter(rows.column("step").is_valid())
@@ -61,7 +61,7 @@ class RankReader:
         return tuple(part for part in parts if len(part.steps))
 
     def _of(self, number: int, every: Points, skips: Flags, mine: Flags) -> Points:
-        """One optimizer's rows, those that are shown, with its skips counted."""
+        """One optimizer's mirrored rows, with its skips counted."""
         counts = np.zeros(len(mine))
         counts[mine] = self._skipped.setdefault(number, 0) + np.cumsum(skips[mine])
         self._skipped[number] = int(counts.max())
@@ -82,7 +82,7 @@ class RankReader:
         return shown
 
     def _peaks(self, run: Run, times_ns: Integers, most: int) -> Curve:
-        """Each sample of the devices at the step then under way."""
+        """Each device sample, at the step that was running then."""
         names = ("time_ns", "peak_bytes")
         samples = run.logged(Table.DEVICES, names, self._rank, self._samples_read, most)
         ends = np.maximum.accumulate(times_ns)
@@ -97,7 +97,7 @@ class RankReader:
 
 
 class UpdateReader:
-    """A run as one mirror is shown it. An update comes again until `taken` says that it arrived."""
+    """A run as one mirror gets it. An update is repeated until `taken` confirms it."""
 
     def __init__(self, folder: Path, selection: Selection) -> None:
         self._place = str(folder)
@@ -107,21 +107,21 @@ class UpdateReader:
         self._readers: dict[int, RankReader] = {}
         self._new = NewFindings()
         self._pending: Update | None = None
-        self._shown: tuple[int, bool] | None = None  # after which rows, and whether as over
+        self._shown: tuple[int, bool] | None = None  # the rows so far, and whether the run was over
 
     def look(self, follower: Follower, max_age_s: float) -> None:
-        """Take in what was logged since the last look; RunError if the run cannot be read."""
+        """Read what was logged since the last look; RunError if the run cannot be read."""
         self._look, self._follower = follower.look(max_age_s), follower
 
     def next(self) -> Update | None:
-        """What is to be shown next; None if all of it was."""
+        """The next update; None if there is none."""
         if self._pending is None and self._follower is not None and self._look is not None:
             with self._follower.reading() as run:
                 self._pending = self._update(run, self._look)
         return self._pending
 
     def taken(self) -> None:
-        """The update has arrived."""
+        """Confirm that the update has arrived."""
         update, self._pending = self._pending, None
         if update is not None and update.diagnosis is not None and self._look is not None:
             self._shown = (self._look.rows, update.is_over)
@@ -130,7 +130,7 @@ class UpdateReader:
 
     @property
     def is_done(self) -> bool:
-        """Whether all of a run that is over has arrived."""
+        """Whether the run is over and everything has arrived."""
         return self._look is not None and self._shown == (self._look.rows, True)
 
     @property
@@ -151,9 +151,11 @@ class UpdateReader:
 
     def _update(self, run: Run, look: Look) -> Update | None:
         points = self._points(run)
-        if points or self._waiting(run):  # by themselves: a finding that fails repeats none of them
+        if points or self._waiting(
+            run
+        ):  # findings come separately, so that a failing one repeats no rows
             return Update(run.info, self._place, points)
-        # Where one rank is shown, it ends with that rank.
+        # If one rank is mirrored, it ends with that rank.
         state = State.ENDED if self._selection.rank in look.ended_ranks else look.state
         is_over = state is not State.LIVE
         if self._shown == (look.rows, is_over):
@@ -162,7 +164,7 @@ class UpdateReader:
         return Update(run.info, self._place, (), diagnosis, self._new.of(diagnosis), state)
 
     def _points(self, run: Run) -> tuple[Points, ...]:
-        """The next rows that are to be shown, past those that are thinned out."""
+        """The next rows to mirror, without those that are thinned out."""
         for rank in run.ranks:
             if self._selection.rank in (None, rank):
                 self._readers.setdefault(rank, RankReader(rank, self._selection))
@@ -177,7 +179,7 @@ class UpdateReader:
 
 
 def _curves(rows: pa.Table) -> dict[str, Curve]:
-    """The plain columns. A foreign log may know only the scale after each step."""
+    """The plain columns. An imported log may have only the scale after each step."""
     found = {name: _curve(rows, name) for name in _PLAIN}
     after, scale = _curve(rows, "scale_after"), found["scale"]
     values = np.where(scale.there, scale.values, after.values)

@@ -1,8 +1,8 @@
-"""W&B: the run that is active here, or one of its own with every step.
+"""W&B: the active run, or a separate run with every step.
 
-W&B drops what is logged at a step below its newest, and each point of ours would move that on. So
-in the user's run ours wait for theirs: they are added, uncommitted, to the next point that the loop
-itself logs, and the run's steps stay as they would have been. A run of its own takes every row.
+W&B drops what is logged at a step below its newest one, and each point of ours would raise that. So
+in the user's run our values wait for theirs: they are added, uncommitted, to the next point that
+the loop logs, and the run's steps stay as they were. A separate run gets every row.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _COLUMNS = ["code", "name", "severity", "first step", "layer", "summary", "actio
 
 
 def is_active() -> bool:
-    """Whether a run goes on in this process."""
+    """Whether this process has an active run."""
     return client("wandb", "wandb").run is not None
 
 
 def open_mirror(rest: str, *, is_inside: bool) -> WandbActive | WandbOwn:
-    """The active run; in the project `rest`, or from outside, runs of their own."""
+    """A mirror to the active run, or to new runs in the project `rest`."""
     wandb = client("wandb", "wandb")
     if rest or not is_inside:
         return WandbOwn(wandb, rest or os.environ.get("WANDB_PROJECT") or "ampwatch")
@@ -39,7 +39,7 @@ def open_mirror(rest: str, *, is_inside: bool) -> WandbActive | WandbOwn:
 
 
 class WandbActive:
-    """The user's run: the newest readings ride on the next point that the user logs."""
+    """The user's run: the newest readings are added to the next point that the user logs."""
 
     label = "W&B"
     shows_past = False
@@ -47,10 +47,10 @@ class WandbActive:
     def __init__(self, wandb: Any, run: Any) -> None:
         self._run = run
         self._shown = _Findings(wandb, run)
-        self._rides = self._first_at = self._last_at = 0  # at which of the run's own steps
+        self._rides = self._first_at = self._last_at = 0  # the step of the user's run
 
     def take(self, update: Update) -> None:
-        """Add what is newest to the point in progress."""
+        """Add the newest values to the point in progress."""
         self._shown.set_axis()
         newest: dict[str, float] = {}
         for points in update.points:
@@ -61,23 +61,23 @@ class WandbActive:
             newest[STEP] = max(newest.get(STEP, 0), int(points.steps[-1]))
         if newest:
             self._run.log(newest, commit=False)
-            self._last_at = self._run.step  # of a run that is finished it would wait for ever
+            self._last_at = self._run.step  # on a finished run it would wait for ever
             self._first_at = self._first_at if self._rides else self._last_at
             self._rides += 1
         self._shown.show(update)
 
     def close(self) -> None:
-        """The run is the user's to finish."""
+        """Nothing to do: the user finishes the run."""
         if self._rides > 1 and self._first_at == self._last_at:
             warn(
-                "this W&B run logged nothing by itself meanwhile, so ampwatch's curves "
-                'there have one point; to="wandb:PROJECT" makes a run of its own with every step.',
+                "nothing else was logged to this W&B run meanwhile, so ampwatch's curves there "
+                'have one point; to="wandb:PROJECT" makes a separate run with every step.',
                 RuntimeWarning,
             )
 
 
 class WandbOwn:
-    """A run of its own for each run, every row a point."""
+    """A separate run for each of ours; every row is a point."""
 
     label = "W&B"
     shows_past = True
@@ -98,7 +98,7 @@ class WandbOwn:
             self._finish(update.info.id, exit_code=int(update.state is State.LOST))
 
     def close(self) -> None:
-        """Finish what did not end before our eyes."""
+        """Finish the runs that have not ended."""
         for run_id in list(self._runs):
             self._finish(run_id, exit_code=1)
 
@@ -108,11 +108,11 @@ class WandbOwn:
             settings = self._wandb.Settings(console="off", x_disable_stats=True, silent=True)
             run = self._wandb.init(
                 project=self._project,
-                id=info.id,  # mirrored again, it takes the place of what is there
+                id=info.id,  # mirrored again, it replaces the earlier one
                 name=info.name,
                 config=dict(info.config),
                 job_type="ampwatch",
-                reinit="create_new",  # whatever else is active stays so
+                reinit="create_new",  # other active runs stay active
                 settings=settings,
             )
             self._runs[info.id] = (run, _Findings(self._wandb, run))
@@ -124,7 +124,7 @@ class WandbOwn:
 
 
 class _Findings:
-    """A run's findings: alerts as they come, the verdict in its summary, and all as a table."""
+    """A run's findings: alerts as they come, the verdict in its summary, and a table of all."""
 
     def __init__(self, wandb: Any, run: Any) -> None:
         self._wandb, self._run = wandb, run
@@ -132,14 +132,14 @@ class _Findings:
         self._has_axis = False
 
     def set_axis(self) -> None:
-        """Have our curves drawn against our own step."""
+        """Use our own step as the x axis of our curves."""
         if not self._has_axis:
             self._run.define_metric(STEP, hidden=True)
             self._run.define_metric(f"{PREFIX}*", step_metric=STEP)
             self._has_axis = True
 
     def show(self, update: Update) -> None:
-        """Show what changed."""
+        """Send what changed."""
         alert = update.alert
         if alert is not None:
             level = getattr(self._wandb.AlertLevel, _LEVELS[alert.severity])

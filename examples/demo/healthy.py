@@ -1,4 +1,4 @@
-"""The same model in good health: now and then the scale grows too far, and comes back."""
+"""The same model without a fault: now and then the scale grows too far, and comes back."""
 
 import charmodel
 import torch

@@ -1,4 +1,4 @@
-"""The learning rate warms up far past what this model can bear: see the loss scale collapse."""
+"""The learning rate warms up far beyond what this model tolerates: see the loss scale collapse."""
 
 import charmodel
 import torch

@@ -62,7 +62,7 @@ def scale_grows_and_never_overflows(stage: Stage) -> None:
 
 @FAMILY.benign(tells=["AMP109"], issue="facebookresearch/fairseq#515")
 def sum_reduced_loss(stage: Stage) -> None:
-    """A loss summed over very many items lives at a scale below 1, in good health."""
+    """A loss summed over very many items has a scale below 1 and is healthy."""
 
     def loss_of(output: Tensor, target: Tensor) -> Tensor:
         return entropy(output, target) * 1e7

@@ -108,7 +108,7 @@ def _after(course: Course, at: int) -> Floats:
 
 
 def sinks(course: Course, at: int) -> None:
-    """Over ten thousand steps what the scale can bear falls from 2^16 to 2^4, and stays there."""
+    """Over ten thousand steps the tolerated scale falls from 2^16 to 2^4, and stays there."""
     span = min(10_000, len(course) - at)
     octaves = 12.0 * np.minimum(_after(course, at) / span, 1.0)
     course.bearable[at:] = 2.0 ** (16.5 - octaves)
@@ -180,7 +180,7 @@ def collapses(course: Course, at: int) -> None:
 
 
 def limps(course: Course, at: int) -> None:
-    """What the scale can bear halves every 150 steps for thirty octaves, and stays there."""
+    """The tolerated scale halves every 150 steps for thirty octaves, and stays there."""
     course.bearable[at:] *= 2.0 ** -np.minimum(_after(course, at) // 150, 30)
 
 
@@ -273,7 +273,7 @@ def lone_skips(course: Course) -> None:
 
 
 def heavy_tails(course: Course) -> None:
-    """What a step bears, its loss and its norms have tails."""
+    """The tolerated scale, the loss and the norms have heavy tails."""
     noise = course.random.standard_t(4, (3, len(course)))
     course.bearable = 2.0 ** (16.0 + 0.4 * noise[0].clip(-12, 12))
     course.grad_norm = np.exp((0.6 * noise[1]).clip(-4, 4))
@@ -281,7 +281,7 @@ def heavy_tails(course: Course) -> None:
 
 
 def wandering_ceiling(course: Course) -> None:
-    """What a step bears wanders slowly by an octave or two, as data and weights change."""
+    """The tolerated scale varies slowly by an octave or two, as data and weights change."""
     knots = course.random.standard_normal(41).cumsum()
     knots = 1.5 * (knots - knots.mean()) / max(1e-9, np.abs(knots - knots.mean()).max())
     at = np.linspace(0, 40, len(course))

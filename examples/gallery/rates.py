@@ -58,7 +58,7 @@ def momentum_too_fast(stage: Stage, fault: bool) -> None:
 
 @FAMILY.fault(_lower("AMP302", 14, may=("AMP301",)), issue="facebookresearch/fairseq#515")
 def warmup_too_steep(stage: Stage, fault: bool) -> None:
-    """The warm-up is right for a while and then passes what the model bears."""
+    """The warm-up is right for a while and then exceeds the model's limit."""
     model = Tower()
     peak = 40.0 if fault else 0.05
     optimizer = torch.optim.SGD(model.parameters(), lr=peak)
@@ -92,7 +92,7 @@ def _noisy(step: int) -> Batch:
 
 @FAMILY.fault(_lower("AMP307", 60, may=("AMP301", "AMP302")), issue="deepspeedai/DeepSpeed#2077")
 def diverges_without_overflow(stage: Stage, fault: bool) -> None:
-    """A rate just past what a linear model bears: the loss climbs and nothing overflows."""
+    """A rate just past a linear model's limit: the loss climbs and nothing overflows."""
     model = nn.Linear(16, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.355 if fault else 0.5)
     Loop(model, _same, optimizer=optimizer, scaler=scaler(2.0**6), steps=200).run(stage)
@@ -114,7 +114,7 @@ def gradient_norm_drifts(stage: Stage, fault: bool) -> None:
 
 @FAMILY.fault(Label(tells=("AMP305",), may=("AMP305",), advice="raise", onset=0))
 def rate_too_low(stage: Stage, fault: bool) -> None:
-    """A rate a thousand times below what the model bears: healthy, and a waste."""
+    """A rate a thousand times below the model's limit: healthy, but a waste."""
     model = Tower(8)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-6 if fault else 3e-3)
     Loop(model, classes, entropy, optimizer, steps=200).run(stage)

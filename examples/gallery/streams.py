@@ -1,6 +1,6 @@
 """Long runs of generated rows, 100,000 steps and more: length is what they test.
 
-A stream says which scale each step could bear and what else it shows; the loss scale's course then
+A stream says which scale each step tolerates and what else it shows; the loss scale's course then
 follows torch's own rule. Most are healthy: a rule that is right on 200 steps may well fire on the
 fiftieth tooth of a saw.
 """
@@ -85,7 +85,7 @@ def warm_restarts(course: Course) -> None:
 
 @_stream(_GOOD)
 def a_long_ramp(course: Course) -> None:
-    """The rate rises for the whole run, and the model bears it."""
+    """The rate rises for the whole run, and the model tolerates it."""
     shape = (1 + np.arange(STEPS)) / STEPS
     course.rate[:] = 3e-4 * shape
     course.update_ratio *= shape
@@ -126,7 +126,7 @@ def resumed_four_times(course: Course) -> None:
 
 @_stream(_GOOD)
 def adversarial_half(course: Course) -> None:
-    """One half of an adversarial pair: its loss rises in good health, its norms stay."""
+    """One half of an adversarial pair: its loss rises although it is healthy, its norms stay."""
     course.loss[:] = (
         0.7 + 1.5 * np.arange(STEPS) / STEPS + 0.1 * course.random.standard_normal(STEPS)
     )

@@ -156,8 +156,8 @@ def test_of_many_runs_elsewhere_only_the_newest_are_listed(capsys, tmp_path):
         register_run(write_run(tmp_path / "elsewhere", f"run-{number}"))
     _, out, _ = ampwatch(capsys, "runs")
     assert "mine" in out
-    assert "And 5 older ones elsewhere: ampwatch runs --all." in out
-    assert "older ones" not in ampwatch(capsys, "runs", "--all")[1]
+    assert "5 older runs in other folders: ampwatch runs --all." in out
+    assert "older runs" not in ampwatch(capsys, "runs", "--all")[1]
 
 
 def test_a_damaged_run_is_one_bad_line_in_the_list(capsys, tmp_path):
@@ -319,7 +319,7 @@ def test_watch_prefers_a_run_that_is_written_and_names_the_others(tmp_path, monk
     finally:
         for writer in writers:
             writer.close()
-    assert said == ["Watching b, the newest run that goes on. Going on as well: a."]
+    assert said == ["Watching b, the newest live run. Also live: a."]
 
 
 def test_watch_without_any_run_says_how_to_make_one(capsys):

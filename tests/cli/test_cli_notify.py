@@ -98,7 +98,7 @@ def test_a_service_that_is_down_does_not_stop_the_watching(tmp_path, capsys):
     assert cli.run(["watch", str(path), "--notify", "json://me:s3cret@127.0.0.1:1/t0ken"]) == 0
     captured = capsys.readouterr()
     assert "AMP103" in captured.out
-    assert "did not take an alert" in captured.err
+    assert "did not accept an alert" in captured.err
     assert "1 alert could not be sent to json://…" in captured.err
     assert "s3cret" not in captured.err
 

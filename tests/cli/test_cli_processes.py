@@ -111,7 +111,7 @@ def test_ctrl_c_while_watching_is_no_error(tmp_path, environment):
     child.stdout.readline()
     child.send_signal(signal.SIGINT)
     code, _, err = finish(child)
-    assert (code, err) == (0, "You stopped watching; the training was not touched.\n")
+    assert (code, err) == (0, "You stopped watching; the training goes on.\n")
 
 
 @pytest.mark.slow_browser
@@ -149,7 +149,10 @@ def test_a_port_that_is_taken_is_said(tmp_path, environment):
         words = ["dashboard", tmp_path, "--no-browser", "--port", port]
         code, _, err = finish(start(words, environment))
     assert code == 2
-    assert err == f"ampwatch: port {port} is taken: give another, or none for a free one.\n"
+    assert (
+        err
+        == f"ampwatch: port {port} is taken: choose another, or omit --port to get a free one.\n"
+    )
 
 
 @pytest.mark.slow_trainings

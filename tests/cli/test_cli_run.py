@@ -151,7 +151,7 @@ def test_a_missing_script_is_one_sentence(tmp_path):
     under = watched(tmp_path, "tarin.py")
     assert under.returncode == 2
     assert under.stderr.count("\n") == 1
-    assert "There is no script 'tarin.py'" in under.stderr
+    assert "There is no script or command 'tarin.py'" in under.stderr
 
 
 def test_switched_off_the_script_runs_alone(tmp_path):

@@ -229,7 +229,7 @@ def test_a_place_that_is_no_file_is_refused_before_any_work(tmp_path, capsys, pl
     (tmp_path / "folder").mkdir()
     out = tmp_path / place
     assert cli.run(["report", str(write_run(tmp_path)), "--html", str(out)]) == 2
-    assert "name a file" in capsys.readouterr().err
+    assert "pass a file" in capsys.readouterr().err
     assert list(tmp_path.glob("**/.*new")) == []
 
 

@@ -122,7 +122,7 @@ def test_a_collector_that_refuses_is_said_once_and_gets_it_later(tmp_path, colle
     assert collector.values("skipped_steps")[0][1] == 3.0  # counted once, sent again
     assert worker.failures >= 2
     assert len(notes) == 1
-    assert "the collector did not take it" in notes[0]
+    assert "the collector did not accept it" in notes[0]
 
 
 ACTIVE = """

@@ -123,7 +123,7 @@ def test_it_is_for_this_machine_alone_unless_an_address_is_given(host, bound):
 
 def test_a_port_that_is_taken_or_none_is_said_in_a_sentence(endpoint, capsys, tmp_path):
     _, port = endpoint
-    with pytest.raises(MirrorError, match="name another port"):
+    with pytest.raises(MirrorError, match="use another port"):
         open_mirror(f"prometheus://127.0.0.1:{port}", is_inside=True)
     path = write_run(tmp_path)
     for place in ("prometheus", "prometheus://host", "prometheus://:x"):

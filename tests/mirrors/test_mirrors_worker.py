@@ -169,7 +169,7 @@ def test_a_client_that_raises_is_said_once_counted_and_loses_nothing(tmp_path, w
     assert mirror.curve("skipped") == skips(path)
     assert one.lost_rows == 0
     [note] = notes
-    assert "the test did not take" in note
+    assert "the test did not accept" in note
     assert "ConnectionError" in note
     assert "s3cret" not in note
 

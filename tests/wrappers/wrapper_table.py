@@ -12,27 +12,30 @@ from wrapper_rank_cells import RANK_WRAPPERS
 PAGE = Path(__file__).parents[2] / "docs" / "wrappers.md"
 
 _INTRODUCTION = """\
-# Wrappers, models, loops and frameworks that ampwatch is tried with
+# Wrappers, models, loops and frameworks that ampwatch is tested with
 
 Each row is trained twice, with and without ampwatch, in float16 on the CPU with a real GradScaler
-(`tests/wrappers`; this page is made from those tests). **Attach**: weights, scaler and random state
-end bit for bit the same, each step has its row, no hook stays; where something is compiled, not one
-graph or graph break more. **Types**: which layers' data types are told. **Norms**: the gradient
-norms, whole and by layer, against the twin's in double precision. **Culprit**: the layer that an
-overflow in the forward is laid to. **Advice**: of two more trainings, the one at a rate 200 times
-too high is told to lower it (2,000 times, where only signs are stepped by), the other is not.
+(`tests/wrappers`; this page is generated from these tests). The columns are:
 
-Frameworks run the same training by a loop of their own, in their own half precision (the CPU's
-scaler is put where theirs would be: some refuse fp16 there); their norms are held against those of
-the plain loop.
+- **attach**: weights, scaler and random state are bit-identical at the end, each step has a row,
+  and no hook is left. If something is compiled, ampwatch adds no graph and no graph break.
+- **types**: the layers whose data types are recorded.
+- **norms**: the gradient norms, total and by layer, compared with the other run's in float64.
+- **culprit**: the layer that is named for an overflow in the forward pass.
+- **advice**: of two more trainings, the one with a rate 200 times too high is advised to lower it
+  (2,000 times for sign-based updates), the other is not.
 
-A rank's part of a sharded gradient stands in the column `grad_norm_shard`, and `grad_norm` is
-absent: ampwatch adds no communication. Squared and added up over the ranks that share one copy of
-the model, the parts are the norm. `update_norm` is estimated from the rank's part.
+Frameworks run the same training with their own loop and their own half precision (with the CPU's
+scaler in place of theirs, because some refuse fp16 on the CPU). Their norms are compared with those
+of the plain loop.
 
-`DataParallel` needs two GPUs: its test (`gpu`) is written and was not run. LBFGS: torch
-refuses a closure while the scaler is enabled; with a disabled one or none, `grad_norm` is that of
-the closure's last evaluation.
+For sharded gradients, `grad_norm_shard` is the rank's part, and `grad_norm` is absent, because
+ampwatch adds no communication. The total norm is the root of the sum of squares over the ranks that
+share one copy of the model. `update_norm` is estimated from the rank's part.
+
+`DataParallel` needs two GPUs; its test (`gpu`) exists and was not run. LBFGS: torch refuses a
+closure while the scaler is enabled; with a disabled scaler or none, `grad_norm` is that of the
+closure's last evaluation.
 """
 
 

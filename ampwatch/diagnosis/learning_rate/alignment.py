@@ -1,11 +1,11 @@
 """Whether the gradient after an update still points along it: then the steps are short.
 
-What is wanted is the next gradient's product with the update, over the size of the update's own
-product with its gradient: -1 where the gradient has not changed, 0 where the step has used it up.
-The record has the cosine of each update to the one before, and with the norms, the rate and the
-momentum that is enough: the update over its rate is a sum that fades by the momentum, so what is
-new in it is the gradient. Exact for SGD with and without momentum. For Adam the gradient comes out
-in Adam's own units; over 5 configurations at 8 rates each the median was within 0.07 of the truth.
+The measure is the next gradient's product with the update, divided by the update's product with its
+own gradient: -1 if the gradient has not changed, 0 if the step has used it up. The record holds the
+cosine of each update to the one before; with the norms, the rate and the momentum that is enough:
+the update divided by its rate is a sum that fades with the momentum, so its new part is the
+gradient. This is exact for SGD with and without momentum. For Adam the gradient is in Adam's own
+units; over 5 configurations at 8 rates each the median was within 0.07 of the truth.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from ampwatch.diagnosis.learning_rate.scene import PEAK_SHARE
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.signals import Floats
 
-DECAY_SHARE = 0.1  # of an update; beyond, decay makes updates alike whatever the gradients do
+DECAY_SHARE = (
+    0.1  # share of an update; above it, weight decay makes updates alike whatever the gradients are
+)
 
 
 def alignment_at_the_end(state: RateState) -> float | None:
-    """The median after the last steps at the full rate, once there are enough.
+    """The median over the last steps at the full rate, once there are enough.
 
-    None where it says nothing: of several optimizers, and where the run learns well as it is.
+    None if it means nothing: with several optimizers, or if the run learns well as it is.
     """
     setup, rows = state.setup, state.tail
     if setup.several_optimizers or setup.lead_group >= len(setup.groups) or _learns(rows):
@@ -36,7 +38,7 @@ def alignment_at_the_end(state: RateState) -> float | None:
 
 
 def alignment_after(rows: Rows, group: Group) -> Floats:
-    """One value a row; nan where the rows before it do not tell, or where decay is the update."""
+    """One value for each row; nan without earlier rows, or if weight decay is the update."""
     result = np.full(len(rows), np.nan)
     fade = group.fade
     if fade is None or len(rows) < 3:
@@ -55,7 +57,7 @@ def alignment_after(rows: Rows, group: Group) -> Floats:
 
 
 def _learns(rows: Rows) -> bool:
-    """Whether the loss falls in these rows as much as tells learning from none."""
+    """Whether the loss falls in these rows by as much as learning does."""
     known, part = known_of(rows.of("loss")), constants.FINAL_STEPS
     if len(known) < constants.NO_LEARNING_STEPS:
         return False

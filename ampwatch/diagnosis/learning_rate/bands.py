@@ -21,25 +21,25 @@ def deviation(values: Floats) -> float:
 
 
 def never_zero(spread: Floats, middle: Floats) -> Floats:
-    """The deviation, or what a number of this size must be allowed."""
+    """The deviation, or the least that is allowed for a number of this size."""
     return np.maximum(spread, np.maximum(1e-3 * np.abs(middle), 1e-12))
 
 
 def edge_of(usual: Floats) -> float:
-    """Up to where numbers are as usual: twice their median, or more where they are noisy."""
+    """The upper end of usual values: twice their median, or more if they are noisy."""
     middle = median(usual)
     return max(BAND_FACTOR * middle, middle + ROBUST_DEVIATIONS * deviation(usual))
 
 
 def noise_of(loss: Floats) -> float:
-    """The loss's noise from step to step, its course left out."""
+    """The loss's noise from step to step, without its trend."""
     if len(loss) < 3:
         return 0.0
     return 1.4826 * median(np.abs(np.diff(loss))) / float(np.sqrt(2))
 
 
 def calm_noise(loss: Floats) -> float:
-    """The noise of the calmest quarter: after a divergence it is that of the divergence."""
+    """The noise of the calmest quarter; after a divergence the rest shows the divergence."""
     parts = [p for p in np.array_split(loss, 4) if len(p) >= MEDIAN_STEPS]
     return min((noise_of(part) for part in parts), default=noise_of(loss))
 

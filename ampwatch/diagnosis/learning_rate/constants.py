@@ -1,14 +1,14 @@
-"""The numbers that several parts of the learning-rate advice share, each with its reason.
+"""The constants that several parts of the learning-rate advice share, each with its reason.
 
 Those marked "fitted" come from 18 small trainings of the measurements behind the design (13 rates
-each, 2 to 3 seeds). All of it stands on small models: treat them as a start.
+each, 2 to 3 seeds). All are based on small models: treat them as a start.
 """
 
 from __future__ import annotations
 
 # --- the course that is kept: bounded, whatever the run's length ---
 HEAD_ROWS = 1536  # the early regime (1,000 accepted steps) and its skips
-TAIL_ROWS = 1024  # what stands at the end of the record, row by row
+TAIL_ROWS = 1024  # the end of the record, row by row
 CELL_ROWS = 16  # the smallest part of the history between
 MOST_CELLS = 512  # then pairs are merged: a cell is never wider than 1/256 of the run
 
@@ -24,7 +24,7 @@ STATIC_SCALE = 2.0**-32
 
 # --- stretches of steps ---
 WINDOW_STEPS = 100  # the recent past
-FINAL_STEPS = 30  # what stands at the end is the median of these
+FINAL_STEPS = 30  # the value at the end is the median of these
 SUSTAINED_STEPS = 20
 MEDIAN_STEPS = POINT_STEPS = PROOF_STEPS = FEW_STEPS = 10
 EVENT_SKIPS = 5  # the streak that is an event for the attribution
@@ -32,8 +32,8 @@ EVENT_SKIPS = 5  # the streak that is an event for the attribution
 # --- the mechanism ---
 # The largest layer's, in the last 10 accepted steps before trouble (fitted, 150 of 151 told apart).
 PROOF_RATIO = 0.3
-LEAST_OCTAVES = 0.5  # a rate that failed is over the limit, however small its updates
-BELOW_FAILED = 0.1  # octaves: no rerun tells rates apart that are nearer than this 7 %
+LEAST_OCTAVES = 0.5  # a rate that failed is above the limit, however small its updates
+BELOW_FAILED = 0.1  # octaves: reruns cannot distinguish rates that are closer than this 7 %
 
 # --- raising: below this alignment doubling was stable in every run tried ---
 RAISE_ALIGNMENT, RAISE_STEPS = -0.5, 100

@@ -1,6 +1,6 @@
-"""What the advice remembers of a run: bounded, and the same however the rows were batched.
+"""What the advice remembers of a run: bounded, and independent of how rows were batched.
 
-The first rows and the last ones are kept as they are; what lies between is kept as cells whose
+The first and the last rows are kept as they are; between them, rows are merged into cells whose
 width doubles as the run grows. `fold` is the only way in, and pure.
 """
 
@@ -45,7 +45,7 @@ class Rows:
         return Rows(self.values[begin:end])
 
     def where(self, mask: Mask) -> Rows:
-        """The rows that the mask names."""
+        """The rows that the mask selects."""
         return Rows(self.values[mask])
 
     def with_column(self, name: str, column: Floats) -> Rows:
@@ -56,12 +56,12 @@ class Rows:
 
     @cached_property
     def accepted(self) -> Mask:
-        """Which rows stand for an update that was made."""
+        """Which rows are accepted steps."""
         return np.asarray(self.of("skipped") == 0)
 
     @property
     def moved(self) -> Mask:
-        """Which rows have a rate that moves weights; one that is unknown may."""
+        """Which rows have a rate that moves weights; an unknown rate may."""
         return np.asarray(self.of("lr") != 0)
 
     @cached_property
@@ -73,9 +73,9 @@ class Rows:
 
 
 def rows_of(**columns: object) -> Rows:
-    """Rows out of columns, `step` for one; a column left out is absent, a flag left out is 0.
+    """Rows made of columns, such as `step`; a missing column is absent, a missing flag is 0.
 
-    What is not finite counts as absent: `loss_bad` says so of a loss.
+    Non-finite values count as absent; `loss_bad` marks such a loss.
     """
     values = np.full((np.size(np.asarray(columns.get("step", ()))), len(COLUMNS)), np.nan)
     for name, given in columns.items():
@@ -102,13 +102,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What events tell: the optimizer's groups, checkpoints, resumes."""
+    """What events say: the optimizer's groups, checkpoints, resumes."""
 
     groups: tuple[Group, ...] = ()
     lead_group: int = 0  # the one whose update ratio is the largest
     elements: int | None = None
     several_optimizers: bool = False
-    resumed: bool = False  # the first row does not stand on random weights
+    resumed: bool = False  # the run does not begin with random weights
     saved_steps: tuple[int, ...] = ()
     restarts: int = 0  # attempts after the first
     larger_batches: tuple[int, ...] = ()  # the last few steps from which a batch held more

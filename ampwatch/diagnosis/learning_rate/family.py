@@ -1,7 +1,7 @@
-"""Which family an optimizer belongs to, told by what it does and not by what it is called.
+"""Which family an optimizer belongs to, judged by what it does, not by its name.
 
 A *plain* optimizer (SGD, momentum) moves in proportion to the gradient; an *adaptive* one (Adam and
-its kin, sign methods) moves by about the rate in every weight, however large the gradient is.
+similar, sign methods) moves each weight by about the rate, however large the gradient is.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def family_of(rows: Rows, setup: Setup) -> Family:
 
 
 def _felt(rows: Rows) -> Floats:
-    """The gradient's norm as the optimizer got it."""
+    """The norm of the gradient that the optimizer received."""
     applied = rows.of("applied_norm")
     return np.where(np.isnan(applied), rows.of("grad_norm"), applied)
 
 
 def _by_first_step(move: float, gradient: float, setup: Setup) -> Family | None:
-    """A first step is lr x gradient for the one, lr in each weight for the other."""
+    """The first step is lr x gradient if plain, lr in each weight if adaptive."""
     plain = abs(move - gradient) < SAME_OCTAVES
     adaptive = False
     if setup.elements:
@@ -68,7 +68,7 @@ def _by_slope(move: Floats, gradient: Floats) -> Family | None:
 
 
 def _by_settings(setup: Setup) -> Family:
-    """Without a sign in the steps, the group's own settings: betas, or a momentum."""
+    """If the steps do not show it, the group's settings: betas, or a momentum."""
     kinds = {group.adaptive for group in setup.groups} - {None}
     if len(kinds) != 1:
         return Family.UNKNOWN

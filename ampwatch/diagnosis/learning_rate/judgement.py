@@ -1,4 +1,4 @@
-"""What one look at the state yields: onset, cause, estimate. Rules and advice both read it."""
+"""The judgement of a state: onset, cause, estimate. Rules and advice both use it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ampwatch.diagnosis.medians import known_of
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Everything that is known of the rate at the end of the record."""
+    """Everything that is known about the rate at the end of the record."""
 
     base: float | None
     accepted: int
@@ -29,27 +29,27 @@ class Judgement:
     alignment: float | None
     sees_course: bool  # losses or skips that could have shown trouble
     sees_mechanism: bool  # updates or gradients that could have shown its cause
-    scene: Scene | None = None  # of the trouble that stands
-    attribution: Attribution | None = None  # also of a loss that hardly fell, which is none
+    scene: Scene | None = None  # of the trouble that lasts
+    attribution: Attribution | None = None  # also for a loss that hardly fell, which is no trouble
 
     @property
     def onset(self) -> Onset | None:
-        """Where the trouble began."""
+        """Where the trouble began, or None."""
         return None if self.scene is None else self.scene.onset
 
     @property
     def warmup(self) -> Warmup | None:
-        """The rate, if it was still rising then."""
+        """The warm-up, if the rate was still rising then."""
         return None if self.scene is None else self.scene.warmup
 
     @property
     def is_the_rate(self) -> bool:
-        """Whether trouble stands whose cause is the rate."""
+        """Whether there is lasting trouble whose cause is the rate."""
         return self.attribution is not None and self.attribution.cause is Cause.RATE
 
 
 def judge_rate(state: RateState) -> Judgement:
-    """Look at the state once; everything else is words."""
+    """Judge the state; everything else is wording."""
     scene = scene_of(state)
     found = None if scene is None else attribute(scene)
     is_idle = scene is not None and scene.onset.sign is Sign.IDLE
@@ -72,7 +72,7 @@ def judge_rate(state: RateState) -> Judgement:
 
 
 def scene_of(state: RateState) -> Scene | None:
-    """The trouble that stands at the end of the record."""
+    """The trouble that lasts to the end of the record."""
     if state.setup.several_optimizers:  # whose losses are no one course, and outputs no data
         state = state.without("loss", "input_amax")
     onset = find_onset(state)

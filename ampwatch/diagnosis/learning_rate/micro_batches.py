@@ -1,8 +1,8 @@
-"""Losses that were summed over a changing number of micro-batches, made comparable.
+"""Makes losses comparable that were summed over a changing number of micro-batches.
 
-A step's loss is the sum over its micro-batches. Where a loop divides each by their number, sums
-are alike whatever the number; where it does not, they grow with it. Which of the two it is shows
-where the number changes: how much of a change of the number is found again in the loss.
+A step's loss is the sum over its micro-batches. If a loop divides each by their number, the sums
+are alike whatever the number; if not, they grow with it. The changes of the number show which: by
+how much of each change the loss changes.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ampwatch.diagnosis.learning_rate.course import RateState, Rows
 from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.signals import Floats, Mask
 
-# The share of a change that is found again: all of it in plain sums, none in divided ones. What
-# lies between is neither, as far as the record can tell.
+# The share of a change that shows in the loss: all of it in plain sums, none in divided ones.
+# Values between are neither, as far as the record shows.
 _SUMS, _DIVIDED = 0.75, 0.25
 # A level is the median of so many steps; so many changes tell as much as more.
 _LEVEL_STEPS, _MOST_CHANGES = 10, 64
-_MOST = 1e6  # beyond, the record is not to be believed
+_MOST = 1e6  # larger numbers are not credible
 
 
 def comparable(state: RateState) -> RateState:
-    """The same state with losses that may be compared; as it is where the number never changes."""
+    """The state with comparable losses; unchanged if the number never changes."""
     parts = (state.head, state.tail, state.points.rows)
     counts = np.concatenate([rows.of("micro_batches") for rows in parts])
     known = counts[_known(counts)]
@@ -36,14 +36,14 @@ def comparable(state: RateState) -> RateState:
     if share > _SUMS:
         return state.with_column("loss", _a_micro_batch)
     values, times = np.unique(known, return_counts=True)
-    usual = values[np.argmax(times)]  # of neither, only like is held against like
+    usual = values[np.argmax(times)]  # if it is neither, only equal numbers are compared
     return state.with_column(
         "loss", lambda rows: np.where(rows.of("micro_batches") == usual, rows.of("loss"), np.nan)
     )
 
 
 def micro_batches(rows: Rows) -> Floats:
-    """How many micro-batches each row had that tells a number to be believed."""
+    """The number of micro-batches of each row that has a credible one."""
     counts = rows.of("micro_batches")
     return counts[_known(counts)]
 
@@ -58,7 +58,7 @@ def _known(count: Floats) -> Mask:
 
 
 def _share_found_again(state: RateState) -> float | None:
-    """The slope of the losses' leaps over those of the number; None where neither is known."""
+    """The slope of the losses' jumps over those of the number; None if either is unknown."""
     pairs = [pair for rows in (state.head, state.tail) for pair in _leaps(rows)]
     pairs = pairs or list(_leaps(state.points.rows))
     if not pairs:

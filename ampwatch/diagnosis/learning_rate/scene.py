@@ -1,4 +1,4 @@
-"""A trouble and the rows around it: what the signs, the estimate and the advice are read off."""
+"""A trouble and the rows around it, from which signs, estimate and advice are computed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Scene:
 
     @cached_property
     def learnt(self) -> Rows:
-        """The same, at least up to the first that a rate moved."""
+        """The same, at least up to the first step that a rate moved."""
         if self.accepted.moved.any():
             return self.accepted
         accepted = self.state.head.where(self.state.head.accepted)  # a schedule may begin at zero
@@ -81,7 +81,7 @@ class Scene:
 
     @cached_property
     def estimate(self) -> Estimate | None:
-        """How far over the limit the first updates place the rate; None without a rate."""
+        """How far above the limit the first updates place the rate; None without a rate."""
         base = base_rate(self.state)
         if base is None:
             return None
@@ -91,11 +91,11 @@ class Scene:
 
     @cached_property
     def bounds(self) -> Bounds | None:
-        """Below the rate that failed, not below one that worked: facts, whatever is estimated."""
+        """Limits from facts: below a rate that failed, not below one that worked."""
         base, state = base_rate(self.state), self.state
         if base is None:
             return None
-        if self.onset.sign is Sign.IDLE:  # which has no beginning: every rate of the run has failed
+        if self.onset.sign is Sign.IDLE:  # has no beginning: every rate of the run has failed
             return Bounds(base)
         rates = self.accepted.of("lr") * lead_share(state)
         known = rates[np.isfinite(rates) & (rates > 0)]
@@ -139,7 +139,7 @@ class Scene:
 
     @cached_property
     def binding_clip(self) -> float | None:
-        """The norm that clipping always came down to, if it did nearly always."""
+        """The norm to which clipping reduced nearly every gradient, if it did."""
         before, after = self.learnt.of("grad_norm"), self.learnt.of("applied_norm")
         known = np.isfinite(before) & np.isfinite(after) & (before > 0)
         if known.sum() < constants.FEW_STEPS:
@@ -182,7 +182,7 @@ def rows_around(state: RateState, onset: Onset) -> tuple[Rows, Rows]:
 
 
 def is_rising(rates: Floats) -> bool:
-    """Whether the last of these rates were each above the one before."""
+    """Whether the last of these rates each exceeded the one before."""
     recent = rates[-RISING_STEPS:]
     return len(recent) == RISING_STEPS and bool((np.diff(recent) > 0).all())
 
@@ -220,11 +220,13 @@ def _best_end(loss: Floats) -> int:
     last = int(np.flatnonzero(smooth <= near)[-1])
     if last == len(known) - 1:
         return len(loss) - 1
-    return int(known[max(0, last - constants.MEDIAN_STEPS // 2)])  # a median of the past lags
+    return int(
+        known[max(0, last - constants.MEDIAN_STEPS // 2)]
+    )  # a median of the past lags behind
 
 
 def _calm_end(values: Floats) -> int:
-    """The last position before the values leave, for good, the band of those further back."""
+    """The last position before the values leave the band of earlier ones for good."""
     known = np.flatnonzero(np.isfinite(values))
     if len(known) < constants.POINT_STEPS:
         return len(values) - 1

@@ -1,7 +1,7 @@
-"""Where in a long course the loss left its band and never came back.
+"""Where the loss left its band in a long run and never came back.
 
-It leaps, and the band is that of its recent past; or it creeps, which a recent past follows, and
-the band is that of its best.
+If it jumps, the band is that of its recent past. If it creeps, the recent past follows it, so the
+band is that of its best.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.signals import Floats, Integers
 
 WINDOW_SHARE = 0.02  # of the run, or a hundred steps: the recent past
-CREPT_SHARE = 0.5  # of all progress: what a creeping loss has to give back
+CREPT_SHARE = 0.5  # share of all progress that a creeping loss has to give back
 DESCENT_SHARE = 0.2  # of a climb, given back by the end: it may be on its way down
-DESCENT_PARTS = 8  # of a trouble, whose medians are its top and its end
-WANDER_PARTS = 32  # ... and fine enough to show that it goes up and down
-HALF_BACK = 0.5  # of a climb is left: whatever its pace, the way back is nearly made
+DESCENT_PARTS = 8  # parts of a trouble, whose medians are its top and its end
+WANDER_PARTS = 32  # ... and fine enough to show ups and downs
+HALF_BACK = 0.5  # if less of a climb is left, the way back is nearly done, whatever its pace
 MEDIAN_POINTS = 3  # whose median is no single high or low point
 
 
@@ -33,7 +33,8 @@ def find_shift(course: Points) -> tuple[int, bool] | None:
     lowest_ahead = np.minimum.accumulate(value[::-1])[::-1]
     highest_ahead = np.maximum.accumulate(value[::-1])[::-1]
     at, begin = _trailing_windows(start)
-    # In health nearly every point is undercut later: windows that cannot matter are not sorted.
+    # In a healthy run nearly every point is undercut later: windows that cannot matter are not
+    # sorted.
     past_lowest = np.minimum.reduceat(value, np.stack([begin, at], axis=1).ravel())[::2]
     may = lowest_ahead[at] > past_lowest
     at = at[may]
@@ -54,10 +55,10 @@ def find_shift(course: Points) -> tuple[int, bool] | None:
 
 
 def _crept(value: Floats, begin: Integers, level: Floats, band: Floats) -> tuple[int, float] | None:
-    """The point since which the loss has stood above its best band, and that band's level.
+    """The point since which the loss has been above its best band, and that band's level.
 
-    A slow climb takes its recent past along, but not its best. It has to give back most of what
-    the run had gained, or in a run that had gained nothing as much as a noise cannot.
+    The recent past follows a slow climb, but the best does not. The climb has to give back most of
+    what the run had gained or, if it had gained nothing, more than noise can.
     """
     if not len(level):
         return None
@@ -76,13 +77,13 @@ def _crept(value: Floats, begin: Integers, level: Floats, band: Floats) -> tuple
 
 
 def wanders(before: Floats, after: Floats) -> bool:
-    """Whether a loss has gone up and down by as much without this: a reward, one of a pair."""
+    """Whether a loss has gone up and down by as much before: a reward, one of a pair."""
     climb = float(after.max() - before.min())
     return max(_highest_rise(before), _highest_rise(-after)) > HALF_BACK * climb
 
 
 def _highest_rise(values: Floats) -> float:
-    """The most that these have risen from anything before, single points left out."""
+    """The largest rise above any earlier value, without single points."""
     part = max(MEDIAN_POINTS, len(values) // WANDER_PARTS)
     if len(values) < part:
         return 0.0
@@ -91,9 +92,9 @@ def _highest_rise(values: Floats) -> float:
 
 
 def _trailing_windows(start: Integers) -> tuple[Integers, Integers]:
-    """The points that have a past and a successor, and where their trailing windows begin.
+    """The points that have a past and a successor, and the starts of their trailing windows.
 
-    A window holds five points at least.
+    A window contains at least five points.
     """
     total = int(start[-1]) + constants.POINT_STEPS
     window = max(constants.WINDOW_STEPS, int(WINDOW_SHARE * total))
@@ -112,16 +113,16 @@ def _levels(value: Floats, begin: Integers, end: Integers) -> tuple[Floats, Floa
 
 
 def _medians_of(windows: Floats, size: Integers) -> Floats:
-    """Each row's median over its first `size` values; infinity stands behind them."""
+    """Each row's median over its first `size` values; the rest is infinity."""
     ordered, row = np.sort(windows, axis=1), np.arange(len(size))
     return np.asarray((ordered[row, (size - 1) // 2] + ordered[row, size // 2]) / 2)
 
 
 def falls(after: Floats, level: float) -> bool:
-    """Whether the loss is on its way back to this level: more than its noise, and most of the way.
+    """Whether the loss is coming back to this level: by more than its noise, and most of the way.
 
-    A single high point is no top to have come down from, and a plateau that sinks a little is no
-    descent: half the climb was given back, or will be all of it within as long again.
+    A single high point is no top, and a plateau that sinks a little is no descent: half of the
+    climb was given back, or all of it will be within as long again.
     """
     if len(after) < 2 * MEDIAN_POINTS:
         top, last = float(after.max()), median(after[-2:])

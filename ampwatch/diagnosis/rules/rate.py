@@ -64,7 +64,7 @@ def learning_rate_too_high(case: Case) -> Iterator[Seen]:
         not_to_confuse="AMP301, where the rate was at its peak or falling.",
         do="Lower the peak to at most the rate of that step, or warm up for longer.",
         example="ampwatch demo: a warm-up to 1.0 over 700 steps; at step 209, with 0.3 in force, "
-        "the loss has given back half of its progress; 0.13 is advised, 0.2 is borne.",
+        "the loss has given back half of its progress; about 0.07 is advised, 0.2 is still stable.",
     ),
     Ties(explained_by=("AMP404", "AMP209"), groundless_beside=MIXED, late_to=FROM_THE_FIRST_SKIP),
 )

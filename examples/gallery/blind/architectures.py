@@ -215,7 +215,7 @@ class Twins(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """Says what noise a point bears, given how long it was stirred."""
+    """Predicts the noise in a point, given how long it was stirred."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ def painted(output: Tensor, target: Tensor) -> Tensor:
 
 @FAMILY.fault(_lower("AMP301", 0))
 def unet_momentum_too_fast(stage: Stage, fault: bool) -> None:
-    """Momentum without clipping on a U-Net, far above what it bears."""
+    """Momentum without clipping on a U-Net, far above its limit."""
     model = blind.UNet()
     rate = 16.0 if fault else 0.1
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
@@ -49,7 +49,7 @@ def translator_rate_leaps(stage: Stage, fault: bool) -> None:
 
 @FAMILY.fault(_lower("AMP302", 15))
 def one_cycle_peak_too_high(stage: Stage, fault: bool) -> None:
-    """OneCycle to a peak that the waves' network does not bear; it breaks on the way up."""
+    """OneCycle to a peak that the waves' network does not tolerate; it diverges on the way up."""
     model = blind.Listener()
     top = 12.0 if fault else 0.1
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

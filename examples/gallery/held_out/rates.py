@@ -53,7 +53,7 @@ def graph_too_fast(stage: Stage, fault: bool) -> None:
     Label(("AMP306",), may=(*COURSE, "AMP301", "AMP302"), advice="lower", onset=70),
 )
 def schedule_begins_anew(stage: Stage, fault: bool) -> None:
-    """At step 70 a resumed schedule starts again at a peak that the model no longer bears."""
+    """At step 70 a resumed schedule starts again at a peak that the model no longer tolerates."""
     model = strange.autoencoder()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -217,7 +217,7 @@ def healing_spikes(course: Course) -> None:
 
 @_law(_GOOD, interval=1000)
 def noisy_ceiling(course: Course) -> None:
-    """The scale that a step can bear has noise of a third of an octave and drifts slowly."""
+    """The scale that a step tolerates has noise of a third of an octave and drifts slowly."""
     octaves = 0.33 * _normal(course) + 2.0 * _remembering(course, 0.9999)
     course.bearable = 2.0 ** (14 + octaves)
 

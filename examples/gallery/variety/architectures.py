@@ -24,7 +24,7 @@ class Architecture:
     noise: Range  # of the loss, as a share of it
     grad_noise: Range  # of the gradient norm's logarithm
     grad_fall: Range  # the power of the loss that the gradient norm follows
-    ceiling: Range = (11, 19)  # log2 of the scale that its backward pass can bear
+    ceiling: Range = (11, 19)  # log2 of the scale that its backward pass tolerates
     weight_norm: Range = (20, 400)
     is_signed: bool = False  # the loss may have any sign
     clips: float = 0.5  # how often its users clip

@@ -51,7 +51,7 @@ class Restart:
 class Instability:
     """A direction of the loss in which steps above a limit go ever further astray."""
 
-    limit: Floats  # the highest rate that is borne, at each step
+    limit: Floats  # the highest stable rate, at each step
     pace: float  # octaves a step, at twice the limit
     cap: float  # octaves above the loss's size at which it stays; above 60 it is not finite
 

@@ -1,4 +1,4 @@
-"""The learning rate is higher than the training bears."""
+"""The learning rate is higher than the training tolerates."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def warm_up(story: Story, at: int) -> Callable[..., Truth]:
 
 @mechanism("rate/resumed", lasting=True, onsets=("early",), steps=(200, 50_000))
 def resumed(story: Story, at: int) -> Callable[..., Truth]:
-    """The run goes on from a good checkpoint, at a rate that its weights do not bear."""
+    """The run goes on from a good checkpoint, at a rate that its weights do not tolerate."""
     story.first_step = int(story.random.integers(1, 50)) * 1000
     settled = story.task.level[-1] / story.task.level
     story.task.loss[:] *= settled

@@ -63,7 +63,7 @@ def cut_short(story: Story, at: int) -> Callable[[Columns], Truth]:
 
 @mechanism("collapse/limping", precisions=FP16, steps=(2000, 300_000))
 def limping(story: Story, at: int) -> Callable[[Columns], Truth]:
-    """What is borne halves again and again, each time as soon as the scale has followed."""
+    """The tolerated scale halves again and again, each time as soon as the scale has followed."""
     # Each fall by itself is one skip an interval or more; together they are a fall without an end.
     gap = story.random.uniform(8, min(150, story.growth_interval / 3))
     at = max(at, int(story.steps - 30 * gap))
@@ -82,7 +82,7 @@ def sinking_with_gradient(story: Story, at: int) -> Callable[[Columns], Truth]:
 
 @mechanism("sinking/alone", lasting=True, precisions=FP16, steps=(5000, 300_000))
 def sinking_alone(story: Story, at: int) -> Callable[[Columns], Truth]:
-    """One place in the backward pass bears less and less; the gradient's norm tells nothing."""
+    """One place in the backward pass tolerates less and less; the norm does not show it."""
     octaves = 5 + 9 * story.setting.severity
     shares = np.maximum(0, story.since(at)) / max(1, story.steps - at)
     story.ceiling_shift -= octaves * shares ** story.random.uniform(0.6, 1.5)
