@@ -74,6 +74,9 @@ class Ranges:
             after = first + 1
         if first >= after:
             return
+        if self._ends and first == self._ends[-1]:  # nearly always: batches come in order
+            self._ends[-1] = after
+            return
         left = bisect.bisect_left(self._ends, first)  # these ranges overlap or touch the new one
         right = bisect.bisect(self._starts, after)
         if left < right:
