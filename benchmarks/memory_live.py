@@ -58,9 +58,9 @@ def report(steps: int) -> str:
         lines.append(f"| {name} | {start[0]:.0f} | {cells} |")
     slowest = ", ".join(f"{one:.0f}" for one in slowest_ms)
     return "\n".join(lines) + (
-        f"\n\n{steps / seconds:,.0f} steps/s for {seconds:.0f} s; the log has {log_mb:.0f} MB; load "
-        f"{os.getloadavg()[0]:.1f}. Median look of the page, its messages made, up to each share: "
-        f"{slowest} ms."
+        f"\n\n{steps / seconds:,.0f} steps/s for {seconds:.0f} s; the log has {log_mb:.0f} MB; "
+        f"load {os.getloadavg()[0]:.1f}. Median look of the page, its messages made, up to each "
+        f"share: {slowest} ms."
     )
 
 

@@ -288,8 +288,7 @@ class Numbers:
         self._taken = 0
         self._last_step: int | None = None
         self._optimizer: int | None = None
-        names = (SCALE, *self._lines)
-        self._history = History(names, "step_time_ms", keeps_past=self._keeps_past)
+        self._history = History((SCALE, *LINES), "step_time_ms", keeps_past=self._keeps_past)
         self._places = Places()
         self._clips, self._autocast_dtype = False, None
         self._last_step_ns = 0
