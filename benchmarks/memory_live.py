@@ -1,8 +1,9 @@
 """A run that goes on for ten million steps: memory of its trainer's side, of a recorder, of a page.
 
 Three processes: one files and sends ready-made rows, as a courier does; a recorder files copies of
-them; one follows the copy, judges it and makes what the browser would be sent. The parent samples
-their resident memory. Rows come as fast as the page takes them, so it is never far behind.
+them; one follows the run, judges it and makes what the browser would be sent. The parent samples
+their resident memory. Rows come as fast as the page takes them, so it is never far behind. The page
+reads the trainer's own log, as on the machine that trains, or with `--copy` the recorder's.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ with Recorder("tcp://127.0.0.1:*", sys.argv[1]) as recorder:
 """
 
 
-def report(steps: int) -> str:
+def report(steps: int, *, copy: bool = False) -> str:
     """The figures, in markdown."""
     with tempfile.TemporaryDirectory() as folder:
-        found, seconds, slowest_ms, log_mb = measure(Path(folder), steps)
+        found, seconds, slowest_ms, log_mb = measure(Path(folder), steps, copy=copy)
     heads = [f"{share:.0%} | highest till then" for share in SHARES]
     lines = [
         f"Resident memory while a run of {steps:,} steps goes on, in MB:",
@@ -65,7 +66,7 @@ def report(steps: int) -> str:
 
 
 def measure(
-    folder: Path, steps: int
+    folder: Path, steps: int, *, copy: bool
 ) -> tuple[dict[str, list[tuple[float, float]]], float, list[float], float]:
     """Resident memory and its peak, in MB, by process at its start and at each share of the run."""
     os.environ["AMPWATCH_CONFIG_DIR"] = os.environ["XDG_STATE_HOME"] = str(folder / "home")
@@ -77,7 +78,8 @@ def measure(
         options = [__file__, f"--steps={steps}", f"--folder={folder}", f"--endpoint={endpoint}"]
         trainer, _ = stack.enter_context(_child([*options, "--child=trainer"]))
         processes = {"trainer's side": psutil.Process(trainer.pid), **processes}
-        page, _ = stack.enter_context(_child([*options, "--child=page"]))
+        shown = ["--copy"] if copy else []
+        page, _ = stack.enter_context(_child([*options, *shown, "--child=page"]))
         processes["page"] = psutil.Process(page.pid)
         found = {name: [(_rss_mb(one), 0.0)] for name, one in processes.items()}
         began, peaks = time.perf_counter(), dict.fromkeys(processes, 0.0)
@@ -184,9 +186,10 @@ def follow(options: argparse.Namespace) -> None:
     folder = Path(options.folder)
     runs, bases, looks_ms, medians_ms = OpenRuns(), Bases(), [], []
     print("ready", flush=True)
-    while not (copies := list((folder / "copies").glob("*/run.json"))):
+    place = folder / ("copies" if options.copy else "own")
+    while not (found := list(place.glob("*/run.json"))):
         time.sleep(0.1)
-    path, shares, taken = str(copies[0].parent), list(SHARES), 0
+    path, shares, taken = str(found[0].parent), list(SHARES), 0
     while shares:
         start = time.perf_counter()
         look = runs.look(path)
@@ -213,11 +216,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--child", choices=("trainer", "page"))
+    parser.add_argument("--copy", action="store_true", help="the page follows the recorder's copy")
     parser.add_argument("--folder")
     parser.add_argument("--endpoint")
     options = parser.parse_args()
     if options.child is None:
-        print(report(options.steps))
+        print(report(options.steps, copy=options.copy))
     else:
         {"trainer": train, "page": follow}[options.child](options)
 

@@ -185,6 +185,7 @@ class Numbers:
         self._names = _QUICK if quick else _READ
         self._epoch = epoch - (2 if quick else 1)
         self._reading: Reading | None = None  # of a log that is not in order
+        self._at_once = False
         self._begin()
 
     @property
@@ -211,7 +212,7 @@ class Numbers:
         if rows is None or (
             self._taken and (not rows.num_rows or rows.column("step")[0].as_py() != self._last_step)
         ):
-            self.begin_anew()
+            self.begin_anew(at_once=rows is None)
             return True
         if start + rows.num_rows <= self._taken:
             return False
@@ -220,10 +221,12 @@ class Numbers:
         self._last_step = rows.column("step")[-1].as_py()
         return True
 
-    def begin_anew(self) -> None:
+    def begin_anew(self, *, at_once: bool = False) -> None:
         """Take all rows once more; where some came late, all at once: then none can be late."""
+        self._at_once |= at_once
         if self._reading is not None:
-            self._reading = Reading(self._reading.run, portion_rows=None)
+            portion_rows = None if self._at_once else self._portion_rows
+            self._reading = Reading(self._reading.run, portion_rows)
         self._begin()
 
     @property
@@ -288,8 +291,7 @@ class Numbers:
         self._taken = 0
         self._last_step: int | None = None
         self._optimizer: int | None = None
-        names = (SCALE, *self._lines)
-        self._history = History(names, "step_time_ms", keeps_past=self._keeps_past)
+        self._history = History((SCALE, *LINES), "step_time_ms", keeps_past=self._keeps_past)
         self._places = Places()
         self._clips, self._autocast_dtype = False, None
         self._last_step_ns = 0

@@ -167,8 +167,10 @@ class _Taken:
         """What the taker has made of the rows up to now."""
         if run is not self._run:
             self._begin(run, Reading(run))
+        at_once = False
         while not self._take(is_live=is_live):
-            self._begin(run, Reading(run, portion_rows=None))
+            self._begin(run, Reading(run, portion_rows=None) if at_once else Reading(run))
+            at_once = True
         return self.taker
 
     def _begin(self, run: Run, reading: Reading) -> None:

@@ -18,6 +18,7 @@ from ampwatch.store.run import Run
 from ampwatch.store.views import View
 
 PORTION_ROWS = 1 << 17  # of all tables of a rank: a compacted log is read by as many
+_ALL = 1 << 62
 _LEAST_STEPS = 1024  # in a portion, however many layers each has
 
 
@@ -80,7 +81,7 @@ class Reading:
     def _show_more(self) -> None:
         """Ranks go on by as many steps each, lest one be taken for late."""
         self._batches = {}
-        more = min((self._steps_of_a_portion(log) for log in self.run.logs), default=0)
+        more = min((self._steps_of_a_portion(log) for log in self.run.logs), default=_ALL)
         for log in self.run.logs:
             known, shown = log.rows(Table.STEPS), self._steps.get(log.rank, 0)
             if known - shown > more:
@@ -96,7 +97,7 @@ class Reading:
     def _steps_of_a_portion(self, log: RankLog) -> int:
         known, shown = log.rows(Table.STEPS), self._steps.get(log.rank, 0)
         if self._portion_rows is None or known == shown:
-            return known
+            return _ALL
         steps, all_tables = log.row_ends(Table.STEPS), log.row_ends()
         before = np.searchsorted(steps, shown) if shown else 0
         there = int(all_tables[before]) if shown else 0

@@ -95,7 +95,10 @@ def test_where_a_foreign_log_tells_only_what_the_scale_became_that_is_drawn(tmp_
     course = Numbers().take(store.open_run(path))
     assert list(course.columns[SCALE]) == [4.0, 3.0, 2.0]
     assert SCALE in course.present
-    assert list(Numbers(quick=True).take(store.open_run(path)).columns[SCALE]) == [4.0, 3.0, 2.0]
+    quick = Numbers(quick=True).take(store.open_run(path))
+    assert list(quick.columns[SCALE]) == [4.0, 3.0, 2.0]
+    assert quick.present == {SCALE}
+    assert quick.median_step_time is None
 
 
 @pytest.mark.parametrize("every", [1, 100])

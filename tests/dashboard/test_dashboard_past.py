@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+
 import course as course_module
 import numpy as np
 import past
 import pytest
 from chart_points import thinned_base
 from course import SCALE, Numbers
+from open_runs import OpenRuns
 from past import Extremes, Places, Sample, Ticks
 from rank_course import RankNumbers, column_of
 from written_runs import event_columns, fresh_id
 
 from ampwatch import codec, store
+from ampwatch.follow import follow
+from ampwatch.follow import follower as follower_module
 from ampwatch.report import thinning
 from ampwatch.rows import Table
 
@@ -318,3 +323,44 @@ def test_ranks_of_a_long_run_are_joined_as_if_all_were_held(tmp_path, little):
     assert step.tolist() == list(range(4999, 5202))
     assert np.allclose(values, rows_of(4999, 203, 1)["loss"])
     assert course.skip_count == sum(s % 97 == 96 for s in range(20_000))
+
+
+def test_the_page_follows_a_run_with_one_run_and_one_engine(tmp_path, monkeypatch):
+    opened = []
+    real = store.open_run
+    monkeypatch.setattr("ampwatch.follow.follower.open_run", lambda p: opened.append(p) or real(p))
+    path, writers = begin(tmp_path, ranks=2)
+    for rank, writer in enumerate(writers):
+        write(writer, 0, 500, rank)
+    now, runs = iter(range(0, 1000, 10)), OpenRuns(clock=lambda: next(now))
+    both, one = runs.look(str(path)), runs.look(str(path), 1)
+    assert (both.shown, one.shown) == ((0, 1), (1,))
+    assert both.diagnosis == one.diagnosis
+    assert len(opened) == 1
+    assert follow(path).last.judged is both.verdict.judged
+    for writer in writers:
+        writer.close()
+
+
+def test_rows_are_read_while_a_diagnosis_is_made(tmp_path, monkeypatch):
+    path, (writer,) = begin(tmp_path)
+    write(writer, 0, 500)
+    follower, is_judging, may_end = follow(path), threading.Event(), threading.Event()
+
+    def conclude(case):
+        is_judging.set()
+        assert may_end.wait(30)
+        return real(case)
+
+    real = follower_module.conclude
+    monkeypatch.setattr(follower_module, "conclude", conclude)
+    judge = threading.Thread(target=follower.look)
+    judge.start()
+    assert is_judging.wait(30)
+    with follower.reading() as run:
+        assert run.read(Table.STEPS, ("step",)).num_rows == 500
+    assert follower.refresh()[1] == 500
+    may_end.set()
+    judge.join(30)
+    writer.close()
+    assert follower.last is not None

@@ -154,3 +154,18 @@ def test_damage_found_on_the_way_ends_a_reading(tmp_path):
     taker = Taker(Reading(store.open_run(path), portion_rows=1000))
     taker.take()
     assert taker.reading.is_overtaken
+
+
+def test_a_rank_that_ended_early_makes_no_portion_smaller(tmp_path):
+    path, (long, short) = made(tmp_path, ranks=2)
+    write(short, range(20))
+    for first in range(0, 9000, 300):
+        write(long, range(first, first + 300))
+    long.close()
+    short.close()
+    run = store.open_run(path)
+    assert sum(1 for _ in Reading(run, portion_rows=3000).portions()) < 6
+    whole = Reading(run, portion_rows=None)
+    next(whole.portions())
+    for table, columns in COLUMNS.items():
+        assert whole.read(table, columns).num_rows == run.read(table, columns).num_rows
