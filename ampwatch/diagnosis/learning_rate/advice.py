@@ -73,7 +73,7 @@ def _calm(state: RateState, seen: Judgement) -> Advice:
         return Advice(
             Action.UNKNOWN, "Neither losses nor scales are recorded, so the rate cannot be judged."
         )
-    calm = "Nothing in the record speaks against this learning rate"
+    calm = "The record shows no problem with this learning rate"
     doubt = _doubt(state, seen.attribution)
     if doubt is None:
         return _keep(state, seen, f"{calm}.")
@@ -188,7 +188,7 @@ def _not_the_cause(seen: Judgement, scene: Scene, found: Attribution) -> Advice:
 def _in_band(found: Attribution) -> str:
     """Which signals stayed as they were, and what that means; nothing about unrecorded ones."""
     if not found.recorded:
-        return "nothing that is recorded speaks against the rate"
+        return "no recorded signal points to the rate"
     calm = "; ".join(row.told for row in found.calm[:2])
     *first, last = found.recorded
     words = f"{', '.join(first)} and {last}" if first else last
