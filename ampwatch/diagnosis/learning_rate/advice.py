@@ -309,9 +309,8 @@ def _notes(scene: Scene) -> list[str]:
     notes, setup = [], scene.state.setup
     if scene.binding_clip is not None:
         notes.append(
-            f"Clipping to {scene.binding_clip:.3g} was active in nearly every step, so it sets "
-            "the update together with the rate: a lower limit has the same effect as a lower "
-            "rate."
+            f"Clipping to {scene.binding_clip:.3g} was active in nearly every step, so it sets the "
+            "update together with the rate: a lower limit has the same effect as a lower rate."
         )
     counts = [*micro_batches(scene.state.head)[:1], *micro_batches(scene.state.tail)[-1:]]
     if counts and counts[-1] > 1:
