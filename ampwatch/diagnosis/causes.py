@@ -81,7 +81,7 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     calm = verdict is Verdict.HEALTHY and seen.onset is not None
     if calm and advice.action is Action.NOT_THE_CAUSE:
         # Rows of a sparse log look close together although its steps are not: no trouble, no cause.
-        return Advice(Action.KEEP, "No finding speaks against it.", current=seen.base)
+        return Advice(Action.KEEP, "No finding points to the rate.", current=seen.base)
     doubted = advice.action is Action.KEEP and any(f.code in _OFTEN_THE_RATE for f in causes)
     if verdict is Verdict.HEALTHY or (seen.onset is not None and not doubted):
         return advice
@@ -124,15 +124,15 @@ def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding])
         action = Action.KEEP
         because = "The loss spiked and recovered by itself each time, at this same rate."
     elif not seen.sees_mechanism:
-        because = f"{what} stands; without updates or gradients the rate cannot be judged."
+        because = f"{what} was found; without updates or gradients the rate cannot be judged."
     elif len(large):
         because = (
-            f"{what} stands, and the update of step {int(large[0])} was large compared with the "
+            f"{what} was found, and the update of step {int(large[0])} was large compared with the "
             "weights: a new run at a quarter of the rate would show whether the rate is the cause."
         )
     else:
         action = Action.NOT_THE_CAUSE
-        because = f"{what} stands, and loss and updates stayed within their usual range."
+        because = f"{what} was found, but loss and updates stayed within their usual range."
     return Advice(action, because, current=seen.base)
 
 

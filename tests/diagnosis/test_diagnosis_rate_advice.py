@@ -641,7 +641,7 @@ def test_a_record_without_progress_keeps_its_rate_only_where_its_updates_are_see
 def test_a_short_record_whose_loss_has_come_down_keeps_the_rate():
     rows = course(falling(40), noise=0.1)
     rows = with_columns(rows, max_ratio=np.full(40, 3.0))
-    assert look(rows, ADAM).because == "Nothing in the record speaks against this learning rate."
+    assert look(rows, ADAM).because == "The record shows no problem with this learning rate."
 
 
 def test_two_optimizers_of_which_one_update_left_nothing_are_told_to_lower():

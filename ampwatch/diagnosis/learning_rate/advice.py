@@ -77,7 +77,7 @@ def _calm(state: RateState, seen: Judgement) -> Advice:
         return Advice(
             Action.UNKNOWN, "Neither losses nor scales are recorded, so the rate cannot be judged."
         )
-    calm = "Nothing in the record speaks against this learning rate"
+    calm = "The record shows no problem with this learning rate"
     doubt = _doubt(state, seen.attribution)
     if doubt is None:
         return _keep(state, seen, f"{calm}.")
@@ -192,7 +192,7 @@ def _not_the_cause(seen: Judgement, scene: Scene, found: Attribution) -> Advice:
 def _in_band(found: Attribution) -> str:
     """Which signals stayed as they were, and what that means; nothing about unrecorded ones."""
     if not found.recorded:
-        return "nothing that is recorded speaks against the rate"
+        return "no recorded signal points to the rate"
     calm = "; ".join(row.told for row in found.calm[:2])
     *first, last = found.recorded
     words = f"{', '.join(first)} and {last}" if first else last
@@ -337,9 +337,8 @@ def _notes(scene: Scene) -> list[str]:
     notes, setup = [], scene.state.setup
     if scene.binding_clip is not None:
         notes.append(
-            f"Clipping to {scene.binding_clip:.3g} was active in nearly every step, so it sets "
-            "the update together with the rate: a lower limit has the same effect as a lower "
-            "rate."
+            f"Clipping to {scene.binding_clip:.3g} was active in nearly every step, so it sets the "
+            "update together with the rate: a lower limit has the same effect as a lower rate."
         )
     counts = [*micro_batches(scene.state.head)[:1], *micro_batches(scene.state.tail)[-1:]]
     if counts and counts[-1] > 1:

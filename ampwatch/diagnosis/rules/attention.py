@@ -24,9 +24,8 @@ SCORE_OCTAVES = 2.0
     "attention-logit-growth",
     Severity.WARNING,
     Page(
-        meaning="The attention scores have grown for thousands of steps and will soon exceed "
-        "the range of half precision. Long before that the softmax saturates, and little is "
-        "learnt.",
+        meaning="The attention scores have grown for thousands of steps and will soon exceed the "
+        "range of half precision. Long before that the softmax saturates, and little is learnt.",
         looks="The largest score, or the largest query times the largest key, rises from window "
         f"to window of the record, for at least {SCORE_STEPS:,} steps and by at least "
         f"{SCORE_OCTAVES:.0f} octaves; if it goes on like this, it reaches 65504 within as "

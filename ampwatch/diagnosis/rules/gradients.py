@@ -37,14 +37,12 @@ def _unless_died(case: Case, _finding: Finding) -> bool:
         "loss is exactly 0 (multiplied by 0, masked); it is the same in every step (clamped, "
         "saturated); it varies (detached, rounded, dead units).",
         not_to_confuse="A loss that training has brought down until nothing is left to learn (a "
-        "hinge loss, a few memorised examples): this is reported as information. Parameters "
-        "that are frozen on purpose, beside others that learn; a rate of 0 at the start of a "
-        "warm-up.",
+        "hinge loss, a few memorised examples): this is reported as information. Parameters that "
+        "are frozen on purpose, beside others that learn; a rate of 0 at the start of a warm-up.",
         do="Check that the optimizer was given this model's parameters, that they require "
-        "gradients, that the loss is not detached (re-entrant checkpointing detaches it if "
-        "no input requires a gradient), and that zero_grad() is not called between "
-        "backward() and step(). If the gradients underflow, scale the loss or raise the "
-        "scale.",
+        "gradients, that the loss is not detached (re-entrant checkpointing detaches it if no "
+        "input requires a gradient), and that zero_grad() is not called between backward() and "
+        "step(). If the gradients underflow, scale the loss or raise the scale.",
         example="the optimizer was made before the model was replaced by its compiled copy; the "
         "loss is computed from output.round().",
     ),

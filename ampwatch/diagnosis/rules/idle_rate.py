@@ -81,7 +81,7 @@ def is_stuck(case: Case) -> bool:
 
 def _stuck(case: Case) -> Seen:
     first = case.setup.first_rate
-    assert first.rate is not None, "a rate that stands is told"
+    assert first.rate is not None, "a constant rate is known"
     return Seen(
         at=case.scale,
         summary=f"The learning rate never rose: it was {first.rate:.3g} in all "

@@ -25,11 +25,10 @@ _PAUSES_SHARE = 1 / 3
         meaning="The loop checks its own loss or gradients and leaves the step out, or stops, "
         "when they are not finite: a forward pass ran, and no optimizer step followed. No "
         "weight is harmed, and nothing is learnt from that batch.",
-        looks="A training forward pass or a loss that is not finite, without a step after it; "
-        "in a run without a scaler, also an update of exactly 0 between others although rate "
-        "and gradients were not 0. A warning if this is more than "
-        f"{100 * _WARNING_SHARE:.0f} % of the steps. At the end of the record it means that "
-        "the loop stopped there.",
+        looks="A training forward pass or a loss that is not finite, without a step after it; in a "
+        "run without a scaler, also an update of exactly 0 between others although rate and "
+        f"gradients were not 0. A warning if this is more than {100 * _WARNING_SHARE:.0f} % of the "
+        "steps. At the end of the record it means that the loop stopped there.",
         not_to_confuse="A skip of the scaler, which halves the loss scale; AMP402, where the "
         "optimizer does step and update() is missing.",
         do="Keep the check and fix what it reacts to: the finding that caused this one. A check "

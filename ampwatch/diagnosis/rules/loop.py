@@ -31,9 +31,8 @@ FRAGMENTED_SHARE = 0.1
         not_to_confuse="Accumulation: there, backward is called more often, not step or "
         "unscale_. A direct optimizer.step() (AMP404), and a step that the loop leaves out "
         "(AMP212): neither needs an update.",
-        do="Call scaler.update() once after the last scaler.step() of each iteration, even if "
-        "the step itself is left out; call unscale_ once before it, after the last backward "
-        "pass.",
+        do="Call scaler.update() once after the last scaler.step() of each iteration, even if the "
+        "step itself is left out; call unscale_ once before it, after the last backward pass.",
         example="RuntimeError: step() has already been called since the last update().",
     ),
     Ties(excludes_rate=always),
@@ -141,10 +140,9 @@ def is_about_dtypes(message: str) -> bool:
     Severity.ERROR,
     Page(
         meaning="The device ran out of memory and the error ended training.",
-        looks="An out-of-memory exception ended the loop. The layer is the innermost one in "
-        "which it was raised: where memory ran out, not always what used it. The text says "
-        "how much the process held then; AMP503 is reported as well if memory had been "
-        "growing.",
+        looks="An out-of-memory exception ended the loop. The layer is the innermost one in which "
+        "it was raised: where memory ran out, not always what used it. The text says how much the "
+        "process held then; AMP503 is reported as well if memory had been growing.",
         not_to_confuse="The host's memory: then the process is killed without an exception.",
         do="Use a smaller batch with accumulation, checkpoint activations, or use an optimizer "
         "with less state. Look for tensors that are kept from step to step.",

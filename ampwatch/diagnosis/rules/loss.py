@@ -127,15 +127,14 @@ def _most(case: Case) -> float:
         "finding is about the recovery; the cause may have a finding of its own.",
         looks="With or without a scaler: a rise of the loss, for at least three steps, "
         f"{TELLING:.0f} deviations above its level before ({OUT_OF_BAND:.0f}, for more than "
-        f"{SHORT} entries, if gradients or updates left their band too), that stands out "
-        f"from the noise and comes back. A warning if spikes repeat: {LATE_SPIKES} in the "
-        f"last quarter of the record, or more than {100 * LOST_SHARE:g} % of the steps "
-        f"lost to {LOST_SPIKES} of them (to {GROWN_SPIKES} if gradients or updates left "
-        f"their band as well; to one if it cost {LONG_STEPS} steps and gradients are not "
-        f"known to have stayed). Or {policy.SPIKE_SKIPS} or more skips in a row, after which "
-        "steps are accepted again; large runs have recovered like this from falls of about "
-        f"{policy.COLLAPSE_OCTAVES} octaves. A rise right after the rate was raised is not a "
-        "spike.",
+        f"{SHORT} entries, if gradients or updates left their band too), that stands out from the "
+        f"noise and comes back. A warning if spikes repeat: {LATE_SPIKES} in the last quarter of "
+        f"the record, or more than {100 * LOST_SHARE:g} % of the steps lost to {LOST_SPIKES} of "
+        f"them (to {GROWN_SPIKES} if gradients or updates left their band as well; to one if it "
+        f"cost {LONG_STEPS} steps and gradients are not known to have stayed). Or "
+        f"{policy.SPIKE_SKIPS} or more skips in a row, after which steps are accepted again; large "
+        f"runs have recovered like this from falls of about {policy.COLLAPSE_OCTAVES} octaves. A "
+        "rise right after the rate was raised is not a spike.",
         not_to_confuse="AMP103, which does not come back; AMP206, the batch that caused it; "
         "AMP105, skips that continue.",
         do="Nothing after a single spike. If spikes return, restart before them and skip those "

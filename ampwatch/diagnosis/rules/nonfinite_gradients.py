@@ -28,12 +28,11 @@ _MOST_SHARE, _MOST_STEPS = 1 / 2, policy.NO_ACCIDENT_STEPS
         meaning="The gradients of a step were nan or inf, the loss was finite, and there was no "
         "scaler to skip the step. An optimizer that takes such a step writes nan into every "
         "weight.",
-        looks="A gradient norm of nan or inf at a step that was not skipped. An error while "
-        f"such steps continue (in the last {100 * policy.RECENT_SHARE:.0f} % of the record, "
-        f"or {policy.RECENT_STEPS} steps) or if the weights were not finite afterwards; a "
-        "warning when they are over. Steps that the loop leaves out because of their "
-        f"gradients count if they continue and are more than {100 * _MOST_SHARE:.0f} % of "
-        "all steps since the first.",
+        looks="A gradient norm of nan or inf at a step that was not skipped. An error while such "
+        f"steps continue (in the last {100 * policy.RECENT_SHARE:.0f} % of the record, or "
+        f"{policy.RECENT_STEPS} steps) or if the weights were not finite afterwards; a warning "
+        "when they are over. Steps that the loop leaves out because of their gradients count if "
+        f"they continue and are more than {100 * _MOST_SHARE:.0f} % of all steps since the first.",
         not_to_confuse="A loss that is not finite itself (AMP204), which makes every gradient "
         "so; a step that a scaler skips; an occasional step that the loop itself leaves out "
         "(AMP212), whose update is exactly zero. A scaler that a log does not mention: its "

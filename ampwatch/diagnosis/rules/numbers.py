@@ -136,9 +136,8 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
         summary=f"Layer {most.layer} {_is_first(most)} to overflow in the backward pass, "
         f"{times.count} times{standing.ending}.",
         cause="The loss is finite; the gradient is not finite after it has passed this layer.",
-        action="Check the loss first: the gradient of sqrt, log, norm or a division is not "
-        "finite at 0 (add an eps inside, compute it in float32). Then check this layer's "
-        "gradient."
+        action="Check the loss first: the gradient of sqrt, log, norm or a division is not finite "
+        "at 0 (add an eps inside, compute it in float32). Then check this layer's gradient."
         if most.is_at_loss
         else "Check this layer's gradient; run the layer in float32, or normalise its input.",
         evidence=(Evidence("overflows", times.last_step, float(times.count), float(total)),),

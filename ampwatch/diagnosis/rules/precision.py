@@ -115,9 +115,8 @@ def scaler_with_bf16(case: Case) -> Iterator[Seen]:
     "eps-underflow",
     Severity.ERROR,
     Page(
-        meaning="The optimizer's eps rounds to zero in the format of the weights, so its "
-        "division can be 0 / 0: weights become nan within a few steps, although the "
-        "gradients are finite.",
+        meaning="The optimizer's eps rounds to zero in the format of the weights, so its division "
+        "can be 0 / 0: weights become nan within a few steps, although the gradients are finite.",
         looks=f"float16 weights that are trained, and an eps below {scale_text(FLOAT16_TINY)}.",
         not_to_confuse="A normalisation layer's eps, which this finding does not check.",
         do="Keep the weights in float32; or set eps to 1e-4 or so.",

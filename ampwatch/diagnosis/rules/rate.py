@@ -19,9 +19,8 @@ from ampwatch.diagnosis.words import restart_text
     "learning-rate-too-high",
     Severity.ERROR,
     Page(
-        meaning="The learning rate is higher than this training tolerates: updates, gradients "
-        "or weights left their usual range before the trouble began, and the run did not "
-        "recover.",
+        meaning="The learning rate is higher than this training tolerates: updates, gradients or "
+        "weights left their usual range before the trouble began, and the run did not recover.",
         looks=f"From random weights: a loss {CLIMB} times its first value, one that gave back "
         "half of its progress, one that never fell, or skips without end. Later: a loss that "
         "left the band of its recent past. The cause is then weighed: for each sign, the "
@@ -87,11 +86,10 @@ def warmup_too_steep(case: Case) -> Iterator[Seen]:
         meaning="The run hardly learns, and after each update the gradient still points the "
         "same way: the steps are shorter than they could be.",
         looks="The loss has fallen by less than a tenth in the last thousand steps, and the "
-        "gradient after an update still points against it: their product, divided by that of "
-        f"the update with its own gradient, is below {constants.RAISE_ALIGNMENT} in the "
-        f"median of {constants.RAISE_STEPS} steps at the full rate. It is computed from "
-        "`update_alignment`, the cosine of each update to the one before, without the part "
-        "that momentum adds.",
+        "gradient after an update still points against it: their product, divided by that of the "
+        f"update with its own gradient, is below {constants.RAISE_ALIGNMENT} in the median of "
+        f"{constants.RAISE_STEPS} steps at the full rate. It is computed from `update_alignment`, "
+        "the cosine of each update to the one before, without the part that momentum adds.",
         not_to_confuse="A low loss or a slow one by itself: neither shows that the rate could "
         "rise. Updates that are alike only because of momentum or weight decay.",
         do="Try twice the rate, with a checkpoint to return to.",

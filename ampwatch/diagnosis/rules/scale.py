@@ -54,9 +54,8 @@ STORM_ERROR_SHARE = 0.5
     "startup-search",
     Severity.INFO,
     Page(
-        meaning="The scaler starts with a scale that is too high on purpose, and halves it "
-        "until the gradients fit. The steps skipped before the first accepted one are this "
-        "search.",
+        meaning="The scaler starts with a scale that is too high on purpose, and halves it until "
+        "the gradients fit. The steps skipped before the first accepted one are this search.",
         looks="Skips at the very start; the scale halves at each; the loss is finite. Later a "
         "skip can still belong to the search: an overflow at a lower scale than any before, "
         "in a run twice as old as at the last one.",
@@ -153,14 +152,13 @@ def growth_sawtooth(case: Case) -> Iterator[Seen]:
         meaning="The loss scale fell far below the level at which the run had worked and did "
         "not recover: step after step overflows, so hardly any update is made.",
         looks=f"At least {policy.COLLAPSE_SKIPS} skips close together take the scale "
-        f"{policy.COLLAPSE_OCTAVES} octaves or more below its established level: the highest "
-        f"scale at which {policy.ESTABLISHED_STEPS} steps in a row were accepted. Or slowly: "
-        f"one octave more (up to four, if the level varied before) within {SINK_INTERVALS} "
-        f"growth intervals or {100 * SINK_SHARE:.0f} % of the record; a warning once the "
-        "scale holds. Or no step was ever accepted and no lower scale can help: the forward "
-        f"pass is not finite in {STARTUP_FORWARD_STEPS} steps in a row, or the search has "
-        "passed every scale that a training needs. A warning if the record ends in the "
-        "middle of a fall.",
+        f"{policy.COLLAPSE_OCTAVES} octaves or more below its established level: the highest scale "
+        f"at which {policy.ESTABLISHED_STEPS} steps in a row were accepted. Or slowly: one octave "
+        f"more (up to four, if the level varied before) within {SINK_INTERVALS} growth intervals "
+        f"or {100 * SINK_SHARE:.0f} % of the record; a warning once the scale holds. Or no step "
+        "was ever accepted and no lower scale can help: the forward pass is not finite in "
+        f"{STARTUP_FORWARD_STEPS} steps in a row, or the search has passed every scale that a "
+        "training needs. A warning if the record ends in the middle of a fall.",
         not_to_confuse="A start-up search (AMP101), which ends; a sawtooth (AMP102), one "
         "overflow at a time; a spike that recovers, after which the scale grows back: then "
         "this finding is information.",
@@ -333,10 +331,9 @@ def _ends_falling(case: Case, ending: Episode) -> Seen:
         meaning="Steps are skipped more often than the growth of the scale explains. Each skip "
         "wastes a forward and a backward pass.",
         looks="More skips than one in each growth interval, and more than a search that goes on "
-        f"(AMP101) makes; most of them isolated: up to {policy.SAWTOOTH_SKIPS} in a row. An "
-        f"error if over {100 * STORM_ERROR_SHARE:.0f} % of the last "
-        f"{policy.STORM_WINDOW_STEPS} steps were skipped; or, in a log without a scale, if "
-        "no gradient norm is finite any more.",
+        f"(AMP101) makes; most of them isolated: up to {policy.SAWTOOTH_SKIPS} in a row. An error "
+        f"if over {100 * STORM_ERROR_SHARE:.0f} % of the last {policy.STORM_WINDOW_STEPS} steps "
+        "were skipped; or, in a log without a scale, if no gradient norm is finite any more.",
         not_to_confuse="AMP102, one skip after each doubling; AMP103, one long fall; AMP303, "
         "one burst from which the run recovers.",
         do="Find the layer that overflows (AMP202, AMP203), and check whether these batches "
@@ -421,9 +418,8 @@ def _allowed(case: Case, steps: int) -> float:
         "state was lost: usually by a resume without scaler.load_state_dict(), or by a new "
         "GradScaler.",
         looks="The scale is the initial one although neither growth nor a skip led there; then "
-        "come log2(initial / old) skips. If the record does not contain the initial scale: a "
-        "jump that growth cannot make, back to where the record began, followed at once by "
-        "an overflow.",
+        "come log2(initial / old) skips. If the record does not contain the initial scale: a jump "
+        "that growth cannot make, back to where the record began, followed at once by an overflow.",
         not_to_confuse="scaler.update(new_scale), which is intended and is recorded; unless it "
         "goes far back to the initial value and the very next step overflows.",
         do="Save scaler.state_dict() with the checkpoint and load it on resume.",

@@ -60,9 +60,8 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[Seen]:
     "shared-scaler",
     Severity.WARNING,
     Page(
-        meaning="Several optimizers share one scaler. Only the one whose gradients are not "
-        "finite skips its step, but the scale falls for all, and the others lose their small "
-        "gradients.",
+        meaning="Several optimizers share one scaler. Only the one whose gradients are not finite "
+        "skips its step, but the scale falls for all, and the others lose their small gradients.",
         looks="Steps that one optimizer skipped and another did not, again and again.",
         not_to_confuse="A shared loss or shared parameters: then all skip together.",
         do="Give each loss its own GradScaler, or find out why this loss overflows.",
@@ -100,9 +99,8 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
         "none, because the optimizer received almost nothing of the gradient. As "
         f"information: a rate of zero in more than {STILL_STEPS} steps, and in the whole "
         f"record (more than {STILL_LONG_STEPS}: a warning).",
-        not_to_confuse="A skipped step, which is recorded as such; a rate of zero at the start "
-        "of a warm-up; frozen parameters, which have no gradient; clipping that leaves an "
-        "update.",
+        not_to_confuse="A skipped step, which is recorded as such; a rate of zero at the start of "
+        "a warm-up; frozen parameters, which have no gradient; clipping that leaves an update.",
         do="Check whether the optimizer holds this model's parameters and not copies, whether "
         "the update is below the weights' precision (float16 weights, a tiny rate), and "
         "whether gradients are divided by the scale again after scaler.unscale_.",

@@ -278,7 +278,7 @@ _ITEM_HEAD, _VALUE_HEAD = 2, len(_JSON_KEY) + 1  # a key, and a length of less t
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Records of the same names in the same order: what stands before each value."""
+    """Records of the same names in the same order: the bytes before each value."""
 
     keys: tuple[bytes, ...]
     names: tuple[str, ...]
@@ -322,7 +322,7 @@ def block(part: Part, kinds: list[Kind]) -> Block:
         whole = columns.setdefault(name, Cells.absent(count))
         whole.values[rows], whole.present[rows] = cells.values, cells.present
 
-    rest, tried = np.argsort(part.starts, kind="stable"), 0  # as they stand in the bytes
+    rest, tried = np.argsort(part.starts, kind="stable"), 0  # in the order of the file
     others: list[int] = []
     while len(rest):
         if tried == len(kinds):
