@@ -196,15 +196,16 @@ class Turns:
         step = self._step
         if not step.used:
             step.take_up()
-        known = self.views.get(id(optimizer))
-        if known is not None and known.is_as_before(optimizer):
-            view, turn = known, self.turn(known)
+        view = self.views.get(id(optimizer))
+        as_before = view is not None and view.is_as_before(optimizer)
+        if view is None or not as_before:
+            view = self.view(optimizer)
+        turn = self.turn(view)
+        self.stepping, self._in_step = optimizer, (view, turn)
+        if as_before:
             turn.lrs, turn.lr_bases = view.lrs, view.lr_bases
         else:
-            view = self.view(optimizer)
-            turn = self.turn(view)
             self.take_rates(optimizer, view, turn)
-        self.stepping, self._in_step = optimizer, (view, turn)
         if self._losses.followed:
             turn.stale = self._stale.found_by(view)
         if self.detailed:
