@@ -21,7 +21,7 @@ from torch import nn
 from ampwatch.environment import switched_off
 from ampwatch.errors import AmpwatchError, AttachError
 from ampwatch.probe import hooks, run_identity
-from ampwatch.probe.courier import Courier, Log, MemoryLog, Post
+from ampwatch.probe.courier import Courier, LiveSender, Log, MemoryLog
 from ampwatch.probe.devices import DeviceSampler
 from ampwatch.probe.guard import Guard, warn
 from ampwatch.probe.layer_observer import LayerObserver
@@ -163,7 +163,7 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     courier = Courier(
         weakref.ref(row_maker),
         log,
-        lambda: _open_post(info, rank, log, settings),
+        lambda: _open_sender(info, rank, log, settings),
         devices.sample,
         Guard(),  # its own: the courier works on when the watch has ended
     )
@@ -232,7 +232,7 @@ def _open_log(info: RunInfo, rank: int, settings: Settings) -> tuple[Log, RunInf
     return log, kept, run_folder
 
 
-def _open_post(info: RunInfo, rank: int, log: Log, settings: Settings) -> Post | None:
+def _open_sender(info: RunInfo, rank: int, log: Log, settings: Settings) -> LiveSender | None:
     endpoint = settings.endpoint
     if endpoint is None:
         return None

@@ -1,9 +1,9 @@
-"""The courier: one thread that takes records, makes rows of them, files them and sends them.
+"""The courier: one thread that makes rows of records, files them and sends them.
 
-The training thread only appends to a deque. While a disk hangs, steps first lose their update
-slices (their figures are null then), and beyond `MOST_QUEUED` whole rows. Lost rows are counted,
-also where the log cannot be written, and said in a `gap` event as soon as writing works again.
-A log that somebody takes away is begun anew: the rows that went with it are lost rows.
+The training thread only appends to a deque. While a disk hangs, queued steps first lose their
+update slices (those columns are null then); beyond `MOST_QUEUED` whole rows are lost. Lost rows are
+counted, and reported in a `gap` event as soon as the log can be written again. If the log is
+deleted or moved, a new one is started; the deleted rows count as lost.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Log(Protocol):
         """Filed batches, for replay."""
 
     def is_in_place(self) -> bool:
-        """Whether its files still stand where they were made."""
+        """Whether its files are still where they were made."""
 
     def begin_anew(self) -> str | None:
-        """Put the log in its place again; what became of the rows it had."""
+        """Start the log again in its place; returns what happened to the old one."""
 
     def close(self) -> None:
         """Let go of the files."""
@@ -88,7 +88,7 @@ class MemoryLog:
         """Nothing to let go of."""
 
 
-class Post(Protocol):
+class LiveSender(Protocol):
     """Where batches are sent live; `feed.Sender` is one."""
 
     def send(self, sequence: int, batch: codec.Batch) -> None:
@@ -98,7 +98,7 @@ class Post(Protocol):
         """Heartbeats, acknowledgements, replay."""
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Say the end."""
+        """Send the end mark; whether it was acknowledged in time."""
 
 
 class Courier:
@@ -108,7 +108,7 @@ class Courier:
         self,
         row_maker: weakref.ref[RowMaker],
         log: Log,
-        open_post: Callable[[], Post | None],
+        connect: Callable[[], LiveSender | None],
         sample_devices: Callable[[int], dict[str, list[Any]]],
         guard: Guard,
     ) -> None:
@@ -117,8 +117,8 @@ class Courier:
         self._last_row_maker: RowMaker | None = None
         self._afterwards: Sequence[Callable[[], None]] = ()
         self._log = log
-        self._open_post = open_post
-        self._post: Post | None = None
+        self._connect = connect
+        self._sender: LiveSender | None = None
         self._sample_devices = sample_devices
         self._guard = guard
         self._queue: deque[StepRecord | EventRecord] = deque()
@@ -161,7 +161,7 @@ class Courier:
         wait: bool,
         afterwards: Sequence[Callable[[], None]] = (),
     ) -> None:
-        """Carry what is left, say the end, and let go; waits a few seconds at most.
+        """Write what is left and the end, and close; waits a few seconds at most.
 
         Without waiting it may be called by the garbage collector, at any moment and on any thread:
         no lock is taken, and the thread finds out by itself, as does who is called `afterwards`.
@@ -192,7 +192,7 @@ class Courier:
     # -- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._post = self._guard.run(self._open_post)
+        self._sender = self._guard.run(self._connect)
         while not self._stop:
             self._wake.wait(FLUSH_SECONDS)
             self._guard.run(self._flush)
@@ -207,8 +207,8 @@ class Courier:
         if self._last_row_maker is not None:
             self._last_row_maker.forget()
             self._last_row_maker = None
-        if self._post is not None:
-            self._post.close()
+        if self._sender is not None:
+            self._sender.close()
         self._log.close()
 
     def _flush(self) -> None:
@@ -228,8 +228,8 @@ class Courier:
             batch = codec.encode(table, columns)
             self._remember(table, columns, batch)
             self._file(batch)
-        if self._post is not None:
-            self._post.poll()
+        if self._sender is not None:
+            self._sender.poll()
 
     def _rows(self, row_maker: RowMaker, records: list[StepRecord | EventRecord]) -> list[Columns]:
         """The rows of these records; where that fails, of each whose rows can be made alone."""
@@ -252,13 +252,13 @@ class Courier:
         try:
             sequence = self._log.append(batch)
         except (AmpwatchError, OSError) as error:
-            if not self.lost_rows and self._log.is_in_place():  # else that is said in a moment
+            if not self.lost_rows and self._log.is_in_place():  # else `_look_after_log` warns
                 warn(f"rows are being lost ({error}); training goes on.")
             self._lose(batch.row_count)
             return
         self._filed_rows += batch.row_count
-        if self._post is not None:
-            self._post.send(sequence, batch)
+        if self._sender is not None:
+            self._sender.send(sequence, batch)
 
     def _lose(self, row_count: int, why: str = "the log could not be written") -> None:
         self.lost_rows += row_count
@@ -266,7 +266,7 @@ class Courier:
         self._why = why
 
     def _say_gap(self) -> bool:
-        """Once writing works again, the log says what is missing."""
+        """Writing works again: write an event that says how many rows are missing."""
         columns: dict[str, list[Any]] = {
             "step": [None],
             "time_ns": [time.time_ns()],
@@ -282,7 +282,7 @@ class Courier:
         self._unsaid_rows = None
         return True
 
-    # -- a log that is taken away ----------------------------------------------------------------
+    # -- a log that is deleted or moved ----------------------------------------------------------
 
     def _look_after_log(self, now: float) -> None:
         """Ask now and then whether the log is where it was; else begin it anew."""
@@ -317,7 +317,7 @@ class Courier:
         self._filed_rows = 0
 
     def _remember(self, table: Table, columns: dict[str, list[Any]], batch: codec.Batch) -> None:
-        """Keep what tells where the attempt starts and what its layers are."""
+        """Keep the batches that name the attempt's start and its layers."""
         if table is Table.LAYER_INFO or EventKind.STARTED.value in columns.get("kind", ()):
             self._opening.append(batch)
             if len(self._opening) > MOST_OPENING:
@@ -326,8 +326,8 @@ class Courier:
     def _file_opening(self, batch: codec.Batch) -> None:
         with contextlib.suppress(AmpwatchError, OSError):
             sequence = self._log.append(batch)
-            if self._post is not None:
-                self._post.send(sequence, batch)
+            if self._sender is not None:
+                self._sender.send(sequence, batch)
 
 
 def _size_bytes(record: StepRecord) -> int:

@@ -79,7 +79,7 @@ class DeviceSampler:
 
 
 def host_rss_bytes() -> int | None:
-    """This process's resident memory; on systems without /proc its peak, which they do tell."""
+    """This process's resident memory; its peak on systems without /proc."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError, AttributeError):
@@ -93,7 +93,7 @@ def host_rss_bytes() -> int | None:
 
 
 def pressure(device: torch.device) -> dict[str, int]:
-    """The figures of torch's memory summary that tell why an allocation failed; empty if unknown.
+    """The figures of torch's memory summary that explain a failed allocation; empty if unknown.
 
     What was asked for against what is allocated, the cached blocks too split to be used, and how
     often the allocator flushed its cache and tried again, or gave up.

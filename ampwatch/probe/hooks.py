@@ -1,7 +1,7 @@
 """Our hooks on the user's modules, tensors and optimizers.
 
 They refer weakly to what they call, so a model keeps no watch alive. They stand in torch's dicts
-under numbers of our own (`copies`), so that they are left out of what is saved.
+under numbers of our own (`hook_pickling`), so that they are left out of what is saved.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.overrides import has_torch_function_unary
 
-from ampwatch.probe import copies
-from ampwatch.probe.copies import Place
+from ampwatch.probe import hook_pickling
+from ampwatch.probe.hook_pickling import Place
 
 _all_steps: Any = _global_optimizer_pre_hooks
 _is_compiling = torch.compiler.is_compiling
@@ -87,11 +87,11 @@ class Handle:
     __slots__ = ("_number", "_places")
 
     def __init__(self, hook: Any, place: Place, *marks: Place, saved: bool = True) -> None:
-        self._number = number = next(copies.numbers)
+        self._number = number = next(hook_pickling.numbers)
         self._places = tuple([weakref.ref(each) for each in (place, *marks)])
         if saved:  # with what it belongs to
             for each in (place, *marks):
-                copies.bears(each)
+                hook_pickling.bears(each)
         for mark in marks:
             mark[number] = True
         place[number] = hook
@@ -104,7 +104,7 @@ class Handle:
         for reference in self._places:
             place = reference()
             if place is not None and place.pop(self._number, None) is not None:
-                copies.bears_no_more(place)
+                hook_pickling.bears_no_more(place)
 
     def leave(self) -> None:
         """Leave it to `remove_what_was_left`."""

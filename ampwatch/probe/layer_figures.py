@@ -19,7 +19,7 @@ Columns = dict[str, list[Any]]
 
 # The half formats only: the others have room to spare.
 LARGEST_VALUES = {"float16": histograms.FLOAT16_MAX, "bfloat16": float.fromhex("0x1.fep127")}
-# Their outputs end at 1 and may be float32; their inputs are made by no layer, and can overflow.
+# Their outputs are at most 1; their inputs are scores that no layer outputs, and can overflow.
 _JUDGED_BY_INPUT = frozenset({"Softmax", "LogSoftmax", "Softmax2d"})
 
 
@@ -39,7 +39,7 @@ class LayerFigures:
         return {name: values[place] for name, values in self.columns.items()}
 
     def add_output(self, layer: int, amax: float | None, *, finite: bool) -> None:
-        """Take in what is known of a layer's output where nobody had chosen to look inside."""
+        """Add what is known of a layer's output in a step that was not sampled."""
         place = self._places.get(layer)
         if place is None:
             place = self._places[layer] = len(self._places)
@@ -163,7 +163,7 @@ def _gradient_columns(
     *,
     flushed: bool,
 ) -> Columns:
-    """What half precision did to the gradients at each layer, and the scales it could live with."""
+    """What half precision did to the gradients at each layer's output, and which scales fit."""
     count = len(outputs)
     names = ("exponents", "underflow_share", "scale_low", "scale_high")
     columns: Columns = {name: [None] * count for name in names}

@@ -1,4 +1,4 @@
-"""Watches what passes between the layers: closely on the steps it is armed for, hardly otherwise.
+"""Hooks on a model's layers: on all in sampled steps, on the root and the first layer in others.
 
 Forward hooks only, and no full backward hooks, which would change the graph. Forward passes in eval
 mode or without gradients are not training and are passed over.
@@ -24,7 +24,7 @@ _MOST_FIRST = 2048  # outputs of the first layer in one step
 
 
 class ForwardListener(Protocol):
-    """Hears of every training forward, on the thread that runs it."""
+    """Is called for every training forward, on the thread that runs it."""
 
     def forward_began(self, inputs: Sequence[Tensor], device_type: str) -> None:
         """These tensors enter the model, the batch first."""
@@ -66,10 +66,10 @@ class LayerObserver:
         self._listener = listener
 
     def arm(self) -> None:
-        """Look closely at the coming step."""
+        """Sample the coming step."""
         self.armed = True
         if self._is_blind():
-            self._notes.measure_weights()  # no hook will come to say that a forward begins
+            self._notes.measure_weights()  # no hook will be called when a forward begins
         else:
             self._hook_modules()
             if self._local is not None:
@@ -205,14 +205,14 @@ class LayerObserver:
     # -- permanent hooks -------------------------------------------------------------------------
 
     def _watch_entry(self, layer: Layer) -> None:
-        """Say when a training forward begins here."""
+        """Tell the listener when a training forward begins here."""
         if layer.hooked is None or _compiles_its_call(layer.module):
             return
         begin = Hook(self._guard, self._begin, layer)
         self._permanent.append(hook_before(layer.hooked, begin))
 
     def _watch_exit(self, layer: Layer) -> None:
-        """Say what a training forward gave here."""
+        """Tell the listener what a training forward gave here."""
         if layer.hooked is None or _compiles_its_call(layer.module):
             return
         end = Hook(self._guard, self._end, layer)

@@ -50,7 +50,7 @@ class LayerStep:
     def add_amax(
         self, positions: NDArray[np.int64], layer_of: NDArray[np.int64], amax: NDArray[np.float64]
     ) -> None:
-        """Take in the largest magnitudes of some parameters' gradients; nan wins."""
+        """Add the largest magnitudes of some parameters' gradients; nan wins."""
         ours = positions >= 0
         layers = layer_of[positions[ours]]
         self.grad_amax[layers] = 0.0
@@ -88,7 +88,7 @@ class _Waiting:
 
 
 class LayerLog:
-    """Keeps the waiting steps; what they say of layers is worked out only when they are written."""
+    """Keeps the waiting steps; their layers' figures are computed only when they are written."""
 
     def __init__(self, survey: Survey) -> None:
         self._survey = survey
@@ -135,7 +135,7 @@ class LayerLog:
     def _add_local(self, known: LayerStep, record: StepRecord) -> None:
         """Each layer's own gradients: bad if any is, good if all that were joined are known to be.
 
-        What reached the first layer tells of it on steps that were not armed: bad stays bad.
+        On steps that were not armed, what reached the first layer tells of it: bad stays bad.
         """
         if record.local is None:
             return

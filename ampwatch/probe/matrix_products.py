@@ -1,6 +1,6 @@
 """The matrix product behind a layer: its rows and its floating-point operations.
 
-One forward call, multiply and add counted apart. Nothing is said of modules that are not known.
+Of one forward call; a multiplication and an addition count as two. Other modules have none.
 """
 
 from __future__ import annotations

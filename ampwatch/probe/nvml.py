@@ -1,8 +1,8 @@
-"""What NVIDIA's management library says of a card, asked so that it can neither fail nor stall us.
+"""Reads a card's figures from NVIDIA's management library (NVML) without failing or stalling.
 
 torch numbers the devices it may see and NVML all there are, so a card is found by its UUID. NVML
-calls can hang when a card falls off the bus; `NvmlReader` asks from a thread of its own and goes on
-without an answer, so that the rows that tell of such an end are still written.
+calls can hang when a card falls off the bus. `NvmlReader` calls it in a thread of its own and goes
+on without an answer, so that the last rows of such a run are still written.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One card as NVML sees it, all processes together; None is what it did not say."""
+    """One card as NVML sees it, all processes together; None: it gave no answer."""
 
     used_bytes: int | None = None
     total_bytes: int | None = None
@@ -145,7 +145,7 @@ class Nvml:
         )
 
     def _ask(self, question: str, *arguments: Any) -> Any:
-        """The answer, or None where this card cannot say (MIG and vGPU refuse some questions)."""
+        """The answer, or None where this card has none (MIG and vGPU refuse some questions)."""
         nvml = self._module
         function = getattr(nvml, question, None)  # versions of pynvml differ
         try:

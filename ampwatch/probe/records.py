@@ -1,8 +1,9 @@
 """What the training thread hands to the courier for one step: raw values, nothing computed.
 
-The values themselves stand in the step's `Pack`; these records say where. They are filled in while
-the step goes on, so they are not frozen; and they are made on the training thread, so what is not
-yet known stands on the class: setting twenty slots to None would cost more than all they hold.
+The values themselves stand in the step's `Pack`; these records hold their positions. They are
+filled in while the step goes on, so they are not frozen. They are made on the training thread, so
+what is not yet known stands on the class: setting twenty slots to None would cost more than the
+rest.
 """
 
 from __future__ import annotations

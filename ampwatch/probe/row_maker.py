@@ -294,7 +294,7 @@ def _held_norm(record: StepRecord, norms: NormCapture) -> float | None:
 
 
 def _largest_scaled_loss(record: StepRecord) -> float | None:
-    """What this step's backward passes began with, the largest; None if nobody saw it."""
+    """What this step's backward passes began with, the largest; None if unknown."""
     values = record.pack.values
     seen = [abs(loss) for turn in record.turns for loss in _counted(turn.losses)]
     if record.logged_loss_at is not None:
@@ -312,7 +312,7 @@ def _half_output(sampled: SampledLayers) -> str | None:
 
 
 def _add_outputs(figures: LayerFigures, record: StepRecord, known: LayerStep) -> None:
-    """Add what is known of the layers' outputs in a step that nobody had chosen to look into."""
+    """Add what is known of the layers' outputs in a step that was not sampled."""
     gave = first_bad_output(record)
     first, amax = known.first_layer, known.first_amax
     if first is not None and amax is not None:

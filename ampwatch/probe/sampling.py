@@ -1,6 +1,6 @@
-"""Which steps are looked at in detail: the first ten, every n-th, and the twenty after a skip.
+"""Which steps are sampled: the first ten, every n-th, and the twenty after a skip.
 
-A forward pass that fails now and then, always where nobody looks, is waited for longer each time.
+After a forward pass that failed in a step that was not sampled, sampling goes on longer each time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MOST_STEPS_AFTER = 160
 
 
 class Sampling:
-    """Decides, and arms the layer observer for the steps it chose."""
+    """Chooses the steps to sample, and arms the layer observer for them."""
 
     def __init__(self, observer: LayerObserver | None, layer_every: int, start_step: int) -> None:
         self.sampled = False
@@ -36,14 +36,14 @@ class Sampling:
             self._observer.disarm()
 
     def look_away(self) -> None:
-        """This step does not end: let go of what was noted of it."""
+        """This step does not end: forget what was noted of it."""
         if self._observer is not None:
             self._observer.disarm()
 
     def arm_after(self, step: int, *, failed: bool = False, seen: bool = True) -> None:
-        """A skip has been seen: look closely at the steps from this one on.
+        """A skip was seen: sample the steps from this one on.
 
-        `failed`: its forward pass was not finite; `seen`: its layers had been looked at.
+        `failed`: its forward pass was not finite; `seen`: it had been sampled.
         """
         self._until = max(self._until, step + (self._patience if failed else STEPS_AFTER_SKIP))
         if failed and not seen:

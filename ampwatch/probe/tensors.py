@@ -92,7 +92,7 @@ def shape_of(tensor: Tensor) -> tuple[int, ...] | None:
 
 
 def is_shard(parameter: Tensor) -> bool:
-    """Whether other ranks hold parts of this parameter; asks nobody."""
+    """Whether other ranks hold parts of this parameter; without communication."""
     if getattr(parameter, "_fsdp_flattened", False):  # FullyShardedDataParallel's mark
         return True
     if type(parameter) in PLAIN:

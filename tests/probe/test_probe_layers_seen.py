@@ -24,7 +24,10 @@ from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.matrix_products import multiplier_of
 from ampwatch.probe.models import survey
 from ampwatch.probe.readback import Pack
+from ampwatch.probe.records import StepRecord
+from ampwatch.probe.row_maker import RowMaker
 from ampwatch.probe.tensors import tensors_in
+from ampwatch.rows import SCHEMAS, Table
 
 ROWS = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
 
@@ -116,8 +119,6 @@ def test_a_batch_of_another_size_is_no_change_but_twice_the_size_is() -> None:
 
 
 def test_columns_fit_the_schema() -> None:
-    from ampwatch.rows import SCHEMAS, Table
-
     watched = watched_mlp()
     for rows, table in (
         (watched.last.columns, Table.LAYERS),
@@ -125,6 +126,19 @@ def test_columns_fit_the_schema() -> None:
     ):
         assert set(rows) <= set(SCHEMAS[table].names)
         assert {len(column) for column in rows.values()} == {5}
+
+
+def test_what_a_sampled_step_has_copied_is_let_go_once_its_rows_are_made() -> None:
+    model = mlp()
+    observer = LayerObserver(survey(model), Strict())
+    observer.arm()
+    half_step(model, square)()
+    record = StepRecord(0, Pack())
+    record.sampled, record.layers = True, observer.collect()
+    maker = RowMaker(survey(model))
+    written = {table for table, _ in maker.rows([record])}
+    assert {Table.LAYERS, Table.LAYER_INFO} <= written
+    assert record.layers is None  # the record itself waits for an overflow for 64 steps
 
 
 def test_headroom_is_told_of_half_outputs_alone() -> None:

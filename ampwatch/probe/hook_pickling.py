@@ -1,8 +1,8 @@
-"""Pickles and copies of a module are what they would be without our hooks in it.
+"""Leaves our hooks out of pickles and copies of a module.
 
 A module's hooks stand in ordered dicts, which every pickler and `copy` ask `copyreg` about. While
-one of them bears hooks of ours, the answer is the dict without them. Our hooks have numbers below
-0; torch counts its own from 0 up, so a user's hooks also have the numbers they would have alone.
+such a dict holds hooks of ours, our answer is the dict without them. Our hooks have numbers below
+0; torch counts from 0 up, so a user's hooks have the numbers they would have without us.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ numbers = itertools.count(-1, -1)  # of our hooks
 
 
 class _Bearer:
-    """A dict that bears so many hooks of ours."""
+    """A dict, and how many hooks of ours it holds."""
 
     __slots__ = ("count", "reference")
 
@@ -32,8 +32,8 @@ class _Bearer:
 
 # By the dict's id. A pickler asks for every ordered dict, so only this is looked up.
 _bearers: dict[int, _Bearer] = {}
-_before: Callable[[Any], Any] | None = None  # whom the picklers asked before us
-_asked = False  # whether we stand in the table, or behind whoever came after us
+_before: Callable[[Any], Any] | None = None  # what the picklers called before us
+_asked = False  # whether our function is in copyreg's table, or called by a later one there
 
 
 def bears(place: Place) -> None:
@@ -70,13 +70,13 @@ def _answer() -> None:
     global _before, _asked
     now = copyreg.dispatch_table.get(OrderedDict)
     if now is _reduce or (_asked and now is not None):
-        return  # whoever came after us passes on to us what they are asked
+        return  # a function put there after ours calls ours
     _before, _asked = now, True
     copyreg.dispatch_table[OrderedDict] = _reduce
 
 
 def _answer_no_more() -> None:
-    """Leave the table as it was, unless somebody came after us."""
+    """Restore the table, unless another function was put there after ours."""
     global _before, _asked
     if copyreg.dispatch_table.get(OrderedDict) is not _reduce:
         return
@@ -94,7 +94,7 @@ def _reduce(place: Any) -> Any:
 
 
 def _without_ours(place: Place) -> Place:
-    # Taken in one go: another thread's training may take hooks on and off meanwhile.
+    # Copied at once: another thread may add and remove hooks meanwhile.
     kept = [(number, value) for number, value in list(place.items()) if number >= 0]
     plain: Place = OrderedDict(kept)
     vars(plain).update(vars(place))
