@@ -45,6 +45,8 @@ class RankCourse:
         if not len(block):
             return made
         made = made._with_spine(block)
+        if not block.others:
+            return made
         apart = np.zeros(len(block), np.bool_)
         for rank, rows in sorted(block.others.items()):
             if len(rows.step):
@@ -60,6 +62,8 @@ class RankCourse:
 
     def _with_marks(self, events: tuple[Event, ...]) -> RankCourse:
         """Which ranks began, and which said that they ended."""
+        if not events:
+            return self
         attempts, ended = dict(self.attempts), set(self.ended)
         for event in events:
             if event.kind == EventKind.STARTED.value:
@@ -72,11 +76,13 @@ class RankCourse:
     def _with_spine(self, block: Block) -> RankCourse:
         times, loss = block.columns["time_ns"], block.columns["loss"]
         known, finite = times[times > 0], loss[np.isfinite(loss)]
-        made = replace(self, rows=self.rows + len(block), last_step=int(block.step[-1]))
+        rows, last_step = self.rows + len(block), int(block.step[-1])
         if not len(known):
-            return made
+            return replace(self, rows=rows, last_step=last_step)
         return replace(
-            made,
+            self,
+            rows=rows,
+            last_step=last_step,
             first_time_ns=self.first_time_ns if self.rows else float(known[0]),
             last_time_ns=float(known[-1]),
             losses_vary=self.losses_vary or bool((finite != finite[:1]).any()),

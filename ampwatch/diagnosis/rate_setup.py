@@ -14,12 +14,13 @@ import numpy as np
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.learning_rate import Group, Setup
-from ampwatch.diagnosis.signals import Event, Floats
+from ampwatch.diagnosis.signals import Event, Floats, positive
 from ampwatch.rows import LR_LEAP, EventKind
 
 _MOST_SAVED = 256
 _MOST_GROUPS = 64
 _MOST_LARGER = 16
+_MOST_OPTIMIZERS = 1024
 # The same rate, but for what a schedule's arithmetic rounds.
 _SAME_RATE = 1e-6
 # No more are kept: those that explain a trouble are the last before it.
@@ -109,7 +110,7 @@ class RateSetup:
         One whose own rate is as high as the others' base is not warming up.
         """
         groups = self._groups
-        pairs = [(_number(group.get("lr")), _base(group)) for group in groups]
+        pairs = [(positive(group.get("lr")) or 0.0, _base(group)) for group in groups]
         return len(groups) < 2 or all(rate <= share * base for rate, base in pairs if base)
 
     @property
@@ -123,7 +124,7 @@ class RateSetup:
         if event.kind == EventKind.STATE_SAVED.value:
             return replace(self, saved=(*self.saved, event.step)[-_MOST_SAVED:])
         if event.kind == EventKind.BATCH_SIZE_CHANGED.value:
-            if _number(detail.get("to")) > _number(detail.get("from"), np.inf):
+            if (positive(detail.get("to")) or 0.0) > (positive(detail.get("from")) or np.inf):
                 larger = (*self.larger_batches, event.step)[-_MOST_LARGER:]
                 return replace(self, larger_batches=larger)
         elif event.kind == EventKind.STATE_LOADED.value:
@@ -131,7 +132,7 @@ class RateSetup:
                 return replace(self, loaded_at_start=True)
             return replace(self, loads=self.loads + 1)
         elif event.kind == EventKind.OPTIMIZER.value:
-            number = int(_number(detail.get("optimizer")))
+            number = int(min(positive(detail.get("optimizer")) or 0.0, _MOST_OPTIMIZERS))
             first = detail if number == 0 else self.first
             return replace(self, first=first, optimizers=max(self.optimizers, number + 1))
         return self
@@ -223,7 +224,7 @@ def _group(detail: Mapping[str, Any], group: Mapping[str, Any]) -> Group:
     fades = betas[0] if isinstance(betas, list) and betas else group.get("momentum")
     return Group(
         base=_base(group) or None,
-        weight_decay=_number(group.get("weight_decay")),
+        weight_decay=positive(group.get("weight_decay")) or 0.0,
         # The one thing that no step shows and no setting says.
         decoupled=adaptive is True and str(detail.get("class", "")).endswith(("W", "Lion")),
         adaptive=adaptive,
@@ -238,11 +239,7 @@ def _group(detail: Mapping[str, Any], group: Mapping[str, Any]) -> Group:
 
 def _base(group: Mapping[str, Any]) -> float:
     """A group's base rate; 0 where untold."""
-    return _number(group.get("max_lr") or group.get("initial_lr") or group.get("lr"))
-
-
-def _number(value: Any, untold: float = 0.0) -> float:
-    return float(value) if isinstance(value, (int, float)) and value > 0 else untold
+    return positive(group.get("max_lr") or group.get("initial_lr") or group.get("lr")) or 0.0
 
 
 def _share(value: Any) -> float | None:

@@ -26,6 +26,9 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 ArrowRows: TypeAlias = "pa.Table | pa.RecordBatch"
 
 
+_LARGEST = 2**1000
+
+
 class Info(Protocol):
     """What of a run's identity the diagnosis and its letter read."""
 
@@ -146,6 +149,8 @@ def positive(value: Any) -> float | None:
     """A number above zero, or none: what run.json says may be anything."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
+    if isinstance(value, int):
+        value = min(value, _LARGEST)  # JSON's whole numbers have no end
     return float(value) if value > 0 else None
 
 

@@ -63,12 +63,14 @@ class ZeroCourse:
 
     def fold(self, block: Block) -> ZeroCourse:
         """The course with a block more."""
-        trainable = block.layers.flags["trainable"]
-        made = replace(
-            self,
-            frozen=self.frozen or bool((trainable == 0).any()),
-            learning=self.learning or bool((trainable == 1).any()),
-        )
+        made = self
+        if len(block.layers):
+            trainable = block.layers.flags["trainable"]
+            made = replace(
+                self,
+                frozen=self.frozen or bool((trainable == 0).any()),
+                learning=self.learning or bool((trainable == 1).any()),
+            )
         at = np.flatnonzero(~block.skipped & (block.norm_zero >= 0))
         if not len(at):
             return made

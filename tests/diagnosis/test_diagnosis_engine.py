@@ -328,6 +328,14 @@ def test_what_is_remembered_does_not_grow_with_the_run():
     assert large < small * 1.05
 
 
+@pytest.mark.parametrize("number", ["1e999", "1" + "0" * 400])
+def test_numbers_without_end_are_no_reason_to_fail(number):
+    detail = f'{{"optimizer": {number}, "groups": [{{"lr": {number}}}]}}'
+    run = scaled_run([False] * 30, events=event_table([(0, "optimizer", detail)], raw=True))
+    scaler = json.loads(f'{{"init_scale": {number}, "growth_interval": {number}}}')
+    assert diagnose(dataclasses.replace(run, info=Info(scaler=scaler))).run.steps == 30
+
+
 def test_an_engine_without_a_run_says_what_to_do():
     with pytest.raises(RuntimeError, match="feed"):
         Engine().look()
