@@ -28,6 +28,9 @@ from ampwatch.rows import LR_LEAP
 
 # Jumps of one step: three are more than chance; two are, if the updates jumped with them.
 LEAPS, GROWN_LEAPS = 3, 2
+# Of a loss that stays high: as many rows at either end; and a level that has doubled, further above
+# all before than that was wide.
+_END_ROWS, _DOUBLE, _WIDE = 64, 2.0, 1.0
 # Neither drift nor a change of the data lifts a loss above its past by so many times the width of
 # that past.
 _FAR = 4
@@ -126,8 +129,9 @@ def _most(case: Case) -> float:
         "in a row overflowed, the loss scale fell a few octaves, and the run recovered. This "
         "finding is about the recovery; the cause may have a finding of its own.",
         looks="With or without a scaler: a rise of the loss, for at least three steps, "
-        f"{TELLING:.0f} deviations above its level before ({OUT_OF_BAND:.0f}, for more than "
-        f"{SHORT} entries, if gradients or updates left their band too), that stands out from the "
+        f"{TELLING:.0f} deviations above its level before, at its top or by the mean of its steps "
+        f"(in deviations of such a mean; {OUT_OF_BAND:.0f} at its top, for more than {SHORT} "
+        "entries, if gradients or updates left their band too), that stands out from the "
         f"noise and comes back. A warning if spikes repeat: {LATE_SPIKES} in the last quarter of "
         f"the record, or more than {100 * LOST_SHARE:g} % of the steps lost to {LOST_SPIKES} of "
         f"them (to {GROWN_SPIKES} if gradients or updates left their band as well; to one if it "
@@ -235,7 +239,8 @@ def _burst(case: Case) -> Seen:
         f"of the loss, {TELLING:.0f} deviations above its recent band, or a climb out of its "
         "best one, that has not come back by the end and is not falling: an error if "
         "gradients or updates left their band with it, a warning if no gradient norms are "
-        "recorded, no finding if they stayed.",
+        "recorded, or their noise hides that and the loss is "
+        f"{_DOUBLE:g} times as high; no finding if they stayed.",
         not_to_confuse="A loss that rises in a healthy run (one half of an adversarial pair): "
         "its updates stay in their band. AMP103, where the scale falls.",
         do="As for AMP301, which names the cause.",
@@ -312,7 +317,8 @@ def _never_back(case: Case) -> Seen | None:
         return None
     grew = _grew(before, after) or (bool(grown & {"gradients", "drift"}) or None)
     # Without gradients a loss may wander; no data make it far worse than all before for good.
-    is_far = above > _FAR or (above > _TWICE and now >= _DOUBLE * level > 0)
+    moves = any(np.isfinite(before.of(name)).any() for name in ("grad_norm", "update_norm"))
+    is_far = above > _FAR or (moves and above > _WIDE and now >= _DOUBLE * level > 0)
     climbed = onset.sign is Sign.CLIMB and not found.recorded
     if not grew and (_stayed(before, after) or not (climbed or is_far)):
         return None
@@ -322,9 +328,6 @@ def _never_back(case: Case) -> Seen | None:
 # Other batches, or more of them in a step, change what the loss means.
 _NOT_ITS_OWN = {"input", "batch"}
 _TURNED = {Sign.SHIFT, Sign.CLIMB, Sign.RELAPSE}
-# As many rows at either end of what stands; and a level that has doubled, as far above all before
-# as that was wide.
-_END_ROWS, _DOUBLE, _TWICE = 64, 2.0, 1.0
 
 
 def _above_its_past(case: Case, onset: Onset, now: float) -> float:
@@ -391,7 +394,7 @@ def _standing(case: Case, step: int, what: str, level: float, height: float, *, 
         + (
             ", and gradients or updates left their band with it."
             if grew
-            else "; no gradient norms are recorded, so a change of the data may be behind it."
+            else "; no gradient norms show whether a change of the data is behind it."
         ),
         action="Restart from an earlier checkpoint and skip the batches around this step; if it "
         "happens again, lower the rate.",
