@@ -177,11 +177,11 @@ def _samples(first: int, chance: np.random.Generator) -> dict:
 def follow(options: argparse.Namespace) -> None:
     """Look at the copy again and again, as the page's server does for one open tab."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "dashboard"))
-    import overview_chart
-    from drawing import Bases, live_message
-    from layer_rows import QUANTITIES, grid
+    from address import Address
+    from chart_points import Bases, live_message
+    from layer_samples import QUANTITIES, grid
+    from live_chart import picture_of, scale_windows
     from open_runs import OpenRuns
-    from windows import message
 
     folder = Path(options.folder)
     runs, bases, looks_ms, medians_ms = OpenRuns(), Bases(), [], []
@@ -195,9 +195,8 @@ def follow(options: argparse.Namespace) -> None:
         look = runs.look(path)
         if len(look.course):
             base = bases.of(look.name, look.course, None)
-            picture = overview_chart.picture(look, None, None)
-            live_message(picture, look.course, base, whole=True)
-            message(look, None)
+            live_message(picture_of(look, Address()), look.course, base, whole=True)
+            scale_windows(look, None)
             grid(look, QUANTITIES[0], None)
         looks_ms.append((time.perf_counter() - start) * 1e3)
         judged = 0 if look.verdict is None else look.verdict.judged.run.steps

@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import layer_history
-import layer_rows
+import layer_samples
 import numpy as np
 import past
 import pytest
 from layer_history import LayerHistory, Worst
-from layer_rows import QUANTITIES, grid, history, layer_names
+from layer_samples import QUANTITIES, grid, history, layer_names
 from written_runs import fresh_id
 
 from ampwatch import codec, store
@@ -84,7 +84,7 @@ def test_the_worst_of_a_long_live_run_is_that_of_all_its_rows(tmp_path, quantity
     grown, anew = grid(look(), quantity, None), grid(looked(path)(), quantity, None)
     assert np.array_equal(grown.values, anew.values, equal_nan=True)
     assert np.array_equal(grown.edges, anew.edges)
-    assert len(grown.edges) <= layer_rows.COLUMNS + 1
+    assert len(grown.edges) <= layer_samples.COLUMNS + 1
     for row, layer in enumerate((1, 2, 0)):
         norm, room = values(every, layer)
         norm = np.where(np.isnan(norm), np.inf, norm)
