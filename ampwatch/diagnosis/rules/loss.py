@@ -200,9 +200,10 @@ def _is_habit(case: Case, spikes: Octave) -> bool:
     # If gradients and updates stayed as they were, only the data changed: nothing was lost.
     lost = spikes.steps - spikes.idle_steps
     enough = spikes.count >= LOST_SPIKES or spikes.grown >= GROWN_SPIKES
-    enough |= lost >= LONG_STEPS
     # A loss that drifts may stay above its band for long while its gradients stay as they were.
     kept = [spike for spike in (spikes.first, *spikes.last) if spike]
+    # One line of a sparse log is one outlying batch, however many steps lie between two lines.
+    enough |= lost >= LONG_STEPS and any(spike.out > 1 for spike in kept)
     enough &= any(spike.strength >= TELLING or spike.entries >= LONG_STEPS for spike in kept)
     return enough and lost > LOST_SHARE * record
 
