@@ -102,6 +102,47 @@ def test_a_poisoned_run_without_a_scaler_is_nan_from_the_next_step_on() -> None:
     assert case.truth.verdicts == ("failing",)
 
 
+def test_a_sweep_of_the_rate_fails_where_it_passes_its_limit() -> None:
+    case = first_of("rate/swept-up", is_twin=False, seen="attached")
+    rate, onset = case.columns.rate, case.truth.onset
+    assert (np.diff(rate) > 0).all()
+    limit = case.story.instability.limit[onset]
+    assert rate[onset - 2] < limit < rate[onset + 2]
+
+
+def test_a_scale_that_grows_each_step_or_two_costs_a_third_of_them() -> None:
+    case = first_of("storm/short-interval", is_twin=False)
+    late = case.columns.skipped[len(case.columns) // 2 :]
+    assert 0.25 < late.mean() < 0.6
+
+
+def test_a_shard_comes_back_at_the_same_place_of_each_epoch() -> None:
+    case = first_of("spike/every-epoch", is_twin=False, seen="attached")
+    high = np.flatnonzero(case.story.excess > 0.9 * case.story.excess.max())
+    starts = high[np.diff(high, prepend=-9) > 1]
+    assert len(starts) >= 4
+    assert np.diff(starts).std() <= 1
+
+
+def test_a_root_at_zero_gives_a_finite_loss_and_leaves_nothing() -> None:
+    case = first_of("nan/root-at-zero", is_twin=False)
+    at = case.truth.onset - case.story.first_step
+    assert np.isfinite(case.columns.loss[: at + 1]).all()
+    assert not np.isfinite(case.columns.grad_norm[at])
+    assert np.isnan(case.columns.loss[at + 1 :]).all()
+
+
+def test_what_only_looks_ill_is_healthy_and_does_look_ill() -> None:
+    burst = first_of("calm/clipped-explosions")
+    norm = burst.columns.grad_norm
+    assert norm.max() > 8 * np.median(norm)
+    hump = first_of("calm/early-hump", seen="attached")
+    assert hump.story.excess.argmax() < 0.05 * len(hump.columns)
+    empty = first_of("calm/empty-batches", precision="bf16")
+    assert (empty.columns.loss == 0).any()
+    assert all(case.truth.is_healthy for case in (burst, hump, empty))
+
+
 def test_the_twin_of_a_fault_is_healthy_and_shows_none_of_it() -> None:
     case = first_of("nan/poisoned", is_twin=True)
     assert case.truth.is_healthy

@@ -70,6 +70,7 @@ def all_mechanisms() -> dict[str, Mechanism]:
         numbers,
         ranks,
         rate,
+        recipes,
         restarts,
         scale,
         slow,

@@ -210,3 +210,95 @@ def memory_level(story: Story, at: int) -> Truth:
     peaks = 0.03 * (np.arange(story.steps) * 12 / story.steps % 1 > 0.9)
     story.memory_bytes = 80e9 * (0.2 + 0.4 * rising + peaks)
     return healthy()
+
+
+@mechanism("calm/length-buckets", benign=True, steps=(300, 300_000))
+def length_buckets(story: Story, at: int) -> Truth:
+    """Batches of one length each, sorted within stretches: loss and gradient swing with it."""
+    period = int(story.random.integers(8, max(9, min(400, story.steps // 6))))
+    place = np.arange(story.steps) % period / period
+    story.excess += story.random.uniform(0.05, 0.3) * place
+    story.grad_gain *= 2 ** (story.random.uniform(-1, 1) * place)
+    return healthy(told=("AMP206", "AMP303"))
+
+
+@mechanism("calm/longer-texts", benign=True, steps=(1000, 300_000))
+def longer_texts(story: Story, at: int) -> Truth:
+    """Sequences grow in stages: at each the loss steps up a little, as the gradient does, or down.
+
+    A mean over more tokens has less noise; nothing else changes.
+    """
+    stage = (np.arange(story.steps) * int(story.random.integers(2, 6))) // story.steps
+    step_up = story.random.uniform(-0.1, 0.06)
+    story.excess += step_up * stage
+    story.grad_gain *= 2 ** (-0.3 * stage)
+    return healthy(told=("AMP303", "AMP306"))
+
+
+@mechanism("calm/empty-batches", benign=True, precisions=NO_SCALER, steps=(300, 100_000))
+def empty_batches(story: Story, at: int) -> Truth:
+    """Now and then nothing is left of a batch once it is masked: loss and gradient are zero."""
+    empty = story.random.random(story.steps) < 10 ** story.random.uniform(-3.5, -1.5)
+    empty[:3] = False
+    story.excess -= np.where(empty, story.task.loss / story.task.unit, 0.0)
+    story.grad_gain *= np.where(empty, 1e-9, 1.0)
+    return healthy()
+
+
+@mechanism("calm/clipped-explosions", benign=True, precisions=NO_SCALER, steps=(300, 300_000))
+def clipped_explosions(story: Story, at: int) -> Truth:
+    """A recurrent net: one gradient in some hundreds is ten to thousands of times too long.
+
+    Clipping takes it, and the loss shows nothing.
+    """
+    burst = story.random.random(story.steps) < 10 ** story.random.uniform(-3.5, -1.7)
+    story.grad_gain *= np.where(burst, 10 ** story.random.uniform(1, 3.5, story.steps), 1.0)
+    story.clip = float(np.median(story.task.grad_norm))
+    return healthy(told=("AMP206",))
+
+
+@mechanism("calm/early-hump", benign=True, steps=(500, 300_000))
+def early_hump(story: Story, at: int) -> Truth:
+    """The loss climbs over its first value while the rate warms up, and comes down for good."""
+    share = story.random.uniform(0.01, 0.04)
+    at = np.arange(story.steps) / (share * story.steps)
+    hump = story.random.uniform(0.2, 1.0) * at * np.exp(1 - at)
+    story.excess += hump
+    story.grad_gain *= 1 + story.random.uniform(0, 2) * hump
+    return healthy(told=("AMP303",))
+
+
+@mechanism("calm/new-task", benign=True, steps=(1000, 300_000))
+def new_task(story: Story, at: int) -> Truth:
+    """Another stage with other data: the loss leaps, with its gradient, and is learnt away."""
+    at = min(at, int(0.5 * story.steps))
+    since, height = story.since(at), story.random.uniform(0.3, 1.5)
+    leap = np.where(since >= 0, height * np.exp(-since.clip(min=0) / (0.08 * story.steps)), 0.0)
+    story.excess += leap
+    story.grad_gain *= 1 + leap
+    # Who does not know of the other data sees a long spike, at most; no trouble that stands.
+    return Truth(
+        may=frozenset({"AMP303", "AMP306", "AMP206"}), worst="warning",
+        verdicts=("healthy", "warning"), rate=("keep", "raise", "unknown", "not-the-cause"),
+    )  # fmt: skip
+
+
+@mechanism("calm/raised-and-borne", benign=True, steps=(500, 300_000))
+def raised_and_borne(story: Story, at: int) -> Truth:
+    """Somebody raises the rate in mid-run, and the training bears it."""
+    times = story.random.uniform(2, 5)
+    story.rate[:at] /= times
+    low, high = float(story.rate[at - 1]), float(story.rate[at])
+    story.events.append((at, "lr-changed", {"group": 0, "from": low, "to": high}))
+    story.excess -= 0.05 * (story.since(at) >= 0)
+    return healthy(told=("AMP306",))
+
+
+@mechanism("calm/sorted-by-length", benign=True, steps=(1000, 300_000))
+def sorted_by_length(story: Story, at: int) -> Truth:
+    """Every epoch goes from short to long: the loss climbs through it and falls at its end."""
+    epochs = int(story.random.integers(2, 9))
+    place = np.arange(story.steps) * epochs / story.steps % 1
+    story.excess += story.random.uniform(0.1, 0.5) * place
+    story.grad_gain *= 2 ** (story.random.uniform(0, 1.2) * place)
+    return healthy(told=("AMP303", "AMP306"))

@@ -58,7 +58,7 @@ def norm_most_steps(story: Story, at: int) -> Truth:
 def poisoned(story: Story, at: int) -> Truth:
     """One gradient that is not finite, one step made with it: all is nan from there on."""
     story.loss_lost[at] = True
-    return _all_lost(at)
+    return all_lost(at)
 
 
 @mechanism("nan/loss-to-the-end", precisions=NO_SCALER, steps=(100, 300_000))
@@ -67,10 +67,10 @@ def loss_to_the_end(story: Story, at: int) -> Truth:
     story.loss_lost[at:] = True
     if story.random.random() < 0.5:
         story.cut = min(story.steps, at + int(story.random.integers(12, 60)))
-    return _all_lost(at)
+    return all_lost(at)
 
 
-def _all_lost(at: int) -> Truth:
+def all_lost(at: int) -> Truth:
     codes = ("AMP204", "AMP207", "AMP211", "AMP203")
     return Truth(
         (Demand(codes, (("loss",),)),), AFTERMATH | _LOST, verdicts=("failing",),

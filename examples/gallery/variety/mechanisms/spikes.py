@@ -18,7 +18,7 @@ _MAY = frozenset({"AMP105", "AMP206", "AMP303", "AMP306", "AMP103"})
 KEEPS = ("keep", "raise", "unknown", "not-the-cause")
 
 
-def _healed(story: Story, starts: list[int], lost: float, codes: tuple[str, ...] = _SPIKE) -> Truth:
+def healed(story: Story, starts: list[int], lost: float, codes: tuple[str, ...] = _SPIKE) -> Truth:
     """One is information; three in the last quarter, or a share of the steps, are a warning."""
     late = sum(start >= 0.76 * story.steps for start in starts)
     many = late >= 3 or lost > 0.015 * story.steps
@@ -49,7 +49,7 @@ def one_spike(story: Story, at: int) -> Truth:
     """One spike that heals."""
     at = min(at, int(story.steps * 0.9))
     lost = _spike(story, at, story.random.uniform(3, max(4, 0.004 * story.steps)))
-    return _healed(story, [at], lost)
+    return healed(story, [at], lost)
 
 
 @mechanism("spike/several", steps=(1000, 300_000))
@@ -61,7 +61,7 @@ def several(story: Story, at: int) -> Truth:
     gap = max(60, (last - at) // many)
     starts = list(range(at, last, gap))[:many]
     lost = sum(_spike(story, step, story.random.uniform(2, gap / 12)) for step in starts)
-    return _healed(story, starts, lost)
+    return healed(story, starts, lost)
 
 
 @mechanism("spike/long", steps=(2000, 300_000), onsets=("early", "late"))
@@ -69,7 +69,7 @@ def long_spike(story: Story, at: int) -> Truth:
     """One spike that takes some hundredths of the run to heal, and heals."""
     at = min(at, int(story.steps * 0.6))
     lost = _spike(story, at, story.random.uniform(0.01, 0.04) * story.steps)
-    return _healed(story, [at], lost)
+    return healed(story, [at], lost)
 
 
 @mechanism("spike/with-skips", precisions=FP16, steps=(500, 300_000))
@@ -79,7 +79,7 @@ def with_skips(story: Story, at: int) -> Truth:
     burst = int(story.random.integers(3, 8))
     story.overflows[at : at + burst] = True
     lost = _spike(story, at, story.random.uniform(3, max(4, 0.004 * story.steps)))
-    truth = _healed(story, [at], lost)
+    truth = healed(story, [at], lost)
     return Truth(
         (Demand(_SPIKE, (("loss", "scale"),), at_any_severity=True),), truth.may | {"AMP102"},
         worst="warning", verdicts=("healthy", "warning"), rate=KEEPS, onset=at,
@@ -136,7 +136,7 @@ def junk_stretch(story: Story, at: int) -> Truth:
     story.update_gain[inside] *= story.random.uniform(1.2, 2.5)
     after = story.since(inside.stop).clip(min=0)
     story.excess += 0.3 * np.exp(-after / (0.3 * long)) * (story.since(inside.stop) >= 0)
-    return _healed(story, [at], long, ("AMP206", "AMP303", "AMP306", "AMP307"))
+    return healed(story, [at], long, ("AMP206", "AMP303", "AMP306", "AMP307"))
 
 
 @mechanism("data/outlier-input", precisions=FP16, seen=(ATTACHED, SCALARS), steps=(300, 100_000))
