@@ -15,6 +15,10 @@ WINDOW = 128
 LEAST_PAST = 24
 # A loss that is computed in bf16 is rounded by this share of itself.
 ROUNDED = 2.0**-9
+# Fewer independent values have no mean to speak of.
+LEAST_MEAN = 3
+# A rise is abrupt or not within so many entries.
+LEAP = 8
 _QUARTILE = 0.6745  # of a normal distribution, in its deviations
 
 
@@ -76,9 +80,9 @@ def _quantile(ordered: Floats, known: Integers, share: float) -> Floats:
 def left_band(
     past: Floats, now: Floats, least: int, *, times: float, deviations: float
 ) -> bool | None:
-    """Whether so many of these values at least, or all, are far above those of the past.
+    """Whether so many of these values at least, or all, or their median are far above the past's.
 
-    None where too few of either are known.
+    None where too few of either are known, or where the noise would hide it.
     """
     usual, found = past[(past > 0) & np.isfinite(past)], now[now > 0]
     if len(usual) < LEAST_PAST or not len(found):
@@ -86,4 +90,46 @@ def left_band(
     middle = float(np.median(usual))
     spread = 1.4826 * float(np.median(np.abs(np.log(usual / middle))))
     line = middle * max(times, math.exp(min(deviations * spread, 50.0)))
-    return bool((found > line).sum() >= min(least, len(found)))
+    if (found > line).sum() >= min(least, len(found)):
+        return True
+    count = independent(np.log(usual), len(found))
+    if count < LEAST_MEAN:
+        return None if len(found) >= LEAST_MEAN else False
+    above, error = math.log(float(np.median(found)) / middle), 1.25 * spread / math.sqrt(count)
+    if above >= max(math.log(times), deviations * error):
+        return True
+    return None if above + 2 * error >= math.log(times) else False
+
+
+def independent(past: Floats, count: int) -> float:
+    """How many independent values so many in a row stand for; one at least.
+
+    Noise that remembers stays where it is for a while. A course looks like memory, which errs on
+    the careful side.
+    """
+    known = past[np.isfinite(past)]
+    if len(known) < LEAST_PAST:
+        return 1.0
+    centred = known - np.median(known)
+    wide = 3 * float(np.median(np.abs(centred)))
+    centred = centred.clip(-wide, wide)  # a single outlier is no memory, and hides none
+    varies = float((centred**2).sum())
+    alike = float((centred[1:] * centred[:-1]).sum()) / varies if varies > 0 else 1.0
+    alike = min(max(alike, 0.0), 1.0)
+    return max(1.0, count * (1.0 - alike) / (1.0 + alike))
+
+
+def leap_height(past: Floats, now: Floats) -> float:
+    """How abruptly the values left: the change to the first of these, in the past's own changes.
+
+    Noise that remembers wanders out of a band of a few of its lengths, but never faster than it
+    always went; so does a course that rises and falls with the order of the data.
+    """
+    size = min(LEAP, len(now))
+    known = past[np.isfinite(past)]
+    parts = known[len(known) % size :].reshape(-1, size).mean(axis=1)
+    if len(parts) < 3:
+        return math.inf
+    changes = np.abs(np.diff(parts))
+    usual = 1.4826 * max(float(np.median(changes)), 1e-12, ROUNDED * abs(float(parts[-1])))
+    return (float(now[:size].mean()) - float(parts[-1])) / usual

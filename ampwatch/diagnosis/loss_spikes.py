@@ -2,205 +2,49 @@
 
 Each optimizer's losses are a series of their own: the two halves of an adversarial pair step in
 turn. A series is judged in parts of equal length, each against the entries before it, so what is
-seen does not hang on how the rows came. While a rise is open its band stands still.
+seen does not hang on how the rows came.
 """
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.loss_band import LEAST_PAST, ROUNDED, WINDOW, Band, bands_of, left_band
-from ampwatch.diagnosis.signals import Floats, Mask
-from ampwatch.rows import LR_LEAP
-
-_COLUMNS = (
-    "loss",
-    "grad_norm",
-    "update_norm",
-    "lr",
-    "step",
-    "skipped",
-    "micro_batches",
-    "position",
+from ampwatch.diagnosis.loss_band import WINDOW, bands_of
+from ampwatch.diagnosis.loss_rise import (
+    COLUMNS,
+    NO_ROWS,
+    OCTAVES,
+    OUT_OF_BAND,
+    SHORT,
+    TELLING,
+    Kind,
+    Rise,
 )
-_AT = {name: at for at, name in enumerate(_COLUMNS)}
+from ampwatch.diagnosis.signals import Floats
 
-# In robust deviations: from here on an entry is out of the band, and a rise is worth telling of.
-OUT_OF_BAND, TELLING = 4.0, 8.0
-# Most are over within so many entries.
-SHORT = 8
 # What happens more often than to one entry in a hundred is what the data are made of.
 MIXED_SHARE = 0.01
-# Two outlying batches in a row are chance, and no rise that lasts.
-_CHANCE_STEPS = 2
-# Gradients or updates at so many times their median, and out of their band as the loss is, went
-# with it: updates double before the loss does.
-_GREW = 1.5
-# Trouble that stands has lasted as long as a scale takes to be established.
-_STANDS = policy.ESTABLISHED_STEPS
-_DESCENT = 0.2  # of the climb, given back: it is on its way down
-_NOW = 16  # entries whose median is where the loss stands
-_FIRST_ROWS, _LATEST = 32, 32  # of a rise, of the record: what goes with a rise shows in them
+_LATEST = 32  # rows of the record: what goes with a rise that stands shows in them
 _PART = 16
 # What has not come back after so many entries, or a fiftieth of the record, is a new level.
 _LONGEST, _LONGEST_SHARE = 1000, 1 / 50
 _MOST_SERIES = 8
 # So many rises of one height, or so large a share of all steps, are known well enough.
 _MANY, _MANY_SHARE = 64, 1 / 500
-_OCTAVES = 16
 # An octave's rises that are kept: three late ones make a habit.
 _KEPT = 4
-# Heights that stand apart: the octave below holds at most a quarter of those from there on. The
-# tails of noise hold several times more, however heavy they are.
+# Heights that stand apart: the octave below holds at most a quarter of those from there on, or as
+# many where chance does not make them. The tails of noise hold several times more.
 _APART_SHARE = 1 / 4
 # Beside leaps of one step, as high and of half as many steps, longer rises are leaps in a row.
 _NOISE_SHARE = 1 / 2
-_NO_ROWS: Floats = np.zeros((0, len(_COLUMNS)))
-
-
-class Kind(enum.Enum):
-    """What a rise that is over was."""
-
-    LEAP = "of one step, or two by chance; a line of a log may stand for many"
-    SPIKE = "longer"
-    SKIPPED = "longer, and a scaler met it with skips"
-
-
-@dataclass(frozen=True, slots=True)
-class Rise:
-    """The loss out of its band: where it began, how high it went, what went with it."""
-
-    band: Band
-    first_step: int
-    past: Floats = field(default_factory=lambda: _NO_ROWS)  # the rows before it
-    first: Floats = field(default_factory=lambda: _NO_ROWS)  # its own first rows
-    entries: int = 0  # to the last one that is out of the band
-    back: int = 0  # entries after that
-    peak: float = -math.inf
-    height: float = -math.inf
-    skips: int = 0
-    last_step: int = 0
-    last_position: int = 0
-    next_step: int = 0  # of the first entry that is back, else the last one
-    grew: bool | None = None  # whether gradients or updates did; None where none are recorded
-    is_meant: bool = False  # the rate had just been raised, or a step's micro-batches
-
-    def and_rows(self, rows: Floats, back: Mask) -> Rise:
-        """The rise with rows more, these of which are in the band."""
-        out, steps = np.flatnonzero(~back), rows[:, _AT["step"]]
-        last = int(out[-1]) if len(out) else -1
-        made = replace(
-            self,
-            first=np.concatenate([self.first, rows[: max(0, _FIRST_ROWS - len(self.first))]]),
-            back=len(rows) - 1 - last + (0 if len(out) else self.back),
-            peak=max(self.peak, float(rows[:, 0].max())),
-            height=max(self.height, float(self.band.heights(rows[:, 0]).max())),
-            skips=self.skips + int(rows[:, _AT["skipped"]].sum()),
-        )
-        if not len(out):
-            return made if self.back else replace(made, next_step=int(steps[0]))
-        return replace(
-            made,
-            entries=self.entries + self.back + last + 1,
-            last_step=int(steps[last]),
-            last_position=int(rows[last, _AT["position"]]),
-            next_step=int(steps[min(last + 1, len(rows) - 1)]),
-        )
-
-    def judged(self, latest: Floats = _NO_ROWS) -> Rise:
-        """The rise, and what went with it; `latest` are the last rows of one that stands."""
-        if self.height < TELLING and self.entries <= SHORT:
-            return self
-        own = self.first[: self.entries]
-        # Of a slow rise the beginning is small; what stands at the end is most of the last rows.
-        pairs = [(own, 2)] + [(latest, len(latest) // 2)] * (len(latest) > 1)
-        seen = [
-            left_band(
-                self.past[:, _AT[name]],
-                rows[:, _AT[name]],
-                least,
-                times=_GREW,
-                deviations=OUT_OF_BAND,
-            )
-            for rows, least in pairs
-            for name in ("grad_norm", "update_norm")
-        ]
-        known = [one for one in seen if one is not None]
-        recent = self.past[-policy.JUMP_STEPS :]
-        meant = _rose(recent, self.first, "lr", LR_LEAP)
-        meant |= _rose(self.past, self.first, "micro_batches", 1.0 + ROUNDED)
-        return replace(self, grew=any(known) if known else None, is_meant=meant)
-
-    @property
-    def level(self) -> float:
-        """Where the loss had been."""
-        return float(self.band.level)
-
-    @property
-    def steps(self) -> int:
-        """How many until the loss was back."""
-        return max(1, self.next_step - self.first_step)
-
-    @property
-    def kind(self) -> Kind:
-        """What it was; a skip in a long rise may be a growth of the scale."""
-        if self.steps <= _CHANCE_STEPS:
-            return Kind.LEAP
-        return Kind.SKIPPED if self.skips * SHORT > self.entries else Kind.SPIKE
-
-    @property
-    def tells(self) -> bool:
-        """Whether it is no noise: high, or out of the band for long, and gradients with it."""
-        return self.height >= TELLING or (self.entries > SHORT and self.grew is True)
-
-    @property
-    def octave(self) -> int:
-        """Its height in powers of two; of one that tells by its length at least the first high."""
-        height = max(self.height, TELLING if self.tells else 1.0)
-        return min(_OCTAVES - 1, int(math.log2(height)))
-
-    @property
-    def stayed(self) -> bool:
-        """Whether gradients are known to have stayed in their band, and updates if recorded.
-
-        Updates alone prove nothing: most optimizers make them as long whatever the gradients are.
-        """
-        gradients = self.past[:, _AT["grad_norm"]]
-        return self.grew is False and bool((gradients > 0).sum() >= LEAST_PAST)
-
-    def stands(self, last: Floats) -> bool:
-        """Whether these last losses are still far out of its band, and not on their way back."""
-        now = float(np.median(last[-_NOW:]))
-        if self.entries + self.back < _STANDS or self.band.height(now) < TELLING:
-            return False
-        if not self.gave_back(last):
-            return True
-        falls = self._falls(last[-self.entries - self.back :]) or self._falls(last[-2 * _NOW :])
-        return self.judged().grew is True and not falls
-
-    def _falls(self, losses: Floats) -> bool:
-        """Whether the later half of these losses is lower, beyond the noise of a median."""
-        half = len(losses) // 2
-        fall = float(np.median(losses[:half]) - np.median(losses[half:]))
-        return fall > 3 * 1.25 * float(self.band.spread) / math.sqrt(half)
-
-    def gave_back(self, last: Floats) -> bool:
-        """Whether these last losses have come down from what it began with."""
-        now, top = float(np.median(last[-_NOW:])), float(np.median(self.first[:, 0]))
-        return now - self.level < (1 - _DESCENT) * (top - self.level)
-
-
-def _rose(past: Floats, now: Floats, name: str, factor: float) -> bool:
-    """Whether this column's highest value is so many times its lowest before."""
-    low, high = (rows[rows[:, _AT[name]] > 0, _AT[name]] for rows in (past, now))
-    return bool(len(low) and len(high) and high.max() >= factor * low.min())
+# So many rises of one length are to be expected by chance alone.
+_CHANCE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,15 +55,16 @@ class Octave:
     steps: int = 0
     grown: int = 0  # with which gradients or updates grew
     idle_steps: int = 0  # of those with which neither did, though recorded
+    sure: int = 0  # that chance does not make
     first: Rise | None = None
     last: tuple[Rise, ...] = ()
 
     @classmethod
     def of(cls, rise: Rise) -> Octave:
         """One rise."""
-        kept = replace(rise, past=_NO_ROWS, first=_NO_ROWS)
+        kept = replace(rise, past=NO_ROWS, first=NO_ROWS)
         idle = rise.steps * (rise.grew is False)
-        return cls(1, rise.steps, int(rise.grew is True), idle, kept, (kept,))
+        return cls(1, rise.steps, int(rise.grew is True), idle, int(rise.is_sure), kept, (kept,))
 
     def __add__(self, other: Octave) -> Octave:
         if not self.count or not other.count:
@@ -230,6 +75,7 @@ class Octave:
             self.steps + other.steps,
             self.grown + other.grown,
             self.idle_steps + other.idle_steps,
+            self.sure + other.sure,
             min(firsts, key=lambda rise: rise.first_step, default=None),
             tuple(sorted((*self.last, *other.last), key=lambda rise: rise.last_position)[-_KEPT:]),
         )
@@ -241,7 +87,7 @@ class Octave:
         of these, their steps may tell as well: what is left of a spike as it heals leaves the band
         once more, lower and briefly, and is no noise either.
         """
-        if below.count <= _APART_SHARE * self.count:
+        if below.count <= (1 if 2 * self.sure > self.count else _APART_SHARE) * self.count:
             return self.count > 0
         return 2 * self.grown > self.count and below.steps <= self.steps
 
@@ -250,7 +96,7 @@ class Octave:
 class Tally:
     """Rises by the octave of their height."""
 
-    octaves: tuple[Octave, ...] = (Octave(),) * _OCTAVES
+    octaves: tuple[Octave, ...] = (Octave(),) * OCTAVES
 
     def and_one(self, rise: Rise) -> Tally:
         """One more; nothing is kept of it that only counts."""
@@ -284,18 +130,18 @@ class Tally:
 
     @property
     def _first_apart(self) -> int:
-        for at in range(int(math.log2(TELLING)), _OCTAVES):
+        for at in range(int(math.log2(TELLING)), OCTAVES):
             if self._from(at).stands_above(self.octaves[at - 1]):
                 return at
-        return _OCTAVES
+        return OCTAVES
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
     """One optimizer's losses: the last ones, what is open, and the rises that are over."""
 
-    past: Floats = field(default_factory=lambda: _NO_ROWS)
-    waiting: Floats = field(default_factory=lambda: _NO_ROWS)
+    past: Floats = field(default_factory=lambda: NO_ROWS)
+    waiting: Floats = field(default_factory=lambda: NO_ROWS)
     entries: int = 0
     open: Rise | None = None
     shift: Rise | None = None  # the last rise that became a new level
@@ -309,7 +155,7 @@ class Series:
 
     def finished(self) -> Series:
         """The series with what waits for more: the record ends here, as far as anyone knows."""
-        return replace(self, waiting=_NO_ROWS)._judged(self.waiting)
+        return replace(self, waiting=NO_ROWS)._judged(self.waiting)
 
     def _judged(self, rows: Floats) -> Series:
         if not len(rows):
@@ -326,7 +172,7 @@ class Series:
                     break
                 at = int(out[place])
                 past = both[max(0, begin + at - WINDOW) : begin + at].copy()
-                rise = Rise(bands.at(int(part[at])), int(rows[at, _AT["step"]]), past)
+                rise = Rise(bands.at(int(part[at])), int(rows[at, COLUMNS.index("step")]), past)
             else:
                 rise = series.open
             series, at = series._followed(rise, rows, at)
@@ -349,18 +195,34 @@ class Series:
         return replace(self, open=rise), at
 
     def _with(self, rise: Rise) -> Series:
-        over = rise.judged()
-        if over.is_meant and (over.height >= TELLING or over.grew):
+        over = self._weighed(rise.judged())
+        if over.is_meant and (over.strength >= TELLING or over.grew):
             return replace(self, open=None)  # a warm restart, a warm-up, a larger step
         tallies = {**self.tallies, over.kind: self.tallies[over.kind].and_one(over)}
         return replace(self, open=None, tallies=tallies)
+
+    def _weighed(self, rise: Rise) -> Rise:
+        """The rise, and whether chance may have made it."""
+        if not rise.is_long:
+            return rise
+        if self._is_chance(rise):
+            return replace(rise, strength=min(rise.height, OUT_OF_BAND), grew=None)
+        return replace(rise, is_sure=True)
+
+    def _is_chance(self, rise: Rise) -> bool:
+        """Whether entries leave the band so often that as many close together are no wonder."""
+        octaves = (octave for tally in self.tallies.values() for octave in tally.octaves)
+        here = float((rise.band.heights(rise.past[:, 0]) >= OUT_OF_BAND).mean())
+        share = max(here, sum(octave.steps for octave in octaves) / (rise.last_position + 1))
+        ways = math.comb(min(rise.entries, 64), min(rise.out, 64))
+        return rise.last_position * ways * min(1.0, share) ** rise.out > _CHANCE
 
     @property
     def standing(self) -> Rise | None:
         """The rise that has not come back by the end, if one stands apart and was not to come."""
         last = self.past[:, 0]
         rise = next((one for one in (self.open, self.shift) if one and one.stands(last)), None)
-        if rise is None or not self.tallies[Kind.SPIKE].tells(rise.judged()):
+        if rise is None or not self.tallies[Kind.SPIKE].tells(self._weighed(rise.judged())):
             return None
         now = rise.judged(self.past[-_LATEST:])
         is_datas = now.stayed or now.is_meant or (not now.grew and now.gave_back(last))
@@ -379,7 +241,7 @@ class LossSpikes:
         position = np.arange(block.start, block.start + len(block))
         own = {"step": block.step, "skipped": block.skipped, "position": position}
         rows = np.column_stack(
-            [own[name] if name in own else columns[name] for name in _COLUMNS]
+            [own[name] if name in own else columns[name] for name in COLUMNS]
         ).astype(np.float64)
         known = np.isfinite(rows[:, 0])
         owner = np.nan_to_num(columns["optimizer"], nan=-1.0).astype(np.int64)

@@ -71,10 +71,10 @@ def _crept(value: Floats, begin: Integers, level: Floats, band: Floats) -> tuple
         return None
     final = float(np.median(after[-MEDIAN_POINTS:]))
     is_left = final - was > constants.RECOVERED_SHARE * (float(after.max()) - was)
-    return (first, was) if is_left and not _wanders(value[:first], after) else None
+    return (first, was) if is_left and not wanders(value[:first], after) else None
 
 
-def _wanders(before: Floats, after: Floats) -> bool:
+def wanders(before: Floats, after: Floats) -> bool:
     """Whether a loss has gone up and down by as much without this: a reward, one of a pair."""
     climb = float(after.max() - before.min())
     return max(_highest_rise(before), _highest_rise(-after)) > HALF_BACK * climb

@@ -12,17 +12,13 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Rows, constants
 from ampwatch.diagnosis.learning_rate.attribution import Cause
+from ampwatch.diagnosis.learning_rate.bands import known_of, trailing_medians
 from ampwatch.diagnosis.learning_rate.onset import Onset, Sign
 from ampwatch.diagnosis.learning_rate.scene import rows_around
-from ampwatch.diagnosis.loss_spikes import (
-    MIXED_SHARE,
-    OUT_OF_BAND,
-    SHORT,
-    TELLING,
-    Kind,
-    Octave,
-    Rise,
-)
+from ampwatch.diagnosis.learning_rate.shift import wanders
+from ampwatch.diagnosis.loss_band import ROUNDED, WINDOW, left_band
+from ampwatch.diagnosis.loss_rise import GREW, OUT_OF_BAND, SHORT, TELLING, Kind, Rise
+from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, Octave
 from ampwatch.diagnosis.outlying_inputs import APART_STEPS, INPUT_TIMES
 from ampwatch.diagnosis.registry import NOT_ITS_GRADIENTS, RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.signals import Floats
@@ -31,6 +27,9 @@ from ampwatch.rows import LR_LEAP
 
 # Leaps of one step: three stand for more than chance; two where the updates leapt with them.
 LEAPS, GROWN_LEAPS = 3, 2
+# Of a trouble that stands: as many rows at either end of it; and a level that has doubled, farther
+# above all before than that was wide.
+_END_ROWS, _DOUBLE, _WIDE = 64, 2.0, 1.0
 # No wandering and no change of the data takes a loss so many times the width of its past above it.
 _FAR = 4
 # More rises than one in a hundred steps are what the data are made of; few in a short record.
@@ -39,7 +38,7 @@ _FEW = 8
 # two, where gradients or updates went with them, or one that cost as many steps as a scale takes to
 # be established. A short one of a short record is none, whatever its share.
 LATE_SHARE, LATE_SPIKES = 1 / 4, 3
-LOST_SHARE, LOST_SPIKES, GROWN_SPIKES, LONG_STEPS = 0.01, 3, 2, policy.ESTABLISHED_STEPS
+LOST_SHARE, LOST_SPIKES, GROWN_SPIKES, LONG_STEPS = 0.008, 3, 2, policy.ESTABLISHED_STEPS
 # Rises that take a fifteenth of all steps each are the order of the data; a tenth together, while
 # gradients and updates stay as they were, or where neither is recorded and there are so many.
 _EACH_SHARE, _DATA_SHARE, _DATA_SPIKES = 1 / 15, 1 / 10, 16
@@ -81,7 +80,6 @@ def bad_batch(case: Case) -> Iterator[Seen]:
             + (", several close together." if inputs.are_crowded else "."),
             cause=f"At step {first.step} the largest input was {first.value:,.4g}, "
             f"{first.times:,.0f} times its recent median, after an ordinary update.",
-            action=f"Look at the batch of step {first.step}; clip or filter such inputs.",
             evidence=(Evidence("input_amax", first.step, first.value, first.median),),
         )
 
@@ -105,7 +103,6 @@ def _leaps(case: Case) -> Seen | None:
         cause=f"At step {first.first_step} the loss was {first.peak:,.4g} where it had been "
         f"{first.level:,.4g}, {first.height:,.0f} deviations above its recent band{also}; at the "
         "next step it was back.",
-        action=f"Look at the batch of step {first.first_step}.",
         evidence=(Evidence("loss", first.first_step, first.peak, first.level),),
     )
 
@@ -128,11 +125,12 @@ def _most(case: Case) -> float:
         "a row overflowed, the loss scale fell a few octaves, and the run got over it. This is "
         "about the recovery; what set it off may have one of its own.",
         looks="With a scaler or without: a rise of the loss, for three steps and more, "
-        f"{TELLING:.0f} deviations above what it had been ({OUT_OF_BAND:.0f}, for more than "
+        f"{TELLING:.0f} deviations above what it had been, at its top or by the mean of its steps "
+        f"(in deviations of such a mean; {OUT_OF_BAND:.0f} at its top, for more than "
         f"{SHORT} entries, where gradients or updates left their band too), that stands apart from "
         "the noise and comes back. A warning where they repeat: "
         f"{LATE_SPIKES} in the last quarter of the record, or more than "
-        f"{100 * LOST_SHARE:.0f} % of the steps lost to {LOST_SPIKES} of them (to "
+        f"{100 * LOST_SHARE:g} % of the steps lost to {LOST_SPIKES} of them (to "
         f"{GROWN_SPIKES} where gradients or updates left their band as well; to one if it cost "
         f"{LONG_STEPS} steps and gradients are not known to have stayed). Or "
         f"{policy.SPIKE_SKIPS} skips in a row and more, after which steps are accepted again; "
@@ -162,9 +160,6 @@ def recoverable_spike(case: Case) -> Iterator[Seen]:
         yield _burst(case)
 
 
-_NOTHING_OF_ONE = "Nothing to do. If it returns, restart before it and skip those batches."
-
-
 def _spikes(case: Case) -> Seen | None:
     """Spikes of the loss that came back into its band."""
     leaps = case.rises.of(Kind.LEAP)
@@ -183,10 +178,6 @@ def _spikes(case: Case) -> Seen | None:
         cause=f"{which} rose from {last.level:.4g} to {last.peak:.4g} at step {last.first_step} "
         f"and was back after {count_text(last.steps, 'step')}; {share_text(steps, record)} of the "
         f"steps ({steps:,}) went into such recoveries{grown * bool(both.grown)}.",
-        action=_NOTHING_OF_ONE
-        if both.count == 1
-        else "If they go on: skip the batches that set them off, restarting before the first; "
-        "clip the update (by its own norm, layer by layer); then lower the rate a little.",
         evidence=(
             Evidence("loss", last.first_step, last.peak, last.level),
             Evidence("spikes", last.last_step, float(both.count)),
@@ -209,7 +200,7 @@ def _is_habit(case: Case, spikes: Octave) -> bool:
     enough |= lost >= LONG_STEPS
     # A loss that wanders may stay above its band for long, and its gradients are as ever then.
     kept = [spike for spike in (spikes.first, *spikes.last) if spike]
-    enough &= any(spike.height >= TELLING or spike.entries >= LONG_STEPS for spike in kept)
+    enough &= any(spike.strength >= TELLING or spike.entries >= LONG_STEPS for spike in kept)
     return enough and lost > LOST_SHARE * record
 
 
@@ -226,7 +217,6 @@ def _burst(case: Case) -> Seen:
         f"{' in all' if bursts.episodes > 1 else ''}, and the run got over it by itself.",
         cause=f"The loss scale fell{depth} and steps are accepted again since step "
         f"{(bursts.last_step or 0) + 1}; the loss shows no lasting harm.",
-        action=_NOTHING_OF_ONE,
         evidence=(
             Evidence("skipped", bursts.last_step, float(bursts.skips)),
             Evidence("scale", scale.last_step, case.final_scale, scale.level),
@@ -245,8 +235,9 @@ def _burst(case: Case) -> Seen:
         "before, updates or weights out of their band before it, and no skips. Or a rise of the "
         f"loss, {TELLING:.0f} deviations above its recent band, or a climb out of its best one, "
         "that has not come back by the end and is not on its way: an error where gradients or "
-        "updates left their band with it, a warning where no gradient norms are recorded, nothing "
-        "where they stayed.",
+        "updates left their band with it; a warning where no gradient norms are recorded, or their "
+        f"noise hides that and the loss stands {_DOUBLE:g} times as high; nothing where they "
+        "stayed.",
         not_to_confuse="A loss that rises in health (one half of an adversarial pair): its "
         "updates stay in their band. AMP103, where the scale falls.",
         do="As for AMP301, which names the cause.",
@@ -279,7 +270,6 @@ def _driven_away(case: Case) -> Seen | None:
         summary=f"The loss diverges without an overflow: {first:.4g} at first, {last:.4g} now.",
         cause=f"From step {onset.step} {onset.sign.value}, and the updates were out of their "
         "band before.",
-        action="See the advice on the learning rate.",
         evidence=(Evidence("loss", case.scale.last_step, last, first),),
     )
 
@@ -311,34 +301,71 @@ def _never_back(case: Case) -> Seen | None:
     onset, found = case.judgement.onset, case.judgement.attribution
     if onset is None or found is None or found.cause is Cause.RATE:
         return None
-    if onset.descending or onset.collapsed or onset.sign not in {Sign.SHIFT, Sign.CLIMB}:
+    if onset.descending or onset.collapsed or onset.sign not in _TURNED:
         return None
     before, after = rows_around(case.rate, onset)
     grown = {row.group for row in found.table if row.reading.strength > 0}
-    if grown & _NOT_ITS_OWN or _is_raised(before, after):
-        return None
-    grew = bool(grown & {"gradients", "drift"})
     level = _median(before.of("loss"), constants.WINDOW_STEPS)
     now = _median(case.rate.tail.of("loss"), constants.FINAL_STEPS)
-    # Without gradients a loss may wander; no data make it far worse than all before for good.
-    if not grew and (found.recorded or not (onset.sign is Sign.CLIMB or _is_far(case, onset, now))):
+    above = _above_its_past(case, onset, now)
+    if grown & _NOT_ITS_OWN or (_is_raised(before, after) and not above > 0):
         return None
-    return _standing(case, onset.step, onset.sign.value, level, now, grew=grew)
+    if _has_been_up(case, onset):
+        return None
+    grew = _grew(before, after) or (bool(grown & {"gradients", "drift"}) or None)
+    # Without gradients a loss may wander; no data make it far worse than all before for good.
+    moves = any(np.isfinite(before.of(name)).any() for name in ("grad_norm", "update_norm"))
+    is_far = above > _FAR or (moves and above > _WIDE and now >= _DOUBLE * level > 0)
+    climbed = onset.sign is Sign.CLIMB and not found.recorded
+    if not grew and (_stayed(before, after) or not (climbed or is_far)):
+        return None
+    return _standing(case, onset.step, onset.sign.value, level, now, grew=bool(grew))
 
 
 # Other batches, or more of them in a step: then the loss is another one.
 _NOT_ITS_OWN = {"input", "batch"}
+_TURNED = {Sign.SHIFT, Sign.CLIMB, Sign.RELAPSE}
 
 
-def _is_far(case: Case, onset: Onset, now: float) -> bool:
-    """Whether the loss stands four times as far above all that it has been as that was wide."""
-    points = case.rate.points
-    losses = points.rows.of("loss")[points.start < onset.row]
-    known = losses[np.isfinite(losses)]
+def _above_its_past(case: Case, onset: Onset, now: float) -> float:
+    """How far the loss stands above all that it had been, in what that was wide."""
+    points, head = case.rate.points, case.rate.head.part(0, onset.row)
+    early = trailing_medians(known_of(head.of("loss")))[constants.MEDIAN_STEPS // 2 :]
+    known = np.concatenate([early, known_of(points.rows.of("loss")[points.start < onset.row])])
     if not len(known):
-        return False
-    top = float(known.max())
-    return now > top + _FAR * (top - float(known.min()))
+        return 0.0
+    top, low = float(known.max()), float(known.min())
+    return (now - top) / max(top - low, ROUNDED * abs(top), 1e-12)
+
+
+def _has_been_up(case: Case, onset: Onset) -> bool:
+    """Whether the loss has risen as far before and come down: the order of the data does that."""
+    points = case.rate.points
+    loss = points.rows.of("loss")
+    before, after = (
+        known_of(loss[at]) for at in (points.start < onset.row, points.start >= onset.row)
+    )
+    return bool(len(before) and len(after)) and wanders(before, after)
+
+
+def _ends(before: Rows, after: Rows, name: str) -> Iterator[bool | None]:
+    """Whether a column left its band, right after the onset and at the end."""
+    past, since = (rows.of(name) for rows in (before, after))
+    for now in (since[:_END_ROWS], since[-_END_ROWS:]):
+        least = max(2, len(now) // 2)
+        yield left_band(past[-WINDOW:], now, least, times=GREW, deviations=OUT_OF_BAND)
+
+
+def _grew(before: Rows, after: Rows) -> bool:
+    """Whether gradients went with it, or updates as no rate makes them."""
+    raised = _is_raised(before, after)
+    names = ("grad_norm",) if raised else ("grad_norm", "update_norm")
+    return any(one is True for name in names for one in _ends(before, after, name))
+
+
+def _stayed(before: Rows, after: Rows) -> bool:
+    """Whether gradients are known to have stayed as they were."""
+    return all(one is False for one in _ends(before, after, "grad_norm"))
 
 
 def _is_raised(before: Rows, after: Rows) -> bool:
@@ -364,7 +391,7 @@ def _standing(case: Case, step: int, what: str, level: float, height: float, *, 
         + (
             ", and gradients or updates left their band with it."
             if grew
-            else "; no gradient norms are recorded, so a change of the data may be behind it."
+            else "; no gradient norms show whether a change of the data is behind it."
         ),
         action="Restart from a checkpoint before it and skip the batches around it; if it comes "
         "back, lower the rate.",

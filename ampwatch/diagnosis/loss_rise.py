@@ -1,0 +1,242 @@
+"""One rise of the loss out of the band of its recent past: how high, how long, what went with it.
+
+While a rise is open its band stands still.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.loss_band import (
+    LEAST_PAST,
+    ROUNDED,
+    Band,
+    independent,
+    leap_height,
+    left_band,
+)
+from ampwatch.diagnosis.signals import Floats, Mask
+from ampwatch.rows import LR_LEAP
+
+COLUMNS = (
+    "loss",
+    "grad_norm",
+    "update_norm",
+    "lr",
+    "step",
+    "skipped",
+    "micro_batches",
+    "position",
+)
+_AT = {name: at for at, name in enumerate(COLUMNS)}
+
+# In robust deviations: from here on an entry is out of the band, and a rise is worth telling of.
+OUT_OF_BAND, TELLING = 4.0, 8.0
+# Most are over within so many entries.
+SHORT = 8
+# Two outlying batches in a row are chance, and no rise that lasts.
+_CHANCE_STEPS = 2
+# Gradients or updates at so many times their median, and out of their band as the loss is, went
+# with it: updates double before the loss does.
+GREW = 1.5
+# Trouble that stands has lasted as long as a scale takes to be established.
+_STANDS = policy.ESTABLISHED_STEPS
+_DESCENT = 0.2  # of the climb, given back: it is on its way down
+_NOW = 16  # entries whose median is where the loss stands
+_FIRST_ROWS = 32  # what goes with a rise shows in them
+# A past that stands for fewer independent losses does not tell how far they go: noise goes four
+# times as far.
+_FREE, _WANDERED = 16, 1 / 4
+OCTAVES = 16  # of heights
+NO_ROWS: Floats = np.zeros((0, len(COLUMNS)))
+
+
+class Kind(enum.Enum):
+    """What a rise that is over was."""
+
+    LEAP = "of one step, or two by chance; a line of a log may stand for many"
+    SPIKE = "longer"
+    SKIPPED = "longer, and a scaler met it with skips"
+
+
+@dataclass(frozen=True, slots=True)
+class Rise:
+    """The loss out of its band: where it began, how high it went, what went with it."""
+
+    band: Band
+    first_step: int
+    past: Floats = field(default_factory=lambda: NO_ROWS)  # the rows before it
+    first: Floats = field(default_factory=lambda: NO_ROWS)  # its own first rows
+    entries: int = 0  # to the last one that is out of the band
+    back: int = 0  # entries after that
+    peak: float = -math.inf
+    height: float = -math.inf
+    out: int = 0  # entries out of the band
+    out_height: int = 0  # theirs in all, in 1/1024, each up to where it tells by itself
+    strength: float = -math.inf  # of one that is judged: its height, or that of its entries' mean
+    skips: int = 0
+    last_step: int = 0
+    last_position: int = 0
+    next_step: int = 0  # of the first entry that is back, else the last one
+    grew: bool | None = None  # whether gradients or updates did; None where none are recorded
+    is_meant: bool = False  # the rate had just been raised, or a step's micro-batches
+    is_sure: bool = False  # longer than chance makes them
+
+    def and_rows(self, rows: Floats, back: Mask) -> Rise:
+        """The rise with rows more, these of which are in the band."""
+        out, steps = np.flatnonzero(~back), rows[:, _AT["step"]]
+        last = int(out[-1]) if len(out) else -1
+        heights = self.band.heights(rows[:, 0])
+        made = replace(
+            self,
+            first=np.concatenate([self.first, rows[: max(0, _FIRST_ROWS - len(self.first))]]),
+            back=len(rows) - 1 - last + (0 if len(out) else self.back),
+            peak=max(self.peak, float(rows[:, 0].max())),
+            height=max(self.height, float(heights.max())),
+            out=self.out + len(out),
+            # Whole numbers add up to the same, however the rows came.
+            out_height=self.out_height
+            + int((1024 * heights[out].clip(max=TELLING)).astype(int).sum()),
+            skips=self.skips + int(rows[:, _AT["skipped"]].sum()),
+        )
+        if not len(out):
+            return made if self.back else replace(made, next_step=int(steps[0]))
+        return replace(
+            made,
+            entries=self.entries + self.back + last + 1,
+            last_step=int(steps[last]),
+            last_position=int(rows[last, _AT["position"]]),
+            next_step=int(steps[min(last + 1, len(rows) - 1)]),
+        )
+
+    def judged(self, latest: Floats = NO_ROWS) -> Rise:
+        """The rise, and what went with it; `latest` are the last rows of one that stands."""
+        strength = self._strength()
+        if strength < TELLING and (self.entries <= SHORT or self.wanders):
+            return replace(self, strength=strength)
+        own = self.first[: self.entries]
+        # Of a slow rise the beginning is small; what stands at the end is most of the last rows.
+        pairs = [(own, max(2, len(own) // SHORT))] + [(latest, len(latest) // 2)] * (
+            len(latest) > 1
+        )
+        seen = [
+            left_band(
+                self.past[:, _AT[name]],
+                rows[:, _AT[name]],
+                least,
+                times=GREW,
+                deviations=OUT_OF_BAND,
+            )
+            for rows, least in pairs
+            for name in ("grad_norm", "update_norm")
+        ]
+        known = [one for one in seen if one is not None]
+        norms = self.past[:, _AT["grad_norm"]]
+        undecided = (norms > 0).sum() >= LEAST_PAST and None in seen[::2]
+        recent = self.past[-policy.JUMP_STEPS :]
+        meant = _rose(recent, self.first, "lr", LR_LEAP)
+        meant |= _rose(self.past, self.first, "micro_batches", 1.0 + ROUNDED)
+        grew = True if any(known) else None if undecided or not known else False
+        return replace(self, strength=strength, grew=grew, is_meant=meant)
+
+    def _strength(self) -> float:
+        """Its height, or that of its entries' mean in deviations of the mean of as many.
+
+        Several entries in a row out of the band are no tail of a noise. One that remembers may
+        wander there: then a rise is as high as it is abrupt.
+        """
+        past, mean = self.past[:, 0], -math.inf
+        if self.is_long:
+            free = independent(past, self.out)
+            mean = self.out_height / self.out / 1024 * math.sqrt(free)
+        strength = max(self.height, mean)
+        if self.wanders:
+            abrupt = leap_height(past, self.first[:, 0])
+            strength = min(strength, max(OUT_OF_BAND, abrupt, self.height * _WANDERED))
+        return strength
+
+    @property
+    def wanders(self) -> bool:
+        """Whether the losses before it remember so long that they do not tell how far they go."""
+        past = self.past[:, 0]
+        return self.is_long and independent(past, len(past)) < _FREE
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is more than two outlying batches in a row."""
+        return self.steps > _CHANCE_STEPS < self.out
+
+    @property
+    def level(self) -> float:
+        """Where the loss had been."""
+        return float(self.band.level)
+
+    @property
+    def steps(self) -> int:
+        """How many until the loss was back."""
+        return max(1, self.next_step - self.first_step)
+
+    @property
+    def kind(self) -> Kind:
+        """What it was; a skip in a long rise may be a growth of the scale."""
+        if self.steps <= _CHANCE_STEPS:
+            return Kind.LEAP
+        return Kind.SKIPPED if self.skips * SHORT > self.entries else Kind.SPIKE
+
+    @property
+    def tells(self) -> bool:
+        """Whether it is no noise: high, or out of the band for long, and gradients with it."""
+        return self.strength >= TELLING or (self.entries > SHORT and self.grew is True)
+
+    @property
+    def octave(self) -> int:
+        """Its height in powers of two; of one that tells by its length at least the first high."""
+        height = max(self.strength, TELLING if self.tells else 1.0)
+        return min(OCTAVES - 1, int(math.log2(height)))
+
+    @property
+    def stayed(self) -> bool:
+        """Whether gradients are known to have stayed in their band, and updates if recorded.
+
+        Updates alone prove nothing: most optimizers make them as long whatever the gradients are.
+        """
+        gradients = self.past[:, _AT["grad_norm"]]
+        return self.grew is False and bool((gradients > 0).sum() >= LEAST_PAST)
+
+    def stands(self, last: Floats) -> bool:
+        """Whether these last losses are still far out of its band, and not on their way back."""
+        now = float(np.median(last[-_NOW:]))
+        if self.entries + self.back < _STANDS or not self._is_above(now):
+            return False
+        if not self.gave_back(last):
+            return True
+        falls = self._falls(last[-self.entries - self.back :]) or self._falls(last[-2 * _NOW :])
+        return self.judged().grew is True and not falls
+
+    def _is_above(self, now: float) -> bool:
+        """Whether the median of the last losses tells, being of as many."""
+        height = self.band.height(now)
+        free = math.sqrt(independent(self.past[:, 0], _NOW)) / 1.25
+        return height >= OUT_OF_BAND and height * max(1.0, free) >= TELLING
+
+    def _falls(self, losses: Floats) -> bool:
+        """Whether the later half of these losses is lower, beyond the noise of a median."""
+        half = len(losses) // 2
+        fall = float(np.median(losses[:half]) - np.median(losses[half:]))
+        return fall > 3 * 1.25 * float(self.band.spread) / math.sqrt(half)
+
+    def gave_back(self, last: Floats) -> bool:
+        """Whether these last losses have come down from what it began with."""
+        now, top = float(np.median(last[-_NOW:])), float(np.median(self.first[:, 0]))
+        return now - self.level < (1 - _DESCENT) * (top - self.level)
+
+
+def _rose(past: Floats, now: Floats, name: str, factor: float) -> bool:
+    """Whether this column's highest value is so many times its lowest before."""
+    low, high = (rows[rows[:, _AT[name]] > 0, _AT[name]] for rows in (past, now))
+    return bool(len(low) and len(high) and high.max() >= factor * low.min())
