@@ -82,10 +82,29 @@ def advise(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     if calm and advice.action is Action.NOT_THE_CAUSE:
         # The rows of a sparse log stand close where its steps do not: no trouble, no cause.
         return Advice(Action.KEEP, "No finding speaks against it.", current=seen.base)
-    doubted = any(f.code in {"AMP307", "AMP410"} for f in causes) and advice.action is Action.KEEP
+    doubted = advice.action is Action.KEEP and any(f.code in _OFTEN_THE_RATE for f in causes)
     if verdict is Verdict.HEALTHY or (seen.onset is not None and not doubted):
         return advice
+    shown = seen.onset is not None and not any(f.code in _STANDS_AFTERWARDS for f in causes)
+    if doubted and shown:
+        return _doubtful(advice)
     return _calm_beside_trouble(case, seen, causes)
+
+
+def _doubtful(advice: Advice) -> Advice:
+    """The same, with where to restart, and without the word on the rate."""
+    return Advice(
+        Action.UNKNOWN,
+        f"{advice.because} The rate may still be the cause.",
+        current=advice.current,
+        restart_from_step=advice.restart_from_step,
+        restart_checkpoint_step=advice.restart_checkpoint_step,
+    )
+
+
+# Too high a rate may be behind each of these: none stands beside a rate that is kept.
+_STANDS_AFTERWARDS = frozenset(("AMP307", "AMP410"))
+_OFTEN_THE_RATE = _STANDS_AFTERWARDS | {"AMP103", "AMP104", "AMP203", "AMP204", "AMP207", "AMP211"}
 
 
 def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding]) -> Advice:

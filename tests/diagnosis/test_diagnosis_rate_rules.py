@@ -77,6 +77,22 @@ def test_a_collapse_after_growing_updates_is_the_rate_and_the_fall_is_its_course
     assert diagnosis.learning_rate.action.value == "lower"
 
 
+def test_no_rate_is_kept_beside_a_collapse_that_it_may_have_brought_about():
+    good, grown, lost = 2840, np.geomspace(1, 300, 60), 100
+    drift = np.concatenate([np.ones(good), grown, np.full(lost, grown[-1])])
+    skipped = np.concatenate([np.zeros(good + len(grown)), np.ones(lost)])
+    rows = course(
+        falling(len(skipped)), noise=0.02, grad=drift, ratio=2e-3 * drift, skipped=skipped
+    )
+    diagnosis = diagnose(run_of(rows))
+    assert codes(diagnosis)["AMP103"] == "error"
+    advice = diagnosis.learning_rate
+    assert advice.action.value == "unknown"
+    assert "The rate may still be the cause." in advice.because
+    assert advice.recommended is None
+    assert 2700 < advice.restart_from_step < 2900
+
+
 def test_a_run_that_still_learns_a_little_is_warned_of_its_rate():
     ratio, grown = np.where(np.arange(160) < 5, 0.5, 0.01), np.geomspace(10, 50, 160)
     rows = course(falling(160, 2.3, 1.5, speed=2), noise=0.03, ratio=ratio)
