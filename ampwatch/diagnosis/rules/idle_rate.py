@@ -61,8 +61,6 @@ def rate_never_rose(case: Case) -> Iterator[Seen]:
         summary="Nothing is learnt: the learning rate never left its start in "
         f"{count_text(numbers.rates, 'line')}.",
         cause="A scheduler that waits for accepted steps has seen none, or nothing steps it.",
-        action="Attach ampwatch, or print the loss scale, to see whether steps are skipped; see "
-        "that scheduler.step() is called.",
         evidence=(Evidence("lr", scale.last_step, 0.0, DEAD_RATE),),
     )
 

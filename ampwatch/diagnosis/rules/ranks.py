@@ -100,7 +100,6 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
             f"{standing.ending}.",
             cause=f"Its own loss or {own} are not finite there and the other ranks' are; the sum "
             "of the gradients is not, so all ranks skip.",
-            action=f"Check rank {rank}'s batches at these steps; if they are valid, its GPU.",
             evidence=(
                 Evidence("overflows", times.last_step, float(times.count), float(joint.judged)),
             ),
@@ -152,7 +151,6 @@ def rank_silent(case: Case) -> Iterator[Seen]:
         summary=f"Rank {one.rank} has been silent since step {one.step}.",
         cause=f"Its last row is {seconds:.0f} s older than another rank's."
         + " Its devices are still sampled, so its process lives." * lives,
-        action="Check that rank's process: it died, hangs, or waits for the others.",
         evidence=(Evidence("step", one.step, seconds, patience / 1e9),),
     )
 

@@ -123,7 +123,6 @@ def silent_skip(case: Case) -> Iterator[Seen]:
         summary="Steps are taken and the weights do not move.",
         cause=f"In {share_text(still.count, case.loop.pushed)} of the accepted steps with a "
         "gradient and a rate above zero the update was exactly zero.",
-        action="Check that the optimizer holds the model's own parameters, in float32.",
         evidence=(Evidence("update_norm", still.last_step, 0.0),),
     )
 
