@@ -93,6 +93,13 @@ def test_lines_that_stand_for_ten_steps_each_show_spikes_too(tmp_path):
     assert 150 <= lost <= 500
 
 
+def test_one_high_line_of_a_sparse_log_is_no_habit(tmp_path):
+    columns = healthy(5000)
+    columns["loss"][2600] += 3.0
+    run = tabled(columns, tmp_path, names=("loss", "lr"), every=50)
+    assert told(run) == {"AMP303": "info"}
+
+
 def test_one_spike_that_heals_is_only_told():
     assert told(attached(spiked(1000))) == {"AMP303": "info"}
 

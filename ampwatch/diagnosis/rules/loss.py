@@ -197,9 +197,10 @@ def _is_habit(case: Case, spikes: Octave) -> bool:
     # Where gradients and updates stayed as they were, the data rose and fell: nothing was lost.
     lost = spikes.steps - spikes.idle_steps
     enough = spikes.count >= LOST_SPIKES or spikes.grown >= GROWN_SPIKES
-    enough |= lost >= LONG_STEPS
     # A loss that wanders may stay above its band for long, and its gradients are as ever then.
     kept = [spike for spike in (spikes.first, *spikes.last) if spike]
+    # One line of a sparse log is one outlying batch, however many steps lie between two lines.
+    enough |= lost >= LONG_STEPS and any(spike.out > 1 for spike in kept)
     enough &= any(spike.strength >= TELLING or spike.entries >= LONG_STEPS for spike in kept)
     return enough and lost > LOST_SHARE * record
 
