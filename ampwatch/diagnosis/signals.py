@@ -159,9 +159,8 @@ def in_one_piece(rows: pa.Table) -> pa.RecordBatch:
     batches = rows.to_batches()
     if len(batches) == 1:
         return batches[0]
-    if not rows.num_rows:
-        return pa.RecordBatch.from_pylist([], rows.schema)
-    return rows.unify_dictionaries().combine_chunks().to_batches()[0]
+    arrays = [joined(column) for column in rows.unify_dictionaries().columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=rows.schema)
 
 
 def numbers(rows: ArrowRows, name: str) -> Floats:
