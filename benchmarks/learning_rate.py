@@ -39,7 +39,7 @@ from rich.progress import Progress
 import ampwatch.diagnosis.learning_rate as adviser
 from ampwatch.diagnosis.findings import Advice
 from ampwatch.diagnosis.learning_rate import RateState, Rows, Setup, advise, fold, rows_of
-from ampwatch.diagnosis.learning_rate.course import COLUMNS, Group
+from ampwatch.diagnosis.learning_rate.rate_history import COLUMNS, Group
 
 DATA = Path(__file__).parent / "data" / "learning_rate"
 RESULT = Path(__file__).parent / "results" / "learning_rate.md"

@@ -37,7 +37,7 @@ class Score:
     """Where one attention's scores are read: two layers, or twice the same, or one alone."""
 
     layer: str  # that a finding names
-    parts: tuple[int, ...]  # in `ScoreCourse.names`
+    parts: tuple[int, ...]  # in `ScoreHistory.names`
     product: bool  # of two maxima, and not the scores themselves
 
 
@@ -46,7 +46,7 @@ _NO_STEPS = DoublingWindows.empty(np.fmin, WINDOWS, width=FIRST_WIDTH)
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreCourse:
+class ScoreHistory:
     """Mean headroom in octaves of each such layer, by window; `fold` makes a new one."""
 
     names: tuple[str, ...] = ()
@@ -56,8 +56,8 @@ class ScoreCourse:
     first_steps: DoublingWindows = _NO_STEPS
     last_step: int = -1
 
-    def fold(self, block: Block, judged: Mask) -> ScoreCourse:
-        """The course with a block; `judged` entries are accepted and at an established scale."""
+    def fold(self, block: Block, judged: Mask) -> ScoreHistory:
+        """The history with a block; `judged` entries are accepted and at an established scale."""
         rows = block.layers
         ours = _attention_among(rows.names)
         if not ours or not len(block):
@@ -97,7 +97,7 @@ class ScoreCourse:
         ]
         return np.array(made).reshape(len(made), WINDOWS)
 
-    def _with_names(self, seen: tuple[str, ...]) -> ScoreCourse:
+    def _with_names(self, seen: tuple[str, ...]) -> ScoreHistory:
         known = set(self.names)
         new = [name for name in seen if name not in known][: MOST_LAYERS - len(self.names)]
         if not new:

@@ -1,4 +1,4 @@
-"""A run as it is remembered and as the rules see it: its courses, folded together block by block.
+"""A run as it is remembered and as the rules see it: its histories, folded together block by block.
 
 The size does not grow with the run, only (by a few numbers each) with its layers and ranks.
 """
@@ -13,29 +13,29 @@ from functools import cached_property
 import numpy as np
 
 from ampwatch.diagnosis import learning_rate, policy
-from ampwatch.diagnosis.attention_scores import ScoreCourse
+from ampwatch.diagnosis.attention_scores import ScoreHistory
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.device_course import DeviceCourse
+from ampwatch.diagnosis.device_history import DeviceHistory
 from ampwatch.diagnosis.episodes import Fall, Span
-from ampwatch.diagnosis.event_course import Ledger
+from ampwatch.diagnosis.event_history import Ledger
 from ampwatch.diagnosis.findings import Advice, Standing
-from ampwatch.diagnosis.layer_course import LayerCourse
-from ampwatch.diagnosis.loop_course import LoopCourse
+from ampwatch.diagnosis.layer_history import LayerHistory
+from ampwatch.diagnosis.loop_history import LoopHistory
 from ampwatch.diagnosis.loss_spikes import LossSpikes
 from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.nonfinite_gradients import NonfiniteGradients
-from ampwatch.diagnosis.number_course import NumberCourse, bad_input, forward_finite, handed_on
+from ampwatch.diagnosis.number_history import NumberHistory, bad_input, forward_finite, handed_on
 from ampwatch.diagnosis.outlying_inputs import OutlyingInputs
 from ampwatch.diagnosis.overflow_culprits import Origin, origins
-from ampwatch.diagnosis.precision_course import PrecisionCourse, RoundingCourse
-from ampwatch.diagnosis.rank_course import RankCourse
+from ampwatch.diagnosis.precision_history import PrecisionHistory, RoundingHistory
+from ampwatch.diagnosis.rank_history import RankHistory
 from ampwatch.diagnosis.rate_setup import RateLeaps, RateSetup
-from ampwatch.diagnosis.restart_course import RestartCourse
-from ampwatch.diagnosis.scale_course import ScaleCourse
+from ampwatch.diagnosis.restart_history import RestartHistory
+from ampwatch.diagnosis.scale_history import ScaleHistory
 from ampwatch.diagnosis.scale_segments import Scaler
 from ampwatch.diagnosis.signals import Event, Flags, Floats, Info, Record, positive
 from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.zero_gradients import ZeroCourse
+from ampwatch.diagnosis.zero_gradients import ZeroHistory
 from ampwatch.rows import EventKind
 
 # torch's own default, for records that do not say.
@@ -95,35 +95,35 @@ class Observed:
     scale: bool
 
 
-# A course that is folded by the blocks alone: its line in `Case` is all that adds one.
+# A history that is folded by the blocks alone: its line in `Case` is all that adds one.
 _OWN = {"folds": "blocks"}
 
 
 @dataclass(eq=False, kw_only=True)  # no slots: cached_property keeps its values in __dict__
 class Case:
-    """The courses and what follows from them; `copy` it before folding what may still change.
+    """The histories and what follows from them; `copy` it before folding what may still change.
 
     Rules are given a finished case, which nobody changes any more.
     """
 
     record: RecordFacts
-    scale: ScaleCourse
-    numbers: NumberCourse = field(default_factory=NumberCourse)
+    scale: ScaleHistory
+    numbers: NumberHistory = field(default_factory=NumberHistory)
     ledger: Ledger = field(default_factory=Ledger)
-    layers: LayerCourse = field(default_factory=LayerCourse)
-    scores: ScoreCourse = field(default_factory=ScoreCourse)
+    layers: LayerHistory = field(default_factory=LayerHistory)
+    scores: ScoreHistory = field(default_factory=ScoreHistory)
     rate: learning_rate.RateState = field(default_factory=learning_rate.RateState)
     batches: OutlyingInputs = field(default_factory=OutlyingInputs)
-    devices: DeviceCourse = field(default_factory=DeviceCourse)
-    restarts: RestartCourse = field(default_factory=RestartCourse)
-    precision: PrecisionCourse = field(default_factory=PrecisionCourse, metadata=_OWN)
-    ranks: RankCourse = field(default_factory=RankCourse, metadata=_OWN)
-    loop: LoopCourse = field(default_factory=LoopCourse, metadata=_OWN)
-    zeros: ZeroCourse = field(default_factory=ZeroCourse, metadata=_OWN)
+    devices: DeviceHistory = field(default_factory=DeviceHistory)
+    restarts: RestartHistory = field(default_factory=RestartHistory)
+    precision: PrecisionHistory = field(default_factory=PrecisionHistory, metadata=_OWN)
+    ranks: RankHistory = field(default_factory=RankHistory, metadata=_OWN)
+    loop: LoopHistory = field(default_factory=LoopHistory, metadata=_OWN)
+    zeros: ZeroHistory = field(default_factory=ZeroHistory, metadata=_OWN)
     leaps: RateLeaps = field(default_factory=RateLeaps, metadata=_OWN)
     unskipped: NonfiniteGradients = field(default_factory=NonfiniteGradients, metadata=_OWN)
     rises: LossSpikes = field(default_factory=LossSpikes, metadata=_OWN)
-    rounding: RoundingCourse = field(default_factory=RoundingCourse, metadata=_OWN)
+    rounding: RoundingHistory = field(default_factory=RoundingHistory, metadata=_OWN)
     setup: RateSetup = field(default_factory=RateSetup, metadata=_OWN)
 
     # --- folding ---------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Case:
 
     @property
     def is_one_line(self) -> bool:
-        """Whether the record holds one step only, and no scale: there is no course to judge."""
+        """Whether the record holds one step only, and no scale: nothing can be judged."""
         return self.numbers.steps <= 1 and not self.observed.scale
 
     @property
@@ -296,7 +296,7 @@ class Case:
 
 def new_case(run: Record) -> Case:
     """Nothing remembered yet."""
-    return Case(record=RecordFacts.of(run), scale=ScaleCourse(_scaler(run.info)))
+    return Case(record=RecordFacts.of(run), scale=ScaleHistory(_scaler(run.info)))
 
 
 def _scaler(info: Info) -> Scaler:

@@ -15,13 +15,13 @@ from datetime import datetime, timezone
 
 import numpy as np
 
+from ampwatch.diagnosis.block_cutting import BLOCK_ROWS, Cutter, Lane, tables_of
 from ampwatch.diagnosis.blocks import DEVICE_COLUMNS
 from ampwatch.diagnosis.case import Case, RecordFacts, new_case
 from ampwatch.diagnosis.causes import advise, judge, link
-from ampwatch.diagnosis.device_course import DeviceCourse
+from ampwatch.diagnosis.device_history import DeviceHistory
 from ampwatch.diagnosis.enough_to_judge import little_seen
 from ampwatch.diagnosis.findings import Diagnosis, RunFacts
-from ampwatch.diagnosis.lanes import BLOCK_ROWS, Cutter, Lane, tables_of
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.signals import Record, Rows, RowsInMemory
 from ampwatch.rows import Table
@@ -69,7 +69,7 @@ class _Cards:
     """The rows of all ranks' devices. They stand by the clock, so no block of steps takes them."""
 
     def __init__(self) -> None:
-        self.settled = DeviceCourse()
+        self.settled = DeviceHistory()
         self._lanes: dict[int, Lane] = {}
 
     def show(self, ranks: Sequence[int], rows: Rows) -> bool:
@@ -84,13 +84,13 @@ class _Cards:
                 self.settled = self.settled.fold(rank, lane.take(final))
         return True
 
-    def course(self) -> DeviceCourse:
+    def history(self) -> DeviceHistory:
         """What all rows say."""
-        course = self.settled
+        history = self.settled
         for rank, lane in self._lanes.items():
             if count := len(lane.steps):
-                course = course.fold(rank, lane.next_rows(count))
-        return course
+                history = history.fold(rank, lane.next_rows(count))
+        return history
 
 
 class Engine:
@@ -161,7 +161,7 @@ class Engine:
             while last.fold_next():
                 pass
             last.case.fold(last.cutter.rest())
-            last.case.devices = self._cards.course()
+            last.case.devices = self._cards.history()
             last.case.record = self._facts
             last.case.finish()
             self._case = last.case

@@ -240,7 +240,7 @@ class LossSpikes:
     series: Mapping[int, Series] = field(default_factory=dict)
 
     def fold(self, block: Block) -> LossSpikes:
-        """The course with a block more."""
+        """The history with a block more."""
         columns = block.columns
         position = np.arange(block.start, block.start + len(block))
         told = {**columns, "step": block.step, "skipped": block.skipped, "position": position}
@@ -258,7 +258,7 @@ class LossSpikes:
         return LossSpikes(made)
 
     def finished(self) -> LossSpikes:
-        """The course where the record ends, as far as anyone knows."""
+        """The history where the record ends, as far as anyone knows."""
         return LossSpikes({key: one.finished() for key, one in self.series.items()})
 
     def of(self, kind: Kind) -> Tally:

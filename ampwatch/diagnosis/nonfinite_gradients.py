@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.number_course import DEAD_RATE
+from ampwatch.diagnosis.number_history import DEAD_RATE
 from ampwatch.diagnosis.overflow_culprits import innermost
 from ampwatch.diagnosis.signals import Integers, Mask
 from ampwatch.diagnosis.times import Times
@@ -37,7 +37,7 @@ class NonfiniteGradients:
     left_out_last: Times = field(default_factory=Times)  # those in a row at the record's end
 
     def fold(self, block: Block) -> NonfiniteGradients:
-        """The course with a block more."""
+        """The history with one more block."""
         if not len(block):
             return self
         still, bad = _is_still(block), _not_finite(block)

@@ -57,16 +57,16 @@ class OutlyingInputs:
         return 2 * self.crowded >= self.times.count > 0
 
     def fold(self, before: Rows, rows: Rows, start: int) -> OutlyingInputs:
-        """The course with a block more; `before` are the rows that came before it.
+        """The history with one more block; `before` are the rows that came before it.
 
         A batch is judged when the rows after it have shown whether it was isolated, so the last
         few rows of a block are judged with the next one.
         """
-        recent, course = before.part(-_WINDOW - _AFTER), self
+        recent, history = before.part(-_WINDOW - _AFTER), self
         both = Rows(np.concatenate([recent.values, rows.values]))
         for at, outlier in _outliers(both, max(0, len(recent) - _AFTER)):
-            course = course._with(outlier, start + at - len(recent))
-        return course
+            history = history._with(outlier, start + at - len(recent))
+        return history
 
     def _with(self, outlier: Outlier, position: int) -> OutlyingInputs:
         third = len(self.last_two) == 2 and position - self.last_two[0] < APART_STEPS

@@ -174,7 +174,7 @@ class RateLeaps:
     last_base: float = float("nan")
 
     def fold(self, block: Block) -> RateLeaps:
-        """The course with a block more."""
+        """The history with one more block."""
         if not len(block):
             return self
         rate, base = block.columns["lr"], block.columns["lr_base"]

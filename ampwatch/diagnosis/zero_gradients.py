@@ -50,7 +50,7 @@ class ZeroRun:
 
 
 @dataclass(frozen=True, slots=True)
-class ZeroCourse:
+class ZeroHistory:
     """What is remembered of gradients that are zero; `fold` makes a new one."""
 
     run: ZeroRun = field(default_factory=ZeroRun)  # at the end
@@ -61,8 +61,8 @@ class ZeroCourse:
     frozen: bool = False  # whether any layer was seen whose weights do not learn
     learning: bool = False  # ... and any whose do
 
-    def fold(self, block: Block) -> ZeroCourse:
-        """The course with a block more."""
+    def fold(self, block: Block) -> ZeroHistory:
+        """The history with one more block."""
         made = self
         if len(block.layers):
             trainable = block.layers.flags["trainable"]

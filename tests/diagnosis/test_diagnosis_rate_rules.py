@@ -11,7 +11,7 @@ from ampwatch.diagnosis import diagnose
 from ampwatch.diagnosis.causes import link
 from ampwatch.diagnosis.findings import Finding, Severity
 from ampwatch.diagnosis.learning_rate import rows_of
-from ampwatch.diagnosis.learning_rate.course import COLUMNS
+from ampwatch.diagnosis.learning_rate.rate_history import COLUMNS
 
 ADAM = (
     0,

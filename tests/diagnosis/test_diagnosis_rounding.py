@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from ampwatch.diagnosis import Engine, diagnose
-from ampwatch.diagnosis.precision_course import RoundingCourse, RoundingSample
+from ampwatch.diagnosis.precision_history import RoundingHistory, RoundingSample
 from tests.diagnosis.hand_built import HandBuiltRun, step_table
 
 STEPS, EVERY = 400, 20
@@ -107,7 +107,7 @@ def test_what_it_says_does_not_depend_on_how_the_rows_were_cut():
 
 
 def test_a_long_record_is_remembered_in_bounded_room_and_told_the_same():
-    course = RoundingCourse(spacings=2.0)
+    course = RoundingHistory(spacings=2.0)
     for step in range(0, 500_000, 50):
         course = course._with(RoundingSample(step, 0.9, 0.1, 0.2))
     assert len(course.samples) <= 257

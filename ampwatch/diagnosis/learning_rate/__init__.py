@@ -9,9 +9,16 @@ batched. `Case.rate` in the engine is one.
 from __future__ import annotations
 
 from ampwatch.diagnosis.learning_rate.advice import advise, advise_together
-from ampwatch.diagnosis.learning_rate.course import Group, RateState, Rows, Setup, fold, rows_of
 from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
 from ampwatch.diagnosis.learning_rate.micro_batches import comparable
+from ampwatch.diagnosis.learning_rate.rate_history import (
+    Group,
+    RateState,
+    Rows,
+    Setup,
+    fold,
+    rows_of,
+)
 
 __all__ = [
     "Group",

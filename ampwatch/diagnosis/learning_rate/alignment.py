@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.course import Group, RateState, Rows
+from ampwatch.diagnosis.learning_rate.rate_history import Group, RateState, Rows
 from ampwatch.diagnosis.learning_rate.scene import PEAK_SHARE
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.signals import Floats

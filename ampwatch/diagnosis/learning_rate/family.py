@@ -11,7 +11,7 @@ import enum
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate.constants import FEW_STEPS
-from ampwatch.diagnosis.learning_rate.course import Rows, Setup
+from ampwatch.diagnosis.learning_rate.rate_history import Rows, Setup
 from ampwatch.diagnosis.signals import Floats
 
 SAME_OCTAVES = 0.35  # an identity holds within this: the update norm is an estimate

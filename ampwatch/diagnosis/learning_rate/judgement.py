@@ -13,8 +13,8 @@ from ampwatch.diagnosis.learning_rate.attribution import (
     attribute,
     recorded_mechanism,
 )
-from ampwatch.diagnosis.learning_rate.course import RateState
 from ampwatch.diagnosis.learning_rate.onset import Onset, Sign, find_onset
+from ampwatch.diagnosis.learning_rate.rate_history import RateState
 from ampwatch.diagnosis.learning_rate.scene import Scene, Warmup, base_rate
 from ampwatch.diagnosis.medians import known_of
 

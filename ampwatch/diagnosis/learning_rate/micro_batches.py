@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ampwatch.diagnosis.learning_rate.course import RateState, Rows
+from ampwatch.diagnosis.learning_rate.rate_history import RateState, Rows
 from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.signals import Floats, Mask
 

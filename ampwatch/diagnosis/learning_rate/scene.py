@@ -11,9 +11,9 @@ import numpy as np
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.bands import edge_of, noise_of, trailing_medians
-from ampwatch.diagnosis.learning_rate.course import RateState, Rows
 from ampwatch.diagnosis.learning_rate.estimate import Bounds, Estimate, estimate
 from ampwatch.diagnosis.learning_rate.onset import Onset, Sign
+from ampwatch.diagnosis.learning_rate.rate_history import RateState, Rows
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.signals import Floats
 from ampwatch.rows import LR_LEAP

@@ -10,7 +10,7 @@ import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.bands import never_zero
-from ampwatch.diagnosis.learning_rate.course import Points
+from ampwatch.diagnosis.learning_rate.rate_history import Points
 from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.signals import Floats, Integers
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.bands import edge_of, noise_of, trailing_medians
-from ampwatch.diagnosis.learning_rate.course import Rows
 from ampwatch.diagnosis.learning_rate.estimate import SLOPE
 from ampwatch.diagnosis.learning_rate.onset import LITTLE_LEARNT, Sign
+from ampwatch.diagnosis.learning_rate.rate_history import Rows
 from ampwatch.diagnosis.learning_rate.scene import Scene, is_rising
 from ampwatch.diagnosis.medians import known_of, median
 

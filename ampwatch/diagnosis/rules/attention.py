@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampwatch.diagnosis.attention_scores import Score, ScoreCourse
+from ampwatch.diagnosis.attention_scores import Score, ScoreHistory
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import RATE, Page, Seen, Ties, rule
@@ -75,7 +75,7 @@ class _Drift:
     steps_left: float
 
 
-def _first_due(course: ScoreCourse) -> _Drift | None:
+def _first_due(course: ScoreHistory) -> _Drift | None:
     """The attention that is due first, if any is."""
     if not course.scores:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.device_course import MEMORY_LIMIT, Card
+from ampwatch.diagnosis.device_history import MEMORY_LIMIT, Card
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import Page, Seen, Ties, rule
 from ampwatch.diagnosis.words import bytes_text, count_text, list_text

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.event_course import AT_FLOOR
+from ampwatch.diagnosis.event_history import AT_FLOOR
 from ampwatch.diagnosis.findings import Evidence, Severity, Standing
 from ampwatch.diagnosis.registry import NOT_FINITE, RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.rules.scale import STARTUP_ERROR_SCALE, untold

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.event_course import NO_GRADIENTS, NO_GRAPH
+from ampwatch.diagnosis.event_history import NO_GRADIENTS, NO_GRAPH
 from ampwatch.diagnosis.findings import Evidence, Finding, Severity
 from ampwatch.diagnosis.registry import RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.words import count_text, scale_text

@@ -10,7 +10,7 @@ import numpy as np
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.layer_course import LOW_HEADROOM_OCTAVES, TREND_SAMPLES, LayerCourse
+from ampwatch.diagnosis.layer_history import LOW_HEADROOM_OCTAVES, TREND_SAMPLES, LayerHistory
 from ampwatch.diagnosis.registry import RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.words import count_text, scale_text
 
@@ -66,7 +66,7 @@ def low_headroom(case: Case) -> Iterator[Seen]:
     )
 
 
-def _nearest(layers: LayerCourse) -> int | None:
+def _nearest(layers: LayerHistory) -> int | None:
     """The layer closest to its format's limit, if it still is."""
     close = (layers.headrooms >= LOW_HEADROOM_SAMPLES) & (2 * layers.near > layers.headrooms)
     last = np.where(close, layers.trend_values[:, -1], np.inf)
@@ -74,7 +74,7 @@ def _nearest(layers: LayerCourse) -> int | None:
     return int(np.argmin(last)) if close.any() else None
 
 
-def _first_due(layers: LayerCourse) -> tuple[int, float] | None:
+def _first_due(layers: LayerHistory) -> tuple[int, float] | None:
     """The layer that reaches its format's limit first, and in how many steps."""
     steps, values = layers.trend_steps, layers.trend_values
     with np.errstate(all="ignore"):  # nan where a layer has fewer samples

@@ -9,7 +9,7 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.code_to_paste import float32_island, with_lines
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.layer_course import UNDERFLOW_SAMPLES
+from ampwatch.diagnosis.layer_history import UNDERFLOW_SAMPLES
 from ampwatch.diagnosis.overflow_culprits import ROOT, Named
 from ampwatch.diagnosis.registry import (
     MIXED,

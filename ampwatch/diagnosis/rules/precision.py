@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.event_course import FLOAT16_PARAMETERS
+from ampwatch.diagnosis.event_history import FLOAT16_PARAMETERS
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.words import count_text, list_text, scale_text

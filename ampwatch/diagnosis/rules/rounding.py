@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.precision_course import Kept, RoundingSample
+from ampwatch.diagnosis.precision_history import Kept, RoundingSample
 from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.words import count_text
 

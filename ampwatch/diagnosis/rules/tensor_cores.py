@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.device_course import Card
+from ampwatch.diagnosis.device_history import Card
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.precision_course import Precision
+from ampwatch.diagnosis.precision_history import Precision
 from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.words import list_text
 

@@ -147,13 +147,13 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceCourse:
+class DeviceHistory:
     """What is remembered of the cards; `fold` makes a new one."""
 
     cards: dict[tuple[int, str], Card] = field(default_factory=dict)
 
-    def fold(self, rank: int, rows: pa.Table) -> DeviceCourse:
-        """The course with more of one rank's rows."""
+    def fold(self, rank: int, rows: pa.Table) -> DeviceHistory:
+        """The history with more of one rank's rows."""
         devices, codes = texts(rows, "device")
         cards = dict(self.cards)
         for code in np.unique(codes[codes >= 0]).tolist():
@@ -161,7 +161,7 @@ class DeviceCourse:
             if key in cards or len(cards) < MOST_CARDS:
                 known = cards.get(key) or Card(*key)
                 cards[key] = known.with_rows(rows.filter(column(codes == code, pa.bool_())))
-        return DeviceCourse(cards)
+        return DeviceHistory(cards)
 
     def last_times_ns(self) -> dict[int, int]:
         """When each rank last told of its devices; a rank does so while it waits for others."""

@@ -1,4 +1,4 @@
-"""The course of the loss scale, folded block by block: what explains each skip, in bounded state.
+"""The history of the loss scale, folded block by block: what explains each skip, in bounded state.
 
 Skips close together are one *episode*. An episode belongs to the start-up search, to the sawtooth
 of a growing scale, to a reset, to a collapse, or to nothing known; each belongs to one of these.
@@ -41,7 +41,7 @@ MOST_FALLS = 16
 
 
 @dataclass(slots=True)
-class ScaleCourse:
+class ScaleHistory:
     """What is remembered of the scale; `copy` it before folding what may still change."""
 
     scaler: Scaler
@@ -86,8 +86,8 @@ class ScaleCourse:
     at_floor: Times = field(default_factory=Times)  # skips at the framework's minimum
     micro_batches: tuple[float, float] = (NAN, NAN)  # of a step: at first, at most
 
-    def copy(self) -> ScaleCourse:
-        """A course of its own, as far as folding changes it in place."""
+    def copy(self) -> ScaleHistory:
+        """A history of its own, as far as folding changes it in place."""
         made = copy.copy(self)
         made.culprits, made.search = self.culprits.copy(), self.search.copy()
         made.recent_levels = self.recent_levels.copy()

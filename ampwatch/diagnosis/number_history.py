@@ -24,7 +24,7 @@ _FORWARD_OF = {"backward": 1, "loss": 1, "forward": 0, "input": 0, "weights": 0}
 
 
 @dataclass(slots=True)
-class NumberCourse:
+class NumberHistory:
     """What is remembered of finiteness, and of the loop's plain columns."""
 
     sees_forward: bool = False
@@ -51,8 +51,8 @@ class NumberCourse:
     last_skipped_step: int | None = None
     last_position: int = -1
 
-    def copy(self) -> NumberCourse:
-        """A course of its own."""
+    def copy(self) -> NumberHistory:
+        """A history of its own."""
         return copy.copy(self)
 
     def fold(self, block: Block, forward: Flags, bad_input: Mask) -> None:

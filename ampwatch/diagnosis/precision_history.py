@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block, LayerRows
-from ampwatch.diagnosis.layer_course import MOST_LAYERS
+from ampwatch.diagnosis.layer_history import MOST_LAYERS
 
 _HALF = ("float16", "bfloat16")
 # Who keeps what rounding loses, in a Kahan sum or a float32 master, has nothing to give back before
@@ -36,15 +36,15 @@ class Precision:
 
 
 @dataclass(frozen=True, slots=True)
-class PrecisionCourse:
+class PrecisionHistory:
     """What is remembered of the layers' data types; `fold` makes a new one."""
 
     layers: dict[str, Precision] = field(default_factory=dict)
     sampled_steps: int = 0
     batch_norms: frozenset[str] = frozenset()  # that learn, and so keep running statistics
 
-    def fold(self, block: Block) -> PrecisionCourse:
-        """The course with a block more."""
+    def fold(self, block: Block) -> PrecisionHistory:
+        """The history with one more block."""
         rows = block.layers
         if not len(rows):
             return self
@@ -67,7 +67,7 @@ class PrecisionCourse:
                 output = names[codes[at]]
                 layers[name] = Precision(work, bool(half[at]), bool(keeps[at]), sides, output)
         steps = self.sampled_steps + len(np.unique(rows.step[seen]))
-        return PrecisionCourse(layers, steps, norms)
+        return PrecisionHistory(layers, steps, norms)
 
     @property
     def products(self) -> dict[str, Precision]:
@@ -106,7 +106,7 @@ class RoundingSample:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundingCourse:
+class RoundingHistory:
     """What is remembered of them; `fold` makes a new one."""
 
     samples: tuple[RoundingSample, ...] = ()
@@ -115,26 +115,26 @@ class RoundingCourse:
     spacings: float = 0.0  # that a typical weight was asked to move so far
     last_step: int | None = None
 
-    def fold(self, block: Block) -> RoundingCourse:
-        """The course with a block more."""
+    def fold(self, block: Block) -> RoundingHistory:
+        """The history with one more block."""
         # Masters and sums may be made anew from the weights where steps begin anew.
-        course = replace(self, spacings=0.0, last_step=None) if block.restart else self
+        history = replace(self, spacings=0.0, last_step=None) if block.restart else self
         figures = np.array([block.columns[name] for name in _COLUMNS])
         for at in np.isfinite(figures).all(axis=0).nonzero()[0].tolist():
-            course = course._with(RoundingSample(int(block.step[at]), *figures[:, at].tolist()))
-        return course
+            history = history._with(RoundingSample(int(block.step[at]), *figures[:, at].tolist()))
+        return history
 
-    def _with(self, sample: RoundingSample) -> RoundingCourse:
+    def _with(self, sample: RoundingSample) -> RoundingHistory:
         gap = 1 if self.last_step is None else max(1, sample.step - self.last_step)
         spacings = self.spacings + gap * sample.asked_share
-        course = replace(self, spacings=spacings, last_step=sample.step)
+        history = replace(self, spacings=spacings, last_step=sample.step)
         if spacings < SETTLED_SPACINGS:
-            return course
+            return history
         kept = self.samples if self.seen % self.every else (*self.samples, sample)
         every = self.every
         if len(kept) > _MOST_SAMPLES:
             kept, every = kept[::2], 2 * every
-        return replace(course, samples=kept, seen=self.seen + 1, every=every)
+        return replace(history, samples=kept, seen=self.seen + 1, every=every)
 
 
 _COLUMNS = ("unmoved_share", "asked_share", "update_kept_share")

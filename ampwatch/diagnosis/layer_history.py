@@ -38,7 +38,7 @@ class ScaleConflict:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCourse:
+class LayerHistory:
     """What is remembered of each layer; arrays have an entry a name. `fold` makes a new one."""
 
     names: tuple[str, ...] = ()
@@ -58,8 +58,8 @@ class LayerCourse:
     first_conflict: ScaleConflict | None = None
     last_conflict: ScaleConflict | None = None
 
-    def fold(self, block: Block, judged: Mask) -> LayerCourse:
-        """The course with a block; `judged` entries are accepted and at an established scale."""
+    def fold(self, block: Block, judged: Mask) -> LayerHistory:
+        """The history with a block; `judged` entries are accepted and at an established scale."""
         rows = block.layers
         if not len(rows):
             return self
@@ -98,7 +98,7 @@ class LayerCourse:
         enough = self.samples >= UNDERFLOW_SAMPLES
         return np.flatnonzero(enough & (2 * self.losing > self.samples))
 
-    def _with_names(self, names: tuple[str, ...]) -> LayerCourse:
+    def _with_names(self, names: tuple[str, ...]) -> LayerHistory:
         new = [n for n in names if n not in self.numbers][: MOST_LAYERS - len(self.names)]
         if not new:
             return self
@@ -114,7 +114,7 @@ class LayerCourse:
     def _counts(self, layer: Integers, weights: Floats | None = None) -> Any:
         return np.bincount(layer, weights, minlength=len(self.names))
 
-    def _with_shares(self, layer: Integers, step: Integers, share: Floats) -> LayerCourse:
+    def _with_shares(self, layer: Integers, step: Integers, share: Floats) -> LayerHistory:
         told = ~np.isnan(share)
         layer, step, share = layer[told], step[told], share[told]
         first, last = self.first_step.copy(), self.last_step.copy()
@@ -131,7 +131,7 @@ class LayerCourse:
             last_step=last,
         )
 
-    def _with_headrooms(self, layer: Integers, step: Integers, octaves: Floats) -> LayerCourse:
+    def _with_headrooms(self, layer: Integers, step: Integers, octaves: Floats) -> LayerHistory:
         told = np.isfinite(octaves)
         layer, step, octaves = layer[told], step[told], octaves[told]
         order = np.argsort(layer, kind="stable")
@@ -152,7 +152,7 @@ class LayerCourse:
 
     def _with_windows(
         self, layer: Integers, step: Integers, low: Floats, high: Floats
-    ) -> LayerCourse:
+    ) -> LayerHistory:
         told = np.isfinite(low) | np.isfinite(high)
         if not told.any():
             return self

@@ -64,7 +64,7 @@ class _Restart:
 
 
 @dataclass(frozen=True, slots=True)
-class RestartCourse:
+class RestartHistory:
     """What is remembered of restarts; `fold` makes a new one."""
 
     open: tuple[_Restart, ...] = ()
@@ -73,8 +73,8 @@ class RestartCourse:
     first: Jump | None = None
     last: Jump | None = None
 
-    def fold(self, state: RateState, rows: Rows, block: Block) -> RestartCourse:
-        """The course with a block more; `state` is of the rows before it."""
+    def fold(self, state: RateState, rows: Rows, block: Block) -> RestartHistory:
+        """The history with one more block; `state` is of the rows before it."""
         found = _restarts_in(block)
         if not (found or self.open):
             return self
@@ -84,25 +84,25 @@ class RestartCourse:
             _restart(position, step, is_seam, known.part(0, position - begin), state)
             for position, (step, is_seam) in found.items()
         )
-        course = replace(self, open=(*self.open, *new)[-_MOST_OPEN:])
-        return course._judged(_AFTER, known, begin)
+        history = replace(self, open=(*self.open, *new)[-_MOST_OPEN:])
+        return history._judged(_AFTER, known, begin)
 
-    def finished(self, state: RateState) -> RestartCourse:
-        """The course where the record ends: with half of the rows a restart is judged all the same.
+    def finished(self, state: RateState) -> RestartHistory:
+        """The history where the record ends: with half of the rows a restart is judged all the same.
 
         `state` holds all rows.
         """
-        course = self._judged(_AFTER // 2, state.tail, state.rows - len(state.tail))
+        history = self._judged(_AFTER // 2, state.tail, state.rows - len(state.tail))
         end = state.tail.part(-_AFTER)
-        for one, rate in course.raised if course.last is None else ():
+        for one, rate in history.raised if history.last is None else ():
             if state.rows - one.position >= 2 * _AFTER and (jump := _lasting(one, rate, end)):
-                times = course.jumps.and_at(jump.step, jump.position)
-                course = replace(course, jumps=times, first=course.first or jump, last=jump)
-        return course
+                times = history.jumps.and_at(jump.step, jump.position)
+                history = replace(history, jumps=times, first=history.first or jump, last=jump)
+        return history
 
-    def _judged(self, least: int, rows: Rows, begin: int) -> RestartCourse:
-        """The course after a look at the restarts that have so many rows behind them."""
-        course, waiting = self, []
+    def _judged(self, least: int, rows: Rows, begin: int) -> RestartHistory:
+        """The history after a look at the restarts that have so many rows behind them."""
+        history, waiting = self, []
         for one in self.open:
             at = one.position - begin
             if at + least > len(rows):
@@ -111,12 +111,12 @@ class RestartCourse:
             after = rows.part(at + _FIRST_ROWS, at + _AFTER)
             jump, rate = _jump(one, after), _median("lr", after)
             if rate >= _RATE_RISE * _medians("lr", one.before).max(initial=0.0) > 0:
-                raised = (*course.raised, (one, rate))[-_MOST_RAISED:]
-                course = replace(course, raised=raised)
+                raised = (*history.raised, (one, rate))[-_MOST_RAISED:]
+                history = replace(history, raised=raised)
             if jump is not None:
-                times = course.jumps.and_at(jump.step, jump.position)
-                course = replace(course, jumps=times, first=course.first or jump, last=jump)
-        return replace(course, open=tuple(waiting))
+                times = history.jumps.and_at(jump.step, jump.position)
+                history = replace(history, jumps=times, first=history.first or jump, last=jump)
+        return replace(history, open=tuple(waiting))
 
 
 def _restarts_in(block: Block) -> dict[int, tuple[int, bool]]:

@@ -20,7 +20,7 @@ TWICE_SCALE, TWICE_ERROR = 16.0, 0.02  # from this scale on, and so nearly, a sh
 
 
 @dataclass(frozen=True, slots=True)
-class LoopCourse:
+class LoopHistory:
     """What is remembered of the loop; `fold` makes a new one."""
 
     skips: int = 0  # whose rate and the next step's are known
@@ -42,8 +42,8 @@ class LoopCourse:
         """Accepted steps that should have moved the weights."""
         return self.still.count + self.moved
 
-    def fold(self, block: Block) -> LoopCourse:
-        """The course with a block more."""
+    def fold(self, block: Block) -> LoopHistory:
+        """The history with one more block."""
         if not len(block):
             return self
         lr, columns = block.columns["lr"], block.columns

@@ -25,7 +25,7 @@ class RankFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class RankCourse:
+class RankHistory:
     """What is remembered of the ranks; `fold` makes a new one."""
 
     others: Mapping[int, RankFacts] = field(default_factory=dict)
@@ -39,8 +39,8 @@ class RankCourse:
     attempts: Mapping[int, int] = field(default_factory=dict)  # how often each rank began
     ended: frozenset[int] = frozenset()  # those that said so
 
-    def fold(self, block: Block) -> RankCourse:
-        """The course with a block more."""
+    def fold(self, block: Block) -> RankHistory:
+        """The history with one more block."""
         made = self._with_marks(block.events)
         if not len(block):
             return made
@@ -60,7 +60,7 @@ class RankCourse:
         newest = max(self.attempts.values(), default=0)
         return rank in self.ended or self.attempts.get(rank, 0) < newest
 
-    def _with_marks(self, events: tuple[Event, ...]) -> RankCourse:
+    def _with_marks(self, events: tuple[Event, ...]) -> RankHistory:
         """Which ranks began, and which said that they ended."""
         if not events:
             return self
@@ -73,7 +73,7 @@ class RankCourse:
                 ended.add(event.rank)
         return replace(self, attempts=attempts, ended=frozenset(ended))
 
-    def _with_spine(self, block: Block) -> RankCourse:
+    def _with_spine(self, block: Block) -> RankHistory:
         times, loss = block.columns["time_ns"], block.columns["loss"]
         known, finite = times[times > 0], loss[np.isfinite(loss)]
         rows, last_step = self.rows + len(block), int(block.step[-1])
@@ -88,7 +88,7 @@ class RankCourse:
             losses_vary=self.losses_vary or bool((finite != finite[:1]).any()),
         )
 
-    def _with_rank(self, block: Block, rank: int, rows: RankRows) -> tuple[RankCourse, Mask]:
+    def _with_rank(self, block: Block, rank: int, rows: RankRows) -> tuple[RankHistory, Mask]:
         """Also where in the block it differs from the lowest rank."""
         at, there = block.at_step(rows.step)
         at, mine = at[there], np.flatnonzero(there)
