@@ -193,14 +193,14 @@ def follow(options: argparse.Namespace) -> None:
     while shares:
         start = time.perf_counter()
         look = runs.look(path)
-        if len(look.course):
-            base = bases.of(look.name, look.course, None)
-            live_message(picture_of(look, Address()), look.course, base, whole=True)
+        if len(look.curves):
+            base = bases.of(look.name, look.curves, None)
+            live_message(picture_of(look, Address()), look.curves, base, whole=True)
             scale_windows(look, None)
             grid(look, QUANTITIES[0], None)
         looks_ms.append((time.perf_counter() - start) * 1e3)
         judged = 0 if look.verdict is None else look.verdict.judged.run.steps
-        taken = min(judged, len(look.course))
+        taken = min(judged, len(look.curves))
         if taken >= shares[0] * options.steps:
             shares.pop(0)
             medians_ms.append(float(np.median(looks_ms)))

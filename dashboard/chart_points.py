@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from course import Course
+from step_curves import StepCurves
 
 from ampwatch.report import thinning
 from ampwatch.report.painter.message import Arrays, Picture, pack
@@ -41,15 +41,15 @@ class Bases:
         self._lock = Lock()
         self._kept: OrderedDict[tuple[str, Span | None], tuple[int, Base]] = OrderedDict()
 
-    def of(self, name: str, course: Course, span: Span | None) -> Base:
+    def of(self, name: str, curves: StepCurves, span: Span | None) -> Base:
         """The base for a span, thinned anew once its tail is too long."""
         key = (name, span)
         with self._lock:
             epoch, base = self._kept.get(key, (-1, None))
-        if base is None or epoch != course.epoch or _is_long(course, base, span):
-            base = thinned_base(name, course, span)
+        if base is None or epoch != curves.epoch or _is_long(curves, base, span):
+            base = thinned_base(name, curves, span)
             with self._lock:
-                self._kept[key] = (course.epoch, base)
+                self._kept[key] = (curves.epoch, base)
                 self._kept.move_to_end(key)
                 while len(self._kept) > _BASES_KEPT:
                     self._kept.popitem(last=False)
@@ -59,10 +59,10 @@ class Bases:
 _RECENT_ROWS = 4096  # that tell the usual interval between logged steps
 
 
-def thinned_base(name: str, course: Course, span: Span | None) -> Base:
-    """The points for a span, or for the whole run; `name` tells courses apart."""
-    first, last = span or course.ends
-    near = course.within(span)
+def thinned_base(name: str, curves: StepCurves, span: Span | None) -> Base:
+    """The points for a span, or for the whole run; `name` tells several apart."""
+    first, last = span or curves.ends
+    near = curves.within(span)
     rug = near.rug(first, last)
     arrays = {
         **thinned_lines(near, span),
@@ -71,47 +71,47 @@ def thinned_base(name: str, course: Course, span: Span | None) -> Base:
         "base.skips.count": rug.count,
     }
     named = "all" if span is None else f"{first}-{last}"
-    recent = course.step[-_RECENT_ROWS:]
-    hole = max(course.hole, thinning.hole_of(first, last), thinning.usual_hole(recent))
-    return Base(f"{name} {course.epoch}.{len(course)}.{named}", len(course), hole, arrays)
+    recent = curves.step[-_RECENT_ROWS:]
+    hole = max(curves.hole, thinning.hole_of(first, last), thinning.usual_hole(recent))
+    return Base(f"{name} {curves.epoch}.{len(curves)}.{named}", len(curves), hole, arrays)
 
 
-def thinned_lines(course: Course, span: Span | None = None, prefix: str = "") -> Arrays:
-    """The lines of a course as arrays of a message."""
-    near, arrays = course.within(span), {}
-    for name in course.present:
+def thinned_lines(curves: StepCurves, span: Span | None = None, prefix: str = "") -> Arrays:
+    """A run's lines as arrays of a message."""
+    near, arrays = curves.within(span), {}
+    for name in curves.present:
         step, values = near.points(name, span)
-        if name in course.stepped:
+        if name in curves.stepped:
             line = thinning.stepped_line(step, values)
         else:
-            line = thinning.broken_line(step, values, course.hole)
+            line = thinning.broken_line(step, values, curves.hole)
         arrays[f"base.{prefix}{name}.x"], arrays[f"base.{prefix}{name}.y"] = line.x, line.y
     return arrays
 
 
-def live_message(picture: Picture, course: Course, base: Base, *, whole: bool) -> bytes:
-    """The message of a growing course; with its base if it is `whole`."""
-    tail = _tail(course, base, picture.span)
+def live_message(picture: Picture, curves: StepCurves, base: Base, *, whole: bool) -> bytes:
+    """The message of a growing run; with its base if it is `whole`."""
+    tail = _tail(curves, base, picture.span)
     header = picture.header(base.id, base.hole, whole=whole)
     return pack(header, {**(base.arrays if whole else {}), **tail})
 
 
-def _is_long(course: Course, base: Base, span: Span | None) -> bool:
-    added = len(course) - base.rows
+def _is_long(curves: StepCurves, base: Base, span: Span | None) -> bool:
+    added = len(curves) - base.rows
     most = min(TAIL_MOST, max(TAIL_LEAST, int(base.rows * TAIL_SHARE)))
     if added <= most:
         return False
-    return span is None or int(course.step[course.since(base.rows)].min()) <= span[1]
+    return span is None or int(curves.step[curves.since(base.rows)].min()) <= span[1]
 
 
-def _tail(course: Course, base: Base, span: Span | None) -> Arrays:
-    rows: Any = course.since(base.rows)
+def _tail(curves: StepCurves, base: Base, span: Span | None) -> Arrays:
+    rows: Any = curves.since(base.rows)
     if span is not None:
-        rows = course.rows_within(*span, start=base.rows)
-    step = course.step[rows]
+        rows = curves.rows_within(*span, start=base.rows)
+    step = curves.step[rows]
     arrays: Arrays = {"tail.step": step}
-    for name in course.present:
-        arrays[f"tail.{name}"] = course.columns[name][rows]
-    since = course.skips[course.skips >= step.min()] if len(step) else step
+    for name in curves.present:
+        arrays[f"tail.{name}"] = curves.columns[name][rows]
+    since = curves.skips[curves.skips >= step.min()] if len(step) else step
     arrays["tail.skips"] = since
     return arrays

@@ -47,12 +47,12 @@ def _now(chosen: Sequence[run_list.Choice]) -> None:
     browser.html(_table(looks), key="compare table")
     arrays: Arrays = {}
     for number, (_, look) in enumerate(looks):
-        arrays |= thinned_lines(look.course, prefix=f"{number}.")
+        arrays |= thinned_lines(look.curves, prefix=f"{number}.")
     picture = Picture(
         name=" ".join(choice.path for choice in chosen),
-        panels=list(compared_panels([n for n, _ in looks], [k.course.present for _, k in looks])),
+        panels=list(compared_panels([n for n, _ in looks], [k.curves.present for _, k in looks])),
         ends=_ends([look for _, look in looks]),
-        rows=sum(len(look.course) for _, look in looks),
+        rows=sum(len(look.curves) for _, look in looks),
         reports=False,
     )
     live_chart.show_still(picture, arrays, key="compare chart")
@@ -63,7 +63,7 @@ def _of_lowest_rank(choice: run_list.Choice) -> Look:
 
 
 def _ends(looks: Sequence[Look]) -> tuple[int, int]:
-    ends = [look.course.ends for look in looks]
+    ends = [look.curves.ends for look in looks]
     return min(first for first, _ in ends), max(last for _, last in ends)
 
 
@@ -83,18 +83,18 @@ def _cells(number: int, name: str, look: Look) -> list[str]:
     color, dash = line_style(number)
     style = {"solid": "solid", "dot": "dotted", "dash": "dashed"}[dash]
     line = f'<i class="aw-key" style="border-top:3px {style} var(--aw-{color})"></i>'
-    course, diagnosis = look.course, look.diagnosis
-    loss, _ = course.latest("loss")
-    time_ms = course.median_step_time
+    curves, diagnosis = look.curves, look.diagnosis
+    loss, _ = curves.latest("loss")
+    time_ms = curves.median_step_time
     verdict = "reading" if diagnosis is None else diagnosis.verdict.value
     tone = VERDICT_COLOR.get(verdict, "muted")
     return [
         f"{line}<b>{said(name)}</b>",
         f'<span class="aw-chip" style="--aw-tone:var(--aw-{tone})">{verdict}</span>',
-        said(short_dtype(course.autocast_dtype or "off")),
-        f"{len(course):,}",
+        said(short_dtype(curves.autocast_dtype or "off")),
+        f"{len(curves):,}",
         "" if loss is None else f"{loss:.4g}",
-        share_text(course.skip_count, len(course)),
+        share_text(curves.skip_count, len(curves)),
         "" if time_ms is None else f"{time_ms:.3g}",
         peak_memory(look),
     ]

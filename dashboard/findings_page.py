@@ -11,10 +11,10 @@ import browser
 import run_list
 import small_charts
 import streamlit as st
-from course import SCALE
 from formatting import rate_text, said, said_lines
 from open_runs import Look
 from problems import guarded
+from step_curves import SCALE
 from verdict_band import band
 
 from ampwatch.diagnosis import (
@@ -152,12 +152,12 @@ def _picture(look: Look, finding: Finding) -> str:
     if finding.first_step is None:
         return ""
     names = [_COLUMNS.get(piece.signal) for piece in finding.evidence]
-    shown = next((name for name in names if name in look.course.present), None)
+    shown = next((name for name in names if name in look.curves.present), None)
     if shown is None:
         return ""
-    last = look.course.ends[1] if finding.last_step is None else finding.last_step
+    last = look.curves.ends[1] if finding.last_step is None else finding.last_step
     label = column(Table.STEPS, "scale" if shown == SCALE else shown).label
-    drawn = small_charts.course_sketch(look.course, shown, finding.first_step, last)
+    drawn = small_charts.curve_sketch(look.curves, shown, finding.first_step, last)
     title = f'<div class="aw-chart-title"><b>{label}</b>shaded: {finding.code}</div>'
     return title + drawn if drawn else ""
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from course import Course
 from numpy.typing import NDArray
 from open_runs import Look
+from step_curves import StepCurves
 
 from ampwatch.rows import EXPONENT_BINS, Table, column
 
@@ -89,12 +89,12 @@ def layer_names(look: Look) -> tuple[str, ...]:
     return look.layers.worst(_IS_LOW, is_live=look.is_live).layers
 
 
-def history(look: Look, layer: str) -> Course:
+def history(look: Look, layer: str) -> StepCurves:
     """One layer's numbers over the sampled steps; where several ranks tell them, the worst."""
     is_low = {name: _IS_LOW[name] for name in HISTORY}
     kept = look.layers.line(layer, is_low, is_live=look.is_live).history
     columns = {name: column.values for name, column in kept.columns.items()}
-    return Course(
+    return StepCurves(
         0, kept.step.values, columns, np.zeros(0, np.int64), kept.present, kept.starts,
         hole=_USUAL_HOLES * look.info.layer_every, past=kept.past,
     )  # fmt: skip

@@ -199,13 +199,13 @@ def _one_layer(look: Look, layer: str, step: int | None) -> None:
 
 
 def _history(look: Look, layer: str, step: int | None) -> None:
-    course = layer_samples.history(look, layer)
+    curves = layer_samples.history(look, layer)
     picture = Picture(
-        name=f"{look.path} {layer}", ends=course.ends,
-        panels=[panel for panel in _PANELS if panel.strokes[0].column in course.present],
-        picked=step, rows=len(course), reports=False,
+        name=f"{look.path} {layer}", ends=curves.ends,
+        panels=[panel for panel in _PANELS if panel.strokes[0].column in curves.present],
+        picked=step, rows=len(curves), reports=False,
     )  # fmt: skip
-    live_chart.show_still(picture, thinned_lines(course), key="layer chart")
+    live_chart.show_still(picture, thinned_lines(curves), key="layer chart")
 
 
 def _facts(look: Look, layer: str, step: int | None) -> None:

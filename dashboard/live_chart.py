@@ -10,7 +10,7 @@ import run_list
 import streamlit as st
 from chart_points import live_message
 from open_runs import Look
-from rank_course import column_of
+from rank_curves import column_of
 
 from ampwatch.report.overview_chart import Shown, marks_of, panels_of, restart_of
 from ampwatch.report.painter import line_style
@@ -29,17 +29,17 @@ def forget_sent() -> None:
 def show(look: Look) -> None:
     """The charts of a run for the span in the address."""
     where = address.read()
-    if not len(look.course):
+    if not len(look.curves):
         st.html('<div class="aw-muted">No step was logged yet.</div>')
         return
-    if not look.course.present:
+    if not look.curves.present:
         st.html('<div class="aw-muted">The run holds no numbers to draw, or none yet.</div>')
         return
-    base = run_list.bases().of(look.name, look.course, where.span)
+    base = run_list.bases().of(look.name, look.curves, where.span)
     whole = st.session_state.get(_SENT) != (look.name, base.id)
     picture = picture_of(look, where)
     browser.component(
-        live_message(picture, look.course, base, whole=whole),
+        live_message(picture, look.curves, base, whole=whole),
         key=KEY,
         on_span_change=_span_changed,
         on_step_change=_step_changed,
@@ -50,19 +50,19 @@ def show(look: Look) -> None:
 
 def picture_of(look: Look, where: address.Address) -> Picture:
     """The run's chart without its points."""
-    course = look.course
+    curves = look.curves
     shown = Shown(
-        course.present, course.ends, course.skip_count, course.clips, look.diagnosis, _level(look)
+        curves.present, curves.ends, curves.skip_count, curves.clips, look.diagnosis, _level(look)
     )
     return Picture(
         name=look.path,
         panels=[_of_ranks(look, panel) for panel in panels_of(shown)],
-        ends=course.ends,
+        ends=curves.ends,
         marks=list(marks_of(shown)),
         restart=restart_of(look.diagnosis),
         span=where.span,
         picked=where.step,
-        rows=len(course),
+        rows=len(curves),
     )
 
 
@@ -86,7 +86,7 @@ def _of_ranks(look: Look, panel: Panel) -> Panel:
         return panel
     line, lowest = panel.strokes[-1], look.shown[0]
     columns = {rank: column_of(line.column, rank) for rank in look.shown[1:]}
-    drawn = {lowest: line.column} | {r: c for r, c in columns.items() if c in look.course.present}
+    drawn = {lowest: line.column} | {r: c for r, c in columns.items() if c in look.curves.present}
     if len(drawn) == 1:
         return replace(panel, title=(*panel.title, (", the same on all ranks", "muted")))
     title, strokes = list(panel.title), []

@@ -10,10 +10,10 @@ import numpy as np
 import run_list
 import streamlit as st
 from chart_points import thinned_lines
-from course import Course
 from formatting import said
 from open_runs import Look
 from problems import guarded, problem
+from step_curves import StepCurves
 
 from ampwatch.diagnosis.words import bytes_text
 from ampwatch.report.overview_chart import column_panel
@@ -36,7 +36,7 @@ class Device:
 
     rank: int
     name: str
-    course: Course
+    curves: StepCurves
     total_bytes: int | None
 
 
@@ -74,13 +74,13 @@ def devices(look: Look) -> Iterator[Device]:
             factor = 100 if column(Table.DEVICES, rate).unit == "%" else 1
             columns[rate] = np.array(mine.column(rate).to_numpy(), np.float32) * factor
         present = frozenset(c for c, values in columns.items() if np.isfinite(values).any())
-        course = Course(
+        curves = StepCurves(
             0, seconds.astype(np.int64), columns, np.zeros(0, np.int64), present, (),
         )  # fmt: skip
         totals = mine.column("total_bytes").drop_null()
         card = next((n for n in reversed(mine.column("name").to_pylist()) if n), name)
         total = totals[-1].as_py() if len(totals) else None
-        yield Device(rank, f"{card}" if card == name else f"{card} ({name})", course, total)
+        yield Device(rank, f"{card}" if card == name else f"{card} ({name})", curves, total)
 
 
 def _device(look: Look, device: Device, number: int) -> None:
@@ -90,25 +90,25 @@ def _device(look: Look, device: Device, number: int) -> None:
         f'<div class="aw-muted">{said(_peak(device))}</div>'
     )
     picture = Picture(
-        name=f"{look.path} device {number}", panels=list(_panels(device)), ends=device.course.ends,
-        rows=len(device.course), unit="second", reports=False,
+        name=f"{look.path} device {number}", panels=list(_panels(device)), ends=device.curves.ends,
+        rows=len(device.curves), unit="second", reports=False,
     )  # fmt: skip
-    arrays: Arrays = thinned_lines(device.course)
+    arrays: Arrays = thinned_lines(device.curves)
     live_chart.show_still(picture, arrays, key=f"device {number}")
 
 
 def _peak(device: Device) -> str:
-    course = device.course
-    column = next((c for c in ("peak_bytes", "used_bytes") if c in course.present), None)
+    curves = device.curves
+    column = next((c for c in ("peak_bytes", "used_bytes") if c in curves.present), None)
     if column is None:
         return "No GPU memory was sampled: this is the host."
-    peak = float(np.nanmax(course.columns[column])) * _GB
+    peak = float(np.nanmax(curves.columns[column])) * _GB
     card = f" of {bytes_text(device.total_bytes)}" if device.total_bytes else ""
     return f"peak {bytes_text(peak)}{card}"
 
 
 def _panels(device: Device) -> Iterator[Panel]:
-    present = device.course.present
+    present = device.curves.present
     strokes = tuple(
         Stroke(name, column(Table.DEVICES, name).label, color)
         for name, color in _BYTES.items()

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-from course import Course, Numbers, Span
-from layer_history import LayerHistory
-from rank_course import MOST, RankNumbers
+from kept_layers import KeptLayers
+from rank_curves import MOST, RankNumbers
+from step_curves import Numbers, Span, StepCurves
 
 from ampwatch.diagnosis import Diagnosis, Severity
 from ampwatch.errors import AmpwatchError
@@ -41,14 +41,14 @@ class Look:
     info: RunInfo
     ranks: tuple[int, ...]
     rank: int | None  # the one looked at; all of them if none
-    shown: tuple[int, ...]  # the ranks that the course holds
-    course: Course  # that rank's; of all, the lowest one's with what differs on the others
+    shown: tuple[int, ...]  # the ranks that the curves are of
+    curves: StepCurves  # of that rank; of all: the lowest one, and what differs on the others
     state: State
     last_time_ns: int
     verdict: Verdict | None  # none while the first diagnosis is made
     _is_judged: bool
     _follower: Follower
-    layers: LayerHistory  # what is kept of the layers' samples
+    layers: KeptLayers  # what is kept of the layers' samples
 
     def read(self, table: Table, columns: Sequence[str]) -> pa.Table:
         """These columns of a table, as they stand by now, of the ranks looked at."""
@@ -124,7 +124,7 @@ class _OpenRun:
             self._shown = self._wanted(run.ranks)
         self._numbers, self._quick = _numbers_of(self._shown), Numbers(quick=True)
         self._taken_rows = -1
-        self._layers = LayerHistory(self._follower, None)
+        self._layers = KeptLayers(self._follower, None)
         self._loading: Future[Numbers | RankNumbers] | None = None
         self._seen: Look | None = None
         self._seen_at = 0.0
@@ -146,10 +146,10 @@ class _OpenRun:
             self._numbers, self._loading = self._loading.result(), None
         state, rows = self._follower.refresh()
         with self._follower.reading() as run:
-            course = self._read(run, rows, first=self._seen is None)
+            curves = self._read(run, rows, first=self._seen is None)
         rank = self._rank if self._rank in run.ranks else None
         if rank != self._layers.rank:
-            self._layers = LayerHistory(self._follower, rank)
+            self._layers = KeptLayers(self._follower, rank)
         is_judged = self._loading is None and self._judge.examine(rows)
         self._seen = Look(
             path=self._path,
@@ -157,7 +157,7 @@ class _OpenRun:
             ranks=run.ranks,
             rank=rank,
             shown=self._shown,
-            course=replace(course, zoom=partial(self._zoomed, course)),
+            curves=replace(curves, zoom=partial(self._zoomed, curves)),
             state=state,
             last_time_ns=run.last_time_ns,
             verdict=self._judge.verdict,
@@ -168,23 +168,23 @@ class _OpenRun:
         self._seen_at = self._clock()
         return self._seen
 
-    def _read(self, run: Run, rows: int, *, first: bool) -> Course:
-        """The course as it stands; of a long run at first only the scale and the skips."""
+    def _read(self, run: Run, rows: int, *, first: bool) -> StepCurves:
+        """The curves as they are; of a long run at first only the scale and the skips."""
         if first and summarize(run.path).steps > _MANY_ROWS:
             self._quick.take(run)
             self._loading = self._workers.submit(_loaded, run, self._shown)
         if self._loading is not None:
-            return self._quick.course
+            return self._quick.curves
         if self._follows_ranks(run) or rows != self._taken_rows or self._numbers.waits:
             self._numbers.take(run)
             self._taken_rows = rows
-        return self._numbers.course
+        return self._numbers.curves
 
-    def _zoomed(self, course: Course, span: Span) -> Course:
+    def _zoomed(self, curves: StepCurves, span: Span) -> StepCurves:
         """The rows of a span, from the log."""
         with self._lock, self._follower.reading() as run:
-            if self._loading is not None or course.epoch != self._numbers.course.epoch:
-                return course  # all rows are being read, or were begun anew
+            if self._loading is not None or curves.epoch != self._numbers.curves.epoch:
+                return curves  # all rows are being read, or were begun anew
             return self._numbers.zoomed(run, span)
 
     def _follows_ranks(self, run: Run) -> bool:
@@ -193,7 +193,7 @@ class _OpenRun:
         if wanted == self._shown:
             return False
         self._shown = wanted
-        self._numbers = _numbers_of(wanted, epoch=self._numbers.course.epoch + 1)
+        self._numbers = _numbers_of(wanted, epoch=self._numbers.curves.epoch + 1)
         return True
 
     def _wanted(self, ranks: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ import streamlit as st
 from formatting import rate_text, said, short_dtype
 from open_runs import Look
 from problems import guarded
-from rank_course import column_of
+from rank_curves import column_of
 from verdict_band import band
 
 from ampwatch.diagnosis.words import bytes_text, count_text, scale_text, share_text
@@ -31,7 +31,7 @@ def show(path: str, *, follow: bool) -> None:
     look = run_list.look(path)
     waits = look.is_live or not look.is_judged
     st.fragment(_now, run_every=1.0 if waits and follow else None)(path, goes_on=waits)
-    if len(look.course) and st.button("Open in Plotly", help="The chart to change and to save"):
+    if len(look.curves) and st.button("Open in Plotly", help="The chart to change and to save"):
         _in_plotly(path)
 
 
@@ -86,24 +86,24 @@ def current_numbers(look: Look) -> str:
 
 
 def _numbers(look: Look) -> Iterator[tuple[str, str]]:
-    course = look.course
+    curves = look.curves
     if look.diagnosis is not None:
         yield from _scale(look)
     else:
-        yield "steps", f"{len(course):,}"
+        yield "steps", f"{len(curves):,}"
     for name in _SHOWN:
-        if name in course.present:
-            differs = any(column_of(name, rank) in course.present for rank in look.shown)
+        if name in curves.present:
+            differs = any(column_of(name, rank) in curves.present for rank in look.shown)
             who = f", rank {look.shown[0]}" if differs else ""
             yield column(Table.STEPS, name).label + who, _latest(look, name)
-    times = course.columns["step_time_ms"][-_RECENT:]
+    times = curves.columns["step_time_ms"][-_RECENT:]
     if np.isfinite(times).any():
         yield "step time", _time(float(np.nanmedian(times)))
     memory = _memory(look)
     if memory:
         yield "GPU memory", memory
-    if course.autocast_dtype:
-        yield "autocast", short_dtype(course.autocast_dtype)
+    if curves.autocast_dtype:
+        yield "autocast", short_dtype(curves.autocast_dtype)
 
 
 def _scale(look: Look) -> Iterator[tuple[str, str]]:
@@ -120,7 +120,7 @@ def _scale(look: Look) -> Iterator[tuple[str, str]]:
 
 
 def _latest(look: Look, name: str) -> str:
-    value, since = look.course.latest(name)
+    value, since = look.curves.latest(name)
     if value is None:
         return "never finite"
     if since and name != "lr" and _is_logged_every_step(look, name):
@@ -130,7 +130,7 @@ def _latest(look: Look, name: str) -> str:
 
 def _is_logged_every_step(look: Look, name: str) -> bool:
     """Whether a missing value was not finite, rather than not logged."""
-    return look.course.early_share(name) > 0.5
+    return look.curves.early_share(name) > 0.5
 
 
 def _time(milliseconds: float) -> str:

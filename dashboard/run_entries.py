@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import small_charts
-from course import SCALE, Numbers
 from run_list import Choice
+from step_curves import SCALE, Numbers
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, follow
@@ -83,7 +83,7 @@ def _entry(choice: Choice) -> tuple[Follower | None, RunEntry]:
         follower = follow(choice.path)
         diagnosis = follower.look().diagnosis
         run = open_run(choice.path)
-        course = Numbers().take(run)
+        curves = Numbers().take(run)
     except (AmpwatchError, OSError) as problem:
         return None, RunEntry(
             choice.last_time_ns, "incomplete", "", "", 0, 0, 0, None, "", problem=str(problem)
@@ -96,10 +96,10 @@ def _entry(choice: Choice) -> tuple[Follower | None, RunEntry]:
         headline=f"{head.code} {head.name}" if head is not None and serious else "",
         source=run.info.source,
         steps=diagnosis.run.steps,
-        last_step=course.ends[1],
+        last_step=curves.ends[1],
         skipped=diagnosis.run.skipped,
         final_scale=diagnosis.run.final_scale,
-        spark=small_charts.spark(_lowest(course.points(SCALE)[1])),
+        spark=small_charts.spark(_lowest(curves.points(SCALE)[1])),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from course import SCALE, Course
+from step_curves import SCALE, StepCurves
 
 from ampwatch.report import powers, thinning
 from ampwatch.rows import EXPONENT_LOWEST
@@ -17,10 +17,10 @@ _LEAST_MARGIN = 40  # steps
 _COLORS = {SCALE: "scale", "loss": "ink", "grad_norm": "norm", "lr": "rate", "step_time_ms": "time"}
 
 
-def course_sketch(course: Course, column: str, first: int, last: int) -> str:
+def curve_sketch(curves: StepCurves, column: str, first: int, last: int) -> str:
     """A column around these steps, which are shaded, and the skips under it."""
-    low, high = _around(course, first, last)
-    near = course.within((low, high), fine=_POINTS)
+    low, high = _around(curves, first, last)
+    near = curves.within((low, high), fine=_POINTS)
     step, values = near.points(column, (low, high))
     known = np.isfinite(values)
     if known.sum() < 2:
@@ -72,8 +72,8 @@ def spark(values: Sequence[float] | np.ndarray, width: int = 110, height: int = 
     return _path(x, y, stairs=True)
 
 
-def _around(course: Course, first: int, last: int) -> tuple[int, int]:
-    start, end = course.ends
+def _around(curves: StepCurves, first: int, last: int) -> tuple[int, int]:
+    start, end = curves.ends
     margin = max(_LEAST_MARGIN, int((last - first) * _MARGIN_SHARE))
     return max(start, first - margin), min(end, last + margin)
 
@@ -89,8 +89,8 @@ def _path(x: np.ndarray, y: np.ndarray, *, stairs: bool) -> str:
     return f"M{x[0]:.1f},{y[0]:.1f}{rest}"
 
 
-def _ticks(course: Course, low: int, high: int) -> str:
-    rug = course.rug(low, high)
+def _ticks(curves: StepCurves, low: int, high: int) -> str:
+    rug = curves.rug(low, high)
     at = np.unique(np.round(_scaled(rug.first, low, high, 0, WIDTH), 0))
     path = "".join(f"M{x:.0f},{HEIGHT - 9}v7" for x in at)
     return f'<path d="{path}" stroke="var(--aw-skip)" stroke-width="1.2"/>' if path else ""

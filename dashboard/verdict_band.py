@@ -29,7 +29,7 @@ def band(look: Look) -> str:
     """The verdict on a run, with the headline and what to do."""
     diagnosis = look.diagnosis
     if diagnosis is None:
-        return _band("incomplete", "READING", f"{len(look.course):,} steps are being judged.", "")
+        return _band("incomplete", "READING", f"{len(look.curves):,} steps are being judged.", "")
     verdict, head = diagnosis.verdict.value, diagnosis.headline
     if diagnosis.calm is not None or head is None:
         nothing = verdict == "incomplete" and diagnosis.little_seen is None
@@ -64,9 +64,9 @@ def _state(look: Look) -> str:
         return f"{live}read from a log of {look.info.source}"
     age = (now - look.last_time_ns) / 1e9
     if look.is_live:
-        since = (now - look.course.last_step_ns) / 1e9
+        since = (now - look.curves.last_step_ns) / 1e9
         usual = _usual_step_s(look)
-        if look.course.last_step_ns and since > max(_STALL_S, _STALL_STEPS * usual):
+        if look.curves.last_step_ns and since > max(_STALL_S, _STALL_STEPS * usual):
             return (
                 f"live, but no step for {age_text(since)}; one usually takes {age_text(usual)}: "
                 "evaluating, saving, or hung"
@@ -78,7 +78,7 @@ def _state(look: Look) -> str:
 
 
 def _usual_step_s(look: Look) -> float:
-    times = look.course.columns["step_time_ms"][-_STEPS_ASKED:]
+    times = look.curves.columns["step_time_ms"][-_STEPS_ASKED:]
     known = times[np.isfinite(times)]
     return float(np.median(known)) / 1000 if len(known) else 0.0
 
@@ -115,7 +115,7 @@ def _advice_line(look: Look, advice: Advice) -> str:
     assert advice.recommended is not None
     where = restart_text(advice.restart_checkpoint_step, advice.restart_from_step)
     text = f"{said(where or 'Restart')} with "
-    rate, _ = look.course.latest("lr")
+    rate, _ = look.curves.latest("lr")
     is_base = bool(rate and advice.current and not math.isclose(rate, advice.current, rel_tol=1e-3))
     text += f"<b>{'base lr' if is_base else 'lr'} = {rate_text(advice.recommended)}</b>"
     known = [] if advice.current is None else [f"now {rate_text(advice.current)}"]

@@ -88,7 +88,7 @@ class RestartHistory:
         return history._judged(_AFTER, known, begin)
 
     def finished(self, state: RateState) -> RestartHistory:
-        """The history where the record ends: with half of the rows a restart is judged all the same.
+        """The history where the record ends: with half of the rows restarts are judged too.
 
         `state` holds all rows.
         """

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from kept_points import EARLY_ROWS, EXACT_WIDTH, HELD_ROWS, History, Past, Places
 from numpy.typing import NDArray
-from past import EARLY_ROWS, EXACT_WIDTH, HELD_ROWS, History, Past, Places
 
 from ampwatch.report import thinning
 from ampwatch.report.thinning import Floats, Rug, Steps
@@ -31,7 +31,7 @@ Span: TypeAlias = "tuple[int, int]"
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class StepCurves:
     """A run's numbers by step, as they stood at one moment; nan where absent or not finite."""
 
     epoch: int  # another one where rows seen before no longer hold
@@ -46,7 +46,7 @@ class Course:
     hole: float = 0.0  # so many steps without a row are usual
     stepped: frozenset[str] = frozenset({SCALE})  # the columns drawn as stairs
     past: Past | None = None
-    zoom: Callable[[Span], Course] | None = None  # reads the rows of a span from the log
+    zoom: Callable[[Span], StepCurves] | None = None  # reads the rows of a span from the log
 
     def __len__(self) -> int:
         return self.first_row + len(self.step)
@@ -103,8 +103,8 @@ class Course:
         inside = _with_neighbours((step >= span[0]) & (step <= span[1]))
         return step[inside], values[inside]
 
-    def within(self, span: Span | None, fine: int = FINE) -> Course:
-        """This course, or, where it holds too few points of the span, the rows from the log."""
+    def within(self, span: Span | None, fine: int = FINE) -> StepCurves:
+        """These curves, or, where they hold too few points of the span, the rows from the log."""
         if span is None or self.past is None or self.zoom is None or self._holds(span):
             return self
         width = max(1.0, (span[1] - span[0] + 1) / thinning.RUG_CELLS)
@@ -161,7 +161,7 @@ class Course:
 
 
 class Numbers:
-    """One run's growing numbers: `take` what is new, `course` as it stands."""
+    """One run's growing numbers: `take` what is new, `curves` as they are."""
 
     waits = False  # no row is held back
 
@@ -189,18 +189,18 @@ class Numbers:
         self._begin()
 
     @property
-    def course(self) -> Course:
+    def curves(self) -> StepCurves:
         """What was taken so far; later rows do not change it."""
-        return self._course
+        return self._curves
 
-    def take(self, run: Run) -> Course:
+    def take(self, run: Run) -> StepCurves:
         """Take in the rows that are new; those that changed make it begin anew."""
         before = self._taken
         while self.take_portion(run):
             pass
         if self._taken != before:
-            self._course = self._snapshot()
-        return self._course
+            self._curves = self._snapshot()
+        return self._curves
 
     def take_portion(self, run: Run) -> bool:
         """Take in some rows; whether there may be more."""
@@ -231,7 +231,7 @@ class Numbers:
 
     @property
     def rows(self) -> int:
-        """How many rows the course has by now."""
+        """How many rows the curves have by now."""
         return len(self._history)
 
     def near(self, span: Span) -> Numbers:
@@ -244,14 +244,14 @@ class Numbers:
             found._only = span
         return found
 
-    def zoomed(self, run: Run, span: Span) -> Course:
-        """The course around a span, every row of it."""
-        return replace(self.near(span).take(run), present=self._course.present)
+    def zoomed(self, run: Run, span: Span) -> StepCurves:
+        """The curves around a span, every row of it."""
+        return replace(self.near(span).take(run), present=self._curves.present)
 
-    def snapshot(self) -> Course:
-        """The course with all that was taken."""
-        self._course = self._snapshot()
-        return self._course
+    def snapshot(self) -> StepCurves:
+        """The curves with all that was taken."""
+        self._curves = self._snapshot()
+        return self._curves
 
     # --- within ----------------------------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class Numbers:
         self._places = Places()
         self._clips, self._autocast_dtype = False, None
         self._last_step_ns = 0
-        self._course = self._snapshot()
+        self._curves = self._snapshot()
 
     def _add(self, rows: Any) -> None:
         step = rows.column("step").fill_null(-1).to_numpy()
@@ -327,9 +327,9 @@ class Numbers:
         mine = np.asarray(optimizer.fill_null(self._optimizer).to_numpy() == self._optimizer)
         return slice(None) if mine.all() else mine
 
-    def _snapshot(self) -> Course:
+    def _snapshot(self) -> StepCurves:
         history = self._history
-        return Course(
+        return StepCurves(
             epoch=self._epoch,
             step=history.step.values,
             columns={name: column.values for name, column in history.columns.items()},

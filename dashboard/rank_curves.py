@@ -1,4 +1,4 @@
-"""Several ranks' numbers as one course: the lowest rank's, and what the others have that differs.
+"""Several ranks' curves as one set: the lowest rank's, and what the others have that differs.
 
 Another rank's columns bear its number (`loss@1`) and lie on the steps of the lowest rank. Where
 ranks train together most of them are the same on all ranks, and are not there a second time.
@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from course import LINES, SCALE, Course, Numbers, Span
+from kept_points import HELD_ROWS, History
 from numpy.typing import NDArray
-from past import HELD_ROWS, History
+from step_curves import LINES, SCALE, Numbers, Span, StepCurves
 
 from ampwatch.report.thinning import Floats, Steps
 from ampwatch.store import Run
@@ -33,7 +33,7 @@ def column_of(name: str, rank: int) -> str:
 class RankNumbers:
     """The ranks' growing numbers: `take` what is new, as `Numbers` does of one rank.
 
-    Of each rank no more rows are taken than its course holds, until they are joined.
+    Of each rank no more rows are taken than its curves holds, until they are joined.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class RankNumbers:
         self._begin({rank: Numbers(rank=rank, keeps_past=False) for rank in ranks})
 
     @property
-    def course(self) -> Course:
+    def curves(self) -> StepCurves:
         """What was taken so far; later rows do not change it."""
-        return self._course
+        return self._curves
 
     @property
     def waits(self) -> bool:
         """Whether rows of the lowest rank are held back until the others have come as far."""
-        return self._rows < len(self._numbers[self._ranks[0]].course)
+        return self._rows < len(self._numbers[self._ranks[0]].curves)
 
-    def take(self, run: Run) -> Course:
+    def take(self, run: Run) -> StepCurves:
         """Take in the rows that are new, as far as every rank has come that still writes."""
         before = self._rows
         is_over = self._is_near or run.clean_end
@@ -77,15 +77,15 @@ class RankNumbers:
             elif not more:
                 break
         if self._rows != before:
-            self._course = self._snapshot(spine, theirs)
-        return self._course
+            self._curves = self._snapshot(spine, theirs)
+        return self._curves
 
-    def zoomed(self, run: Run, span: Span) -> Course:
-        """The course around a span, every row of it."""
+    def zoomed(self, run: Run, span: Span) -> StepCurves:
+        """The curves around a span, every row of it."""
         found = RankNumbers(self._ranks, epoch=self._epoch)
         found._is_near = True
         found._begin({rank: numbers.near(span) for rank, numbers in self._numbers.items()})
-        return replace(found.take(run), present=self._course.present)
+        return replace(found.take(run), present=self._curves.present)
 
     # --- within ----------------------------------------------------------------------------------
 
@@ -96,9 +96,9 @@ class RankNumbers:
         self._rows, self._last_key, self._last_step = 0, -1, -1
         self._taken = dict.fromkeys(self._ranks[1:], 0)
         self._differs: frozenset[str] = frozenset()
-        courses = [one.course for one in numbers.values()]
-        self._epochs = tuple(course.epoch for course in courses)
-        self._course = courses[0]
+        several = [one.curves for one in numbers.values()]
+        self._epochs = tuple(curves.epoch for curves in several)
+        self._curves = several[0]
 
     def _take_portions(self, run: Run) -> bool:
         """Some rows of each rank that has room for them; whether there may be more."""
@@ -109,27 +109,27 @@ class RankNumbers:
                 more = numbers.take_portion(run) or more
         return more
 
-    def _continues(self, spine: Course, others: dict[int, Course]) -> bool:
+    def _continues(self, spine: StepCurves, others: dict[int, StepCurves]) -> bool:
         """Whether no rank has other rows than before, or later ones for steps already joined."""
         return self._epochs == _epochs(spine, others) and not any(
-            (_keys(course, self._taken[rank]) <= self._last_key).any()
-            for rank, course in others.items()
+            (_keys(curves, self._taken[rank]) <= self._last_key).any()
+            for rank, curves in others.items()
         )
 
-    def _add(self, spine: Course, others: dict[int, Course], end: int) -> None:
+    def _add(self, spine: StepCurves, others: dict[int, StepCurves], end: int) -> None:
         keys = _keys(spine, self._rows)[: end - self._rows]
         new = slice(self._rows - spine.first_row, end - spine.first_row)
         mine = {name: values[new] for name, values in spine.columns.items()}
         added = dict(mine)
         self._last_key = int(keys.max())
-        for rank, course in others.items():
-            theirs = _keys(course, self._taken[rank])
+        for rank, curves in others.items():
+            theirs = _keys(curves, self._taken[rank])
             at, there = _places(keys, theirs)
-            at += self._taken[rank] - course.first_row
+            at += self._taken[rank] - curves.first_row
             self._taken[rank] += int(np.searchsorted(theirs, self._last_key, side="right"))
             for name in _NAMES:
                 values = np.full(len(keys), np.nan, np.float32)
-                values[there] = course.columns[name][at[there]]
+                values[there] = curves.columns[name][at[there]]
                 self._add_theirs(added, column_of(name, rank), mine[name], values, there)
         step = spine.step[new]
         self._history.add(step, added, self._skipped(step, (spine, *others.values())))
@@ -149,9 +149,9 @@ class RankNumbers:
             self._differs |= {column}  # a column more to be shown: who has the others lacks it
             self._epoch += 1
 
-    def _skipped(self, step: Steps, courses: Sequence[Course]) -> Steps:
+    def _skipped(self, step: Steps, several: Sequence[StepCurves]) -> Steps:
         """The steps that any rank skipped, from the one after the last to the last of these."""
-        every = np.unique(np.concatenate([course.skips for course in courses]))
+        every = np.unique(np.concatenate([curves.skips for curves in several]))
         found = []
         for one_pass in np.split(step, np.flatnonzero(np.diff(step) < 0) + 1):
             begin = min(self._last_step + 1, int(one_pass[0]))  # after a restart: its first
@@ -160,8 +160,8 @@ class RankNumbers:
             found.append(every[low:high])
         return np.concatenate(found)
 
-    def _snapshot(self, spine: Course, others: dict[int, Course]) -> Course:
-        history, courses = self._history, (spine, *others.values())
+    def _snapshot(self, spine: StepCurves, others: dict[int, StepCurves]) -> StepCurves:
+        history, several = self._history, (spine, *others.values())
         shown = {n: c.values for n, c in history.columns.items() if n in (*_NAMES, *self._differs)}
         return replace(
             spine,
@@ -172,21 +172,21 @@ class RankNumbers:
             present=spine.present | self._differs,
             stepped=frozenset({SCALE, *(column_of(SCALE, rank) for rank in others)}),
             starts=history.starts,
-            clips=any(course.clips for course in courses),
-            last_step_ns=max(course.last_step_ns for course in courses),
+            clips=any(curves.clips for curves in several),
+            last_step_ns=max(curves.last_step_ns for curves in several),
             past=history.past,
         )
 
 
-def _epochs(spine: Course, others: dict[int, Course]) -> tuple[int, ...]:
-    return spine.epoch, *(course.epoch for course in others.values())
+def _epochs(spine: StepCurves, others: dict[int, StepCurves]) -> tuple[int, ...]:
+    return spine.epoch, *(curves.epoch for curves in others.values())
 
 
-def _keys(course: Course, start: int = 0) -> NDArray[np.int64]:
+def _keys(curves: StepCurves, start: int = 0) -> NDArray[np.int64]:
     """The steps from a row on, made to rise where a restart has taken them back."""
-    rows = np.arange(start, len(course))
-    passes = np.searchsorted(course.starts, rows, side="right")
-    return course.step[course.since(start)] + passes * _SEGMENT
+    rows = np.arange(start, len(curves))
+    passes = np.searchsorted(curves.starts, rows, side="right")
+    return curves.step[curves.since(start)] + passes * _SEGMENT
 
 
 def _places(keys: NDArray[np.int64], theirs: NDArray[np.int64]) -> tuple[Any, Any]:
@@ -197,13 +197,13 @@ def _places(keys: NDArray[np.int64], theirs: NDArray[np.int64]) -> tuple[Any, An
     return at, there
 
 
-def _reached(spine: Course, others: dict[int, Course], start: int) -> int:
+def _reached(spine: StepCurves, others: dict[int, StepCurves], start: int) -> int:
     """The rows of the lowest rank that all have reached, but those long silent; from `start` on."""
     keys, end = _keys(spine, start), len(spine)
-    for course in others.values():
-        if spine.last_step_ns - course.last_step_ns > _PATIENCE_NS:
+    for curves in others.values():
+        if spine.last_step_ns - curves.last_step_ns > _PATIENCE_NS:
             continue
-        last = int(_keys(course, len(course) - 1)[0]) if len(course) else -1
+        last = int(_keys(curves, len(curves) - 1)[0]) if len(curves) else -1
         end = min(end, start + int(np.searchsorted(keys, last, side="right")))
     return end
 

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from chart_points import thinned_base
-from course import SCALE, Numbers
+from step_curves import SCALE, Numbers
 from written_runs import event_columns, step_columns, write_run
 
 from ampwatch import codec, store
@@ -28,7 +28,7 @@ def test_rows_taken_as_they_come_are_the_rows_taken_at_once(tmp_path):
         append(path, step_columns(20, 10, time.time_ns(), first=first))
         run.refresh()
         growing.take(run)
-    grown, whole = growing.course, Numbers().take(store.open_run(path))
+    grown, whole = growing.curves, Numbers().take(store.open_run(path))
     assert grown.epoch == whole.epoch
     assert np.array_equal(grown.step, whole.step)
     assert np.array_equal(grown.skips, whole.skips)
@@ -46,9 +46,9 @@ def test_a_run_resumed_further_back_is_taken_as_it_comes_too(tmp_path):
         run.refresh()
         growing.take(run)
     whole = Numbers().take(store.open_run(path))
-    assert np.array_equal(growing.course.step, whole.step)
+    assert np.array_equal(growing.curves.step, whole.step)
     assert sorted(whole.step) == sorted([*range(50), *range(30, 70)])
-    assert np.array_equal(growing.course.columns["loss"], whole.columns["loss"], equal_nan=True)
+    assert np.array_equal(growing.curves.columns["loss"], whole.columns["loss"], equal_nan=True)
 
 
 def test_the_type_that_autocast_computes_in_has_its_name(tmp_path):
@@ -75,9 +75,9 @@ def test_with_two_optimizers_one_is_drawn_and_the_skips_of_both_count_once_a_ste
         "loss": [1.0, 90.0, 2.0, 80.0, 3.0, 70.0],
         "skipped": [False, False, False, True, True, True],
     })  # fmt: skip
-    course = Numbers().take(store.open_run(path))
-    assert list(course.columns["loss"]) == [1.0, 2.0, 3.0]
-    assert list(course.skips) == [1, 2]
+    curves = Numbers().take(store.open_run(path))
+    assert list(curves.columns["loss"]) == [1.0, 2.0, 3.0]
+    assert list(curves.skips) == [1, 2]
 
 
 def test_a_scale_that_fell_to_zero_is_absent_and_not_minus_infinity(tmp_path):
@@ -92,9 +92,9 @@ def test_where_a_foreign_log_tells_only_what_the_scale_became_that_is_drawn(tmp_
     info = store.RunInfo(id="ab" * 16, name="told", source="apex")
     path = store.create_run(tmp_path, info)
     append(path, {"step": [0, 1, 2], "scale": [None, 8.0, None], "scale_after": [16.0, 4.0, 4.0]})
-    course = Numbers().take(store.open_run(path))
-    assert list(course.columns[SCALE]) == [4.0, 3.0, 2.0]
-    assert SCALE in course.present
+    curves = Numbers().take(store.open_run(path))
+    assert list(curves.columns[SCALE]) == [4.0, 3.0, 2.0]
+    assert SCALE in curves.present
     quick = Numbers(quick=True).take(store.open_run(path))
     assert list(quick.columns[SCALE]) == [4.0, 3.0, 2.0]
     assert quick.present == {SCALE}
@@ -115,14 +115,14 @@ def test_a_span_of_a_run_that_was_resumed_further_back_holds_both_passes(tmp_pat
     writer.append(codec.encode(Table.EVENTS, event_columns([(50, "started", {})], time.time_ns())))
     writer.append(codec.encode(Table.STEPS, step_columns(70, 0, time.time_ns(), first=50)))
     writer.close()
-    course = Numbers().take(store.open_run(path))
-    assert course.starts == (100,)
-    assert course.ends == (0, 119)
-    assert (course.step[course.rows_within(60, 70)] == 65).sum() == 2
+    curves = Numbers().take(store.open_run(path))
+    assert curves.starts == (100,)
+    assert curves.ends == (0, 119)
+    assert (curves.step[curves.rows_within(60, 70)] == 65).sum() == 2
 
 
 def test_the_latest_number_says_for_how_long_there_has_been_none(tmp_path):
     path = write_run(tmp_path, accepted=10, skipped=4)
-    course = Numbers().take(store.open_run(path))
-    value, since = course.latest("grad_norm")
+    curves = Numbers().take(store.open_run(path))
+    value, since = curves.latest("grad_norm")
     assert (value, since) == (1.0, 4)

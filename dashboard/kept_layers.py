@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from kept_points import History, Past
 from numpy.typing import NDArray
-from past import History, Past
 
 from ampwatch.follow import Follower
 from ampwatch.report.thinning import Floats, Steps
@@ -191,7 +191,7 @@ class _Taken:
         return True
 
 
-class LayerHistory:
+class KeptLayers:
     """What is kept of an open run's layers; any thread may ask, and each look costs what is new."""
 
     def __init__(self, follower: Follower, rank: int | None) -> None:

@@ -1,14 +1,14 @@
-"""Several ranks' numbers as one course: joined by step, grown by what is new, live or not."""
+"""Several ranks' numbers as one curves: joined by step, grown by what is new, live or not."""
 
 from __future__ import annotations
 
 import time
 
 import numpy as np
-from course import SCALE
 from layer_samples import exponents
 from open_runs import OpenRuns
-from rank_course import RankNumbers, column_of
+from rank_curves import RankNumbers, column_of
+from step_curves import SCALE
 from written_runs import event_columns
 
 from ampwatch import codec, store
@@ -51,10 +51,10 @@ def test_what_differs_is_there_by_rank_and_what_does_not_is_there_once(tmp_path)
     path = two_ranks(tmp_path)
     append(path, 0, range(50), skipped={3})
     append(path, 1, range(50), skipped={3, 9})
-    course = RankNumbers((0, 1)).take(store.open_run(path))
-    assert course.present == {"loss", "lr", SCALE, column_of("loss", 1)}
-    assert np.array_equal(course.columns[column_of("loss", 1)] - course.columns["loss"], [0.5] * 50)
-    assert course.skips.tolist() == [3, 9]
+    curves = RankNumbers((0, 1)).take(store.open_run(path))
+    assert curves.present == {"loss", "lr", SCALE, column_of("loss", 1)}
+    assert np.array_equal(curves.columns[column_of("loss", 1)] - curves.columns["loss"], [0.5] * 50)
+    assert curves.skips.tolist() == [3, 9]
 
 
 def test_ranks_that_arrive_in_turn_are_joined_as_if_read_at_once(tmp_path):
@@ -66,8 +66,8 @@ def test_ranks_that_arrive_in_turn_are_joined_as_if_read_at_once(tmp_path):
         run.refresh()
         growing.take(run)
     whole = RankNumbers((0, 1)).take(store.open_run(path))
-    assert len(growing.course) == 80
-    assert same(growing.course, whole)
+    assert len(growing.curves) == 80
+    assert same(growing.curves, whole)
     assert np.array_equal(whole.columns[column_of("loss", 1)], np.arange(80) + 1.5)
 
 
@@ -80,9 +80,9 @@ def test_a_rank_that_lags_is_waited_for_and_one_that_died_is_not(tmp_path):
     assert numbers.waits
     append(path, 0, range(50, 60), began_ns=NOW + 30 * SECOND)
     assert len(RankNumbers((0, 1)).take(store.open_run(path))) == 60
-    course = RankNumbers((0, 1), now_ns=lambda: NOW + 31 * SECOND).take(store.open_run(path))
-    assert len(course) == 60
-    assert np.isnan(course.columns[column_of("loss", 1)][40:]).all()
+    curves = RankNumbers((0, 1), now_ns=lambda: NOW + 31 * SECOND).take(store.open_run(path))
+    assert len(curves) == 60
+    assert np.isnan(curves.columns[column_of("loss", 1)][40:]).all()
 
 
 def test_a_rank_that_comes_back_after_all_fills_what_was_left_open(tmp_path):
@@ -106,9 +106,9 @@ def test_steps_that_a_restart_has_taken_back_meet_their_own(tmp_path):
         append(path, rank, range(30))
         start(path, rank, 20)
         append(path, rank, range(20, 40), loss=100.0)
-    course = RankNumbers((0, 1)).take(store.open_run(path))
-    assert course.starts == (30,)
-    assert np.array_equal(course.columns[column_of("loss", 1)] - course.columns["loss"], [0.5] * 50)
+    curves = RankNumbers((0, 1)).take(store.open_run(path))
+    assert curves.starts == (30,)
+    assert np.array_equal(curves.columns[column_of("loss", 1)] - curves.columns["loss"], [0.5] * 50)
 
 
 def test_a_rank_that_joins_late_is_looked_at_too(tmp_path):
@@ -119,8 +119,8 @@ def test_a_rank_that_joins_late_is_looked_at_too(tmp_path):
     append(path, 1, range(30))
     both = opened.look(str(path))
     assert (alone.shown, both.shown) == ((0,), (0, 1))
-    assert both.course.epoch > alone.course.epoch
-    assert column_of("loss", 1) in both.course.present
+    assert both.curves.epoch > alone.curves.epoch
+    assert column_of("loss", 1) in both.curves.present
 
 
 def test_a_rank_that_the_run_has_not_shows_all_of_them(tmp_path):

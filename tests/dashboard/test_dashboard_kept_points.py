@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 
-import course as course_module
+import kept_points
 import numpy as np
-import past
 import pytest
+import step_curves
 from chart_points import thinned_base
-from course import SCALE, Numbers
+from kept_points import Extremes, Places, Sample, Ticks
 from open_runs import OpenRuns
-from past import Extremes, Places, Sample, Ticks
-from rank_course import RankNumbers, column_of
+from rank_curves import RankNumbers, column_of
+from step_curves import SCALE, Numbers
 from written_runs import event_columns, fresh_id
 
 from ampwatch import codec, store
@@ -147,10 +147,10 @@ def test_the_rows_of_a_span_are_found_in_every_pass_over_its_steps():
 @pytest.fixture
 def little(monkeypatch):
     """Few rows and points are held, so that a run of 30,000 steps is a long one."""
-    monkeypatch.setattr(past, "HELD_ROWS", 2048)
-    monkeypatch.setattr("rank_course.HELD_ROWS", 2048)
-    monkeypatch.setattr(course_module, "HELD_ROWS", 2048)
-    monkeypatch.setattr(course_module, "_PORTION_ROWS", 1500)
+    monkeypatch.setattr(kept_points, "HELD_ROWS", 2048)
+    monkeypatch.setattr("rank_curves.HELD_ROWS", 2048)
+    monkeypatch.setattr(step_curves, "HELD_ROWS", 2048)
+    monkeypatch.setattr(step_curves, "_PORTION_ROWS", 1500)
     monkeypatch.setattr(Extremes.__init__, "__defaults__", (4000,))
     monkeypatch.setattr(Ticks.__init__, "__defaults__", (500,))
 
@@ -205,30 +205,30 @@ def test_a_live_run_holds_no_more_at_its_end_than_halfway(tmp_path, little):
         run.refresh()
         numbers.take(run)
         held.append(bytes_held(numbers))
-        assert len(numbers.course.step) <= 2 * 2048
+        assert len(numbers.curves.step) <= 2 * 2048
     writer.close()
-    assert len(numbers.course) == 60_000
+    assert len(numbers.curves) == 60_000
     assert max(held[40:]) <= 1.05 * max(held[20:40]) < 700_000
 
 
 def test_what_is_said_of_a_long_live_run_is_what_its_rows_say(tmp_path, little):
     _, numbers = grown(tmp_path)
-    course, rows = numbers.course, rows_of(0, 30_000)
-    assert course.past is not None
-    assert (len(course), course.ends) == (30_000, (0, 29_999))
-    assert course.skip_count == rows["skipped"].sum()
-    assert course.latest("loss") == (np.float32(rows["loss"][-1]), 0)
-    assert course.early_share("grad_norm") > 0.9
-    assert course.present == {"loss", "grad_norm", "lr", "step_time_ms", SCALE}
-    assert np.isclose(course.median_step_time, np.median(rows["step_time_ms"]), rtol=0.05)
-    rug = course.rug(0, 29_999)
-    assert rug.count.sum() == course.skip_count
+    curves, rows = numbers.curves, rows_of(0, 30_000)
+    assert curves.past is not None
+    assert (len(curves), curves.ends) == (30_000, (0, 29_999))
+    assert curves.skip_count == rows["skipped"].sum()
+    assert curves.latest("loss") == (np.float32(rows["loss"][-1]), 0)
+    assert curves.early_share("grad_norm") > 0.9
+    assert curves.present == {"loss", "grad_norm", "lr", "step_time_ms", SCALE}
+    assert np.isclose(curves.median_step_time, np.median(rows["step_time_ms"]), rtol=0.05)
+    rug = curves.rug(0, 29_999)
+    assert rug.count.sum() == curves.skip_count
 
 
 def test_a_live_run_is_drawn_as_the_finished_run_opened_anew(tmp_path, little):
     run, numbers = grown(tmp_path)
     anew = Numbers().take(store.open_run(run.path))
-    live, opened = (thinned_base("x", one, None) for one in (numbers.course, anew))
+    live, opened = (thinned_base("x", one, None) for one in (numbers.curves, anew))
     assert live.arrays.keys() == opened.arrays.keys()
     for name, values in live.arrays.items():
         assert np.array_equal(values, opened.arrays[name], equal_nan=True)
@@ -236,7 +236,7 @@ def test_a_live_run_is_drawn_as_the_finished_run_opened_anew(tmp_path, little):
 
 def test_the_line_of_a_long_run_goes_through_every_spike(tmp_path, little):
     _, numbers = grown(tmp_path)
-    arrays = thinned_base("x", numbers.course, None).arrays
+    arrays = thinned_base("x", numbers.curves, None).arrays
     x, y = arrays["base.grad_norm.x"], arrays["base.grad_norm.y"]
     assert x[y == 40].tolist() == list(range(17, 30_000, 4001))
     assert len(x) <= thinning.MAX_POINTS + 20
@@ -245,8 +245,8 @@ def test_the_line_of_a_long_run_goes_through_every_spike(tmp_path, little):
 @pytest.mark.parametrize("span", [(4000, 4300), (10_000, 14_000), (29_000, 29_500)])
 def test_a_zoomed_span_is_drawn_from_the_rows_of_the_log(tmp_path, little, span):
     run, numbers = grown(tmp_path)
-    course = course_module.replace(numbers.course, zoom=lambda s: numbers.zoomed(run, s))
-    base = thinned_base("x", course, span)
+    curves = step_curves.replace(numbers.curves, zoom=lambda s: numbers.zoomed(run, s))
+    base = thinned_base("x", curves, span)
     rows = rows_of(0, 0)
     rows = {name: [] for name in rows}
     for first in range(0, 30_000, 700):
@@ -278,10 +278,10 @@ def test_a_run_resumed_further_back_is_bounded_too_and_zooms_into_both_passes(tm
         run.refresh()
         numbers.take(run)
     writer.close()
-    course = numbers.course
-    assert course.starts == (12_000,)
-    assert (len(course), course.ends) == (27_000, (0, 23_999))
-    assert len(course.step) <= 2 * 2048
+    curves = numbers.curves
+    assert curves.starts == (12_000,)
+    assert (len(curves), curves.ends) == (27_000, (0, 23_999))
+    assert len(curves.step) <= 2 * 2048
     near = numbers.zoomed(run, (9400, 9500))
     step, _ = near.points("loss", (9400, 9500))
     assert (step == 9450).sum() == 2
@@ -293,8 +293,8 @@ def test_a_span_of_a_log_that_is_not_in_order_is_found_all_the_same(tmp_path, li
         write(writer, first, 1000)
     writer.close()
     run, numbers = store.open_run(path), Numbers()
-    course = numbers.take(run)
-    assert (len(course), course.starts) == (20_000, ())
+    curves = numbers.take(run)
+    assert (len(curves), curves.starts) == (20_000, ())
     step, _ = numbers.zoomed(run, (1900, 2100)).points("lr", (1900, 2100))
     assert step.tolist() == list(range(1899, 2102))
 
@@ -309,11 +309,11 @@ def test_ranks_of_a_long_run_are_joined_as_if_all_were_held(tmp_path, little):
         numbers.take(run)
     for writer in writers:
         writer.close()
-    course, other = numbers.course, column_of("loss", 1)
-    assert (len(course), course.ends) == (20_000, (0, 19_999))
-    assert course.present == {"loss", other, "lr", "grad_norm", "step_time_ms", SCALE}
-    assert len(course.step) <= 2 * 2048
-    mine, theirs = course.points("loss"), course.points(other)
+    curves, other = numbers.curves, column_of("loss", 1)
+    assert (len(curves), curves.ends) == (20_000, (0, 19_999))
+    assert curves.present == {"loss", other, "lr", "grad_norm", "step_time_ms", SCALE}
+    assert len(curves.step) <= 2 * 2048
+    mine, theirs = curves.points("loss"), curves.points(other)
     at = np.searchsorted(theirs[0], mine[0])
     there = theirs[0][np.minimum(at, len(theirs[0]) - 1)] == mine[0]
     assert there.sum() > 1000
@@ -322,7 +322,7 @@ def test_ranks_of_a_long_run_are_joined_as_if_all_were_held(tmp_path, little):
     step, values = near.points(other, (5000, 5200))
     assert step.tolist() == list(range(4999, 5202))
     assert np.allclose(values, rows_of(4999, 203, 1)["loss"])
-    assert course.skip_count == sum(s % 97 == 96 for s in range(20_000))
+    assert curves.skip_count == sum(s % 97 == 96 for s in range(20_000))
 
 
 def test_the_page_follows_a_run_with_one_run_and_one_engine(tmp_path, monkeypatch):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import layer_history
+import kept_layers
+import kept_points
 import layer_samples
 import numpy as np
-import past
 import pytest
-from layer_history import LayerHistory, Worst
+from kept_layers import KeptLayers, Worst
 from layer_samples import QUANTITIES, grid, history, layer_names
 from written_runs import fresh_id
 
@@ -49,7 +49,7 @@ def write(writer, steps, rank=0):
 
 def looked(path, ranks=(0,)):
     follower = follow(path)
-    kept = LayerHistory(follower, None)
+    kept = KeptLayers(follower, None)
 
     def look(is_live=False):
         follower.refresh()
@@ -119,7 +119,7 @@ def test_what_is_kept_is_bounded():
         worst.add(pa.table({
             "step": step, "layer": ["a"] * 500, "order": [0] * 500, "grad_norm": step * 1.0,
         }))  # fmt: skip
-        assert len(worst.cells) <= layer_history.MOST_CELLS
+        assert len(worst.cells) <= kept_layers.MOST_CELLS
     _, values_kept = worst.of("grad_norm")
     ends = np.append(worst.first[1:], 100_000) - 1
     assert np.array_equal(values_kept[0], ends.astype(np.float32))
@@ -127,7 +127,7 @@ def test_what_is_kept_is_bounded():
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_one_layers_line_is_the_worst_of_the_ranks_at_each_step(tmp_path, ranks, monkeypatch):
-    monkeypatch.setattr(past, "HELD_ROWS", 1000)
+    monkeypatch.setattr(kept_points, "HELD_ROWS", 1000)
     path, writers = begin(tmp_path, ranks)
     look, every = looked(path, tuple(range(ranks))), np.arange(0, 6000, 10)
     for at in range(0, len(every), 45):
@@ -136,12 +136,12 @@ def test_one_layers_line_is_the_worst_of_the_ranks_at_each_step(tmp_path, ranks,
             history(look(is_live=True), "tail")
     for writer in writers:
         writer.close()
-    course = history(look(), "tail")
+    curves = history(look(), "tail")
     truth = np.fmax.reduce([values(every, 2, rank)[0] for rank in range(ranks)])
-    step, norm = course.points("grad_norm")
+    step, norm = curves.points("grad_norm")
     assert np.array_equal(step, every)
     assert np.array_equal(norm, truth.astype(np.float32), equal_nan=True)
-    assert course.present == {"grad_norm", "log2_headroom"}
+    assert curves.present == {"grad_norm", "log2_headroom"}
 
 
 def test_a_resumed_run_and_rows_out_of_order_say_the_same_as_all_rows(tmp_path):
