@@ -211,7 +211,7 @@ def until_all_acknowledged(trainers: list[Trainer], recorder: Recording, words: 
         for trainer in trainers:
             trainer.sender.poll()
         if recorder.died:
-            code = recorder.process and recorder.process.returncode
+            code = recorder.recorder_process and recorder.recorder_process.returncode
             raise Lost(f"the recorder died with {code} {words}: {_last(recorder.said)}")
         if time.monotonic() > deadline:
             held = [(t.acknowledged, t.log.next_sequence) for t in trainers]

@@ -7,8 +7,8 @@ Give questions.txt to somebody who has not seen the code. It lists all files, th
 name, parameters and first docstring line. The answer to each question is one line: its number, the
 file and, if unsure, a second guess:
 
-    1 ampwatch/probe/scaler.py
-    2 ampwatch/store/run.py ampwatch/store/views.py
+    1 ampwatch/probe/watched_scaler.py
+    2 ampwatch/store/run.py ampwatch/store/index.py
 
 A file counts as right only with its folder. The score says how many files were right at the first
 guess and at either guess, and how many packages (folders).

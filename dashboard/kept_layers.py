@@ -164,7 +164,7 @@ class _Taken:
         self.taker = make()
 
     def take(self, run: Run, *, is_live: bool) -> Any:
-        """What the taker has made of the rows up to now."""
+        """What was made of the rows so far, the new ones included."""
         if run is not self._run:
             self._begin(run, Reading(run))
         at_once = False

@@ -150,7 +150,7 @@ class RankNumbers:
             self._epoch += 1
 
     def _skipped(self, step: Steps, several: Sequence[StepCurves]) -> Steps:
-        """The steps that any rank skipped, from the one after the last to the last of these."""
+        """The new steps that any rank skipped, up to the last step of all ranks."""
         every = np.unique(np.concatenate([curves.skips for curves in several]))
         found = []
         for one_pass in np.split(step, np.flatnonzero(np.diff(step) < 0) + 1):

@@ -79,7 +79,7 @@ class StepCurves:
         return slice(max(0, row - self.first_row), None)
 
     def rows_within(self, first: int, last: int, start: int = 0) -> NDArray[np.intp] | slice:
-        """The rows held, from number `start` on, whose step lies there, and one more each side."""
+        """The held rows from number `start` on, of steps first to last, and one more each side."""
         begin = max(0, start - self.first_row)
         slices = []
         for low, high in pairwise(self._edges):

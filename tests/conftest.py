@@ -52,7 +52,7 @@ QUICK = [
     "test_files.py",
     "test_ranges.py",
     "test_report_terminal.py",
-    "test_text.py",
+    "test_printable_text.py",
     "torch_suite/test_torch_suite_scaler.py",
     "wrappers/test_wrappers_closures.py",
     "wrappers/test_wrappers_page.py",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ampwatch.diagnosis import Diagnosis, Finding, Severity
 from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.words import count_text, list_text
-from ampwatch.text import printable
+from ampwatch.printable_text import printable
 
 _MOST_ALERTS = 6  # findings described in full in one message
 _LONGEST_PART = 300  # characters of a cause or an action

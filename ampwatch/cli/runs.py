@@ -13,7 +13,7 @@ from ampwatch.cli.find import usual_folder
 from ampwatch.cli.terminal import answer, answers, asides
 from ampwatch.cli.verdicts import KeptVerdicts, Standing, standing_of
 from ampwatch.errors import AmpwatchError, NotARunError
-from ampwatch.text import printable
+from ampwatch.printable_text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table

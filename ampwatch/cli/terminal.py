@@ -6,7 +6,7 @@ import io
 import sys
 from typing import TYPE_CHECKING
 
-from ampwatch.text import printable
+from ampwatch.printable_text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,7 +15,7 @@ from ampwatch.cli.mirror import LEAVING_WAIT_S, THIN_OPTION, TO_HELP, TO_OPTION,
 from ampwatch.cli.notify import NOTIFY_HELP, NOTIFY_OPTION, delivering
 from ampwatch.cli.terminal import answers, asides, say
 from ampwatch.cli.text_feed import TEXT_OPTION, following
-from ampwatch.text import printable
+from ampwatch.printable_text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -23,7 +23,7 @@ from ampwatch.diagnosis.layer_history import LayerHistory
 from ampwatch.diagnosis.loop_history import LoopHistory
 from ampwatch.diagnosis.loss_spikes import LossSpikes
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.nonfinite_gradients import NonfiniteGradients
+from ampwatch.diagnosis.nonfinite_gradient_history import NonfiniteGradients
 from ampwatch.diagnosis.number_history import NumberHistory, bad_input, forward_finite, handed_on
 from ampwatch.diagnosis.outlying_inputs import OutlyingInputs
 from ampwatch.diagnosis.overflow_culprits import Origin, origins

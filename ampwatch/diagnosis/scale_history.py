@@ -130,7 +130,7 @@ class ScaleHistory:
 
     @property
     def floored(self) -> Times:
-        """Steps at the end of the scale's range."""
+        """Steps at the smallest scale, from which it cannot fall further."""
         return self.tiny if self.floor is None else self.at_floor.joined(self.tiny)
 
     @property

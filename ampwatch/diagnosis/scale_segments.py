@@ -207,7 +207,7 @@ def _have_grown(told: Told, scaler: Scaler) -> Mask:
 
 
 def _resets(told: Told, scaler: Scaler) -> Mapping[int, Reset]:
-    """Where the scale stands at its initial value though nothing led it there."""
+    """Where the logged scale is back at its initial value without skips that explain it."""
     scale, after = (told.block.columns[name] for name in ("scale", "scale_after"))
     initial, expected = scaler.initial, told.expected
     if initial is None:

@@ -12,8 +12,8 @@ from ampwatch.errors import MirrorError
 from ampwatch.follow import State
 from ampwatch.mirrors.places import client
 from ampwatch.mirrors.readings import Update
+from ampwatch.printable_text import printable
 from ampwatch.store import RunInfo
-from ampwatch.text import printable
 
 _METRICS_AT_ONCE = 1000  # MLflow's own limits, of a request and of a value
 _PARAMS_AT_ONCE = 100

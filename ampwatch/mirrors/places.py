@@ -14,7 +14,7 @@ from typing import Any
 
 from ampwatch.errors import MirrorError
 from ampwatch.mirrors.readings import Mirror
-from ampwatch.text import printable
+from ampwatch.printable_text import printable
 
 EXAMPLES = (
     "tensorboard:DIR, prometheus://:9464, otlp://HOST:4318, wandb:PROJECT, mlflow:EXPERIMENT, "

@@ -159,7 +159,7 @@ class Mirror(Protocol):
         """Whether it also wants what was logged before this process began."""
 
     def take(self, update: Update) -> None:
-        """Show an update."""
+        """Show an update of a run in this tool."""
 
     def close(self) -> None:
         """Send what is still waiting, and end."""

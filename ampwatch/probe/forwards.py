@@ -117,7 +117,7 @@ class BatchSize:
         self._repeats = 0  # steps in a row that had it; 0 while all is as usual
 
     def is_usual(self, samples: int) -> bool:
-        """Whether a step of so many samples changes nothing."""
+        """Whether a step of so many samples is no change of the batch size."""
         return samples == self.usual and not self._repeats
 
     def see(self, samples: int, step: int) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ampwatch import errors, feed
 from ampwatch.errors import AmpwatchError, FeedError, RunError
-from ampwatch.recorder.process import (
+from ampwatch.recorder.recorder_process import (
     Failed,
     Listening,
     Message,

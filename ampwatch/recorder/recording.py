@@ -9,8 +9,8 @@ from pathlib import Path
 from ampwatch import feed, store
 from ampwatch.codec import Batch
 from ampwatch.errors import AmpwatchError, RunError, RunInUseError
-from ampwatch.recorder.process import Message, NewRows, Noted
 from ampwatch.recorder.rank_copies import Compactor, OpenFiles, RankCopy, copy_in
+from ampwatch.recorder.recorder_process import Message, NewRows, Noted
 from ampwatch.recorder.status import ALIVE_S, RankRecord, RankReport, RecorderStats
 from ampwatch.rows import FORMAT
 

@@ -113,7 +113,7 @@ class RecorderStatus:
 
     @property
     def stats(self) -> RecorderStats:
-        """The counts of all processes together."""
+        """The counts of all recorder processes, those that ended included."""
         gaps = [gap for rank, _ in self._ranks.copy().values() for gap in rank.record.gaps]
         lost = sum(after - first for first, after in gaps)
         return replace(self._before + self._latest, gaps=lost)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from ampwatch.report.comparison import Comparison, compare
 from ampwatch.report.comparison_text import MOST_RUNS, print_comparison
-from ampwatch.report.event_file import EventStream
 from ampwatch.report.facts import (
     Fact,
     course_text,
@@ -20,6 +19,7 @@ from ampwatch.report.facts import (
     sparkline,
 )
 from ampwatch.report.html_file import html_comparison, html_report
+from ampwatch.report.tensorboard_event_file import EventStream
 from ampwatch.report.tensorboard_export import write_event_files
 from ampwatch.report.terminal_report import (
     STYLES,

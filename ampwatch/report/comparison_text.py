@@ -10,10 +10,10 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ampwatch.diagnosis.words import count_text, list_text, scale_text
+from ampwatch.printable_text import printable
 from ampwatch.report.comparison import Comparison, has_boundary
 from ampwatch.report.divergence import Difference, Divergence
 from ampwatch.report.terminal_report import STYLES, Write, advised, is_fancy, labelled, writer
-from ampwatch.text import printable
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MOST_RUNS = len(LETTERS)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampwatch.errors import ReportError
+from ampwatch.printable_text import printable
 from ampwatch.report.comparison_text import LETTERS, comparison_text
 from ampwatch.report.facts import powers
 from ampwatch.report.html_sections import (
@@ -32,7 +33,6 @@ from ampwatch.report.painter.message import Arrays, Picture, still_message
 from ampwatch.report.scale_windows import telling_step, windows_message
 from ampwatch.report.settings import assumed_settings, settings_of
 from ampwatch.report.terminal_report import report_text
-from ampwatch.text import printable
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis

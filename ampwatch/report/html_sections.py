@@ -19,12 +19,12 @@ from rich.text import Text
 
 from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.words import scale_text, steps_text
+from ampwatch.printable_text import printable
 from ampwatch.report.facts import powers
 from ampwatch.report.painter import SEVERITY_COLOR, VERDICT_COLOR
 from ampwatch.report.scale_windows import Readable, last_known
 from ampwatch.report.terminal_report import STYLES
 from ampwatch.rows import Table, column
-from ampwatch.text import printable
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Evidence, Finding

@@ -9,10 +9,10 @@ import numpy as np
 
 from ampwatch.diagnosis import Engine, conclude
 from ampwatch.errors import ReportError
+from ampwatch.printable_text import printable
 from ampwatch.report.overview_chart import SCALE, curves_of, overview_of
 from ampwatch.report.painter import LIGHT
 from ampwatch.report.painter.message import Arrays, Panel, Picture
-from ampwatch.text import printable
 
 if TYPE_CHECKING:
     from ampwatch.store import Run

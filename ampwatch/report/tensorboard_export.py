@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from rich.console import Console
 
-from ampwatch.report.event_file import EventFile
 from ampwatch.report.settings import settings_of
+from ampwatch.report.tensorboard_event_file import EventFile
 from ampwatch.report.terminal_report import report_text
 from ampwatch.rows import SCHEMAS, Table
 from ampwatch.store import Run

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.words import count_text, limit_text, restart_text
+from ampwatch.printable_text import printable
 from ampwatch.report.facts import facts_of, powers, ruled_out
-from ampwatch.text import printable
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Advice, Diagnosis, Finding, Record, Together

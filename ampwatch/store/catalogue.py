@@ -17,7 +17,7 @@ from ampwatch.errors import AmpwatchError
 from ampwatch.files import draft_of
 from ampwatch.rows import Table
 from ampwatch.store.layout import rank_folder, ranks_in, sweep
-from ampwatch.store.ranklog import RankLog
+from ampwatch.store.rank_log import RankLog
 from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
 
 

@@ -24,7 +24,7 @@ from ampwatch.store import locks
 from ampwatch.store.compacted_log import BASE_FILE, CompactedLog, TableFile, footer_of, seal
 from ampwatch.store.index import INDEX_FILE, RECORD, Header, pack_header
 from ampwatch.store.layout import rank_folder, ranks_in, table_file
-from ampwatch.store.ranklog import RankLog
+from ampwatch.store.rank_log import RankLog
 from ampwatch.store.run_info import read_info
 
 # Large enough that 10 million steps are 77 groups, small enough that one group of the widest table

@@ -15,7 +15,7 @@ import pyarrow as pa
 from ampwatch.codec import column
 from ampwatch.codec.columns import integers, joined, masked, raw, valid
 from ampwatch.rows import DTYPES, SCHEMAS, Table
-from ampwatch.store.views import ATTEMPT, RANK, step_keys
+from ampwatch.store.ordered_rows import ATTEMPT, RANK, step_keys
 
 CLASH_SUFFIX = "_logged"
 

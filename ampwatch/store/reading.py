@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from ampwatch.rows import Table
 from ampwatch.store import public_columns
-from ampwatch.store.ranklog import RankLog
+from ampwatch.store.ordered_rows import View
+from ampwatch.store.rank_log import RankLog
 from ampwatch.store.run import Run
-from ampwatch.store.views import View
 
 PORTION_ROWS = 1 << 17  # of all tables of a rank: a compacted log is read by as many
 _ALL = 1 << 62

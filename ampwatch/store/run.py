@@ -16,9 +16,9 @@ from ampwatch.rows import SCHEMAS, EventKind, Table
 from ampwatch.store import public_columns as public
 from ampwatch.store.copy_notes import read_copies
 from ampwatch.store.layout import rank_folder, ranks_in
-from ampwatch.store.ranklog import RankLog
+from ampwatch.store.ordered_rows import View
+from ampwatch.store.rank_log import RankLog
 from ampwatch.store.run_info import RunInfo, read_info
-from ampwatch.store.views import View
 
 # Each view holds its columns in memory; panels ask for a few sets, over and over.
 _MAX_VIEWS = 24

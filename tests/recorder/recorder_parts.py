@@ -14,7 +14,7 @@ import zmq
 from ampwatch import feed, store
 from ampwatch.codec import encode
 from ampwatch.feed.frames import Frame, Kind, pack, unpack
-from ampwatch.recorder.process import NewRows, Noted
+from ampwatch.recorder.recorder_process import NewRows, Noted
 from ampwatch.recorder.recording import Recording
 from ampwatch.recorder.status import RecorderStatus
 from ampwatch.rows import FORMAT, Table

@@ -57,7 +57,7 @@ class Stroke:
     said: str = ""  # added to the panel's title where it is drawn
 
     def header(self) -> dict[str, Any]:
-        """As the browser reads it."""
+        """This part of the picture as JSON for the browser."""
         return {
             "key": self.column, "label": self.label, "color": self.color,
             "stepped": self.stepped, "faint": self.faint, "dash": self.dash,
@@ -90,7 +90,7 @@ class Panel:
     guides: tuple[Guide, ...] = ()
 
     def header(self) -> dict[str, Any]:
-        """As the browser reads it."""
+        """This part of the picture as JSON for the browser."""
         title = [*self.title, *((guide.said, "muted") for guide in self.guides)]
         title += [(stroke.said, "muted") for stroke in self.strokes if stroke.said]
         return {
@@ -113,7 +113,7 @@ class Mark:
     color: str
 
     def header(self) -> dict[str, Any]:
-        """As the browser reads it."""
+        """This part of the picture as JSON for the browser."""
         return {"first": self.first, "last": self.last, "label": self.label, "color": self.color}
 
 
@@ -133,7 +133,7 @@ class Picture:
     reports: bool = True  # whether the reader's zoom and step are sent back
 
     def header(self, base: str, hole: float, *, whole: bool) -> dict[str, Any]:
-        """As the browser reads it; `base` names the points, which are sent along if `whole`."""
+        """The picture as JSON; `base` names the points, which are sent along if `whole`."""
         return {
             "component": "chart",
             "run": self.name,

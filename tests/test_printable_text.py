@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampwatch.text import printable
+from ampwatch.printable_text import printable
 
 
 def test_what_a_terminal_would_obey_is_replaced():

@@ -38,7 +38,7 @@ class EventStream:
         self._file.flush()
 
     def close(self) -> None:
-        """End the file."""
+        """End the event file."""
         self._file.close()
 
     def scalars(

@@ -22,7 +22,7 @@ from ampwatch.diagnosis.registry import (
     codes,
     rule,
 )
-from ampwatch.diagnosis.rules.left_out import ending_text
+from ampwatch.diagnosis.rules.left_out_steps import ending_text
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import alone_text, count_text, list_text, scale_text, steps_text
 

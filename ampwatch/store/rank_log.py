@@ -20,7 +20,7 @@ from ampwatch.store import locks
 from ampwatch.store.compacted_log import BASE_FILE, CompactedLog
 from ampwatch.store.copy_notes import CopyNote, what_lacks
 from ampwatch.store.layout import asides_in
-from ampwatch.store.live import LiveLog
+from ampwatch.store.live_log import LiveLog
 
 _NEWEST_ROWS = 64  # of a foreign log some may tell no time
 _LOAD_TRIES = 20

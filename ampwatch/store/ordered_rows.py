@@ -15,7 +15,7 @@ import pyarrow as pa
 from ampwatch.codec import column
 from ampwatch.codec.columns import integers
 from ampwatch.rows import SCHEMAS, Table
-from ampwatch.store.ranklog import RankLog
+from ampwatch.store.rank_log import RankLog
 
 RANK = "rank"
 ATTEMPT = "attempt"  # not public; what layer numbers mean may change between attempts

@@ -19,8 +19,8 @@ from ampwatch.recorder.status import RankRecord, RankReport, RecorderStats
 _PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[2])
-from ampwatch.recorder import child, process
-child.main(process.Orders.from_text(sys.argv[1]))
+from ampwatch.recorder import recorder_child, recorder_process
+recorder_child.main(recorder_process.Orders.from_text(sys.argv[1]))
 """
 # The terminal's Ctrl-C must not reach it: what was sent before is still to be filed.
 _OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
