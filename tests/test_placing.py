@@ -68,4 +68,4 @@ def test_the_help_says_how_to_ask_and_how_to_answer(placing, capsys):
     page = capsys.readouterr().out
     assert "questions.txt" in page
     assert "--score" in page
-    assert "1 ampwatch/probe/scaler.py" in page
+    assert "1 ampwatch/probe/watched_scaler.py" in page
