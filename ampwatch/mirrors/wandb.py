@@ -71,7 +71,7 @@ class WandbActive:
         if self._rides > 1 and self._first_at == self._last_at:
             warn(
                 "nothing else was logged to this W&B run meanwhile, so ampwatch's curves there "
-                'have one point; to="wandb:PROJECT" makes a separate run with every step.',
+                "have one point; to='wandb:PROJECT' makes a separate run with every step.",
                 RuntimeWarning,
             )
 
