@@ -37,7 +37,7 @@ _FAR = 4
 # More rises than one in a hundred steps are normal for such data; in a short record, more than a
 # few.
 _FEW = 8
-# Repeated spikes: three in the last quarter of a record, or three that cost one step in a hundred;
+# Repeated spikes: three in the last quarter of a record, or three that cost 0.8 % of all steps;
 # two, if gradients or updates rose with them; or one that cost as many steps as a scale takes to be
 # established. A short spike in a short record does not count, whatever its share.
 LATE_SHARE, LATE_SPIKES = 1 / 4, 3

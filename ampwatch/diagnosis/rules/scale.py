@@ -32,8 +32,7 @@ STARTUP_BLIND_SCALE = 1.0
 STARTUP_UNRECORDED_SKIPS = 64
 # Five steps in a row with a non-finite forward pass: no scale can help, so it is not a search.
 STARTUP_FORWARD_STEPS = 5
-# Skips caused by growth cost one step in 2,001 at torch's interval. Where they cost one in four,
-# the interval is too short.
+# At torch's interval growth costs one skip in 2,001 steps; at one in four it is too short.
 SAWTOOTH_WASTE = 1 / 4
 # A scale that falls as far as in a collapse, but over thousands of steps. Each growth interval
 # gives an octave back, so such a fall within twenty of them takes many more skips than growth
