@@ -1,13 +1,18 @@
-"""The page's address: run, rank, span, step and layer, so that it can be shared as a link."""
+"""The page's address: all that its reader chose, so that it can be shared as a link.
+
+Back, Forward and a reload restore from it what was seen.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import urlencode
 
 import streamlit as st
 
-_NAMES = ("run", "rank", "span", "step", "layer")
+_NAMES = ("run", "rank", "span", "step", "layer", "view", "values", "runs", "list")
+_KEPT = ("view", "values", "runs", "list")  # when another run is chosen: how runs are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +24,16 @@ class Address:
     span: tuple[int, int] | None = None
     step: int | None = None
     layer: str | None = None
+    view: str | None = None  # of the chart: axes, smoothing, lines that are hidden
+    values: str | None = None  # the user's values that are drawn
+    runs: str | None = None  # those compared
+    list: str | None = None  # of the table of runs: filter, order, groups
 
     def of_run(self, run: str) -> Address:
-        """The address for a run; the other parts are kept only if it is the same run."""
-        return self if run == self.run else Address(run=run)
+        """The address for a run; of another one, only how it is looked at is kept."""
+        if run == self.run:
+            return self
+        return Address(run=run, **{name: getattr(self, name) for name in _KEPT})
 
     def parameters(self) -> dict[str, str]:
         """As the query of a link."""
@@ -31,7 +42,7 @@ class Address:
             "rank": None if self.rank is None else str(self.rank),
             "span": None if self.span is None else f"{self.span[0]}-{self.span[1]}",
             "step": None if self.step is None else str(self.step),
-            "layer": self.layer,
+            **{name: getattr(self, name) for name in ("layer", *_KEPT)},
         }
         return {name: text for name, text in texts.items() if text is not None}
 
@@ -49,7 +60,7 @@ def read() -> Address:
         rank=_number(query.get("rank", "")),
         span=_span(query.get("span", "")),
         step=_number(query.get("step", "")),
-        layer=query.get("layer"),
+        **{name: query.get(name) for name in ("layer", *_KEPT)},
     )
 
 
@@ -61,7 +72,7 @@ def write(address: Address) -> None:
         st.query_params.from_dict(wanted)
 
 
-def change(**parts: object) -> None:
+def change(**parts: Any) -> None:
     """Change some parts of the address and keep the others."""
     write(replace(read(), **parts))
 

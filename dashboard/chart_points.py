@@ -78,7 +78,8 @@ def thinned_base(name: str, curves: StepCurves, span: Span | None) -> Base:
 
 def thinned_lines(curves: StepCurves, span: Span | None = None, prefix: str = "") -> Arrays:
     """A run's lines as arrays of a message."""
-    near, arrays = curves.within(span), {}
+    near = curves.within(span)
+    arrays: Arrays = {}
     for name in curves.present:
         step, values = near.points(name, span)
         if name in curves.stepped:

@@ -80,7 +80,8 @@ def grid(look: Look, quantity: Quantity, span: tuple[int, int] | None) -> Grid:
     edges, column = _stretches(step)
     found = np.full((len(layers), len(edges) - 1), np.nan, np.float32)
     fold = np.fmin if quantity.worst_is_low else np.fmax
-    fold.at(found, (slice(None), column), values)
+    index: Any = np.s_[:, column]  # numpy's stubs know no slices here
+    fold.at(found, index, values)
     return Grid(layers[:MOST_LAYERS], edges, found[:MOST_LAYERS])
 
 

@@ -75,7 +75,7 @@ class RunEntries:
                 self._followers[choice.path] = follower
             self._kept[choice.path] = entry
             self._made_at[choice.path] = time.monotonic()
-            self._asked.disentry(choice.path)
+            self._asked.discard(choice.path)
 
 
 def _entry(choice: Choice) -> tuple[Follower | None, RunEntry]:

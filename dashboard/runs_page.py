@@ -60,7 +60,7 @@ def _now() -> None:
 def _chosen() -> None:
     name = st.session_state[_KEY].go
     if name:
-        address.write(address.Address(run=str(name)))
+        address.write(address.read().of_run(str(name)))
         navigate.ask("Overview")
 
 
@@ -71,7 +71,7 @@ def _row(choice: run_list.Choice, entry: RunEntry | None) -> str:
     words = f"{choice.name} live" if choice.live else choice.name
     if entry is not None:
         words += f" {entry.verdict} {entry.headline} {entry.source}"
-    link = html.escape(address.link("", address.Address(run=choice.name)))
+    link = html.escape(address.link("", address.read().of_run(choice.name)))
     name = (
         f'<a href="{link}" data-go="{html.escape(choice.name)}">{said(choice.name)}</a>'
         f'<span class="aw-muted">{said(entry.headline or entry.problem) if entry else ""}</span>'
@@ -121,7 +121,7 @@ def _import_field() -> None:
         return
     st.session_state[_COUNT] = count + 1
     run_list.look_again()
-    address.write(address.Address(run=run.name))
+    address.write(address.read().of_run(run.name))
     navigate.ask("Overview")
     navigate.follow()
 

@@ -69,17 +69,17 @@ def _rank_chosen() -> None:
 
 def _list(listed: run_list.RunList) -> None:
     before = listed.chosen(address.read().run)  # None if the named run is not there yet
-    listed = list(listed.choices[:LISTED])
-    if before is not None and before not in listed:
-        listed.append(before)
-    labels = {choice.path: choice.label for choice in listed}
+    choices = list(listed.choices[:LISTED])
+    if before is not None and before not in choices:
+        choices.append(before)
+    labels = {choice.path: choice.label for choice in choices}
     path = st.radio(
         "Runs", list(labels), format_func=lambda path: labels.get(path, path),
-        index=None if before is None else listed.index(before), label_visibility="collapsed",
+        index=None if before is None else choices.index(before), label_visibility="collapsed",
     )  # fmt: skip
-    choice = next((choice for choice in listed if choice.path == path), before)
+    choice = next((choice for choice in choices if choice.path == path), before)
     if choice is not None and choice != before:
-        address.write(address.Address(run=choice.name))
+        address.write(address.read().of_run(choice.name))
     if choice is not None and _state(choice) != st.session_state.get(_SHOWN):
         st.rerun()
 

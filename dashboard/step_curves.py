@@ -186,6 +186,8 @@ class Numbers:
         self._epoch = epoch - (2 if quick else 1)
         self._reading: Reading | None = None  # of a log that is not in order
         self._at_once = False
+        self._taken = 0  # rows
+        self._last_step: int | None = None
         self._begin()
 
     @property
@@ -289,7 +291,7 @@ class Numbers:
     def _begin(self) -> None:
         self._epoch += 1
         self._taken = 0
-        self._last_step: int | None = None
+        self._last_step = None
         self._optimizer: int | None = None
         self._history = History((SCALE, *LINES), "step_time_ms", keeps_past=self._keeps_past)
         self._places = Places()

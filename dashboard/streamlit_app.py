@@ -25,12 +25,13 @@ from problems import guarded
 
 from ampwatch.report.painter import style_sheet
 
-_STYLE = Path(__file__).with_name("style.css")
+_STYLES = Path(__file__).with_name("styles")
 
 
 def main() -> None:
     st.set_page_config(page_title="ampwatch", page_icon="📉", layout="wide")
-    st.html(f"<style>{style_sheet()}{_STYLE.read_text(encoding='utf-8')}</style>")
+    styles = "".join(file.read_text(encoding="utf-8") for file in sorted(_STYLES.glob("*.css")))
+    st.html(f"<style>{style_sheet()}{styles}</style>")
     pages = {
         name: st.Page(_named(show, name), title=name, url_path=path, default=path == "overview")
         for name, (path, show) in PAGES.items()

@@ -129,7 +129,7 @@ def _place(diagnosis: Diagnosis, suspect: Finding) -> str:
     one = len(suspect.ranks) == 1 < len(diagnosis.run.ranks)
     who = f" of <b>rank {suspect.ranks[0]}</b>" if one else ""
     symptom = "" if suspect is diagnosis.headline else " (a symptom)"
-    return f"Layer: <b>{said(suspect.layer)}</b>{who}{symptom}."
+    return f"Layer: <b>{said(suspect.layer or '')}</b>{who}{symptom}."
 
 
 def _also(diagnosis: Diagnosis, head: Finding) -> str:

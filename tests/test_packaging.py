@@ -64,7 +64,7 @@ def test_the_wheel_ships_the_dashboard_and_the_demo_inside_the_package(wheel):
         "ampwatch/report/painter/report.js",
         "ampwatch/_dashboard/streamlit_app.py",
         "ampwatch/_dashboard/.streamlit/config.toml",
-        "ampwatch/_dashboard/style.css",
+        "ampwatch/_dashboard/styles/page.css",
         "ampwatch/_demo/charmodel.py",
         "ampwatch/_demo/lr_too_high.py",
     } <= wheel
