@@ -118,6 +118,19 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
+class Axis:
+    """What lines may be drawn over instead of the step: its line gives each step a place."""
+
+    column: str
+    label: str
+    kind: str = "number"  # or second
+
+    def header(self) -> dict[str, Any]:
+        """This part of the picture as JSON for the browser."""
+        return {"key": self.column, "label": self.label, "kind": self.kind}
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """A chart without its points."""
 
@@ -131,6 +144,8 @@ class Picture:
     rows: int = 0
     unit: str = "step"  # of the axis: step, or second
     reports: bool = True  # whether the reader's zoom and step are sent back
+    axes: Sequence[Axis] = ()
+    view: str | None = None  # how the reader chose to see it, as the chart itself wrote it
 
     def header(self, base: str, hole: float, *, whole: bool) -> dict[str, Any]:
         """The picture as JSON; `base` names the points, which are sent along if `whole`."""
@@ -144,6 +159,8 @@ class Picture:
             "axis": list(self.ends),
             "unit": self.unit,
             "reports": self.reports,
+            "axes": [axis.header() for axis in self.axes],
+            "view": self.view,
             "span": None if self.span is None else list(self.span),
             "picked": self.picked,
             "panels": [panel.header() for panel in self.panels],
