@@ -195,7 +195,7 @@ def follow(options: argparse.Namespace) -> None:
         look = runs.look(path)
         if len(look.curves):
             base = bases.of(look.name, look.curves, None)
-            live_message(picture_of(look, Address()), look.curves, base, whole=True)
+            live_message(picture_of(look, Address()), look.curves, base, {}, whole=True)
             scale_windows(look, None)
             grid(look, QUANTITIES[0], None)
         looks_ms.append((time.perf_counter() - start) * 1e3)

@@ -90,11 +90,13 @@ def thinned_lines(curves: StepCurves, span: Span | None = None, prefix: str = ""
     return arrays
 
 
-def live_message(picture: Picture, curves: StepCurves, base: Base, *, whole: bool) -> bytes:
-    """The message of a growing run; with its base if it is `whole`."""
+def live_message(
+    picture: Picture, curves: StepCurves, base: Base, more: Arrays, *, whole: bool
+) -> bytes:
+    """The message of a growing run with `more` lines; with its base if it is `whole`."""
     tail = _tail(curves, base, picture.span)
     header = picture.header(base.id, base.hole, whole=whole)
-    return pack(header, {**(base.arrays if whole else {}), **tail})
+    return pack(header, {**(base.arrays if whole else {}), **tail, **more})
 
 
 def _is_long(curves: StepCurves, base: Base, span: Span | None) -> bool:

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import address
 import browser
+import drawn_values
 import run_list
 import streamlit as st
 from chart_points import live_message
 from open_runs import Look
 from rank_curves import column_of
+from step_curves import TIME
 
 from ampwatch.report.overview_chart import Shown, marks_of, panels_of, restart_of
 from ampwatch.report.painter import line_style
@@ -32,14 +34,15 @@ def show(look: Look) -> None:
     if not len(look.curves):
         st.html('<div class="aw-muted">No step was logged yet.</div>')
         return
-    if not look.curves.present:
+    if look.curves.present <= {TIME} and not look.values.look():
         st.html('<div class="aw-muted">The run holds no numbers to draw, or none yet.</div>')
         return
     base = run_list.bases().of(look.name, look.curves, where.span)
     whole = st.session_state.get(_SENT) != (look.name, base.id)
     picture = picture_of(look, where)
+    own = drawn_values.arrays(look, drawn_values.chosen(look, where.values), where.span)
     browser.component(
-        live_message(picture, look.curves, base, whole=whole),
+        live_message(picture, look.curves, base, own, whole=whole),
         key=KEY,
         on_span_change=_span_changed,
         on_step_change=_step_changed,
@@ -54,15 +57,18 @@ def picture_of(look: Look, where: address.Address) -> Picture:
     shown = Shown(
         curves.present, curves.ends, curves.skip_count, curves.clips, look.diagnosis, _level(look)
     )
+    own = drawn_values.chosen(look, where.values)
+    panels = [_of_ranks(look, panel) for panel in panels_of(shown)]
     return Picture(
         name=look.path,
-        panels=[_of_ranks(look, panel) for panel in panels_of(shown)],
+        panels=[*panels, *drawn_values.panels(look, own)],
         ends=curves.ends,
         marks=list(marks_of(shown)),
         restart=restart_of(look.diagnosis),
         span=where.span,
         picked=where.step,
         rows=len(curves),
+        axes=list(drawn_values.axes(look, own)),
     )
 
 

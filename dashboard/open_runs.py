@@ -18,6 +18,7 @@ import pyarrow as pa
 from kept_layers import KeptLayers
 from rank_curves import MOST, RankNumbers
 from step_curves import Numbers, Span, StepCurves
+from user_values import UserValues
 
 from ampwatch.diagnosis import Diagnosis, Severity
 from ampwatch.errors import AmpwatchError
@@ -49,6 +50,7 @@ class Look:
     _is_judged: bool
     _follower: Follower
     layers: KeptLayers  # what is kept of the layers' samples
+    values: UserValues  # what the user's own code logged
 
     def read(self, table: Table, columns: Sequence[str]) -> pa.Table:
         """These columns of a table, as they stand by now, of the ranks looked at."""
@@ -125,6 +127,7 @@ class _OpenRun:
         self._numbers, self._quick = _numbers_of(self._shown), Numbers(quick=True)
         self._taken_rows = -1
         self._layers = KeptLayers(self._follower, None)
+        self._values = UserValues(self._follower, None)
         self._loading: Future[Numbers | RankNumbers] | None = None
         self._seen: Look | None = None
         self._seen_at = 0.0
@@ -150,6 +153,7 @@ class _OpenRun:
         rank = self._rank if self._rank in run.ranks else None
         if rank != self._layers.rank:
             self._layers = KeptLayers(self._follower, rank)
+            self._values = UserValues(self._follower, rank)
         is_judged = self._loading is None and self._judge.examine(rows)
         self._seen = Look(
             path=self._path,
@@ -164,6 +168,7 @@ class _OpenRun:
             _is_judged=is_judged,
             _follower=self._follower,
             layers=self._layers,
+            values=self._values,
         )
         self._seen_at = self._clock()
         return self._seen

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import address
 import browser
+import drawn_values
 import live_chart
 import navigate
 import numpy as np
@@ -58,10 +59,12 @@ def _charts(look: Look) -> None:
     scales = live_chart.scale_windows(look, picked)
     if scales is None:
         live_chart.show(look)
+        drawn_values.choose(look)
         return
     wide, narrow = st.columns([2.7, 1], gap="medium")
     with wide:
         live_chart.show(look)
+        drawn_values.choose(look)
     with narrow:
         browser.component(scales, key="windows", on_layer_change=_layer_chosen)
     navigate.follow()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from kept_points import HELD_ROWS, History
 from numpy.typing import NDArray
-from step_curves import LINES, SCALE, Numbers, Span, StepCurves
+from step_curves import LINES, SCALE, TIME, Numbers, Span, StepCurves
 
 from ampwatch.report.thinning import Floats, Steps
 from ampwatch.store import Run
@@ -22,7 +22,7 @@ from ampwatch.store import Run
 MOST = 8  # ranks over one another
 _PATIENCE_NS = 10 * 10**9  # a rank that is later than this is not waited for
 _SEGMENT = 1 << 48  # more steps than there are between a restart and the next
-_NAMES = (SCALE, *LINES)
+_NAMES = (SCALE, *LINES)  # that are compared; the time is the lowest rank's
 
 
 def column_of(name: str, rank: int) -> str:
@@ -92,7 +92,7 @@ class RankNumbers:
     def _begin(self, numbers: dict[int, Numbers]) -> None:
         self._epoch += 1
         self._numbers = numbers
-        self._history = History(_NAMES, "step_time_ms")
+        self._history = History((*_NAMES, TIME), "step_time_ms")
         self._rows, self._last_key, self._last_step = 0, -1, -1
         self._taken = dict.fromkeys(self._ranks[1:], 0)
         self._differs: frozenset[str] = frozenset()
@@ -162,7 +162,8 @@ class RankNumbers:
 
     def _snapshot(self, spine: StepCurves, others: dict[int, StepCurves]) -> StepCurves:
         history, several = self._history, (spine, *others.values())
-        shown = {n: c.values for n, c in history.columns.items() if n in (*_NAMES, *self._differs)}
+        shown_names = (*_NAMES, TIME, *self._differs)
+        shown = {n: c.values for n, c in history.columns.items() if n in shown_names}
         return replace(
             spine,
             epoch=self._epoch,

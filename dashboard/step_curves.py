@@ -19,6 +19,7 @@ from ampwatch.store import Reading, Run
 
 LINES = ("loss", "grad_norm", "grad_norm_applied", "lr", "step_time_ms")
 SCALE = "log2_scale"
+TIME = "time_s"  # since the first row
 FINE = 1000  # stretches of steps, whose extremes make a line across a screen
 _LOOK_BACK = 4096  # rows searched at once, from the end
 _QUICK = ("step", "optimizer", "scale", "skipped")  # which compress well: read in no time
@@ -100,7 +101,7 @@ class StepCurves:
         step, values = points.step, points.values
         if span is None:
             return step, values
-        inside = _with_neighbours((step >= span[0]) & (step <= span[1]))
+        inside = with_neighbours((step >= span[0]) & (step <= span[1]))
         return step[inside], values[inside]
 
     def within(self, span: Span | None, fine: int = FINE) -> StepCurves:
@@ -178,6 +179,7 @@ class Numbers:
         `quick` takes the scale and the skips alone: of a long run they are there at once.
         """
         self._rank, self._keeps_past = rank, keeps_past
+        self._began_ns = 0  # of the first row that tells
         self._portion_rows = _PORTION_ROWS if keeps_past else HELD_ROWS // 2
         self._ranges: list[tuple[int, int]] | None = None  # the only rows to take, of the log
         self._only: Span | None = None  # the only steps to take, and a row at each side of them
@@ -239,7 +241,7 @@ class Numbers:
     def near(self, span: Span) -> Numbers:
         """The numbers of a span, to be taken from the log."""
         found = Numbers(rank=self._rank, epoch=self._epoch, keeps_past=self._keeps_past)
-        found._optimizer = self._optimizer
+        found._optimizer, found._began_ns = self._optimizer, self._began_ns
         if self._reading is None or self._reading.is_as_logged:
             found._ranges = self._places.of(*span)
         if found._ranges is None or sum(b - a for a, b in found._ranges) > 2 * HELD_ROWS:
@@ -293,7 +295,7 @@ class Numbers:
         self._taken = 0
         self._last_step = None
         self._optimizer: int | None = None
-        self._history = History((SCALE, *LINES), "step_time_ms", keeps_past=self._keeps_past)
+        self._history = History((SCALE, *LINES, TIME), "step_time_ms", keeps_past=self._keeps_past)
         self._places = Places()
         self._clips, self._autocast_dtype = False, None
         self._last_step_ns = 0
@@ -302,7 +304,7 @@ class Numbers:
     def _add(self, rows: Any) -> None:
         step = rows.column("step").fill_null(-1).to_numpy()
         if self._only is not None:
-            near = _with_neighbours((step >= self._only[0]) & (step <= self._only[1]))
+            near = with_neighbours((step >= self._only[0]) & (step <= self._only[1]))
             rows, step = rows.filter(near), step[near]
         if not len(step):
             return
@@ -313,10 +315,19 @@ class Numbers:
         if self._lines:
             self._autocast_dtype = rows.column("autocast_dtype")[-1].as_py()
             self._last_step_ns = rows.column("time_ns")[-1].as_py() or 0
+            columns[TIME] = self._seconds(rows)[mine]
             before, after = columns["grad_norm"], columns["grad_norm_applied"]
             moved = np.abs(after - before) > _CLIP_SHARE * before
             self._clips = self._clips or bool(moved.any())
         self._history.add(step[mine], columns, np.unique(step[skipped]))
+
+    def _seconds(self, rows: Any) -> Floats:
+        """When each step ended, since the first one that tells; nan of those that do not."""
+        time_ns = np.asarray(rows.column("time_ns").fill_null(0).to_numpy(), np.int64)
+        told = time_ns > 0
+        if not self._began_ns and told.any():
+            self._began_ns = int(time_ns[told][0])
+        return np.where(told, (time_ns - self._began_ns) / 1e9, np.nan).astype(np.float32)
 
     def _of_first_optimizer(self, rows: Any) -> NDArray[np.bool_] | slice:
         """One row a step: with several optimizers (a GAN) losses of different kinds would mix."""
@@ -345,7 +356,7 @@ class Numbers:
         )
 
 
-def _with_neighbours(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def with_neighbours(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """The same rows and one more at each side of them."""
     wide = inside.copy()
     wide[1:] |= inside[:-1]

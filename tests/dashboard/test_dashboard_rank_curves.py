@@ -8,7 +8,7 @@ import numpy as np
 from layer_samples import exponents
 from open_runs import OpenRuns
 from rank_curves import RankNumbers, column_of
-from step_curves import SCALE
+from step_curves import SCALE, TIME
 from written_runs import event_columns
 
 from ampwatch import codec, store
@@ -52,7 +52,7 @@ def test_what_differs_is_there_by_rank_and_what_does_not_is_there_once(tmp_path)
     append(path, 0, range(50), skipped={3})
     append(path, 1, range(50), skipped={3, 9})
     curves = RankNumbers((0, 1)).take(store.open_run(path))
-    assert curves.present == {"loss", "lr", SCALE, column_of("loss", 1)}
+    assert curves.present == {"loss", "lr", SCALE, TIME, column_of("loss", 1)}
     assert np.array_equal(curves.columns[column_of("loss", 1)] - curves.columns["loss"], [0.5] * 50)
     assert curves.skips.tolist() == [3, 9]
 

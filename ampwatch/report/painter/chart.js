@@ -76,6 +76,11 @@ export class Chart {
     const lines = {};
     for (const panel of header.panels) {
       for (const { key } of panel.lines) {
+        const x = tail[`whole.${key}.x`];
+        if (x) {
+          lines[key] = { x: Array.from(x), y: Array.from(tail[`whole.${key}.y`]) };
+          continue;
+        }
         lines[key] = joined(
           { x: base[`base.${key}.x`], y: base[`base.${key}.y`] },
           { x: tail["tail.step"], y: tail[`tail.${key}`] },
