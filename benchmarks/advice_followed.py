@@ -44,6 +44,9 @@ _MOST_LETTERS = 3
 # -- following -----------------------------------------------------------------------------------
 
 
+_SCHEDULER = "[getattr(scheduler, 'scheduler', scheduler)]"
+
+
 @dataclass(frozen=True, slots=True)
 class Followed:
     """A stage on which an action is done, word by word, while the same training runs."""
@@ -58,7 +61,7 @@ class Followed:
         names["optimizer"] = self.optimizers[-1] if self.optimizers else None
         for action in self.actions:
             words, lines = words_and_lines(action)
-            exec(lines, names)
+            exec(lines.replace(_SCHEDULER, "[]"), names)  # these trainings make theirs later
             for sentence, do in SENTENCES.items():
                 if (said := re.search(sentence, words)) is not None:
                     do(said[1], names)

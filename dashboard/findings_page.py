@@ -26,7 +26,7 @@ from ampwatch.diagnosis import (
     Finding,
     conclude,
 )
-from ampwatch.diagnosis.code_to_paste import words_and_lines
+from ampwatch.diagnosis.code_to_paste import WHEN_LOADED, rate_lines, words_and_lines
 from ampwatch.diagnosis.words import list_text
 from ampwatch.report import html_report
 from ampwatch.report.html_sections import evidence_value
@@ -204,21 +204,15 @@ def _when(advice: Advice) -> str:
 
 
 def _lines(advice: Advice) -> str:
-    """Code that sets the recommended rate of any optimizer."""
+    """Code that sets the recommended rate of any optimizer and its schedule."""
     assert advice.recommended is not None
-    factor = advice.factor
-    if factor is None and advice.current:
-        factor = advice.recommended / advice.current
+    assert advice.factor is not None  # a change is advised
     change = f"{rate_text(advice.current)} -> " if advice.current else ""
     lines = [
         f"# learning rate {change}{rate_text(advice.recommended)}",
-        "# before a scheduler is made",
+        f"# {WHEN_LOADED}",
+        rate_lines(advice.factor, advice.current),
     ]
-    lines += ["for group in optimizer.param_groups:"]
-    lines += [
-        f'    group["lr"] *= {factor:.4g}' if factor
-        else f'    group["lr"] = {advice.recommended:.4g}'
-    ]  # fmt: skip
     if advice.warmup_steps is not None:
         lines += [f"# warm up over {advice.warmup_steps:,} steps"]
     if advice.clip is not None:

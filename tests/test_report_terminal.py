@@ -15,6 +15,7 @@ from written_runs import event_columns, write_run
 
 from ampwatch import codec, diagnose, open_run, store
 from ampwatch.diagnosis import Action, Advice
+from ampwatch.diagnosis.code_to_paste import rate_lines, with_lines
 from ampwatch.report import course_text, facts_of, powers, print_report, sparkline
 from ampwatch.report.scale_windows import windows_at
 from ampwatch.report.terminal_report import advised
@@ -37,6 +38,19 @@ def test_colours_and_superscripts_are_for_terminals_only(tmp_path):
     assert "\x1b" not in plain
     assert "2^16 to 2^-14" in plain
     assert "\x1b[" in report_of(path, terminal=True)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_lines_to_paste_are_whole_however_narrow_the_terminal(tmp_path, width):
+    path = write_run(tmp_path, skipped=30)
+    run, file = open_run(path), io.StringIO()
+    diagnosis = diagnose(run)
+    lines = rate_lines(0.06964, 1.0)
+    head = dataclasses.replace(diagnosis.headline, action=with_lines("Paste:", lines))
+    told = dataclasses.replace(diagnosis, findings=(head, *diagnosis.findings[1:]))
+    print_report(Console(file=file, width=width), run.info.name, run, told)
+    assert lines in file.getvalue()
+    compile(lines, "pasted", "exec")
 
 
 def test_of_several_optimizers_and_groups_the_report_says_whose_numbers_it_shows(tmp_path):

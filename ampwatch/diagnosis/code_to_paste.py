@@ -28,6 +28,25 @@ def island(*inputs, forward=layer.forward, **named):
         return forward(*map(full, inputs), **named)
 layer.forward = island"""
 
+# Param groups and schedulers keep rates of their own: on a resume those that were saved would
+# undo a change of `lr` alone. The mark is saved with them.
+_RATE = """\
+done = {mark!r}  # saved along: a later resume does not do it again
+parts = [getattr(scheduler, 'scheduler', scheduler)]  # [] if there is no scheduler
+for part in parts:
+    parts += getattr(part, '_schedulers', [])
+rates = {{'lr', 'initial_lr', 'max_lr', 'min_lr', 'swa_lr', 'eta_min'}}
+lists = {{'base_lrs', 'max_lrs', 'min_lrs', '_last_lr'}}
+for part in [*optimizer.param_groups, *map(vars, parts)]:
+    if done not in part:
+        for name in rates & part.keys():
+            part[name] = part[name] * {factor}
+        for name in lists & part.keys():
+            part[name] = [rate * {factor} for rate in part[name]]
+        part[done] = True"""
+# When those lines are to run.
+WHEN_LOADED = "once the optimizer and any scheduler are created and loaded"
+
 
 @dataclass(frozen=True, slots=True)
 class Root:
@@ -59,6 +78,13 @@ def float32_island(layer: str, roots: Sequence[Root] = ()) -> str:
     model = "model" + "".join(f".{_WITHIN[name]}" for name in root.wrapped if name in _WITHIN)
     found = model if inner in {"", _ROOT} else f"{model}.get_submodule({inner!r})"
     return f"{_model_lines(root, roots)}layer = {found}.float()\n{_ISLAND}"
+
+
+def rate_lines(factor: float, current: float | None = None) -> str:
+    """Lines that multiply every rate, now and in what the schedule has yet to come, once."""
+    times = f"{factor:.4g}"
+    mark = f"lr x {times}" if current is None else f"lr {current:.3g} x {times}"
+    return _RATE.format(mark=mark, factor=times)
 
 
 def _root_of(layer: str, roots: Sequence[Root]) -> Root | None:

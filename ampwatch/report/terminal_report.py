@@ -41,7 +41,7 @@ def to_json(diagnosis: Diagnosis | Together) -> str:
 def print_report(console: Console, name: str, run: Record, diagnosis: Diagnosis) -> None:
     """Print the report, as this console can show it."""
     text = report_text(name, run, diagnosis, fancy=is_fancy(console))
-    console.print(text, highlight=False, soft_wrap=False)
+    console.print(text, highlight=False, crop=False)  # lines to paste are longer than some screens
 
 
 def print_reports(console: Console, names: Sequence[str], together: Together) -> None:

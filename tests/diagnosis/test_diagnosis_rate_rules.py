@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hand_built import HandBuiltRun, event_table, follow, step_table
 from rate_shapes import action, course, diverging, falling
+from torch.optim.lr_scheduler import LambdaLR
 
 from ampwatch.diagnosis import diagnose
 from ampwatch.diagnosis.causes import link
+from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.findings import Finding, Severity
 from ampwatch.diagnosis.learning_rate import rows_of
 from ampwatch.diagnosis.learning_rate.rate_history import COLUMNS
@@ -155,14 +158,13 @@ def test_weights_that_grew_while_the_loss_fell_to_the_end_are_an_operations_over
 def test_the_action_is_a_line_to_paste_that_does_what_the_advice_says():
     diagnosis = diagnose(run_of(diverging()))
     action = finding(diagnosis, "AMP301").action
-    line = action[action.index("for group") :]
-
-    class Optimizer:
-        param_groups = ({"lr": 0.1}, {"lr": 1.0})
-
-    exec(line, {"optimizer": Optimizer})
+    _, lines = words_and_lines(action)
+    optimizer = torch.optim.SGD([{"params": [torch.ones(1)]}, {"params": [torch.ones(1)]}], lr=0.1)
+    optimizer.param_groups[1]["lr"] = 1.0
+    exec(lines, {"optimizer": optimizer, "scheduler": LambdaLR(optimizer, lambda step: 1.0)})
     factor = diagnosis.learning_rate.factor
-    assert [g["lr"] for g in Optimizer.param_groups] == pytest.approx([0.1 * factor, factor], 1e-2)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert rates == pytest.approx([0.1 * factor, factor], 1e-2)
     assert f"Restart from step {diagnosis.learning_rate.restart_from_step}" in action
 
 

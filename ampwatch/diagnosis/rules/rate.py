@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.code_to_paste import with_lines
+from ampwatch.diagnosis.code_to_paste import WHEN_LOADED, rate_lines, with_lines
 from ampwatch.diagnosis.findings import Action, Advice, Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.attribution import LOWER_LINE, weights_text
@@ -148,13 +148,10 @@ def weighed(case: Case) -> list[str]:
 
 
 def _paste(advice: Advice) -> str:
-    """The line to paste; before any scheduler is created, which keeps the rates it finds."""
-    line = f"for group in optimizer.param_groups: group['lr'] *= {advice.factor:.3g}"
+    """The rate to use, and the lines that set it."""
+    assert advice.factor is not None
+    lines = rate_lines(advice.factor, advice.current)
     if advice.recommended is None:
-        return with_lines(f"{_MOMENT[0].upper()}{_MOMENT[1:]}:", line)
+        return with_lines(f"Paste {WHEN_LOADED}:", lines)
     rates = f"{advice.recommended:.3g} instead of {advice.current:.3g}"
-    return with_lines(f"Use a base rate of {rates} ({_MOMENT}).", line)
-
-
-# A scheduler keeps the rates that it finds when it is created.
-_MOMENT = "paste before the scheduler is created"
+    return with_lines(f"Use a base rate of {rates} (paste {WHEN_LOADED}).", lines)
