@@ -26,4 +26,10 @@ def follow() -> None:
     """Go to the page that was asked for, if any."""
     page = st.session_state.pop(_WANTED, None)
     if page is not None:
-        st.switch_page(st.session_state[_PAGES][page], query_params=address.read().parameters())
+        st.switch_page(st.session_state[_PAGES][page], query_params=query)
+
+
+def link(page: str, words: str) -> None:
+    """A link to a page, in these words, that keeps the address."""
+    query = address.read().parameters()
+    st.page_link(st.session_state[_PAGES][page], label=words, query_params=query)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import address
+import navigate
 import run_list
 import streamlit as st
 from formatting import said
@@ -45,6 +46,9 @@ def _choose() -> None:
     st.html(f'<div class="aw-muted">{said(state)}</div>')
     if listed.choices:
         _list(listed)
+    more = len(listed.choices) - LISTED
+    if more > 0:
+        navigate.link("Runs", f"{more:,} more {'run' if more == 1 else 'runs'}")
     for sentence in (*listed.problems[:NOTES_SHOWN], *feed.notes[-NOTES_SHOWN:]):
         st.html(f'<div class="aw-muted aw-note">{said(sentence)}</div>')
 

@@ -5,11 +5,13 @@ Start it by `streamlit run dashboard` or `ampwatch dashboard`.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import address
+import browser
 import compare_page
 import findings_page
 import layers_page
@@ -21,11 +23,13 @@ import run_list
 import runs_page
 import sidebar
 import streamlit as st
+from formatting import said, shortened
 from problems import guarded
 
 from ampwatch.report.painter import style_sheet
 
 _STYLES = Path(__file__).with_name("styles")
+_NAME_LENGTH = 90  # characters of a run's name; the mouse over it shows the others
 
 
 def main() -> None:
@@ -56,7 +60,7 @@ def _compare() -> None:
         no_runs.show()
 
 
-def _of_run(show: Callable[..., None]) -> None:
+def _of_run(page: str, show: Callable[..., None]) -> None:
     name = address.read().run
     choice = run_list.chosen(name)
     if choice is None and name:
@@ -64,15 +68,24 @@ def _of_run(show: Callable[..., None]) -> None:
     elif choice is None:
         no_runs.show()
     else:
+        browser.html(_heading(choice.name, page), key="heading")
         show(choice.path, follow=sidebar.follows())
+
+
+def _heading(run: str, page: str) -> str:
+    """Which run this is, and what of it: the sidebar that says so is folded on a phone."""
+    return (
+        f'<div class="aw-top"><h1 class="aw-run" title="{html.escape(run)}"><bdi>'
+        f"{said(shortened(run, _NAME_LENGTH))}</bdi><span>{page}</span></h1></div>"
+    )
 
 
 PAGES: dict[str, tuple[str, Callable[[], None]]] = {
     "Runs": ("runs", _runs),
-    "Overview": ("overview", partial(_of_run, overview_page.show)),
-    "Layers": ("layers", partial(_of_run, layers_page.show)),
-    "Findings": ("findings", partial(_of_run, findings_page.show)),
-    "Memory and device": ("memory", partial(_of_run, memory_page.show)),
+    "Overview": ("overview", partial(_of_run, "Overview", overview_page.show)),
+    "Layers": ("layers", partial(_of_run, "Layers", layers_page.show)),
+    "Findings": ("findings", partial(_of_run, "Findings", findings_page.show)),
+    "Memory and device": ("memory", partial(_of_run, "Memory and device", memory_page.show)),
     "Compare": ("compare", _compare),
 }
 
