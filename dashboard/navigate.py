@@ -26,7 +26,7 @@ def follow() -> None:
     """Go to the page that was asked for, if any."""
     page = st.session_state.pop(_WANTED, None)
     if page is not None:
-        st.switch_page(st.session_state[_PAGES][page], query_params=query)
+        st.switch_page(st.session_state[_PAGES][page], query_params=address.read().parameters())
 
 
 def link(page: str, words: str) -> None:

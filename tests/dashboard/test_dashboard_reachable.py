@@ -8,7 +8,8 @@ from written_runs import write_run
 
 pytestmark = [pytest.mark.slow_browser, needs_browser]
 
-LONG = "\u202eمرحبا 😀 " + "a long name " * 16  # turned round, an emoji, as long as a folder's may be
+# Turned round, in Hebrew, with an emoji, and as long as a folder's name may be.
+LONG = "\u202eשבת 😀 " + "a long name " * 16
 WIDTHS = (360, 420, 640, 641, 768, 900, 1150, 1400, 1920)
 OF_RUN = ("Overview", "Layers", "Findings", "Memory and device")
 
@@ -48,6 +49,10 @@ def test_nothing_is_covered_and_nothing_scrolls_sideways_at_any_width(one, serve
                 page.page.set_viewport_size({"width": width, "height": 900})
                 page.page.wait_for_function(f"() => ({SIDEWAYS})() <= 0")
                 assert page.page.evaluate(COVERED) == [], (name, width)
+        page.page.get_by_test_id("stSidebar").hover()
+        page.page.get_by_test_id("stSidebarCollapseButton").get_by_role("button").click()
+        page.page.get_by_test_id("stExpandSidebarButton").wait_for()
+        assert page.page.evaluate(COVERED) == []
 
 
 def test_every_page_names_its_run_on_a_phone(one, server, place):
