@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import address
 import browser
@@ -44,8 +45,7 @@ def show(look: Look) -> None:
     browser.component(
         live_message(picture, look.curves, base, own, whole=whole),
         key=KEY,
-        on_span_change=_span_changed,
-        on_step_change=_step_changed,
+        on_look_change=_look_changed,
         on_lost_change=forget_sent,
     )
     st.session_state[_SENT] = (look.name, base.id)
@@ -69,6 +69,7 @@ def picture_of(look: Look, where: address.Address) -> Picture:
         picked=where.step,
         rows=len(curves),
         axes=list(drawn_values.axes(look, own)),
+        heard=int(_told().get("count", 0)),
     )
 
 
@@ -109,11 +110,15 @@ def show_still(picture: Picture, arrays: Arrays, key: str) -> None:
     browser.component(still_message(picture, arrays), key=key)
 
 
-def _span_changed() -> None:
-    span = st.session_state[KEY].span
-    address.change(span=None if span is None else (int(span[0]), int(span[1])))
+def _told() -> dict[str, Any]:
+    """What the reader chose last, as the chart told it."""
+    return getattr(st.session_state.get(KEY), "look", None) or {}
 
 
-def _step_changed() -> None:
-    step = st.session_state[KEY].step
-    address.change(step=None if step is None else int(step))
+def _look_changed() -> None:
+    told = _told()
+    span, step = told.get("span"), told.get("step")
+    address.change(
+        span=None if span is None else (int(span[0]), int(span[1])),
+        step=None if step is None else int(step),
+    )

@@ -1,43 +1,47 @@
 // The live chart: keeps the base that the server thinned, joins the rows that came since, draws in
-// place, and reports the span that was dragged and the step that was clicked.
+// place, and reports what its reader chose: the span in view and the step that was picked.
 
 import { make } from "./elements.js";
+import { Gestures, CLICK_PIXELS } from "./gestures.js";
 import { Hover } from "./hover.js";
+import { onKey } from "./keyboard.js";
 import { LEFT, RIGHT, layout } from "./layout.js";
 import { joined } from "./lines.js";
 import { paint } from "./paint.js";
 import { ticks } from "./skips.js";
+import { countText } from "./ticks.js";
 
 const LEAST_WIDTH = 120;
-const CLICK_PIXELS = 4; // a mouse moved less has clicked, not dragged
-const DOUBLE_CLICK_MS = 400; // the browser's own needs both clicks on one element, and we draw anew
+const SPOKEN_KEYS = "Arrows move step by step, plus and minus zoom, Enter picks a step, Escape takes it back.";
 
 export class Chart {
   constructor(place) {
     this.place = make("div", "aw-chart");
+    this.frame = make("div", "aw-frame");
     this.plot = make("div", "aw-plot");
-    this.place.append(this.plot);
+    Object.assign(this.plot, { tabIndex: 0, role: "slider" });
+    this.frame.append(this.plot);
+    this.place.append(this.frame);
     place.append(this.place);
-    this.hover = new Hover(this.place);
-    this.box = make("div", "aw-drag");
-    this.box.hidden = true;
-    this.place.append(this.box);
+    this.hover = new Hover(this.frame);
+    this.boxed = make("div", "aw-drag");
+    this.boxed.hidden = true;
+    this.spoken = make("div", "aw-spoken");
+    this.spoken.setAttribute("aria-live", "polite");
+    this.frame.append(this.boxed, this.spoken);
     this.whole = this.button();
     this.bases = null;
-    this.span = undefined; // what the reader chose; null for the whole run
+    this.span = null; // what the reader chose; null for the whole run
     this.picked = null;
-    this.held = null; // where the mouse went down: nothing is drawn under a drag
-    this.clickedAt = -Infinity;
+    this.known = null; // of these, what was told or came with the address
+    this.count = 0; // of the reader's choices: a message that knows fewer is behind
+    this.isLate = () => false; // whether a message was made for an address that was left
     this.watch();
   }
 
   // Take in a message. A tail whose base never came (a tab asleep loses messages) is asked for anew.
   show(header, arrays) {
-    const other = header.run !== this.header?.run;
-    if (other) {
-      this.span = header.span;
-      this.picked = header.picked;
-    }
+    this.follow(header);
     if (header.hasBase) this.bases = { id: header.base, arrays };
     if (this.bases?.id !== header.base) {
       this.ask("lost", header.base);
@@ -45,52 +49,89 @@ export class Chart {
     }
     this.header = header;
     this.arrays = arrays;
+    this.join();
     this.draw();
+  }
+
+  // What the address says is followed (Back, Forward, a link), unless the reader has gone on since.
+  follow(header) {
+    const { span, picked, heard } = header;
+    const before = this.header;
+    if (header.run !== before?.run) {
+      Object.assign(this, { span, picked, count: heard });
+      this.hover.leave();
+    } else if (!header.reports) {
+      if (picked !== before.picked) this.picked = picked;
+    } else if (heard >= this.count && !this.isLate(header)) {
+      Object.assign(this, { span, picked });
+    } else return;
+    this.known = this.state();
   }
 
   close() {
     this.resize.disconnect();
-    window.removeEventListener("pointerup", this.release);
-    window.removeEventListener("pointercancel", this.cancel);
     this.place.remove();
   }
 
   // --- drawing -----------------------------------------------------------------------------------
 
+  join() {
+    const base = this.bases.arrays;
+    const tail = this.arrays;
+    this.lines = {};
+    for (const panel of this.header.panels) {
+      for (const { key } of panel.lines) {
+        const x = tail[`whole.${key}.x`];
+        this.lines[key] = x
+          ? { x: Array.from(x), y: Array.from(tail[`whole.${key}.y`]) }
+          : joined(
+            { x: base[`base.${key}.x`], y: base[`base.${key}.y`] },
+            { x: tail["tail.step"], y: tail[`tail.${key}`] },
+            this.header.hole,
+          );
+      }
+    }
+  }
+
   draw() {
-    if (this.held !== null || !this.header) return; // drawn at the mouse's release
+    if (this.gestures.isHolding || !this.header) return; // drawn when it is let go
+    this.drawNow();
+  }
+
+  drawNow() {
     if (this.place.clientWidth < LEAST_WIDTH) return; // not laid out yet: the resize draws
     const view = this.view();
     const drawn = layout({ ...view, width: this.place.clientWidth });
     paint(this.plot, drawn);
     this.whole.hidden = this.span === null;
     this.hover.show({ ...view, height: drawn.plotHeight });
+    this.say();
     this.place.dataset.drawn = this.header.rows; // for whoever looks from outside
   }
 
   view() {
-    const { header } = this;
+    const { header, lines, picked } = this;
     const span = this.span ?? header.axis;
     const width = Math.max(50, this.place.clientWidth - LEFT - RIGHT);
-    const { base, tail } = { base: this.bases.arrays, tail: this.arrays };
-    const lines = {};
-    for (const panel of header.panels) {
-      for (const { key } of panel.lines) {
-        const x = tail[`whole.${key}.x`];
-        if (x) {
-          lines[key] = { x: Array.from(x), y: Array.from(tail[`whole.${key}.y`]) };
-          continue;
-        }
-        lines[key] = joined(
-          { x: base[`base.${key}.x`], y: base[`base.${key}.y`] },
-          { x: tail["tail.step"], y: tail[`tail.${key}`] },
-          header.hole,
-        );
-      }
-    }
+    const base = this.bases.arrays;
     const cells = { first: base["base.skips.first"], last: base["base.skips.last"], count: base["base.skips.count"] };
-    const rug = ticks(cells, tail["tail.skips"], span, width);
-    return { header, lines, rug, span, picked: this.picked, left: LEFT, width };
+    const rug = ticks(cells, this.arrays["tail.skips"], span, width);
+    return { header, lines, rug, span, picked, left: LEFT, width };
+  }
+
+  // For who hears the page: what the chart shows, and what it shows at the cursor.
+  say() {
+    const { unit, panels } = this.header;
+    const [first, last] = this.shown;
+    const of = panels.map(({ title }) => title[0]?.[0]).join(", ");
+    const steps = `over ${unit}s ${countText(first)} to ${countText(last)}`;
+    const at = this.cursor ?? this.picked ?? last;
+    const texts = {
+      label: `Chart of ${of}, ${steps}. ${SPOKEN_KEYS}`,
+      valuemin: first, valuemax: last, valuenow: Math.min(last, Math.max(first, at)),
+      valuetext: this.hover.words(at),
+    };
+    for (const [name, text] of Object.entries(texts)) this.plot.setAttribute(`aria-${name}`, text);
   }
 
   // --- what the reader does ----------------------------------------------------------------------
@@ -98,73 +139,167 @@ export class Chart {
   watch() {
     this.resize = new ResizeObserver(() => this.draw());
     this.resize.observe(this.place);
-    const pixel = (event) => event.clientX - this.place.getBoundingClientRect().left - LEFT;
-    this.place.addEventListener("pointermove", (event) => {
-      this.hover.move(this.held === null ? pixel(event) : null);
-      this.drag(pixel(event));
+    this.gestures = new Gestures(this.frame, this);
+    this.frame.addEventListener("pointerleave", ({ pointerType }) => {
+      if (pointerType !== "touch") this.hover.leave(); // what a finger asked for stays to be read
     });
-    this.place.addEventListener("pointerleave", () => this.hover.move(null));
-    this.place.addEventListener("pointerdown", (event) => {
-      if (event.button !== 0 || event.target.closest("button") || !this.header) return;
-      this.held = pixel(event);
-      this.place.setPointerCapture(event.pointerId); // a drag may leave the chart
-    });
-    this.release = (event) => {
-      if (this.held === null) return;
-      const [from, to] = [this.held, pixel(event)].sort((a, b) => a - b);
-      this.held = null;
-      this.box.hidden = true;
-      const isSecond = event.timeStamp - this.clickedAt < DOUBLE_CLICK_MS;
-      this.clickedAt = to - from < CLICK_PIXELS ? event.timeStamp : -Infinity;
-      if (isSecond) this.look(null);
-      else if (to - from >= CLICK_PIXELS) this.look([from, to].map((at) => this.stepAt(at)));
-      else this.pick(from);
-      this.draw();
-    };
-    this.cancel = () => { // the finger scrolls the page
-      this.held = null;
-      this.box.hidden = true;
-      this.draw();
-    };
-    window.addEventListener("pointerup", this.release);
-    window.addEventListener("pointercancel", this.cancel);
+    this.plot.addEventListener("keydown", (event) => onKey(event, this));
+  }
+
+  get left() {
+    return LEFT;
+  }
+
+  get isDrawn() {
+    return Boolean(this.hover.view);
+  }
+
+  get shown() {
+    return this.span ?? this.header.axis;
+  }
+
+  get cursor() {
+    return this.hover.fixed;
+  }
+
+  // What lies at the plot's ends, and its width.
+  grip() {
+    const [low, high] = this.shown;
+    return { low, high, width: this.hover.view.width };
+  }
+
+  hoverAt(pixel) {
+    this.hover.move(pixel);
   }
 
   // What is being dragged, pale over all charts.
-  drag(pixel) {
-    if (this.held === null) return;
+  box(pixels) {
+    this.boxed.hidden = pixels === null;
+    if (pixels === null) return;
+    this.hover.leave();
     const { width, height } = this.hover.view;
-    const [from, to] = [this.held, pixel].map((at) => Math.min(width, Math.max(0, at))).sort((a, b) => a - b);
-    this.box.hidden = to - from < CLICK_PIXELS;
-    Object.assign(this.box.style, { left: `${LEFT + from}px`, width: `${to - from}px`, height: `${height}px` });
+    const [from, to] = pixels.map((at) => Math.min(width, Math.max(0, at))).sort((a, b) => a - b);
+    Object.assign(this.boxed.style, { left: `${LEFT + from}px`, width: `${to - from}px`, height: `${height}px` });
+  }
+
+  // Move the view under the fingers; drawn once a frame, told when they are lifted.
+  move([low, high]) {
+    this.hover.leave();
+    this.span = this.within([low, high]);
+    this.frameAsked ??= requestAnimationFrame(() => {
+      this.frameAsked = null;
+      this.drawNow();
+    });
+  }
+
+  // A move has ended, or the page took it for itself.
+  settle() {
+    this.choose({ span: this.span });
+  }
+
+  look(pixels) {
+    this.lookAt(pixels.map((at) => this.stepAt(at)));
+  }
+
+  lookAt(span) {
+    this.choose({ span: this.within(span) });
+  }
+
+  // A span as far as there are steps; null for all of them.
+  within([low, high]) {
+    const [first, last] = this.header.axis;
+    const length = Math.max(1, Math.min(high - low, last - first));
+    const from = Math.round(Math.min(Math.max(low, first), last - length));
+    const to = Math.min(last, Math.max(from + 1, Math.round(from + length)));
+    return from <= first && to >= last ? null : [from, to];
   }
 
   stepAt(pixel) {
-    const { span, width } = this.hover.view;
-    const share = Math.min(1, Math.max(0, pixel / width));
-    return Math.round(span[0] + share * (span[1] - span[0]));
+    const { width } = this.hover.view;
+    const [first, last] = this.shown;
+    return Math.round(first + Math.min(1, Math.max(0, pixel / width)) * (last - first));
   }
 
-  look(span) {
-    if (span && span[0] >= span[1]) return;
-    this.span = span;
-    if (this.header.reports) this.report("span", span);
+  // Pick the step that was clicked; once more, or twice in a row, takes it back.
+  click(pixel, { isSecond, isTouch }) {
+    const { width } = this.hover.view;
+    if (isSecond) {
+      this.choose({ span: null, picked: this.pickedBefore });
+      return;
+    }
+    this.pickedBefore = this.picked;
+    if (pixel >= 0 && pixel <= width) {
+      if (isTouch) this.hover.move(pixel);
+      const [first, last] = this.shown;
+      const near = (CLICK_PIXELS / width) * (last - first);
+      const isSame = this.picked !== null && Math.abs(this.stepAt(pixel) - this.picked) <= near;
+      this.pick(isSame ? this.picked : this.stepAt(pixel));
+    }
     this.draw();
   }
 
-  pick(pixel) {
-    if (pixel < 0 || pixel > this.hover.view.width) return;
+  pick(step) {
     if (!this.header.reports) return;
-    this.picked = this.stepAt(pixel);
-    this.report("step", this.picked);
+    this.choose({ picked: step === this.picked ? null : step });
+    this.announce(this.picked === null ? "No step is picked." : `Step ${countText(this.picked)} is picked.`);
+  }
+
+  // Escape takes back the last thing first: the picked step, then the zoom, then the cursor.
+  escape() {
+    if (this.picked !== null && this.header.reports) this.pick(this.picked);
+    else if (this.span !== null) this.choose({ span: null });
+    else this.hover.leave();
+  }
+
+  // The cursor, by keys; the view goes along.
+  moveCursor(step) {
+    const [first, last] = this.header.axis;
+    const at = Math.min(last, Math.max(first, step));
+    const [low, high] = this.shown;
+    this.hover.fix(at);
+    if (at < low) this.lookAt([at, at + high - low]);
+    else if (at > high) this.lookAt([at - (high - low), at]);
+    else this.say();
+  }
+
+  // The next step at which anything is drawn.
+  nextStep(way) {
+    const from = this.cursor ?? this.picked ?? this.shown[way > 0 ? 0 : 1] - way;
+    let found = null;
+    for (const { x, y } of Object.values(this.lines)) {
+      for (let at = 0; at < x.length; at++) {
+        const ahead = way * (x[at] - from);
+        if (ahead > 0 && !Number.isNaN(y[at]) && (found === null || ahead < way * (found - from))) found = x[at];
+      }
+    }
+    return found ?? from + way;
+  }
+
+  // What the reader chose is drawn at once, and told where the page keeps it.
+  choose(parts) {
+    Object.assign(this, parts);
+    const { span, picked } = this;
+    if (this.header.reports && this.state() !== this.known) {
+      this.known = this.state();
+      this.report("look", { span, step: picked, count: ++this.count });
+    }
+    this.draw();
+  }
+
+  state() {
+    return JSON.stringify([this.span, this.picked]);
+  }
+
+  announce(text) {
+    this.spoken.textContent = text;
   }
 
   button() {
     const made = make("button", "aw-whole", "Whole run");
-    made.title = "Show all steps again (or double-click a chart)";
+    made.title = "Show all steps again (or double-click a chart, or press Escape)";
     made.hidden = true;
-    made.addEventListener("click", () => this.look(null));
-    this.place.append(made);
+    made.addEventListener("click", () => this.choose({ span: null }));
+    this.frame.append(made);
     return made;
   }
 }

@@ -20,6 +20,7 @@ export function mount(component) {
   }
   object.report = component.setStateValue;
   object.ask = component.setTriggerValue;
+  object.isLate = isLate;
   object.show(header, arrays);
   return () => setTimeout(() => close(place, object));
 }
@@ -30,4 +31,11 @@ function close(place, object) {
   if (place.isConnected) return;
   mounted.delete(place);
   object.close();
+}
+
+// A message that was made before the address changed would take the reader back.
+function isLate({ span, picked }) {
+  const query = new URLSearchParams(location.search);
+  const says = { span: span && span.join("-"), step: picked === null ? null : String(picked) };
+  return Object.entries(says).some(([name, text]) => query.get(name) !== text);
 }

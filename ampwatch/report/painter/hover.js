@@ -13,6 +13,7 @@ export class Hover {
     this.line = element(place, "aw-spike");
     this.label = element(place, "aw-label");
     this.at = null; // where the mouse rests, in pixels of the plot
+    this.fixed = null; // or the step where the keys have put the cursor
   }
 
   // `view` is what is drawn: header, lines, rug, span, left, width, height.
@@ -23,45 +24,68 @@ export class Hover {
 
   move(pixel) {
     this.at = pixel;
+    this.fixed = null;
     this.draw();
+  }
+
+  fix(step) {
+    this.at = null;
+    this.fixed = step;
+    this.draw();
+  }
+
+  leave() {
+    this.move(null);
+  }
+
+  get pixel() {
+    if (this.fixed === null) return this.at;
+    const { span, width } = this.view;
+    return ((this.fixed - span[0]) / (span[1] - span[0] || 1)) * width;
   }
 
   get step() {
     const { span, width } = this.view;
-    return Math.round(span[0] + (this.at / width) * (span[1] - span[0]));
+    return this.fixed ?? Math.round(span[0] + (this.at / width) * (span[1] - span[0]));
   }
 
   draw() {
-    const hidden = this.at === null || !this.view || this.at < 0 || this.at > this.view.width;
+    const at = this.view ? this.pixel : null;
+    const hidden = at === null || at < 0 || at > this.view.width;
     this.line.hidden = this.label.hidden = hidden;
     if (hidden) return;
     const { left, width, height } = this.view;
-    this.line.style.transform = `translateX(${left + this.at}px)`;
+    this.line.style.transform = `translateX(${left + at}px)`;
     this.line.style.height = `${height}px`;
-    this.label.replaceChildren(...this.rows());
+    this.label.replaceChildren(...this.said(this.step).map(row));
     const room = this.label.offsetWidth + 14;
-    const flip = this.at + room > width;
-    this.label.style.transform = `translate(${left + this.at + (flip ? -room : 14)}px, 28px)`;
+    const flip = at + room > width;
+    this.label.style.transform = `translate(${left + Math.max(-left, at + (flip ? -room : 14))}px, 28px)`;
   }
 
-  rows() {
+  // The same as one sentence, for who hears it.
+  words(step) {
+    return this.said(step).map(({ label, value }) => (value ? `${label} ${value}` : label)).join(", ");
+  }
+
+  // What the chart shows at a step.
+  said(step) {
     const { header, lines, rug, span, width } = this.view;
     const reach = (REACH / width) * (span[1] - span[0]);
-    const step = this.step;
     const place = header.unit === "step" ? `step ${countText(step)}` : timeText(step);
-    const rows = [row(place, "", null, "aw-label-step")];
+    const found = [{ label: place, value: "", className: "aw-label-step" }];
     for (const panel of header.panels) {
       for (const line of panel.lines) {
         const value = valueAt(lines[line.key], step, reach, line.stepped);
-        if (value !== null) rows.push(row(line.label, shown(panel, value), tone(line.color)));
+        if (value !== null) found.push({ label: line.label, value: shown(panel, value), color: tone(line.color) });
       }
       const count = panel.rug ? countNear(rug, step, reach / 4) : 0;
-      if (count) rows.push(row(count > 1 ? `${countText(count)} steps skipped here` : "skipped", "", tone("skip")));
+      if (count) found.push({ label: count > 1 ? `${countText(count)} steps skipped here` : "skipped", value: "", color: tone("skip") });
     }
     for (const mark of header.marks) {
-      if (step >= mark.first && step <= mark.last) rows.push(row(mark.label, "", tone(mark.color)));
+      if (step >= mark.first && step <= mark.last) found.push({ label: mark.label, value: "", color: tone(mark.color) });
     }
-    return rows;
+    return found;
   }
 }
 
@@ -70,7 +94,7 @@ function shown(panel, value) {
   return panel.unit ? `${text} ${panel.unit}` : text;
 }
 
-function row(label, value, color, className = "") {
+function row({ label, value, color, className = "" }) {
   const made = make("div", className);
   const words = make("span", color ? "aw-dot" : "", label);
   if (color) words.style.setProperty("--aw-dot", color);

@@ -146,6 +146,7 @@ class Picture:
     reports: bool = True  # whether the reader's zoom and step are sent back
     axes: Sequence[Axis] = ()
     view: str | None = None  # how the reader chose to see it, as the chart itself wrote it
+    heard: int = 0  # how many choices the chart has told until now
 
     def header(self, base: str, hole: float, *, whole: bool) -> dict[str, Any]:
         """The picture as JSON; `base` names the points, which are sent along if `whole`."""
@@ -161,6 +162,7 @@ class Picture:
             "reports": self.reports,
             "axes": [axis.header() for axis in self.axes],
             "view": self.view,
+            "heard": self.heard,
             "span": None if self.span is None else list(self.span),
             "picked": self.picked,
             "panels": [panel.header() for panel in self.panels],
