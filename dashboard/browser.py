@@ -6,7 +6,10 @@ lines; the browser loads the painter once, from its folder, which is served here
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -29,6 +32,17 @@ def _declared() -> Any:
     folder = declare_component("painter", path=str(FOLDER)).name
     loader = (FOLDER / "loader.js").read_text(encoding="utf-8").replace("@FOLDER@", folder)
     return st.components.v2.component(_NAME, js=loader, isolate_styles=False)
+
+
+def watch_server() -> None:
+    """Let the page say when this server no longer answers, and how to start it again."""
+    component(pack({"component": "server", "command": start_command()}, {}), "server")
+
+
+def start_command() -> str:
+    """The command that started this server."""
+    given = os.environ.get("AMPWATCH_DASHBOARD_COMMAND")
+    return given or shlex.join(["streamlit", "run", str(Path(__file__).parent)])
 
 
 def html(text: str, key: str, *, search: str = "", on_go: Callable[[], None] | None = None) -> None:

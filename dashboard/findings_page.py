@@ -108,8 +108,8 @@ def _action(action: str) -> str:
     """What to do; the copy button copies the lines to paste, if there are any."""
     words, lines = words_and_lines(action)
     if not lines:
-        return f"{said(words)} {_copy(words)}"
-    return f'{said(words)} {_copy(lines)}<pre class="aw-code">{html.escape(lines)}</pre>'
+        return f"{said(words)} {_copy(words, 'what to do')}"
+    return f"{said(words)} {_to_paste(lines)}"
 
 
 def _places(finding: Finding, *, has_ranks: bool) -> Iterator[str]:
@@ -143,8 +143,16 @@ def _about(code: str) -> str:
     )
 
 
-def _copy(text: str) -> str:
-    return f'<button class="aw-copy" data-copy="{html.escape(text)}"></button>'
+def _to_paste(lines: str) -> str:
+    code = f'<pre class="aw-code" tabindex="0">{html.escape(lines)}</pre>'
+    return _copy(lines, "the lines to paste") + code
+
+
+def _copy(text: str, what: str) -> str:
+    return (
+        f'<button type="button" class="aw-copy" aria-label="copy {what}" '
+        f'data-copy="{html.escape(text)}">copy</button>'
+    )
 
 
 def _picture(look: Look, finding: Finding) -> str:
@@ -189,8 +197,8 @@ def _rate(advice: Advice) -> str:
         '<section class="aw-two"><div><div class="aw-chart-title"><b>Recommended learning rate</b>'
         f"band: 90 % interval of the highest stable rate</div>{picture}"
         f'<div class="aw-muted">{said_lines(advice.because)}</div></div>'
-        f'<div><div class="aw-chart-title"><b>To paste</b>{said(_when(advice))} {_copy(code)}</div>'
-        f'<pre class="aw-code">{html.escape(code)}</pre></div></section>'
+        f'<div><div class="aw-chart-title"><b>To paste</b>{said(_when(advice))}</div>'
+        f"{_to_paste(code)}</div></section>"
     )
 
 

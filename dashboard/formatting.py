@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 from ampwatch.report.html_sections import said, short_dtype, shortened
 
-__all__ = ["age_text", "rate_text", "said", "said_lines", "short_dtype", "shortened"]
+__all__ = ["age_text", "counted_age", "rate_text", "said", "said_lines", "short_dtype", "shortened"]
 
 
 def said_lines(text: str) -> str:
@@ -28,3 +30,11 @@ def age_text(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / {'days': 86400, 'h': 3600, 'min': 60}[unit]:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def counted_age(seconds: float) -> str:
+    """The same as HTML, counted on in the browser while the server writes nothing newer."""
+    return (
+        f'<span class="aw-age" data-age="{seconds:.1f}" data-at="{time.monotonic_ns()}">'
+        f"{age_text(seconds)}</span>"
+    )

@@ -43,6 +43,7 @@ def main() -> None:
     page = st.navigation(list(pages.values()), position="hidden")
     navigate.offer(pages)
     sidebar.show(pages)
+    browser.watch_server()
     page.run()
 
 

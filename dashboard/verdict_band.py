@@ -10,7 +10,7 @@ from pathlib import Path
 
 import address
 import numpy as np
-from formatting import age_text, rate_text, said
+from formatting import age_text, counted_age, rate_text, said
 from open_runs import Look
 
 from ampwatch.diagnosis import Advice, Diagnosis, Finding, Severity
@@ -57,7 +57,12 @@ def _band(verdict: str, word: str, where: str, body: str) -> str:
 
 
 def _state(look: Look) -> str:
-    """The state of the record: live and how fresh, silent, or ended."""
+    """The state of the record; a page whose server is gone hides it (server_watch.js)."""
+    return f'<span class="aw-state">{_freshness(look)}</span>'
+
+
+def _freshness(look: Look) -> str:
+    """Live and how fresh, silent, or ended."""
     now = time.time_ns()
     if look.info.source != "ampwatch":  # other tools write no end mark, and many no times
         live = "live, " if look.is_live else ""
@@ -71,7 +76,7 @@ def _state(look: Look) -> str:
                 f"live, but no step for {age_text(since)}; one usually takes {age_text(usual)}: "
                 "evaluating, saving, or hung"
             )
-        return f"live, {age_text(age)} ago"
+        return f"live, {counted_age(age)} ago"
     if look.state is State.ENDED:
         return f"ended {age_text(age)} ago"
     return f"no rows for {age_text(age)} and no end mark: killed or unreachable"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -91,6 +92,14 @@ class Server:
         """The dashboard's address."""
         return f"http://localhost:{self.port}"
 
+    @property
+    def command(self) -> str:
+        """The command that starts it again: the same folders, at the same address."""
+        port = [] if self.port == DEFAULT_PORT else ["--port", str(self.port)]
+        words = ["ampwatch", "dashboard", *self._folders, *port]
+        where = [] if self._folders else ["cd", str(Path.cwd()), "&&"]
+        return " ".join(word if word == "&&" else shlex.quote(word) for word in [*where, *words])
+
     def __enter__(self) -> Server:
         if not self._starts() and not self._is_asked:
             self.port = free_port(0)  # another dashboard that started at the same time has our port
@@ -108,6 +117,7 @@ class Server:
                 "MALLOC_ARENA_MAX": "2",  # glibc's default, one arena a thread, keeps freed memory
                 **os.environ,
                 **(folders if self._folders else {}),
+                "AMPWATCH_DASHBOARD_COMMAND": self.command,
                 "PYTHONPATH": search_path(),
                 "STREAMLIT_LOGGER_HIDE_WELCOME_MESSAGE": "false",  # we wait for this line
             },

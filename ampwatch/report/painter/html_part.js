@@ -1,9 +1,8 @@
 // A piece of page that the server wrote, with what its reader may do: copy, fold, search, go on.
 // The server escapes every name in it (said); Streamlit's own st.html would drop its SVG.
 
+import { copied } from "./copying.js";
 import { make } from "./elements.js";
-
-const COPIED_MS = 1500;
 
 export class HtmlPart {
   constructor(place) {
@@ -33,17 +32,11 @@ export class HtmlPart {
   click(event) {
     const copy = event.target.closest("[data-copy]");
     const go = event.target.closest("[data-go]");
-    if (copy) this.copy(copy);
+    if (copy) copied(copy, copy.dataset.copy);
     else if (go && !event.metaKey && !event.ctrlKey) {
       event.preventDefault(); // its link is for a new tab, and for who copies it
       this.ask("go", go.dataset.go);
     }
-  }
-
-  async copy(button) {
-    await navigator.clipboard.writeText(button.dataset.copy);
-    button.classList.add("copied");
-    setTimeout(() => button.classList.remove("copied"), COPIED_MS);
   }
 
   addSearch(words) {

@@ -1,0 +1,118 @@
+// Watches whether the dashboard's server answers, and says so when it does not.
+//
+// A page of a server that was killed or frozen would otherwise show its last values as new. Times
+// are the server's own, and their differences the browser's monotonic clock: a browser whose clock
+// is wrong shows the right ones.
+
+import { copied } from "./copying.js";
+import { make } from "./elements.js";
+
+const EVERY_MS = 800;
+const PATIENCE_MS = 1800; // with the pause before it, silence is said within three seconds
+const HEALTH = new URL("../../_stcore/health", import.meta.url);
+const SILENT = "aw-silent"; // the whole page's class while the server does not answer
+
+let watch;
+
+export class ServerWatch {
+  constructor() {
+    watch ??= new Watch(); // one a page, whatever Streamlit does to the place it was mounted in
+  }
+
+  show({ command }) {
+    watch.command = command;
+  }
+
+  close() {}
+}
+
+class Watch {
+  constructor() {
+    this.command = "";
+    this.server = null; // its time at the last answer, and when that was here
+    this.refused = false;
+    this.ages = new WeakMap();
+    document.addEventListener("visibilitychange", () => this.soon(0)); // timers rest in a hidden tab
+    new MutationObserver(() => this.hideAdvice()).observe(document.body, { childList: true, subtree: true });
+    this.soon(0);
+    setInterval(() => this.count(), 1000);
+  }
+
+  soon(after) {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.ask(), after);
+  }
+
+  async ask() {
+    if (this.asking) return;
+    this.asking = true;
+    const impatience = new AbortController();
+    const timer = setTimeout(() => impatience.abort(), PATIENCE_MS);
+    try {
+      const answer = await fetch(HEALTH, { cache: "no-store", signal: impatience.signal });
+      if (!answer.ok) throw new Error(answer.statusText);
+      this.answered(Date.parse(answer.headers.get("Date")));
+    } catch {
+      this.refused ||= !impatience.signal.aborted;
+      this.silent();
+    } finally {
+      clearTimeout(timer);
+      this.asking = false;
+      this.soon(EVERY_MS);
+    }
+  }
+
+  answered(time) {
+    this.server = { time: time || Date.now(), here: performance.now() };
+    if (!this.band) return;
+    if (this.refused) location.reload(); // another process answers now, and knows nothing of this page
+    this.band.remove();
+    this.band = null;
+    document.documentElement.classList.remove(SILENT);
+  }
+
+  silent() {
+    if (this.band) return;
+    const since = new Date(this.server?.time ?? Date.now()).toTimeString().slice(0, 8);
+    this.band = make("div", "aw-silence");
+    this.band.setAttribute("role", "alert");
+    this.band.dataset.reactAriaTopLayer = "true"; // a dialog that is open leaves it usable
+    const copy = make("button", "aw-copy", "copy");
+    copy.setAttribute("aria-label", "copy the command");
+    copy.addEventListener("click", () => copied(copy, this.command));
+    const words = make("span", "", `The dashboard's server does not answer since ${since}. What is below is of that time. Start it: `);
+    this.band.append(words, make("code", "", this.command), copy);
+    document.body.append(this.band);
+    const root = document.documentElement;
+    root.style.setProperty("--aw-silence", `${this.band.offsetHeight}px`);
+    root.classList.add(SILENT);
+    this.hideAdvice();
+  }
+
+  // Streamlit's own box advises to run a script that there is not.
+  hideAdvice() {
+    if (!this.band) return;
+    for (const box of document.querySelectorAll('[data-testid="stDialog"]:has([data-testid="stErrorCodeBlock"])')) {
+      box.querySelector('button[aria-label="Close"]')?.click();
+    }
+  }
+
+  // Ages that the server wrote go on while it writes nothing new, as when "Follow live" is off.
+  count() {
+    for (const place of document.querySelectorAll(".aw-age")) {
+      const { age, at } = place.dataset;
+      const known = this.ages.get(place);
+      if (known?.at !== at) this.ages.set(place, { at, here: performance.now() });
+      else if (!this.band) place.textContent = ageText(Number(age) + (performance.now() - known.here) / 1000);
+    }
+  }
+}
+
+// As formatting.py writes it.
+function ageText(seconds) {
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  for (const [least, size, unit] of [[86400 * 2, 86400, "days"], [3600 * 2, 3600, "h"], [120, 60, "min"]]) {
+    if (seconds >= least) return `${Math.round(seconds / size)} ${unit}`;
+  }
+  return `${Math.round(seconds)} s`;
+}
