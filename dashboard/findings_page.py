@@ -95,10 +95,10 @@ def words_of(finding: Finding, *, has_ranks: bool) -> str:
     because = f" · because of {finding.because_of}" if finding.because_of else ""
     return (
         f'<div class="aw-finding" style="--aw-tone:var(--aw-{tone})">'
-        f'<span class="aw-verdict">{finding.severity.value.upper()}</span>'
+        f'<span class="aw-verdict {finding.severity.value}">{finding.severity.value.upper()}</span>'
         f'<span class="aw-where">{said(f"{finding.code} {finding.name}")}'
         f"{said(because)}{' · ' if where else ''}{where}</span>"
-        f'<div class="aw-head">{said(finding.summary)}</div>'
+        f'<div class="aw-head" role="heading" aria-level="2">{said(finding.summary)}</div>'
         f'<div class="aw-why"><span>why</span>{said_lines(finding.cause)}</div>'
         f'<div class="aw-why"><span>do</span><div>{_action(finding.action)}</div></div></div>'
     )

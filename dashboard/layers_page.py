@@ -131,7 +131,8 @@ def _dtypes(root: Branch) -> str:
 
 def _branch(branch: Branch, path: str) -> str:
     name = (
-        f'<span class="aw-leaf" data-go="{html.escape(path)}" title="{html.escape(path)}">'
+        f'<span class="aw-leaf" role="button" tabindex="0" data-go="{html.escape(path)}" '
+        f'title="{html.escape(path)}">'
         f"{said(shortened(branch.name, 22))}</span>{_types(branch)}"
     )
     if not branch.inside:
@@ -172,7 +173,7 @@ def _suspect(look: Look, step: int | None) -> None:
             '<div class="aw-muted">Click a layer to see its history, histogram and findings.</div>'
         )
         return
-    st.html(f'<p class="aw-title">{said(layer)}</p>')
+    st.html(f'<p class="aw-title" role="heading" aria-level="2">{said(layer)}</p>')
     _history(look, layer, step)
     _facts(look, layer, step)
 
@@ -184,7 +185,7 @@ def _at_fault(look: Look) -> str | None:
 
 def _one_layer(look: Look, layer: str, step: int | None) -> None:
     head, close = st.columns([6, 1])
-    head.html(f'<p class="aw-title">{said(layer)}</p>')
+    head.html(f'<p class="aw-title" role="heading" aria-level="2">{said(layer)}</p>')
     if close.button("All layers", width="stretch"):
         address.change(layer=None)
         st.rerun(scope="fragment")

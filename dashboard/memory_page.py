@@ -86,7 +86,7 @@ def devices(look: Look) -> Iterator[Device]:
 def _device(look: Look, device: Device, number: int) -> None:
     who = f"rank {device.rank} · " if len(look.ranks) > 1 else ""
     st.html(
-        f'<p class="aw-title">{said(who + device.name)}</p>'
+        f'<p class="aw-title" role="heading" aria-level="2">{said(who + device.name)}</p>'
         f'<div class="aw-muted">{said(_peak(device))}</div>'
     )
     picture = Picture(

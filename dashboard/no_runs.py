@@ -15,7 +15,8 @@ _DEMO = "demo"
 def show_awaited(name: str) -> None:
     """The run that the address names is not there."""
     st.html(
-        f'<p class="aw-title">Waiting for {said(name)}</p><div class="aw-muted">No run of this '
+        f'<p class="aw-title" role="heading" aria-level="1">Waiting for {said(name)}</p>'
+        '<div class="aw-muted">No run of this '
         f"name is in {said(_places())} yet; it appears here within seconds of its first step. "
         f"{'The others are on the left.' if run_list.current().choices else ''}</div>"
     )
@@ -28,7 +29,7 @@ def _places() -> str:
 def show() -> None:
     """There are no runs."""
     st.html(
-        '<p class="aw-title">No runs yet</p>'
+        '<p class="aw-title" role="heading" aria-level="1">No runs yet</p>'
         f'<div class="aw-muted">Looked in {said(_places())}; a run that starts appears here.</div>'
     )
     st.markdown("Add one line to a training loop, before the loop:")

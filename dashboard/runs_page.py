@@ -37,7 +37,7 @@ _LABEL = (
 
 def show() -> None:
     """The page of all runs, kept up to date."""
-    st.html('<p class="aw-title">Runs</p>')
+    st.html('<p class="aw-title" role="heading" aria-level="1">Runs</p>')
     st.fragment(_now, run_every=_EVERY_S)()
     _import_field()
 

@@ -36,7 +36,8 @@ def curve_sketch(curves: StepCurves, column: str, first: int, last: int) -> str:
     path = _path(x, y, stairs=column == SCALE)
     color = f"var(--aw-{_COLORS[column]})"
     line = f'<path d="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>'
-    return _svg(shade + line + _ticks(near, low, high), WIDTH, HEIGHT)
+    label = f"{column.replace('_', ' ')} from step {low:,} to {high:,}"
+    return _svg(shade + line + _ticks(near, low, high), WIDTH, HEIGHT, label)
 
 
 def interval_sketch(
@@ -58,7 +59,8 @@ def interval_sketch(
     if current:
         parts.append(_pin(at(current), "var(--aw-rate)", f"now {current:.3g}", 56))
     parts.append(_pin(at(recommended), "var(--aw-advice)", f"recommended {recommended:.3g}", 12))
-    return _svg("".join(parts), WIDTH, HEIGHT)
+    label = f"recommended rate {recommended:.3g} and its interval"
+    return _svg("".join(parts), WIDTH, HEIGHT, label)
 
 
 def spark(values: Sequence[float] | np.ndarray, width: int = 110, height: int = 22) -> str:
@@ -104,10 +106,10 @@ def _pin(x: float, color: str, text: str, text_y: int) -> str:
     )
 
 
-def _svg(inside: str, width: int, height: int) -> str:
+def _svg(inside: str, width: int, height: int, label: str) -> str:
     return (
         f'<svg class="aw-sketch" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img">{inside}</svg>'
+        f'role="img" aria-label="{label}">{inside}</svg>'
     )
 
 
@@ -128,7 +130,8 @@ def exponent_sketch(counts: np.ndarray) -> str:
         for n, height in enumerate(shown / top * (floor - 14))
         if height > 0
     )
-    return _svg(_fp16_range(width, floor) + bars, WIDTH, _HISTOGRAM_HEIGHT)
+    label = "histogram over powers of two"
+    return _svg(_fp16_range(width, floor) + bars, WIDTH, _HISTOGRAM_HEIGHT, label)
 
 
 def _fp16_range(width: float, floor: float) -> str:

@@ -56,6 +56,7 @@ def _runs() -> None:
 
 def _compare() -> None:
     if run_list.current().choices:
+        st.html('<p class="aw-title" role="heading" aria-level="1">Compare</p>')
         compare_page.show(follow=sidebar.follows())
     else:
         no_runs.show()
@@ -77,7 +78,9 @@ def _heading(run: str, page: str) -> str:
     """Which run this is, and what of it: the sidebar that says so is folded on a phone."""
     return (
         f'<div class="aw-top"><h1 class="aw-run" title="{html.escape(run)}"><bdi>'
-        f"{said(shortened(run, _NAME_LENGTH))}</bdi><span>{page}</span></h1></div>"
+        f"{said(shortened(run, _NAME_LENGTH))}</bdi><span>{page}</span></h1>"
+        '<button type="button" class="aw-copy" data-link aria-label="copy link to this view">'
+        "copy link</button></div>"
     )
 
 

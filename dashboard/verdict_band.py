@@ -40,7 +40,7 @@ def band(look: Look) -> str:
     since = "" if head.first_step is None else f"since step {head.first_step:,} · "
     where = f'<span class="aw-where">{since}{said(_chain(diagnosis, head))} · {_state(look)}</span>'
     body = (
-        f'<div class="aw-head">{said(head.summary)}</div>'
+        f'<div class="aw-head" role="heading" aria-level="2">{said(head.summary)}</div>'
         f'<div class="aw-do">{" &ensp;".join(_do(look, diagnosis, head))}</div>'
     )
     also = _also(diagnosis, head)
@@ -52,7 +52,7 @@ def _band(verdict: str, word: str, where: str, body: str) -> str:
     calm = "calm" if not body.startswith("<div") else ""
     return (
         f'<div class="aw-band {calm}" style="--aw-tone:var(--aw-{VERDICT_COLOR[verdict]})">'
-        f'<span class="aw-verdict">{word}</span>{where} {body}</div>'
+        f'<span class="aw-verdict {verdict}">{word}</span>{where} {body}</div>'
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import numpy as np
+import pytest
 
-from ampwatch.report.painter import FOLDER, bundled, line_style
+from ampwatch.report.painter import FOLDER, PALETTE, SEVERITY_COLOR, bundled, line_style
 from ampwatch.report.painter.message import pack
 
 
@@ -45,3 +47,34 @@ def test_the_arrays_of_a_message_are_aligned():
 def test_of_many_runs_each_line_looks_another_way():
     styles = [line_style(number) for number in range(18)]
     assert len(set(styles)) == 18
+
+
+@pytest.mark.parametrize("theme", PALETTE)
+def test_text_of_every_colour_can_be_read_on_the_page_and_on_every_pale_tone(theme):
+    colors = {name: _channels(text) for name, text in PALETTE[theme].items()}
+    page = colors["page"]
+    tones = {name: color for name, color in colors.items() if name not in {"page", "side", "grid"}}
+    marks = {*SEVERITY_COLOR.values(), "healthy", "scale"}
+    pale = {name: 0.14 * colors[name] + 0.86 * page for name in marks}
+    grounds = {"page": page, "side": colors["side"]} | pale
+    poor = [
+        (tone, ground)
+        for tone, ground in product(tones, grounds)
+        if _contrast(tones[tone], grounds[ground]) < 4.5
+    ]
+    assert poor == []
+
+
+def _channels(text: str) -> np.ndarray:
+    return np.array([int(text[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+
+
+def _contrast(one: np.ndarray, other: np.ndarray) -> float:
+    """WCAG's ratio of relative luminances."""
+    light = sorted(_luminance(color) for color in (one, other))
+    return (light[1] + 0.05) / (light[0] + 0.05)
+
+
+def _luminance(color: np.ndarray) -> float:
+    linear = np.where(color <= 0.04045, color / 12.92, ((color + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])

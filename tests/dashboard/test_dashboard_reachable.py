@@ -1,6 +1,9 @@
-"""Everything on the page can be reached: nothing is covered, at any width."""
+"""Everything on the page can be reached: by mouse and keys, at any width, by every reader."""
 
 from __future__ import annotations
+
+import re
+from itertools import pairwise
 
 import pytest
 from page_driver import PAGES, needs_browser, tab, training
@@ -24,6 +27,17 @@ COVERED = """() => [...document.querySelectorAll('.stMain :is(button, a, input, 
     }));
   }).map((one) => one.outerHTML.slice(0, 120))"""
 SIDEWAYS = "() => document.querySelector('.stMain').scrollWidth - innerWidth"
+
+HEADINGS = """() => [...document.querySelectorAll('.stMain :is(h1, h2, h3, h4, [role=heading])')]
+  .map((one) => Number(one.ariaLevel ?? one.tagName.slice(1)))"""
+
+HAS_RING = """() => {
+    const one = document.activeElement;
+    if (one === document.body || one.matches('iframe')) return true;
+    const seen = [one, one.parentElement, one.parentElement.querySelector('div, span')];
+    return seen.some((part) => part && (getComputedStyle(part).outlineStyle !== 'none'
+        || getComputedStyle(part).boxShadow !== 'none'));
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +90,67 @@ def test_the_sidebar_says_how_many_more_runs_there_are(page, server, place):
     page.page.locator(".aw-runs.all").wait_for()
     assert "run=falls" in page.page.url
     assert page.page.locator(".aw-runs tbody tr").count() == 14
+
+
+def pasted(page) -> str:
+    """What a paste brings, into a field made for it."""
+    page.evaluate(
+        "() => { const field = document.createElement('textarea'); field.id = 'paste';"
+        " document.body.append(field); field.focus(); }"
+    )
+    page.keyboard.press("Control+V")
+    return page.locator("#paste").input_value()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_holds_anything_that_some_readers_cannot_use(one, server, scheme):
+    from axe_playwright_python.sync_playwright import Axe
+
+    with tab(one, scheme) as page:
+        page.open(f"{server.url}/?run=falls")
+        page.drawn()
+        for name in PAGES:
+            page.go(name)
+            page.settled()
+            told = Axe().run(page.page, options={"resultTypes": ["violations"]}).response
+            assert len(told["passes"]) > 10
+            grave = [
+                (one["id"], [(node["target"], node["html"]) for node in one["nodes"]])
+                for one in told["violations"]
+                if one["impact"] in {"serious", "critical"}
+            ]
+            assert grave == [], name
+            levels = page.page.evaluate(HEADINGS)
+            assert levels[0] == 1
+            assert levels.count(1) == 1
+            assert all(b <= a + 1 for a, b in pairwise(levels)), name
+
+
+def test_a_layer_is_reached_and_opened_by_keys_alone(page, server):
+    page.open(f"{server.url}/layers?run=falls")
+    page.page.locator(".aw-leaf").first.wait_for()
+    page.settled()
+    for _ in range(80):
+        page.page.keyboard.press("Tab")
+        assert page.page.evaluate(HAS_RING)
+        if page.page.evaluate("() => document.activeElement.matches('.aw-leaf')"):
+            break
+    wanted = page.page.evaluate("() => document.activeElement.dataset.go")
+    page.page.keyboard.press(" ")
+    page.page.wait_for_url(re.compile(rf"layer={wanted}(&|$)"))
+
+
+def test_a_copy_works_without_a_clipboard_and_says_when_it_did_not(one, server):
+    with tab(one) as page:
+        page.page.add_init_script(
+            "Object.defineProperty(navigator, 'clipboard', { value: undefined })"
+        )
+        page.open(f"{server.url}/findings?run=falls")
+        copy = page.page.get_by_role("button", name="copy what to do").first
+        lines = copy.get_attribute("data-copy")
+        copy.click()
+        page.page.get_by_role("status").get_by_text("copied", exact=True).wait_for()
+        assert pasted(page.page) == lines
+        page.page.evaluate("() => { document.execCommand = () => false; }")
+        page.page.get_by_role("button", name="copy link").click()
+        page.page.get_by_role("status").get_by_text("not copied").wait_for()

@@ -12,7 +12,10 @@ export class HtmlPart {
     place.append(this.place);
     this.place.addEventListener("click", (event) => this.click(event));
     this.place.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && event.target.matches("[data-go]")) this.ask("go", event.target.dataset.go);
+      const isPress = event.key === "Enter" || event.key === " ";
+      if (!isPress || !event.target.matches('[role="button"][data-go]')) return;
+      event.preventDefault(); // a space would scroll the page, and a summary would fold
+      this.ask("go", event.target.dataset.go);
     });
   }
 
@@ -30,9 +33,9 @@ export class HtmlPart {
   }
 
   click(event) {
-    const copy = event.target.closest("[data-copy]");
+    const copy = event.target.closest("[data-copy], [data-link]");
     const go = event.target.closest("[data-go]");
-    if (copy) copied(copy, copy.dataset.copy);
+    if (copy) copied(copy, copy.dataset.copy ?? location.href);
     else if (go && !event.metaKey && !event.ctrlKey) {
       event.preventDefault(); // its link is for a new tab, and for who copies it
       this.ask("go", go.dataset.go);
