@@ -29,7 +29,7 @@ _HOMES = {
     "open_run": "ampwatch.store",
     "list_runs": "ampwatch.store",
     "Run": "ampwatch.store",
-    "diagnose": "ampwatch.diagnosis",
+    "diagnose": "ampwatch.follow",
     "watch_run": "ampwatch.alerts",
     "mirror": "ampwatch.mirrors",
     "AmpwatchError": "ampwatch.errors",

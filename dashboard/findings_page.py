@@ -28,6 +28,7 @@ from ampwatch.diagnosis import (
 )
 from ampwatch.diagnosis.code_to_paste import WHEN_LOADED, rate_lines, words_and_lines
 from ampwatch.diagnosis.words import list_text
+from ampwatch.follow import as_it_stands
 from ampwatch.report import html_report
 from ampwatch.report.html_sections import evidence_value
 from ampwatch.report.overview_chart import is_change
@@ -60,7 +61,7 @@ def _as_file(path: str) -> str:
     """The report that `ampwatch report --html` writes, made when it is asked for."""
     run = open_run(path)
     case = Engine().feed(run).case()
-    return html_report(run, conclude(case), case.scale.level)
+    return html_report(run, as_it_stands(run, conclude(case)), case.scale.level)
 
 
 @guarded

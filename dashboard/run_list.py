@@ -19,7 +19,7 @@ from open_runs import Look, OpenRuns
 from ampwatch import store
 from ampwatch.errors import AmpwatchError
 from ampwatch.feed import DEFAULT_ENDPOINT
-from ampwatch.follow import seems_live
+from ampwatch.follow import is_cut_off, seems_live
 from ampwatch.recorder import Recorder
 
 FRESH_S = 0.5
@@ -38,6 +38,7 @@ class Choice:
     live: bool
     last_time_ns: int = 0
     ranks: tuple[int, ...] = ()
+    cut_off: bool = False
 
 
 def folders() -> list[Path]:
@@ -92,7 +93,9 @@ class RunList:
     def counts(self) -> str:
         """How many go on and how many do not."""
         live = sum(choice.live for choice in self.choices)
-        return f"{live} live, {len(self.choices) - live} finished"
+        cut = sum(choice.cut_off for choice in self.choices)
+        ended = f"{live} live, {len(self.choices) - live - cut} finished"
+        return f"{ended}, {cut} cut off" if cut else ended
 
     def chosen(self, name: str | None) -> Choice | None:
         """The run of that name, if there is one; without a name, the first."""
@@ -174,6 +177,7 @@ def _listed(line: Callable[[Path], store.RunSummary]) -> RunList:
             seems_live(run),
             run.last_time_ns,
             run.ranks,
+            is_cut_off(run),
         )
         for run in readable
     ]
@@ -207,7 +211,9 @@ def _label(run: store.RunSummary) -> str:
     )
     # A label is Markdown to Streamlit, and a name is data.
     escaped = "".join(f"\\{c}" if c in r"\`*_{}[]()#+-.!|~:$<>" else c for c in name)
-    return f"● {escaped} live" if seems_live(run) else escaped
+    if seems_live(run):
+        return f"● {escaped} live"
+    return f"{escaped} · cut off" if is_cut_off(run) else escaped
 
 
 @st.cache_resource(show_spinner=False)

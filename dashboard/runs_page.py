@@ -68,7 +68,9 @@ def _row(choice: run_list.Choice, entry: RunEntry | None) -> str:
     age = age_text((time.time_ns() - choice.last_time_ns) / 1e9)
     when = f"{age} ago" if choice.last_time_ns else ""  # unknown for a log without times
     when = f'<span class="aw-live">live</span> {when}' if choice.live else when
+    when = f'<span class="aw-cut">cut off</span> {when}' if choice.cut_off else when
     words = f"{choice.name} live" if choice.live else choice.name
+    words += " cut off" if choice.cut_off else ""
     if entry is not None:
         words += f" {entry.verdict} {entry.headline} {entry.source}"
     link = html.escape(address.link("", address.read().of_run(choice.name)))

@@ -79,7 +79,7 @@ def _freshness(look: Look) -> str:
         return f"live, {counted_age(age)} ago"
     if look.state is State.ENDED:
         return f"ended {age_text(age)} ago"
-    return f"no rows for {age_text(age)} and no end mark: killed or unreachable"
+    return f"cut off {age_text(age)} ago: no end mark, and nobody writes it any more"
 
 
 def _usual_step_s(look: Look) -> float:

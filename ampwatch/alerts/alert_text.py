@@ -51,7 +51,6 @@ def lost_alert(name: str, place: str, diagnosis: Diagnosis) -> Alert:
             "It has no end mark, and its process is gone: it was killed, or its machine or "
             "connection is lost."
         )
-        what += "machine or connection is gone."
     else:
         what = f"{ended.summary} {ended.cause}"
     return Alert(

@@ -207,7 +207,7 @@ def _scale_of(run: RunSummary) -> str:
 
 
 def _report(path: Path) -> None:
-    from ampwatch.diagnosis import diagnose
+    from ampwatch.follow import diagnose
     from ampwatch.report import print_report
     from ampwatch.store import open_run
 

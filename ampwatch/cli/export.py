@@ -68,7 +68,7 @@ def command(
 
 
 def _write_events(run: Run, out: Path) -> None:
-    from ampwatch.diagnosis import diagnose
+    from ampwatch.follow import diagnose
     from ampwatch.report import write_event_files
 
     for path in write_event_files(run, diagnose(run), out):

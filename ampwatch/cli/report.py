@@ -72,7 +72,8 @@ def command(
             "--html takes one run and cannot be combined with --json; for several "
             "runs use `ampwatch compare --html`."
         )
-    from ampwatch.diagnosis import Severity, diagnose, diagnose_together
+    from ampwatch.diagnosis import Severity
+    from ampwatch.follow import diagnose, diagnose_together
 
     with ExitStack() as stack:
         opened = [stack.enter_context(opened_run_or_log(run, as_, mapped)) for run in runs]
@@ -103,11 +104,12 @@ def print_said(runs: Sequence[Run], said: Diagnosis | Together, *, json: bool) -
 def write_html(run: Run, path: Path) -> Diagnosis:
     """Write the report as one file, which appears complete or not at all."""
     from ampwatch.diagnosis import Engine, conclude
+    from ampwatch.follow import as_it_stands
     from ampwatch.report import html_report
 
     refuse_no_file(path)
     case = Engine().feed(run).case()
-    diagnosis = conclude(case)
+    diagnosis = as_it_stands(run, conclude(case))
     write_page(path, html_report(run, diagnosis, case.scale.level))
     return diagnosis
 

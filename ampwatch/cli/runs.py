@@ -112,7 +112,7 @@ def _row(summary: RunSummary, folder: Path, kept: KeptVerdicts) -> tuple[str | T
 
     return (
         name,
-        _verdict(standing, STYLES.get(standing.verdict, "")),
+        _verdict(standing, STYLES.get(standing.verdict.partition(",")[0], "")),
         f"{standing.steps:,}",
         f"{standing.skipped:,}",
         "" if standing.final_scale is None else scale_text(standing.final_scale),
@@ -131,7 +131,7 @@ def _verdict(standing: Standing, style: str) -> Text:
 
 def _standing(summary: RunSummary, kept: KeptVerdicts) -> Standing:
     """A run's verdict, kept or new; AmpwatchError if the run is unreadable."""
-    from ampwatch.diagnosis import diagnose
+    from ampwatch.follow import diagnose
     from ampwatch.store import open_run
 
     if summary.problem:

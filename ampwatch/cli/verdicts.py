@@ -37,10 +37,12 @@ class Standing:
 
 def standing_of(diagnosis: Diagnosis, notes: Sequence[str] = ()) -> Standing:
     """The figures of a diagnosis for a list, and damage if the run's notes mention any."""
+    from ampwatch.diagnosis.findings import verdict_text
+
     facts = diagnosis.run
     damage = next((note for note in notes if "damaged" in note or "missing" in note), "")
     return Standing(
-        diagnosis.verdict.value, facts.steps, facts.skipped, facts.final_scale, facts.source, damage
+        verdict_text(diagnosis), facts.steps, facts.skipped, facts.final_scale, facts.source, damage
     )
 
 

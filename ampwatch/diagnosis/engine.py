@@ -189,7 +189,8 @@ def conclude(case: Case) -> Diagnosis:
 
 
 def _facts(case: Case) -> RunFacts:
-    record, scale, numbers = case.record, case.scale, case.numbers
+    record, scale, numbers, ledger = case.record, case.scale, case.numbers, case.ledger
+    raised = bool(ledger.fatal) and ledger.is_over_by(scale.last_step or 0)
     return RunFacts(
         id=record.id,
         source=record.source,
@@ -200,8 +201,9 @@ def _facts(case: Case) -> RunFacts:
         clean_end=record.clean_end,
         first_scale=None if np.isnan(scale.first_scale) else scale.first_scale,
         final_scale=case.final_scale,
-        overflows=max(case.ledger.overflows, numbers.skipped_steps),
+        overflows=max(ledger.overflows, numbers.skipped_steps),
         skipped=numbers.skipped_steps,
+        exception=ledger.fatal[-1].exception if raised else None,
     )
 
 

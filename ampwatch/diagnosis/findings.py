@@ -52,6 +52,12 @@ class Verdict(str, enum.Enum):
     WARNING = "warning"
     FAILING = "failing"
     INCOMPLETE = "incomplete"
+    CUT_OFF = "cut off"  # calm until its process was gone, without an end mark
+
+
+CALM = frozenset((Verdict.INCOMPLETE, Verdict.HEALTHY, Verdict.CUT_OFF))
+LIVE, ENDED, CUT_OFF = "live", "ended", "cut off"  # how a run stands, in words
+_UNCLEAN_END = "AMP902"
 
 
 class Action(str, enum.Enum):
@@ -115,7 +121,11 @@ class Advice:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Basic facts about the run, as the report and its JSON print them."""
+    """Basic facts about the run, as the report and its JSON print them.
+
+    `state` is live, ended or cut off; null if nobody looked whether it is still written, or if its
+    source writes no end marks. `exception` is the one that ended it.
+    """
 
     id: str
     source: str
@@ -128,6 +138,8 @@ class RunFacts:
     final_scale: float | None
     overflows: int
     skipped: int
+    state: str | None = None
+    exception: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -159,11 +171,13 @@ class Diagnosis:
     @property
     def calm(self) -> str | None:
         """The one sentence for a run without trouble; None for any other."""
-        if self.verdict not in {Verdict.INCOMPLETE, Verdict.HEALTHY}:
+        if self.verdict not in CALM:
             return None
         if self.verdict is Verdict.INCOMPLETE and self.little_seen is None:
             return "The record ends before anything could be judged."
-        ended = next((f for f in self.findings if f.code == "AMP902"), None)
+        ended = next((f for f in self.findings if f.code == _UNCLEAN_END), None)
+        if self.verdict is Verdict.CUT_OFF and self.little_seen is None and ended is not None:
+            return f"Healthy until it was cut off{_at(ended)}. {ended.cause}"
         if ended is None:
             return self.little_seen or "Nothing is wrong with this run."
         first = self.little_seen or "Nothing is wrong with its numbers."
@@ -175,14 +189,52 @@ class Diagnosis:
 
     def while_running(self) -> Diagnosis:
         """The same for a run that goes on: a missing end mark is then no finding."""
-        kept = tuple(f for f in self.findings if f.code != "AMP902")
-        return dataclasses.replace(self, findings=kept)
+        kept = tuple(f for f in self.findings if f.code != _UNCLEAN_END)
+        return self._of(LIVE, findings=kept)
+
+    def once_over(self) -> Diagnosis:
+        """The same for a run that nobody writes any more; cut off if nothing tells of its end."""
+        ended = next((f for f in self.findings if f.code == _UNCLEAN_END), None)
+        if ended is None or self.run.clean_end or self.run.exception:
+            return self._of(ENDED)
+        said = dataclasses.replace(
+            ended,
+            summary=f"The run was cut off{_at(ended)}.",
+            cause="It has no end mark, and nobody writes it any more: its process was killed, or "
+            "its machine or connection was lost.",
+            action="Look in the system's log for what killed it, and resume from the last "
+            "checkpoint. Every row up to here is readable; the last quarter of a second may be "
+            "missing.",
+        )
+        findings = tuple(said if finding is ended else finding for finding in self.findings)
+        if self.verdict not in CALM:
+            return self._of(CUT_OFF, findings=findings)
+        seen = self.little_seen
+        if self.verdict is Verdict.INCOMPLETE and seen is None:
+            seen = "The record ends before anything could be judged."
+        return self._of(CUT_OFF, findings=findings, verdict=Verdict.CUT_OFF, little_seen=seen)
+
+    def _of(self, state: str, **changed: Any) -> Diagnosis:
+        run = dataclasses.replace(self.run, state=state)
+        return dataclasses.replace(self, run=run, **changed)
 
     def to_json(self) -> dict[str, Any]:
         """The object of `report --json`, in JSON's types."""
         body = plain(self)
         assert isinstance(body, dict)
         return {"schema": SCHEMA, **body}
+
+
+def verdict_text(diagnosis: Diagnosis) -> str:
+    """The verdict for a list of runs, and whether the run was cut off."""
+    verdict, state = diagnosis.verdict.value, diagnosis.run.state
+    return f"{verdict}, {state}" if state == CUT_OFF != verdict else verdict
+
+
+def _at(ended: Finding) -> str:
+    """After which step a run broke off, as a part of a sentence."""
+    step = ended.first_step
+    return " before its first step" if step is None else f" at step {step:,}"
 
 
 def plain(value: Any) -> Any:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from ampwatch.follow.follow_thread import FollowThread
 from ampwatch.follow.follower import Follower, Look, NewFindings, follow
-from ampwatch.follow.liveness import Liveness, State, seems_live
+from ampwatch.follow.liveness import Liveness, State, is_cut_off, seems_live
+from ampwatch.follow.standing import as_it_stands, diagnose, diagnose_together
 
 __all__ = [
     "FollowThread",
@@ -20,6 +21,10 @@ __all__ = [
     "Look",
     "NewFindings",
     "State",
+    "as_it_stands",
+    "diagnose",
+    "diagnose_together",
     "follow",
+    "is_cut_off",
     "seems_live",
 ]

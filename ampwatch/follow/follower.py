@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from ampwatch.diagnosis import Diagnosis, Engine, Finding, Severity, conclude
 from ampwatch.follow.liveness import Liveness, State, ended_ranks
+from ampwatch.follow.standing import standing_as
 from ampwatch.store import Run, RunInfo, open_run
 
 
@@ -38,8 +39,8 @@ class Look:
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """What was found; that a live run has no end mark is no finding."""
-        return self.judged if self.is_over else self.judged.while_running()
+        """What was found, and how the run stands."""
+        return standing_as(self.state, self.judged)
 
 
 class Follower:

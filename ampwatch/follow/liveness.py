@@ -8,18 +8,20 @@ process is killed, or, where a lock tells nothing, no row has come for a minute.
 from __future__ import annotations
 
 import enum
+import platform
 import time
+from pathlib import Path
 
+from ampwatch.diagnosis.case import NATIVE
 from ampwatch.errors import NotARunError
 from ampwatch.rows import TABLES
-from ampwatch.store import RUN_FILE, Run, RunSummary, is_written
+from ampwatch.store import RUN_FILE, Run, RunSummary, is_let_go, is_written, read_copies
 
 # A trainer on another machine, or a file system without locks, shows itself by its rows alone.
 QUIET_S = 60.0
 # Of a free lock before a run is given up: a writer may open its files anew, and clocks differ.
 GRACE_S = 3.0
 _HEARD_S = 5.0  # who hears of a trainer says so more often than this
-_RECENT_S = 10.0  # a row this new was written by somebody who is still there
 
 
 class State(enum.Enum):
@@ -73,7 +75,7 @@ class Liveness:
         is_whole = len(ended) >= run.info.world_size  # else a rank may yet begin
         if is_marked and (is_whole or self._is_quiet):
             return State.ENDED
-        if not self._is_given_up(now_s):
+        if not self._is_given_up(now_s, is_abandoned=_is_abandoned(run.path, run.info.host)):
             return State.LIVE
         return State.ENDED if is_marked else State.LOST
 
@@ -87,7 +89,7 @@ class Liveness:
             return max(0.0, (time.time_ns() - self._last_time_ns) / 1e9)
         return time.monotonic() - (self._grown_s or self._since_s)
 
-    def _is_given_up(self, now_s: float) -> bool:
+    def _is_given_up(self, now_s: float, *, is_abandoned: bool) -> bool:
         """Whether nobody writes it any more."""
         signs_s = [s for s in (self._held_s, self._grown_s) if s is not None]
         if now_s - max([self._since_s, *signs_s]) < GRACE_S:
@@ -96,6 +98,8 @@ class Liveness:
             return False
         if self._held_s is not None:
             return self._held_s < now_s
+        if not self.began_ns and is_abandoned:
+            return True
         # This process lives, so its own run is not lost for being quiet: it may be evaluating.
         return not self.began_ns and (self._is_quiet or not self._last_time_ns)
 
@@ -113,10 +117,37 @@ def ended_ranks(run: Run, began_ns: int = 0) -> tuple[int, ...]:
     return marked if marked and (not began_ns or run.last_time_ns >= began_ns) else ()
 
 
-def seems_live(summary: RunSummary) -> bool:
-    """The same at one glance, for a list of runs: not ended, and held or heard of just now."""
-    if summary.ended:
-        return False
-    is_recent = time.time_ns() - summary.last_time_ns < _RECENT_S * 1e9
+def _is_abandoned(path: Path, host: str) -> bool:
+    """Whether a run of this machine has a lock that works and that nobody holds.
+
+    The lock of a copy is the recorder's, who lets go of it while a trainer is silent.
+    """
+    is_here = bool(host) and host == platform.node()
+    return is_here and is_let_go(path) and not read_copies(path)
+
+
+def at_a_glance(run: Run | RunSummary) -> State:
+    """The same at one look, for a list or a report: not ended, and held or heard of just now."""
+    if isinstance(run, Run):
+        source, host, has_ended = run.info.source, run.info.host, run.clean_end
+    else:
+        source, host, has_ended = run.source, run.host, run.ended
+    if has_ended:
+        return State.ENDED
+    if is_written(run.path):
+        return State.LIVE
+    is_recent = time.time_ns() - run.last_time_ns < QUIET_S * 1e9
     # The times in another trainer's log are of its own clock.
-    return is_written(summary.path) or (is_recent and summary.source == "ampwatch")
+    if is_recent and source == NATIVE and not _is_abandoned(run.path, host):
+        return State.LIVE
+    return State.LOST
+
+
+def seems_live(summary: RunSummary) -> bool:
+    """Whether a run in a list goes on."""
+    return at_a_glance(summary) is State.LIVE
+
+
+def is_cut_off(summary: RunSummary) -> bool:
+    """Whether a run in a list has no end mark and nobody writes it; other tools write no marks."""
+    return summary.source == NATIVE and at_a_glance(summary) is State.LOST

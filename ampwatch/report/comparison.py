@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ampwatch.diagnosis import Action, diagnose, diagnose_together
-from ampwatch.diagnosis.findings import SCHEMA, Advice, Diagnosis, plain
+from ampwatch.diagnosis import Action
+from ampwatch.diagnosis.findings import SCHEMA, Advice, Diagnosis, plain, verdict_text
 from ampwatch.diagnosis.words import bytes_text, scale_text, share_text, time_text
 from ampwatch.errors import DifferentModelsError
+from ampwatch.follow import diagnose, diagnose_together
 from ampwatch.report.divergence import Divergence, divergence_of
 from ampwatch.report.facts import course_text, rows_of_first_optimizer
 from ampwatch.report.settings import settings_of
@@ -106,7 +107,7 @@ def _side_by_side(runs: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, ...
 
 def _figures(run: Run, diagnosis: Diagnosis) -> dict[str, str]:
     facts, head = diagnosis.run, diagnosis.headline
-    found = {"verdict": diagnosis.verdict.value}
+    found = {"verdict": verdict_text(diagnosis)}
     if head is not None and head.severity.weight:
         since = "" if head.first_step is None else f" since step {head.first_step:,}"
         found["headline"] = f"{head.code} {head.name}{since}"

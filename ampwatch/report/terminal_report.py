@@ -14,6 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ampwatch.diagnosis.code_to_paste import words_and_lines
+from ampwatch.diagnosis.findings import CUT_OFF
 from ampwatch.diagnosis.words import count_text, limit_text, restart_text
 from ampwatch.printable_text import printable
 from ampwatch.report.facts import facts_of, powers, ruled_out
@@ -26,6 +27,7 @@ STYLES = {
     "error": "bold #C8401E",
     "warning": "bold #C98A00",
     "incomplete": "bold #6B7280",
+    "cut off": "bold #C98A00",
     "info": "#6B7280",
     "healthy": "bold #0E8A6D",
 }
@@ -95,11 +97,12 @@ def title(name: str, diagnosis: Diagnosis) -> Text:
     verdict = diagnosis.verdict.value
     facts = diagnosis.run
     ranks = "" if len(facts.ranks) < 2 else f", {len(facts.ranks)} ranks"
+    cut = f", {facts.state}" if facts.state == CUT_OFF != verdict else ""
     return Text.assemble(
         (verdict.upper(), STYLES[verdict]),
         ("  ", ""),
         (printable(name), "bold"),
-        (f"  {count_text(facts.steps, 'step')}{ranks}", "dim"),
+        (f"  {count_text(facts.steps, 'step')}{ranks}{cut}", "dim"),
     )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ampwatch.store.copy_notes import write_copies as write_copies
     from ampwatch.store.layout import create_run as create_run
     from ampwatch.store.layout import safe_name as safe_name
+    from ampwatch.store.locks import is_let_go as is_let_go
     from ampwatch.store.locks import is_written as is_written
     from ampwatch.store.reading import Reading as Reading
     from ampwatch.store.run import Run as Run
@@ -41,7 +42,7 @@ _NAMES = {
     "copy_notes": ("COPY_FILE", "CopyNote", "load_copies", "read_copies", "write_copies"),
     "run_info": ("RUN_FILE", "RunInfo", "describe_run", "read_info"),
     "layout": ("create_run", "safe_name"),
-    "locks": ("is_written",),
+    "locks": ("is_let_go", "is_written"),
     "reading": ("Reading",),
     "run": ("Run", "open_run"),
     "writer": ("RankWriter",),

@@ -29,6 +29,7 @@ class RunSummary:
     name: str
     id: str = ""
     source: str = ""
+    host: str = ""
     started_ns: int = 0
     last_time_ns: int = 0
     ranks: tuple[int, ...] = ()
@@ -92,6 +93,7 @@ def _summary(run_folder: Path, info: RunInfo) -> RunSummary:
         name=info.name,
         id=info.id,
         source=info.source,
+        host=info.host,
         started_ns=info.started_ns,
         last_time_ns=max([info.started_ns, *(log.last_time_ns for log in logs)]),
         ranks=ranks,

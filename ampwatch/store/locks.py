@@ -61,6 +61,26 @@ def is_written(run_folder: Path) -> bool:
     return any(is_held(rank_folder(run_folder, rank)) for rank in ranks_in(run_folder))
 
 
+def is_let_go(run_folder: Path) -> bool:
+    """Whether the locks tell that nobody on this machine writes a run; False if they do not."""
+    folders = [rank_folder(run_folder, rank) for rank in ranks_in(run_folder)]
+    return bool(folders) and all(map(_is_free, folders))
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether a lock is there, works, and is free."""
+    try:
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | _NO_WAIT)
+    except OSError:
+        return False
+    try:
+        return _try(descriptor, folder, required=True, shared=True)
+    except RunInUseError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+
+
 def _try(descriptor: int, folder: Path, *, required: bool, shared: bool = False) -> bool:
     try:
         _lock(descriptor, shared=shared)

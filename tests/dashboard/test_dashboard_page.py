@@ -83,7 +83,7 @@ def test_a_recorders_copy_of_a_run_that_is_here_itself_is_not_listed(folder):
     assert list(page().radio[0].options) == ["own"]
     shutil.rmtree(path)
     app = page()
-    assert list(app.radio[0].options) == ["copied"]
+    assert list(app.radio[0].options) == ["copied · cut off"]
     assert "this copy stops before batch 1" in html_of(app)
 
 

@@ -301,7 +301,7 @@ def test_the_json_holds_the_contracts_keys_and_nothing_that_json_lacks():
     assert list(body) == ["schema", "run", "verdict", "findings", "learning_rate"]
     assert set(body["run"]) == {
         "id", "source", "ranks", "steps", "started", "ended", "clean_end",
-        "first_scale", "final_scale", "overflows", "skipped",
+        "first_scale", "final_scale", "overflows", "skipped", "state", "exception",
     }  # fmt: skip
     assert set(body["findings"][0]) == {
         "code", "name", "severity", "first_step", "last_step", "ranks", "layer",

@@ -11,8 +11,9 @@ from mirror_parts import Kept
 from written_runs import more, write_run
 
 import ampwatch
-from ampwatch import diagnose, open_run, store
+from ampwatch import open_run, store
 from ampwatch.alerts import alert_session
+from ampwatch.diagnosis import diagnose
 from ampwatch.errors import RunError
 from ampwatch.follow import FollowThread, State, follow
 from ampwatch.mirrors import MirrorWorker

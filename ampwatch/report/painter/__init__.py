@@ -31,6 +31,7 @@ VERDICT_COLOR = {
     "warning": "advice",
     "healthy": "healthy",
     "incomplete": "muted",
+    "cut off": "advice",
 }
 SEVERITY_COLOR = {"error": "skip", "warning": "advice", "info": "muted"}
 

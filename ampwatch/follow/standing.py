@@ -1,0 +1,41 @@
+"""A diagnosis that says how the run stands: live, ended, or cut off.
+
+The engine judges rows alone. Whether somebody still writes them only the moment tells.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ampwatch import diagnosis
+from ampwatch.diagnosis import Diagnosis, Record, Together
+from ampwatch.diagnosis.case import NATIVE
+from ampwatch.follow.liveness import State, at_a_glance
+from ampwatch.store import Run
+
+
+def diagnose(run: Record) -> Diagnosis:
+    """What is wrong with a run, since when, why, and what to do about it."""
+    return as_it_stands(run, diagnosis.diagnose(run))
+
+
+def diagnose_together(runs: Sequence[Record]) -> Together:
+    """Diagnose runs of one model together; of several models or optimizers they are refused."""
+    together = diagnosis.diagnose_together(runs)
+    pairs = zip(runs, together.diagnoses, strict=True)
+    return dataclasses.replace(
+        together, diagnoses=tuple(as_it_stands(run, judged) for run, judged in pairs)
+    )
+
+
+def as_it_stands(run: Record, judged: Diagnosis) -> Diagnosis:
+    """The diagnosis of a run as it stands now; rows in memory do not tell."""
+    return standing_as(at_a_glance(run), judged) if isinstance(run, Run) else judged
+
+
+def standing_as(state: State, judged: Diagnosis) -> Diagnosis:
+    """The diagnosis of a run that stands so; other tools' logs have no end marks to miss."""
+    if state is State.LIVE:
+        return judged.while_running()
+    return judged.once_over() if judged.run.source == NATIVE else judged

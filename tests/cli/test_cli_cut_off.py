@@ -1,0 +1,145 @@
+"""A run whose process was really killed is cut off, wherever it is told of; and nowhere green."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from subprocess import PIPE
+
+import children
+import pytest
+from alert_parts import wait_for
+
+import ampwatch
+from ampwatch import store
+from ampwatch.cli import run as ampwatch_command
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="nothing is killed by -9 there")
+
+STEPS = 120
+# Healthy steps, or such as have no finite loss; then it waits to be killed.
+TRAINING = """
+import sys, torch, ampwatch
+torch.manual_seed(0)
+name, factor = sys.argv[1], float(sys.argv[2])
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cpu")
+with ampwatch.attach(scaler, model, run=name, endpoint="off") as watch:
+    for step in range(120):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = model(torch.randn(16, 8)).square().mean() * factor
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """Two runs, a healthy and a failing one, what was said of them, and then they were killed."""
+    folder = tmp_path_factory.mktemp("runs")
+    environment = {
+        **os.environ, "PYTHONPATH": str(Path(ampwatch.__file__).parents[1]),
+        "AMPWATCH_DIR": str(folder), "XDG_STATE_HOME": str(folder / ".state"),
+    }  # fmt: skip
+    live = {}
+    for name, factor in (("well", "1.0"), ("ill", "nan")):
+        child = children.start(
+            "-c", TRAINING, name, factor, env=environment, stdin=PIPE, stdout=PIPE, stderr=PIPE
+        )
+        assert child.stdout.readline() == "ready\n", child.communicate()[1]
+        wait_for(lambda path=folder / name: steps_in(path) == STEPS)
+        live[name] = ampwatch.diagnose(ampwatch.open_run(folder / name))
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+    return folder, live
+
+
+def steps_in(path: Path) -> int:
+    return store.summarize(path).steps
+
+
+def said(capsys, *words: object) -> str:
+    assert ampwatch_command([str(word) for word in words]) == 0
+    return capsys.readouterr().out
+
+
+def test_while_it_is_written_it_is_healthy(killed):
+    live = killed[1]["well"]
+    assert (live.verdict.value, live.run.state) == ("healthy", "live")
+    assert "AMP902" not in {finding.code for finding in live.findings}
+    assert killed[1]["ill"].verdict.value == "failing"
+
+
+def test_once_killed_report_json_and_html_say_so(killed, capsys, tmp_path):
+    path = killed[0] / "well"
+    lines = said(capsys, "report", path).splitlines()
+    assert lines[0].startswith("CUT OFF")
+    assert lines[1].strip().startswith("Healthy until it was cut off at step 119.")
+    body = json.loads(said(capsys, "report", path, "--json"))
+    assert (body["verdict"], body["run"]["state"]) == ("cut off", "cut off")
+    told = {finding["code"]: finding["summary"] for finding in body["findings"]}
+    assert told["AMP902"] == "The run was cut off at step 119."
+    said(capsys, "report", path, "--html", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "Healthy until it was cut off" in page
+    assert "--tone:var(--aw-advice)" in page
+
+
+def test_a_failing_run_stays_failing_and_is_cut_off_too(killed, capsys):
+    path = killed[0] / "ill"
+    title = said(capsys, "report", path).splitlines()[0]
+    assert title.startswith("FAILING")
+    assert title.endswith("cut off")
+    body = json.loads(said(capsys, "report", path, "--json"))
+    assert (body["verdict"], body["run"]["state"]) == ("failing", "cut off")
+
+
+def test_the_lists_say_so(killed, capsys, monkeypatch):
+    import run_list
+    import streamlit as st
+    from run_entries import RunEntries
+
+    listed = said(capsys, "runs", killed[0])
+    assert "healthy" not in listed
+    assert "failing, cut off" in " ".join(listed.split())
+    monkeypatch.setenv("AMPWATCH_DASHBOARD_DIRS", str(killed[0]))
+    monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.0)
+    st.cache_resource.clear()
+    shown = run_list.current()
+    assert shown.counts == "0 live, 0 finished, 2 cut off"
+    assert all(choice.cut_off and "cut off" in choice.label for choice in shown.choices)
+    entries, (well,) = RunEntries(), [one for one in shown.choices if one.name == "well"]
+    wait_for(lambda: entries.of(well))
+    assert entries.of(well).verdict == "cut off"
+
+
+def test_the_band_says_so_and_is_not_green(killed, monkeypatch):
+    from open_runs import OpenRuns
+    from verdict_band import band
+
+    monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.0)
+    shown = band(OpenRuns().look(str(killed[0] / "well")))
+    assert "CUT OFF" in shown
+    assert "Healthy until it was cut off at step 119." in shown
+    assert "--aw-healthy" not in shown
+
+
+def test_what_an_exception_ended_is_not_cut_off():
+    from diagnosis.hand_built import event_table, scaled_run
+
+    from ampwatch.follow import State
+    from ampwatch.follow.standing import standing_as
+
+    raised = event_table([(29, "exception", {"type": "KeyError", "message": "x", "fatal": True})])
+    told = ampwatch.diagnose(scaled_run([False] * 30, events=raised, clean_end=False))
+    assert (told.run.state, told.run.exception) == (None, "KeyError")
+    assert standing_as(State.LOST, told).run.state == "ended"
+    empty = ampwatch.diagnose(scaled_run([False] * 30, clean_end=False))
+    assert standing_as(State.LOST, empty).verdict.value == "cut off"
