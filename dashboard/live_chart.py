@@ -69,6 +69,7 @@ def picture_of(look: Look, where: address.Address) -> Picture:
         picked=where.step,
         rows=len(curves),
         axes=list(drawn_values.axes(look, own)),
+        view=where.view,
         heard=int(_told().get("count", 0)),
     )
 
@@ -96,13 +97,12 @@ def _of_ranks(look: Look, panel: Panel) -> Panel:
     drawn = {lowest: line.column} | {r: c for r, c in columns.items() if c in look.curves.present}
     if len(drawn) == 1:
         return replace(panel, title=(*panel.title, (", the same on all ranks", "muted")))
-    title, strokes = list(panel.title), []
+    strokes = []
     for rank, column in drawn.items():
         color, dash = line_style(look.shown.index(rank))
-        title += [(": " if rank == lowest else ", ", "muted"), (f"rank {rank}", color)]
         label = f"{line.label}, rank {rank}"
         strokes.append(replace(line, column=column, label=label, color=color, dash=dash))
-    return replace(panel, title=tuple(title), strokes=tuple(strokes))
+    return replace(panel, strokes=tuple(strokes))
 
 
 def show_still(picture: Picture, arrays: Arrays, key: str) -> None:
@@ -117,8 +117,9 @@ def _told() -> dict[str, Any]:
 
 def _look_changed() -> None:
     told = _told()
-    span, step = told.get("span"), told.get("step")
+    span, step, view = told.get("span"), told.get("step"), told.get("view")
     address.change(
         span=None if span is None else (int(span[0]), int(span[1])),
         step=None if step is None else int(step),
+        view=str(view) if view else None,
     )

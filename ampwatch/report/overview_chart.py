@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ampwatch.diagnosis import Action, Advice, Diagnosis, Severity
+from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.words import count_text
 from ampwatch.report.facts import rows_of_first_optimizer
 from ampwatch.report.painter import SEVERITY_COLOR, line_style
-from ampwatch.report.painter.message import Arrays, Guide, Mark, Panel, Picture, Stroke
+from ampwatch.report.painter.message import Arrays, Axis, Guide, Mark, Panel, Picture, Stroke
 from ampwatch.report.thinning import Floats, Line, Rug, Steps, broken_line, merged, stepped_line
 from ampwatch.rows import Table, column
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MOST_MARKS = 4
 SCALE = "log2_scale"  # the scale as its power of two
+TIME = "time_s"  # since the first row
 LINES = ("loss", "grad_norm", "grad_norm_applied", "lr", "step_time_ms")
 CLIPPED = "grad_norm_applied"
 CLIP_SHARE = 1e-3  # a norm that clipping changed by less looks the same
@@ -39,9 +40,7 @@ def column_panel(table: Table, name: str, color: str, *, aside: str = "", **look
 
 
 _GRAD_NORM = column_panel(Table.STEPS, "grad_norm", "norm", aside="unscaled")
-_CLIPPED_LINE = Stroke(
-    CLIPPED, column(Table.STEPS, CLIPPED).label, "norm", faint=True, said=", pale: after clipping"
-)
+_CLIPPED_LINE = Stroke(CLIPPED, column(Table.STEPS, CLIPPED).label, "norm", faint=True)
 _SCALE = column_panel(Table.STEPS, "scale", "scale", kind="power", height=140, rug=True)
 PANELS = (
     replace(_SCALE, strokes=(replace(_SCALE.strokes[0], column=SCALE, stepped=True),)),
@@ -106,14 +105,28 @@ def _guides(shown: Shown, name: str) -> Iterator[Guide]:
 def marks_of(shown: Shown) -> Iterator[Mark]:
     """The steps of the findings that matter, the headline's first."""
     first, last = shown.ends
-    findings = () if shown.diagnosis is None else shown.diagnosis.findings
-    grave = [f for f in findings if f.severity is not Severity.INFO and f.first_step is not None]
-    for finding in grave[:MOST_MARKS]:
-        assert finding.first_step is not None
+    for finding in _named(shown.diagnosis):
+        if finding.first_step is None:
+            continue
         until = last if finding.last_step is None else finding.last_step
         if finding.first_step > first or until < last:  # a mark of the whole run shows nothing
             color = SEVERITY_COLOR[finding.severity.value]
-            yield Mark(finding.first_step, until, finding.code, color)
+            label = f"{finding.code} {finding.name.replace('-', ' ')}"
+            yield Mark(finding.first_step, until, label, color)
+
+
+def _named(diagnosis: Diagnosis | None) -> list[Finding]:
+    """The findings that stand at the top of a run's page: no code on its chart is unexplained.
+
+    They are the headline, what it leads to first, and those that are not its consequence.
+    """
+    if diagnosis is None or diagnosis.calm is not None or diagnosis.headline is None:
+        return []
+    head = diagnosis.headline
+    grave = [f for f in diagnosis.findings if f.severity is not Severity.INFO and f is not head]
+    follows = [finding for finding in grave if finding.because_of == head.code]
+    rest = [finding for finding in grave if finding.because_of != head.code]
+    return [head, *follows[:1], *rest][:MOST_MARKS]
 
 
 def restart_of(diagnosis: Diagnosis | None) -> int | None:
@@ -126,13 +139,8 @@ def restart_of(diagnosis: Diagnosis | None) -> int | None:
     return advice.restart_from_step
 
 
-def compared_panels(
-    labels: Sequence[str], present: Sequence[Collection[str]], *, named: bool = False
-) -> Iterator[Panel]:
-    """A panel a quantity that any run has, with a line a run: `0.loss`, `1.loss`.
-
-    The labels stand in the title if the runs are to be `named` there.
-    """
+def compared_panels(labels: Sequence[str], present: Sequence[Collection[str]]) -> Iterator[Panel]:
+    """A panel a quantity that any run has, with a line a run: `0.loss`, `1.loss`."""
     scale, loss, *rest = PANELS
     for panel in (loss, scale, *rest):
         line, strokes = panel.strokes[-1], []
@@ -143,7 +151,6 @@ def compared_panels(
                 strokes.append(replace(line, column=name, label=label, color=color, dash=dash))
         if strokes:
             title = ((panel.title[0][0], "ink"), *panel.title[1:])
-            title += tuple((f"  {s.label}", s.color) for s in strokes) if named else ()
             yield replace(panel, title=title, strokes=tuple(strokes), rug=False)
 
 
@@ -173,7 +180,7 @@ class Curves:
 
 def curves_of(run: Record) -> Curves | None:
     """The curves of a run; None of a run without steps."""
-    rows = rows_of_first_optimizer(run, ("step", "scale", "scale_after", *LINES))
+    rows = rows_of_first_optimizer(run, ("step", "time_ns", "scale", "scale_after", *LINES))
     if not rows.num_rows:
         return None
     step: Steps = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
@@ -181,9 +188,12 @@ def curves_of(run: Record) -> Curves | None:
     values = {name: _single(rows, name) for name in LINES}
     lines = {name: broken_line(step, values[name]) for name in LINES}
     lines[SCALE] = stepped_line(step, _log2_scale(rows))
+    lines[TIME] = broken_line(step, _seconds(rows))
     skips = _skipped_steps(run)
     moved = np.abs(values[CLIPPED] - values["grad_norm"]) > CLIP_SHARE * values["grad_norm"]
     present = {name: line for name, line in lines.items() if len(line.x)}
+    if present.keys() == {TIME}:  # there is nothing to draw over it
+        present = {}
     return Curves(ends, present, merged(skips, *ends), len(skips), bool(moved.any()), len(step))
 
 
@@ -195,6 +205,7 @@ def overview_of(
     picture = Picture(
         name="run", panels=list(panels_of(shown)), ends=curves.ends, marks=list(marks_of(shown)),
         restart=restart_of(diagnosis), rows=curves.rows, reports=False,
+        axes=[Axis(TIME, "time", "second")] if TIME in curves.lines else (),
     )  # fmt: skip
     skips = {f"base.skips.{part}": getattr(curves.skips, part) for part in Rug.__slots__}
     return picture, {**curves.arrays(), **skips}
@@ -205,6 +216,14 @@ def _skipped_steps(run: Record) -> Steps:
     rows = run.read(Table.STEPS, columns=("step", "skipped"))
     skipped = rows.column("skipped").fill_null(False).to_numpy()  # noqa: FBT003
     return np.unique(np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)[skipped])
+
+
+def _seconds(rows: Any) -> Floats:
+    """When each step ended, since the first one that tells; nan of those that do not."""
+    time_ns = np.asarray(rows.column("time_ns").fill_null(0).to_numpy(), np.int64)
+    told = time_ns > 0
+    began = time_ns[told][0] if told.any() else 0
+    return np.where(told, (time_ns - began) / 1e9, np.nan).astype(np.float32)
 
 
 def _log2_scale(rows: Any) -> Floats:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+import time
+from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 from page_driver import needs_browser, tab
-from written_runs import write_run
+from written_runs import fresh_id, step_columns
+
+from ampwatch import codec, store
+from ampwatch.rows import Table
 
 pytestmark = [pytest.mark.slow_browser, needs_browser]
 
@@ -15,8 +23,21 @@ SPAN = "() => JSON.stringify(document.querySelector('.aw-plot').drawn.span)"
 
 @pytest.fixture(scope="module")
 def place(folder):
-    """A folder with one run: 400 steps, of which the last 40 were skipped."""
-    write_run(folder, "falls", accepted=360, skipped=40)
+    """A folder with one run: 400 steps, of which the last 40 were skipped; two spikes, a clip."""
+    path = store.create_run(folder, store.RunInfo(id=fresh_id("falls"), name="falls"))
+    began = time.time_ns() - 10**13
+    columns = step_columns(360, 40, began)
+    chance = np.random.default_rng(5)
+    norm = np.where(columns["skipped"], np.inf, 1 + 0.1 * chance.standard_normal(400))
+    norm[[90, 250]] = 3000.0
+    columns |= {
+        "time_ns": began + np.cumsum(chance.integers(5 * 10**8, 10**9, 400)),
+        "grad_norm": norm,
+        "grad_norm_applied": np.minimum(norm, 1.0),
+    }
+    writer = store.RankWriter(path, 0)
+    writer.append(codec.encode(Table.STEPS, columns))
+    writer.close()
     return folder
 
 
@@ -188,3 +209,145 @@ def test_fingers_scroll_the_page_move_the_view_and_stretch_it(one, server):
         page.page.get_by_role("button", name="Whole run").click()
         shows(page, [0, 399])
         assert page.troubles == []
+
+
+# --- how it is looked at --------------------------------------------------------------------------
+
+POINTS = """key => {
+  const { panels } = document.querySelector('.aw-plot').drawn;
+  const { x, y, smooth } = panels.flatMap(({ lines }) => lines).find((one) => one.key === key);
+  return { x: Array.from(x), y: Array.from(y), smooth: smooth && Array.from(smooth) };
+}"""
+PATH = "key => document.querySelector(`.aw-plot path.raw[data-key='${key}']`).getAttribute('d')"
+
+
+def numbers(path):
+    """The points of an SVG path of straight lines."""
+    return np.array([float(number) for number in re.findall(r"-?[\d.]+", path)]).reshape(-1, 2)
+
+
+def test_what_was_chosen_is_kept_in_the_address_and_comes_back(chart, server):
+    page = chart.page
+    page.get_by_label("x axis").select_option(label="time")
+    page.get_by_label("Cut outliers").check()
+    page.get_by_label(re.compile("max band")).check()
+    says(chart, "view=x-time_s~b~c(&|$)")
+    slider = page.locator(".aw-tools input[type=range]")
+    slider.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")  # 2, 5, 10 steps
+    page.get_by_text("over 10 steps").wait_for()
+    page.get_by_label("Way of smoothing").select_option(label="running median")
+    says(chart, "view=x-time_s~m-10~b~c(&|$)")
+    drawn = page.locator(".aw-plot path.smooth").first.get_attribute("d")
+    page.reload()
+    page.locator(".aw-plot path.smooth").first.wait_for()
+    assert page.locator(".aw-plot path.smooth").first.get_attribute("d") == drawn
+    assert page.get_by_label("Cut outliers").is_checked()
+    page.go_back()
+    page.wait_for_function("() => !document.querySelector('.aw-plot path.smooth[d*=M]')")
+
+
+def test_over_time_each_step_lies_at_its_time(chart, place):
+    rows = store.open_run(place / "falls").read("steps", columns=("step", "time_ns", "loss"))
+    seconds = np.asarray(rows.column("time_ns").to_numpy(), np.float64) / 1e9
+    loss = rows.column("loss").to_numpy()
+    known = np.isfinite(loss)
+    chart.page.get_by_label("x axis").select_option(label="time")
+    chart.page.wait_for_function("() => document.querySelector('.aw-plot').drawn.range[1] < 399")
+    along = numbers(chart.page.evaluate(PATH, "loss"))[:, 0]
+    width = chart.page.evaluate("() => document.querySelector('.aw-plot').drawn.plotWidth")
+    since = seconds - seconds[0]
+    assert np.allclose(along, 54 + since[known] / since[-1] * width, atol=0.06)
+
+
+def test_a_smoothed_line_is_the_mean_of_what_lies_around_and_the_raw_one_stays(chart, place):
+    page = chart.page
+    raw = page.evaluate(PATH, "loss")
+    slider = page.locator(".aw-tools input[type=range]")
+    slider.focus()
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+    page.get_by_text("over 20 steps").wait_for()
+    line = page.evaluate(POINTS, "loss")
+    x, y = (np.array(line[name], float) for name in ("x", "y"))
+    rows = store.open_run(place / "falls").read("steps", columns=("step", "loss"))
+    assert np.allclose(y, rows.column("loss").to_numpy()[: len(y)], rtol=1e-6)
+    weights = np.exp(-np.abs(x[:, None] - x[None, :]) / 10) * np.gradient(x)
+    weights[:, [0, -1]] *= 0.5  # they stand for half an interval
+    assert np.allclose(line["smooth"], weights @ y / weights.sum(axis=1), rtol=1e-6)
+    assert page.evaluate(PATH, "loss") == raw
+    page.get_by_label("Way of smoothing").select_option(label="running median")
+    page.locator(".aw-plot path.smooth").first.wait_for()
+    line = page.evaluate(POINTS, "loss")
+    expected = [np.median(y[np.abs(x - at) <= 10]) for at in x]
+    assert np.allclose(line["smooth"], expected, rtol=1e-6)
+
+
+def test_a_spike_may_leave_the_panel_but_no_series_does_and_it_is_counted(chart, place):
+    page = chart.page
+    page.get_by_label("Cut outliers").check()
+    page.get_by_text("2 drawn points lie outside").wait_for()  # both spikes of the gradient norm
+    arrows = page.locator(".aw-plot path.outside").evaluate_all(
+        "all => all.map((one) => one.getAttribute('d'))"
+    )
+    assert [arrow.count("M") for arrow in arrows] == [0, 2]
+    low, high = page.evaluate(
+        "() => document.querySelector('.aw-plot').drawn.panels"
+        ".find(({ lines }) => lines.some(({ key }) => key === 'grad_norm')).axis.range"
+    )
+    norm = store.open_run(place / "falls").read("steps", columns=("grad_norm",)).column(0)
+    usual = np.sort(norm.to_numpy()[np.isfinite(norm.to_numpy())])[:-2]
+    assert low <= usual[0]
+    assert usual[-1] <= high < 100
+
+
+def test_a_line_is_hidden_shown_alone_and_named_while_it_is_away(chart):
+    page = chart.page
+    legend = page.locator(".aw-legend").filter(has_text="after clipping")
+    name = legend.get_by_role("button", name="after clipping", exact=True)
+    lines = page.locator(".aw-plot path.raw[data-key^=grad_norm]")
+    name.hover()
+    pale = "() => +document.querySelector('.aw-plot [data-key=grad_norm]').getAttribute('opacity')"
+    page.wait_for_function(f"() => ({pale})() < 0.2")
+    name.click()
+    page.get_by_text("1 hidden: after clipping").wait_for()
+    assert lines.count() == 1
+    says(chart, "view=h-grad_norm_applied(&|$)")
+    page.get_by_role("button", name="Show all").click()
+    legend.get_by_role("button", name="gradient norm", exact=True).click(modifiers=["Shift"])
+    page.get_by_text("1 hidden: after clipping").wait_for()
+    says(chart, "view=o-grad_norm(&|$)")
+    legend.get_by_role("button", name="Show gradient norm alone").click()
+    says(chart, "^(?!.*view=)")
+    assert lines.count() == 2
+    names = page.locator(".aw-plot text.name").all_text_contents()
+    assert sorted(names) == ["after clipping", "gradient norm"]
+    kind = page.get_by_role("button", name="Logarithmic axis of loss")
+    kind.click()
+    says(chart, "view=l-loss(&|$)")
+    assert kind.inner_text() == "log"
+
+
+def test_what_is_shown_is_saved_as_numbers_and_as_a_picture(chart, place, tmp_path):
+    page = chart.page
+    drag(chart, 0.25, 0.5)
+    first, last = chart.axis()
+    saved = {}
+    for kind in ("CSV", "SVG", "PNG"):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=kind, exact=True).click()
+        assert download.value.suggested_filename == f"falls-chart.{kind.lower()}"
+        saved[kind] = download.value.path().read_bytes()
+    rows = [row for row in csv.reader(io.StringIO(saved["CSV"].decode())) if row[0] == "loss"]
+    loss = store.open_run(place / "falls").read("steps", columns=("loss",)).column(0).to_numpy()
+    assert [int(row[1]) for row in rows] == list(range(first, last + 1))
+    assert np.allclose([float(row[2]) for row in rows], loss[first : last + 1], rtol=1e-6)
+    picture = saved["SVG"].decode()
+    assert "var(" not in picture
+    assert "Gradient norm" in picture
+    assert ET.fromstring(picture).tag.endswith("svg")
+    assert saved["PNG"].startswith(b"\x89PNG")
+    width, height = (int.from_bytes(saved["PNG"][at : at + 4]) for at in (16, 20))
+    box = page.locator(".aw-plot svg").bounding_box()
+    assert (width, height) == (2 * box["width"], 2 * box["height"])

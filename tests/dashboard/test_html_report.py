@@ -13,7 +13,7 @@ from written_runs import event_columns, step_columns, write_run
 
 from ampwatch import cli, codec, diagnose, open_run, store
 from ampwatch.report import html_report
-from ampwatch.report.overview_chart import SCALE, curves_of
+from ampwatch.report.overview_chart import SCALE, TIME, curves_of
 from ampwatch.rows import Table
 
 ATTACK = """</script><script>alert(1)</script><img src=x onerror=alert(2)> "'&@scale@"""
@@ -198,7 +198,7 @@ def test_a_million_steps_are_half_a_megabyte_and_no_skip_is_lost(tmp_path):
     assert curves is not None
     assert int(curves.skips.count.sum()) == curves.skipped == int(skipped.sum())
     assert all(len(line.x) <= 2000 for line in curves.lines.values())
-    assert set(curves.lines) == {SCALE, "loss", "grad_norm", "lr"}
+    assert set(curves.lines) == {SCALE, TIME, "loss", "grad_norm", "lr"}
     short = diagnose(open_run(write_run(tmp_path)))  # judging a million steps is another's test
     assert len(html_report(open_run(path), short, 2.0**15).encode()) < 500_000
 

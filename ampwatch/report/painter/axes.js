@@ -8,11 +8,12 @@ const ROOM = 0.08; // of the range, above and below
 // Of a panel without lines.
 export const noAxis = { type: "linear", range: [0, 1], tickvals: [], ticktext: [] };
 
-export function axisOf(kind, seen) {
+// `isLog` is what the reader chose: true, false, or null to leave it to the values.
+export function axisOf(kind, seen, isLog = null) {
   if (kind === "power") return powerAxis(seen ?? [0, 1]);
   const [low, high] = seen ?? [0, 1];
-  if (low > 0 && high > LOG_RATIO[kind] * low) return logAxis(low, high);
-  return linearAxis(low, high);
+  const wanted = isLog ?? high > (LOG_RATIO[kind] ?? LOG_RATIO.number) * low;
+  return low > 0 && wanted ? logAxis(low, high) : linearAxis(low, high);
 }
 
 function powerAxis([low, high]) {
@@ -21,7 +22,7 @@ function powerAxis([low, high]) {
 }
 
 function logAxis(low, high) {
-  const room = ROOM * Math.log10(high / low);
+  const room = ROOM * Math.log10(high / low) || 0.1;
   const range = [Math.log10(low) - room, Math.log10(high) + room];
   return { type: "log", range, ...labelled(logTicks(range.map((v) => 10 ** v)), numberText) };
 }

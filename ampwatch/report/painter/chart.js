@@ -1,17 +1,22 @@
 // The live chart: keeps the base that the server thinned, joins the rows that came since, draws in
-// place, and reports what its reader chose: the span in view and the step that was picked.
+// place, and reports what its reader chose: the span in view, the step that was picked, and the view.
 
 import { make } from "./elements.js";
 import { Gestures, CLICK_PIXELS } from "./gestures.js";
+import { Heads } from "./heads.js";
 import { Hover } from "./hover.js";
 import { onKey } from "./keyboard.js";
 import { LEFT, RIGHT, layout } from "./layout.js";
-import { joined } from "./lines.js";
+import { joined, measured } from "./lines.js";
 import { paint } from "./paint.js";
-import { ticks } from "./skips.js";
+import { sceneOf } from "./scene.js";
+import { save } from "./saving.js";
 import { countText } from "./ticks.js";
+import { Toolbar } from "./toolbar.js";
+import { PLAIN, scaled, soloed, textOf, toggled, viewOf } from "./view.js";
 
 const LEAST_WIDTH = 120;
+const SLIDING_MS = 250; // a slider that rests for so long has been set
 const SPOKEN_KEYS = "Arrows move step by step, plus and minus zoom, Enter picks a step, Escape takes it back.";
 
 export class Chart {
@@ -21,7 +26,17 @@ export class Chart {
     this.plot = make("div", "aw-plot");
     Object.assign(this.plot, { tabIndex: 0, role: "slider" });
     this.frame.append(this.plot);
-    this.place.append(this.frame);
+    this.toolbar = new Toolbar(this.place, this.frame, {
+      change: (parts) => this.change(parts),
+      whole: () => this.choose({ span: null }),
+      save: (kind) => save(kind, this.scene, this.plot),
+    });
+    this.heads = new Heads(this.frame, {
+      toggle: (panel, key) => this.change(toggled(this.view, panel, key)),
+      solo: (panel, key) => this.change(soloed(this.view, panel, key)),
+      scale: (key, isLog) => this.change(scaled(this.view, key, isLog)),
+      light: (key) => this.light(key),
+    });
     place.append(this.place);
     this.hover = new Hover(this.frame);
     this.boxed = make("div", "aw-drag");
@@ -29,10 +44,11 @@ export class Chart {
     this.spoken = make("div", "aw-spoken");
     this.spoken.setAttribute("aria-live", "polite");
     this.frame.append(this.boxed, this.spoken);
-    this.whole = this.button();
     this.bases = null;
     this.span = null; // what the reader chose; null for the whole run
     this.picked = null;
+    this.view = PLAIN;
+    this.lit = null; // the line whose label is pointed at
     this.known = null; // of these, what was told or came with the address
     this.count = 0; // of the reader's choices: a message that knows fewer is behind
     this.isLate = () => false; // whether a message was made for an address that was left
@@ -58,12 +74,12 @@ export class Chart {
     const { span, picked, heard } = header;
     const before = this.header;
     if (header.run !== before?.run) {
-      Object.assign(this, { span, picked, count: heard });
+      Object.assign(this, { span, picked, count: heard, view: viewOf(header.view) });
       this.hover.leave();
     } else if (!header.reports) {
       if (picked !== before.picked) this.picked = picked;
     } else if (heard >= this.count && !this.isLate(header)) {
-      Object.assign(this, { span, picked });
+      Object.assign(this, { span, picked, view: viewOf(header.view) });
     } else return;
     this.known = this.state();
   }
@@ -76,21 +92,21 @@ export class Chart {
   // --- drawing -----------------------------------------------------------------------------------
 
   join() {
+    const keys = this.header.panels.flatMap((panel) => panel.lines.map(({ key }) => key));
+    this.lines = {};
+    for (const key of [...keys, ...this.header.axes.map((axis) => axis.key)]) this.lines[key] ??= this.lineOf(key);
+  }
+
+  lineOf(key) {
     const base = this.bases.arrays;
     const tail = this.arrays;
-    this.lines = {};
-    for (const panel of this.header.panels) {
-      for (const { key } of panel.lines) {
-        const x = tail[`whole.${key}.x`];
-        this.lines[key] = x
-          ? { x: Array.from(x), y: Array.from(tail[`whole.${key}.y`]) }
-          : joined(
-            { x: base[`base.${key}.x`], y: base[`base.${key}.y`] },
-            { x: tail["tail.step"], y: tail[`tail.${key}`] },
-            this.header.hole,
-          );
-      }
-    }
+    const x = tail[`whole.${key}.x`];
+    if (x) return measured({ x: Array.from(x), y: Array.from(tail[`whole.${key}.y`]) });
+    return joined(
+      { x: base[`base.${key}.x`], y: base[`base.${key}.y`] },
+      { x: tail["tail.step"], y: tail[`tail.${key}`] },
+      this.header.hole,
+    );
   }
 
   draw() {
@@ -99,24 +115,17 @@ export class Chart {
   }
 
   drawNow() {
-    if (this.place.clientWidth < LEAST_WIDTH) return; // not laid out yet: the resize draws
-    const view = this.view();
-    const drawn = layout({ ...view, width: this.place.clientWidth });
-    paint(this.plot, drawn);
-    this.whole.hidden = this.span === null;
-    this.hover.show({ ...view, height: drawn.plotHeight });
+    const width = this.place.clientWidth;
+    if (width < LEAST_WIDTH) return; // not laid out yet: the resize draws
+    const scene = this.scene = sceneOf(this, Math.max(50, width - LEFT - RIGHT));
+    this.toolbar.show(scene, this.span === null, width);
+    const heights = this.heads.show(scene, width);
+    const drawn = layout(scene, width, heights, getComputedStyle(this.plot).fontFamily);
+    paint(this.plot, drawn, scene);
+    this.heads.put(drawn.panels);
+    this.hover.show({ ...scene, left: LEFT, height: drawn.plotHeight });
     this.say();
     this.place.dataset.drawn = this.header.rows; // for whoever looks from outside
-  }
-
-  view() {
-    const { header, lines, picked } = this;
-    const span = this.span ?? header.axis;
-    const width = Math.max(50, this.place.clientWidth - LEFT - RIGHT);
-    const base = this.bases.arrays;
-    const cells = { first: base["base.skips.first"], last: base["base.skips.last"], count: base["base.skips.count"] };
-    const rug = ticks(cells, this.arrays["tail.skips"], span, width);
-    return { header, lines, rug, span, picked, left: LEFT, width };
   }
 
   // For who hears the page: what the chart shows, and what it shows at the cursor.
@@ -164,8 +173,9 @@ export class Chart {
 
   // What lies at the plot's ends, and its width.
   grip() {
-    const [low, high] = this.shown;
-    return { low, high, width: this.hover.view.width };
+    const { places, width } = this.scene;
+    const [low, high] = this.shown.map((step) => places.at(step));
+    return { low, high, width };
   }
 
   hoverAt(pixel) {
@@ -185,7 +195,7 @@ export class Chart {
   // Move the view under the fingers; drawn once a frame, told when they are lifted.
   move([low, high]) {
     this.hover.leave();
-    this.span = this.within([low, high]);
+    this.span = this.within([low, high].map((place) => this.scene.places.step(place)));
     this.frameAsked ??= requestAnimationFrame(() => {
       this.frameAsked = null;
       this.drawNow();
@@ -215,9 +225,7 @@ export class Chart {
   }
 
   stepAt(pixel) {
-    const { width } = this.hover.view;
-    const [first, last] = this.shown;
-    return Math.round(first + Math.min(1, Math.max(0, pixel / width)) * (last - first));
+    return this.scene.stepOf(Math.min(this.scene.width, Math.max(0, pixel)));
   }
 
   // Pick the step that was clicked; once more, or twice in a row, takes it back.
@@ -230,9 +238,7 @@ export class Chart {
     this.pickedBefore = this.picked;
     if (pixel >= 0 && pixel <= width) {
       if (isTouch) this.hover.move(pixel);
-      const [first, last] = this.shown;
-      const near = (CLICK_PIXELS / width) * (last - first);
-      const isSame = this.picked !== null && Math.abs(this.stepAt(pixel) - this.picked) <= near;
+      const isSame = this.picked !== null && Math.abs(this.scene.pixelOf(this.picked) - pixel) <= CLICK_PIXELS;
       this.pick(isSame ? this.picked : this.stepAt(pixel));
     }
     this.draw();
@@ -275,31 +281,40 @@ export class Chart {
     return found ?? from + way;
   }
 
+  // Another view: parts of it, or all.
+  change(parts) {
+    this.choose({ view: { ...this.view, ...parts } }, "smooth" in parts ? SLIDING_MS : 0);
+  }
+
+  // While a line's label is pointed at, the others are pale.
+  light(key) {
+    this.lit = key;
+    this.draw();
+  }
+
   // What the reader chose is drawn at once, and told where the page keeps it.
-  choose(parts) {
+  choose(parts, wait = 0) {
     Object.assign(this, parts);
-    const { span, picked } = this;
     if (this.header.reports && this.state() !== this.known) {
       this.known = this.state();
-      this.report("look", { span, step: picked, count: ++this.count });
+      this.count++; // until it is heard, no message changes what was chosen
+      clearTimeout(this.telling);
+      if (wait) this.telling = setTimeout(() => this.tell(), wait);
+      else this.tell();
     }
     this.draw();
   }
 
+  tell() {
+    const { span, picked, view, count } = this;
+    this.report("look", { span, step: picked, view: textOf(view), count });
+  }
+
   state() {
-    return JSON.stringify([this.span, this.picked]);
+    return JSON.stringify([this.span, this.picked, textOf(this.view)]);
   }
 
   announce(text) {
     this.spoken.textContent = text;
-  }
-
-  button() {
-    const made = make("button", "aw-whole", "Whole run");
-    made.title = "Show all steps again (or double-click a chart, or press Escape)";
-    made.hidden = true;
-    made.addEventListener("click", () => this.choose({ span: null }));
-    this.frame.append(made);
-    return made;
   }
 }

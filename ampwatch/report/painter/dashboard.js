@@ -35,8 +35,8 @@ function close(place, object) {
 }
 
 // A message that was made before the address changed would take the reader back.
-function isLate({ span, picked }) {
+function isLate({ span, picked, view }) {
   const query = new URLSearchParams(location.search);
-  const says = { span: span && span.join("-"), step: picked === null ? null : String(picked) };
+  const says = { span: span && span.join("-"), step: picked === null ? null : String(picked), view };
   return Object.entries(says).some(([name, text]) => query.get(name) !== text);
 }

@@ -18,3 +18,12 @@ export function shortened(name, most) {
   const tail = Math.floor(((most - 1) * 2) / 3);
   return `${name.slice(0, most - 1 - tail)}…${name.slice(-tail)}`;
 }
+
+let pen = null;
+
+// How wide a text is on the page, in pixels.
+export function widthOf(text, size, weight, family) {
+  pen ??= document.createElement("canvas").getContext("2d");
+  pen.font = `${weight} ${size}px ${family}`;
+  return pen.measureText(text).width;
+}

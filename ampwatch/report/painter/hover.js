@@ -4,6 +4,7 @@
 import { make, tone } from "./elements.js";
 import { countNear } from "./skips.js";
 import { valueAt } from "./lines.js";
+import { shownLines } from "./view.js";
 import { countText, numberText, powerText, timeText } from "./ticks.js";
 
 const REACH = 12; // pixels within which a point or a tick is meant
@@ -16,7 +17,7 @@ export class Hover {
     this.fixed = null; // or the step where the keys have put the cursor
   }
 
-  // `view` is what is drawn: header, lines, rug, span, left, width, height.
+  // `view` is what is drawn: the scene, and its left and height.
   show(view) {
     this.view = view;
     this.draw();
@@ -40,13 +41,11 @@ export class Hover {
 
   get pixel() {
     if (this.fixed === null) return this.at;
-    const { span, width } = this.view;
-    return ((this.fixed - span[0]) / (span[1] - span[0] || 1)) * width;
+    return this.view.pixelOf(this.fixed);
   }
 
   get step() {
-    const { span, width } = this.view;
-    return this.fixed ?? Math.round(span[0] + (this.at / width) * (span[1] - span[0]));
+    return this.fixed ?? this.view.stepOf(this.at);
   }
 
   draw() {
@@ -70,14 +69,18 @@ export class Hover {
 
   // What the chart shows at a step.
   said(step) {
-    const { header, lines, rug, span, width } = this.view;
-    const reach = (REACH / width) * (span[1] - span[0]);
-    const place = header.unit === "step" ? `step ${countText(step)}` : timeText(step);
-    const found = [{ label: place, value: "", className: "aw-label-step" }];
+    const { header, lines, rug, view, places, axis, pixelOf, stepOf } = this.view;
+    const reach = Math.abs(stepOf(pixelOf(step) + REACH) - step);
+    const found = [{ label: header.unit === "step" ? `step ${countText(step)}` : timeText(step), value: "", className: "aw-label-step" }];
+    if (axis) found.push({ label: axis.label, value: axis.kind === "second" ? timeText(places.at(step)) : numberText(places.at(step)), className: "aw-label-step" });
     for (const panel of header.panels) {
-      for (const line of panel.lines) {
-        const value = valueAt(lines[line.key], step, reach, line.stepped);
-        if (value !== null) found.push({ label: line.label, value: shown(panel, value), color: tone(line.color) });
+      for (const line of shownLines(panel, view)) {
+        const points = lines[line.key];
+        const value = valueAt(points, step, reach, line.stepped);
+        if (value === null) continue;
+        found.push({ label: line.label, value: shown(panel, value), color: tone(line.color) });
+        const smooth = points.smooth && valueAt({ x: points.x, y: points.smooth }, step, reach);
+        if (smooth) found.push({ label: "smoothed", value: shown(panel, smooth), className: "aw-label-step" });
       }
       const count = panel.rug ? countNear(rug, step, reach / 4) : 0;
       if (count) found.push({ label: count > 1 ? `${countText(count)} steps skipped here` : "skipped", value: "", color: tone("skip") });

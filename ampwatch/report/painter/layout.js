@@ -2,78 +2,164 @@
 // data into what paint.js draws, in values of each axis and pixels from the chart's top.
 
 import { axisOf, noAxis } from "./axes.js";
-import { tone } from "./elements.js";
+import { shortened, tone, widthOf } from "./elements.js";
 import { extent } from "./lines.js";
-import { countText, linearTicks, timeText, timeTicks } from "./ticks.js";
+import { isNoisy } from "./scene.js";
+import { usualExtent } from "./smoothing.js";
+import { countText, linearTicks, numberText, timeText, timeTicks } from "./ticks.js";
+import { shownLines } from "./view.js";
 
 export const LEFT = 54; // pixels, as all below
 export const RIGHT = 14;
-const TITLE = 30; // room above a panel for its title
+const TITLE = 30; // room above a panel for its title,
+const TITLE_LINE = 16; // for each more line of it,
+export const TITLE_SIZE = 12.5;
+const BUTTON = 58; // and beside it for the button of its axis
 const RUG = 15;
 const BOTTOM = 30;
 export const LANE = 14; // of the labels over the first panel
-const NARROW = 620; // less than this, a title has no room for its asides
 const TICK_ROOM = 110; // between two labels of the axis of steps
+const MOST_NAMED = 8; // lines of a panel with their names at their ends
+const LETTERS = 28; // of such a name
+const AXIS_LETTERS = 16;
 
-export function layout({ header, lines, rug, span, picked, width }) {
-  const shown = span[0] < span[1] ? span : [span[0] - 1, span[1] + 1];
-  const flags = flagged(header, shown, picked, width - LEFT - RIGHT);
+// `scene` is what there is to see and how: header, lines, rug, span, picked, view, places, axis;
+// `heads` are the heights of the panels' legends.
+export function layout(scene, width, heads, family) {
+  const { header, lines, rug, picked, view, places, lit } = scene;
+  const shown = spanOf(scene);
+  const plotWidth = width - LEFT - RIGHT;
+  const range = [places.at(shown[0]), places.at(shown[1])];
+  const flags = flagged(header, shown, picked, plotWidth, (step) => ((places.at(step) - range[0]) / (range[1] - range[0] || 1)) * plotWidth);
   const lanes = Math.max(0, ...flags.map((flag) => flag.lane + 1));
   let bottom = Math.max(0, lanes * LANE - 8);
-  const panels = header.panels.map((panel) => {
-    const top = bottom + TITLE;
+  const panels = header.panels.map((panel, number) => {
+    const visible = shownLines(panel, view);
+    const { axis, outside } = axisAndOutside(panel, visible, lines, shown, view);
+    const title = wrapped([...panel.title, ...cutText(outside)], plotWidth - BUTTON, family);
+    const head = bottom + TITLE + (title.length - 1) * TITLE_LINE;
+    const top = head + heads[number];
     const ground = top + panel.height;
     bottom = panel.rug ? ground + RUG : ground;
     return {
-      top, bottom: ground,
-      title: title(panel, width),
-      axis: panel.lines.length ? axisOf(panel.kind, seenIn(panel, lines, shown)) : noAxis,
-      lines: panel.lines.map((line) => ({ ...line, ...lines[line.key], color: tone(line.color), lonely: lonely(lines[line.key]) })),
+      top, head, bottom: ground, title, axis, outside,
+      lines: visible.map((line) => ({ ...lineOf(line, lines[line.key], lit), hasBand: view.band && isNoisy(panel, line) })),
+      names: namesOf(visible),
+      canBeLog: canBeLog(panel, lines),
       guides: (panel.guides ?? []).map((guide) => ({ ...guide, color: tone(guide.color) })),
       rug: panel.rug ? { top: ground, bottom, ticks: rug, color: tone("skip") } : null,
     };
   });
   return {
-    width, height: bottom + BOTTOM, plotHeight: bottom, plotWidth: width - LEFT - RIGHT,
-    span: shown, ticks: stepTicks(header.unit, shown, width), panels,
+    width, height: bottom + BOTTOM, plotHeight: bottom, plotWidth,
+    span: shown, range, ticks: axisTicks(scene, range, width), panels,
     bands: header.marks.map((mark) => ({ ...mark, color: tone(mark.color) })),
     uprights: uprights(header, picked),
     flags: flags.map((flag) => ({ ...flag, color: tone(flag.color) })),
   };
 }
 
+// The steps in view; a single one has room about it.
+export function spanOf({ span }) {
+  return span[0] < span[1] ? span : [span[0] - 1, span[1] + 1];
+}
+
+function lineOf(line, points, lit) {
+  const isDim = lit !== null && lit !== line.key;
+  return { ...line, ...points, color: tone(line.color), isDim, isLit: lit === line.key };
+}
+
+// --- the axis of steps, or of what stands for them ------------------------------------------------
+
 const TICKS = {
-  step(span, most) {
-    const at = linearTicks(span, most).filter(Number.isInteger);
+  step(range, most) {
+    const at = linearTicks(range, most).filter(Number.isInteger);
     return at.map((step, n) => [step, (n ? "" : "step ") + countText(step)]);
   },
-  second(span, most) {
-    return timeTicks(span, most).map((second) => [second, timeText(second)]);
+  second(range, most) {
+    return timeTicks(range, most).map((second) => [second, timeText(second)]);
+  },
+  number(range, most, label) {
+    return linearTicks(range, most).map((value, n) => [value, n ? numberText(value) : `${shortened(label, AXIS_LETTERS)} ${numberText(value)}`]);
   },
 };
 
-function stepTicks(unit, span, width) {
-  return TICKS[unit](span, Math.max(2, Math.floor(width / TICK_ROOM)));
+function axisTicks({ header, axis }, range, width) {
+  return TICKS[axis?.kind ?? header.unit](range, Math.max(2, Math.floor(width / TICK_ROOM)), axis?.label);
 }
 
-function seenIn(panel, lines, span) {
-  const found = panel.lines.map((line) => extent(lines[line.key], span, line.stepped)).filter(Boolean);
+// --- a panel's axis -------------------------------------------------------------------------------
+
+// Its range, and how many of the points in view lie outside of it, where that is wanted.
+function axisAndOutside(panel, visible, lines, span, view) {
+  if (!visible.length) return { axis: noAxis, outside: 0 };
+  const { key } = panel.lines[0];
+  const isLog = view.logs.includes(key) ? true : view.linear.includes(key) ? false : null;
+  const whole = axisOf(panel.kind, seenIn(panel, visible, lines, span, extent), isLog);
+  if (!view.cut || panel.kind === "power") return { axis: whole, outside: 0 };
+  const usual = (line, within, stepped) => (stepped ? extent(line, within, stepped) : usualExtent(line, within, whole.type === "log"));
+  const axis = axisOf(panel.kind, seenIn(panel, visible, lines, span, usual), isLog);
+  return { axis, outside: outsideOf(visible, lines, span, axis) };
+}
+
+function seenIn(panel, visible, lines, span, extentOf) {
+  const found = visible.map((line) => extentOf(lines[line.key], span, line.stepped)).filter(Boolean);
   for (const guide of panel.guides ?? []) if (guide.fits) found.push([Math.min(guide.low, guide.value), Math.max(guide.high, guide.value)]);
   if (!found.length) return null;
   return [Math.min(...found.map((one) => one[0])), Math.max(...found.map((one) => one[1]))];
 }
 
-// Points between two breaks, by their place: no line would show them.
-function lonely({ y }) {
-  const found = [];
-  const broken = (at) => at < 0 || at >= y.length || Number.isNaN(y[at]);
-  for (let at = 0; at < y.length; at++) if (!broken(at) && broken(at - 1) && broken(at + 1)) found.push(at);
+function outsideOf(visible, lines, [first, last], { type, range }) {
+  const [low, high] = type === "log" ? range.map((power) => 10 ** power) : range;
+  let count = 0;
+  for (const { key } of visible) {
+    const { x, y } = lines[key];
+    for (let at = 0; at < x.length; at++) if (x[at] >= first && x[at] <= last && (y[at] < low || y[at] > high)) count++;
+  }
+  return count;
+}
+
+// Whether all of its values have a logarithm, and there is a choice.
+function canBeLog(panel, lines) {
+  return panel.lines.length > 0 && panel.kind !== "power" && panel.lines.every(({ key }) => lines[key].low > 0);
+}
+
+// --- words ----------------------------------------------------------------------------------------
+
+function cutText(count) {
+  return count ? [[`, ${countText(count)} drawn ${count === 1 ? "point lies" : "points lie"} outside`, "skip"]] : [];
+}
+
+// A title in as many lines as it needs: on a phone as well, all of it is said.
+function wrapped(title, room, family) {
+  const found = [[]];
+  let used = 0;
+  for (const [words, color] of title) {
+    const weight = color === "muted" ? 400 : 650;
+    for (const word of words.match(/\s*\S+\s*$|\s*\S+/g) ?? []) {
+      const width = widthOf(word, TITLE_SIZE, weight, family);
+      const isNew = used > 0 && used + width > room;
+      if (isNew) found.push([]);
+      used = isNew ? width : used + width;
+      found[found.length - 1].push({ words: isNew ? word.trimStart() : word, color: tone(color), weight });
+    }
+  }
   return found;
 }
 
-function title(panel, width) {
-  const parts = panel.title.filter(([words]) => width >= NARROW || !words.startsWith(", "));
-  return parts.map(([words, color]) => ({ words, color: tone(color), weight: color === "muted" ? 400 : 650 }));
+// What tells the lines of a panel apart, at their ends: a colour alone would not do.
+function namesOf(visible) {
+  if (visible.length < 2 || visible.length > MOST_NAMED) return [];
+  const labels = visible.map(({ label }) => label);
+  const same = sharedStart(labels);
+  return labels.map((label) => shortened(label.slice(same) || label, LETTERS));
+}
+
+// How many letters, in whole words, all labels begin with.
+function sharedStart(labels) {
+  let same = 0;
+  while (same < labels[0].length && labels.every((label) => label[same] === labels[0][same])) same++;
+  return labels[0].slice(0, same).lastIndexOf(" ") + 1;
 }
 
 function uprights(header, picked) {
@@ -85,14 +171,13 @@ function uprights(header, picked) {
 
 // What the spans and upright lines are, said above the first panel: each label's step, whether it
 // reads to the left, and its lane; those that would lie over one another go to a lower one.
-function flagged(header, span, picked, width) {
+function flagged(header, span, picked, width, pixel) {
   const wanted = header.marks
     .filter((mark) => mark.last >= span[0])
     .map((mark) => ({ at: Math.max(mark.first, span[0]), text: mark.label, color: mark.color }));
   if (header.restart !== null) wanted.push({ at: header.restart, text: "restart", color: "advice", left: true });
   if (picked !== null) wanted.push({ at: picked, text: `step ${countText(picked)}`, color: "ink" });
   const ends = []; // of each lane's taken stretches, in pixels
-  const pixel = (step) => ((step - span[0]) / (span[1] - span[0])) * width;
   const inView = wanted.filter((flag) => flag.at >= span[0] && flag.at <= span[1]);
   return inView.map((flag) => {
     const length = 7 * flag.text.length + 10;

@@ -17,7 +17,20 @@ export function joined(base, tail, hole) {
     x.push(tail.x[row]);
     y.push(tail.y[row]);
   }
-  return { x, y };
+  return measured({ x, y });
+}
+
+// The line with its lowest value, and the points that stand alone: no line would show them.
+export function measured({ x, y }) {
+  const lonely = [];
+  const isBroken = (at) => at < 0 || at >= y.length || Number.isNaN(y[at]);
+  let low = Infinity;
+  for (let at = 0; at < y.length; at++) {
+    if (isBroken(at)) continue;
+    if (y[at] < low) low = y[at];
+    if (isBroken(at - 1) && isBroken(at + 1)) lonely.push(at);
+  }
+  return { x, y, low, lonely };
 }
 
 // The smallest and largest value within a span of the axis; null of nothing. A stepped line holds

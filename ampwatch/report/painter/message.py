@@ -54,7 +54,6 @@ class Stroke:
     stepped: bool = False
     faint: bool = False
     dash: str = "solid"
-    said: str = ""  # added to the panel's title where it is drawn
 
     def header(self) -> dict[str, Any]:
         """This part of the picture as JSON for the browser."""
@@ -92,7 +91,6 @@ class Panel:
     def header(self) -> dict[str, Any]:
         """This part of the picture as JSON for the browser."""
         title = [*self.title, *((guide.said, "muted") for guide in self.guides)]
-        title += [(stroke.said, "muted") for stroke in self.strokes if stroke.said]
         return {
             "title": title, "kind": self.kind, "height": self.height, "unit": self.unit,
             "rug": self.rug, "lines": [stroke.header() for stroke in self.strokes],

@@ -1,36 +1,46 @@
 // Draws a chart as SVG, in place. plotly.js, which did it before, is 4.8 MB and took four tenths of
 // the time to open the page; a chart of lines over steps needs little of it.
 
-import { LANE, LEFT } from "./layout.js";
+import { extremesOf, pathOf } from "./curves.js";
+import { LANE, LEFT, TITLE_SIZE } from "./layout.js";
 
 const SPACE = "http://www.w3.org/2000/svg";
 const DASHES = { dash: "7 5", dot: "2 3" };
 const SMALL = 11; // pixels, of numbers and labels
 const BAND = 0.05; // how strong a finding's span is drawn,
-const INTERVAL = 0.16; // and a guide's interval
+const INTERVAL = 0.16; // a guide's interval,
+const EXTREMES = 0.22; // and the band from the lowest to the highest value
+const PALE = { faint: 0.45, raw: 0.28, dim: 0.12 };
 const RUG = [0.15, 0.95]; // of the rug's height, where its ticks begin and end
 const LONE_RADIUS = 2;
+const TITLE_LINE = 16;
+const NAME_LINE = 12;
 
-export function paint(plot, drawn) {
-  const { width, height, span, plotWidth, plotHeight, panels } = drawn;
-  const x = scaler(span, LEFT, LEFT + plotWidth);
+export function paint(plot, drawn, { places, view }) {
+  const { width, height, range, plotWidth, plotHeight, panels } = drawn;
+  const place = scaler(range, LEFT, LEFT + plotWidth);
+  const x = places.isStep ? place : (step, pass) => place(places.at(step, pass));
   const inside = { x: LEFT, y: 0, width: plotWidth, height: plotHeight };
   const id = `aw-clip-${clips++}`;
+  const clipped = { "clip-path": `url(#${id})` };
+  const wide = Math.max(MOST_NARROW, (view.smooth / (drawn.span[1] - drawn.span[0])) * plotWidth);
   const svg = element("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": panels.map(said).join("; "), "font-size": SMALL }, [
     element("clipPath", { id }, [element("rect", inside)]),
-    element("g", { "clip-path": `url(#${id})` }, drawn.bands.map((band) => bandOf(band, x, plotHeight))),
-    ...panels.flatMap((panel) => panelOf(panel, x, inside, id)),
-    element("g", { "clip-path": `url(#${id})` }, drawn.uprights.map((line) => uprightOf(line, x, plotHeight))),
-    ...stepAxis(drawn, x),
+    element("g", clipped, drawn.bands.map((band) => bandOf(band, x, plotHeight))),
+    ...panels.flatMap((panel, number) => panelOf(panel, x, inside, { id, number, wide })),
+    element("g", clipped, drawn.uprights.map((line) => uprightOf(line, x, plotHeight))),
+    ...axisOf(drawn, place),
     ...drawn.flags.map((flag) => flagOf(flag, x)),
   ]);
   plot.drawn = drawn; // for whoever looks from outside
   plot.replaceChildren(svg);
 }
 
+const MOST_NARROW = 3; // pixels, that a stretch of the band is wide
+
 let clips = 0;
 
-const said = ({ title }) => title.map(({ words }) => words).join("");
+const said = ({ title }) => title.map((line) => line.map(({ words }) => words).join("")).join(" ");
 
 // From a value to a pixel; a logarithmic axis has its range in powers of ten.
 function scaler([low, high], from, to, log = false) {
@@ -38,17 +48,44 @@ function scaler([low, high], from, to, log = false) {
   return log ? (value) => place(Math.log10(value)) : place;
 }
 
-function panelOf({ top, bottom, title, axis, lines, guides, rug }, x, inside, id) {
+function panelOf(panel, x, inside, { id, number, wide }) {
+  const { top, head, bottom, title, axis, lines, guides, rug } = panel;
   const y = scaler(axis.range, bottom, top, axis.type === "log");
   const held = (value) => Math.min(bottom, Math.max(top, y(value))); // within the panel
-  const curves = lines.flatMap((line) => curve(line, x, y));
+  const clip = `${id}-${number}`;
+  const ends = [inside.x, inside.x + inside.width];
+  const curves = lines.flatMap((line) => curve(line, x, y, ends, wide));
   return [
+    element("clipPath", { id: clip }, [element("rect", { ...inside, y: top - 1, height: bottom - top + 2 })]),
     ...guides.map((guide) => intervalOf(guide, held, inside)),
     ...axis.tickvals.flatMap((value, n) => gridline(axis.ticktext[n], Math.round(y(value)), top, bottom, inside)),
-    element("g", { "clip-path": `url(#${id})` }, rug ? [...curves, rugOf(rug, x)] : curves),
+    element("g", { "clip-path": `url(#${clip})` }, curves),
+    ...(panel.outside ? lines.map((line) => outsideOf(line, x, y, panel, ends)) : []),
+    ...(rug ? [element("g", { "clip-path": `url(#${id})` }, [rugOf(rug, x)])] : []),
     ...guides.filter((guide) => held(guide.value) === y(guide.value)).map((guide) => guideOf(guide, y, inside)),
-    heading(title, top),
+    ...namesOf(panel, x, y, ends),
+    ...title.map((line, n) => heading(line, head - (title.length - 1 - n) * TITLE_LINE)),
   ];
+}
+
+// Each line's name at its end, none over another.
+function namesOf({ names, lines, top, bottom }, x, y, [left, right]) {
+  const found = names.map((text, n) => ({ text, color: lines[n].color, ...endOf(lines[n], x, y, left, right) }));
+  const inView = found.filter(({ at }) => at !== undefined).sort((a, b) => a.down - b.down);
+  let before = top - NAME_LINE / 2;
+  for (const name of inView) before = name.down = Math.max(before + NAME_LINE, Math.min(bottom, name.down - 4));
+  let below = bottom + NAME_LINE;
+  for (const name of inView.reverse()) below = name.down = Math.min(below - NAME_LINE, name.down);
+  return inView.map(({ text, color, at, down }) => element("text", { x: at - 4, y: down, "text-anchor": "end", class: "name", style: `fill:${color}` }, [text]));
+}
+
+// Where a line's last point in view lies.
+function endOf({ x: steps, y: values, smooth }, x, y, left, right) {
+  for (let at = steps.length - 1; at >= 0; at--) {
+    const px = x(steps[at], null);
+    if (!Number.isNaN(values[at]) && px <= right + 1) return px < left ? {} : { at: px, down: y((smooth ?? values)[at]) };
+  }
+  return {};
 }
 
 function gridline(text, y, top, bottom, { x, width }) {
@@ -57,39 +94,45 @@ function gridline(text, y, top, bottom, { x, width }) {
   return [element("path", { d: `M${x},${y + 0.5}h${width}`, class: "grid" }), element("text", label, [text])];
 }
 
-function stepAxis({ ticks, plotWidth, plotHeight }, x) {
+function axisOf({ ticks, plotWidth, plotHeight }, x) {
   const y = plotHeight + 0.5;
   const labels = ticks.map(([value, text]) => element("text", { x: x(value), y: y + 17, "text-anchor": "middle" }, [text]));
   return [element("path", { d: `M${LEFT},${y}h${plotWidth}`, class: "grid" }), ...labels];
 }
 
-// A line holds its value to the next point where it is `stepped`, and breaks where a value is absent.
-function curve(line, x, y) {
-  let path = "";
-  let before = null;
-  for (let at = 0; at < line.x.length; at++) {
-    if (Number.isNaN(line.y[at])) {
-      before = null;
-      continue;
-    }
-    const [px, py] = [x(line.x[at]).toFixed(1), y(line.y[at]).toFixed(1)];
-    if (before === null) path += `M${px},${py}`;
-    else if (line.stepped) path += py === before ? `H${px}` : `H${px}V${py}`;
-    else path += `L${px},${py}`;
-    before = py;
-  }
-  const drawn = element("path", {
-    d: path, fill: "none", stroke: line.color, "stroke-width": line.width ?? 1.6, "stroke-linejoin": "round", "stroke-linecap": DASHES[line.dash] ? "butt" : "round", // a single value is a dot
-    "stroke-dasharray": DASHES[line.dash] ?? "none", opacity: line.faint ? 0.45 : 1,
+// The line, or what was made smooth with the raw one pale beneath; and the band about it.
+function curve(line, x, y, ends, wide) {
+  const { color, dash, lonely, smooth, isDim, isLit } = line;
+  const strength = isDim ? PALE.dim : line.faint ? PALE.faint : 1;
+  const width = (line.width ?? 1.6) + (isLit ? 1 : 0);
+  const drawn = (points, opacity, name) => element("path", {
+    d: pathOf(points, x, y, ends), class: name, "data-key": line.key, fill: "none", stroke: color, opacity,
+    "stroke-width": width, "stroke-linejoin": "round", "stroke-linecap": DASHES[dash] ? "butt" : "round", // a single value is a dot
+    "stroke-dasharray": DASHES[dash] ?? "none",
   });
-  const dots = line.lonely.map((at) => element("circle", { cx: x(line.x[at]), cy: y(line.y[at]), r: LONE_RADIUS, fill: line.color }));
-  return [drawn, ...dots];
+  const found = [drawn(line, smooth ? strength * PALE.raw : strength, "raw")];
+  if (line.hasBand) found.unshift(element("path", { d: extremesOf(line, x, y, ends, wide), class: "extremes", fill: color, opacity: strength * EXTREMES }));
+  if (smooth) found.push(drawn({ ...line, y: smooth }, strength, "smooth"));
+  const dots = lonely.filter((at) => x(line.x[at], null) >= ends[0] && x(line.x[at], null) <= ends[1]).map((at) => element("circle", { cx: x(line.x[at], null), cy: y(line.y[at]), r: LONE_RADIUS, fill: color, opacity: strength }));
+  return [...found, ...dots];
+}
+
+// Points that lie outside of a panel: an arrow at its edge for each column of pixels.
+function outsideOf({ x: steps, y: values, color }, x, y, { top, bottom }, [left, right]) {
+  const found = new Set();
+  for (let at = 0; at < steps.length; at++) {
+    const [px, py] = [Math.round(x(steps[at], null)), y(values[at])];
+    if (px < left || px > right) continue;
+    if (py < top) found.add(`M${px - 3},${top + 4}l3,-5l3,5z`);
+    else if (py > bottom || Number.isNaN(py) && !Number.isNaN(values[at])) found.add(`M${px - 3},${bottom - 4}l3,5l3,-5z`);
+  }
+  return element("path", { d: [...found].join(""), class: "outside", fill: color });
 }
 
 // One path for all ticks: thousands of elements would take seconds to paint.
 function rugOf({ top, bottom, ticks, color }, x) {
   const [from, to] = RUG.map((share) => top + share * (bottom - top));
-  const path = ticks.map(({ step }) => `M${x(step).toFixed(1)},${from}V${to}`).join("");
+  const path = ticks.map(({ step }) => `M${x(step, null).toFixed(1)},${from}V${to}`).join("");
   return element("path", { d: path, fill: "none", stroke: color, "stroke-width": 1.5 });
 }
 
@@ -115,7 +158,7 @@ function guideOf({ value, color }, y, { x, width }) {
 
 function heading(parts, top) {
   const spans = parts.map(({ words, color, weight }) => element("tspan", { style: `fill:${color};font-weight:${weight}` }, [words]));
-  return element("text", { x: LEFT, y: top - 7, class: "title", "xml:space": "preserve" }, spans);
+  return element("text", { x: LEFT, y: top - 7, class: "title", "font-size": TITLE_SIZE, "xml:space": "preserve" }, spans);
 }
 
 function flagOf({ text, at, left, lane, color }, x) {
