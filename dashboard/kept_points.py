@@ -19,7 +19,6 @@ HELD_ROWS = 1 << 17  # the last ones; as many again before the first of them go
 MOST_POINTS = 1 << 16  # of a column: 30 for each point that is drawn
 MOST_TICKS = 1 << 16
 MOST_SAMPLES = 1 << 15
-EARLY_ROWS = 200  # tell whether a column is logged at every step
 EXACT_WIDTH = 4  # of so narrow a stretch every point is kept
 _WIDEST = 1 << 60
 
@@ -255,8 +254,7 @@ class Past:
     ticks: Rug  # of the skips
     tick_width: int
     skip_count: int
-    latest: Mapping[str, tuple[float, int]]  # a column's last number, and its row
-    early: Mapping[str, float]  # the share of its first rows that hold a number
+    latest: Mapping[str, tuple[float, int, int]]  # a column's last number, its row and its step
     step_times: Floats  # a sample
 
 
@@ -272,8 +270,7 @@ class History:
         self._keeps_past, self._timed = keeps_past, timed
         self._points = {name: Extremes() for name in self.columns}
         self._ticks, self._times = Ticks(), Sample()
-        self._latest: dict[str, tuple[float, int]] = {}
-        self._early = dict.fromkeys(self.columns, 0)
+        self._latest: dict[str, tuple[float, int, int]] = {}
         self._ends: tuple[int, int] | None = None
 
     def __len__(self) -> int:
@@ -301,7 +298,6 @@ class History:
         """A column more, whose rows were the same as another's until now."""
         self.columns[name] = self.columns[like].copy()
         self._points[name] = self._points[like].copy()
-        self._early[name] = self._early[like]
         if like in self._latest:
             self._latest[name] = self._latest[like]
 
@@ -310,7 +306,6 @@ class History:
         """What is kept of all rows, once not all are held; later rows do not change it."""
         if not self.first_row or self._ends is None:
             return None
-        early_rows = min(EARLY_ROWS, len(self))
         return Past(
             rows=self.first_row,
             ends=self._ends,
@@ -319,7 +314,6 @@ class History:
             tick_width=self._ticks.width,
             skip_count=self._ticks.count,
             latest=dict(self._latest),
-            early={name: count / early_rows for name, count in self._early.items()},
             step_times=self._times.values,
         )
 
@@ -338,8 +332,8 @@ class History:
         known = np.flatnonzero(np.isfinite(values))
         if len(known):
             self.present |= {name}
-            self._latest[name] = float(values[known[-1]]), at + int(known[-1])
-        self._early[name] += int(np.searchsorted(known, EARLY_ROWS - at))
+            last = int(known[-1])
+            self._latest[name] = float(values[last]), at + last, int(step[last])
         if self._keeps_past:
             self._points[name].add(step, values)
             if name == self._timed:

@@ -18,11 +18,13 @@ from problems import guarded
 from rank_curves import column_of
 from verdict_band import band
 
-from ampwatch.diagnosis.words import bytes_text, count_text, scale_text, share_text
+from ampwatch.diagnosis.words import bytes_text, duration_text, scale_text, share_text, time_text
+from ampwatch.report.facts import age_text
 from ampwatch.rows import Table, column
 from ampwatch.store import open_run
 
 _RECENT = 100  # steps whose median is the step time
+_LATE_MS = 60_000  # memory is sampled each second
 _SHOWN = ("loss", "grad_norm", "lr")
 
 
@@ -101,7 +103,7 @@ def _numbers(look: Look) -> Iterator[tuple[str, str]]:
             yield column(Table.STEPS, name).label + who, _latest(look, name)
     times = curves.columns["step_time_ms"][-_RECENT:]
     if np.isfinite(times).any():
-        yield "step time", _time(float(np.nanmedian(times)))
+        yield "step time", time_text(float(np.nanmedian(times)))
     memory = _memory(look)
     if memory:
         yield "GPU memory", memory
@@ -123,25 +125,18 @@ def _scale(look: Look) -> Iterator[tuple[str, str]]:
 
 
 def _latest(look: Look, name: str) -> str:
-    value, since = look.curves.latest(name)
+    value, _ = look.curves.latest(name)
     if value is None:
         return "never finite"
-    if since and name != "lr" and _is_logged_every_step(look, name):
-        return f"not finite for {count_text(since, 'step')}"
-    return rate_text(value) if name == "lr" else f"{value:.4g}"
-
-
-def _is_logged_every_step(look: Look, name: str) -> bool:
-    """Whether a missing value was not finite, rather than not logged."""
-    return look.curves.early_share(name) > 0.5
-
-
-def _time(milliseconds: float) -> str:
-    return f"{milliseconds / 1000:.3g} s" if milliseconds >= 1000 else f"{milliseconds:.3g} ms"
+    age = look.curves.age(name)
+    text = rate_text(value) if name == "lr" else f"{value:.4g}"
+    return text + age_text(age.step, is_broken=age.is_broken)
 
 
 def _memory(look: Look) -> str:
-    last = look.last_rows(Table.DEVICES, ("used_bytes", "total_bytes"), 1).to_pylist()
+    last = look.last_rows(Table.DEVICES, ("used_bytes", "total_bytes", "time_ns"), 1).to_pylist()
     if not last or not last[0]["used_bytes"] or not last[0]["total_bytes"]:
         return ""
-    return f"{bytes_text(last[0]['used_bytes'])} of {bytes_text(last[0]['total_bytes'])}"
+    text = f"{bytes_text(last[0]['used_bytes'])} of {bytes_text(last[0]['total_bytes'])}"
+    late_ms = (look.last_time_ns - (last[0]["time_ns"] or 0)) / 1e6
+    return f"{text}, {duration_text(late_ms)} before the last row" if late_ms > _LATE_MS else text

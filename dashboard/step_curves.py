@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from kept_points import EARLY_ROWS, EXACT_WIDTH, HELD_ROWS, History, Past, Places
+from kept_points import EXACT_WIDTH, HELD_ROWS, History, Past, Places
 from numpy.typing import NDArray
 
 from ampwatch.report import thinning
@@ -32,6 +32,14 @@ Span: TypeAlias = "tuple[int, int]"
 
 
 @dataclass(frozen=True, slots=True)
+class Age:
+    """When a column last held a number: at which step, None if at the newest."""
+
+    step: int | None
+    is_broken: bool  # whether what came since was not finite, rather than not logged
+
+
+@dataclass(frozen=True, slots=True)
 class StepCurves:
     """A run's numbers by step, as they stood at one moment; nan where absent or not finite."""
 
@@ -46,6 +54,7 @@ class StepCurves:
     last_step_ns: int = 0  # when the newest step ended
     hole: float = 0.0  # so many steps without a row are usual
     stepped: frozenset[str] = frozenset({SCALE})  # the columns drawn as stairs
+    broken: Mapping[str, int] = field(default_factory=dict)  # a column's last row with inf or nan
     past: Past | None = None
     zoom: Callable[[Span], StepCurves] | None = None  # reads the rows of a span from the log
 
@@ -128,15 +137,21 @@ class StepCurves:
                 at = start + int(known[-1])
                 return float(values[at]), len(values) - 1 - at
         if self.past is not None and column in self.past.latest:
-            value, row = self.past.latest[column]
+            value, row, _ = self.past.latest[column]
             return value, len(self) - 1 - row
         return None, len(self)
 
-    def early_share(self, column: str) -> float:
-        """The share of the first rows that hold a number in a column."""
-        if self.past is not None:
-            return self.past.early.get(column, 0.0)
-        return float(np.isfinite(self.columns[column][:EARLY_ROWS]).mean())
+    def age(self, column: str) -> Age:
+        """How old the last number of a column is."""
+        value, since = self.latest(column)
+        if value is None or not since:
+            return Age(None, is_broken=False)
+        row = len(self) - 1 - since
+        if self.past is None or row >= self.first_row:
+            step = int(self.step[row - self.first_row])
+        else:
+            step = self.past.latest[column][2]
+        return Age(step, is_broken=self.broken.get(column, -1) > row)
 
     @property
     def median_step_time(self) -> float | None:
@@ -298,6 +313,7 @@ class Numbers:
         self._history = History((SCALE, *LINES, TIME), "step_time_ms", keeps_past=self._keeps_past)
         self._places = Places()
         self._clips, self._autocast_dtype = False, None
+        self._broken: dict[str, int] = {}
         self._last_step_ns = 0
         self._curves = self._snapshot()
 
@@ -319,6 +335,7 @@ class Numbers:
             before, after = columns["grad_norm"], columns["grad_norm_applied"]
             moved = np.abs(after - before) > _CLIP_SHARE * before
             self._clips = self._clips or bool(moved.any())
+            self._broken |= _last_broken(rows, mine, self._lines, len(self._history))
         self._history.add(step[mine], columns, np.unique(step[skipped]))
 
     def _seconds(self, rows: Any) -> Floats:
@@ -352,6 +369,7 @@ class Numbers:
             clips=self._clips,
             autocast_dtype=self._autocast_dtype,
             last_step_ns=self._last_step_ns,
+            broken=dict(self._broken),
             past=history.past,
         )
 
@@ -374,6 +392,20 @@ def _numbers(
         found[SCALE] = np.log2(scale).astype(np.float32)
     for values in found.values():
         values[~np.isfinite(values)] = np.nan
+    return found
+
+
+def _last_broken(
+    rows: Any, mine: NDArray[np.bool_] | slice, lines: tuple[str, ...], start: int
+) -> dict[str, int]:
+    """Of each column the last row, counted from `start`, that was logged and is not finite."""
+    found: dict[str, int] = {}
+    for name in lines:
+        values = np.asarray(rows.column(name).to_numpy(), np.float64)[mine]
+        if not np.isfinite(values).all():
+            told = np.asarray(rows.column(name).is_valid())[mine]
+            at = np.flatnonzero(told & ~np.isfinite(values))
+            found |= {name: start + int(at[-1])} if len(at) else {}
     return found
 
 

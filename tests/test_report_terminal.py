@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from rich.console import Console
-from written_runs import event_columns, write_run
+from written_runs import event_columns, more, write_run
 
 from ampwatch import codec, diagnose, open_run, store
 from ampwatch.diagnosis import Action, Advice
@@ -182,3 +182,11 @@ def test_an_advice_below_its_interval_says_whose_interval_it_is():
         "confidence; the advised rate keeps a margin below it)"
     )
     assert "margin" not in advised(dataclasses.replace(advice, recommended=0.1))
+
+
+def test_a_number_that_is_no_longer_logged_says_of_when_it_is(tmp_path):
+    path = write_run(tmp_path, accepted=50)
+    more(path, accepted=30, first=50, loss=[None] * 30)
+    facts = {fact.label: fact.text for fact in facts_of(open_run(path), diagnose(open_run(path)))}
+    assert facts["loss"] == "2 → 1.342 at step 49"
+    assert facts["learning rate"] == "0.1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -51,16 +50,10 @@ def sparkline(values: Sequence[float] | npt.NDArray[np.float64], width: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One line of the facts; `latest` is the value now, where that is shorter."""
+    """One line of the facts."""
 
     label: str
     text: str
-    latest: str = ""
-
-    @property
-    def now(self) -> str:
-        """The value now."""
-        return self.latest or self.text
 
 
 CURVE_WIDTH = 40
@@ -87,16 +80,18 @@ def facts_of(
         scale = np.log2(np.maximum(_floats(rows, "scale_after"), 2.0**-149))
         curve = f"   {sparkline(scale, CURVE_WIDTH)}" if curves else ""
         ends = f"{scale_text(facts.first_scale)} {arrow} {scale_text(facts.final_scale)}"
-        yield Fact("loss scale", ends + curve, scale_text(facts.final_scale))
+        yield Fact("loss scale", ends + curve)
     if facts.first_scale is not None or facts.skipped:
         share = f", {share_text(facts.skipped, facts.steps)}" if facts.skipped else ""
         yield Fact("skipped", f"{facts.skipped:,} of {count_text(facts.steps, 'step')}{share}")
     shown = _shown(run)
     for name in _SHOWN_COLUMNS:
-        present = _floats(rows, name)[rows.column(name).is_valid().to_numpy()]
+        told = np.asarray(rows.column(name).is_valid())
+        present = _floats(rows, name)[told]
         if len(present):
             label, whose = column(Table.STEPS, name).label, shown.of_column(name)
-            yield Fact(label, course_text(present, arrow) + whose, latest_text(present))
+            old = "" if told[-1] else age_text(rows.column("step").filter(told)[-1].as_py())
+            yield Fact(label, course_text(present, arrow) + old + whose)
     yield from _setting(run, rows)
     if diagnosis.run.source != "ampwatch" and run.info.config:
         yield Fact("settings", list_text([f"{k} {v}" for k, v in run.info.config.items()], 8))
@@ -142,17 +137,15 @@ def course_text(present: npt.NDArray[np.float64], arrow: str) -> str:
     text = f"{finite[0]:.4g} {arrow} {finite[-1]:.4g}"
     if (present == present[0]).all():
         return f"{present[0]:.4g}"
-    return text if math.isfinite(present[-1]) else f"{text}, then {latest_text(present)}"
+    lost = len(present) - int(np.flatnonzero(np.isfinite(present))[-1]) - 1
+    return f"{text}, then not finite for {count_text(lost, 'step')}" if lost else text
 
 
-def latest_text(present: npt.NDArray[np.float64]) -> str:
-    """The last value, or for how many steps there was no finite one."""
-    if math.isfinite(present[-1]):
-        return f"{present[-1]:.4g}"
-    finite = np.flatnonzero(np.isfinite(present))
-    if not len(finite):
-        return f"{present[-1]}, never finite"
-    return f"not finite for {count_text(len(present) - int(finite[-1]) - 1, 'step')}"
+def age_text(step: int | None, *, is_broken: bool = False) -> str:
+    """Of when a number is, after it, where it is not the newest step's."""
+    if step is None:
+        return ""
+    return f" at step {step:,}; not finite since" if is_broken else f" at step {step:,}"
 
 
 def rows_of_first_optimizer(run: Record, columns: Sequence[str]) -> Any:
@@ -184,7 +177,7 @@ def _setting(run: Record, rows: Any) -> Iterator[Fact]:
         yield Fact("autocast", ", ".join(precisions))
     if len(times):
         median = time_text(float(np.median(times)))
-        yield Fact("step time", f"{median} (median)", median)
+        yield Fact("step time", f"{median} (median)")
     if run.info.source != "ampwatch":
         yield from _by_stamps(rows, knows_step_time=len(times) > 0)
     devices = run.read(Table.DEVICES, columns=("device", "name", "used_bytes", "total_bytes"))
@@ -207,7 +200,7 @@ def _by_stamps(rows: Any, *, knows_step_time: bool) -> Iterator[Fact]:
     began_anew = bool((np.diff(told.column("step").to_numpy()) < 0).any())
     if steps > 0 and not knows_step_time and not began_anew:
         mean = time_text(passed_ms / steps)
-        yield Fact("step time", f"{mean} (mean, by the log's times)", mean)
+        yield Fact("step time", f"{mean} (mean, by the log's times)")
 
 
 def _latest_devices(devices: Any) -> list[tuple[str, int | None, int | None]]:

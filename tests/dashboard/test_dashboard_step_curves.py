@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from chart_points import thinned_base
-from step_curves import SCALE, Numbers
+from step_curves import SCALE, Age, Numbers
 from written_runs import event_columns, step_columns, write_run
 
 from ampwatch import codec, store
@@ -126,3 +126,42 @@ def test_the_latest_number_says_for_how_long_there_has_been_none(tmp_path):
     curves = Numbers().take(store.open_run(path))
     value, since = curves.latest("grad_norm")
     assert (value, since) == (1.0, 4)
+
+
+def ages(tmp_path, **columns):
+    """How old the last loss and rate are said to be."""
+    path = store.create_run(tmp_path, store.RunInfo(id="ab" * 16, name="aging"))
+    count = len(columns["loss"])
+    append(path, {"step": list(range(count)), "scale": [1.0] * count, **columns})
+    curves = Numbers().take(store.open_run(path))
+    return curves.age("loss"), curves.age("lr")
+
+
+def test_a_number_that_is_old_says_of_when_and_whether_it_was_lost(tmp_path):
+    loss, rate = ages(tmp_path, loss=[2.0, 1.5, 1.054] + [np.nan] * 300, lr=[0.1] * 303)
+    assert loss == Age(2, is_broken=True)
+    assert rate == Age(None, is_broken=False)
+
+
+def test_a_number_that_is_logged_now_and_then_is_old_and_not_lost(tmp_path):
+    every_tenth = [float(at) if at % 10 == 0 else None for at in range(305)]
+    loss, rate = ages(tmp_path, loss=every_tenth, lr=[None] * 305)
+    assert loss == Age(300, is_broken=False)
+    assert rate == Age(None, is_broken=False)  # there is none
+
+
+def test_a_number_lost_long_ago_is_remembered_when_its_row_is_no_longer_held(tmp_path, monkeypatch):
+    monkeypatch.setattr("kept_points.HELD_ROWS", 1 << 10)
+    monkeypatch.setattr("step_curves.HELD_ROWS", 1 << 10)
+    loss, _ = ages(tmp_path, loss=[2.0, 1.054] + [np.inf] * 9000, lr=[0.1] * 9002)
+    assert loss == Age(1, is_broken=True)
+
+
+def test_the_strip_says_of_when_a_number_is(tmp_path):
+    from open_runs import OpenRuns
+    from overview_page import current_numbers
+
+    path = write_run(tmp_path, accepted=3, skipped=250)
+    shown = current_numbers(OpenRuns().look(str(path)))
+    assert "<b>1.961 at step 2; not finite since</b>" in shown
+    assert "<b>0.1</b>" in shown
