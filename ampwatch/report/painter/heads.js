@@ -10,7 +10,7 @@ const DASHES = { solid: "solid", dash: "dashed", dot: "dotted" };
 export class Heads {
   // `acts`: what a label does when it is `toggle`d, made `solo` or `light`ed; and `scale` of a panel.
   constructor(place, acts) {
-    this.place = make("div", "aw-heads");
+    this.place = make("div", "aw-panel-heads");
     place.append(this.place);
     this.acts = acts;
     this.known = null;
@@ -46,7 +46,7 @@ export class Heads {
   }
 
   head(panel) {
-    const box = make("div", "aw-head");
+    const box = make("div", "aw-panel-head");
     const scale = make("button", "aw-axis-kind");
     const name = panel.lines[0]?.label ?? "";
     scale.title = `Axis of ${name}: logarithmic or linear`;
