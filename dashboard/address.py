@@ -11,8 +11,10 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
-_NAMES = ("run", "rank", "span", "step", "layer", "view", "values", "runs", "list")
+_NAMES = ("run", "rank", "span", "step", "layer", "view", "values", "runs", "list", "follow")
 _KEPT = ("view", "values", "runs", "list")  # when another run is chosen: how runs are looked at
+
+_OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,14 @@ class Address:
     values: str | None = None  # the user's values that are drawn
     runs: str | None = None  # those compared
     list: str | None = None  # of the table of runs: filter, order, groups
+    follow: bool = True  # what is live
 
     def of_run(self, run: str) -> Address:
         """The address for a run; of another one, only how it is looked at is kept."""
         if run == self.run:
             return self
-        return Address(run=run, **{name: getattr(self, name) for name in _KEPT})
+        kept = {name: getattr(self, name) for name in _KEPT}
+        return Address(run=run, follow=self.follow, **kept)
 
     def parameters(self) -> dict[str, str]:
         """As the query of a link."""
@@ -43,6 +47,7 @@ class Address:
             "span": None if self.span is None else f"{self.span[0]}-{self.span[1]}",
             "step": None if self.step is None else str(self.step),
             **{name: getattr(self, name) for name in ("layer", *_KEPT)},
+            "follow": None if self.follow else _OFF,
         }
         return {name: text for name, text in texts.items() if text is not None}
 
@@ -61,6 +66,7 @@ def read() -> Address:
         span=_span(query.get("span", "")),
         step=_number(query.get("step", "")),
         **{name: query.get(name) for name in ("layer", *_KEPT)},
+        follow=query.get("follow") != _OFF,
     )
 
 

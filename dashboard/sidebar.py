@@ -29,12 +29,17 @@ def show(pages: Mapping[str, Any]) -> None:
         query = address.read().parameters()
         for page in pages.values():
             st.page_link(page, query_params=query)
-        st.toggle("Follow live", value=True, key=_FOLLOW)
+        st.session_state[_FOLLOW] = address.read().follow
+        st.toggle("Follow live", key=_FOLLOW, on_change=_follow_chosen)
 
 
 def follows() -> bool:
     """Whether a live run is to be followed."""
-    return bool(st.session_state.get(_FOLLOW, True))
+    return address.read().follow
+
+
+def _follow_chosen() -> None:
+    address.change(follow=bool(st.session_state[_FOLLOW]))
 
 
 @st.fragment(run_every=3.0)

@@ -1,0 +1,107 @@
+"""Back, Forward and a reload bring back what was seen; the address holds all of it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from page_driver import needs_browser, tab, training
+from written_runs import more, write_run
+
+pytestmark = [pytest.mark.slow_browser, needs_browser]
+
+# As a browser does that is told to keep nothing.
+REFUSED = """for (const name of ['localStorage', 'sessionStorage']) {
+    Object.defineProperty(window, name, { get() {
+        throw new DOMException('Access is denied for this document.', 'SecurityError');
+    } });
+}"""
+
+
+@pytest.fixture(scope="module")
+def place(folder):
+    """Two runs: one of two ranks, and a real one, with layers."""
+    two = write_run(folder, "two", age_s=5000, ended=False)
+    more(two, 100, first=0, rank=1, ended=True)
+    with training(folder, "one", 60, 0.0) as child:
+        assert child.wait(120) == 0
+    return folder
+
+
+def heads(page, run: str, name: str) -> None:
+    """Wait until the page is this one, of this run, and the sidebar says so too."""
+    heading = page.page.get_by_role("heading", level=1)
+    heading.get_by_text(run, exact=True).wait_for()
+    heading.get_by_text(name, exact=True).wait_for()
+    chosen = page.page.locator("[data-testid=stSidebar] label:has(input:checked)")
+    chosen.get_by_text(run, exact=True).first.wait_for()
+
+
+def follows(page, *, wanted: bool) -> None:
+    page.page.wait_for_url(lambda url: ("follow=off" in url) != wanted)
+    page.page.wait_for_function(
+        "wanted => document.querySelector('[aria-label=\"Follow live\"]').checked === wanted",
+        arg=wanted,
+    )
+
+
+def test_back_forward_and_reload_restore_run_page_layer_and_following(page, server):
+    page.open(f"{server.url}/?run=two")
+    heads(page, "two", "Overview")
+    page.page.get_by_test_id("stSidebar").get_by_text("one", exact=True).click()
+    page.page.wait_for_url(re.compile("run=one"))
+    heads(page, "one", "Overview")
+    page.go("Layers")
+    heads(page, "one", "Layers")
+    page.page.locator(".aw-leaf").first.click()
+    page.page.wait_for_url(re.compile("layer="))
+    whole = page.page.get_by_role("button", name="All layers")
+    whole.wait_for()
+    page.page.get_by_text("Follow live").click()
+    follows(page, wanted=False)
+    page.page.reload()
+    heads(page, "one", "Layers")
+    follows(page, wanted=False)
+    whole.wait_for()
+    page.page.go_back()
+    follows(page, wanted=True)
+    page.page.go_back()
+    whole.wait_for(state="detached")
+    heads(page, "one", "Layers")
+    page.page.go_back()
+    heads(page, "one", "Overview")
+    page.page.go_back()
+    heads(page, "two", "Overview")
+    page.page.go_forward()
+    heads(page, "one", "Overview")
+
+
+def ranks(page, wanted: str) -> None:
+    page.page.wait_for_function(
+        "wanted => document.querySelector('input[aria-label=Ranks]')?.value === wanted", arg=wanted
+    )
+
+
+def test_back_restores_the_rank(page, server):
+    page.open(f"{server.url}/?run=two")
+    ranks(page, "all 2 ranks")
+    page.page.get_by_role("combobox", name="Ranks").click()
+    page.page.get_by_role("option", name="rank 1").click()
+    page.page.wait_for_url(re.compile("rank=1"))
+    page.settled()
+    page.page.go_back()
+    ranks(page, "all 2 ranks")
+    page.page.go_forward()
+    ranks(page, "rank 1")
+
+
+def test_nothing_breaks_where_the_browser_refuses_storage(one, server):
+    with tab(one) as page:
+        page.page.add_init_script(REFUSED)
+        page.open(f"{server.url}/?run=one")
+        page.drawn(60)
+        page.go("Layers")
+        page.settled()
+        page.page.reload()
+        page.page.locator(".aw-leaf").first.wait_for()
+        assert page.troubles == []
