@@ -14,7 +14,7 @@ from problems import guarded
 
 NOTES_SHOWN = 3
 LISTED = 9  # runs; the Runs page has the others
-_FOLLOW, _SHOWN, _RANK = "follow", "shown", "rank"
+_FOLLOW, _SHOWN, _RANK, _RUN = "follow", "shown", "rank", "chosen run"
 _ALL = "all"
 
 
@@ -77,20 +77,25 @@ def _rank_chosen() -> None:
 
 
 def _list(listed: run_list.RunList) -> None:
-    before = listed.chosen(address.read().run)  # None if the named run is not there yet
+    chosen = listed.chosen(address.read().run)  # None if the named run is not there yet
     choices = list(listed.choices[:LISTED])
-    if before is not None and before not in choices:
-        choices.append(before)
+    if chosen is not None and chosen not in choices:
+        choices.append(chosen)
     labels = {choice.path: choice.label for choice in choices}
-    path = st.radio(
-        "Runs", list(labels), format_func=lambda path: labels.get(path, path),
-        index=None if before is None else choices.index(before), label_visibility="collapsed",
+    st.session_state[_RUN] = None if chosen is None else chosen.path
+    st.radio(
+        "Runs", list(labels), key=_RUN, index=None, on_change=_run_chosen,
+        format_func=lambda path: labels.get(path, path), label_visibility="collapsed",
     )  # fmt: skip
-    choice = next((choice for choice in choices if choice.path == path), before)
-    if choice is not None and choice != before:
-        address.write(address.read().of_run(choice.name))
-    if choice is not None and _state(choice) != st.session_state.get(_SHOWN):
+    if chosen is not None and _state(chosen) != st.session_state.get(_SHOWN):
         st.rerun()
+
+
+def _run_chosen() -> None:
+    path = st.session_state[_RUN]
+    choice = next((one for one in run_list.current().choices if one.path == path), None)
+    if choice is not None:
+        address.write(address.read().of_run(choice.name))
 
 
 def _state(choice: run_list.Choice) -> tuple[str, bool, int, tuple[int, ...]]:
