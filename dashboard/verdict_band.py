@@ -133,7 +133,7 @@ def _place(diagnosis: Diagnosis, suspect: Finding) -> str:
     """The layer that the engine names, and the rank, if it is one of several."""
     one = len(suspect.ranks) == 1 < len(diagnosis.run.ranks)
     who = f" of <b>rank {suspect.ranks[0]}</b>" if one else ""
-    symptom = "" if suspect is diagnosis.headline else " (a symptom)"
+    symptom = " (symptom)" if diagnosis.is_symptom(suspect) else ""
     return f"Layer: <b>{said(suspect.layer or '')}</b>{who}{symptom}."
 
 

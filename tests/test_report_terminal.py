@@ -17,7 +17,6 @@ from ampwatch import codec, diagnose, open_run, store
 from ampwatch.diagnosis import Action, Advice
 from ampwatch.diagnosis.code_to_paste import rate_lines, with_lines
 from ampwatch.report import course_text, facts_of, powers, print_report, sparkline
-from ampwatch.report.scale_windows import windows_at
 from ampwatch.report.terminal_report import advised
 from ampwatch.rows import Table
 
@@ -154,21 +153,6 @@ def test_which_finding_explains_the_trouble_is_a_flag_that_the_json_need_not_rep
     other = dataclasses.replace(diagnosis, learning_rate=reason)
     print_report(console, "x", open_run(path), other)
     assert "not the cause. AMP203 explains what happened." in console.file.getvalue()
-
-
-def test_of_several_ranks_the_window_is_one_that_suits_them_all(tmp_path):
-    path = write_run(tmp_path)
-    bounds = [(4.0, 2.0**10), (2.0, 2.0**14), (16.0, 2.0**12)]
-    for rank, (low, high) in enumerate(bounds):
-        writer = store.RankWriter(path, rank)
-        info = {"step": [0], "layer": [0], "name": ["head"], "order": [0]}
-        writer.append(codec.encode(Table.LAYER_INFO, info))
-        rows = {"step": [0, 50], "layer": [0, 0], "scale_low": [64.0, low]}
-        writer.append(codec.encode(Table.LAYERS, rows | {"scale_high": [2.0, high]}))
-        writer.close()
-    (window,) = windows_at(open_run(path), None)
-    assert (window.low, window.high) == (4.0, 10.0)
-    assert windows_at(open_run(path), 20)[0].is_empty
 
 
 def test_a_rate_that_stays_is_said_once(tmp_path):

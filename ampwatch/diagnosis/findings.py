@@ -168,6 +168,10 @@ class Diagnosis:
         chain = [f for f in self.findings if f is head or (head and f.because_of == head.code)]
         return next((f for f in chain if f.layer), None)
 
+    def is_symptom(self, suspect: Finding) -> bool:
+        """Whether a layer's finding only follows from the headline, whose cause is another."""
+        return suspect is not self.headline
+
     @property
     def calm(self) -> str | None:
         """The one sentence for a run without trouble; None for any other."""

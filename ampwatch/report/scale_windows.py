@@ -86,34 +86,110 @@ def telling_step(diagnosis: Diagnosis | None) -> int | None:
     return head.first_step if head is not None and head.severity.weight else None
 
 
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """The one layer that stands out among the windows, and what is said of it."""
+
+    layer: str
+    caps: bool  # whether its bar ends where the scale had worked: only that one is red
+    words: str
+
+
 def windows_message(
     run: Readable, step: int | None, diagnosis: Diagnosis | None, level: float | None
 ) -> bytes | None:
-    """What the browser draws; None where the run has no windows.
-
-    One layer is red: the one that limits the scale, unless the findings name another.
-    """
+    """What the browser draws; None where the run has no windows."""
     windows = windows_at(run, step)
     if not windows:
         return None
-    limit = min(windows, key=lambda window: window.high)
-    suspect = None if diagnosis is None else diagnosis.suspect
-    red = limit if suspect is None or suspect.layer == limit.layer else None
-    shown = tightest(windows)
+    marked = marked_layer(run, step, windows, diagnosis, level)
+    shown = tightest(windows, marked.layer if marked else None)
     final = None if diagnosis is None else diagnosis.run.final_scale
     header = {
         "component": "windows",
-        "rows": [
-            {"layer": w.layer, "low": _low(w), "high": w.high, "caps": w is red or w.is_empty}
-            for w in shown
-        ],
+        "rows": [_row(window, marked) for window in shown],
         "calm": diagnosis is None or diagnosis.calm is not None,
+        "marked": marked.words if marked else "",
         "hidden": len(windows) - len(shown),
         "scale": _log2(final),
         "level": _log2(level),
         "step": step,
     }
     return pack(header, {})
+
+
+def _row(window: Window, marked: Marked | None) -> dict[str, Any]:
+    is_marked = marked is not None and marked.layer == window.layer
+    caps = is_marked and marked is not None and marked.caps
+    return {
+        "layer": window.layer, "low": _low(window), "high": window.high, "caps": caps,
+        "named": is_marked and not caps,
+    }  # fmt: skip
+
+
+def marked_layer(
+    run: Readable,
+    step: int | None,
+    windows: Sequence[Window],
+    diagnosis: Diagnosis | None,
+    level: float | None,
+) -> Marked | None:
+    """The layer that the findings name; where they name none, the one whose bar ends first."""
+    suspect = None if diagnosis is None else diagnosis.suspect
+    if diagnosis is None or suspect is None or diagnosis.calm is not None:
+        return _limit(run, step, windows, diagnosis, level)
+    named = f"the layer that {suspect.code} names"
+    named += " (symptom)" if diagnosis.is_symptom(suspect) else ""
+    window = next((one for one in windows if one.layer == suspect.layer), None)
+    if window is None:
+        return None
+    if _caps(window, level):
+        return Marked(window.layer, caps=True, words=f"red: {named}")
+    ends = "" if level is None else "; its bar ends above the established scale and caps nothing"
+    return Marked(window.layer, caps=False, words=f"▸ {named}{ends}")
+
+
+def _limit(
+    run: Readable,
+    step: int | None,
+    windows: Sequence[Window],
+    diagnosis: Diagnosis | None,
+    level: float | None,
+) -> Marked | None:
+    """The layer that limits the scale where the trouble is; at another step it stays that one."""
+    head = None if diagnosis is None else diagnosis.headline
+    if head is not None and head.severity.weight and not _is_of_the_numbers(head.code):
+        return None
+    told = telling_step(diagnosis)
+    then = windows if step == told else windows_at(run, told)
+    limit = min(then, key=lambda window: window.high, default=None)
+    if limit is None or not _caps(limit, level):
+        return None
+    words = "the marked bar ends first, at or below the established scale"
+    now = next((one for one in windows if one.layer == limit.layer), None)
+    if now is None or not _caps(now, level):
+        at = "at the end" if told is None else f"at step {told:,}"
+        words = f"▸ the bar that ended first {at}; here it ends above the established scale"
+        return Marked(limit.layer, caps=False, words=words)
+    if min(windows, key=lambda window: window.high).layer != limit.layer:
+        at = "at the end" if told is None else f"at step {told:,}"
+        words = f"the bar that ended first {at}; here another ends before it"
+    return Marked(limit.layer, caps=True, words=words)
+
+
+def _caps(window: Window, level: float | None) -> bool:
+    """Whether a layer overflows at a scale that had worked, or can live with none."""
+    known = _log2(level)
+    return window.is_empty or (known is not None and window.high <= known)
+
+
+# The cause of these is no layer's: lost state, the data.
+_NO_LAYERS = frozenset({"AMP108", "AMP206", "AMP209", "AMP306"})
+
+
+def _is_of_the_numbers(code: str) -> bool:
+    """Whether a finding is about numbers that a layer may limit, not the loop, cards or ranks."""
+    return code[:4] in {"AMP1", "AMP2", "AMP3"} and code not in _NO_LAYERS
 
 
 def _low(window: Window) -> float | None:
@@ -125,13 +201,14 @@ def _log2(scale: float | None) -> float | None:
     return math.log2(scale) if scale and 0 < scale < math.inf else None
 
 
-def tightest(windows: Sequence[Window]) -> list[Window]:
-    """The windows to show: where there are too many, those with the least room."""
+def tightest(windows: Sequence[Window], marked: str | None = None) -> list[Window]:
+    """The windows to show: where there are too many, the marked one and those with least room."""
     if len(windows) <= MOST_WINDOWS:
         return list(windows)
     by_room = sorted(windows, key=lambda w: w.high - (_NO_LOW if w.low is None else w.low))
     by_high = sorted(windows, key=lambda w: w.high)
     chosen = {w.layer for w in by_high[: MOST_WINDOWS // 2]}
+    chosen |= {w.layer for w in windows if w.layer == marked}
     for window in by_room:
         if len(chosen) < MOST_WINDOWS:
             chosen.add(window.layer)

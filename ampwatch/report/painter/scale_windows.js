@@ -6,7 +6,8 @@ import { powerText, powerTicks } from "./ticks.js";
 
 const NAME_LETTERS = 24;
 const EDGE = 8; // powers of two below 1 that are still worth room
-const MEANING = "Left of its bar a layer loses small gradients, right of it they overflow. A bar that fades out has no lower limit.";
+const MEANING = "Left of its bar a layer loses small gradients, right of it they overflow. A bar that fades out to the left loses none, however small the scale.";
+const LEVEL = " Established: the highest scale with which training worked for a while. A bar that ends at or below it caps the scale: the layer has begun to overflow at a scale that had worked.";
 
 export class ScaleWindows {
   constructor(place) {
@@ -33,13 +34,11 @@ export class ScaleWindows {
       label.style.left = share(tick);
       axis.append(label);
     }
-    const isLimited = header.rows.some((row) => row.caps);
-    const limited = !isLimited ? "" : header.calm ? "the strong bar limits the scale" : "red limits the scale";
     const title = make("div", "aw-chart-title");
-    title.append(make("b", "", "Usable loss scales by layer"), make("span", "aw-caps", limited));
+    title.append(make("b", "", "Usable loss scales by layer"), make("span", header.rows.some((row) => row.caps) ? "aw-caps" : "", header.marked));
     const at = header.step === null ? "at the end of the record" : `as of step ${header.step.toLocaleString("en-US")}`;
     const hidden = header.hidden ? ` ${header.hidden} layers with more room are not shown.` : "";
-    const note = make("div", "aw-muted", `${MEANING} Shown ${at}.${hidden}`);
+    const note = make("div", "aw-muted", `${MEANING}${header.level === null ? "" : LEVEL} Shown ${at}.${hidden}`);
     const chart = make("div", "aw-window-rows");
     const letters = Math.max(...header.rows.map((row) => Math.min(NAME_LETTERS, row.layer.length)));
     chart.style.setProperty("--aw-names", `${0.41 * letters + 1}rem`);
@@ -48,8 +47,8 @@ export class ScaleWindows {
     this.place.replaceChildren(title, chart, note);
   }
 
-  row({ layer, low, high, caps }, share) {
-    const made = make("button", caps ? "aw-window caps" : "aw-window");
+  row({ layer, low, high, caps, named }, share) {
+    const made = make("button", caps ? "aw-window caps" : named ? "aw-window named" : "aw-window");
     const empty = low !== null && low > high;
     const says = empty
       ? `no scale: its gradients are lost below ${powerText(Math.round(low))} and overflow above ${powerText(Math.round(high))}`
