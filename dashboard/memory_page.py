@@ -115,9 +115,9 @@ def _panels(device: Device) -> Iterator[Panel]:
         if name in present
     )
     if strokes:
-        title = [("Memory, GB: ", "ink")]
-        for number, stroke in enumerate(strokes):
-            title += [("" if number == 0 else ", ", "muted"), (stroke.label, stroke.color)]
+        title = [("Memory, GB", "ink")]
+        if len(strokes) == 1:  # several have their labels
+            title.append((f": {strokes[0].label}", strokes[0].color))
         yield Panel(tuple(title), strokes, height=150, unit="GB", guides=tuple(_card(device)))
     for name, color in _RATES.items():
         if name in present:

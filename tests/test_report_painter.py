@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import types
 from itertools import product
 
 import numpy as np
 import pytest
+from written_runs import write_run
 
+from ampwatch import diagnose, open_run
+from ampwatch.diagnosis import Severity
+from ampwatch.follow import State
+from ampwatch.report.overview_chart import Shown, marks_of
 from ampwatch.report.painter import FOLDER, PALETTE, SEVERITY_COLOR, bundled, line_style
 from ampwatch.report.painter.message import pack
 
@@ -78,3 +85,30 @@ def _contrast(one: np.ndarray, other: np.ndarray) -> float:
 def _luminance(color: np.ndarray) -> float:
     linear = np.where(color <= 0.04045, color / 12.92, ((color + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def test_every_code_on_the_chart_has_its_words_in_the_band(tmp_path):
+    from verdict_band import band
+
+    run = open_run(write_run(tmp_path, skipped=30))
+    seen = diagnose(run)
+    head = next(f for f in seen.findings if f.first_step)
+    codes = [("AMP301", head.code), ("AMP302", head.code), ("AMP401", None), ("AMP204", "AMP401")]
+    more = [
+        dataclasses.replace(
+            head, code=code, name=f"fault-{code}", because_of=because, severity=Severity.ERROR
+        )
+        for code, because in codes
+    ]
+    diagnosis = dataclasses.replace(seen, findings=(head, *more))
+    marks = list(marks_of(Shown(("loss",), (0, 129), 30, False, diagnosis, None)))
+    look = types.SimpleNamespace(
+        diagnosis=diagnosis, is_live=False, state=State.ENDED, info=run.info,
+        last_time_ns=run.last_time_ns, path=str(tmp_path), curves=types.SimpleNamespace(),
+    )  # fmt: skip
+    shown = band(look)
+    assert [mark.label for mark in marks] == [
+        f"{head.code} {head.name.replace('-', ' ')}",
+        "AMP301 fault AMP301", "AMP401 fault AMP401", "AMP204 fault AMP204",
+    ]  # fmt: skip
+    assert all(mark.label.split()[0] in shown for mark in marks)

@@ -91,6 +91,22 @@ def test_it_is_read_and_zoomed_by_mouse(tmp_path, capsys, offline):
     assert offline.axis() == [0, 129]
 
 
+@pytest.mark.slow_browser
+@needs_browser
+def test_its_chart_is_seen_otherwise_and_saved_without_a_network(tmp_path, capsys, offline):
+    out = tmp_path / "out.html"
+    html_of(write_run(tmp_path, skipped=30), out, capsys)
+    draw(offline, out)
+    page = offline.page
+    page.get_by_label("x axis").select_option(label="time")
+    assert page.evaluate("() => document.querySelector('.aw-plot').drawn.range[1]") < 1  # seconds
+    for kind, begin in (("CSV", b"line,step,time,value"), ("PNG", b"\x89PNG"), ("SVG", b"<svg")):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=kind, exact=True).click()
+        assert download.value.path().read_bytes().startswith(begin)
+        assert download.value.suggested_filename.endswith(f"-chart.{kind.lower()}")
+
+
 @needs_browser
 def test_the_text_is_the_terminals_word_for_word(tmp_path, capsys, offline):
     path, out = write_run(tmp_path, skipped=30), tmp_path / "out.html"

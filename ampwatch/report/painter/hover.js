@@ -7,6 +7,7 @@ import { valueAt } from "./lines.js";
 import { shownLines } from "./view.js";
 import { countText, numberText, powerText, timeText } from "./ticks.js";
 
+const MOST_TOLD = 12; // lines of a panel; those singled out by their labels are fewer
 const REACH = 12; // pixels within which a point or a tick is meant
 
 export class Hover {
@@ -74,7 +75,9 @@ export class Hover {
     const found = [{ label: header.unit === "step" ? `step ${countText(step)}` : timeText(step), value: "", className: "aw-label-step" }];
     if (axis) found.push({ label: axis.label, value: axis.kind === "second" ? timeText(places.at(step)) : numberText(places.at(step)), className: "aw-label-step" });
     for (const panel of header.panels) {
-      for (const line of shownLines(panel, view)) {
+      const drawn = shownLines(panel, view);
+      const told = drawn.length > MOST_TOLD ? drawn.slice(0, MOST_TOLD - 1) : drawn;
+      for (const line of told) {
         const points = lines[line.key];
         const value = valueAt(points, step, reach, line.stepped);
         if (value === null) continue;
@@ -82,6 +85,8 @@ export class Hover {
         const smooth = points.smooth && valueAt({ x: points.x, y: points.smooth }, step, reach);
         if (smooth) found.push({ label: "smoothed", value: shown(panel, smooth), className: "aw-label-step" });
       }
+      const rest = drawn.length - told.length;
+      if (rest) found.push({ label: `and ${countText(rest)} more lines`, value: "", className: "aw-label-step" });
       const count = panel.rug ? countNear(rug, step, reach / 4) : 0;
       if (count) found.push({ label: count > 1 ? `${countText(count)} steps skipped here` : "skipped", value: "", color: tone("skip") });
     }
