@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from datetime import date, datetime, time, timedelta
 
 import pytest
 from page_driver import needs_browser, tab, training
@@ -50,15 +51,28 @@ def test_a_frozen_server_is_said_within_three_seconds_and_comes_back(one, own_se
         assert page.page.evaluate("() => window.stays")  # it was not loaded anew
 
 
+def test_an_age_goes_on_by_itself_where_nothing_is_followed(one, own_server):
+    with tab(one) as page:
+        page.open(f"{own_server.url}/?run=goes&follow=off")
+        page.page.wait_for_function(
+            "() => { const age = document.querySelector('.aw-age');"
+            " return age && parseFloat(age.textContent) > Number(age.dataset.age) + 1; }"
+        )
+        assert page.troubles == []
+
+
 def test_a_killed_server_is_said_with_the_command_that_starts_it_again(one, place):
     with tab(one) as page, Server([place]) as killed:
+        page.page.clock.set_system_time(datetime.now() - timedelta(hours=5))  # a wrong clock
         page.open(f"{killed.url}/findings?run=goes&step=3")
         page.page.locator(".aw-state").get_by_text("live").wait_for()
         with page.page.expect_console_message(lambda told: STREAMLITS_ADVICE in told.text):
             os.kill(killed._child.pid, signal.SIGKILL)
         band = page.page.locator(SILENCE)
         band.wait_for()
-        assert re.search(r"since \d\d:\d\d:\d\d\.", band.inner_text())
+        (since,) = re.findall(r"since (\d\d:\d\d:\d\d)\.", band.inner_text())
+        late = datetime.now() - datetime.combine(date.today(), time.fromisoformat(since))
+        assert timedelta(0) <= late % timedelta(days=1) < timedelta(minutes=3)
         assert band.locator("code").inner_text() == killed.command
         assert str(place) in killed.command
         page.page.locator("[role=dialog]").wait_for(state="detached")
