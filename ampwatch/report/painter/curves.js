@@ -1,6 +1,8 @@
 // A line as the path of an SVG: what cannot be seen is left out, so that thousands of points are drawn
 // within one frame.
 
+const DENSE = 0.25; // of the columns of pixels hold several points
+
 // `x(step, pass)` and `y(value)` give pixels. A line holds its value to the next point where it is
 // `stepped`, and breaks where a value is absent or the steps go back. Before the view one point is
 // drawn, for the line that comes in, and after it one.
@@ -33,7 +35,7 @@ export function pathOf({ x: steps, y: values, stepped }, x, y, [left, right]) {
     isPast = px > right;
   }
   pen.lift();
-  return pen.path;
+  return { path: pen.path, isDense: pen.crowded > DENSE * (right - left) };
 }
 
 // Of a column of pixels it draws the first, the lowest, the highest and the last point: no other
@@ -45,6 +47,7 @@ class Pen {
     this.isDown = false;
     this.height = NaN; // where the line has come to
     this.count = 0; // of points in this column
+    this.crowded = 0; // columns with more than two
     this.column = this.px = this.first = this.low = this.high = this.last = this.lastX = NaN;
     this.lowAt = this.highAt = 0;
   }
@@ -74,6 +77,7 @@ class Pen {
     if (!count) return;
     this.to(this.px, this.first);
     if (count > 2) {
+      this.crowded++;
       const [one, other] = this.lowAt < this.highAt ? [this.low, this.high] : [this.high, this.low];
       this.up(one);
       this.up(other);

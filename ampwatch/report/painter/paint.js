@@ -13,6 +13,7 @@ const EXTREMES = 0.22; // and the band from the lowest to the highest value
 const PALE = { faint: 0.45, raw: 0.28, dim: 0.12 };
 const RUG = [0.15, 0.95]; // of the rug's height, where its ticks begin and end
 const LONE_RADIUS = 2;
+const HAIR = 1; // of a line that fills its columns: a broader one takes four times as long to draw
 const TITLE_LINE = 16;
 const NAME_LINE = 12;
 
@@ -105,11 +106,15 @@ function curve(line, x, y, ends, wide) {
   const { color, dash, lonely, smooth, isDim, isLit } = line;
   const strength = isDim ? PALE.dim : line.faint ? PALE.faint : 1;
   const width = (line.width ?? 1.6) + (isLit ? 1 : 0);
-  const drawn = (points, opacity, name) => element("path", {
-    d: pathOf(points, x, y, ends), class: name, "data-key": line.key, fill: "none", stroke: color, opacity,
-    "stroke-width": width, "stroke-linejoin": "round", "stroke-linecap": DASHES[dash] ? "butt" : "round", // a single value is a dot
-    "stroke-dasharray": DASHES[dash] ?? "none",
-  });
+  const drawn = (points, opacity, name) => {
+    const { path, isDense } = pathOf(points, x, y, ends);
+    return element("path", {
+      d: path, class: name, "data-key": line.key, fill: "none", stroke: color, opacity,
+      "stroke-width": isDense ? HAIR : width, "stroke-linejoin": isDense ? "bevel" : "round",
+      "stroke-linecap": DASHES[dash] ? "butt" : "round", // a single value is a dot
+      "stroke-dasharray": DASHES[dash] ?? "none",
+    });
+  };
   const found = [drawn(line, smooth ? strength * PALE.raw : strength, "raw")];
   if (line.hasBand) found.unshift(element("path", { d: extremesOf(line, x, y, ends, wide), class: "extremes", fill: color, opacity: strength * EXTREMES }));
   if (smooth) found.push(drawn({ ...line, y: smooth }, strength, "smooth"));
