@@ -58,7 +58,7 @@ def test_a_run_appears_moves_and_leaves_zoom_and_hover_to_the_reader(one, folder
             page.refreshes(2)
             assert page.axis()[1] > rows
             child.kill()
-            page.says("no end mark: killed or unreachable")
+            page.says("no end mark, and nobody writes it any more")
         assert page.troubles == []
 
 
