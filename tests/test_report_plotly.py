@@ -21,7 +21,7 @@ def test_the_figure_holds_the_numbers_of_the_log(tmp_path):
         scale[x] == y for x, y in zip(drawn["loss scale"].x, drawn["loss scale"].y, strict=True)
     )
     assert list(drawn["skipped"].x) == list(range(100, 130))
-    assert "AMP103" in {note.text for note in figure.layout.annotations}
+    assert "AMP103 scale collapse" in {note.text for note in figure.layout.annotations}
 
 
 def test_a_name_is_text_in_the_figure(tmp_path):
