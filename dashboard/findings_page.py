@@ -25,12 +25,12 @@ from ampwatch.diagnosis import (
     Evidence,
     Finding,
     conclude,
+    evidence_text,
 )
 from ampwatch.diagnosis.code_to_paste import WHEN_LOADED, rate_lines, words_and_lines
 from ampwatch.diagnosis.words import list_text
 from ampwatch.follow import as_it_stands
 from ampwatch.report import html_report
-from ampwatch.report.html_sections import evidence_value
 from ampwatch.report.overview_chart import is_change
 from ampwatch.report.painter import SEVERITY_COLOR
 from ampwatch.rows import Table, column
@@ -40,7 +40,7 @@ _PAGES = {rule.code: rule.page for rule in RULES}
 _EVERY_S = 2.0
 # The column that shows a signal of the evidence.
 _COLUMNS = {
-    "scale": SCALE, "skipped": SCALE, "overflows": SCALE, "loss": "loss",
+    "scale": SCALE, "skipped": SCALE, "overflows": SCALE, "loss": "loss", "loss_peak": "loss",
     "gradient norm": "grad_norm", "grad_norm": "grad_norm", "lr": "lr",
     "step_time_ms": "step_time_ms",
 }  # fmt: skip
@@ -175,13 +175,13 @@ def _evidence(evidence: tuple[Evidence, ...]) -> str:
     if not evidence:
         return ""
     rows = "".join(
-        f"<tr><td>{said(piece.signal)}</td>"
-        f"<td>{'' if piece.step is None else f'{piece.step:,}'}</td>"
-        f"<td>{said(evidence_value(piece.signal, piece.value))}</td>"
-        f"<td>{said(evidence_value(piece.signal, piece.against))}</td></tr>"
+        f"<tr><td>{said(evidence_text.label_of(piece.signal))}</td>"
+        f"<td>{said(evidence_text.when_text(piece))}</td>"
+        f"<td>{said(evidence_text.value_text(piece.signal, piece.value))}</td>"
+        f"<td>{said(evidence_text.against_text(piece))}</td></tr>"
         for piece in evidence
     )
-    head = "<tr><th>evidence</th><th>step</th><th>value</th><th>against</th></tr>"
+    head = "<tr><th>evidence</th><th>when</th><th>value</th><th>compared with</th></tr>"
     return f'<table class="aw-table">{head}{rows}</table>'
 
 

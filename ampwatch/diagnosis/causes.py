@@ -47,10 +47,11 @@ def _explains(cause: Finding, effect: Finding) -> bool:
     return cause.first_step <= effect.first_step + delay
 
 
-def _rank(finding: Finding) -> tuple[bool, int, float, str]:
+def _rank(finding: Finding) -> tuple[bool, bool, int, float, str]:
     began = float("inf") if finding.first_step is None else finding.first_step
     explained = finding.because_of is not None
-    return (explained, -finding.severity.weight, began, finding.code)
+    is_aside = finding.severity is Severity.INFO  # below all that counts, explained or not
+    return (is_aside, explained, -finding.severity.weight, began, finding.code)
 
 
 def judge(case: Case, findings: Sequence[Finding]) -> Verdict:

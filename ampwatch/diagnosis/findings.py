@@ -11,6 +11,8 @@ import enum
 import math
 from typing import Any
 
+from ampwatch.diagnosis.evidence_text import evidence_text
+
 SCHEMA = 1
 
 
@@ -72,12 +74,17 @@ class Action(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Evidence:
-    """One number that supports a finding, and what it is compared with."""
+    """One number that supports a finding, and what it is compared with.
+
+    `signal` is a column's name or one of evidence_text.py; `against_is` says what the second number
+    is: the median before, a threshold.
+    """
 
     signal: str
     step: int | None
     value: float | str | None
     against: float | str | None = None
+    against_is: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -226,6 +233,9 @@ class Diagnosis:
         """The object of `report --json`, in JSON's types."""
         body = plain(self)
         assert isinstance(body, dict)
+        for finding, said in zip(self.findings, body["findings"], strict=True):
+            for piece, row in zip(finding.evidence, said["evidence"], strict=True):
+                row["text"] = evidence_text(piece)
         return {"schema": SCHEMA, **body}
 
 

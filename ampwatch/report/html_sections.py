@@ -18,7 +18,8 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ampwatch.diagnosis.code_to_paste import words_and_lines
-from ampwatch.diagnosis.words import scale_text, steps_text
+from ampwatch.diagnosis.evidence_text import evidence_text
+from ampwatch.diagnosis.words import steps_text
 from ampwatch.printable_text import printable
 from ampwatch.report.facts import powers
 from ampwatch.report.painter import SEVERITY_COLOR, VERDICT_COLOR
@@ -27,7 +28,7 @@ from ampwatch.report.terminal_report import STYLES
 from ampwatch.rows import Table, column
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis import Evidence, Finding
+    from ampwatch.diagnosis import Finding
 
 _MOST_SETTINGS, _MOST_LETTERS, _MOST_LAYERS = 500, 120, 400
 _NAME_LETTERS = 34
@@ -131,28 +132,12 @@ def _finding(finding: Finding) -> str:
         ("why", said(finding.cause)),
         ("do", said(words) + (f"<pre>{code}</pre>" if lines else "")),
     ]
-    rows += [("evidence", "; ".join(map(_evidence, finding.evidence)))]
+    rows += [("evidence", "; ".join(said(evidence_text(piece)) for piece in finding.evidence))]
     return (
         f'<section class="finding"><h3>{finding.code} {said(finding.name)}'
         f' <span class="dim">{told}</span></h3>'
         f"<p>{said(finding.summary)}</p>{_labelled(rows)}</section>"
     )
-
-
-def _evidence(evidence: Evidence) -> str:
-    at = "" if evidence.step is None else f" at step {evidence.step:,}"
-    value, against = (
-        evidence_value(evidence.signal, v) for v in (evidence.value, evidence.against)
-    )
-    compared = "" if evidence.against is None else f" against {against}"
-    return said(f"{evidence.signal}{at}: {value}{compared}")
-
-
-def evidence_value(signal: str, value: float | str | None) -> str:
-    """A value of evidence; a loss scale as its power of two."""
-    if not isinstance(value, float):
-        return "" if value is None else str(value)
-    return scale_text(value) if signal.startswith("scale") else f"{value:.4g}"
 
 
 def _labelled(rows: Sequence[tuple[str, str]]) -> str:

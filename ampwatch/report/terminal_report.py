@@ -14,6 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ampwatch.diagnosis.code_to_paste import words_and_lines
+from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.findings import CUT_OFF
 from ampwatch.diagnosis.words import count_text, limit_text, restart_text
 from ampwatch.printable_text import printable
@@ -31,6 +32,7 @@ STYLES = {
     "info": "#6B7280",
     "healthy": "bold #0E8A6D",
 }
+_MOST_EVIDENCE = 3
 MARKS = {"error": "x", "warning": "!", "info": "-"}
 Write = Callable[[str], str]
 
@@ -117,7 +119,8 @@ def _headline(diagnosis: Diagnosis, head: Finding | None, write: Write) -> list[
         return [Text(write(diagnosis.calm or ""))]
     since = "" if head.first_step is None else f", since step {head.first_step}"
     words, lines = words_and_lines(head.action)
-    rows = [("why", head.cause), ("do", words)]
+    seen = "; ".join(evidence_text(piece) for piece in head.evidence[:_MOST_EVIDENCE])
+    rows = [("why", head.cause), *([("seen", seen)] if seen else []), ("do", words)]
     shown: list[RenderableType] = [
         Text(write(head.summary), "bold"),
         Text(f"{head.code} {head.name}{since}", "dim"),

@@ -307,7 +307,9 @@ def test_the_json_holds_the_contracts_keys_and_nothing_that_json_lacks():
         "code", "name", "severity", "first_step", "last_step", "ranks", "layer",
         "summary", "cause", "action", "because_of", "evidence",
     }  # fmt: skip
-    assert set(body["findings"][0]["evidence"][0]) == {"signal", "step", "value", "against"}
+    assert set(body["findings"][0]["evidence"][0]) == {
+        "signal", "step", "value", "against", "against_is", "text",
+    }  # fmt: skip
     assert set(body["learning_rate"]) == {
         "action", "current", "recommended", "low", "high", "factor", "group", "confidence",
         "restart_from_step", "restart_checkpoint_step", "warmup_steps", "clip", "because",

@@ -45,6 +45,9 @@ class Reading(NamedTuple):
 Measure = Callable[[Scene], Reading | None]
 
 
+TOO_MUCH, LITTLE = "above {} is too much", "below {} is small"
+
+
 class Entry(NamedTuple):
     """One row of the table."""
 
@@ -52,14 +55,27 @@ class Entry(NamedTuple):
     group: str
     measure: Measure
     weights: tuple[float, float, float, float]
-    held: str = "above {} is too much"  # empty if the value is no number
+    held: str = TOO_MUCH  # empty if the value is no number
+    when: str = "at"  # or after, where the value is the highest since
+
+    @property
+    def signal(self) -> str:
+        """The sign's name as evidence."""
+        return "loss_peak" if self.when == "after" else self.name
+
+    def compared(self, reading: Reading) -> tuple[float | str, float | None, str]:
+        """The value, what it is compared with, and what that is."""
+        if not self.held:
+            return "yes", None, ""
+        told = {TOO_MUCH: "too much above", LITTLE: "small below"}.get(self.held)
+        return reading.value, reading.against, told or self.held.replace("{} ", "")
 
     def told(self, reading: Reading) -> str:
         """The sign in words."""
         if not self.held:
             return f"{self.name} at step {reading.step}"
         held = self.held.format(f"{reading.against:.3g}")
-        return f"{self.name} of {reading.value:.3g} at step {reading.step} ({held})"
+        return f"{self.name} of {reading.value:.3g} {self.when} step {reading.step} ({held})"
 
 
 def _octaves(value: float, line: float, least: float = LEAST, most: float = MOST) -> float:
@@ -251,7 +267,7 @@ def _step(rows: Rows, at: int) -> int:
 
 
 COURSE = "course"  # the group of signs that only show how the trouble looks
-USUAL, BEGAN, LITTLE = "{} before", "{} at first", "below {} is small"
+USUAL, BEGAN = "{} before", "{} at first"
 
 # Weights: a regression with a ridge of 1 on 554 runs of 44 families in which something seemed to be
 # wrong. Printed by `benchmarks/learning_rate_fit.py --evidence`; do not edit.
@@ -270,7 +286,7 @@ TABLE = (
     Entry("weight norm", "weights", _growth, (0.46, -0.50, 0.08, -0.03), USUAL),
     Entry("weight norm, nothing learnt", "weights", _idle, (1.70, -0.14, -0.83, -0.74), USUAL),
     Entry("input maximum", "input", _drift("input_amax"), (-0.84, 0.56, 0.86, -0.59), USUAL),
-    Entry("loss", "loss", _loss_rise, (0.56, 0.66, -1.16, -0.06), BEGAN),
+    Entry("loss", "loss", _loss_rise, (0.56, 0.66, -1.16, -0.06), BEGAN, "after"),
     Entry("loss at the end", "loss", _left, (1.88, -1.23, -0.23, -0.41), BEGAN),
     Entry("loss until then", "break", _at_best, (-1.27, 2.00, -0.08, -0.65), "{} at best"),
     Entry("non-finite forward", "forward", _if(_bad_forward), (0.21, 1.66, -1.39, -0.48), ""),

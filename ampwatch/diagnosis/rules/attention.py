@@ -59,7 +59,13 @@ def attention_logit_growth(case: Case) -> Iterator[Seen]:
         "    with torch.autocast(x.device.type, enabled=False):\n"
         "        scores = q.float() @ k.float().transpose(-2, -1) / q.shape[-1] ** 0.5",
         evidence=(
-            Evidence("log2_headroom", course.last_step, drift.left, drift.left + drift.octaves),
+            Evidence(
+                "log2_headroom",
+                course.last_step,
+                drift.left,
+                drift.left + drift.octaves,
+                "at first",
+            ),
         ),
     )
 

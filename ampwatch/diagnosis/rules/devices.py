@@ -52,7 +52,9 @@ def memory_growth(case: Case) -> Iterator[Seen]:
         cause=f"The minimum of allocated memory rose from {bytes_text(growth.first_bytes)} to "
         f"{bytes_text(growth.last_bytes)}, and the peak rose with it: tensors are kept beyond "
         "their step.",
-        evidence=(_now(case, "allocated_bytes", growth.last_bytes, growth.first_bytes),),
+        evidence=(
+            _now(case, "allocated_bytes", growth.last_bytes, growth.first_bytes, "at first"),
+        ),
     )
 
 
@@ -87,7 +89,7 @@ def memory_near_limit(case: Case) -> Iterator[Seen]:
         "peak still rises.",
         cause=f"The peak is {bytes_text(float(card.peak_bytes.whole[-1]))} of "
         f"{bytes_text(card.total_bytes)}, part of which other processes or the driver hold.",
-        evidence=(_now(case, "peak_share", share, MEMORY_LIMIT),),
+        evidence=(_now(case, "peak_share", share, MEMORY_LIMIT, "threshold"),),
     )
 
 
@@ -122,7 +124,7 @@ def gpu_idle(case: Case) -> Iterator[Seen]:
         f"{100 * card.utilisation_at(0.5, busy=True):.0f} % of a typical second.",
         cause=f"In its busiest seconds it is {100 * _busiest(card):.0f} %: the GPU waits for "
         "data, for the CPU or for copies.",
-        evidence=(_now(case, "utilisation", _busiest(card), IDLE_UTILISATION),),
+        evidence=(_now(case, "utilisation", _busiest(card), IDLE_UTILISATION, "threshold"),),
     )
 
 
@@ -155,7 +157,7 @@ def host_bound(case: Case) -> Iterator[Seen]:
         summary=f"{_where(case, idle[0])} is waiting for the CPU: the matrix products are small.",
         cause=f"{small} of {count_text(len(work), 'matrix product')} need fewer than "
         f"{LAUNCH_FLOPS:.0e} operations, less time than the CPU needs to launch them.",
-        evidence=(_now(case, "flops", max(work), LAUNCH_FLOPS),),
+        evidence=(_now(case, "largest_flops", max(work), LAUNCH_FLOPS, "threshold"),),
     )
 
 
@@ -199,7 +201,9 @@ def device_idle(case: Case) -> Iterator[Seen]:
         f"{'does' if len(busy) == 1 else 'do'} all the work.",
         cause=f"It holds {bytes_text(idle[0].reserved_bytes)}, and a kernel runs there in at most "
         f"{100 * kernels:.0f} % of its busiest seconds.",
-        evidence=(_now(case, "utilisation", kernels, busy[0].utilisation_at(0.5)),),
+        evidence=(
+            _now(case, "utilisation", kernels, busy[0].utilisation_at(0.5), "on the busy GPU"),
+        ),
     )
 
 
@@ -211,8 +215,8 @@ def _waiting_cards(case: Case) -> list[Card]:
     ]
 
 
-def _now(case: Case, signal: str, value: float, against: float) -> Evidence:
-    return Evidence(signal, case.scale.last_step, value, against)
+def _now(case: Case, signal: str, value: float, against: float, against_is: str) -> Evidence:
+    return Evidence(signal, case.scale.last_step, value, against, against_is)
 
 
 def _busiest(card: Card) -> float:

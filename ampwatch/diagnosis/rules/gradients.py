@@ -117,7 +117,7 @@ def _zeros(case: Case) -> Seen:
             evidence=tuple(evidence),
         )
     cause, action = _reason(case)
-    evidence.append(Evidence("loss", run.times.last_step, run.highest_loss))
+    evidence.append(Evidence("loss_peak", run.times.first_step, run.highest_loss))
     evidence.append(Evidence("scale", run.times.last_step, case.final_scale))
     return Seen(
         severity=Severity.WARNING if zeros.is_lossless or not case.observed.loop else None,

@@ -68,7 +68,7 @@ def scale_runaway(case: Case) -> Iterator[Seen]:
         cause="The gradients are exactly zero."
         if gone
         else "The gradients are absent or almost zero: any others would overflow at this scale.",
-        evidence=(Evidence("scale", scale.last_step, final, late),),
+        evidence=(Evidence("scale", scale.last_step, final, late, "threshold"),),
     )
 
 
@@ -108,7 +108,15 @@ def scale_never_grows(case: Case) -> Iterator[Seen]:
         if scale.resets.count
         else f"It doubles after {scale.scaler.growth_interval:,} accepted steps in a row, which "
         "the record never has.",
-        evidence=(Evidence("growths", scale.last_step, 0.0, float(scale.scaler.growth_interval)),),
+        evidence=(
+            Evidence(
+                "growths",
+                scale.last_step,
+                0.0,
+                float(scale.scaler.growth_interval),
+                "growth interval",
+            ),
+        ),
     )
 
 
@@ -143,7 +151,7 @@ def low_scale_by_design(case: Case) -> Iterator[Seen]:
         summary=f"The loss scale is {scale_text(final)}, and the run is healthy.",
         cause="Steps are accepted at this scale and the loss falls: a loss that is summed over "
         "many items has large gradients.",
-        evidence=(Evidence("scale", scale.last_step, final, 1.0),),
+        evidence=(Evidence("scale", scale.last_step, final, 1.0, "usual at least"),),
     )
 
 
@@ -190,7 +198,11 @@ def scaler_recreated(case: Case) -> Iterator[Seen]:
             f"and searched again, which skipped {count_text(scale.reset_skips, 'step')}.",
             evidence=(
                 Evidence(
-                    "resets", scale.resets.last_step, float(scale.resets.count), RECREATED_RESETS
+                    "resets",
+                    scale.resets.last_step,
+                    float(scale.resets.count),
+                    float(RECREATED_RESETS),
+                    "threshold",
                 ),
             ),
         )

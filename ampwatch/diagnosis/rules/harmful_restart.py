@@ -39,5 +39,5 @@ def harmful_restart(case: Case) -> Seen | None:
         summary=summary,
         cause=cause,
         action=action,
-        evidence=(Evidence("loss", last.step, after, before),),
+        evidence=(Evidence("loss", last.step, after, before, "before"),),
     )

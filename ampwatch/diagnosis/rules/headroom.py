@@ -62,7 +62,7 @@ def low_headroom(case: Case) -> Iterator[Seen]:
         layer=name,
         summary=f"{name} has {octaves:.1f} octaves left below the limit of half precision{summary}",
         cause=cause,
-        evidence=(Evidence("log2_headroom", step, octaves, LOW_HEADROOM_OCTAVES),),
+        evidence=(Evidence("log2_headroom", step, octaves, LOW_HEADROOM_OCTAVES, "threshold"),),
     )
 
 
@@ -131,7 +131,7 @@ def no_scale_fits(case: Case) -> Iterator[Seen]:
         f"{last.bears_layer if pair else 'and'} tolerates {_power(last.bears)} at most, in "
         f"{layers.conflicts} of {count_text(layers.window_steps, 'sample')}.",
         action=f"Run {last.bears_layer} in float32, or use bf16.",
-        evidence=(Evidence("scale_low", last.step, last.needs, last.bears),),
+        evidence=(Evidence("scale_low", last.step, last.needs, last.bears, "largest usable"),),
     )
 
 
@@ -152,7 +152,7 @@ def _lost_at_the_ceiling(case: Case) -> Iterator[Seen]:
         summary=f"No loss scale suits {name} and the rest: at {final} it still loses gradients.",
         cause="A higher scale overflows, as the skips show, and at this one most of its gradients "
         "are below half precision's smallest normal number.",
-        evidence=(Evidence("underflow_share", last, share, policy.UNDERFLOW_SHARE),),
+        evidence=(Evidence("underflow_share", last, share, policy.UNDERFLOW_SHARE, "threshold"),),
     )
 
 

@@ -63,7 +63,7 @@ def rate_never_rose(case: Case) -> Iterator[Seen]:
         f"{count_text(numbers.rates, 'line')}.",
         cause="Either the scheduler waits for accepted steps and there are none, or nothing "
         "calls scheduler.step().",
-        evidence=(Evidence("lr", scale.last_step, 0.0, DEAD_RATE),),
+        evidence=(Evidence("lr", scale.last_step, 0.0, DEAD_RATE, "threshold"),),
     )
 
 
@@ -90,5 +90,5 @@ def _stuck(case: Case) -> Seen:
         "is learnt.",
         action="Call scheduler.step() after each optimizer.step(), or once an epoch if its "
         "lengths are in epochs.",
-        evidence=(Evidence("lr", case.scale.last_step, first.rate, first.base),),
+        evidence=(Evidence("lr", case.scale.last_step, first.rate, first.base, "base rate"),),
     )

@@ -59,7 +59,7 @@ def jump_at_event(case: Case) -> Iterator[Seen]:
             last_step=began,
             summary=f"The trouble began {count_text(began - step, 'step')} after {what}.",
             cause=f"From step {began} {sign}; at step {step} {what}.",
-            evidence=(Evidence("step", began, float(began), float(step)),),
+            evidence=(Evidence("onset", began, float(began), float(step), "step of the change"),),
         )
 
 

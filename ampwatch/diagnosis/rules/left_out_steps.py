@@ -54,7 +54,9 @@ def loop_skips_steps(case: Case) -> Iterator[Seen]:
         cause=f"In {count_text(times.count, 'step')} ({share_text(times.count, steps)}) "
         + " and ".join(_how(case, seen, unmoved, told))
         + ".",
-        evidence=(Evidence("left_out", times.last_step, float(times.count), float(steps)),),
+        evidence=(
+            Evidence("left_out", times.last_step, float(times.count), float(steps), "steps in all"),
+        ),
     )
 
 

@@ -84,7 +84,9 @@ def bad_batch(case: Case) -> Iterator[Seen]:
             + (", several close together." if inputs.are_crowded else "."),
             cause=f"At step {first.step} the largest input was {first.value:,.4g}, "
             f"{first.times:,.0f} times its recent median, after an ordinary update.",
-            evidence=(Evidence("input_amax", first.step, first.value, first.median),),
+            evidence=(
+                Evidence("input_amax", first.step, first.value, first.median, "median before"),
+            ),
         )
 
 
@@ -107,7 +109,7 @@ def _leaps(case: Case) -> Seen | None:
         cause=f"At step {first.first_step} the loss was {first.peak:,.4g}, after "
         f"{first.level:,.4g}: {first.height:,.0f} deviations above its recent band{also}; at "
         "the next step it was back.",
-        evidence=(Evidence("loss", first.first_step, first.peak, first.level),),
+        evidence=(Evidence("loss", first.first_step, first.peak, first.level, "before"),),
     )
 
 
@@ -178,13 +180,14 @@ def _spikes(case: Case) -> Seen | None:
         first_step=both.first.first_step,
         last_step=last.last_step,
         summary=f"The loss spiked {count_text(both.count, 'time')} and came back by itself.",
-        cause=f"{which} rose from {last.level:.4g} to {last.peak:.4g} at step {last.first_step} "
-        f"and was back after {count_text(last.steps, 'step')}; {share_text(steps, record)} "
-        f"of the steps ({steps:,}) were spent on such recoveries{grown * bool(both.grown)}.",
+        cause=f"{which} rose from {last.level:.4g}, from step {last.first_step} on, to "
+        f"{last.peak:.4g} at most, and was back after {count_text(last.steps, 'step')}; "
+        f"{share_text(steps, record)} of the steps ({steps:,}) were spent on such "
+        f"recoveries{grown * bool(both.grown)}.",
         evidence=(
-            Evidence("loss", last.first_step, last.peak, last.level),
+            Evidence("loss_peak", last.first_step, last.peak, last.level, "before"),
             Evidence("spikes", last.last_step, float(both.count)),
-            Evidence("lost_steps", last.last_step, float(steps), float(record)),
+            Evidence("lost_steps", last.last_step, float(steps), float(record), "steps in all"),
         ),
     )
 
@@ -223,7 +226,7 @@ def _burst(case: Case) -> Seen:
         f"{(bursts.last_step or 0) + 1}; the loss shows no lasting harm.",
         evidence=(
             Evidence("skipped", bursts.last_step, float(bursts.skips)),
-            Evidence("scale", scale.last_step, case.final_scale, scale.level),
+            Evidence("scale", scale.last_step, case.final_scale, scale.level, "established"),
         ),
     )
 
@@ -274,7 +277,7 @@ def _diverged(case: Case) -> Seen | None:
         summary=f"The loss diverges without an overflow: {first:.4g} at first, {last:.4g} now.",
         cause=f"From step {onset.step} {onset.sign.value}, and the updates were out of their "
         "band before.",
-        evidence=(Evidence("loss", case.scale.last_step, last, first),),
+        evidence=(Evidence("loss", case.scale.last_step, last, first, "at first"),),
     )
 
 
@@ -399,5 +402,5 @@ def _standing(case: Case, step: int, what: str, level: float, height: float, *, 
         ),
         action="Restart from an earlier checkpoint and skip the batches around this step; if it "
         "happens again, lower the rate.",
-        evidence=(Evidence("loss", step, height, level),),
+        evidence=(Evidence("loss_peak", step, height, level, "before"),),
     )

@@ -86,8 +86,8 @@ def _mixed(event: Event) -> tuple[str, tuple[Evidence, ...]]:
     told += f"optimizer's step; the backward passes ran at a scale of {list_text(different)}."
     if event.detail.get("unscaled"):
         told += " unscale_ ran each time, so the first gradients were divided more than once."
-    ends = (scales[-1], scales[0]) if scales else (None, None)
-    return told, (Evidence("scale", event.step, *ends),)
+    last, first = (scales[-1], scales[0]) if scales else (None, None)
+    return told, (Evidence("scale", event.step, last, first, "in the first backward pass"),)
 
 
 update_inside_accumulation = _mistake(

@@ -81,7 +81,7 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
         cause="Their gradients are smaller than the smallest normal fp16 number, 2^-14"
         f"{'' if case.observed.scale else ', and nothing scales the loss'}.",
         action=_keep_gradients(case),
-        evidence=(Evidence("underflow_share", last, share, policy.UNDERFLOW_SHARE),),
+        evidence=(Evidence("underflow_share", last, share, policy.UNDERFLOW_SHARE, "threshold"),),
     )
 
 
@@ -140,7 +140,11 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
         "at 0 (add an eps inside, compute it in float32). Then check this layer's gradient."
         if most.is_at_loss
         else "Check this layer's gradient; run the layer in float32, or normalise its input.",
-        evidence=(Evidence("overflows", times.last_step, float(times.count), float(total)),),
+        evidence=(
+            Evidence(
+                "overflows", times.last_step, float(times.count), float(total), "of all layers"
+            ),
+        ),
     )
 
 
@@ -187,7 +191,9 @@ def forward_overflow(case: Case) -> Iterator[Seen]:
         action=_forward_action(case, first),
         if_healed=_healed(case),
         evidence=(
-            Evidence("act_finite", first.times.first_step, "false", FP16_MAX),
+            Evidence(
+                "act_finite", first.times.first_step, "false", FP16_MAX, "largest number of fp16"
+            ),
             Evidence("overflows", times.last_step, float(times.count)),
         ),
     )

@@ -52,7 +52,9 @@ def ranks_disagree(case: Case) -> Iterator[Seen]:
         "different scales, or only one of them skipped.",
         action="Share the overflow flag between ranks before scaler.step; restart from a "
         f"checkpoint before step {differ.first_step}.",
-        evidence=(Evidence("scale", differ.first_step, float(differ.count), 0.0),),
+        evidence=(
+            Evidence("differing_steps", differ.last_step, float(differ.count), 0.0, "expected"),
+        ),
     )
 
 
@@ -100,7 +102,13 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
             cause=f"Its own loss or {own} are not finite there and the other ranks' are; the sum "
             "of the gradients is not, so all ranks skip.",
             evidence=(
-                Evidence("overflows", times.last_step, float(times.count), float(joint.judged)),
+                Evidence(
+                    "overflows",
+                    times.last_step,
+                    float(times.count),
+                    float(joint.judged),
+                    "that all ranks tell of",
+                ),
             ),
         )
 
@@ -150,7 +158,7 @@ def rank_silent(case: Case) -> Iterator[Seen]:
         summary=f"Rank {one.rank} has been silent since step {one.step}.",
         cause=f"Its last row is {seconds:.0f} s older than another rank's."
         + " Its devices are still sampled, so its process lives." * lives,
-        evidence=(Evidence("step", one.step, seconds, patience / 1e9),),
+        evidence=(Evidence("silence_s", one.step, seconds, patience / 1e9, "threshold"),),
     )
 
 
@@ -239,7 +247,15 @@ def reduction_overflow(case: Case) -> Iterator[Seen]:
         f"{count_text(times.count, 'time')}{standing.ending}.",
         cause="Before the reduction every gradient was finite on every rank: the sum, or the "
         "format in which it is made, overflows.",
-        evidence=(Evidence("overflows", times.last_step, float(times.count), float(joint.judged)),),
+        evidence=(
+            Evidence(
+                "overflows",
+                times.last_step,
+                float(times.count),
+                float(joint.judged),
+                "that all ranks tell of",
+            ),
+        ),
     )
 
 
@@ -279,5 +295,9 @@ def ranks_see_same_data(case: Case) -> Iterator[Seen]:
         summary=f"All {len(others) + 1} ranks compute the same losses.",
         cause=f"In {count_text(compared, 'step')} they are bit-identical: each rank sees the same "
         "batches.",
-        evidence=(Evidence("loss", case.scale.last_step, float(compared), float(compared)),),
+        evidence=(
+            Evidence(
+                "equal_losses", case.scale.last_step, float(compared), float(compared), "compared"
+            ),
+        ),
     )

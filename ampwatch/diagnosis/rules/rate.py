@@ -116,7 +116,13 @@ def learning_rate_could_rise(case: Case) -> Iterator[Seen]:
         cause=advice.because,
         action=_paste(advice),
         evidence=(
-            Evidence("next_gradient", seen.last_step, seen.alignment, constants.RAISE_ALIGNMENT),
+            Evidence(
+                "next_gradient",
+                seen.last_step,
+                seen.alignment,
+                constants.RAISE_ALIGNMENT,
+                "threshold",
+            ),
         ),
     )
 
@@ -135,7 +141,7 @@ def _seen(seen: Judgement, onset: Onset, advice: Advice, severity: Severity, sum
         cause=f"{sign[0].upper()}{sign[1:]}, with {told}. {seen.attribution.told}",
         action=("" if where is None else f"{where}. ") + _paste(advice),
         evidence=tuple(
-            Evidence(row.entry.name, row.reading.step, row.reading.value, row.reading.against)
+            Evidence(row.entry.signal, row.reading.step, *row.entry.compared(row.reading))
             for row in proofs
         ),
     )

@@ -66,8 +66,8 @@ def updates_rounded_away(case: Case) -> Iterator[Seen]:
         f"{max(0.0, 100 * kept.share):.2g} % of what the rate and the optimizer's state ask "
         "for: the rest is too small for their format and is rounded away.",
         evidence=(
-            Evidence("unmoved_share", last.step, unmoved, _UNMOVED_SHARE),
-            Evidence("update_kept_share", last.step, kept.share, _KEPT_SHARE),
+            Evidence("unmoved_share", last.step, unmoved, _UNMOVED_SHARE, "threshold"),
+            Evidence("update_kept_share", last.step, kept.share, _KEPT_SHARE, "threshold"),
         ),
     )
 

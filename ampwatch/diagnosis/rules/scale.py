@@ -193,14 +193,9 @@ def scale_collapse(case: Case) -> Iterator[Seen]:
 
 def _failed_search(case: Case) -> Seen:
     scale, final = case.scale, case.final_scale
-    blind = (
-        ""
-        if case.numbers.sees_forward
-        else (" Whether the forward pass was finite is not recorded.")
-    )
-    accepted = (
-        "No step was ever accepted" if case.observed.loop else ("The record shows no accepted step")
-    )
+    seen, watched = case.numbers.sees_forward, case.observed.loop
+    blind = "" if seen else " Whether the forward pass was finite is not recorded."
+    accepted = "No step was ever accepted" if watched else "The record shows no accepted step"
     return Seen(
         first_step=scale.first_step,
         last_step=scale.last_step,
@@ -212,7 +207,7 @@ def _failed_search(case: Case) -> Seen:
         if case.observed.loop
         else "Stop: nothing is learnt. Attach ampwatch to find the layer, the input or the rate "
         "that causes it.",
-        evidence=(Evidence("scale", scale.last_step, final, scale.first_scale),),
+        evidence=(Evidence("scale", scale.last_step, final, scale.first_scale, "at first"),),
     )
 
 
@@ -245,7 +240,7 @@ def _fall(case: Case, fall: Fall, *, healed: bool) -> Seen:
         "skipped: the gradients overflowed again at every lower scale." + untold(case),
         action=action,
         evidence=(
-            Evidence("scale", last, final, fall.level),
+            Evidence("scale", last, final, fall.level, "established before"),
             Evidence("skipped", last, float(skips)),
         ),
     )
@@ -286,7 +281,7 @@ def _sunk(case: Case, sunk: Sink) -> Seen:
         action="Find what grew: the gradient norm, a layer's activations, the weights of the "
         f"loss's terms. Fix it and restart from a checkpoint before step {sunk.first_step}.",
         evidence=(
-            Evidence("scale", scale.last_step, final, sunk.level),
+            Evidence("scale", scale.last_step, final, sunk.level, "established before"),
             Evidence("skipped", scale.last_step, float(sunk.skips)),
         ),
     )
@@ -318,7 +313,7 @@ def _ends_falling(case: Case, ending: Episode) -> Seen:
         "and nothing after them is recorded." + untold(case),
         action="If the run was stopped here, restart from an earlier checkpoint; if it goes on, "
         "see whether steps are accepted again.",
-        evidence=(Evidence("scale", last, ending.scale_after, ending.streak_scale),),
+        evidence=(Evidence("scale", last, ending.scale_after, ending.streak_scale, "before"),),
     )
 
 
@@ -375,8 +370,13 @@ def overflow_storm(case: Case) -> Iterator[Seen]:
         "explain" + (", none of them recent." if calm else "."),
         cause=f"Growth explains about {math.floor(allowed)}. In all, {wasted} of the steps were "
         "computed and discarded.",
-        evidence=(Evidence("skipped", loose.last_step, float(crowd.loose_skips), float(allowed)),),
-    )
+        evidence=(
+            Evidence(
+                "skipped", loose.last_step, float(crowd.loose_skips), float(math.floor(allowed)),
+                "explained by growth",
+            ),
+        ),
+    )  # fmt: skip
 
 
 def _crowd(case: Case, *, most: bool) -> Ending | None:
@@ -445,5 +445,5 @@ def scale_reset(case: Case) -> Iterator[Seen]:
         action="Call scaler.update() without new_scale: the scaler finds the right level by itself."
         if reset.by_hand
         else None,
-        evidence=(Evidence("scale", resets.last_step, reset.scale_to, reset.scale_from),),
+        evidence=(Evidence("scale", resets.last_step, reset.scale_to, reset.scale_from, "before"),),
     )

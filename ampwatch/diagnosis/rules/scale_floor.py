@@ -48,7 +48,11 @@ def scale_at_floor(case: Case) -> Iterator[Seen]:
         cause="It is so small that its inverse is not a finite number."
         if scale.tiny.count
         else "It fell to the lowest scale that the framework allows, and steps still overflow.",
-        evidence=(Evidence("scale", times.first_step, scale.lowest, policy.FLOOR_SCALE),),
+        evidence=(
+            Evidence(
+                "scale", times.first_step, scale.lowest, policy.FLOOR_SCALE, "smallest that works"
+            ),
+        ),
     )
 
 
@@ -74,7 +78,7 @@ def _gave_up(case: Case) -> Iterator[Seen]:
         last_step=step,
         summary=summary,
         cause=cause + untold(case),
-        evidence=(Evidence("scale", step, final, case.scale.floor),),
+        evidence=(Evidence("scale", step, final, case.scale.floor, "the framework's lowest"),),
     )
 
 

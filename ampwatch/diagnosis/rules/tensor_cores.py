@@ -61,7 +61,7 @@ def misaligned_shapes(case: Case) -> Iterator[Seen]:
         f"sides are no multiple of {ALIGNED_SIDE}.",
         cause=f"{list_text([f'{name}: {_sides_text(products[name].sides)}' for name in names])}.",
         action=f"Round up to a multiple of {ALIGNED_SIDE}: {_rounded(products, names)}.",
-        evidence=(Evidence("flops", case.scale.last_step, sum(odd.values()), total),),
+        evidence=(Evidence("odd_flops", case.scale.last_step, sum(odd.values()), total, "in all"),),
     )
 
 
@@ -111,7 +111,9 @@ def _slow(cards: Sequence[Card], dtype: str, case: Case) -> Seen:
         f"{needed}."
         if float(card.capability or 0) < needed
         else f"Cards of the {NO_TENSOR_CORES} series have no tensor cores.",
-        evidence=(Evidence("capability", case.scale.first_step, card.capability, str(needed)),),
+        evidence=(
+            Evidence("capability", case.scale.first_step, card.capability, str(needed), "needed"),
+        ),
     )
 
 

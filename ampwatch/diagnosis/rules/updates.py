@@ -51,7 +51,9 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[Seen]:
         summary=f"The scheduler advanced on {count_text(moved.count, 'skipped step')}.",
         cause=f"Of {count_text(loop.skips, 'skip')} whose rate is recorded, {moved.count:,} "
         "were followed by a different rate; the schedule is that far ahead of the updates.",
-        evidence=(Evidence("lr", moved.last_step, float(moved.count), float(loop.skips)),),
+        evidence=(
+            Evidence("lr_moved", moved.last_step, float(moved.count), float(loop.skips), "skips"),
+        ),
     )
 
 
@@ -84,7 +86,11 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
         summary="One optimizer's overflows lower the loss scale of the others.",
         cause=f"In {count_text(part.count, 'step')} one optimizer skipped and another did not; "
         "the scale fell for both.",
-        evidence=(Evidence("skipped", part.last_step, float(part.count), allowed),),
+        evidence=(
+            Evidence(
+                "skipped_apart", part.last_step, float(part.count), allowed, "explained by growth"
+            ),
+        ),
     )
 
 
@@ -156,7 +162,7 @@ def _starved(case: Case) -> Seen:
         evidence=(
             Evidence(
                 "grad_norm_applied / grad_norm", starved.last_step, loop.starved_share,
-                STARVED[0][0],
+                STARVED[0][0], "threshold",
             ),
         ),
     )  # fmt: skip
