@@ -5,9 +5,10 @@ Back, Forward and a reload restore from it what was seen.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, unquote, urlencode
 
 import streamlit as st
 
@@ -50,6 +51,19 @@ class Address:
             "follow": None if self.follow else _OFF,
         }
         return {name: text for name, text in texts.items() if text is not None}
+
+
+_NONE = "-"  # a choice that was made and is empty
+
+
+def names_text(names: Iterable[str]) -> str:
+    """Several names as one part of the address."""
+    return ",".join(quote(name, safe="/") for name in names) or _NONE
+
+
+def names_in(text: str) -> list[str]:
+    """The names that a part of the address holds."""
+    return [] if text == _NONE else [unquote(part) for part in text.split(",")]
 
 
 def link(page: str, address: Address) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import address
 import browser
@@ -14,31 +14,52 @@ from formatting import said, short_dtype
 from open_runs import Look
 from problems import guarded
 
-from ampwatch.diagnosis.words import share_text
+from ampwatch.diagnosis.words import list_text, share_text
 from ampwatch.report.comparison import peak_memory
 from ampwatch.report.overview_chart import compared_panels
 from ampwatch.report.painter import VERDICT_COLOR, line_style
 from ampwatch.report.painter.message import Arrays, Picture
 
 MOST = 8
+_KEY = "compared runs"
 _EVERY_S = 2.0
 
 
 def show(*, follow: bool) -> None:
     """The page of comparison."""
     choices = {choice.name: choice for choice in run_list.current().choices}
-    first = run_list.chosen(address.read().run)
-    usual = list(dict.fromkeys([*([first.name] if first else []), *choices]))[:2]
+    names, gone = _chosen_runs(choices)
+    if st.session_state.get(_KEY) != names:
+        st.session_state[_KEY] = names
     names = st.multiselect(
-        "Runs to compare", list(choices), default=usual, max_selections=MOST,
+        "Runs to compare", list(choices), key=_KEY, max_selections=MOST, on_change=_keep_choice,
         placeholder="Choose two to eight runs",
     )  # fmt: skip
+    if gone:
+        st.html(f'<div class="aw-muted">No longer there: {said(list_text(gone, MOST))}.</div>')
     if len(names) < 2:
         st.html('<div class="aw-muted">Choose two to eight runs.</div>')
         return
     chosen = [choices[name] for name in names]
     live_one = any(choice.live for choice in chosen)
     st.fragment(_now, run_every=_EVERY_S if live_one and follow else None)(chosen)
+
+
+def _chosen_runs(choices: Mapping[str, run_list.Choice]) -> tuple[list[str], list[str]]:
+    """The runs that the address names and those of them that are gone; else the first two."""
+    where = address.read()
+    if where.runs is None:
+        first = run_list.chosen(where.run)
+        before = [name for name in st.session_state.get(_KEY, []) if name in choices]
+        if len(before) > 1 and (first is None or first.name in before):
+            return before, []  # a run that appears changes nothing
+        return list(dict.fromkeys([*([first.name] if first else []), *choices]))[:2], []
+    named = list(dict.fromkeys(address.names_in(where.runs)))[:MOST]
+    return [one for one in named if one in choices], [one for one in named if one not in choices]
+
+
+def _keep_choice() -> None:
+    address.change(runs=address.names_text(st.session_state[_KEY]))
 
 
 @guarded

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from urllib.parse import quote, unquote
+from collections.abc import Iterator
 
 import address
 import numpy as np
@@ -17,7 +16,6 @@ from ampwatch.report.painter.message import Arrays, Axis, Panel, Stroke
 
 AT_FIRST = 3  # drawn before anything is chosen
 MOST = 24
-NONE = "-"  # in the address: all of them were taken away
 _KEY = "own values"
 _LONGEST = 60  # characters of a name in a title; the chooser has all of it
 
@@ -32,13 +30,8 @@ def chosen(look: Look, text: str | None) -> list[str]:
     names = list(look.values.look())
     if text is None:
         return names[:AT_FIRST]
-    wanted = {unquote(part) for part in text.split(",")}
+    wanted = set(address.names_in(text))
     return [name for name in names if name in wanted][:MOST]
-
-
-def as_text(names: Iterable[str]) -> str:
-    """The choice as the address keeps it."""
-    return ",".join(quote(name, safe="/") for name in names) or NONE
 
 
 def panels(look: Look, names: list[str]) -> Iterator[Panel]:
@@ -97,7 +90,7 @@ def choose(look: Look) -> None:
 def _chosen(groups: dict[str, tuple[str, ...]]) -> None:
     picked = st.session_state[_KEY]
     names = [name for one in picked for name in groups.get(one, (one,))]
-    address.change(values=as_text(dict.fromkeys(names)))
+    address.change(values=address.names_text(dict.fromkeys(names)))
 
 
 def _is_axis(value: Value) -> bool:

@@ -66,7 +66,7 @@ def _freshness(look: Look) -> str:
     now = time.time_ns()
     if look.info.source != "ampwatch":  # other tools write no end mark, and many no times
         live = "live, " if look.is_live else ""
-        return f"{live}read from a log of {look.info.source}"
+        return f"{live}read from a log of {said(look.info.source)}"
     age = (now - look.last_time_ns) / 1e9
     if look.is_live:
         since = (now - look.curves.last_step_ns) / 1e9

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +173,34 @@ def test_two_runs_lie_over_one_another(page, server):
     losses = page.lines()[: len(names)]
     assert len(names) == 2
     assert all(len(line["x"]) > 50 for line in losses)
+
+
+def test_the_runs_compared_are_kept_when_another_appears_and_on_reload(page, server, place):
+    def compared():
+        return page.page.locator(".aw-runs td:first-child").all_inner_texts()
+
+    page.open(f"{server.url}/compare?run=falls")
+    page.drawn()
+    box = page.page.get_by_label("Runs to compare").last
+    box.click()
+    page.page.get_by_role("option").first.click()
+    page.page.wait_for_function("() => document.querySelectorAll('.aw-runs tbody tr').length === 3")
+    chosen = compared()
+    page.page.wait_for_url(re.compile("runs="))
+    write_run(place, "newcomer", age_s=1)
+    try:
+        page.page.get_by_text("newcomer").first.wait_for()  # in the sidebar
+        page.settled()
+        assert compared() == chosen
+        page.page.reload()
+        page.drawn()
+        assert compared() == chosen
+        shutil.rmtree(place / "newcomer")
+        page.page.get_by_text("newcomer").first.wait_for(state="detached")
+        page.open(f"{server.url}/compare?run=falls&runs=falls,well,newcomer")
+        page.says("No longer there: newcomer.")
+    finally:
+        shutil.rmtree(place / "newcomer", ignore_errors=True)
 
 
 def test_the_page_fits_a_narrow_screen(one, server):
