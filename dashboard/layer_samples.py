@@ -20,6 +20,7 @@ _TAIL_ROWS = 20_000  # tell every layer's data types
 _SEARCHED_ROWS = (1 << 12, 1 << 17)  # for a layer's last histogram: soon found, as a rule
 _USUAL_HOLES = 1.5  # sampling intervals between two samples of a layer
 HISTORY = ("grad_norm", "act_amax", "log2_headroom", "underflow_share", "update_ratio")
+ROOT = "(root)"
 _DTYPES = ("input_dtype", "param_dtype", "output_dtype", "out_grad_dtype", "autocast", "kind")
 
 
@@ -132,6 +133,11 @@ def exponents(look: Look, layer: str, step: int | None) -> Exponents | None:
     return Exponents(step, counts, max(lows, default=None), min(highs, default=None))
 
 
+def is_within(name: str, layer: str) -> bool:
+    """Whether a name is the layer's or that of what is inside it; the root holds all."""
+    return layer in {name, ROOT} or name.startswith(f"{layer}.")
+
+
 @dataclass(slots=True)
 class Branch:
     """A layer with what is inside it."""
@@ -149,7 +155,7 @@ def tree(look: Look) -> Branch:
     for row in rows.to_pylist():
         latest[row["layer"] or ""] = row
     for layer in layer_names(look):
-        if layer == "(root)":
+        if layer == ROOT:
             root.facts = latest.get(layer, {})
             continue
         branch = root

@@ -16,7 +16,7 @@ import streamlit as st
 from chart_points import thinned_lines
 from findings_page import words_of
 from formatting import said, short_dtype, shortened
-from layer_samples import QUANTITIES, Branch, Exponents
+from layer_samples import QUANTITIES, Branch, Exponents, is_within
 from open_runs import Look
 from problems import guarded, problem
 
@@ -235,5 +235,5 @@ def _histogram_words(found: Exponents) -> str:
 def _findings(look: Look, layer: str) -> str:
     if look.diagnosis is None:
         return ""
-    mine = [f for f in look.diagnosis.findings if f.layer and layer in f.layer]
+    mine = [f for f in look.diagnosis.findings if f.layer and is_within(f.layer, layer)]
     return "".join(words_of(f, has_ranks=len(look.ranks) > 1) for f in mine)

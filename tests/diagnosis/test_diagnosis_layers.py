@@ -71,6 +71,18 @@ def test_underflow_begins_where_a_layer_first_loses_and_not_at_its_first_sample(
     assert one.first_step == STEPS[3]
 
 
+def test_layers_of_which_no_gradient_was_seen_are_not_among_those_that_lose_theirs():
+    """Of a gradient that is 0 everywhere nothing tells whether anything of it was lost."""
+    up = [{"step": s, "layer": "up", "underflow_share": 0.9} for s in STEPS]
+    still = [{"step": s, "layer": "still", "grad_norm": 0.0} for s in STEPS]
+    alone, beside = (
+        finding(scaled_run([False] * 430, layers=layer_table(rows)), "AMP201").summary
+        for rows in (up, [*up, *still])
+    )
+    assert alone.startswith("1 of 1 layer lose most")
+    assert beside.startswith("1 of 1 layer with gradients other than 0 lose most")
+
+
 def test_what_a_fall_of_the_scale_loses_is_its_consequence():
     """The lower level is established after the fall: there samples are judged again."""
     skipped = [n > 12 and n % 4 == 0 for n in range(80)] + [False] * 350

@@ -71,13 +71,14 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
     worst, share = layers.loses_most(lost)
     name, last = layers.names[worst], int(layers.last_step[worst])
     total = int((layers.samples > 0).sum())
+    are_all = "" if total == len(layers.names) else " with gradients other than 0"
     told = "all of them" if share == 1.0 else f"{100 * share:.0f} %"
     yield Seen(
         first_step=int(layers.first_step[worst]),
         last_step=last,
         layer=name,
-        summary=f"{len(lost)} of {count_text(total, 'layer')} lose most of their gradients to "
-        f"underflow; {name} loses {told}.",
+        summary=f"{len(lost)} of {count_text(total, 'layer')}{are_all} lose most of their "
+        f"gradients to underflow; {name} loses {told}.",
         cause="Their gradients are smaller than the smallest normal fp16 number, 2^-14"
         f"{'' if case.observed.scale else ', and nothing scales the loss'}.",
         action=_keep_gradients(case),
