@@ -28,6 +28,7 @@ from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey, survey
 from ampwatch.probe.optimizers import takes_hooks
+from ampwatch.probe.origin import origin
 from ampwatch.probe.row_maker import RowMaker
 from ampwatch.probe.sampling import Sampling
 from ampwatch.probe.watch import NoWatch, Watch, live_watches
@@ -193,7 +194,9 @@ def _run_info(scaler: Any, settings: Settings) -> tuple[RunInfo, int]:
         name=settings.run or who.name,
         started_ns=time.time_ns(),
         host=run_identity.host(),
-        command=run_identity.masked(sys.argv),
+        command=tuple(sys.argv),
+        origin=_origin(),
+        environment=run_identity.telling_environment(os.environ),
         versions=run_identity.versions(),
         config=settings.config,
         scaler=_scaler_facts(scaler),
@@ -201,6 +204,13 @@ def _run_info(scaler: Any, settings: Settings) -> tuple[RunInfo, int]:
         layer_every=settings.layer_every,
     )
     return info, who.rank
+
+
+def _origin() -> dict[str, str]:
+    try:
+        return origin(sys.argv, Path.cwd())
+    except OSError:  # the working folder is gone
+        return {}
 
 
 def _scaler_facts(scaler: Any) -> dict[str, Any]:
@@ -254,7 +264,7 @@ def _devices(surveyed: Survey) -> list[torch.device]:
 
 def _started(info: RunInfo, settings: Settings, rank: int, surveyed: Survey) -> dict[str, Any]:
     """The detail of the event that begins an attempt."""
-    config = json.loads(info.to_json())["config"]  # in plain types: an object's `str` may raise
+    plain = json.loads(info.to_json())  # in plain types: an object's `str` may raise
     return {
         "rank": rank,
         "pid": os.getpid(),
@@ -263,5 +273,6 @@ def _started(info: RunInfo, settings: Settings, rank: int, surveyed: Survey) -> 
         "resume": settings.resume,
         "scaler": dict(info.scaler),
         "models": [asdict(root) for root in surveyed.described],
-        "config": {key: str(value)[:200] for key, value in config.items()},
+        "origin": plain["origin"],
+        "config": {key: str(value)[:200] for key, value in plain["config"].items()},
     }

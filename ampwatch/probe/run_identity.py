@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -47,22 +47,15 @@ _LAUNCH_KEYS = (
     "TORCHELASTIC_RESTART_COUNT",
 )
 _STORE_KEY = "ampwatch/run"
+# Not AMPWATCH_*: alerts are sent to addresses that are secrets themselves.
+_TELLING = re.compile(
+    r"(?:CUDA|CUBLAS|CUDNN|NCCL|RCCL|PYTORCH|TORCH|TORCHINDUCTOR|TORCHDYNAMO|TRITON|ROCR|HIP|HSA"
+    r"|MIOPEN|MKL|OMP|KMP|ACCELERATE|DEEPSPEED|XLA)_\w+|NVIDIA_TF32_OVERRIDE|PYTHONHASHSEED"
+)
 
 _RENDEZVOUS = "TORCHELASTIC_RUN_ID"
 _PROC = Path("/proc")
 _DEEPEST_SHELL = 16
-
-MASK = "***"
-# The last word of a flag decides: `--wandb-api-key` hides its value, `--key-dim` does not.
-_SECRET_WORDS = frozenset({
-    "token", "password", "passwd", "pwd", "passphrase", "secret",
-    "credential", "credentials", "key", "apikey", "auth",
-})  # fmt: skip
-_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-_USER_INFO = re.compile(r"(?<=://)[^/\s@]+(?=@)")
-_KNOWN_TOKENS = re.compile(
-    r"\b(?:hf_|sk-|ghp_|gho_|ghs_|github_pat_|glpat-|xox[abp]-|AKIA|AIza)[\w-]{8,}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +169,11 @@ def versions() -> dict[str, str]:
     return {name: version for name, version in known.items() if version}
 
 
+def telling_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change what a training computes, or how fast."""
+    return {name: environment[name] for name in sorted(environment) if _TELLING.fullmatch(name)}
+
+
 def _gathered() -> bool:
     """Whether torch.distributed knows the ranks; some builds of torch come without it."""
     return distributed.is_available() and distributed.is_initialized()
@@ -283,34 +281,3 @@ def _is_rank(process_id: int) -> bool:
     except OSError:  # another user's process is no shell of ours
         return False
     return f"\0{_RENDEZVOUS}=".encode() in b"\0" + environment
-
-
-# -- the command line, without secrets -----------------------------------------------------------
-
-
-def masked(argv: Sequence[str]) -> tuple[str, ...]:
-    """The arguments, with the values of flags that name a secret replaced by three stars.
-
-    So are user names and passwords in addresses, and tokens of well-known services anywhere.
-    """
-    return tuple(_masked(argv))
-
-
-def _masked(argv: Sequence[str]) -> Iterator[str]:
-    secret_follows = False
-    for argument in argv:
-        flag, equals, value = argument.partition("=")
-        if secret_follows and not argument.startswith("--"):
-            yield MASK
-            secret_follows = False
-        elif equals and value and _names_secret(flag):
-            yield f"{flag}={MASK}"
-            secret_follows = False
-        else:
-            yield _KNOWN_TOKENS.sub(MASK, _USER_INFO.sub(MASK, argument))
-            secret_follows = not equals and argument.startswith("-") and _names_secret(flag)
-
-
-def _names_secret(flag: str) -> bool:
-    words = _WORDS.findall(flag)
-    return bool(words) and words[-1].lower() in _SECRET_WORDS

@@ -13,6 +13,7 @@ from typing import Any
 from ampwatch.errors import FutureRunError, NotARunError
 from ampwatch.files import open_regular, replace_file
 from ampwatch.rows import FORMAT
+from ampwatch.store.masking import masked_arguments, masked_values
 
 RUN_FILE = "run.json"
 MAX_INFO_BYTES = 16 << 20
@@ -36,6 +37,8 @@ class RunInfo:
     started_ns: int = 0
     host: str = ""
     command: tuple[str, ...] = ()
+    origin: Mapping[str, str] = field(default_factory=dict)  # folder, script, commit; if known
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables that tell something
     versions: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     scaler: Mapping[str, Any] = field(default_factory=dict)
@@ -46,9 +49,12 @@ class RunInfo:
     marks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The text of run.json; what JSON cannot hold (inf, nan, objects) becomes a string."""
-        facts = {name: getattr(self, name) for name in self.__slots__}
-        return json.dumps(_plain(facts, _MAX_DEPTH), indent=1, ensure_ascii=False)
+        """The text of run.json, without secrets; what JSON cannot hold becomes a string."""
+        facts = _plain({name: getattr(self, name) for name in self.__slots__}, _MAX_DEPTH)
+        facts["command"] = masked_arguments(facts["command"])
+        for name in ("config", "environment", "origin"):
+            facts[name] = masked_values(facts[name])
+        return json.dumps(facts, indent=1, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RunInfo:

@@ -15,7 +15,6 @@ import children
 import pytest
 
 from ampwatch.probe import run_identity
-from ampwatch.probe.run_identity import masked
 
 CHECKOUT = Path(run_identity.__file__).parents[2]
 NOW = datetime(2026, 3, 14, 15, 9, 26)
@@ -282,24 +281,14 @@ def test_versions_hold_only_what_is_known_and_are_text():
     assert json.loads(json.dumps(versions)) == versions
 
 
-# --- the stored command line ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (["t.py", "--lr", "0.1"], ("t.py", "--lr", "0.1")),
-        (["t.py", "--hf-token", "abc"], ("t.py", "--hf-token", "***")),
-        (["--hf_token=abc"], ("--hf_token=***",)),
-        (["--wandbApiKey", "abc", "--lr=1"], ("--wandbApiKey", "***", "--lr=1")),
-        (["logger.api_key=abc"], ("logger.api_key=***",)),
-        (["--password", "-x9", "--lr", "1"], ("--password", "***", "--lr", "1")),
-        (["--use-auth", "--lr", "1"], ("--use-auth", "--lr", "1")),
-        (["--key-dim", "64", "--max-tokens", "9"], ("--key-dim", "64", "--max-tokens", "9")),
-        (["--tokenizer", "gpt2"], ("--tokenizer", "gpt2")),
-        (["--url=https://me:pw@host/x"], ("--url=https://***@host/x",)),
-        (["--t", "hf_abcdefghijkl"], ("--t", "***")),
-    ],
-)
-def test_secrets_on_the_command_line_are_masked_and_nothing_else(argv, expected):
-    assert masked(argv) == expected
+def test_only_variables_that_change_what_is_computed_are_told():
+    environment = {
+        "CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_TF32_OVERRIDE": "0", "PYTORCH_CUDA_ALLOC_CONF": "x",
+        "OMP_NUM_THREADS": "4", "PATH": "/bin", "RANK": "3", "TORCHELASTIC_RUN_ID": "7",
+        "AMPWATCH_NOTIFY": "https://hooks.example/T/B/secret", "HF_TOKEN": "hf_abcdefghijkl",
+        "HISTORY": "", "OMPI_COMM_WORLD_RANK": "1",
+    }  # fmt: skip
+    assert list(run_identity.telling_environment(environment)) == [
+        "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS",
+        "PYTORCH_CUDA_ALLOC_CONF",
+    ]  # fmt: skip
