@@ -1,6 +1,6 @@
 """What the dashboard costs: to open a long run, to refresh a live one, to stay open for a day.
 
-    python benchmarks/dashboard.py [open live delay tabs memory idle loss] [--quick] [--out FILE.md]
+    python benchmarks/dashboard.py [open live delay tabs memory idle loss list] [--quick]
 
 Headless Chromium looks at the page; TensorBoard, with its fast loader, shows the same losses in the
 same run of this script. CPU time is that of all processes of the server, or of the browser.
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dashboard_lists import listing
 from dashboard_parts import (
     DRAWN,
     VIEW,
@@ -315,6 +316,7 @@ MEASURES: dict[str, Callable[[Path, bool], Iterator[Row]]] = {
     "memory": staying,
     "idle": resting,
     "loss": losing,
+    "list": listing,
 }
 
 if __name__ == "__main__":

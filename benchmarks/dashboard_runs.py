@@ -17,6 +17,7 @@ CHUNK = 100_000
 SPIKES = 500  # one-step spikes of the gradient norm, in the whole run
 SKIP_EVERY = 997  # steps
 SEED = 1
+SHORT_STEPS, SHORT_BATCH = 1000, 50
 
 
 def chunks(steps: int) -> Iterator[dict[str, np.ndarray]]:
@@ -59,6 +60,27 @@ def write_run(folder: Path, name: str, steps: int) -> Path:
     writer.close()
     compact(path)
     return path
+
+
+def write_short_runs(folder: Path, count: int) -> None:
+    """Many runs of a thousand steps each, as a courier logs them; every eleventh was cut off."""
+    columns = next(chunks(SHORT_STEPS))
+    began_ns = time.time_ns() - count * 60_000_000_000
+    for number in range(count):
+        started_ns = began_ns + number * 60_000_000_000
+        made = {**columns, "time_ns": started_ns + columns["step"] * 100_000_000}
+        name = f"sweep-{number:06d}"
+        info = RunInfo(id=f"{number:032x}", name=name, started_ns=started_ns)
+        path = create_run(folder / f".{number // 500}", info)  # it looks at all its neighbours
+        writer = RankWriter(path, 0)
+        writer.append(encode(Table.EVENTS, event(0, "started")))
+        for first in range(0, SHORT_STEPS, SHORT_BATCH):
+            part = {key: values[first : first + SHORT_BATCH] for key, values in made.items()}
+            writer.append(encode(Table.STEPS, part))
+        if number % 11:
+            writer.append(encode(Table.EVENTS, event(SHORT_STEPS, "ended")))
+        writer.close()
+        path.rename(folder / name)
 
 
 def event(step: int, kind: str) -> dict[str, list[object]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -14,31 +15,68 @@ from typing import TYPE_CHECKING
 import address
 import streamlit as st
 from chart_points import Bases
+from formatting import shortened
 from open_runs import Look, OpenRuns
 
 from ampwatch import store
 from ampwatch.errors import AmpwatchError
 from ampwatch.feed import DEFAULT_ENDPOINT
-from ampwatch.follow import is_cut_off, seems_live
+from ampwatch.follow import State, at_a_glance
+from ampwatch.printable_text import printable
 from ampwatch.recorder import Recorder
 
 FRESH_S = 0.5
+_REST = 20  # times as long as a look took, before the next: of 100,000 runs one takes seconds
+_LABEL_LENGTH = 36
 
 if TYPE_CHECKING:
     from run_entries import RunEntries  # which imports this file
+
+
+class Origin(enum.Enum):
+    """Where a run is from."""
+
+    HERE = "here"  # in the folders that are shown
+    ELSEWHERE = "elsewhere"  # in another folder of this disk, where its trainer noted it
+    RECEIVED = "received"  # over the feed, from a trainer whose log is not seen here
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A run that can be chosen."""
 
-    path: str
+    run: store.RunSummary
     name: str  # in the page's address
-    label: str
-    live: bool
-    last_time_ns: int = 0
-    ranks: tuple[int, ...] = ()
+    title: str  # as its owner named it
+    origin: Origin = Origin.HERE
+    live: bool = False
     cut_off: bool = False
+
+    @property
+    def path(self) -> str:
+        """Its folder."""
+        return str(self.run.path)
+
+    @property
+    def last_time_ns(self) -> int:
+        """When it grew, by its own rows; 0 if they do not tell."""
+        return self.run.last_time_ns
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Its ranks."""
+        return self.run.ranks
+
+    @property
+    def label(self) -> str:
+        """Its line in the sidebar; a label is Markdown to Streamlit, and a name is data."""
+        short = shortened(printable(self.title), _LABEL_LENGTH)
+        escaped = "".join(f"\\{c}" if c in r"\`*_{}[]()#+-.!|~:$<>" else c for c in short)
+        if self.live:
+            escaped = f"● {escaped} live"
+        elif self.cut_off:
+            escaped += " · cut off"
+        return escaped if self.origin is Origin.HERE else f"{escaped} · {self.origin.value}"
 
 
 def folders() -> list[Path]:
@@ -84,22 +122,30 @@ def feed() -> Feed:
 
 @dataclass(frozen=True, slots=True)
 class RunList:
-    """The runs, live ones first, then the newest; and what cannot be read."""
+    """The runs, those of these folders first, live ones before the newest; what is unreadable."""
 
     choices: tuple[Choice, ...]
     problems: tuple[str, ...]
 
     @property
     def counts(self) -> str:
-        """How many go on and how many do not."""
-        live = sum(choice.live for choice in self.choices)
-        cut = sum(choice.cut_off for choice in self.choices)
-        ended = f"{live} live, {len(self.choices) - live - cut} finished"
-        return f"{ended}, {cut} cut off" if cut else ended
+        """How many of the folders' own go on and how many do not."""
+        own = [choice for choice in self.choices if choice.origin is Origin.HERE]
+        live = sum(choice.live for choice in own)
+        cut = sum(choice.cut_off for choice in own)
+        ended = f"{live:,} live, {len(own) - live - cut:,} finished"
+        return f"{ended}, {cut:,} cut off" if cut else ended
+
+    def of(self, origin: Origin) -> list[Choice]:
+        """The runs from there."""
+        return [choice for choice in self.choices if choice.origin is origin]
 
     def chosen(self, name: str | None) -> Choice | None:
         """The run of that name, if there is one; without a name, the first."""
         return next((one for one in self.choices if name in {None, one.name}), None)
+
+
+_ORDER = {origin: number for number, origin in enumerate(Origin)}
 
 
 def current() -> RunList:
@@ -118,72 +164,58 @@ def look_again() -> None:
 
 
 class _Folders:
-    """Reads the folders for all tabs."""
+    """Reads the folders for all tabs; the more runs there are, the more seldom."""
 
     def __init__(self) -> None:
         self._lock = Lock()
+        given = os.environ.get("AMPWATCH_DASHBOARD_DIRS")
+        self._catalogue = store.Catalogue(folders() if given else None)
         self._seen: RunList | None = None
-        self._seen_at = 0.0
-        self._lines: dict[Path, tuple[object, store.RunSummary]] = {}
+        self._choices: dict[str, Choice] = {}
+        self._due_s = self._thorough_due_s = 0.0
 
     def look(self) -> RunList:
-        with self._lock:
-            if self._seen is None or time.monotonic() - self._seen_at > FRESH_S:
-                self._seen = _listed(self._line)
-                self._seen_at = time.monotonic()
+        if self._seen is not None and not self._lock.acquire(blocking=False):
+            return self._seen  # another tab is at it
+        if self._seen is None:
+            self._lock.acquire()
+        try:
+            if self._seen is None or time.monotonic() > self._due_s:
+                self._seen = self._look()
             return self._seen
+        finally:
+            self._lock.release()
 
-    def _line(self, path: Path) -> store.RunSummary:
-        """A run's summary, made anew only if one of its files has changed."""
-        stamp = _stamp(path)
-        kept = self._lines.get(path)
-        if kept is None or kept[0] != stamp:
-            kept = self._lines[path] = (stamp, store.summarize(path))
-        return kept[1]
+    def _look(self) -> RunList:
+        began_s = time.monotonic()
+        thorough = began_s > self._thorough_due_s
+        seen = self._listed(self._catalogue.runs(thorough=thorough), thorough=thorough)
+        now_s = time.monotonic()
+        rest_s = max(FRESH_S, _REST * (now_s - began_s))
+        self._due_s = now_s + rest_s
+        if thorough:
+            self._thorough_due_s, self._due_s = now_s + rest_s, now_s + FRESH_S
+        return seen
 
-
-def _stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """Size and time of each of a run's files, to notice changes."""
-    found = []
-    try:
-        for folder in (path, *(one for one in path.iterdir() if one.is_dir())):
-            for file in sorted(folder.iterdir()):
-                about = file.lstat()  # a dangling link is a file too
-                found.append((str(file), about.st_mtime_ns, about.st_size))
-    except OSError:
-        return ()  # it changes as we read; the summary says what is wrong, if anything
-    return tuple(sorted(found))
+    def _listed(self, found: list[store.RunSummary], *, thorough: bool) -> RunList:
+        readable = _without_copies([run for run in found if run.problem is None])
+        names = Counter(run.path.name for run in readable)
+        own = {os.path.realpath(folder) for folder in folders()}
+        before, self._choices = self._choices, {}
+        for run in readable:
+            known = before.get(str(run.path))
+            is_same = known is not None and known.run is run and not known.live
+            if known is None or thorough or not is_same or names[run.path.name] > 1:
+                known = _choice(run, names, own)
+            self._choices[str(run.path)] = known
+        made = sorted(self._choices.values(), key=lambda one: (_ORDER[one.origin], not one.live))
+        problems = [run.problem for run in found if run.problem is not None]
+        return RunList(tuple(made), (*_unreadable(), *problems))
 
 
 @st.cache_resource(show_spinner=False)
 def _all_folders() -> _Folders:
     return _Folders()
-
-
-def _listed(line: Callable[[Path], store.RunSummary]) -> RunList:
-    given = os.environ.get("AMPWATCH_DASHBOARD_DIRS")
-    found = (
-        [run for folder in folders() for run in store.list_runs(folder, line=line)]
-        if given
-        else store.list_runs(line=line)
-    )
-    readable = _without_copies([run for run in found if run.problem is None])
-    names = Counter(run.path.name for run in readable)
-    made = [
-        Choice(
-            str(run.path),
-            _name(run, names),
-            _label(run),
-            seems_live(run),
-            run.last_time_ns,
-            run.ranks,
-            is_cut_off(run),
-        )
-        for run in readable
-    ]
-    made.sort(key=lambda choice: not choice.live)
-    problems = [run.problem for run in found if run.problem is not None]
-    return RunList(tuple(made), (*_unreadable(), *problems))
 
 
 def _unreadable() -> Iterator[str]:
@@ -193,27 +225,37 @@ def _unreadable() -> Iterator[str]:
             yield f"{folder} cannot be read: its permissions do not allow it."
 
 
+def _choice(run: store.RunSummary, names: Counter[str], own: set[str]) -> Choice:
+    state = at_a_glance(run)
+    is_own = os.path.realpath(run.path.parent) in own or os.path.realpath(run.path) in own
+    return Choice(
+        run,
+        _name(run, names),
+        _title(run),
+        Origin.RECEIVED if run.is_copy else Origin.HERE if is_own else Origin.ELSEWHERE,
+        live=state is State.LIVE,
+        cut_off=state is State.LOST and run.source == store.OWN_SOURCE,
+    )
+
+
 def _name(run: store.RunSummary, names: Counter[str]) -> str:
     """The folder's name, with a part of the id if another folder has the same."""
     return run.path.name if names[run.path.name] == 1 else f"{run.path.name}~{run.id[:6]}"
 
 
+def _title(run: store.RunSummary) -> str:
+    """The name that its owner gave, and the number that tells it from an earlier one."""
+    folder, safe = run.path.name, store.safe_name(run.name)
+    if folder == safe:
+        return run.name
+    number = folder.removeprefix(f"{safe}-")
+    return f"{run.name} ({number})" if number.isdecimal() else folder
+
+
 def _without_copies(found: list[store.RunSummary]) -> list[store.RunSummary]:
     """The runs without a recorder's copies of runs that are here too."""
-    copies = [run for run in found if store.read_copies(run.path)]
-    own = {run.id for run in found if run not in copies}
-    return [run for run in found if run not in copies or run.id not in own]
-
-
-def _label(run: store.RunSummary) -> str:
-    name = (
-        run.path.name if len(run.path.name) < 36 else f"{run.path.name[:20]}…{run.path.name[-14:]}"
-    )
-    # A label is Markdown to Streamlit, and a name is data.
-    escaped = "".join(f"\\{c}" if c in r"\`*_{}[]()#+-.!|~:$<>" else c for c in name)
-    if seems_live(run):
-        return f"● {escaped} live"
-    return f"{escaped} · cut off" if is_cut_off(run) else escaped
+    own = {run.id for run in found if not run.is_copy}
+    return [run for run in found if not run.is_copy or run.id not in own]
 
 
 @st.cache_resource(show_spinner=False)

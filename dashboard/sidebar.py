@@ -11,9 +11,16 @@ import run_list
 import streamlit as st
 from formatting import said
 from problems import guarded
+from run_list import Origin
 
 NOTES_SHOWN = 3
 LISTED = 9  # runs; the Runs page has the others
+OTHERS = 3  # of other folders or received, below as many own ones
+_MORE = {
+    Origin.HERE: "{}",
+    Origin.ELSEWHERE: "{} in other folders",
+    Origin.RECEIVED: "received {}",
+}
 _FOLLOW, _SHOWN, _RANK, _RUN = "follow", "shown", "rank", "chosen run"
 _ALL = "all"
 
@@ -51,9 +58,8 @@ def _choose() -> None:
     st.html(f'<div class="aw-muted">{said(state)}</div>')
     if listed.choices:
         _list(listed)
-    more = len(listed.choices) - LISTED
-    if more > 0:
-        navigate.link("Runs", f"{more:,} more {'run' if more == 1 else 'runs'}")
+    for words in _more(listed):
+        navigate.link("Runs", words)
     for sentence in (*listed.problems[:NOTES_SHOWN], *feed.notes[-NOTES_SHOWN:]):
         st.html(f'<div class="aw-muted aw-note">{said(sentence)}</div>')
 
@@ -78,7 +84,7 @@ def _rank_chosen() -> None:
 
 def _list(listed: run_list.RunList) -> None:
     chosen = listed.chosen(address.read().run)  # None if the named run is not there yet
-    choices = list(listed.choices[:LISTED])
+    choices = _first(listed)
     if chosen is not None and chosen not in choices:
         choices.append(chosen)
     labels = {choice.path: choice.label for choice in choices}
@@ -89,6 +95,25 @@ def _list(listed: run_list.RunList) -> None:
     )  # fmt: skip
     if chosen is not None and _state(chosen) != st.session_state.get(_SHOWN):
         st.rerun()
+
+
+def _first(listed: run_list.RunList) -> list[run_list.Choice]:
+    """The runs of these folders, and of the others as many as there is room for."""
+    own = listed.of(Origin.HERE)[:LISTED]
+    others = [choice for choice in listed.choices if choice.origin is not Origin.HERE]
+    return own + others[: max(OTHERS, LISTED - len(own))]
+
+
+def _more(listed: run_list.RunList) -> list[str]:
+    """How many more there are, of each origin."""
+    shown = _first(listed)
+    found = []
+    for origin in Origin:
+        count = sum(one.origin is origin for one in listed.choices)
+        more = count - sum(one.origin is origin for one in shown)
+        if more > 0:
+            found.append(f"{more:,} more {_MORE[origin].format('run' if more == 1 else 'runs')}")
+    return found
 
 
 def _run_chosen() -> None:

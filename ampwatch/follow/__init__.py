@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ampwatch.follow.follow_thread import FollowThread
 from ampwatch.follow.follower import Follower, Look, NewFindings, follow
-from ampwatch.follow.liveness import Liveness, State, is_cut_off, seems_live
+from ampwatch.follow.liveness import Liveness, State, at_a_glance
 from ampwatch.follow.standing import as_it_stands, diagnose, diagnose_together
 
 __all__ = [
@@ -22,9 +22,8 @@ __all__ = [
     "NewFindings",
     "State",
     "as_it_stands",
+    "at_a_glance",
     "diagnose",
     "diagnose_together",
     "follow",
-    "is_cut_off",
-    "seems_live",
 ]

@@ -141,13 +141,3 @@ def at_a_glance(run: Run | RunSummary) -> State:
     if is_recent and source == NATIVE and not _is_abandoned(run.path, host):
         return State.LIVE
     return State.LOST
-
-
-def seems_live(summary: RunSummary) -> bool:
-    """Whether a run in a list goes on."""
-    return at_a_glance(summary) is State.LIVE
-
-
-def is_cut_off(summary: RunSummary) -> bool:
-    """Whether a run in a list has no end mark and nobody writes it; other tools write no marks."""
-    return summary.source == NATIVE and at_a_glance(summary) is State.LOST

@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ampwatch.store.catalogue import OWN_SOURCE as OWN_SOURCE
+    from ampwatch.store.catalogue import Catalogue as Catalogue
     from ampwatch.store.catalogue import RunSummary as RunSummary
     from ampwatch.store.catalogue import default_log_dir as default_log_dir
     from ampwatch.store.catalogue import list_runs as list_runs
@@ -34,10 +36,16 @@ if TYPE_CHECKING:
     from ampwatch.store.run_info import RunInfo as RunInfo
     from ampwatch.store.run_info import describe_run as describe_run
     from ampwatch.store.run_info import read_info as read_info
+    from ampwatch.store.tags import RunTags as RunTags
+    from ampwatch.store.tags import edit_tags as edit_tags
+    from ampwatch.store.tags import read_tags as read_tags
     from ampwatch.store.writer import RankWriter as RankWriter
 
 _NAMES = {
-    "catalogue": ("RunSummary", "default_log_dir", "list_runs", "register_run", "summarize"),
+    "catalogue": (
+        "OWN_SOURCE", "Catalogue", "RunSummary", "default_log_dir", "list_runs", "register_run",
+        "summarize",
+    ),
     "compaction": ("CompactResult", "compact"),
     "copy_notes": ("COPY_FILE", "CopyNote", "load_copies", "read_copies", "write_copies"),
     "run_info": ("RUN_FILE", "RunInfo", "describe_run", "read_info"),
@@ -45,8 +53,9 @@ _NAMES = {
     "locks": ("is_let_go", "is_written"),
     "reading": ("Reading",),
     "run": ("Run", "open_run"),
+    "tags": ("RunTags", "edit_tags", "read_tags"),
     "writer": ("RankWriter",),
-}
+}  # fmt: skip
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = list(_HOMES)

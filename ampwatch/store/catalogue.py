@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from ampwatch.environment import state_folder
 from ampwatch.errors import AmpwatchError
 from ampwatch.files import draft_of
-from ampwatch.rows import Table
+from ampwatch.rows import FORMAT, Table
+from ampwatch.store.copy_notes import read_copies
+from ampwatch.store.file_stamps import FileStamp, stamp_of
+from ampwatch.store.kept_facts import KeptFacts
 from ampwatch.store.layout import rank_folder, ranks_in, sweep
 from ampwatch.store.rank_log import RankLog
 from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
+from ampwatch.store.tags import read_tags
+
+OWN_SOURCE = "ampwatch"  # who wrote the rows; other tools' logs have their tool's name
+Place = tuple[str, str]  # a run's folder as it was named, and as it is without links
+_EDITION = f"{FORMAT}.1 "  # of what is kept: another one if a line says something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,10 @@ class RunSummary:
     ended: bool = False
     final_scale: float | None = None
     problem: str | None = None  # why it cannot be read
+    added_ns: int = 0  # when it was started; of another tool's log, when it was imported
+    is_copy: bool = False  # received from a trainer that keeps its log elsewhere
+    tags: tuple[str, ...] = ()
+    note: str = ""
 
 
 def default_log_dir() -> Path:
@@ -58,21 +71,85 @@ def register_run(run_folder: str | Path) -> bool:
     return True
 
 
-def list_runs(
-    log_dir: str | Path | None = None, *, line: Callable[[Path], RunSummary] | None = None
-) -> list[RunSummary]:
-    """The runs in a folder, newest first; without one, the default folder's and the registered.
+def list_runs(log_dir: str | Path | None = None) -> list[RunSummary]:
+    """The runs in a folder, newest first; without one, the default folder's and the registered."""
+    return Catalogue(None if log_dir is None else [Path(log_dir)]).runs()
 
-    `line` replaces `summarize`, for callers that look often and keep lines.
+
+class Catalogue:
+    """The runs in some folders; who lists them again and again pays for what has changed.
+
+    Without folders: the default one, and the registered runs. Summaries are kept on disk too.
     """
-    folder = default_log_dir() if log_dir is None else Path(log_dir)
-    sweep(folder)
-    folders = _runs_in(folder)
-    if log_dir is None:
-        folders += _registered()
-    distinct = {os.path.realpath(folder): folder for folder in reversed(folders)}
-    found = [(line or summarize)(folder) for folder in distinct.values()]
-    return sorted(found, key=lambda run: (run.started_ns, run.name), reverse=True)
+
+    def __init__(self, folders: Sequence[Path] | None = None) -> None:
+        self._folders = folders
+        self._lines: dict[str, tuple[FileStamp, RunSummary]] = {}
+        self._kept: dict[str, KeptFacts] = {}
+        self._notes: dict[str, Place] = {}  # what registered runs' files say, which never changes
+
+    def runs(self, *, thorough: bool = True) -> list[RunSummary]:
+        """All runs, newest first; if not `thorough`, runs that have ended are not looked at again.
+
+        A folder that is gone or new is always seen.
+        """
+        folders = [default_log_dir()] if self._folders is None else self._folders
+        for folder in folders:
+            sweep(folder)
+        places = [place for folder in folders for place in _places_in(folder)]
+        if self._folders is None:
+            places += self._registered()
+        distinct = {real: path for path, real in reversed(places)}.values()
+        self._lines = {path: self._lines[path] for path in distinct if path in self._lines}
+        trusted = () if thorough else {p for p, (_, run) in self._lines.items() if run.ended}
+        found = [self._lines[p][1] if p in trusted else self._line(p) for p in distinct]
+        for kept in self._kept.values():
+            kept.save()
+        lines = [line for line in found if line is not None]
+        return sorted(lines, key=lambda run: (run.added_ns, run.name), reverse=True)
+
+    def _registered(self) -> list[Place]:
+        try:
+            notes = sorted((state_folder() / "runs").iterdir())
+        except (OSError, RuntimeError):
+            return []
+        known = {note.name: self._notes.get(note.name) or _still_there(note) for note in notes}
+        self._notes = {name: place for name, place in known.items() if place is not None}
+        return list(self._notes.values())
+
+    def _line(self, path: str) -> RunSummary | None:
+        """A run's line, made anew only if one of its files has changed; None if it is no run."""
+        stamp = stamp_of(path)
+        if stamp is None:
+            self._notes = {name: place for name, place in self._notes.items() if place[0] != path}
+            return None
+        known = self._lines.get(path)
+        if known is not None and stamp.text and known[0] == stamp:
+            return known[1]
+        line = self._labelled(self._summary(path, stamp), stamp)
+        self._lines[path] = (stamp, line)
+        return line
+
+    def _summary(self, path: str, stamp: FileStamp) -> RunSummary:
+        folder, name = os.path.split(path)
+        if folder not in self._kept:
+            self._kept[folder] = KeptFacts("runs", Path(folder), _EDITION)
+        kept = self._kept[folder]
+        line = _line_of(Path(path), kept.of(name, stamp.text))
+        if line is None:
+            line = summarize(Path(path))
+            if line.problem is None:
+                kept.add(name, stamp.text, _facts_of(line))
+        return line
+
+    def _labelled(self, line: RunSummary, stamp: FileStamp) -> RunSummary:
+        """The line with the tags, and with the time of its import if it is another tool's log."""
+        if line.source != OWN_SOURCE:
+            line = replace(line, added_ns=stamp.info_ns)
+        if stamp.tags is None:
+            return line
+        tags = read_tags(line.path)
+        return replace(line, tags=tags.tags, note=tags.note)
 
 
 def summarize(run_folder: Path) -> RunSummary:
@@ -100,7 +177,31 @@ def _summary(run_folder: Path, info: RunInfo) -> RunSummary:
         steps=steps,
         ended=bool(logs) and all(log.ended for log in logs),
         final_scale=final_scale,
+        added_ns=info.started_ns,
+        is_copy=bool(read_copies(run_folder)),
     )
+
+
+_NOT_KEPT = {"path", "problem", "tags", "note"}
+_KEPT = {f.name: str(f.type) for f in fields(RunSummary) if f.name not in _NOT_KEPT}
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,), "int": (int,), "bool": (bool,), "float | None": (float, type(None)),
+    "tuple[int, ...]": (list,),
+}  # fmt: skip
+
+
+def _facts_of(line: RunSummary) -> list[object]:
+    return [getattr(line, name) for name in _KEPT]
+
+
+def _line_of(path: Path, facts: Any) -> RunSummary | None:
+    """The line that was kept, if it is one."""
+    if not isinstance(facts, list) or len(facts) != len(_KEPT):
+        return None
+    values = dict(zip(_KEPT, facts, strict=True))
+    if not all(isinstance(values[name], _KINDS[kind]) for name, kind in _KEPT.items()):
+        return None
+    return RunSummary(path, **values | {"ranks": tuple(values["ranks"])})
 
 
 def _progress(log: RankLog) -> tuple[int, float | None]:
@@ -112,20 +213,23 @@ def _progress(log: RankLog) -> tuple[int, float | None]:
     return last[0]["step"] - first[0]["step"] + 1, scale
 
 
-def _runs_in(folder: Path) -> list[Path]:
+def _places_in(folder: Path) -> list[Place]:
+    """The folders that may be runs: the folder itself, or those in it."""
+    real_folder = os.path.realpath(folder)
     if _holds_info(folder):
-        return [folder]
+        return [(str(folder), real_folder)]
     try:
-        children = sorted(child for child in folder.iterdir() if not child.name.startswith("."))
+        with os.scandir(folder) as entries:
+            return sorted(
+                (
+                    one.path,
+                    os.path.realpath(one) if one.is_symlink() else f"{real_folder}/{one.name}",
+                )
+                for one in entries
+                if not one.name.startswith(".")
+            )
     except OSError:
         return []
-    return [child for child in children if _may_be_run(child)]
-
-
-def _may_be_run(folder: Path) -> bool:
-    """Whether a folder is a run, was one before it lost its run.json, or cannot be looked into."""
-    is_closed = not os.access(folder, os.R_OK | os.X_OK)
-    return folder.is_dir() and (_holds_info(folder) or is_closed or bool(ranks_in(folder)))
 
 
 def _holds_info(folder: Path) -> bool:
@@ -133,22 +237,16 @@ def _holds_info(folder: Path) -> bool:
     return os.path.lexists(folder / RUN_FILE)
 
 
-def _registered() -> list[Path]:
-    try:
-        notes = sorted((state_folder() / "runs").iterdir())
-    except (OSError, RuntimeError):
-        return []
-    return [path for note in notes for path in _still_there(note)]
-
-
-def _still_there(note: Path) -> Iterator[Path]:
+def _still_there(note: Path) -> Place | None:
+    """The run's folder that a note of a registered run names, if it is there."""
     try:
         path = Path(os.fsdecode(note.read_bytes()))
         if note.name.startswith(".") or not path.is_absolute():
-            return
-        if _may_be_run(path):
-            yield path
-        elif path.parent.is_dir():  # deleted, not merely on a disk that is not mounted
+            return None
+        if path.is_dir():
+            return str(path), os.path.realpath(path)
+        if path.parent.is_dir():  # deleted, not merely on a disk that is not mounted
             note.unlink()
     except (OSError, ValueError):
-        return
+        return None
+    return None

@@ -66,6 +66,11 @@ def ranks_in(run_folder: Path) -> tuple[int, ...]:
     return tuple(sorted(int(match[1]) for match in map(_RANK.fullmatch, names) if match))
 
 
+def is_rank_name(name: str) -> bool:
+    """Whether a rank's folder is named so."""
+    return _RANK.fullmatch(name) is not None
+
+
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()

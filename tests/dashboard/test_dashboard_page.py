@@ -83,7 +83,7 @@ def test_a_recorders_copy_of_a_run_that_is_here_itself_is_not_listed(folder):
     assert list(page().radio[0].options) == ["own"]
     shutil.rmtree(path)
     app = page()
-    assert list(app.radio[0].options) == ["copied · cut off"]
+    assert list(app.radio[0].options) == ["copied · cut off · received"]
     assert "this copy stops before batch 1" in html_of(app)
 
 
@@ -108,9 +108,23 @@ def test_a_run_with_a_damaged_end_takes_no_list_down(folder):
     assert not app.exception
     assert sorted(app.radio[0].options) == ["bad", "good", "linked"]
     assert "steps.arrows cannot be read" in html_of(app)
-    before = run_list._stamp(folder / "linked")
-    (folder / "linked" / "rank-0" / "devices.arrows").write_bytes(b"more")
-    assert run_list._stamp(folder / "linked") != before
+
+
+@needs_components
+def test_received_runs_are_told_apart_and_push_no_own_run_off_the_sidebar(folder):
+    for number in range(12):
+        write_run(folder, f"own {number}", age_s=5000 + number)
+    for number in range(5):
+        path = write_run(folder, f"got {number}", age_s=10)
+        store.write_copies(path, {0: store.CopyNote(ended_at=2)})
+    app = page()
+    options = app.radio[0].options
+    assert [option.startswith("own") for option in options] == [True] * 9 + [False] * 3
+    assert all(option.endswith("received") for option in options[9:])
+    more = [link.proto.label for link in app.get("page_link")]
+    assert "3 more runs" in more
+    assert "2 more received runs" in more
+    assert "0 live, 12 finished" in html_of(app)
 
 
 def test_a_taken_port_is_left_to_who_has_it_and_the_page_says_where_it_listens(

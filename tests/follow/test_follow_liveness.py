@@ -16,7 +16,7 @@ from written_runs import more, write_run
 
 import ampwatch
 from ampwatch import store
-from ampwatch.follow import FollowThread, Liveness, State, follow, seems_live
+from ampwatch.follow import FollowThread, Liveness, State, at_a_glance, follow
 
 
 def state_of(path, liveness=None):
@@ -81,11 +81,14 @@ def test_a_run_that_waits_for_a_rank_has_not_ended_unless_it_is_long_quiet(tmp_p
 
 def test_in_a_list_a_run_is_live_if_it_is_held_or_was_heard_of_just_now(tmp_path):
     old = write_run(tmp_path, "old", ended=False)
-    assert not seems_live(store.summarize(old))
+    assert at_a_glance(store.summarize(old)) is State.LOST
     with contextlib.closing(store.RankWriter(old, 0)):
-        assert seems_live(store.summarize(old))
-    assert seems_live(store.summarize(write_run(tmp_path, "new", ended=False, age_s=1.0)))
-    assert not seems_live(store.summarize(write_run(tmp_path, "ended", age_s=1.0)))
+        assert at_a_glance(store.summarize(old)) is State.LIVE
+    assert (
+        at_a_glance(store.summarize(write_run(tmp_path, "new", ended=False, age_s=1.0)))
+        is State.LIVE
+    )
+    assert at_a_glance(store.summarize(write_run(tmp_path, "ended", age_s=1.0))) is not State.LIVE
 
 
 def test_a_run_that_is_removed_is_said(tmp_path):

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 from store_samples import OTHER_ID, event, info, steps, write_run
 
+from ampwatch import store
 from ampwatch.environment import state_folder
-from ampwatch.store import RankWriter, compact, create_run, list_runs, register_run
+from ampwatch.store import (
+    Catalogue,
+    CopyNote,
+    RankWriter,
+    RunSummary,
+    catalogue,
+    compact,
+    create_run,
+    list_runs,
+    register_run,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -92,3 +104,112 @@ def test_a_live_run_is_listed_as_not_ended(tmp_path: Path) -> None:
     [found] = list_runs(tmp_path / "runs")
     assert (found.ended, found.steps, found.final_scale) == (False, 3, 8.0)
     writer.close()
+
+
+def opened_by(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the runs that are opened from now on."""
+    opened: list[str] = []
+    real = catalogue.summarize
+
+    def summarize(path: Path) -> RunSummary:
+        opened.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(catalogue, "summarize", summarize)
+    return opened
+
+
+def test_a_second_listing_opens_only_the_runs_that_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, number in (("still", "1"), ("grown", "2"), ("another", "3")):
+        create_run(tmp_path / "runs", info(name, number * 32))
+    first = list_runs(tmp_path / "runs")
+    opened = opened_by(monkeypatch)
+    assert list_runs(tmp_path / "runs") == first
+    assert opened == []
+    writer = RankWriter(tmp_path / "runs" / "grown", 0)
+    writer.append(steps(0, 3))
+    writer.close()
+    grown = {run.name: run.steps for run in list_runs(tmp_path / "runs")}
+    assert (grown, opened) == ({"still": 0, "grown": 3, "another": 0}, ["grown"])
+
+
+@pytest.mark.parametrize("table", ["steps.arrows", "devices.arrows"])
+def test_a_file_that_changes_or_appears_makes_a_runs_line_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    run = write_run(tmp_path / "runs", 2)
+    (run / "rank-0" / "lock").unlink()
+    (run / "rank-0" / "lock").symlink_to("nowhere")
+    list_runs(tmp_path / "runs")
+    opened = opened_by(monkeypatch)
+    with (run / "rank-0" / table).open("ab") as file:
+        file.write(b"more")
+    list_runs(tmp_path / "runs")
+    assert opened == ["run"]
+
+
+def test_what_is_kept_may_be_damaged_or_of_another_edition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "runs", 2)
+    first = list_runs(tmp_path / "runs")
+    [kept] = (state_folder() / "kept").iterdir()
+    text = kept.read_bytes()
+    for damaged in (b"", b"\0" * 99, text[:-9], text.replace(b"[0]", b"{}"), b"[" * 99_999):
+        kept.write_bytes(damaged)
+        assert list_runs(tmp_path / "runs") == first
+    opened = opened_by(monkeypatch)
+    monkeypatch.setattr(catalogue, "_EDITION", "other")
+    list_runs(tmp_path / "runs")
+    assert opened == ["run"]
+
+
+def test_what_is_kept_of_folders_that_are_gone_is_cleared_away(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", 1)
+    list_runs(tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs")
+    write_run(tmp_path / "other", 1)
+    list_runs(tmp_path / "other")
+    assert len(list((state_folder() / "kept").iterdir())) == 1
+
+
+def test_what_is_kept_does_not_grow_with_each_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ampwatch.store.kept_facts._SPARE_LINES", 3)
+    run = write_run(tmp_path / "runs", 1)
+    for number in range(30):
+        os.utime(run / "run.json", ns=(number, number))
+        list_runs(tmp_path / "runs")
+    [kept] = (state_folder() / "kept").iterdir()
+    assert len(kept.read_bytes().splitlines()) < 9
+
+
+def test_who_lists_again_in_haste_sees_what_is_new_gone_or_goes_on(tmp_path: Path) -> None:
+    ended = write_run(tmp_path / "runs", 1)
+    live = create_run(tmp_path / "runs", info("live", OTHER_ID))
+    listing = Catalogue([tmp_path / "runs"])
+    listing.runs()
+    writer = RankWriter(live, 0)
+    writer.append(steps(0, 4))
+    new = create_run(tmp_path / "runs", info("new", "3" * 32))
+    shutil.rmtree(ended)
+    seen = {run.path: run.steps for run in listing.runs(thorough=False)}
+    assert seen == {live: 4, new: 0}
+    writer.close()
+
+
+def test_a_received_run_is_told_from_ones_own(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs", 1)
+    assert not list_runs(tmp_path / "runs")[0].is_copy
+    store.write_copies(run, {0: CopyNote()})
+    assert list_runs(tmp_path / "runs")[0].is_copy
+
+
+def test_another_tools_log_is_listed_by_the_time_of_its_import(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", 1)
+    old = store.RunInfo(id=OTHER_ID, name="old", source="apex", started_ns=5)
+    create_run(tmp_path / "runs", old)
+    assert [run.name for run in list_runs(tmp_path / "runs")] == ["old", "run"]
