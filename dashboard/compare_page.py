@@ -14,8 +14,8 @@ from formatting import said, short_dtype
 from open_runs import Look
 from problems import guarded
 
-from ampwatch.diagnosis.words import list_text, share_text
-from ampwatch.report.comparison import peak_memory
+from ampwatch.diagnosis.words import bytes_text, list_text, share_text
+from ampwatch.report.outline import peak_bytes
 from ampwatch.report.overview_chart import compared_panels
 from ampwatch.report.painter import VERDICT_COLOR, line_style
 from ampwatch.report.painter.message import Arrays, Picture
@@ -117,5 +117,10 @@ def _cells(number: int, name: str, look: Look) -> list[str]:
         "" if loss is None else f"{loss:.4g}",
         share_text(curves.skip_count, len(curves)),
         "" if time_ms is None else f"{time_ms:.3g}",
-        peak_memory(look),
+        _memory(look),
     ]
+
+
+def _memory(look: Look) -> str:
+    peak, is_host = peak_bytes(look)
+    return "" if peak is None else bytes_text(peak) + (" (host)" if is_host else "")

@@ -16,18 +16,20 @@ from ampwatch.errors import RunError
 NAME = "compare"
 HELP = """Compare runs: where they differ, and which settings do.
 
-Shows the first step at which the loss, the scale or the skips differ from those of the first run,
-and every setting (config, optimizer, scaler, versions) that is not the same. Two seeds give
-different losses from the first step on; "beyond noise" is the step at which the difference exceeds
-the usual change from step to step. For runs of one model with different learning rates it also
-prints the highest stable rate that they imply.
+Shows the first step at which anything that both recorded differs from the first run (batch, rate,
+scale, loss, gradients), and in which layer; every setting (config, optimizer, scaler, versions)
+that is not the same; and the best and last values. Two seeds give different losses from the first
+step on; "beyond noise" is the step at which the difference exceeds the usual change from step to
+step. For runs of one model with different learning rates it also prints the highest stable rate
+that they imply.
 
-All runs are compared with the first one. FILE is the log of another trainer.
+All runs are compared with the first one, or with --baseline. FILE is the log of another trainer.
 
 \b
 Examples:
   ampwatch compare train-1203 train-1204
   ampwatch compare rate-0.1 rate-0.03 rate-0.01      the highest stable rate
+  ampwatch compare ampwatch-runs/* --baseline first  any number of runs
   ampwatch compare good.log bad.log --json | jq .partings
   ampwatch compare good.log bad.log --html out.html  with both courses in one chart
 """
@@ -40,6 +42,13 @@ def command(
         help="Two or more runs: their folders, their names in ./ampwatch-runs, or logs of other "
         "trainers.",
     ),
+    baseline: str = typer.Option(
+        None,
+        "--baseline",
+        metavar="RUN",
+        show_default=False,
+        help="The one of these runs that the others are compared with; the first if not given.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of the tables."),
     html: Path = typer.Option(
         None, "--html", metavar="OUT", show_default=False, help="Write one HTML file instead."
@@ -49,10 +58,11 @@ def command(
     ),
 ) -> None:
     """Print the comparison."""
-    from ampwatch.report import MOST_RUNS, compare, html_comparison, print_comparison
+    from ampwatch.report import compare, html_comparison, print_comparison
 
-    if not 2 <= len(runs) <= MOST_RUNS:
-        raise RunError(f"compare takes 2 to {MOST_RUNS} runs; `ampwatch report RUN` takes one.")
+    if len(runs) < 2:
+        raise RunError("compare takes two runs or more; `ampwatch report RUN` takes one.")
+    runs = _with_first(runs, baseline)
     if html and as_json:
         raise RunError("--html cannot be combined with --json.")
     if html:
@@ -67,3 +77,16 @@ def command(
         typer.echo(json.dumps(compared.to_json(), indent=2, allow_nan=False, ensure_ascii=False))
     else:
         print_comparison(answers(), compared)
+
+
+def _with_first(runs: list[str], baseline: str | None) -> list[str]:
+    """The runs, the baseline first; it may be named by its folder's last part."""
+    if baseline is None:
+        return runs
+    found = [run for run in runs if baseline in {run, Path(run).name}]
+    if len(found) != 1:
+        raise RunError(
+            f"--baseline {baseline} is {'none' if not found else 'more than one'} of the runs that "
+            "are compared: name one of them as it was given."
+        )
+    return [found[0], *(run for run in runs if run is not found[0])]

@@ -22,7 +22,7 @@ from ampwatch.diagnosis.findings import (
 from ampwatch.diagnosis.registry import Rule
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.rules.rate import weighed
-from ampwatch.diagnosis.several_runs import Together, diagnose_together
+from ampwatch.diagnosis.several_runs import ForSeveral, Together, advise_on_all, diagnose_together
 from ampwatch.diagnosis.signals import Record
 
 __all__ = [
@@ -33,12 +33,14 @@ __all__ = [
     "Engine",
     "Evidence",
     "Finding",
+    "ForSeveral",
     "Record",
     "Rule",
     "RunFacts",
     "Severity",
     "Together",
     "Verdict",
+    "advise_on_all",
     "conclude",
     "diagnose",
     "diagnose_together",

@@ -32,37 +32,47 @@ class Together:
         return {"schema": SCHEMA, "runs": runs, "learning_rate": plain(self.learning_rate)}
 
 
+@dataclass(frozen=True, slots=True)
+class ForSeveral:
+    """What one run adds to an advice on several: it is small, however long the run."""
+
+    rate: learning_rate.RateState
+    optimizers: str  # their classes, as far as the run tells them; those of a GAN are several
+    says_nothing_of_the_rate: bool  # something else brought it down
+
+    @classmethod
+    def of(cls, case: Case, diagnosis: Diagnosis) -> ForSeveral:
+        """What this run adds."""
+        kinds = {str(e.detail["class"]) for e in case.ledger.optimizers if "class" in e.detail}
+        is_other = diagnosis.learning_rate.action is Action.NOT_THE_CAUSE
+        return cls(case.rate, " with ".join(sorted(kinds)), is_other)
+
+
 def diagnose_together(runs: Sequence[Record]) -> Together:
     """Diagnose runs of one model together; of several models or optimizers they are refused."""
     cases = [Engine().feed(run).case() for run in runs]
-    sizes = {case.rate.setup.elements for case in cases} - {None}
+    diagnoses = tuple(conclude(case) for case in cases)
+    told = [ForSeveral.of(case, one) for case, one in zip(cases, diagnoses, strict=True)]
+    return Together(diagnoses, advise_on_all(told) or diagnoses[-1].learning_rate)
+
+
+def advise_on_all(runs: Sequence[ForSeveral]) -> Advice | None:
+    """One advice on the rate out of runs of one model; None if none of them tells of its rate.
+
+    Raises DifferentModelsError where they are runs of several models or optimizers.
+    """
+    sizes = {run.rate.setup.elements for run in runs} - {None}
     if len(sizes) > 1:
         told = " and ".join(f"{size:,}" for size in sorted(size for size in sizes if size))
         raise DifferentModelsError(
             f"these are not runs of one model: they train {told} parameters. "
             "Report each of them by itself."
         )
-    kinds = sorted({kind for case in cases for kind in _optimizers(case)})
+    kinds = sorted({run.optimizers for run in runs} - {""})
     if len(kinds) > 1:
         raise DifferentModelsError(
             f"their optimizers differ ({' and '.join(kinds)}): a rate of one says nothing of "
             "another's. Report each of them by itself."
         )
-    diagnoses = tuple(conclude(case) for case in cases)
-    # What something else brought down says nothing of the rate.
-    telling = [
-        case.rate
-        for case, diagnosis in zip(cases, diagnoses, strict=True)
-        if diagnosis.learning_rate.action is not Action.NOT_THE_CAUSE
-    ]
-    if not telling:
-        return Together(diagnoses, diagnoses[-1].learning_rate)
-    return Together(diagnoses, learning_rate.advise_together(telling))
-
-
-def _optimizers(case: Case) -> set[str]:
-    """The classes of a run's optimizers, as far as it tells them; those of a GAN are several."""
-    told = {
-        str(event.detail["class"]) for event in case.ledger.optimizers if "class" in event.detail
-    }
-    return {" with ".join(sorted(told))} if told else set()
+    telling = [run.rate for run in runs if not run.says_nothing_of_the_rate]
+    return learning_rate.advise_together(telling) if telling else None

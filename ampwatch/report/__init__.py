@@ -6,7 +6,7 @@ Names of runs and layers are data: they are shown, never interpreted.
 from __future__ import annotations
 
 from ampwatch.report.comparison import Comparison, compare
-from ampwatch.report.comparison_text import MOST_RUNS, print_comparison
+from ampwatch.report.comparison_text import print_comparison
 from ampwatch.report.facts import (
     Fact,
     course_text,
@@ -29,7 +29,6 @@ from ampwatch.report.terminal_report import (
 )
 
 __all__ = [
-    "MOST_RUNS",
     "STYLES",
     "Comparison",
     "EventStream",

@@ -1,41 +1,44 @@
-"""Several runs side by side: figures, settings that differ, first differences, learning rate."""
+"""Several runs side by side: where they part, figures, settings that differ, learning rate.
+
+    run -> outline, with the first run -> divergence; outlines and divergences -> comparison
+
+The page keeps outlines and divergences of runs that do not change; the comparison itself is cheap.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ampwatch.diagnosis import Action
-from ampwatch.diagnosis.findings import SCHEMA, Advice, Diagnosis, plain, verdict_text
-from ampwatch.diagnosis.words import bytes_text, scale_text, share_text, time_text
+from ampwatch.diagnosis import Action, advise_on_all
+from ampwatch.diagnosis.findings import SCHEMA, Advice, plain, verdict_text
+from ampwatch.diagnosis.words import bytes_text, count_text, scale_text, share_text, time_text
 from ampwatch.errors import DifferentModelsError
-from ampwatch.follow import diagnose, diagnose_together
-from ampwatch.report.divergence import Divergence, divergence_of
-from ampwatch.report.facts import course_text, rows_of_first_optimizer
-from ampwatch.report.settings import settings_of
-from ampwatch.rows import Mark, Table
+from ampwatch.report.divergence import Divergence, divergence_of_rows
+from ampwatch.report.first_difference import step_rows
+from ampwatch.report.outline import LOSS, At, Course, Outline, outline_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from ampwatch.store import Run
 
-_FINAL_STEPS = 30  # at the end, whose median is the final loss
+MANY_TIMES = 10.0  # a number that is more than so many times another is not told in per cent
+LEAST_SHARE = 0.05  # per cent: less is not told
+END = "loss at the end"
 _FIGURES = (
-    "verdict", "headline", "steps", "learning rate", "loss scale", "skipped", "loss",
-    "loss at the end", "gradient norm", "step time", "peak memory",
+    "verdict", "headline", "steps", "learning rate", "loss scale", "skipped", LOSS, "best loss",
+    END,
 )  # fmt: skip
-_COLUMNS = ("step", "loss", "grad_norm", "lr", "step_time_ms")
+_LAST_FIGURES = ("gradient norm", "step time", "peak memory")
 
 
-class HasTables(Protocol):
-    """A run, or the dashboard's view of one."""
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number or text of a run, as it is shown and as it is compared."""
 
-    def read(self, table: Table, columns: Sequence[str], /) -> pa.Table:
-        """These columns of a table."""
+    text: str
+    number: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,11 @@ class Comparison:
 
     names: tuple[str, ...]
     figures: Mapping[str, tuple[str, ...]]
+    numbers: Mapping[str, tuple[float | None, ...]]  # of the figures that are numbers
+    differences: Mapping[str, tuple[str, ...]]  # of those, to the first run, in words
+    values: Mapping[str, tuple[Course | None, ...]]  # the loss, and the user's own
     settings: Mapping[str, tuple[str | None, ...]]  # those that differ
+    same_settings: Mapping[str, str]  # those that all runs have alike
     partings: tuple[Divergence, ...]  # of each run but the first, compared with the first
     uncounted: tuple[str, ...]  # runs whose log does not number its steps
     learning_rate: Advice | None  # for all, where they differ in their rate
@@ -56,99 +63,174 @@ class Comparison:
         assert isinstance(body, dict)
         return {"schema": SCHEMA, **body}
 
+    @property
+    def by_outcome(self) -> list[int]:
+        """The runs by their loss at the end, the best first; those without one come last."""
+        end = self.numbers.get(END, (None,) * len(self.names))
+        known = [math.inf if value is None else value for value in end]
+        return sorted(range(len(known)), key=known.__getitem__)
+
 
 def compare(runs: Sequence[Run]) -> Comparison:
     """Compare two runs or more; the others are compared with the first."""
-    diagnoses, advice, refusal = _judged(runs)
-    rates = {d.learning_rate.current for d in diagnoses} - {None}
-    differ = len(rates) > 1
-    settings = differing([settings_of(run) for run in runs])
+    first = step_rows(runs[0])
+    partings = [divergence_of_rows(runs[0], first, run) for run in runs[1:]]
+    return compared([outline_of(run) for run in runs], partings)
+
+
+def compared(runs: Sequence[Outline], partings: Sequence[Divergence]) -> Comparison:
+    """The comparison of runs whose outlines and divergences from the first one are known."""
+    rates = [run.rate for run in runs]
+    differ = len(set(rates) - {None}) > 1
+    settings, alike = differing([run.settings for run in runs])
     if differ and not any(name.endswith(".lr") for name in settings):  # no optimizer was recorded
-        told = (d.learning_rate.current for d in diagnoses)
-        settings["learning rate"] = tuple(None if r is None else f"{r:.4g}" for r in told)
+        settings["learning rate"] = tuple(None if r is None else f"{r:.4g}" for r in rates)
+    figures = _side_by_side([dict(_figures(run)) for run in runs])
+    numbers = {
+        name: tuple(None if one is None else one.number for one in row)
+        for name, row in figures.items()
+        if any(one is not None and one.number is not None for one in row)
+    }
+    advice, refusal = _advice(runs) if differ else (None, None)
     return Comparison(
-        names=tuple(run.info.name for run in runs),
-        figures=_side_by_side([_figures(r, d) for r, d in zip(runs, diagnoses, strict=True)]),
+        names=tuple(run.name for run in runs),
+        figures={n: tuple(one.text if one else "" for one in row) for n, row in figures.items()},
+        numbers=numbers,
+        differences={
+            name: tuple(difference_text(number, row[0]) for number in row)
+            for name, row in numbers.items()
+            if name not in _NOT_COMPARED
+        },
+        values={name: tuple(run.values.get(name) for run in runs) for name in _value_names(runs)},
         settings=settings,
-        partings=tuple(divergence_of(runs[0], run) for run in runs[1:]),
-        uncounted=tuple(run.info.name for run in runs if _is_uncounted(run)),
-        learning_rate=advice if differ else None,
-        not_together=refusal if differ else None,
+        same_settings=alike,
+        partings=tuple(partings),
+        uncounted=tuple(run.name for run in runs if run.is_uncounted),
+        learning_rate=advice,
+        not_together=refusal,
     )
 
 
-def _is_uncounted(run: Run) -> bool:
-    return any(Mark.PLACED.value in marks for marks in run.info.marks.values())
-
-
-def _judged(runs: Sequence[Run]) -> tuple[tuple[Diagnosis, ...], Advice | None, str | None]:
+def _advice(runs: Sequence[Outline]) -> tuple[Advice | None, str | None]:
     try:
-        together = diagnose_together(runs)
+        advice = advise_on_all([run.for_several for run in runs])
     except DifferentModelsError as refusal:
-        return tuple(diagnose(run) for run in runs), None, str(refusal)
-    return together.diagnoses, together.learning_rate, None
+        return None, str(refusal)
+    return advice or runs[-1].diagnosis.learning_rate, None
 
 
-def differing(settings: Sequence[Mapping[str, str]]) -> dict[str, tuple[str | None, ...]]:
-    """The settings that differ between runs; None where a run does not have one."""
+def differing(
+    settings: Sequence[Mapping[str, str]],
+) -> tuple[dict[str, tuple[str | None, ...]], dict[str, str]]:
+    """The settings that differ, None where a run does not have one; and those that are alike."""
     names = dict.fromkeys(name for one in settings for name in one)
     found = {name: tuple(one.get(name) for one in settings) for name in names}
-    return {name: values for name, values in found.items() if len(set(values)) > 1}
+    differ = {name: values for name, values in found.items() if len(set(values)) > 1}
+    return differ, {name: settings[0][name] for name in names if name not in differ}
+
+
+def difference_text(number: float | None, base: float | None) -> str:
+    """How a number compares with the first run's: `+3.2 %`, `37 times`; nothing if unknown."""
+    if number is None or base is None or not math.isfinite(number) or not math.isfinite(base):
+        return ""
+    if number == base:
+        return "the same"
+    if base <= 0 or number < 0:
+        return f"{number - base:+.3g}"
+    times = number / base
+    if times > MANY_TIMES:
+        return f"{times:.3g} times"
+    share = 100 * (times - 1)
+    if abs(share) < LEAST_SHARE:
+        return "about the same"
+    return f"{share:+.0f} %" if abs(share) >= 10 else f"{share:+.1f} %"
 
 
 # --- figures -------------------------------------------------------------------------------------
 
+_NOT_COMPARED = frozenset({"steps", "learning rate"})
 
-def _side_by_side(runs: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
+
+def _side_by_side(
+    runs: Sequence[Mapping[str, Figure]],
+) -> dict[str, tuple[Figure | None, ...]]:
     """Each figure that any run has."""
-    names = [name for name in _FIGURES if any(name in one for one in runs)]
-    return {name: tuple(one.get(name, "") for one in runs) for name in names}
+    own = dict.fromkeys(
+        name for one in runs for name in one if name not in {*_FIGURES, *_LAST_FIGURES}
+    )
+    names = [*_FIGURES, *own, *_LAST_FIGURES]
+    return {
+        name: tuple(one.get(name) for one in runs)
+        for name in names
+        if any(name in one for one in runs)
+    }
 
 
-def _figures(run: Run, diagnosis: Diagnosis) -> dict[str, str]:
-    facts, head = diagnosis.run, diagnosis.headline
-    found = {"verdict": verdict_text(diagnosis)}
+def _value_names(runs: Sequence[Outline]) -> dict[str, None]:
+    return dict.fromkeys(name for run in runs for name in run.values)
+
+
+def _figures(run: Outline) -> Iterator[tuple[str, Figure]]:
+    facts, head = run.diagnosis.run, run.diagnosis.headline
+    yield "verdict", Figure(verdict_text(run.diagnosis))
     if head is not None and head.severity.weight:
         since = "" if head.first_step is None else f" since step {head.first_step:,}"
-        found["headline"] = f"{head.code} {head.name}{since}"
-    found["steps"] = f"{facts.steps:,}"
-    if diagnosis.learning_rate.current is not None:
-        found["learning rate"] = f"{diagnosis.learning_rate.current:.4g}"
+        yield "headline", Figure(f"{head.code} {head.name}{since}")
+    yield "steps", Figure(f"{facts.steps:,}", facts.steps)
+    if run.rate is not None:
+        yield "learning rate", Figure(f"{run.rate:.4g}", run.rate)
     if facts.first_scale is not None:
-        found["loss scale"] = f"{scale_text(facts.first_scale)} to {scale_text(facts.final_scale)}"
+        scales = f"{scale_text(facts.first_scale)} to {scale_text(facts.final_scale)}"
+        yield "loss scale", Figure(scales)
     if facts.first_scale is not None or facts.skipped:
-        found["skipped"] = f"{facts.skipped:,}, {share_text(facts.skipped, facts.steps)}"
-    peak = peak_memory(run)
-    return found | dict(_measured(run)) | ({"peak memory": peak} if peak else {})
+        share = share_text(facts.skipped, facts.steps)
+        yield "skipped", Figure(f"{facts.skipped:,}, {share}", facts.skipped)
+    yield from _loss_figures(run.values.get(LOSS))
+    for name, course in run.values.items():
+        if name != LOSS:
+            yield from _value_figures(name, course)
+    if run.grad_norm is not None:
+        yield "gradient norm", Figure(f"{run.grad_norm:.4g}", run.grad_norm)
+    if run.step_time_ms is not None:
+        yield "step time", Figure(time_text(run.step_time_ms), run.step_time_ms)
+    if run.peak_bytes is not None:
+        text = bytes_text(run.peak_bytes) + (" (host)" if run.is_host_memory else "")
+        yield "peak memory", Figure(text, run.peak_bytes)
 
 
-def _measured(run: Run) -> Iterator[tuple[str, str]]:
-    rows = rows_of_first_optimizer(run, _COLUMNS)
-    loss, norm, times = (_present(rows, name) for name in ("loss", "grad_norm", "step_time_ms"))
-    if len(loss):
-        yield "loss", course_text(loss, "to")
-        finite = loss[np.isfinite(loss)]
-        if len(finite) >= _FINAL_STEPS:
-            yield "loss at the end", f"{np.median(finite[-_FINAL_STEPS:]):.4g}"
-    norm, times = norm[np.isfinite(norm)], times[np.isfinite(times)]
-    if len(norm):
-        yield "gradient norm", f"{np.median(norm):.4g}"
-    if len(times):
-        yield "step time", time_text(float(np.median(times)))
+def _loss_figures(loss: Course | None) -> Iterator[tuple[str, Figure]]:
+    if loss is None:
+        return
+    yield LOSS, Figure(_course_text(loss))
+    if loss.lowest is not None:
+        yield "best loss", _figure_at(loss.lowest)
+    end = "not finite" if loss.at_the_end is None else f"{loss.at_the_end:.4g}"
+    yield END, Figure(end, loss.at_the_end)
 
 
-def _present(rows: Any, name: str) -> Any:
-    return np.asarray(rows.column(name).drop_null().to_numpy(), np.float64)
+def _course_text(course: Course) -> str:
+    if course.first is None or course.lowest is None or course.highest is None:
+        return "never finite"
+    text = f"{course.first:.4g} to {course.last:.4g}"
+    if course.lowest.value == course.highest.value:
+        text = f"{course.first:.4g}"
+    lost = count_text(course.lost, "value")
+    return f"{text}, then {lost} not finite" if course.lost else text
 
 
-def peak_memory(run: HasTables) -> str:
-    """The card's peak as torch counts it, else the memory in use, else the process's."""
-    rows = run.read(Table.DEVICES, ("peak_bytes", "used_bytes", "host_rss_bytes"))
-    for column, where in (("peak_bytes", ""), ("used_bytes", ""), ("host_rss_bytes", " (host)")):
-        known = rows.column(column).drop_null()
-        if len(known):
-            return bytes_text(int(known.to_numpy().max())) + where
-    return ""
+def _value_figures(name: str, course: Course) -> Iterator[tuple[str, Figure]]:
+    """The best and the last value; where it is not known what is better, both ends."""
+    best = course.best
+    ends = {"best": best} if best else {"lowest": course.lowest, "highest": course.highest}
+    for word, at in ends.items():
+        if at is not None:
+            yield f"{name}, {word}", _figure_at(at)
+    last = "not finite" if course.lost or course.last is None else f"{course.last:.4g}"
+    yield f"{name}, last", Figure(last, None if course.lost else course.last)
+
+
+def _figure_at(at: At) -> Figure:
+    return Figure(f"{at.value:.4g} at step {at.step:,}", at.value)
 
 
 def has_boundary(advice: Advice) -> bool:

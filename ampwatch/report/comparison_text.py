@@ -13,72 +13,132 @@ from ampwatch.diagnosis.words import count_text, list_text, scale_text
 from ampwatch.printable_text import printable
 from ampwatch.report.comparison import Comparison, has_boundary
 from ampwatch.report.divergence import Difference, Divergence
+from ampwatch.report.outline import LOSS
+from ampwatch.report.parting_text import grouped_partings, parting_text
 from ampwatch.report.terminal_report import STYLES, Write, advised, is_fancy, labelled, writer
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-MOST_RUNS = len(LETTERS)
+_MOST_IN_FULL = 5  # runs whose differences are told in full
+_LEAST_WIDTH = 18  # of a run's column; those that do not fit beside one another go below
+_MOST_VALUES = 12  # of the user's own values
+_MOST_SAME = 8  # settings that all have, by name
+
+
+def letter(number: int) -> str:
+    """The letters that stand for a run: A to Z, then AA, AB."""
+    rest, last = divmod(number, 26)
+    return (letter(rest - 1) if rest else "") + chr(ord("A") + last)
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
     """Print it, as this console can show it."""
     write = writer(fancy=is_fancy(console))
-    console.print(comparison_text(comparison, write), highlight=False)
+    console.print(comparison_text(comparison, write, console.width), highlight=False)
 
 
-def comparison_text(comparison: Comparison, write: Write) -> Group:
-    """The whole comparison: the figures, where the runs differ, the settings, the rate."""
-    parts: list[RenderableType] = [_grid(comparison.names, comparison.figures, write)]
-    parts += _section("First differences", labelled(list(_differences(comparison)), write))
+def comparison_text(comparison: Comparison, write: Write, width: int | None = None) -> Group:
+    """The whole comparison; runs that do not fit into the width are told below the others."""
+    parts: list[RenderableType] = []
+    figures, left_out = _figures(comparison)
+    parts += _grids(comparison.names, figures, write, width)
+    parts += [Text(left_out, "dim")] if left_out else []
+    parts += _section("Where they part", labelled(list(_differences(comparison)), write))
     if comparison.settings:
         settings = {n: [v or "-" for v in values] for n, values in comparison.settings.items()}
-        parts += _section("Settings that differ", _grid((), settings, write))
+        parts += _section("Settings that differ", *_grids((), settings, write, width))
     else:
         parts += _section("Settings that differ", Text("None in the records."))
+    if comparison.same_settings:
+        names = list_text(list(comparison.same_settings), _MOST_SAME)
+        parts.append(Text(write(f"The same in all: {names}."), "dim"))
     rate = _rate(comparison)
     if rate:
         parts += _section("Learning rate", Text(write(rate)))
     return Group(*parts)
 
 
-def _section(title: str, body: RenderableType) -> list[RenderableType]:
-    return [Text(), Text(title, "bold"), body]
+def _section(title: str, *body: RenderableType) -> list[RenderableType]:
+    return [Text(), Text(title, "bold"), *body]
 
 
-def _grid(names: Sequence[str], rows: Mapping[str, Sequence[str]], write: Write) -> Grid:
-    """A column a run, with its letter and name at the top."""
+def _figures(comparison: Comparison) -> tuple[dict[str, list[str]], str]:
+    """The figures, each with its difference to the first run's; and what was left out."""
+    own = [name for name in comparison.values if name != LOSS]
+    hidden = own[_MOST_VALUES:]
+    found = {}
+    for name, texts in comparison.figures.items():
+        if name.rpartition(", ")[0] in hidden:
+            continue
+        apart = comparison.differences.get(name, ("",) * len(texts))
+        found[name] = [
+            f"{text} ({more})" if more and number else text
+            for number, (text, more) in enumerate(zip(texts, apart, strict=True))
+        ]
+    values = count_text(len(hidden), "value")
+    return found, f"{values} more that were logged are in --json." if hidden else ""
+
+
+def _grids(
+    names: Sequence[str], rows: Mapping[str, Sequence[str]], write: Write, width: int | None
+) -> list[RenderableType]:
+    """The table, in as many parts as it takes to show every run."""
     count = len(next(iter(rows.values())))
+    room = 0 if width is None else width - max(len(label) for label in rows)
+    fits = count if width is None else max(2, room // (_LEAST_WIDTH + 2))
+    found: list[RenderableType] = []
+    for start in range(0, count, fits):
+        found += [Text()] if start else []
+        found.append(_grid(names, rows, range(start, min(count, start + fits)), write))
+    return found
+
+
+def _grid(
+    names: Sequence[str], rows: Mapping[str, Sequence[str]], shown: range, write: Write
+) -> Grid:
+    """A column a run, with its letter and name at the top."""
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
-    for _ in range(count):
+    titles = []
+    for number in shown:
         grid.add_column(overflow="fold")
-    heads = names or [""] * count
-    titles = (f"{letter} {printable(n)}" for letter, n in zip(LETTERS, heads, strict=False))
-    grid.add_row("", *(Text(title.strip(), "bold") for title in titles))
+        name = printable(names[number]) if names else ""
+        titles.append(Text(f"{letter(number)} {name}".strip(), "bold"))
+    grid.add_row("", *titles)
     for label, values in rows.items():
-        cells = (Text(write(value), STYLES.get(value, "")) for value in values)
+        cells = (Text(write(values[n]), STYLES.get(values[n], "")) for n in shown)
         grid.add_row(printable(label), *cells)
     return grid
 
 
 def _differences(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    for letter, one in zip(LETTERS[1:], comparison.partings, strict=False):
-        labels = chain([f"A and {letter}"], repeat(""))
-        yield from zip(labels, _sentences(one, letter), strict=False)
+    if len(comparison.names) <= _MOST_IN_FULL:
+        for number, one in enumerate(comparison.partings, 1):
+            labels = chain([f"A and {letter(number)}"], repeat(""))
+            yield from zip(labels, _sentences(one, letter(number)), strict=False)
+    else:
+        yield from _of_many(comparison)
     if comparison.uncounted:
         names = list_text(comparison.uncounted)
         yield "note", f"The steps of {names} are counted: their log does not number them."
 
 
-def _sentences(one: Divergence, letter: str) -> Iterator[str]:
+def _of_many(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    """The runs that part alike from the first, in a line; all of them are named."""
+    for text, numbers in grouped_partings(comparison.partings):
+        letters = list_text([letter(number) for number in numbers], len(numbers))
+        yield "A and", f"{letters}: {text}."
+    yield "", "Two runs alone (`ampwatch compare A B`) are told in full."
+
+
+def _sentences(one: Divergence, second: str) -> Iterator[str]:
+    yield parting_text(one, "A", second)
     if not one.common_steps:
-        yield "They have no step in common."
         return
     last = one.last_common_step
     yield f"{count_text(one.common_steps, 'step')} in common, the last {last:,}."
     texts = {
         "loss": _loss_text(one),
         "scale": _scale_text(one.scale),
-        "skips": _skips_text(one.skips, letter),
+        "skips": _skips_text(one.skips, second),
     }
     for name, text in texts.items():
         known = text if name in one.both_tell else "not recorded by both"
@@ -111,10 +171,10 @@ def _scale_text(scale: Difference | None) -> str:
     return f"differs from step {scale.step:,} ({values})"
 
 
-def _skips_text(skips: Difference | None, letter: str) -> str:
+def _skips_text(skips: Difference | None, second: str) -> str:
     if skips is None:
         return "the same"
-    return f"step {skips.step:,} is skipped by {'A' if skips.first else letter} alone"
+    return f"step {skips.step:,} is skipped by {'A' if skips.first else second} alone"
 
 
 def _number(value: float | None) -> str:

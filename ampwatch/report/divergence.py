@@ -7,11 +7,9 @@ the usual change from step to step. A scale or a skip is the same or is not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
 
 import numpy as np
-import pyarrow.compute as pc
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
@@ -20,14 +18,20 @@ from ampwatch.diagnosis.learning_rate.constants import (
     ROBUST_DEVIATIONS,
     SUSTAINED_STEPS,
 )
-from ampwatch.report.facts import rows_of_first_optimizer
-
-if TYPE_CHECKING:
-    from ampwatch.diagnosis import Record
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Mask = NDArray[np.bool_]
+from ampwatch.report.first_difference import (
+    FOR_ALL_LAYERS,
+    FirstDifference,
+    Floats,
+    Integers,
+    Mask,
+    StepRows,
+    compared_columns,
+    first_difference,
+    layer_difference,
+    same,
+    step_rows,
+)
+from ampwatch.store import Run
 
 # Logs print three digits: less is no difference.
 _LEAST_SHARE = 0.01
@@ -56,6 +60,8 @@ class Divergence:
     knows_noise: bool = False  # whether both losses are long enough to estimate it
     scale: Difference | None = None
     skips: Difference | None = None
+    first: FirstDifference | None = None  # in anything that both record
+    compared: tuple[str, ...] = ()  # the columns that both record
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +80,20 @@ class _Pair:
         return Difference(int(self.step[at]), float(self.one[at]), float(self.other[at]))
 
 
-def divergence_of(first: Record, second: Record) -> Divergence:
+def divergence_of(first: Run, second: Run) -> Divergence:
     """Where the second run differs from the first."""
-    one, other = _by_step(first), _by_step(second)
+    return divergence_of_rows(first, step_rows(first), second)
+
+
+def divergence_of_rows(first: Run, one: StepRows, second: Run) -> Divergence:
+    """The same with the first run's rows at hand: many runs are compared with it."""
+    other = step_rows(second)
     step, mine, its = np.intersect1d(one.step, other.step, return_indices=True)
     if not len(step):
         return Divergence(0)
     loss, scale, skips = (
         _pair(step, left[mine], right[its], known_left[mine] & known_right[its])
-        for (left, known_left), (right, known_right) in zip(one.told, other.told, strict=True)
+        for (left, known_left), (right, known_right) in zip(_told(one), _told(other), strict=True)
     )
     pairs = {"loss": loss, "scale": scale, "skips": skips}
     return Divergence(
@@ -94,35 +105,30 @@ def divergence_of(first: Record, second: Record) -> Divergence:
         _both_finite(loss) >= _LEAST_STEPS,
         scale.at(_unequal(scale)),
         skips.at(_unequal(skips)),
+        _with_layer(first, second, first_difference(one, other), int(step[-1])),
+        compared_columns(one, other),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """A run's loss, scale and skips, a row a step, each with the mask of what is known."""
-
-    step: Integers
-    told: tuple[tuple[Floats, Mask], ...]
-
-
-def _by_step(run: Record) -> _Steps:
-    """One row a step: of repeated ones (a restart), the last."""
-    rows = rows_of_first_optimizer(run, ("step", "loss", "scale", "scale_after", "skipped"))
-    step = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
-    _, from_end = np.unique(step[::-1], return_index=True)
-    last = len(step) - 1 - from_end
-    scale = pc.coalesce(rows.column("scale"), rows.column("scale_after"))
-    columns = (rows.column("loss"), scale, rows.column("skipped").cast("int8"))
-    told = tuple((_floats(column)[last], _known(column)[last]) for column in columns)
-    return _Steps(step[last], told)
+def _with_layer(
+    first: Run, second: Run, found: FirstDifference | None, last: int
+) -> FirstDifference | None:
+    if found is None or found.column in FOR_ALL_LAYERS:
+        return found
+    return replace(found, layer=layer_difference(first, second, found.step, last))
 
 
-def _floats(column: Any) -> Floats:
-    return np.asarray(column.to_numpy(), np.float64)
-
-
-def _known(column: Any) -> Mask:
-    return np.asarray(column.is_valid().to_numpy(), np.bool_)
+def _told(rows: StepRows) -> tuple[tuple[Floats, Mask], ...]:
+    """Loss, scale and skips; in logs that state only what the scale became, that."""
+    nothing: tuple[Floats, Mask] = (
+        np.full(len(rows.step), np.nan),
+        np.zeros(len(rows.step), np.bool_),
+    )
+    loss, scale, after, skips = (
+        rows.columns.get(name, nothing) for name in ("loss", "scale", "scale_after", "skipped")
+    )
+    either: Floats = np.where(scale[1], scale[0], after[0])
+    return loss, (either, scale[1] | after[1]), skips
 
 
 def _pair(step: Integers, one: Floats, other: Floats, known: Mask) -> _Pair:
@@ -131,8 +137,7 @@ def _pair(step: Integers, one: Floats, other: Floats, known: Mask) -> _Pair:
 
 def _unequal(pair: _Pair) -> NDArray[np.intp]:
     """Where they differ; two nan are the same."""
-    both_lost = np.isnan(pair.one) & np.isnan(pair.other)
-    return np.flatnonzero((pair.one != pair.other) & ~both_lost)
+    return np.flatnonzero(~same(pair.one, pair.other))
 
 
 def _both_finite(pair: _Pair) -> int:

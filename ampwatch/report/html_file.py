@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.errors import ReportError
 from ampwatch.printable_text import printable
-from ampwatch.report.comparison_text import LETTERS, comparison_text
+from ampwatch.report.comparison_text import comparison_text, letter
 from ampwatch.report.facts import powers
 from ampwatch.report.html_sections import (
     assumed_note,
@@ -90,7 +90,7 @@ def _courses(runs: Sequence[Run]) -> str:
     """One panel a quantity that any run has, one line a run."""
     curves = [curves_of(run) for run in runs]
     ends = [one.ends for one in curves if one is not None]
-    labels = LETTERS[: len(runs)]
+    labels = [letter(number) for number in range(len(runs))]
     present = [one.lines if one else () for one in curves]
     panels = list(compared_panels(labels, present))
     if not panels:

@@ -11,6 +11,7 @@ from test_cli_together import train
 from written_runs import step_columns, write_run
 
 from ampwatch import cli, codec, store
+from ampwatch.report.comparison_text import letter
 from ampwatch.rows import Table
 
 SAMPLES = Path(__file__).parents[1] / "importers" / "samples"
@@ -67,7 +68,8 @@ def test_settings_that_differ_are_named_with_both_values(capsys, tmp_path):
     other = write_run(tmp_path, "other", config={"model": {"depth": 8}, "seed": 1}, skipped=12)
     _, out, _ = compare(capsys, one, other)
     assert "config.model.depth 4 8" in out
-    assert "config.seed" not in out
+    assert "The same in all: config.seed" in out
+    assert "config.seed" not in out.partition("The same in all")[0]
     assert "100 steps in common, the last 99" in out
 
 
@@ -105,9 +107,69 @@ def test_logs_of_other_trainers_are_compared_where_both_tell_it(capsys):
     assert "Loss: not recorded by both. Scale: the same. Skips: the same." in out
 
 
-@pytest.mark.parametrize("count", [1, 27])
-def test_one_run_and_too_many_are_refused(capsys, tmp_path, count):
-    path = write_run(tmp_path)
-    code, out, err = compare(capsys, *[path] * count)
+def test_one_run_alone_is_refused(capsys, tmp_path):
+    code, out, err = compare(capsys, write_run(tmp_path))
     assert (code, out) == (2, "")
-    assert "compare takes 2 to 26 runs" in err
+    assert "compare takes two runs or more" in err
+
+
+@pytest.mark.parametrize("count", [6, 60])
+def test_of_many_runs_each_is_shown_with_its_letters_and_its_setting(capsys, tmp_path, count):
+    runs = [
+        write_run(tmp_path, f"run-{n}", accepted=5, config={"at": 7000 + n}) for n in range(count)
+    ]
+    code, out, _ = compare(capsys, *runs)
+    assert code == 0
+    heads = out.partition("Where they part")[0]
+    for number in range(count):
+        assert f"{letter(number)} run-{number} " in heads
+        assert f" {7000 + number} " in out
+    others = ", ".join(letter(number) for number in range(1, count))
+    assert f"{others}: identical to the bit." in out
+
+
+def test_letters_go_on_after_z():
+    numbers = (0, 25, 26, 51, 52, 701, 702)
+    assert [letter(n) for n in numbers] == ["A", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]
+
+
+def test_the_others_are_compared_with_the_baseline(capsys, tmp_path):
+    runs = [write_run(tmp_path, name, accepted=n) for name, n in (("one", 10), ("two", 20))]
+    _, out, _ = compare(capsys, *runs, "--baseline", "two")
+    assert "A two B one" in out
+    code, _, err = compare(capsys, *runs, "--baseline", "three")
+    assert code == 2
+    assert "--baseline three is none of the runs" in err
+
+
+def test_best_and_last_values_are_told_with_their_step_and_the_difference(capsys, tmp_path):
+    for name, scores in (("one", (0.2, 0.8, 0.6)), ("two", (0.2, 0.4, 0.3))):
+        path = write_run(tmp_path, name)
+        writer = store.RankWriter(path, 0)
+        rows = {"step": [10, 20, 30], "name": ["val/acc"] * 3, "value": list(scores)}
+        odd = {"step": [10, 20], "name": ["spread"] * 2, "value": [3.0, float("nan")]}
+        writer.append(codec.encode(Table.EXTRAS, rows))
+        writer.append(codec.encode(Table.EXTRAS, odd))
+        writer.close()
+    out = compare(capsys, tmp_path / "one", tmp_path / "two")[1]
+    assert "val/acc, best 0.8 at step 20 0.4 at step 20 (-50 %)" in out
+    assert "val/acc, last 0.6 0.3 (-50 %)" in out
+    assert "spread, lowest 3 at step 10" in out
+    assert "spread, last not finite not finite" in out
+    best = json.loads(compare(capsys, tmp_path / "one", tmp_path / "two", "--json")[1])["values"]
+    assert best["val/acc"][0]["highest"] == {"value": 0.8, "step": 20}
+    assert best["val/acc"][1]["last"] == 0.3
+
+
+def test_values_beyond_the_most_that_are_shown_are_counted(capsys, tmp_path):
+    path = write_run(tmp_path, "one")
+    names = [f"v{n}" for n in range(40)]
+    writer = store.RankWriter(path, 0)
+    writer.append(
+        codec.encode(Table.EXTRAS, {"step": [0] * 40, "name": names, "value": [1.0] * 40})
+    )
+    writer.close()
+    out = compare(capsys, path, write_run(tmp_path, "two"))[1]
+    assert "v11, last 1" in out
+    assert "v12, last" not in out
+    assert "28 values more that were logged are in --json." in out

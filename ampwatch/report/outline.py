@@ -1,0 +1,194 @@
+"""A run in outline: what a comparison shows of it, in a size that does not grow with the run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ampwatch.diagnosis import Diagnosis, Engine, ForSeveral, conclude
+from ampwatch.follow import as_it_stands
+from ampwatch.report.facts import rows_of_first_optimizer
+from ampwatch.report.settings import settings_of
+from ampwatch.rows import Mark, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.store import Run
+
+LOSS = "loss"
+_FINAL_VALUES = 30  # whose median is the value at the end: single batches differ
+_COLUMNS = ("step", "loss", "grad_norm", "step_time_ms")
+# What is better is known by a value's name; of others both ends are shown.
+_LOWER = frozenset(
+    ["loss", "err", "error", "ppl", "perplexity", "wer", "cer", "mse", "mae", "rmse", "nll", "bpb",
+     "bpc", "fid", "kl", "ce", "bce"]
+)  # fmt: skip
+_HIGHER = frozenset(
+    ["acc", "accuracy", "f1", "bleu", "rouge", "rougel", "auc", "auroc", "map", "iou", "miou",
+     "dice", "precision", "recall", "psnr", "ssim", "reward", "score", "r2", "top1", "top5", "em"]
+)  # fmt: skip
+
+
+class HasTables(Protocol):
+    """A run, or the dashboard's view of one."""
+
+    def read(self, table: Table, columns: Sequence[str], /) -> pa.Table:
+        """These columns of a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """A value, and the step at which it was logged."""
+
+    value: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What became of one value over a run. Values that are not finite are counted, not compared."""
+
+    count: int
+    first: float | None  # the first and the last finite one
+    last: float | None
+    lowest: At | None
+    highest: At | None
+    at_the_end: float | None  # the median of the last finite ones; None where it ends without
+    lost: int  # values at the end that are not finite
+    higher_is_better: bool | None  # None where its name does not tell
+
+    @property
+    def best(self) -> At | None:
+        """The best value; None where it is not known which is better."""
+        if self.higher_is_better is None:
+            return None
+        return self.highest if self.higher_is_better else self.lowest
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What is compared of a run."""
+
+    name: str
+    diagnosis: Diagnosis
+    for_several: ForSeveral
+    settings: Mapping[str, str]
+    values: Mapping[str, Course]  # the loss, and what the user's own code logged
+    grad_norm: float | None  # the median, as of the next
+    step_time_ms: float | None
+    peak_bytes: int | None
+    is_host_memory: bool  # of the process, where no card tells
+    is_uncounted: bool  # its log does not number its steps
+
+    @property
+    def rate(self) -> float | None:
+        """The base learning rate."""
+        return self.diagnosis.learning_rate.current
+
+
+def outline_of(run: Run) -> Outline:
+    """The outline of a run, diagnosed as it stands."""
+    case = Engine().feed(run).case()
+    judged = conclude(case)
+    return outline_as(run, as_it_stands(run, judged), ForSeveral.of(case, judged))
+
+
+def outline_as(run: Run, diagnosis: Diagnosis, for_several: ForSeveral) -> Outline:
+    """The outline of a run whose diagnosis is known."""
+    rows = rows_of_first_optimizer(run, _COLUMNS)
+    loss = course_of(_steps(rows), rows.column("loss"), LOSS)
+    peak, is_host = peak_bytes(run)
+    return Outline(
+        name=run.info.name,
+        diagnosis=diagnosis,
+        for_several=for_several,
+        settings=settings_of(run),
+        values=({LOSS: loss} if loss else {}) | dict(_own_values(run)),
+        grad_norm=_median(rows, "grad_norm"),
+        step_time_ms=_median(rows, "step_time_ms"),
+        peak_bytes=peak,
+        is_host_memory=is_host,
+        is_uncounted=any(Mark.PLACED.value in marks for marks in run.info.marks.values()),
+    )
+
+
+def course_of(step: NDArray[np.int64], logged: Any, name: str) -> Course | None:
+    """The course of the values that were logged; None where there are none."""
+    told = np.asarray(logged.is_valid().to_numpy())
+    values = np.asarray(logged.to_numpy(), np.float64)[told]
+    if not len(values):
+        return None
+    known = np.flatnonzero(np.isfinite(values))
+    lost = len(values) - int(known[-1]) - 1 if len(known) else len(values)
+    at = step[told]
+
+    def found(place: np.intp) -> At:
+        return At(float(values[place]), int(at[place]))
+
+    finite = values[known]
+    return Course(
+        count=len(values),
+        first=float(finite[0]) if len(known) else None,
+        last=float(finite[-1]) if len(known) else None,
+        lowest=found(known[np.argmin(finite)]) if len(known) else None,
+        highest=found(known[np.argmax(finite)]) if len(known) else None,
+        at_the_end=None if lost else float(np.median(finite[-_FINAL_VALUES:])),
+        lost=lost,
+        higher_is_better=higher_is_better(name),
+    )
+
+
+def higher_is_better(name: str) -> bool | None:
+    """Whether higher values of that name are better; None where it does not tell."""
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    if words & _LOWER or any(word.endswith(("loss", "error")) for word in words):
+        return False
+    return True if words & _HIGHER else None
+
+
+def _own_values(run: Run) -> Iterator[tuple[str, Course]]:
+    """What `watch.log` was given, of the lowest rank that logged any."""
+    rows = run.read(Table.EXTRAS, columns=("rank", "step", "name", "value"))
+    if not rows.num_rows:
+        return
+    ranks = rows.column("rank").to_numpy()
+    rows = rows.filter(pa.array(ranks == ranks.min()))
+    coded = rows.column("name").combine_chunks().dictionary_encode()
+    coded = coded.combine_chunks() if isinstance(coded, pa.ChunkedArray) else coded
+    codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    order = np.argsort(codes, kind="stable")
+    step, values = _steps(rows), rows.column("value")
+    for part in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
+        if codes[part[0]] < 0:
+            continue
+        name = coded.dictionary[int(codes[part[0]])].as_py()
+        found = course_of(step[part], values.take(pa.array(part)), name)
+        if found is not None:
+            yield (f"{name} (logged)" if name == LOSS else name), found
+
+
+def _steps(rows: Any) -> NDArray[np.int64]:
+    return np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
+
+
+def _median(rows: Any, name: str) -> float | None:
+    values = np.asarray(rows.column(name).drop_null().to_numpy(), np.float64)
+    values = values[np.isfinite(values)]
+    return float(np.median(values)) if len(values) else None
+
+
+def peak_bytes(run: HasTables) -> tuple[int | None, bool]:
+    """The card's peak as torch counts it, else the memory in use, else the process's."""
+    rows = run.read(Table.DEVICES, ("peak_bytes", "used_bytes", "host_rss_bytes"))
+    for column in rows.column_names:
+        known = rows.column(column).drop_null()
+        if len(known):
+            return int(known.to_numpy().max()), column == "host_rss_bytes"
+    return None, False

@@ -1,0 +1,111 @@
+"""Where runs part, in sentences: for the terminal, for the page, and for a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ampwatch.diagnosis.words import count_text, list_text, scale_text
+from ampwatch.report.divergence import Divergence
+from ampwatch.report.first_difference import (
+    ColumnDifference,
+    FirstDifference,
+    LayerDifference,
+    words_of,
+)
+from ampwatch.rows import Table
+
+_DIGITS = (".4g", ".7g", ".9g", ".17g")  # until the two values look different
+_MOST_NAMED = 3  # columns that differ at the same step, or later
+_WHAT = {"input_amax": "largest input "}  # what the numbers are, where the name does not say it
+_SCALES = frozenset({"scale", "scale_after"})
+
+
+def parting_text(one: Divergence, first: str, second: str) -> str:
+    """Where the second run parts from the first, and by what; `first` and `second` name them."""
+    if not one.common_steps:
+        return "They have no step in common."
+    if not one.compared:
+        return f"Both recorded {count_text(one.common_steps, 'step')}, but no column in common."
+    found = one.first
+    if found is None:
+        names = list_text([words_of(name) for name in one.compared], 4)
+        return (
+            f"Identical to the bit over {count_text(one.common_steps, 'step')}, in everything that "
+            f"both recorded: {names}."
+        )
+    parts = [f"They part at step {found.step:,}, by the {_column_text(found, first, second)}."]
+    if found.same_before:
+        before = count_text(found.same_before, "common step")
+        verb = "is" if found.same_before == 1 else "are"
+        parts.append(f"The {before} before {verb} identical to the bit.")
+    parts += [_rest_text(found, first, second)]
+    parts += [layer_text(found.layer)] if found.layer else []
+    return " ".join(part for part in parts if part)
+
+
+def parted_by(one: Divergence) -> str:
+    """The same in a few words, to group runs that part alike."""
+    if not one.common_steps:
+        return "no step in common"
+    if not one.compared:
+        return "no column in common"
+    if one.first is None:
+        return "identical to the bit"
+    names = [words_of(part.column) for part in one.first.columns]
+    return f"part at step {one.first.step:,} by the {list_text(names, 1)}"
+
+
+def grouped_partings(partings: Sequence[Divergence]) -> list[tuple[str, list[int]]]:
+    """The runs that part alike, by number, where the first run is 0; the largest group first."""
+    groups: dict[str, list[int]] = {}
+    for number, one in enumerate(partings, 1):
+        groups.setdefault(parted_by(one), []).append(number)
+    return sorted(groups.items(), key=lambda group: -len(group[1]))
+
+
+def layer_text(found: LayerDifference) -> str:
+    """In which layer it shows."""
+    label = words_of(found.column, Table.LAYERS)
+    pair = _pair(found.first, found.second)
+    if found.is_where_it_began:
+        return f"The first layer to differ is {found.layer} ({label} {pair})."
+    layers = f"{found.differing:,} of {count_text(found.sampled, 'layer')}"
+    verb = "differs" if found.differing == 1 else "differ"
+    return (
+        f"Layers were next sampled at step {found.step:,}: {layers} {verb}, most of all "
+        f"{found.layer} ({label} {pair})."
+    )
+
+
+def _column_text(found: FirstDifference, first: str, second: str) -> str:
+    return _said(found.columns[0], first, second)
+
+
+def _rest_text(found: FirstDifference, first: str, second: str) -> str:
+    """What else differs there, and what follows."""
+    there = [_said(part, first, second) for part in found.columns[1:]]
+    later = [f"{words_of(part.column)} from step {part.step:,}" for part in found.later]
+    sentences = []
+    if there:
+        sentences.append(f"There also: {list_text(there, _MOST_NAMED)}.")
+    if later:
+        sentences.append(f"Later: {list_text(later, _MOST_NAMED)}.")
+    return " ".join(sentences)
+
+
+def _said(part: ColumnDifference, first: str, second: str) -> str:
+    name = words_of(part.column)
+    if part.column == "skipped":
+        return f"{name} of {first if part.first else second} alone"
+    if part.column in _SCALES and not isinstance(part.first, str):
+        return f"{name} ({scale_text(part.first)} against {scale_text(float(part.second))})"
+    return f"{name} ({_WHAT.get(part.column, '')}{_pair(part.first, part.second)})"
+
+
+def _pair(first: float | str, second: float | str) -> str:
+    """Both values, with as many digits as it takes to see that they differ."""
+    if isinstance(first, str) or isinstance(second, str):
+        return f"{first} against {second}"
+    texts = ((format(first, digits), format(second, digits)) for digits in _DIGITS)
+    one, other = next((pair for pair in texts if pair[0] != pair[1]), (str(first), str(second)))
+    return f"{one} against {other}"
