@@ -14,7 +14,7 @@ from typing import Any
 from step_curves import StepCurves
 
 from ampwatch.report import thinning
-from ampwatch.report.painter.message import Arrays, Picture, pack
+from ampwatch.report.painter.message import Arrays, Picture, odd_arrays, pack
 
 # Rows after which the base is thinned anew: a share of the run, so that a run of any length is
 # thinned a few dozen times, within what a message may carry.
@@ -96,7 +96,16 @@ def live_message(
     """The message of a growing run with `more` lines; with its base if it is `whole`."""
     tail = _tail(curves, base, picture.span)
     header = picture.header(base.id, base.hole, whole=whole)
-    return pack(header, {**(base.arrays if whole else {}), **tail, **more})
+    odd = odd_lines(curves, picture.span)
+    return pack(header, {**(base.arrays if whole else {}), **tail, **odd, **more})
+
+
+def odd_lines(curves: StepCurves, span: Span | None = None, prefix: str = "") -> Arrays:
+    """Where the lines are not finite, as arrays of a message."""
+    arrays: Arrays = {}
+    for name, odd in curves.odd.items():
+        arrays |= odd_arrays(f"{prefix}{name}", odd.within(*(span or curves.ends)))
+    return arrays
 
 
 def _is_long(curves: StepCurves, base: Base, span: Span | None) -> bool:

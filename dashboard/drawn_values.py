@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import address
-import numpy as np
 import streamlit as st
 from open_runs import Look
 from step_curves import TIME
 from user_values import Value, grouped
 
 from ampwatch.diagnosis.words import count_text
-from ampwatch.report.painter.message import Arrays, Axis, Panel, Stroke
+from ampwatch.report.painter.message import Arrays, Axis, Panel, Stroke, odd_arrays
 
 AT_FIRST = 3  # drawn before anything is chosen
 MOST = 24
@@ -45,7 +44,7 @@ def panels(look: Look, names: list[str]) -> Iterator[Panel]:
             title.append((f", {number:.4g} at step {step:,}", "muted"))
         if value.odd_count:
             first = f"{count_text(value.odd_count, 'value')} not finite, first at step"
-            title += [(", ", "muted"), (f"{first} {int(value.odd[0]):,}", "skip")]
+            title += [(", ", "muted"), (f"{first} {int(value.odd.first[0]):,}", "skip")]
         yield Panel(tuple(title), (Stroke(key_of(name), name, "ink"),), height=84)
 
 
@@ -56,7 +55,7 @@ def arrays(look: Look, names: list[str], span: tuple[int, int] | None) -> Arrays
     for name in names:
         line = look.values.line(name, span)
         found[f"whole.{key_of(name)}.x"], found[f"whole.{key_of(name)}.y"] = line.x, line.y
-        found[f"whole.{key_of(name)}.nonfinite"] = np.asarray(values[name].odd, np.float64)
+        found |= odd_arrays(key_of(name), values[name].odd.within(*(span or look.curves.ends)))
     return found
 
 

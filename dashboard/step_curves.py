@@ -13,6 +13,7 @@ from kept_points import EXACT_WIDTH, HELD_ROWS, History, Past, Places
 from numpy.typing import NDArray
 
 from ampwatch.report import thinning
+from ampwatch.report.stretches import NotFinite, Stretches
 from ampwatch.report.thinning import Floats, Rug, Steps
 from ampwatch.rows import Table
 from ampwatch.store import Reading, Run
@@ -55,6 +56,7 @@ class StepCurves:
     hole: float = 0.0  # so many steps without a row are usual
     stepped: frozenset[str] = frozenset({SCALE})  # the columns drawn as stairs
     broken: Mapping[str, int] = field(default_factory=dict)  # a column's last row with inf or nan
+    odd: Mapping[str, Stretches] = field(default_factory=dict)  # where a column has inf or nan
     past: Past | None = None
     zoom: Callable[[Span], StepCurves] | None = None  # reads the rows of a span from the log
 
@@ -314,6 +316,7 @@ class Numbers:
         self._places = Places()
         self._clips, self._autocast_dtype = False, None
         self._broken: dict[str, int] = {}
+        self._odd = {name: NotFinite() for name in self._lines}
         self._last_step_ns = 0
         self._curves = self._snapshot()
 
@@ -335,8 +338,19 @@ class Numbers:
             before, after = columns["grad_norm"], columns["grad_norm_applied"]
             moved = np.abs(after - before) > _CLIP_SHARE * before
             self._clips = self._clips or bool(moved.any())
-            self._broken |= _last_broken(rows, mine, self._lines, len(self._history))
+            self._note_odd(rows, mine)
         self._history.add(step[mine], columns, np.unique(step[skipped]))
+
+    def _note_odd(self, rows: Any, mine: NDArray[np.bool_] | slice) -> None:
+        """Note of each column the rows that were logged and are not finite."""
+        step = rows.column("step").fill_null(-1).to_numpy()[mine]
+        for name in self._lines:
+            told = np.asarray(rows.column(name).is_valid())[mine]
+            finite = np.isfinite(np.asarray(rows.column(name).to_numpy(), np.float64)[mine])
+            self._odd[name].add(step[told], finite[told])
+            at = np.flatnonzero(told & ~finite)
+            if len(at):
+                self._broken[name] = len(self._history) + int(at[-1])
 
     def _seconds(self, rows: Any) -> Floats:
         """When each step ended, since the first one that tells; nan of those that do not."""
@@ -370,6 +384,7 @@ class Numbers:
             autocast_dtype=self._autocast_dtype,
             last_step_ns=self._last_step_ns,
             broken=dict(self._broken),
+            odd={name: found.stretches for name, found in self._odd.items()},
             past=history.past,
         )
 
@@ -392,20 +407,6 @@ def _numbers(
         found[SCALE] = np.log2(scale).astype(np.float32)
     for values in found.values():
         values[~np.isfinite(values)] = np.nan
-    return found
-
-
-def _last_broken(
-    rows: Any, mine: NDArray[np.bool_] | slice, lines: tuple[str, ...], start: int
-) -> dict[str, int]:
-    """Of each column the last row, counted from `start`, that was logged and is not finite."""
-    found: dict[str, int] = {}
-    for name in lines:
-        values = np.asarray(rows.column(name).to_numpy(), np.float64)[mine]
-        if not np.isfinite(values).all():
-            told = np.asarray(rows.column(name).is_valid())[mine]
-            at = np.flatnonzero(told & ~np.isfinite(values))
-            found |= {name: start + int(at[-1])} if len(at) else {}
     return found
 
 

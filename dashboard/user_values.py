@@ -8,11 +8,12 @@ from threading import Lock
 
 import numpy as np
 import pyarrow as pa
-from kept_points import EXACT_WIDTH, Extremes, Growing, Places
+from kept_points import EXACT_WIDTH, Extremes, Places
 from step_curves import Span, with_neighbours
 
 from ampwatch.follow import Follower
 from ampwatch.report import thinning
+from ampwatch.report.stretches import NotFinite, Stretches
 from ampwatch.report.thinning import Floats, Line, Steps
 from ampwatch.rows import Table
 from ampwatch.store import Run
@@ -21,7 +22,6 @@ _COLUMNS = ("step", "name", "value")
 _PORTION_ROWS = 1 << 18  # read at once
 _MOST_ZOOMED_ROWS = 1 << 20  # of the log, for a span: of more, the points that are kept will do
 _ZOOMS_KEPT = 4
-_MOST_ODD = 1 << 14  # steps without a finite value that are kept, of a name
 
 
 class Value:
@@ -32,7 +32,7 @@ class Value:
         self.last: tuple[int, float] | None = None  # the newest step, and its finite value
         self.odd_count = 0  # values that are not finite
         self.never_falls = True  # it can be the axis of a chart
-        self._extremes, self._odd = Extremes(), Growing(np.int64)
+        self._extremes, self._odd = Extremes(), NotFinite()
 
     @property
     def width(self) -> int:
@@ -46,17 +46,16 @@ class Value:
         return points.step, points.values
 
     @property
-    def odd(self) -> Steps:
-        """The first steps at which it was not finite."""
-        return self._odd.values
+    def odd(self) -> Stretches:
+        """Where it was not finite."""
+        return self._odd.stretches
 
     def add(self, step: Steps, values: Floats) -> None:
         """Take in the next rows."""
         self.count += len(step)
         finite = np.isfinite(values)
-        odd = step[~finite]
-        self.odd_count += len(odd)
-        self._odd.extend(odd[: max(0, _MOST_ODD - len(self._odd))])
+        self.odd_count += len(step) - int(finite.sum())
+        self._odd.add(step, finite)
         if finite.any():
             known = values[finite]
             before = known[0] if self.last is None else self.last[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,17 @@ from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.words import count_text
 from ampwatch.report.facts import rows_of_first_optimizer
 from ampwatch.report.painter import SEVERITY_COLOR, line_style
-from ampwatch.report.painter.message import Arrays, Axis, Guide, Mark, Panel, Picture, Stroke
+from ampwatch.report.painter.message import (
+    Arrays,
+    Axis,
+    Guide,
+    Mark,
+    Panel,
+    Picture,
+    Stroke,
+    odd_arrays,
+)
+from ampwatch.report.stretches import Stretches, not_finite
 from ampwatch.report.thinning import Floats, Line, Rug, Steps, broken_line, merged, stepped_line
 from ampwatch.rows import Table, column
 
@@ -167,6 +177,7 @@ class Curves:
     skipped: int
     clips: bool
     rows: int
+    odd: Mapping[str, Stretches] = field(default_factory=dict)  # where a line is not finite
 
     def arrays(self, prefix: str = "") -> Arrays:
         """The lines as arrays of a message."""
@@ -175,6 +186,8 @@ class Curves:
         for name, line in self.lines.items():
             arrays[f"base.{prefix}{name}.x"] = line.x.astype(np.int32) if is_small else line.x
             arrays[f"base.{prefix}{name}.y"] = line.y
+        for name, odd in self.odd.items():
+            arrays |= odd_arrays(f"{prefix}{name}", odd.within(*self.ends))
         return arrays
 
 
@@ -186,6 +199,7 @@ def curves_of(run: Record) -> Curves | None:
     step: Steps = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
     ends = int(step.min()), int(step.max())
     values = {name: _single(rows, name) for name in LINES}
+    odd = {name: _odd(rows, name, step) for name in LINES}
     lines = {name: broken_line(step, values[name]) for name in LINES}
     lines[SCALE] = stepped_line(step, _log2_scale(rows))
     lines[TIME] = broken_line(step, _seconds(rows))
@@ -194,7 +208,8 @@ def curves_of(run: Record) -> Curves | None:
     present = {name: line for name, line in lines.items() if len(line.x)}
     if present.keys() == {TIME}:  # there is nothing to draw over it
         present = {}
-    return Curves(ends, present, merged(skips, *ends), len(skips), bool(moved.any()), len(step))
+    rug = merged(skips, *ends)
+    return Curves(ends, present, rug, len(skips), bool(moved.any()), len(step), odd)
 
 
 def overview_of(
@@ -237,6 +252,11 @@ def _log2_scale(rows: Any) -> Floats:
 def _single(rows: Any, name: str) -> Floats:
     with np.errstate(over="ignore"):
         return _finite(np.array(rows.column(name).to_numpy(), np.float32))
+
+
+def _odd(rows: Any, name: str, step: Steps) -> Stretches:
+    told = np.asarray(rows.column(name).is_valid())
+    return not_finite(step[told], np.asarray(rows.column(name).to_numpy(), np.float64)[told])
 
 
 def _finite(values: Floats) -> Floats:

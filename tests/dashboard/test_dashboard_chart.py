@@ -351,3 +351,18 @@ def test_what_is_shown_is_saved_as_numbers_and_as_a_picture(chart, place, tmp_pa
     width, height = (int.from_bytes(saved["PNG"][at : at + 4]) for at in (16, 20))
     box = page.locator(".aw-plot svg").bounding_box()
     assert (width, height) == (2 * box["width"], 2 * box["height"])
+
+
+def test_where_a_line_is_not_finite_the_chart_says_so(chart):
+    page = chart.page
+    x = page.evaluate(
+        "() => { const { panels, plotWidth } = document.querySelector('.aw-plot').drawn;"
+        " const line = panels.flatMap(({ lines }) => lines).find(({ key }) => key === 'grad_norm');"
+        " return [line.odd.map(({ first, last }) => [first, last]), plotWidth]; }"
+    )
+    assert x[0] == [[360, 399]]  # the skipped steps, of which the norm is infinite
+    bars = page.locator(".aw-plot path.odd").first.get_attribute("d")
+    start = float(re.match(r"M([\d.]+),", bars)[1])
+    assert start == pytest.approx(54 + 359.5 / 399 * x[1], abs=0.2)
+    page.mouse.move(*at(chart, 380 / 399))
+    page.locator(".aw-label").get_by_text("not finite").first.wait_for()

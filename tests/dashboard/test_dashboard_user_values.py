@@ -39,7 +39,7 @@ def test_every_value_is_drawn_at_its_step_and_what_is_not_finite_is_counted(tmp_
     found = values.look()
     assert list(found) == ["val/loss", "reward"]
     loss = found["val/loss"]
-    assert (loss.count, loss.odd_count, loss.odd.tolist()) == (4, 1, [100])
+    assert (loss.count, loss.odd_count, loss.odd.first.tolist()) == (4, 1, [100])
     assert loss.last == (150, 1.0)
     line = values.line("reward", None)
     assert line.x.tolist() == list(range(200))

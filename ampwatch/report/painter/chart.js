@@ -7,7 +7,7 @@ import { Heads } from "./heads.js";
 import { Hover } from "./hover.js";
 import { onKey } from "./keyboard.js";
 import { LEFT, RIGHT, layout } from "./layout.js";
-import { joined, measured } from "./lines.js";
+import { joined, measured, stretchesOf } from "./lines.js";
 import { paint } from "./paint.js";
 import { sceneOf } from "./scene.js";
 import { save } from "./saving.js";
@@ -94,7 +94,9 @@ export class Chart {
   join() {
     const keys = this.header.panels.flatMap((panel) => panel.lines.map(({ key }) => key));
     this.lines = {};
-    for (const key of [...keys, ...this.header.axes.map((axis) => axis.key)]) this.lines[key] ??= this.lineOf(key);
+    for (const key of [...keys, ...this.header.axes.map((axis) => axis.key)]) {
+      this.lines[key] ??= { ...this.lineOf(key), odd: stretchesOf(key, { ...this.bases.arrays, ...this.arrays }) };
+    }
   }
 
   lineOf(key) {

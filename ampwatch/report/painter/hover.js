@@ -79,6 +79,10 @@ export class Hover {
       const told = drawn.length > MOST_TOLD ? drawn.slice(0, MOST_TOLD - 1) : drawn;
       for (const line of told) {
         const points = lines[line.key];
+        if (points.odd.some(({ first, last }) => step >= first - reach / 4 && step <= last + reach / 4)) {
+          found.push({ label: line.label, value: "not finite", color: tone(line.color) });
+          continue;
+        }
         const value = valueAt(points, step, reach, line.stepped);
         if (value === null) continue;
         found.push({ label: line.label, value: shown(panel, value), color: tone(line.color) });

@@ -66,3 +66,9 @@ export function valueAt(line, step, reach, stepped = false) {
   }
   return stepped || distance <= reach ? best : null;
 }
+
+// Where a line is not finite: the first and the last step of each stretch.
+export function stretchesOf(key, arrays) {
+  const last = arrays[`odd.${key}.last`] ?? nothing;
+  return Array.from(arrays[`odd.${key}.first`] ?? nothing, (first, at) => ({ first, last: last[at] }));
+}

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampwatch.report import thinning
+from ampwatch.report.stretches import Stretches
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -39,6 +40,11 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes
 
 def _padded(piece: bytes) -> bytes:
     return piece + b" " * (-len(piece) % ALIGNMENT)
+
+
+def odd_arrays(key: str, odd: Stretches) -> Arrays:
+    """Where a line is not finite, as arrays of a message; none where it is."""
+    return {f"odd.{key}.first": odd.first, f"odd.{key}.last": odd.last} if len(odd) else {}
 
 
 # --- what a chart shows --------------------------------------------------------------------------

@@ -13,6 +13,8 @@ const EXTREMES = 0.22; // and the band from the lowest to the highest value
 const PALE = { faint: 0.45, raw: 0.28, dim: 0.12 };
 const RUG = [0.15, 0.95]; // of the rug's height, where its ticks begin and end
 const LONE_RADIUS = 2;
+const ODD = 4; // pixels, the height of the bar where a line is not finite,
+const ODD_ROOM = 70; // and how wide it is where words fit above it
 const HAIR = 1; // of a line that fills its columns: a broader one takes four times as long to draw
 const TITLE_LINE = 16;
 const NAME_LINE = 12;
@@ -61,6 +63,7 @@ function panelOf(panel, x, inside, { id, number, wide }) {
     ...guides.map((guide) => intervalOf(guide, held, inside)),
     ...axis.tickvals.flatMap((value, n) => gridline(axis.ticktext[n], Math.round(y(value)), top, bottom, inside)),
     element("g", { "clip-path": `url(#${clip})` }, curves),
+    ...lines.flatMap((line) => oddOf(line, x, y, panel, ends)),
     ...(panel.outside ? lines.map((line) => outsideOf(line, x, y, panel, ends)) : []),
     ...(rug ? [element("g", { "clip-path": `url(#${id})` }, [rugOf(rug, x)])] : []),
     ...guides.filter((guide) => held(guide.value) === y(guide.value)).map((guide) => guideOf(guide, y, inside)),
@@ -120,6 +123,18 @@ function curve(line, x, y, ends, wide) {
   if (smooth) found.push(drawn({ ...line, y: smooth }, strength, "smooth"));
   const dots = lonely.filter((at) => x(line.x[at], null) >= ends[0] && x(line.x[at], null) <= ends[1]).map((at) => element("circle", { cx: x(line.x[at], null), cy: y(line.y[at]), r: LONE_RADIUS, fill: color, opacity: strength }));
   return [...found, ...dots];
+}
+
+// Where a line is not finite, on the ground of its panel, with a word where there is room.
+function oddOf({ odd, color }, x, y, { bottom }, [left, right]) {
+  const seen = odd.map(({ first, last }) => [Math.max(left, x(first - 0.5)), Math.min(right, x(last + 0.5))]).filter(([from, to]) => from <= right && to >= left);
+  if (!seen.length) return [];
+  const bars = seen.map(([from, to]) => `M${from.toFixed(1)},${bottom - ODD / 2}h${Math.max(ODD, to - from).toFixed(1)}`).join("");
+  const [from, to] = seen.find(([one, other]) => other - one > ODD_ROOM) ?? [];
+  return [
+    element("path", { d: bars, class: "odd", fill: "none", stroke: color, "stroke-width": ODD, "stroke-dasharray": "2 1" }),
+    ...(to ? [element("text", { x: (from + to) / 2, y: bottom - ODD - 3, "text-anchor": "middle", class: "name", style: `fill:${color}` }, ["not finite"])] : []),
+  ];
 }
 
 // Points that lie outside of a panel: an arrow at its edge for each column of pixels.
