@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-FORMAT = 2
+FORMAT = 3
 
 
 class Table(str, enum.Enum):
@@ -205,6 +205,14 @@ COLUMNS: Mapping[Table, tuple[Column, ...]] = {
         Column("param_grad_dtype", _i8, "data type of the parameters' gradients"),
         Column("out_grad_dtype", _i8, "data type of the gradient at the output", "gradient"),
         Column("autocast", _bool, "whether autocast was on"),
+        Column("input_format", _text, "format below 16 bits that the input is cast to", "input as"),
+        Column(
+            "weight_format", _text, "format below 16 bits that the weight is cast to", "weight as"
+        ),
+        Column(
+            "grad_format", _text, "format below 16 bits that the output's gradient is cast to",
+            "gradient as",
+        ),
     ),
     Table.DEVICES: (
         Column("time_ns", _i64, "when it was sampled, since 1970", "time", "ns", "d"),
@@ -263,6 +271,7 @@ ADDED: Mapping[int, Mapping[Table, tuple[str, ...]]] = {
         Table.STEPS: ("unmoved_share", "asked_share", "update_kept_share"),
         Table.LAYERS: ("moment_ratio",),
     },
+    3: {Table.LAYER_INFO: ("input_format", "weight_format", "grad_format")},
 }
 
 

@@ -21,7 +21,8 @@ _SEARCHED_ROWS = (1 << 12, 1 << 17)  # for a layer's last histogram: soon found,
 _USUAL_HOLES = 1.5  # sampling intervals between two samples of a layer
 HISTORY = ("grad_norm", "act_amax", "log2_headroom", "underflow_share", "update_ratio")
 ROOT = "(root)"
-_DTYPES = ("input_dtype", "param_dtype", "output_dtype", "out_grad_dtype", "autocast", "kind")
+_DTYPES = ("input_dtype", "param_dtype", "output_dtype", "out_grad_dtype", "autocast", "kind",
+           "input_format", "weight_format", "grad_format")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

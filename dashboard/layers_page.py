@@ -20,6 +20,7 @@ from layer_samples import QUANTITIES, Branch, Exponents, is_within
 from open_runs import Look
 from problems import guarded, problem
 
+from ampwatch.report.number_format_text import formats_text
 from ampwatch.report.overview_chart import column_panel
 from ampwatch.report.painter import PALETTE
 from ampwatch.report.painter.message import Picture, pack
@@ -151,7 +152,9 @@ def _types(branch: Branch) -> str:
     off = (
         '<span class="aw-off">autocast off</span>' if branch.facts.get("autocast") is False else ""
     )
-    return f'<span class="aw-types">{off}{chips}</span>'
+    cast = formats_text(branch.facts)
+    narrow = f'<span class="aw-off" title="{said(cast)}">{said(cast)}</span>' if cast else ""
+    return f'<span class="aw-types">{off}{narrow}{chips}</span>'
 
 
 def _chip(dtype: str | None) -> str:

@@ -43,9 +43,9 @@ _LAYER_FLAGS = (
 )  # fmt: skip
 _LAYER_NUMBERS = (
     "underflow_share", "act_amax", "log2_headroom", "scale_low", "scale_high", "update_ratio",
-    "param_group", "flops", "rows",
+    "param_group", "flops", "rows", "order",
 )  # fmt: skip
-_LAYER_DTYPES = ("output_dtype", "param_dtype")
+_LAYER_DTYPES = ("output_dtype", "param_dtype", "input_format", "weight_format", "grad_format")
 LAYER_COLUMNS = (
     "step", "rank", "layer", "kind", "weight_shape", *_LAYER_FLAGS, *_LAYER_NUMBERS, *_LAYER_DTYPES,
 )  # fmt: skip

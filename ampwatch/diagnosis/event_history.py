@@ -46,6 +46,7 @@ class Ledger:
     misuse: dict[str, Event] = field(default_factory=dict)  # the first of each code
     raised: dict[str, Event] = field(default_factory=dict)  # the first with each telling text
     models: tuple[Root, ...] = ()  # that were given to attach, as far as the record tells
+    started: Event | None = None  # the latest begin
     optimizers: tuple[Event, ...] = ()  # as first described, a few
     changes: tuple[Event, ...] = ()  # the last few that may make a run jump
     fatal: tuple[Event, ...] = ()  # the last few exceptions that ended training
@@ -93,6 +94,7 @@ class Ledger:
             self._take_exception(event)
         elif event.kind == EventKind.STARTED.value:
             self.models = roots_of(event.detail.get("models")) or self.models
+            self.started = event
         elif event.kind == EventKind.OPTIMIZER.value:
             self.optimizers = (*self.optimizers, event)[:_MOST_KEPT]
         elif event.kind in _CHANGES and not _is_warmup(event, position):

@@ -80,6 +80,7 @@ _FORMS = {
     "autocast_dtype": _Form("format of autocast", _number),
     "output_dtype": _Form("format of the outputs", _number),
     "param_dtype": _Form("format of the weights", _number),
+    "input_format": _Form("format that the input is cast to", _number),
     "capability": _Form("compute capability", _number),
     "next_gradient": _Form("gradient after an update, along it", _number),
     "grad_norm_applied / grad_norm": _Form("share of the gradient that arrived", "{:.2g}".format),

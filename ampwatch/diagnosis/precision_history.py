@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block, LayerRows
 from ampwatch.diagnosis.layer_history import MOST_LAYERS
+from ampwatch.diagnosis.signals import Integers
 
 _HALF = ("float16", "bfloat16")
 # Who keeps what rounding loses, in a Kahan sum or a float32 master, has nothing to give back before
@@ -29,10 +30,18 @@ class Precision:
     """One layer, as its latest sample shows it."""
 
     flops: float | None  # of its matrix product, if it is one
-    runs_half: bool
+    runs_half: bool  # or in less
     keeps_float16: bool  # trainable weights
     sides: tuple[int, ...] = ()  # of the matrices it multiplies, as far as they are known
     output_dtype: str = "float32"
+    formats: tuple[str | None, ...] = (None, None, None)  # below 16 bits: input, weight, gradient
+    kind: str = ""
+    order: int = -1  # in the forward pass
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether an operand of its product is cast below 16 bits."""
+        return any(self.formats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,8 @@ class PrecisionHistory:
         if not len(seen) or not names:
             return replace(self, batch_norms=norms)
         half = rows.has_dtype("output_dtype", *_HALF)
+        formats = [_texts_at(*rows.dtypes[name]) for name in _FORMATS]
+        kind_of, order = _texts_at(*rows.kinds), rows.numbers["order"]
         keeps = rows.has_dtype("param_dtype", "float16") & (rows.flags["trainable"] == 1)
         flops = rows.numbers["flops"]
         latest = seen[::-1][np.unique(rows.layer[seen][::-1], return_index=True)[1]]
@@ -65,7 +76,17 @@ class PrecisionHistory:
                 work = float(flops[at]) if flops[at] > 0 else None
                 sides = _sides(rows, at) if work else ()
                 output = names[codes[at]]
-                layers[name] = Precision(work, bool(half[at]), bool(keeps[at]), sides, output)
+                cast = tuple(format_of(at) for format_of in formats)
+                layers[name] = Precision(
+                    flops=work,
+                    runs_half=bool(half[at]) or any(cast),
+                    keeps_float16=bool(keeps[at]),
+                    sides=sides,
+                    output_dtype=output,
+                    formats=cast,
+                    kind=kind_of(at) or "",
+                    order=int(order[at]) if order[at] >= 0 else -1,
+                )
         steps = self.sampled_steps + len(np.unique(rows.step[seen]))
         return PrecisionHistory(layers, steps, norms)
 
@@ -73,6 +94,14 @@ class PrecisionHistory:
     def products(self) -> dict[str, Precision]:
         """The layers that multiply matrices."""
         return {name: one for name, one in self.layers.items() if one.flops is not None}
+
+
+_FORMATS = ("input_format", "weight_format", "grad_format")
+
+
+def _texts_at(names: Sequence[str], codes: Integers) -> Callable[[int], str | None]:
+    """The text that stands in a row of a column."""
+    return lambda at: names[codes[at]] if codes[at] >= 0 else None
 
 
 def _batch_norms(rows: LayerRows) -> frozenset[str]:

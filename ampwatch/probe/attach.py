@@ -27,6 +27,7 @@ from ampwatch.probe.guard import Guard, warn
 from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey, survey
+from ampwatch.probe.number_formats import conversions_asked_for
 from ampwatch.probe.optimizers import takes_hooks
 from ampwatch.probe.origin import origin
 from ampwatch.probe.row_maker import RowMaker
@@ -275,4 +276,5 @@ def _started(info: RunInfo, settings: Settings, rank: int, surveyed: Survey) -> 
         "models": [asdict(root) for root in surveyed.described],
         "origin": plain["origin"],
         "config": {key: str(value)[:200] for key, value in plain["config"].items()},
+        "conversions": conversions_asked_for(surveyed),
     }

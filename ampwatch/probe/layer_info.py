@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ampwatch.probe.models import Layer, Survey
+from ampwatch.probe.number_formats import NONE, RoleFormats, formats_of
 from ampwatch.probe.sampled_layers import SampledLayers, Visit
 from ampwatch.probe.tensors import PLAIN, dtype_name
 from ampwatch.rows import DTYPE_NUMBERS, SCHEMAS, Table
@@ -41,6 +42,9 @@ class LayerInfo:
     param_grad_dtype: int | None = None
     out_grad_dtype: int | None = None
     autocast: bool | None = None
+    input_format: str | None = None
+    weight_format: str | None = None
+    grad_format: str | None = None
 
 
 class LayerInfos:
@@ -85,6 +89,7 @@ class LayerInfos:
                 for at, p in held
             ],
             self._group(layer),
+            self._formats(layer),
             visit
             and (
                 visit.order,
@@ -111,8 +116,17 @@ class LayerInfos:
             "kind": layer.kind,
             "param_group": self._group(layer),
             "observed": self._observed(layer, sampled),
+            **_format_columns(self._formats(layer)),
         }
         return LayerInfo(**known)
+
+    def _formats(self, layer: Layer) -> RoleFormats:
+        """In which formats the layer multiplies."""
+        if not (layer.leaf or layer.is_bare):
+            return NONE
+        held = [self._survey.parameters[at] for at in layer.weights]
+        matrix = next((one for one in held if len(_shape(one) or ()) >= 2), None)
+        return formats_of(None if layer.is_bare else layer.module, matrix)
 
     def _group(self, layer: Layer) -> int | None:
         return self._group_of(layer.weights[0]) if layer.weights else None
@@ -167,6 +181,11 @@ def _visit_info(layer: Layer, visit: Visit) -> dict[str, Any]:
         "out_grad_dtype": _number(_gradient_dtype(visit)),
         "autocast": visit.autocast,
     }
+
+
+def _format_columns(formats: RoleFormats) -> dict[str, str | None]:
+    roles = {"input": formats.input, "weight": formats.weight, "grad": formats.grad}
+    return {f"{role}_format": None if one is None else one.text for role, one in roles.items()}
 
 
 def _gradient_dtype(visit: Visit) -> torch.dtype | None:

@@ -22,6 +22,7 @@ from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.words import steps_text
 from ampwatch.printable_text import printable
 from ampwatch.report.facts import powers
+from ampwatch.report.number_format_text import FORMAT_FACTS, formats_text
 from ampwatch.report.painter import SEVERITY_COLOR, VERDICT_COLOR
 from ampwatch.report.scale_windows import Readable, last_known
 from ampwatch.report.terminal_report import STYLES
@@ -194,18 +195,33 @@ _SHORT_DTYPES = {
 
 def layers_table(run: Readable, step: int | None) -> str:
     """Each layer's last numbers at a step, in forward order; empty without layer rows."""
-    names = (*_FACTS, "order", "scale_low", "scale_high", *(one.name for one in _COLUMNS))
+    names = (
+        *_FACTS,
+        *FORMAT_FACTS,
+        "order",
+        "scale_low",
+        "scale_high",
+        *(one.name for one in _COLUMNS),
+    )
     found = [(name, facts) for name, facts in last_known(run, names, step).items() if name]
     if not found:
         return ""
     found.sort(key=lambda one: (one[1].get("order", 0), one[0]))
     columns = [one for one in _COLUMNS if any(one.name in facts for _, facts in found)]
-    heads = ("layer", *_FACTS.values(), *(one.axis for one in columns), "usable loss scales")
+    narrow = ("multiplies in",) if any(formats_text(facts) for _, facts in found) else ()
+    heads = (
+        "layer",
+        *_FACTS.values(),
+        *narrow,
+        *(one.axis for one in columns),
+        "usable loss scales",
+    )
     head = "".join(f"<th>{name}</th>" for name in heads)
     rows = ""
     for name, facts in found[:_MOST_LAYERS]:
         numbers = [one.text(facts.get(one.name)) for one in columns]
-        rows += _layer_row(printable(name), facts, numbers)
+        cast = [printable(formats_text(facts))] if narrow else []
+        rows += _layer_row(printable(name), facts, cast, numbers)
     at = "at the end of the record" if step is None else f"up to step {step:,}"
     hidden = len(found) - _MOST_LAYERS
     more = f" {hidden} more layers are not shown; `ampwatch export` has all." if hidden > 0 else ""
@@ -216,10 +232,13 @@ def layers_table(run: Readable, step: int | None) -> str:
     )
 
 
-def _layer_row(name: str, facts: Mapping[str, Any], numbers: Sequence[str]) -> str:
+def _layer_row(
+    name: str, facts: Mapping[str, Any], cast: Sequence[str], numbers: Sequence[str]
+) -> str:
     title, shown = html.escape(name), html.escape(shortened(name, _NAME_LETTERS))
     cells = [f'<td title="{title}">{shown}</td>']
     cells += [f"<td>{html.escape(_word(facts.get(fact)))}</td>" for fact in _FACTS]
+    cells += [f"<td>{html.escape(text)}</td>" for text in cast]
     cells += [f'<td class="number">{text}</td>' for text in (*numbers, _scales(facts))]
     return f'<tr data-layer="{title}">{"".join(cells)}</tr>'
 

@@ -45,7 +45,7 @@ def test_no_finding_is_without_ground_beside_what_it_explains():
 
 
 # Numbers of a format, a card or a code, which no constant of ours can change.
-GIVEN = r"AMP\d+|fp16|bf16|float\d+|2\^-?\d+|65504|\b0\b|log2|FP16|below 1\b"
+GIVEN = r"AMP\d+|fp16|bf16|fp8|fp4|below 16 bits|float\d+|2\^-?\d+|65504|\b0\b|log2|FP16|below 1\b"
 
 
 def written_looks():

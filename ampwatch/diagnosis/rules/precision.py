@@ -25,8 +25,8 @@ PRECISION_SAMPLES = 3
     Page(
         meaning="The loss is scaled, but no layer runs in half precision: the scaler costs "
         "steps and nothing gets faster.",
-        looks=f"No matrix product with an fp16 or bf16 output, in {PRECISION_SAMPLES} samples "
-        "or more.",
+        looks=f"No matrix product with an fp16 or bf16 output or operands in fp8 or fp4, in "
+        f"{PRECISION_SAMPLES} samples or more.",
         not_to_confuse="AMP502, where some layers do. A scaler that is disabled on purpose.",
         do="Put the forward pass and the loss into `with torch.autocast(device, "
         "torch.float16)`. With DataParallel, use autocast inside the model's forward(): its "
@@ -154,7 +154,7 @@ def eps_underflow(case: Case) -> Iterator[Seen]:
     Page(
         meaning="Most of the arithmetic runs in float32, so mixed precision saves little.",
         looks=f"Of all operations in matrix products, less than {100 * HALF_WORK_SHARE:.0f} % "
-        "have an fp16 or bf16 output.",
+        "have an fp16 or bf16 output, or operands in fp8 or fp4.",
         not_to_confuse="AMP405, where none does.",
         do="Run the large layers under autocast; keep in float32 only what needs it.",
         example="autocast(enabled=False) around the whole encoder.",

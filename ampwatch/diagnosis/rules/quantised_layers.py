@@ -1,0 +1,199 @@
+"""AMP704 and AMP705: which layers run below sixteen bits, though they should not, or do not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.code_to_paste import with_lines
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.precision_history import Precision
+from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.rules.precision import PRECISION_SAMPLES
+from ampwatch.diagnosis.words import count_text, list_text
+
+# Names under which models keep the layer that makes the logits.
+_HEADS = frozenset(
+    {"lm_head", "head", "heads", "output_layer", "classifier", "score", "logits", "unembed",
+     "embed_out"}
+)  # fmt: skip
+_ROUTERS = frozenset({"router", "gate", "gating"})
+# A router chooses among a few experts; what a GLU calls its gate is as wide as its input.
+_ROUTER_NARROWS = 2
+# Options by which training scripts ask for formats below 16 bits, and values that do not.
+_OPTIONS = frozenset(
+    {"fp8", "float8", "fp4", "nvfp4", "mxfp8", "use_fp8", "use_float8", "enable_fp8",
+     "enable_float8", "enable_float8_linear", "fp8_training", "float8_training"}
+)  # fmt: skip
+_PRECISIONS = frozenset({"precision", "mixed_precision", "amp_dtype", "autocast_dtype"})
+_OFF = frozenset({"", "0", "false", "none", "no", "off", "null", "disabled", "bf16", "fp16"})
+_NARROW = re.compile(r"fp8|float8|fp4|float4")
+
+
+@rule(
+    "AMP704",
+    "sensitive-layer-quantised",
+    Severity.WARNING,
+    Page(
+        meaning="A layer that practice keeps in bf16 multiplies in a narrower format: the head, "
+        "the first layer, the router of a mixture of experts, or an embedding. Its rounding errors "
+        "reach the loss without other layers to average them, or change which expert is chosen. "
+        "Often a filter by name no longer fits the model and lets the layer through.",
+        looks="A format below 16 bits (`input_format`, `weight_format`, `grad_format`) on the last "
+        "matrix product of the forward pass that is not one of a row of blocks; on the first, "
+        "if no embedding runs before it; on a layer named as a head or a router; on an embedding.",
+        not_to_confuse="The last block of a transformer in a narrow format while its head is not: "
+        "that is the usual recipe. A wide gate inside an MLP, which is no router.",
+        do="Leave the layer out of the conversion, by its full name.",
+        example="the filter names `output`, and the model's head is called `lm_head`.",
+    ),
+)
+def sensitive_layer_quantised(case: Case) -> Iterator[Seen]:
+    """A head, first layer, router or embedding in a narrow format."""
+    layers = case.precision.layers
+    found = {name: why for name, why in _sensitive(layers).items() if layers[name].is_quantised}
+    if not found:
+        return
+    first = next(iter(found))
+    kept = [name for name, one in layers.items() if one.is_quantised]
+    told = "; ".join(f"{name} is {why}" for name, why in list(found.items())[:_MOST_TOLD])
+    form = _format_of(layers[first])
+    yield Seen(
+        at=case.scale,
+        layer=first,
+        summary=f"{first} is {found[first]}, and multiplies in {form}.",
+        cause=f"Of {count_text(len(kept), 'quantised layer')} "
+        f"{count_text(len(found), 'is one', 'are some')} that practice keeps in bf16: {told}.",
+        action=_leave_out(layers, list(found)),
+        evidence=(Evidence("input_format", case.scale.last_step, form, "bfloat16", "usual"),),
+    )
+
+
+_MOST_TOLD = 3
+
+
+def _sensitive(layers: Mapping[str, Precision]) -> dict[str, str]:
+    """Layers that practice keeps in bf16, and what each is; the head first."""
+    ran = sorted((n for n, one in layers.items() if one.order >= 0), key=lambda n: layers[n].order)
+    products = [name for name in ran if layers[name].flops or layers[name].is_quantised]
+    found: dict[str, str] = {}
+    if products and not _is_in_row(products[-1], products):
+        found[products[-1]] = "the last matrix product of the model, its head"
+    found |= {n: "a head by its name" for n in products if _is_head(n) and n not in found}
+    found |= {n: "a router by its name" for n in products if _is_router(n, layers[n])}
+    embeds = [name for name in ran if "Embedding" in layers[name].kind]
+    found |= {name: "an embedding" for name in embeds if name not in found}
+    if products and products[0] not in found and not _is_in_row(products[0], products):
+        early = any(layers[name].order < layers[products[0]].order for name in embeds)
+        if not early:
+            found[products[0]] = "the first layer of the model"
+    return found
+
+
+def _is_in_row(name: str, products: list[str]) -> bool:
+    """Whether the layer is part of a block that others stand beside: `blocks.11.mlp.fc2`."""
+    parts = name.split(".")
+    for at, part in enumerate(parts[:-1]):
+        if part.isdigit():
+            before, after = ".".join(parts[:at]), ".".join(parts[at + 1 :])
+            like = re.compile(rf"{re.escape(before)}\.?\d+\.{re.escape(after)}")
+            if any(one != name and like.fullmatch(one) for one in products):
+                return True
+    return False
+
+
+def _is_head(name: str) -> bool:
+    parts = name.split(".")
+    at = next((at for at, part in enumerate(parts) if part in _HEADS), None)
+    return at is not None and not any(part.isdigit() for part in parts[:at])
+
+
+def _is_router(name: str, one: Precision) -> bool:
+    *_, last = name.split(".")
+    outputs, inputs = one.sides[:2] or (1, 0)
+    return last in _ROUTERS and _ROUTER_NARROWS * outputs <= inputs
+
+
+def _format_of(one: Precision) -> str:
+    return next(text for text in one.formats if text)
+
+
+def _leave_out(layers: Mapping[str, Precision], names: list[str]) -> str:
+    """The lines that keep these layers out, for the library that converted them."""
+    kinds = {layers[name].kind for name in names}
+    kept = "{" + ", ".join(repr(name) for name in names) + "}"
+    if any("Float8Linear" in kind for kind in kinds):
+        lines = f"""\
+kept = {kept}  # stay in bf16
+convert_to_float8_training(
+    model, config=config, module_filter_fn=lambda module, name: name not in kept
+)"""
+    elif any("Linear" in kind and "TE" not in kind for kind in kinds):
+        lines = f"""\
+kept = {kept}  # stay in bf16
+quantize_(
+    model, config, lambda module, name: isinstance(module, torch.nn.Linear) and name not in kept
+)"""
+    else:
+        return (
+            f"Run {list_text(names)} outside of the low-precision autocast, or leave "
+            "them out of the recipe by their full names."
+        )
+    return with_lines("Leave them out of the conversion, by their full names:", lines)
+
+
+@rule(
+    "AMP705",
+    "quantisation-matched-nothing",
+    Severity.WARNING,
+    Page(
+        meaning="The training asks for a format below 16 bits, and no layer runs in one: a filter "
+        "matched nothing, the conversion was made on another copy of the model, or an option was "
+        "read and never used. Training is as slow as before, and nothing says so.",
+        looks="A conversion was called in this process, or the settings given to `attach` ask for "
+        "fp8 or fp4, and after the first samples no layer has an `input_format` or "
+        "`weight_format`.",
+        not_to_confuse="An option that is off. A run whose compiled model is closed to us: its "
+        "layers are not seen, and the finding is silent.",
+        do="Print the names that the filter is given (`[name for name, _ in "
+        "model.named_modules()]`) and match them; convert the model that is trained, before the "
+        "optimizer is made and before attach.",
+        example="module_filter_fn returns False for every layer, because the names begin with "
+        "`_orig_mod.`.",
+    ),
+)
+def quantisation_matched_nothing(case: Case) -> Iterator[Seen]:
+    """Asked for, and not there."""
+    products = case.precision.products
+    if not products or any(one.is_quantised for one in case.precision.layers.values()):
+        return
+    if case.precision.sampled_steps < PRECISION_SAMPLES:
+        return
+    asked = _asked(case)
+    if asked is None:
+        return
+    dtypes = " or ".join(sorted({one.output_dtype for one in products.values()}))
+    yield Seen(
+        at=case.scale,
+        summary=f"{asked}, and no layer runs below 16 bits.",
+        cause=f"{count_text(len(products), 'matrix product')} were seen, and none of their "
+        f"operands is cast; their outputs are {dtypes}.",
+        evidence=(Evidence("output_dtype", case.scale.last_step, dtypes),),
+    )
+
+
+def _asked(case: Case) -> str | None:
+    """What asked for a narrow format, as the beginning of a sentence."""
+    detail = {} if case.ledger.started is None else case.ledger.started.detail
+    conversions = detail.get("conversions")
+    if isinstance(conversions, list) and conversions:
+        return f"{conversions[0]} was called"
+    config = detail.get("config")
+    for name, value in (config if isinstance(config, dict) else {}).items():
+        key, text = str(name).lower().replace("-", "_"), str(value).strip().lower()
+        if key in _OPTIONS and text not in _OFF:
+            return f"The settings say {name}={value}"
+        if key in _PRECISIONS and _NARROW.search(text):
+            return f"The settings say {name}={value}"
+    return None

@@ -1,0 +1,59 @@
+"""In which number format a layer multiplies: below sixteen bits a library decides that, not torch.
+
+One file a library, which lists the attributes that it reads and the versions they were tried with.
+Nothing here imports a library: a module or a weight is asked for what it holds. Read when a layer
+is first sampled and, while nothing has changed, not again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ampwatch.probe.models import Survey
+from ampwatch.probe.number_formats import torchao, transformer_engine, unknown_library
+from ampwatch.probe.number_formats.role_formats import NONE, NumberFormat, RoleFormats
+
+__all__ = [
+    "NONE", "NumberFormat", "RoleFormats", "conversions_asked_for", "formats_of",
+    "may_be_quantised",
+]  # fmt: skip
+
+_READERS = (torchao.read, transformer_engine.read, unknown_library.read)
+_PLAIN_WEIGHTS = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
+_WIDE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
+
+def formats_of(module: Any, weight: Any) -> RoleFormats:
+    """The formats of a layer's roles.
+
+    `weight` is its matrix, if it has one; a bare parameter has no module.
+    """
+    if not may_be_quantised(module, weight):
+        return NONE
+    for read in _READERS:
+        found = read(module, weight)
+        if found is not None:
+            return found
+    return NONE
+
+
+def may_be_quantised(module: Any, weight: Any) -> bool:
+    """Whether there is anything to read: torch's own layers and weights hold no formats."""
+    of_torch = module is None or type(module).__module__.startswith("torch.nn.modules.")
+    plain = type(weight) in _PLAIN_WEIGHTS and (weight is None or weight.dtype in _WIDE)
+    return not (of_torch and plain)
+
+
+def conversions_asked_for(survey: Survey) -> list[str]:
+    """The conversions that were called in this process and reached nothing that is known.
+
+    A layer elsewhere, say of a teacher, shows that the call had its effect: then it is not listed.
+    """
+    asked = torchao.conversion_asked_for()
+    if asked is None:
+        return []
+    kinds = (layer.kind for layer in survey.layers)
+    found = any(torchao.CONVERTED in kind for kind in kinds) or torchao.has_converted_layers()
+    return [] if found else [asked]

@@ -1,0 +1,86 @@
+"""Transformer Engine: layers whose products run in a recipe of `fp8_autocast`.
+
+Written from the source of version 2.20 and tried with stand-ins that mirror it: not run yet, for it
+needs a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ampwatch.probe.number_formats.role_formats import (
+    NONE,
+    NumberFormat,
+    RoleFormats,
+    attributes,
+    class_names,
+    of_all_roles,
+)
+
+VERSIONS_READ = ("2.20",)
+
+# Of a module: set in each forward pass, from the autocast around it.
+RUNS_IN_FP8 = "fp8"
+META = "fp8_meta"  # a dict; under `recipe` a Recipe, under the next two the scales
+RECIPE = "recipe"
+FORWARD_SCALES, BACKWARD_SCALES = "scaling_fwd", "scaling_bwd"
+# Of a recipe, beside the name of its class.
+ELEMENTS = "fp8_format"  # an enum: E4M3, E5M2 or HYBRID, which is E4M3 forward and E5M2 backward
+BACKWARD = "backward_override"  # None: the backward pass is quantised too
+LINE_WEIGHTS = "disable_2d_quantization"  # of NVFP4: blocks of 16 and not of 16 x 16
+ROUNDED = "use_power_2_scales"
+
+
+def read(module: Any, _weight: Any) -> RoleFormats | None:
+    """What the layer's last forward pass ran in; None if it is no layer of this library."""
+    held = attributes(module)
+    meta = held.get(META)
+    if not isinstance(meta, dict) or RUNS_IN_FP8 not in held:
+        return None
+    recipe = meta.get(RECIPE)
+    if not held[RUNS_IN_FP8] or recipe is None:
+        return NONE  # outside of fp8_autocast: nothing is quantised
+    made = _of_recipe(recipe)
+    backward = getattr(recipe, BACKWARD, None)
+    return made if backward is None else RoleFormats(made.input, made.weight)
+
+
+def _of_recipe(recipe: Any) -> RoleFormats:
+    kinds = class_names(recipe)
+    forward, backward = _elements(recipe)
+    if "DelayedScaling" in kinds:
+        return _of_tensors(forward, backward, "delayed", "")
+    if "Float8CurrentScaling" in kinds:
+        rounded = "down" if getattr(recipe, ROUNDED, False) else ""
+        return _of_tensors(forward, backward, "dynamic", rounded)
+    if "MXFP8BlockScaling" in kinds:
+        first = NumberFormat(f"mxfp8_{forward[7:11]}", "block32", rounded_scales="up")
+        last = NumberFormat(f"mxfp8_{backward[7:11]}", "block32", rounded_scales="up")
+        return RoleFormats(first, first, last)
+    if "Float8BlockScaling" in kinds:
+        line = NumberFormat(forward, "block1x128", "dynamic")
+        return RoleFormats(
+            line,
+            NumberFormat(forward, "block128x128", "dynamic"),
+            NumberFormat(backward, "block1x128", "dynamic"),
+        )
+    if "NVFP4BlockScaling" in kinds:
+        line = NumberFormat("nvfp4", "block16")
+        square = (
+            line if getattr(recipe, LINE_WEIGHTS, False) else NumberFormat("nvfp4", "block16x16")
+        )
+        return RoleFormats(line, square, line)
+    return of_all_roles(NumberFormat("fp8", "custom", note=kinds[0]))
+
+
+def _of_tensors(forward: str, backward: str, scaling: str, rounded: str) -> RoleFormats:
+    first = NumberFormat(forward, "tensorwise", scaling, rounded_scales=rounded)
+    last = NumberFormat(backward, "tensorwise", scaling, rounded_scales=rounded)
+    return RoleFormats(first, first, last)
+
+
+def _elements(recipe: Any) -> tuple[str, str]:
+    """The elements of the forward and of the backward pass."""
+    name = str(getattr(getattr(recipe, ELEMENTS, None), "name", "HYBRID"))
+    e4m3, e5m2 = "float8_e4m3fn", "float8_e5m2"
+    return {"E4M3": (e4m3, e4m3), "E5M2": (e5m2, e5m2)}.get(name, (e4m3, e5m2))

@@ -1,0 +1,28 @@
+"""Formats below sixteen bits as people write them: `fp8 e4m3 tensorwise, gradient e5m2`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+FORMAT_FACTS = ("input_format", "weight_format", "grad_format")
+_ROLES = ("input", "weight", "gradient")
+
+
+def formats_text(facts: Mapping[str, Any]) -> str:
+    """What a layer multiplies in, roles with the same format named once; empty if in nothing."""
+    told = [_short(facts.get(name)) for name in FORMAT_FACTS]
+    if not any(told):
+        return ""
+    if len(set(told)) == 1:
+        return told[0]
+    if told[0] and told[0] == told[1]:
+        return f"{told[0]}, gradient {told[2] or 'wide'}"
+    return ", ".join(f"{role} {text or 'wide'}" for role, text in zip(_ROLES, told, strict=True))
+
+
+def _short(text: Any) -> str:
+    """`float8_e4m3fn/rowwise/dynamic` as `fp8 e4m3 rowwise`; a delayed scale is said."""
+    parts = str(text or "").split("/")
+    known = [part for part in parts if part not in {"", "dynamic"}]
+    return " ".join(known).replace("float8_e4m3fn", "fp8 e4m3").replace("float8_", "fp8 ")

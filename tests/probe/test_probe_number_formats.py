@@ -1,0 +1,226 @@
+"""In which formats layers multiply, read from real layers of torchao and from stand-ins."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from narrow_models import Language, float8, mxfp8, needs_torchao
+from torch import nn
+
+from ampwatch.probe.models import survey
+from ampwatch.probe.number_formats import conversions_asked_for, formats_of, may_be_quantised
+from ampwatch.probe.number_formats import torchao as torchao_names
+
+
+def texts(module: Any, weight: Any = None) -> list[str | None]:
+    """Input, weight and gradient, as the columns show them."""
+    weight = getattr(module, "weight", None) if weight is None else weight
+    found = formats_of(module, weight)
+    return [one and one.text for one in (found.input, found.weight, found.grad)]
+
+
+# --- torchao, for real ----------------------------------------------------------------------------
+
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "granularity", "gradient"),
+    [("tensorwise", "tensorwise", f"{E5M2}/tensorwise/dynamic"),
+     ("rowwise", "rowwise", f"{E4M3}/rowwise/dynamic"),
+     ("rowwise_with_gw_hp", "rowwise", f"{E4M3}/rowwise/dynamic/wide-weight-gradient")],
+)  # fmt: skip
+def test_each_recipe_of_torchao_is_told_by_role(recipe, granularity, gradient):
+    needs_torchao()
+    model = float8(nn.Sequential(nn.Linear(32, 32)), recipe)
+    forward = f"{E4M3}/{granularity}/dynamic"
+    assert texts(model[0]) == [forward, forward, gradient]
+
+
+def test_a_linear_layer_with_an_mx_weight_is_no_plain_layer():
+    needs_torchao()
+    model = mxfp8(nn.Sequential(nn.Linear(32, 32, bias=False), nn.Linear(32, 32)),
+                  lambda _module, name: name == "0")  # fmt: skip
+    assert type(model[0]) is nn.Linear
+    assert texts(model[0]) == ["mxfp8_e4m3/block32"] * 3
+    assert texts(model[1]) == [None] * 3
+
+
+def test_weights_that_are_quantised_already_say_so():
+    needs_torchao()
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor
+    from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
+
+    wide = torch.randn(32, 64, dtype=torch.bfloat16)
+    mx = MXTensor.to_mx(wide, torch.float8_e5m2, 32)
+    assert texts(None, mx) == [None, "mxfp8_e5m2/block32", None]
+    assert texts(None, NVFP4Tensor.to_nvfp4(wide)) == [None, "nvfp4/block16", None]
+
+
+def test_a_wrapped_weight_is_read_through_its_wrappers():
+    needs_torchao()
+    weight = mxfp8(nn.Sequential(nn.Linear(32, 32, bias=False)))[0].weight
+    sharded = SimpleNamespace(_local_tensor=weight, dtype=weight.dtype)  # as FSDP2 holds it
+    assert texts(None, sharded) == ["mxfp8_e4m3/block32"] * 3
+
+
+def test_a_conversion_that_reached_no_layer_is_known(monkeypatch):
+    needs_torchao()
+    monkeypatch.delitem(sys.modules, torchao_names.CONVERSION_RAN, raising=False)
+    model = Language()
+    assert conversions_asked_for(survey(model)) == []
+    float8(model, chosen=lambda _module, _name: False)
+    assert torchao_names.conversion_asked_for() == torchao_names.CONVERSION
+    kept_elsewhere = torchao_names.has_converted_layers()  # by another test of this process
+    assert conversions_asked_for(survey(model)) == ([] if kept_elsewhere else [
+        torchao_names.CONVERSION])  # fmt: skip
+    assert conversions_asked_for(survey(float8(model))) == []
+
+
+def test_a_teacher_that_was_converted_accounts_for_the_call():
+    needs_torchao()
+    teacher = float8(Language())
+    assert torchao_names.has_converted_layers()
+    assert conversions_asked_for(survey(Language())) == []
+    del teacher
+
+
+# --- Transformer Engine, by stand-ins that mirror its source (2.20) -------------------------------
+
+
+class FormatMaxima(NamedTuple):
+    max_fwd: float
+    max_bwd: float
+
+
+class Format(enum.Enum):
+    E4M3 = FormatMaxima(448, 448)
+    E5M2 = FormatMaxima(57344, 57344)
+    HYBRID = FormatMaxima(448, 57344)
+
+
+class Recipe:
+    backward_override = None
+
+
+@dataclass
+class DelayedScaling(Recipe):
+    margin: int = 0
+    fp8_format: Format = Format.HYBRID
+    amax_history_len: int = 1024
+
+
+@dataclass
+class Float8CurrentScaling(Recipe):
+    fp8_format: Format = Format.HYBRID
+    use_power_2_scales: bool = False
+
+
+@dataclass
+class MXFP8BlockScaling(Recipe):
+    fp8_format: Format = Format.E4M3
+
+
+@dataclass
+class Float8BlockScaling(Recipe):
+    fp8_format: Format = Format.E4M3
+
+
+@dataclass
+class NVFP4BlockScaling(Recipe):
+    fp8_format: Format = Format.E4M3
+    disable_2d_quantization: bool = False
+
+
+@dataclass
+class CustomRecipe(Recipe):
+    qfactory: Any = field(default=None)
+
+
+class StandIn(nn.Module):
+    """The attributes of TransformerEngineBaseModule after a forward pass."""
+
+    def __init__(self, recipe: Any, *, enabled: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(16, 16))
+        self.fp8_initialized = self.fp8 = enabled
+        self.fp8_meta: dict[str, Any] = {"fp8_checkpoint": enabled, "recipe": recipe}
+        self.quantizers: dict[str, list[Any]] = {"scaling_fwd": [], "scaling_bwd": []}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "told"),
+    [(DelayedScaling(), [f"{E4M3}/tensorwise/delayed"] * 2 + [f"{E5M2}/tensorwise/delayed"]),
+     (DelayedScaling(fp8_format=Format.E4M3), [f"{E4M3}/tensorwise/delayed"] * 3),
+     (Float8CurrentScaling(), [f"{E4M3}/tensorwise/dynamic"] * 2 + [f"{E5M2}/tensorwise/dynamic"]),
+     (MXFP8BlockScaling(), ["mxfp8_e4m3/block32"] * 3),
+     (Float8BlockScaling(), [f"{E4M3}/block1x128/dynamic", f"{E4M3}/block128x128/dynamic",
+                             f"{E4M3}/block1x128/dynamic"]),
+     (NVFP4BlockScaling(), ["nvfp4/block16", "nvfp4/block16x16", "nvfp4/block16"]),
+     (NVFP4BlockScaling(disable_2d_quantization=True), ["nvfp4/block16"] * 3),
+     (CustomRecipe(), ["fp8/custom/CustomRecipe"] * 3)],
+)  # fmt: skip
+def test_each_recipe_of_transformer_engine_is_told_by_role(recipe, told):
+    assert texts(StandIn(recipe)) == told
+
+
+def test_a_layer_of_transformer_engine_outside_of_its_autocast_is_not_quantised():
+    assert texts(StandIn(DelayedScaling(), enabled=False)) == [None] * 3
+
+
+def test_a_backward_pass_in_high_precision_has_no_gradient_format():
+    recipe = Float8CurrentScaling()
+    recipe.backward_override = "high_precision"
+    assert texts(StandIn(recipe)) == [f"{E4M3}/tensorwise/dynamic"] * 2 + [None]
+
+
+# --- libraries that we do not know ----------------------------------------------------------------
+
+
+class Keeps(nn.Module):
+    """A weight in fp8 beside its scales, as several libraries keep it."""
+
+    def __init__(self, scales: tuple[int, ...] | None) -> None:
+        super().__init__()
+        stored = torch.zeros(256, 512).to(torch.float8_e4m3fn)
+        self.weight = nn.Parameter(stored, requires_grad=False)
+        if scales is not None:
+            self.register_buffer("weight_scale_inv", torch.ones(scales))
+
+
+@pytest.mark.parametrize(
+    ("scales", "granularity"),
+    [((), "tensorwise"), ((1,), "tensorwise"), ((256,), "rowwise"), ((256, 1), "rowwise"),
+     ((2, 4), "block128x128"), ((256, 16), "block32"), ((3, 2, 2), "blocks"), (None, "unscaled")],
+)  # fmt: skip
+def test_a_stored_weight_tells_its_granularity_by_the_shape_of_its_scales(scales, granularity):
+    assert texts(Keeps(scales)) == [None, f"{E4M3}/{granularity}", None]
+
+
+# --- layers that are none of this -----------------------------------------------------------------
+
+
+class Odd(nn.Module):
+    """Attributes that look like those of a library, and are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = {"fp8": True}
+        self.fp8 = True
+        self.scale = 2.0
+        self.weight = nn.Parameter(torch.zeros(4, 4))
+
+
+def test_a_users_own_module_with_similar_attributes_is_not_quantised():
+    assert texts(Odd()) == [None] * 3
+
+
+def test_torchs_own_layers_are_not_even_looked_into():
+    for layer in (nn.Linear(2, 2), nn.Linear(2, 2).half(), nn.LayerNorm(2), nn.GELU()):
+        assert not may_be_quantised(layer, getattr(layer, "weight", None))
