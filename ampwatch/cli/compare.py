@@ -30,6 +30,8 @@ Examples:
   ampwatch compare train-1203 train-1204
   ampwatch compare rate-0.1 rate-0.03 rate-0.01      the highest stable rate
   ampwatch compare ampwatch-runs/* --baseline first  any number of runs
+  ampwatch compare ampwatch-runs/* --sweep           from which rate on they fail
+  ampwatch compare ampwatch-runs/* --by batch_size --outcome "val/acc, best"
   ampwatch compare good.log bad.log --json | jq .partings
   ampwatch compare good.log bad.log --html out.html  with both courses in one chart
 """
@@ -49,6 +51,24 @@ def command(
         show_default=False,
         help="The one of these runs that the others are compared with; the first if not given.",
     ),
+    sweep: bool = typer.Option(
+        False, "--sweep", help="Print the runs by their learning rate, and from where on they fail."
+    ),
+    by: str = typer.Option(
+        None,
+        "--by",
+        metavar="SETTING",
+        show_default=False,
+        help="Sweep over another setting that differs, such as config.batch_size.",
+    ),
+    outcome: str = typer.Option(
+        None,
+        "--outcome",
+        metavar="VALUE",
+        show_default=False,
+        help='What came of a run in a sweep: "best loss", "val/acc, best"; else its loss at the '
+        "end.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of the tables."),
     html: Path = typer.Option(
         None, "--html", metavar="OUT", show_default=False, help="Write one HTML file instead."
@@ -58,7 +78,7 @@ def command(
     ),
 ) -> None:
     """Print the comparison."""
-    from ampwatch.report import compare, html_comparison, print_comparison
+    from ampwatch.report import Asked, compare, html_comparison, print_comparison, print_sweep
 
     if len(runs) < 2:
         raise RunError("compare takes two runs or more; `ampwatch report RUN` takes one.")
@@ -69,12 +89,14 @@ def command(
         refuse_no_file(html)
     with ExitStack() as stack:
         opened = [stack.enter_context(opened_run_or_log(run, as_)) for run in runs]
-        compared = compare(opened)
+        compared = compare(opened, Asked(by, outcome))
         if html:
             write_page(html, html_comparison(opened, compared))
             return
     if as_json:
         typer.echo(json.dumps(compared.to_json(), indent=2, allow_nan=False, ensure_ascii=False))
+    elif sweep or by or outcome:
+        print_sweep(answers(), compared)
     else:
         print_comparison(answers(), compared)
 

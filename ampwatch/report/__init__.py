@@ -5,8 +5,8 @@ Names of runs and layers are data: they are shown, never interpreted.
 
 from __future__ import annotations
 
-from ampwatch.report.comparison import Comparison, compare
-from ampwatch.report.comparison_text import print_comparison
+from ampwatch.report.comparison import Asked, Comparison, compare
+from ampwatch.report.comparison_text import print_comparison, print_sweep
 from ampwatch.report.facts import (
     Fact,
     course_text,
@@ -30,6 +30,7 @@ from ampwatch.report.terminal_report import (
 
 __all__ = [
     "STYLES",
+    "Asked",
     "Comparison",
     "EventStream",
     "Fact",
@@ -43,6 +44,7 @@ __all__ = [
     "print_comparison",
     "print_report",
     "print_reports",
+    "print_sweep",
     "report_text",
     "rows_of_first_optimizer",
     "ruled_out",

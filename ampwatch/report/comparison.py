@@ -10,25 +10,34 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ampwatch.diagnosis import Action, advise_on_all
 from ampwatch.diagnosis.findings import SCHEMA, Advice, plain, verdict_text
-from ampwatch.diagnosis.words import bytes_text, count_text, scale_text, share_text, time_text
-from ampwatch.errors import DifferentModelsError
+from ampwatch.diagnosis.words import (
+    bytes_text,
+    count_text,
+    list_text,
+    scale_text,
+    share_text,
+    time_text,
+)
+from ampwatch.errors import DifferentModelsError, RunError
 from ampwatch.report.divergence import Divergence, divergence_of_rows
 from ampwatch.report.first_difference import step_rows
 from ampwatch.report.outline import LOSS, At, Course, Outline, outline_of
+from ampwatch.report.sweep import Setting, Sweep, settings_to_sweep, sweep_of
 
 if TYPE_CHECKING:
     from ampwatch.store import Run
 
+T = TypeVar("T")
+
 MANY_TIMES = 10.0  # a number that is more than so many times another is not told in per cent
 LEAST_SHARE = 0.05  # per cent: less is not told
-END = "loss at the end"
+END, BEST = "loss at the end", "best loss"
 _FIGURES = (
-    "verdict", "headline", "steps", "learning rate", "loss scale", "skipped", LOSS, "best loss",
-    END,
+    "verdict", "headline", "steps", "learning rate", "loss scale", "skipped", LOSS, BEST, END,
 )  # fmt: skip
 _LAST_FIGURES = ("gradient norm", "step time", "peak memory")
 
@@ -56,6 +65,9 @@ class Comparison:
     uncounted: tuple[str, ...]  # runs whose log does not number its steps
     learning_rate: Advice | None  # for all, where they differ in their rate
     not_together: str | None = None  # why there is no advice for all
+    sweep: Sweep | None = None  # over the setting that was asked for, else over the rate
+    swept_by: tuple[Setting, ...] = ()  # all settings that a sweep may go over
+    outcomes: tuple[str, ...] = ()  # all figures that may tell what came of a run
 
     def to_json(self) -> dict[str, Any]:
         """The object that `compare --json` prints."""
@@ -71,14 +83,27 @@ class Comparison:
         return sorted(range(len(known)), key=known.__getitem__)
 
 
-def compare(runs: Sequence[Run]) -> Comparison:
-    """Compare two runs or more; the others are compared with the first."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a reader asked of a sweep; None leaves it to the runs."""
+
+    setting: str | None = None
+    outcome: str | None = None
+
+
+def compare(runs: Sequence[Run], asked: Asked = Asked()) -> Comparison:
+    """Compare two runs or more; the others are compared with the first.
+
+    Raises RunError where a setting or an outcome was asked for that there is not.
+    """
     first = step_rows(runs[0])
     partings = [divergence_of_rows(runs[0], first, run) for run in runs[1:]]
-    return compared([outline_of(run) for run in runs], partings)
+    return compared([outline_of(run) for run in runs], partings, asked)
 
 
-def compared(runs: Sequence[Outline], partings: Sequence[Divergence]) -> Comparison:
+def compared(
+    runs: Sequence[Outline], partings: Sequence[Divergence], asked: Asked = Asked()
+) -> Comparison:
     """The comparison of runs whose outlines and divergences from the first one are known."""
     rates = [run.rate for run in runs]
     differ = len(set(rates) - {None}) > 1
@@ -92,6 +117,7 @@ def compared(runs: Sequence[Outline], partings: Sequence[Divergence]) -> Compari
         if any(one is not None and one.number is not None for one in row)
     }
     advice, refusal = _advice(runs) if differ else (None, None)
+    swept_by, outcomes = settings_to_sweep(runs), _outcomes(runs, numbers)
     return Comparison(
         names=tuple(run.name for run in runs),
         figures={n: tuple(one.text if one else "" for one in row) for n, row in figures.items()},
@@ -108,7 +134,46 @@ def compared(runs: Sequence[Outline], partings: Sequence[Divergence]) -> Compari
         uncounted=tuple(run.name for run in runs if run.is_uncounted),
         learning_rate=advice,
         not_together=refusal,
+        sweep=_sweep(runs, swept_by, {name: numbers[name] for name in outcomes}, asked),
+        swept_by=tuple(swept_by),
+        outcomes=outcomes,
     )
+
+
+def _outcomes(runs: Sequence[Outline], numbers: Mapping[str, Any]) -> tuple[str, ...]:
+    """The figures that may tell what came of a run: of the loss, and of the user's own values."""
+    own = {name for run in runs for name in run.values if name != LOSS}
+    told = [END, BEST, *(name for name in numbers if name.rpartition(", ")[0] in own)]
+    return tuple(name for name in told if name in numbers)
+
+
+def _sweep(
+    runs: Sequence[Outline],
+    settings: Sequence[Setting],
+    outcomes: Mapping[str, Sequence[float | None]],
+    asked: Asked,
+) -> Sweep | None:
+    setting = _asked_for(asked.setting, {one.name: one for one in settings}, "setting that differs")
+    names = {name: name for name in outcomes} or {END: END}
+    outcome = _asked_for(asked.outcome, names, "outcome")
+    if setting is None or outcome is None:
+        return None
+    numbers = outcomes.get(outcome, (None,) * len(runs))
+    course = outcome.rpartition(", ")[0]
+    told = next((run.values[course] for run in runs if course in run.values), None)
+    is_up = told is not None and bool(told.higher_is_better)
+    return sweep_of(runs, setting, outcome, numbers, higher_is_better=is_up)
+
+
+def _asked_for(asked: str | None, known: Mapping[str, T], what: str) -> T | None:
+    """What was asked for, by its whole name or by its end; the first where nothing was."""
+    if asked is None:
+        return next(iter(known.values()), None)
+    found = [name for name in known if asked in {name, name.rpartition(".")[2]}]
+    if len(found) != 1 and asked not in known:
+        told = list_text(list(known), 12) or "none"
+        raise RunError(f"{asked!r} is no {what} of these runs; they have {told}.")
+    return known[asked if asked in known else found[0]]
 
 
 def _advice(runs: Sequence[Outline]) -> tuple[Advice | None, str | None]:
@@ -203,7 +268,7 @@ def _loss_figures(loss: Course | None) -> Iterator[tuple[str, Figure]]:
         return
     yield LOSS, Figure(_course_text(loss))
     if loss.lowest is not None:
-        yield "best loss", _figure_at(loss.lowest)
+        yield BEST, _figure_at(loss.lowest)
     end = "not finite" if loss.at_the_end is None else f"{loss.at_the_end:.4g}"
     yield END, Figure(end, loss.at_the_end)
 

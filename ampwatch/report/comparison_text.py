@@ -10,11 +10,13 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ampwatch.diagnosis.words import count_text, list_text, scale_text
+from ampwatch.errors import RunError
 from ampwatch.printable_text import printable
 from ampwatch.report.comparison import Comparison, has_boundary
 from ampwatch.report.divergence import Difference, Divergence
 from ampwatch.report.outline import LOSS
 from ampwatch.report.parting_text import grouped_partings, parting_text
+from ampwatch.report.sweep import RATE, Fate, Point, Sweep, besides_text
 from ampwatch.report.terminal_report import STYLES, Write, advised, is_fancy, labelled, writer
 
 _MOST_IN_FULL = 5  # runs whose differences are told in full
@@ -51,9 +53,51 @@ def comparison_text(comparison: Comparison, write: Write, width: int | None = No
         names = list_text(list(comparison.same_settings), _MOST_SAME)
         parts.append(Text(write(f"The same in all: {names}."), "dim"))
     rate = _rate(comparison)
-    if rate:
-        parts += _section("Learning rate", Text(write(rate)))
+    swept = comparison.sweep.sentence if _is_of_rate(comparison) and comparison.sweep else ""
+    if rate or swept:
+        parts += _section("Learning rate", *(Text(write(t)) for t in (swept, rate) if t))
     return Group(*parts)
+
+
+def print_sweep(console: Console, comparison: Comparison) -> None:
+    """Print the sweep alone, as this console can show it; raises RunError where there is none."""
+    if comparison.sweep is None:
+        raise RunError(
+            "No setting differs between these runs, so there is no sweep: `ampwatch compare` "
+            "without --sweep shows where they part."
+        )
+    write = writer(fancy=is_fancy(console))
+    console.print(sweep_text(comparison, comparison.sweep, write), highlight=False)
+
+
+def sweep_text(comparison: Comparison, sweep: Sweep, write: Write) -> Group:
+    """A row a run, by the setting, and where it begins to fail."""
+    grid = Grid.grid(padding=(0, 2))
+    for _ in (sweep.setting, sweep.outcome, "verdict", "run"):
+        grid.add_column(overflow="fold")
+    grid.add_row(*(Text(t, "bold") for t in (sweep.setting, sweep.outcome, "what became", "run")))
+    best = _best(sweep)
+    for point in sweep.points:
+        number = "not finite" if point.outcome is None else f"{point.outcome:.4g}"
+        mark = " (best)" if point is best else ""
+        fate = point.fate.value
+        verdict = point.verdict if fate in {Fate.STABLE, Fate.FAILED} else fate
+        cells = (
+            Text(write(point.text)), Text(number + mark), Text(verdict, STYLES.get(verdict, "")),
+            Text(write(f"{letter(point.run)} {comparison.names[point.run]}")),
+        )  # fmt: skip
+        grid.add_row(*cells)
+    parts: list[RenderableType] = [grid, Text(), Text(write(sweep.sentence), "bold")]
+    besides = besides_text(sweep)
+    parts += [Text(write(besides))] if besides else []
+    rate = _rate(comparison) if sweep.setting == RATE else ""
+    return Group(*parts, *([Text(write(rate))] if rate else []))
+
+
+def _best(sweep: Sweep) -> Point | None:
+    known = [point for point in sweep.points if point.outcome is not None]
+    sign = -1 if sweep.higher_is_better else 1
+    return min(known, key=lambda point: sign * (point.outcome or 0.0), default=None)
 
 
 def _section(title: str, *body: RenderableType) -> list[RenderableType]:
@@ -177,6 +221,10 @@ def _skips_text(skips: Difference | None, second: str) -> str:
     return f"step {skips.step:,} is skipped by {'A' if skips.first else second} alone"
 
 
+def _is_of_rate(comparison: Comparison) -> bool:
+    return comparison.sweep is not None and comparison.sweep.setting == RATE
+
+
 def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4g}"
 
@@ -187,5 +235,6 @@ def _rate(comparison: Comparison) -> str:
         reason = comparison.not_together or ""
         return reason[:1].upper() + reason[1:]
     if not has_boundary(advice):
-        return "None of these runs failed by its rate: they show no upper limit."
+        told = "None of these runs failed by its rate: they show no upper limit."
+        return "" if _is_of_rate(comparison) else told
     return f"For all: {advised(advice)}. {advice.because}"

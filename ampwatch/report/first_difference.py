@@ -37,9 +37,8 @@ WORDS = {
     "skipped": "skip",
 }
 _FORWARD = ("input_amax", "weight_norm", "act_amax")
-_BACKWARD = ("out_grad_amax", "grad_norm", "in_grad_amax")
 _ROOT = "(root)"  # the model itself, as the probe names it
-_LAYER_COLUMNS = (*_FORWARD, *_BACKWARD)
+_LAYER_COLUMNS = (*_FORWARD, "grad_norm")  # unscaled all: runs may have other loss scales
 # Samples may be far apart: each stretch of steps that is searched is so much longer than the last.
 _STRETCH, _LONGER = 64, 8
 

@@ -113,7 +113,7 @@ def test_one_run_alone_is_refused(capsys, tmp_path):
     assert "compare takes two runs or more" in err
 
 
-@pytest.mark.parametrize("count", [6, 60])
+@pytest.mark.parametrize("count", [6, 30])
 def test_of_many_runs_each_is_shown_with_its_letters_and_its_setting(capsys, tmp_path, count):
     runs = [
         write_run(tmp_path, f"run-{n}", accepted=5, config={"at": 7000 + n}) for n in range(count)
