@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -34,10 +35,13 @@ sys.stdin.readline()
 
 @dataclass
 class Hook:
-    """What came in, and whether it is to be refused."""
+    """What came in, and whether it is to be refused, with which status, or left without answer."""
 
     port: int = 0
     refuses: bool = False
+    status: int = 500
+    hangs: bool = False
+    over: threading.Event = field(default_factory=threading.Event)
     asked: int = 0
     taken: list[dict] = field(default_factory=list)
 
@@ -52,13 +56,16 @@ def web_hook() -> Iterator[Hook]:
 
     def take(_path: str, body: bytes) -> int:
         hook.asked += 1
+        if hook.hangs:
+            hook.over.wait(PATIENCE_S)
         if hook.refuses:
-            return 500
+            return hook.status
         hook.taken.append(json.loads(body))
         return 200
 
     with answering(take) as hook.port:
         yield hook
+        hook.over.set()
 
 
 def wait_for(condition: Callable[[], object]) -> None:

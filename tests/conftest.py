@@ -23,8 +23,8 @@ HERE = Path(__file__).parent
 
 # Files of tests that start no process and train for a few steps at most; some of every room.
 QUICK = [
-    "alerts/test_alerts_letters.py",
-    "alerts/test_alerts_post.py",
+    "alerts/test_alerts_delivery.py",
+    "alerts/test_alerts_text.py",
     "cli/test_cli_compare.py",
     "cli/test_cli_export.py",
     "cli/test_cli_import.py",

@@ -4,19 +4,50 @@
 
 Warnings and errors are reported once, and again when they worsen. A service that fails is tried
 again later and never stops the watching. Addresses of services contain credentials: only the kind
-of service is ever shown. `watch_run` calls a Python function instead of a service.
+of service is ever shown.
+
+Who sends: `watch` and `record --notify URL`, for as long as they run; a dashboard and a recorder by
+the settings that the user keeps (`AlertSender`). `watch_run` calls a Python function instead.
 """
 
 from __future__ import annotations
 
-from ampwatch.alerts.delivery import Delivery, open_services
+from ampwatch.alerts.alert_sender import AlertSender
+from ampwatch.alerts.alert_settings import (
+    KINDS,
+    AlertSetting,
+    add_setting,
+    change_setting,
+    masked_address,
+    new_setting,
+    read_settings,
+    remove_setting,
+    settings_path,
+)
+from ampwatch.alerts.delivery import Delivery
+from ampwatch.alerts.sent_alerts import Outcome, read_outcomes
+from ampwatch.alerts.services import open_services
 from ampwatch.alerts.session import RunAlerts, RunWatch, alert_session, watch_run
+from ampwatch.alerts.trial import Trial
 
 __all__ = [
+    "KINDS",
+    "AlertSender",
+    "AlertSetting",
     "Delivery",
+    "Outcome",
     "RunAlerts",
     "RunWatch",
+    "Trial",
+    "add_setting",
     "alert_session",
+    "change_setting",
+    "masked_address",
+    "new_setting",
     "open_services",
+    "read_outcomes",
+    "read_settings",
+    "remove_setting",
+    "settings_path",
     "watch_run",
 ]

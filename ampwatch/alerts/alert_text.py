@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ampwatch.diagnosis import Diagnosis, Finding, Severity
 from ampwatch.diagnosis.code_to_paste import words_and_lines
@@ -14,15 +14,18 @@ _MOST_ALERTS = 6  # findings described in full in one message
 _LONGEST_PART = 300  # characters of a cause or an action
 _LONGEST_BODY = 1900  # the smallest limit we know of (Discord) is 2,000 ...
 _FOR_THE_REST = 500  # ... of which a path and the codes of other findings take some
+LOST = "lost"  # in place of a code: what was told is that the run ended without an end mark
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """An alert: its title, its text and its severity."""
+    """An alert: its title, its text and its severity; of which run, and what it tells of."""
 
     title: str
     body: str
     severity: Severity
+    run_id: str = ""
+    told: Mapping[str, Severity] = field(default_factory=dict)  # by code
 
 
 def alert_of(name: str, place: str, diagnosis: Diagnosis, fresh: Sequence[Finding]) -> Alert:
@@ -39,7 +42,8 @@ def alert_of(name: str, place: str, diagnosis: Diagnosis, fresh: Sequence[Findin
         parts.append(part)
     see = f"See more: ampwatch report {_quoted(place)}\nWhat it means: ampwatch explain "
     parts.append(see + first.code)
-    return Alert(_line(title), "\n\n".join(parts), first.severity)
+    told = {finding.code: finding.severity for finding in fresh}
+    return Alert(_line(title), "\n\n".join(parts), first.severity, diagnosis.run.id, told)
 
 
 def lost_alert(name: str, place: str, diagnosis: Diagnosis) -> Alert:
@@ -57,6 +61,8 @@ def lost_alert(name: str, place: str, diagnosis: Diagnosis) -> Alert:
         _line(f"ampwatch: {name} ended uncleanly after {steps}"),
         f"{_cut(what)}\n\nSee more: ampwatch report {_quoted(place)}",
         Severity.ERROR,
+        diagnosis.run.id,
+        {LOST: Severity.ERROR},
     )
 
 

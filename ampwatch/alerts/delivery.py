@@ -1,44 +1,26 @@
-"""Sends alerts in a thread of its own, rate-limited, and tries again after failures.
-
-Services are those of the library apprise, which is loaded only if an address is given. Any part of
-an address may contain credentials, so only its scheme is ever shown.
-"""
+"""Sends alerts in a thread of its own, rate-limited, and tries again after failures."""
 
 from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from ampwatch.alerts.alert_text import Alert, bundle
-from ampwatch.diagnosis import Severity
+from ampwatch.alerts.services import Service, refusal_of
 from ampwatch.diagnosis.words import count_text
-from ampwatch.errors import AlertError
 
 EVERY_S = 60.0  # alerts within this time of the last message are sent as one
 RETRY_S, LONGEST_RETRY_S = 30.0, 600.0
 _MOST_WAITING = 100  # alerts kept for a service that does not answer; the oldest are dropped
-INSTALL = "pip install 'ampwatch[notify]'"
-EXAMPLES = "slack://…, discord://…, mailto://…, json://…"
-ADDRESSES = "https://appriseit.com/services/"
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """One address: its printable label, and a function that sends an alert there."""
-
-    label: str
-    send: Callable[[Alert], bool]  # whether the service accepted it
 
 
 class Delivery:
     """Sends alerts to services, those within a minute as one message, and tries again.
 
     `put` returns at once. If a service does not accept an alert, it is tried again later, and
-    `on_note` is told once. `close` sends what is waiting and reports what could not be sent.
+    `on_note` is told once. `on_tried` is told of each try: the alerts, and why they were not
+    accepted, if so. `close` sends what is waiting and reports what could not be sent.
     """
 
     def __init__(
@@ -48,9 +30,11 @@ class Delivery:
         every_s: float = EVERY_S,
         retry_s: float = RETRY_S,
         on_note: Callable[[str], None] | None = None,
+        on_tried: Callable[[Sequence[Alert], str | None], None] | None = None,
     ) -> None:
         self._outboxes = [_Outbox(service, every_s, retry_s) for service in services]
         self._on_note = on_note or (lambda _: None)
+        self._on_tried = on_tried or (lambda _, __: None)
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="ampwatch-delivery", daemon=True)
@@ -61,6 +45,20 @@ class Delivery:
         with self._changed:
             for outbox in self._outboxes:
                 outbox.put(alert)
+            self._changed.notify()
+
+    @property
+    def waiting(self) -> tuple[Alert, ...]:
+        """What a service has not accepted yet."""
+        with self._changed:
+            return tuple(alert for outbox in self._outboxes for alert in outbox.waiting)
+
+    def abandon(self) -> None:
+        """Drop what is waiting and end; returns at once."""
+        with self._changed:
+            for outbox in self._outboxes:
+                outbox.waiting = []
+            self._closing = True
             self._changed.notify()
 
     def close(self, wait_s: float = 20.0) -> None:
@@ -100,7 +98,8 @@ class Delivery:
     def _send(self, outbox: _Outbox) -> None:
         with self._changed:
             alerts = tuple(outbox.waiting)
-        trouble = _trouble_in(outbox.service, bundle(alerts))
+        trouble = refusal_of(outbox.service, bundle(alerts))
+        self._on_tried(alerts, trouble)
         with self._changed:
             first_failure = outbox.settle(alerts, failed=trouble is not None)
         if first_failure:
@@ -153,52 +152,3 @@ class Retry:
         self.failures_in_a_row = self.failures_in_a_row + 1 if failed else 0
         self.failures += failed
         return failed and self.failures == 1
-
-
-def _trouble_in(service: Service, alert: Alert) -> str | None:
-    """Why a service did not accept an alert, if so; its exception may quote the address."""
-    try:
-        return None if service.send(alert) else "refused or unreachable"
-    except Exception as error:  # noqa: BLE001  a hundred plug-ins of others; watching must go on
-        return type(error).__name__
-
-
-def open_services(addresses: Sequence[str]) -> tuple[Service, ...]:
-    """A service for each address; AlertError says what is missing or not understood."""
-    try:
-        import apprise
-    except ImportError as error:
-        raise AlertError(
-            f"Alerts need the library apprise, which is not installed: {INSTALL}."
-        ) from error
-    with warnings.catch_warnings():  # some of its plug-ins import what Python will drop
-        warnings.simplefilter("ignore", DeprecationWarning)
-        targets = [_target(apprise, at, address) for at, address in enumerate(addresses, 1)]
-    labels = [f"{address.partition('://')[0].lower()}://…" for address in addresses]
-    if len(set(labels)) < len(labels):
-        labels = [f"{label} (number {at})" for at, label in enumerate(labels, 1)]
-    return tuple(_service(apprise, *pair) for pair in zip(labels, targets, strict=True))
-
-
-def _target(apprise: Any, at: int, address: str) -> Any:
-    target = apprise.Apprise()
-    if target.add(address):
-        return target
-    raise AlertError(
-        f"Address number {at} is not one that apprise understands (not shown here, because it "
-        f"may contain a password). Addresses look like {EXAMPLES}; {ADDRESSES} lists them."
-    )
-
-
-def _service(apprise: Any, label: str, target: Any) -> Service:
-    kinds = {
-        Severity.INFO: apprise.NotifyType.INFO,
-        Severity.WARNING: apprise.NotifyType.WARNING,
-        Severity.ERROR: apprise.NotifyType.FAILURE,
-    }
-
-    def send(alert: Alert) -> bool:
-        kind = kinds[alert.severity]
-        return bool(target.notify(title=alert.title, body=alert.body, notify_type=kind))
-
-    return Service(label, send)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampwatch.alerts.alert_text import Alert, alert_of, lost_alert
+from ampwatch.alerts.alert_settings import AlertSetting
+from ampwatch.alerts.alert_text import LOST, Alert, alert_of, lost_alert
 from ampwatch.alerts.delivery import Delivery
-from ampwatch.diagnosis import Finding
+from ampwatch.diagnosis import Finding, Severity
 from ampwatch.errors import AmpwatchError, NotARunError, warn
 from ampwatch.follow import Follower, FollowThread, Look, NewFindings, follow
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from ampwatch.probe import NoWatch, Watch
 
 LOOK_EVERY_S = 1.0
+_UNCLEAN_END = "AMP902"
 
 
 def watch_run(
@@ -99,23 +102,40 @@ class RunWatch:
 
 
 class RunAlerts:
-    """What to report about one run."""
+    """What to report about one run: to one receiver, of whom `told` says what it has had."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        setting: AlertSetting | None = None,
+        told: Mapping[str, Severity] | None = None,
+    ) -> None:
         self._place = str(folder.absolute())
-        self._new = NewFindings()
-        self._was_over = False
+        self._setting = setting
+        least = Severity.WARNING if setting is None else setting.least
+        self._new = NewFindings(least=least, reported=told)
+        self._was_over = LOST in (told or {})
 
     def of(self, look: Look) -> list[Alert]:
         """New findings, and once, that the run ended without an end mark."""
         name, diagnosis = look.info.name, look.diagnosis
-        fresh = self._new.of(diagnosis)
+        if self._setting is not None:
+            if not self._setting.wants_run(name):
+                return []
+            wanted = tuple(f for f in diagnosis.findings if self._setting.names(f.code, f.name))
+            diagnosis = replace(diagnosis, findings=wanted)
+        fresh = [finding for finding in self._new.of(diagnosis) if not _is_remark_on_end(finding)]
         alerts = [alert_of(name, self._place, diagnosis, fresh)] if fresh else []
         was_over, self._was_over = self._was_over, look.is_over
-        ended_badly = any(finding.code == "AMP902" for finding in diagnosis.findings)
+        ended_badly = any(finding.code == _UNCLEAN_END for finding in diagnosis.findings)
         if look.is_over and not was_over and ended_badly:
             alerts.append(lost_alert(name, self._place, diagnosis))
         return alerts
+
+
+def _is_remark_on_end(finding: Finding) -> bool:
+    """Whether it only says what the alert of a lost run says at more length."""
+    return finding.code == _UNCLEAN_END and finding.severity is Severity.INFO
 
 
 def alert_session(delivery: Delivery, on_note: Callable[[str], None]) -> FollowThread:

@@ -20,6 +20,7 @@ from ampwatch.cli.terminal import say
 from ampwatch.errors import EndpointTakenError, FeedError
 
 if TYPE_CHECKING:
+    from ampwatch.alerts import AlertSender
     from ampwatch.follow import FollowThread
     from ampwatch.recorder import Recorder
 
@@ -100,26 +101,23 @@ def _say_what_came(recorder: Recorder) -> None:
     say(f"{stats.rows:,} rows of {what} received; all of them are on disk.")
 
 
-def _wake(threads: Sequence[FollowThread], folder: Path) -> None:
+def _wake(threads: Sequence[FollowThread | AlertSender], folder: Path) -> None:
     """Wake everybody who follows a run for which rows have arrived."""
     for thread in threads:
         thread.wake(folder)
 
 
 @contextlib.contextmanager
-def _alerts(addresses: list[str] | None) -> Iterator[list[FollowThread]]:
-    """The threads that send alerts; empty without addresses."""
-    with delivering(addresses) as delivery:
-        if delivery is None:
-            yield []
-            return
-        from ampwatch.alerts import alert_session
+def _alerts(addresses: list[str] | None) -> Iterator[list[FollowThread | AlertSender]]:
+    """What sends alerts: to these addresses, and by the settings of `ampwatch alerts`."""
+    from ampwatch.alerts import AlertSender, alert_session
 
-        session = alert_session(delivery, on_note=say)
-        try:
-            yield [session]
-        finally:
-            session.close()
+    with delivering(addresses) as delivery, contextlib.closing(AlertSender(on_note=say)) as sender:
+        if delivery is None:
+            yield [sender]
+            return
+        with contextlib.closing(alert_session(delivery, on_note=say)) as session:
+            yield [session, sender]
 
 
 def _alive(recorder: Recorder) -> frozenset[str]:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -123,12 +123,18 @@ def follow(path: str | Path) -> Follower:
 class NewFindings:
     """Remembers which of a run's findings were reported: each once, and again when it worsens.
 
-    A finding is known by its code: which layer leads may change from look to look.
+    A finding is known by its code: which layer leads may change from look to look. `reported` are
+    those that another process has reported.
     """
 
-    def __init__(self, *, least: Severity = Severity.WARNING) -> None:
+    def __init__(
+        self,
+        *,
+        least: Severity = Severity.WARNING,
+        reported: Mapping[str, Severity] | None = None,
+    ) -> None:
         self._least = least
-        self._reported: dict[str, Severity] = {}
+        self._reported: dict[str, Severity] = dict(reported or {})
 
     def of(self, diagnosis: Diagnosis) -> tuple[Finding, ...]:
         """The findings that are new or worse, gravest first; from now on they are reported."""

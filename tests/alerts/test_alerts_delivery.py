@@ -9,7 +9,7 @@ from alert_parts import wait_for
 
 from ampwatch.alerts import Delivery
 from ampwatch.alerts.alert_text import Alert
-from ampwatch.alerts.delivery import Service
+from ampwatch.alerts.services import Service
 from ampwatch.diagnosis import Severity
 
 

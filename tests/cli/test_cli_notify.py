@@ -16,6 +16,7 @@ from written_runs import write_run
 
 import ampwatch
 from ampwatch import cli
+from ampwatch.alerts import add_setting, new_setting
 
 pytest.importorskip("apprise", reason="the extra `notify` is not installed")
 
@@ -52,16 +53,19 @@ def finish(child):
 def test_a_recorder_tells_of_a_real_training_and_never_shows_the_address(tmp_path, environment):
     words = ["-m", "ampwatch", "record", "--bind", environment["AMPWATCH_ENDPOINT"],
              "--dir", tmp_path / "copies"]  # fmt: skip
-    with web_hook() as hook:
+    with web_hook() as hook, web_hook() as other:
+        add_setting(new_setting(other.address, name="kept"))
         recorder = start([*words, "--notify", hook.address], environment)
-        assert "Alerts go to json://…" in recorder.stderr.readline()
+        said = {recorder.stderr.readline(), recorder.stderr.readline()}
+        assert {"Alerts go to json://….\n", "Alerts go to kept (json://…).\n"} == said
         trainer = train(environment)
-        wait_for(lambda: hook.taken)
+        wait_for(lambda: hook.taken and other.taken)
         trainer.communicate("\n", timeout=PATIENCE_S)
         recorder.send_signal(signal.SIGINT)
         code, out, err = finish(recorder)
     assert code == 0
     [told] = hook.taken
+    assert [kept["title"] for kept in other.taken] == [told["title"]]
     assert "AMP209" in told["message"]
     assert "collapse is failing" in told["title"]
     assert f"ampwatch report {tmp_path / 'copies' / 'collapse'}" in told["message"]

@@ -1,0 +1,241 @@
+"""Whom alerts go to, as the user has set it up: a file in the user's state folder.
+
+    STATE/alerts/settings.json    to whom, how bad, what, of which runs, on or off
+
+Addresses hold passwords and tokens: only the user may read the file, and an address is never shown
+again. It is changed under a lock and replaced whole, so that two who change it lose nothing. A file
+that cannot be read is reported and left as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ampwatch.diagnosis import RULES, Severity
+from ampwatch.environment import state_folder
+from ampwatch.errors import AlertError, RunInUseError
+from ampwatch.files import read_at_most, replace_file
+from ampwatch.printable_text import printable
+from ampwatch.store.locks import hold
+
+KINDS = {
+    "AMP1*": "the loss scale",
+    "AMP2*": "numbers too large or too small",
+    "AMP3*": "the learning rate",
+    "AMP4*": "the training loop",
+    "AMP5*": "speed and memory",
+    "AMP6*": "ranks that differ",
+    "AMP9*": "the record, and runs that were cut off",
+}
+_VERSION = 1
+_FILE = "settings.json"
+_MAX_BYTES = 1 << 20
+_LOCK_WAIT_S = 5.0
+_LONGEST_NAME = 60
+_BAD_VALUES = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class AlertSetting:
+    """One receiver of alerts. `what` and `runs` are patterns; without any, all are meant."""
+
+    id: str
+    address: str = field(repr=False)
+    name: str = ""
+    least: Severity = Severity.WARNING
+    what: tuple[str, ...] = ()  # of codes and names of findings
+    runs: tuple[str, ...] = ()  # of names of runs
+    is_on: bool = True
+
+    @property
+    def label(self) -> str:
+        """How it is shown; of the address only its scheme."""
+        masked = masked_address(self.address)
+        return f"{printable(self.name)} ({masked})" if self.name else masked
+
+    def names(self, *words: str) -> bool:
+        """Whether a finding of this code or name is meant."""
+        return _fits(self.what, words)
+
+    def wants_run(self, name: str) -> bool:
+        """Whether a run of this name is meant."""
+        return _fits(self.runs, (name,))
+
+
+def masked_address(address: str) -> str:
+    """An address as it may be shown: any part after its scheme may be a password."""
+    scheme, mark, _ = address.partition("://")
+    return f"{printable(scheme).lower()}://…" if mark else "…"
+
+
+def new_setting(address: str, **parts: Any) -> AlertSetting:
+    """A setting with an id of its own; AlertError if its parts make no sense."""
+    return _checked(AlertSetting(secrets.token_hex(4), address.strip(), **parts))
+
+
+def read_settings() -> tuple[AlertSetting, ...]:
+    """The settings in the order they were made; AlertError says why they cannot be read."""
+    path = settings_path()
+    try:
+        told = json.loads(read_at_most(path, _MAX_BYTES))
+        if told["version"] > _VERSION:
+            raise AlertError(
+                f"{path} was written by a newer ampwatch: install that one, or move the file away "
+                "to begin anew."
+            )
+        return tuple(_from_json(one) for one in told["alerts"])
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise AlertError(f"{path} cannot be read ({error.strerror or error}).") from error
+    except _BAD_VALUES:  # the error may quote an address
+        raise AlertError(
+            f"{path}, which says whom alerts go to, is damaged. It is left as it is and no alerts "
+            "go by it: mend it, or move it away and set alerts up again."
+        ) from None
+
+
+def add_setting(setting: AlertSetting) -> None:
+    """Keep one more setting."""
+    _change(lambda settings: (*settings, setting))
+
+
+def change_setting(setting_id: str, **parts: Any) -> AlertSetting:
+    """Change these parts of a setting and keep the others; the setting as it is then."""
+    changed: list[AlertSetting] = []
+
+    def change(settings: tuple[AlertSetting, ...]) -> Iterable[AlertSetting]:
+        changed.append(_checked(replace(_the(setting_id, settings), **parts)))
+        return (changed[0] if one.id == setting_id else one for one in settings)
+
+    _change(change)
+    return changed[0]
+
+
+def remove_setting(setting_id: str) -> None:
+    """Forget a setting and its address."""
+    _change(lambda settings: (one for one in settings if one.id != setting_id))
+
+
+def settings_path() -> Path:
+    """The file of the settings."""
+    return alerts_folder() / _FILE
+
+
+def alerts_folder() -> Path:
+    """What alerts keep of a user's; AlertError without a home."""
+    try:
+        return state_folder() / "alerts"
+    except RuntimeError as error:
+        raise AlertError(
+            "There is no home folder to keep alerts in: set XDG_STATE_HOME."
+        ) from error
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder that only the user may enter; the files in it are as private."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.name != "nt" and path.stat().st_mode & 0o077:
+        path.chmod(0o700)
+
+
+# --- within ---------------------------------------------------------------------------------------
+
+
+def _change(change: Callable[[tuple[AlertSetting, ...]], Iterable[AlertSetting]]) -> None:
+    """Read, change and replace the settings while nobody else does."""
+    path = settings_path()
+    try:
+        make_private_folder(path.parent)
+        lock = hold(path.parent, wait_s=_LOCK_WAIT_S)
+    except RunInUseError:
+        raise AlertError(f"{path} is being changed by somebody else: try again.") from None
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        kept = [_to_json(one) for one in change(read_settings())]
+        text = json.dumps({"version": _VERSION, "alerts": kept}, indent=1)
+        replace_file(path, text.encode(), durable=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        os.close(lock)
+
+
+def _unwritable(path: Path, error: OSError) -> AlertError:
+    return AlertError(f"{path} cannot be written ({error.strerror or error}): nothing was changed.")
+
+
+def _the(setting_id: str, settings: Sequence[AlertSetting]) -> AlertSetting:
+    for one in settings:
+        if one.id == setting_id:
+            return one
+    raise AlertError("This alert was removed meanwhile, so it was not changed.")
+
+
+def _checked(setting: AlertSetting) -> AlertSetting:
+    """The setting, tidied; AlertError if a part could never match anything."""
+    for pattern in setting.what:
+        if not any(_fits((pattern,), (rule.code, rule.name)) for rule in RULES):
+            raise AlertError(
+                f"No finding is called {pattern!r}; `ampwatch explain` lists them, and AMP1* "
+                "means all whose codes begin so."
+            )
+    if not setting.address:
+        raise AlertError("Say where alerts are to go: an address such as slack://…")
+    if "://" in setting.name:
+        raise AlertError("A name is shown to everybody: an address must not be part of it.")
+    name = printable(" ".join(setting.name.split()))[:_LONGEST_NAME]
+    runs = tuple(dict.fromkeys(pattern.strip() for pattern in setting.runs if pattern.strip()))
+    return replace(setting, name=name, runs=runs)
+
+
+def _fits(patterns: Sequence[str], words: Sequence[str]) -> bool:
+    return not patterns or any(
+        pattern == word or fnmatchcase(word.casefold(), pattern.casefold())
+        for pattern in patterns
+        for word in words
+    )
+
+
+def _to_json(setting: AlertSetting) -> dict[str, Any]:
+    return {
+        "id": setting.id,
+        "name": setting.name,
+        "address": setting.address,
+        "least": setting.least.value,
+        "what": list(setting.what),
+        "runs": list(setting.runs),
+        "on": setting.is_on,
+    }
+
+
+def _from_json(told: dict[str, Any]) -> AlertSetting:
+    return AlertSetting(
+        id=_text(told["id"]),
+        address=_text(told["address"]),
+        name=_text(told["name"]),
+        least=Severity(told["least"]),
+        what=_texts(told["what"]),
+        runs=_texts(told["runs"]),
+        is_on=bool(told["on"]),
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError("not a list")
+    return tuple(map(_text, value))
