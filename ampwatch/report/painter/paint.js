@@ -63,7 +63,7 @@ function panelOf(panel, x, inside, { id, number, wide }) {
     ...guides.map((guide) => intervalOf(guide, held, inside)),
     ...axis.tickvals.flatMap((value, n) => gridline(axis.ticktext[n], Math.round(y(value)), top, bottom, inside)),
     element("g", { "clip-path": `url(#${clip})` }, curves),
-    ...lines.flatMap((line) => oddOf(line, x, y, panel, ends)),
+    ...oddOf(panel, x, ends),
     ...(panel.outside ? lines.map((line) => outsideOf(line, x, y, panel, ends)) : []),
     ...(rug ? [element("g", { "clip-path": `url(#${id})` }, [rugOf(rug, x)])] : []),
     ...guides.filter((guide) => held(guide.value) === y(guide.value)).map((guide) => guideOf(guide, y, inside)),
@@ -125,16 +125,22 @@ function curve(line, x, y, ends, wide) {
   return [...found, ...dots];
 }
 
-// Where a line is not finite, on the ground of its panel, with a word where there is room.
-function oddOf({ odd, color }, x, y, { bottom }, [left, right]) {
-  const seen = odd.map(({ first, last }) => [Math.max(left, x(first - 0.5)), Math.min(right, x(last + 0.5))]).filter(([from, to]) => from <= right && to >= left);
-  if (!seen.length) return [];
-  const bars = seen.map(([from, to]) => `M${from.toFixed(1)},${bottom - ODD / 2}h${Math.max(ODD, to - from).toFixed(1)}`).join("");
-  const [from, to] = seen.find(([one, other]) => other - one > ODD_ROOM) ?? [];
-  return [
-    element("path", { d: bars, class: "odd", fill: "none", stroke: color, "stroke-width": ODD, "stroke-dasharray": "2 1" }),
-    ...(to ? [element("text", { x: (from + to) / 2, y: bottom - ODD - 3, "text-anchor": "middle", class: "name", style: `fill:${color}` }, ["not finite"])] : []),
-  ];
+// Where lines are not finite, each on a bar of its own at the panel's ground, with a word where there is room.
+function oddOf({ lines, bottom }, x, [left, right]) {
+  const broken = lines.map(({ odd, color }) => ({ color, seen: inView(odd, x, left, right) })).filter(({ seen }) => seen.length);
+  const bars = broken.map(({ color, seen }, n) => {
+    const path = seen.map(([from, to]) => `M${from.toFixed(1)},${bottom - ODD * (n + 0.5)}h${Math.max(ODD, to - from).toFixed(1)}`).join("");
+    return element("path", { d: path, class: "odd", fill: "none", stroke: color, "stroke-width": ODD - 1, "stroke-dasharray": "2 1" });
+  });
+  const [widest] = broken.flatMap(({ seen, color }) => seen.map(([from, to]) => ({ from, to, color }))).sort((a, b) => b.to - b.from - (a.to - a.from));
+  if (!widest || widest.to - widest.from < ODD_ROOM) return bars;
+  const words = { x: (widest.from + widest.to) / 2, y: bottom - ODD * bars.length - 3, "text-anchor": "middle", class: "odd", style: `fill:${widest.color}` };
+  return [...bars, element("text", words, ["not finite"])];
+}
+
+function inView(stretches, x, left, right) {
+  const pixels = stretches.map(({ first, last }) => [Math.max(left, x(first - 0.5)), Math.min(right, x(last + 0.5))]);
+  return pixels.filter(([from, to]) => from <= right && to >= left);
 }
 
 // Points that lie outside of a panel: an arrow at its edge for each column of pixels.
