@@ -12,8 +12,26 @@ from urllib.parse import quote, unquote, urlencode
 
 import streamlit as st
 
-_NAMES = ("run", "rank", "span", "step", "layer", "view", "values", "runs", "list", "follow")
-_KEPT = ("view", "values", "runs", "list")  # when another run is chosen: how runs are looked at
+_NAMES = (
+    "run",
+    "rank",
+    "span",
+    "step",
+    "layer",
+    "view",
+    "values",
+    "runs",
+    "list",
+    "find",
+    "follow",
+)
+_KEPT = (
+    "view",
+    "values",
+    "runs",
+    "list",
+    "find",
+)  # when another run is chosen: how runs are looked at
 
 _OFF = "off"
 
@@ -31,6 +49,7 @@ class Address:
     values: str | None = None  # the user's values that are drawn
     runs: str | None = None  # those compared
     list: str | None = None  # of the table of runs: filter, order, groups
+    find: str | None = None  # what is searched for among the settings
     follow: bool = True  # what is live
 
     def of_run(self, run: str) -> Address:

@@ -45,7 +45,19 @@ def start_command() -> str:
     return given or shlex.join(["streamlit", "run", str(Path(__file__).parent)])
 
 
-def html(text: str, key: str, *, search: str = "", on_go: Callable[[], None] | None = None) -> None:
-    """A part of the page in our HTML, with SVG, copy buttons and links; names in it are escaped."""
-    message = pack({"component": "html", "html": text, "search": search}, {})
-    component(message, key, **({"on_go_change": on_go} if on_go else {}))
+def html(
+    text: str,
+    key: str,
+    *,
+    search: str = "",
+    found: str = "",
+    on_go: Callable[[], None] | None = None,
+    on_find: Callable[[], None] | None = None,
+) -> None:
+    """A part of the page in our HTML, with SVG, copy buttons and links; names in it are escaped.
+
+    `search` names a field that hides rows as its reader types; `found` is what is in it at first.
+    """
+    message = pack({"component": "html", "html": text, "search": search, "found": found}, {})
+    heard = {"on_go_change": on_go, "on_find_change": on_find}
+    component(message, key, **{name: call for name, call in heard.items() if call})

@@ -24,6 +24,7 @@ from ampwatch.diagnosis import Diagnosis, Severity
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, State, follow
 from ampwatch.follow import Look as Verdict
+from ampwatch.report.settings import whole_settings
 from ampwatch.rows import Table
 from ampwatch.store import Run, RunInfo, summarize
 
@@ -63,6 +64,11 @@ class Look:
         """The last rows up to a step, or of all: at most so many."""
         with self._follower.reading() as run:
             return run.last_rows(table, columns, most, step=step, rank=self.rank)
+
+    def settings(self) -> dict[str, str]:
+        """Every recorded setting by its dotted name."""
+        with self._follower.reading() as run:
+            return whole_settings(run)
 
     @property
     def name(self) -> str:

@@ -29,8 +29,9 @@ FRESH_S = 0.5
 _REST = 20  # times as long as a look took, before the next: of 100,000 runs one takes seconds
 _LABEL_LENGTH = 36
 
-if TYPE_CHECKING:
-    from run_entries import RunEntries  # which imports this file
+if TYPE_CHECKING:  # which import this file
+    from earlier_runs import EarlierRuns
+    from run_entries import RunEntries
 
 
 class Origin(enum.Enum):
@@ -273,6 +274,19 @@ def look(path: str) -> Look:
 def bases() -> Bases:
     """The thinned points in use, shared by all tabs."""
     return Bases()
+
+
+def name_of(path: str) -> str:
+    """The name by which the address knows a run."""
+    return next((one.name for one in current().choices if one.path == path), Path(path).name)
+
+
+@st.cache_resource(show_spinner=False)
+def earlier_runs() -> EarlierRuns:
+    """What is known of runs that others are compared with, shared by all tabs."""
+    from earlier_runs import EarlierRuns
+
+    return EarlierRuns()
 
 
 @st.cache_resource(show_spinner=False)

@@ -21,6 +21,7 @@ import no_runs
 import overview_page
 import run_list
 import runs_page
+import settings_page
 import sidebar
 import streamlit as st
 from formatting import said, shortened
@@ -90,6 +91,7 @@ PAGES: dict[str, tuple[str, Callable[[], None]]] = {
     "Layers": ("layers", partial(_of_run, "Layers", layers_page.show)),
     "Findings": ("findings", partial(_of_run, "Findings", findings_page.show)),
     "Memory and device": ("memory", partial(_of_run, "Memory and device", memory_page.show)),
+    "Settings": ("settings", partial(_of_run, "Settings", settings_page.show)),
     "Compare": ("compare", _compare),
 }
 

@@ -56,6 +56,7 @@ _TELLING = re.compile(
 _RENDEZVOUS = "TORCHELASTIC_RUN_ID"
 _PROC = Path("/proc")
 _DEEPEST_SHELL = 16
+_PLACES = ("_DIR", "_HOME", "_PATH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,8 @@ def versions() -> dict[str, str]:
 
 def telling_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that change what a training computes, or how fast."""
-    return {name: environment[name] for name in sorted(environment) if _TELLING.fullmatch(name)}
+    names = (name for name in sorted(environment) if not name.endswith(_PLACES))
+    return {name: environment[name] for name in names if _TELLING.fullmatch(name)}
 
 
 def _gathered() -> bool:

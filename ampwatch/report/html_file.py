@@ -58,7 +58,7 @@ def html_report(run: Run, diagnosis: Diagnosis, level: float | None) -> str:
         _section("Layers", _drawn(windows_message(run, step, diagnosis, level)), layers),
         findings_in_full(diagnosis.findings),
         settings_table(settings_of(run)),
-        assumed_note(run.info.source, assumed_settings(run)),
+        assumed_note(run.info.source, assumed_settings(run.info)),
         reading_notes(run.notes),
         _origin(diagnosis),
     )

@@ -192,7 +192,7 @@ def test_the_frameworks_defaults_are_no_settings_that_the_log_tells(tmp_path):
     path.write_text("Selected optimization level O1:  Insert\n" + APEX.format(32768.0))
     run = open_run(import_log(path, tmp_path / "runs"))
     assert settings_of(run) == {"config.opt_level": "O1"}
-    assert assumed_settings(run)["scaler.growth_interval"] == "2000"
+    assert assumed_settings(run.info)["scaler.growth_interval"] == "2000"
 
 
 def bar(step: int, more: str = "") -> str:

@@ -286,7 +286,7 @@ def test_only_variables_that_change_what_is_computed_are_told():
         "CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_TF32_OVERRIDE": "0", "PYTORCH_CUDA_ALLOC_CONF": "x",
         "OMP_NUM_THREADS": "4", "PATH": "/bin", "RANK": "3", "TORCHELASTIC_RUN_ID": "7",
         "AMPWATCH_NOTIFY": "https://hooks.example/T/B/secret", "HF_TOKEN": "hf_abcdefghijkl",
-        "HISTORY": "", "OMPI_COMM_WORLD_RANK": "1",
+        "HISTORY": "", "CUDA_HOME": "/cuda", "OMPI_COMM_WORLD_RANK": "1",
     }  # fmt: skip
     assert list(run_identity.telling_environment(environment)) == [
         "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS",

@@ -4,6 +4,8 @@
 import { copied } from "./copying.js";
 import { make } from "./elements.js";
 
+const PAUSE_MS = 400; // a pause in typing after which the server hears of it
+
 export class HtmlPart {
   constructor(place) {
     this.place = make("div", "aw-html");
@@ -20,8 +22,9 @@ export class HtmlPart {
   }
 
   // What did not change is left alone, so that a selection and what was unfolded stay.
-  show({ html, search }) {
+  show({ html, search, found }) {
     if (search && !this.search) this.addSearch(search);
+    if (search) this.setSearch(found);
     if (html === this.html) return;
     this.html = html;
     const open = new Map([...this.body.querySelectorAll("details[data-key]")].map((one) => [one.dataset.key, one.open]));
@@ -47,8 +50,27 @@ export class HtmlPart {
     this.search.type = "search";
     this.search.placeholder = words;
     this.search.setAttribute("aria-label", words);
-    this.search.addEventListener("input", () => this.filter());
+    this.search.addEventListener("input", () => {
+      this.filter();
+      clearTimeout(this.typing);
+      this.typing = setTimeout(() => this.tell(), PAUSE_MS);
+    });
     this.place.prepend(this.search);
+  }
+
+  // The server keeps it in the address.
+  tell() {
+    this.typing = null;
+    this.found = this.search.value;
+    this.report("find", this.found);
+  }
+
+  // What the address says, as at Back; what is just being typed is newer.
+  setSearch(found) {
+    if (found === this.found || this.typing) return;
+    this.found = found;
+    this.search.value = found;
+    this.filter();
   }
 
   filter() {

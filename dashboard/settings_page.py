@@ -1,0 +1,290 @@
+"""Settings: all that the run recorded of itself, and what changed since the script's last run."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import address
+import browser
+import navigate
+import run_list
+import streamlit as st
+from earlier_runs import EarlierRun
+from formatting import said
+from open_runs import Look
+from problems import guarded
+
+from ampwatch.diagnosis.words import count_text, duration_text, list_text
+from ampwatch.printable_text import printable
+from ampwatch.report.settings import assumed_settings
+from ampwatch.report.settings_changes import Change, changes
+
+_EVERY_S = 5.0
+_KEY, _CHANGES = "settings", "settings changes"
+_MOST_ROWS = 2_000  # at once: of more, what is searched for comes from the server
+_MOST_CHANGES = 25  # in sight; the others are folded
+_FOLDED_LETTERS = 300  # of a value that is longer a part is in sight
+_HEAD_LETTERS = 120
+_OF_GROUP = re.compile(r"(optimizer(?:\.\d+)?)\.group\.\d+\.(.+)")
+_COMMITTED = {"yes": "with uncommitted changes", "no": "nothing uncommitted"}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page: its title, the first words of its settings' names, and what if none."""
+
+    title: str
+    words: tuple[str, ...]
+    absence: str  # in a run of ours; a foreign log seldom holds any
+
+
+SECTIONS = (
+    Section("Command and code", ("command", "code"), "It was not recorded how the run started."),
+    Section(
+        "Config", ("config",),
+        "No configuration was given: ampwatch.attach(..., config=vars(args)) records it.",
+    ),
+    Section("Optimizer", ("optimizer",), "It is recorded when the optimizer is first seen."),
+    Section("Scaler", ("scaler",), "The run has no gradient scaler."),
+    Section("Precision", ("autocast", "precision"), "It shows with the first step."),
+    Section("Versions", ("versions",), "No versions were recorded."),
+    Section("Hardware", ("devices", "host", "processes"), "No hardware was recorded."),
+    Section(
+        "Environment", ("environment",),
+        "No variable of CUDA, NCCL, PyTorch or OpenMP was set, or the run is of an older ampwatch.",
+    ),
+)  # fmt: skip
+
+
+def show(path: str, *, follow: bool) -> None:
+    """The page of settings; a live run may still record its optimizer and cards."""
+    look = run_list.look(path)
+    st.fragment(_now, run_every=_EVERY_S if look.is_live and follow else None)(path)
+
+
+@guarded
+def _now(path: str) -> None:
+    look = run_list.look(path)
+    settings = look.settings()
+    earlier = run_list.earlier_runs().before(look.info, run_list.current().choices)
+    browser.html(changes_html(look, settings, earlier), key=_CHANGES, on_go=_go)
+    find = address.read().find or ""
+    browser.html(
+        settings_html(look, settings, find), key=_KEY, search="Search settings", found=find,
+        on_find=_find,
+    )  # fmt: skip
+    navigate.follow()
+
+
+def _find() -> None:
+    text = st.session_state[_KEY].find
+    address.change(find=str(text) if text else None)
+
+
+def _go() -> None:
+    target = st.session_state[_CHANGES].go
+    if target:
+        navigate.ask("Compare", runs=str(target))
+
+
+# --- what changed ---------------------------------------------------------------------------------
+
+
+def changes_html(look: Look, settings: Mapping[str, str], earlier: EarlierRun | None) -> str:
+    """What changed since the last run of the script."""
+    if earlier is None:
+        return f'<p class="aw-muted">{said(_no_earlier(look))}</p>'
+    found = changes(earlier.settings, settings)
+    name = f"<bdi>{said(earlier.choice.name)}</bdi>"
+    apart = duration_text((look.info.started_ns - earlier.info.started_ns) / 1e6)
+    what = "this script" if earlier.info.origin.get("script") else "this name"
+    about = f'<div class="aw-muted">the last run of {what}, started {said(apart)} before</div>'
+    if not found:
+        head = f"No setting changed since {name}"
+    else:
+        head = f"{count_text(len(found), 'setting')} changed since {name}"
+    return (
+        f'<section class="aw-changes"><h2 class="aw-section">{head}</h2>{about}'
+        f"{_changes(found)}{_compare(look, earlier)}</section>"
+    )
+
+
+def _no_earlier(look: Look) -> str:
+    if look.info.source != "ampwatch":
+        return "No earlier log of this name is listed, so there is nothing to compare it with."
+    script = look.info.origin.get("script")
+    return f"No earlier run of {script or 'this name'} is listed: nothing to compare it with."
+
+
+def _compare(look: Look, earlier: EarlierRun) -> str:
+    here = run_list.name_of(look.path)
+    runs = address.names_text([earlier.choice.name, here])
+    link = html.escape(address.link("compare", address.Address(run=here, runs=runs)))
+    return (
+        f'<a class="aw-lines" href="{link}" data-go="{html.escape(runs)}">Compare both runs: '
+        "curves, figures, where they part</a>"
+    )
+
+
+def _changes(found: Sequence[Change]) -> str:
+    if not found:
+        return ""
+    shown = _change_table(found[:_MOST_CHANGES])
+    rest = found[_MOST_CHANGES:]
+    if not rest:
+        return shown
+    words = f"{count_text(len(rest), 'more change')}"
+    return (
+        f'{shown}<details data-key="changes"><summary>{words}</summary>'
+        f"{_change_table(rest)}</details>"
+    )
+
+
+def _change_table(found: Sequence[Change]) -> str:
+    rows = "".join(
+        f'<tr><th scope="row"><bdi>{exact(_shown_name(change.name))}</bdi></th>'
+        f"<td>{_kind(change)}</td><td>{_side(change.before)}</td>"
+        f"<td>{_side(change.after)}</td></tr>"
+        for change in found
+    )
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("setting", "", "before", "now"))
+    return (
+        f'<table class="aw-settings changes"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table>"
+    )
+
+
+def _kind(change: Change) -> str:
+    return f'<span class="aw-kind {change.kind}">{change.kind}</span>'
+
+
+def _side(text: str | None) -> str:
+    return '<span class="aw-muted">not set</span>' if text is None else _value(text)
+
+
+# --- all settings ---------------------------------------------------------------------------------
+
+
+def settings_html(look: Look, settings: Mapping[str, str], find: str) -> str:
+    """Every setting, by sections; of very many those that are searched for."""
+    shown = settings
+    if len(settings) > _MOST_ROWS:
+        wanted = find.strip().lower()
+        matching = ((n, t) for n, t in settings.items() if wanted in f"{n} {t}".lower())
+        shown = dict([*matching][:_MOST_ROWS])
+    parts = "".join(_section(look, section, shown, settings) for section in SECTIONS)
+    hidden = len(settings) - len(shown)
+    more = ""
+    if hidden:
+        words = f"{count_text(hidden, 'more setting')}: search for them, or read run.json."
+        more = f'<p class="aw-muted">{said(words)}</p>'
+    return f'{_lacks(look, settings)}{more}{parts}<p class="aw-none">No setting matches.</p>'
+
+
+def _lacks(look: Look, settings: Mapping[str, str]) -> str:
+    """What a log of another trainer does not hold."""
+    if look.info.source == "ampwatch":
+        return ""
+    missing = [s.title.lower() for s in SECTIONS if not _of(s, settings)]
+    if not missing:
+        return ""
+    sentence = (
+        f"This run was read from a log of {look.info.source}, which does not hold: "
+        f"{list_text(missing, len(missing))}."
+    )
+    return f'<p class="aw-muted">{said(sentence)}</p>'
+
+
+def _of(section: Section, settings: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: text for name, text in settings.items() if name.partition(".")[0] in section.words
+    }
+
+
+def _section(
+    look: Look, section: Section, shown: Mapping[str, str], every: Mapping[str, str]
+) -> str:
+    rows = "".join(_rows(_of(section, shown)))
+    if section.title == "Scaler":
+        rows += "".join(_assumed(look))
+    if rows:
+        inside = f'<table class="aw-settings"><tbody>{rows}</tbody></table>'
+    elif look.info.source != "ampwatch" or _of(section, every):
+        return ""
+    else:
+        inside = f'<p class="aw-muted">{said(section.absence)}</p>'
+    empty = "" if rows else " empty"
+    return (
+        f'<section class="aw-part{empty}"><h2 class="aw-section">{section.title}</h2>'
+        f"{inside}</section>"
+    )
+
+
+def _rows(settings: Mapping[str, str]) -> Iterator[str]:
+    of_all = _of_all_groups(settings)
+    for name, text in settings.items():
+        if name == "code.uncommitted changes":
+            continue  # beside the commit
+        if name == "code.commit":
+            yield _row(name, text, _COMMITTED.get(settings.get("code.uncommitted changes", ""), ""))
+        elif name not in of_all:
+            yield _row(name, text)
+        elif of_all[name]:
+            yield _row(*of_all[name])
+
+
+def _of_all_groups(settings: Mapping[str, str]) -> dict[str, tuple[str, str, str] | tuple[()]]:
+    """What all groups of an optimizer have alike: one row at the first, none at the others."""
+    groups: dict[tuple[str, str], dict[str, str]] = {}
+    for name, text in settings.items():
+        if (match := _OF_GROUP.fullmatch(name)) is not None:
+            groups.setdefault((match[1], match[2]), {})[name] = text
+    count = max((len(texts) for texts in groups.values()), default=0)
+    found: dict[str, tuple[str, str, str] | tuple[()]] = {}
+    for (optimizer, name), texts in groups.items():
+        if 1 < len(texts) == count and len(set(texts.values())) == 1:
+            found |= dict.fromkeys(texts, ())
+            text = next(iter(texts.values()))
+            found[next(iter(texts))] = (f"{optimizer}.{name}", text, f"in all {count} groups")
+    return found
+
+
+def _assumed(look: Look) -> Iterator[str]:
+    """Defaults that the log does not state."""
+    for name, text in assumed_settings(look.info).items():
+        yield _row(name, text, f"not in the log: as {look.info.source} sets it")
+
+
+def _row(name: str, text: str, note: str = "") -> str:
+    told = f' <span class="aw-muted">{said(note)}</span>' if note else ""
+    words = html.escape(f"{name} {text} {note}")
+    label = html.escape(printable(_shown_name(name)))
+    return (
+        f'<tr data-text="{words}"><th scope="row"><bdi>{label}</bdi></th>'
+        f"<td>{_value(text)}{told}</td>"
+        f'<td><button type="button" class="aw-copy" data-copy="{html.escape(text)}" '
+        f'aria-label="copy {label}">copy</button></td></tr>'
+    )
+
+
+def _shown_name(name: str) -> str:
+    """A name of the user's own is shown as the user wrote it."""
+    return name.removeprefix("config.")
+
+
+def _value(text: str) -> str:
+    if len(text) <= _FOLDED_LETTERS:
+        return f'<bdi class="aw-value">{exact(text)}</bdi>'
+    head = f"{exact(text[:_HEAD_LETTERS])}… ({len(text):,} characters)"
+    return (
+        f'<details><summary><bdi class="aw-value">{head}</bdi></summary>'
+        f'<bdi class="aw-value">{exact(text)}</bdi></details>'
+    )
+
+
+def exact(text: str) -> str:
+    """A value as HTML as it is, its lines kept: 2^16 of a configuration stays 2^16."""
+    return "<br>".join(html.escape(printable(line)) for line in text.splitlines())
