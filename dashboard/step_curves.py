@@ -48,7 +48,7 @@ class StepCurves:
     step: Steps  # of the rows that are held: all of them, or the last ones
     columns: dict[str, Floats]
     skips: Steps  # the steps among them that any optimizer skipped
-    present: frozenset[str]  # the columns that hold any number
+    present: frozenset[str]  # the columns in which anything was logged
     starts: tuple[int, ...]  # rows where steps begin anew, after a restart
     clips: bool = False  # whether any gradient was changed between its norm and its use
     autocast_dtype: str | None = None
@@ -373,18 +373,19 @@ class Numbers:
 
     def _snapshot(self) -> StepCurves:
         history = self._history
+        odd = {name: found.stretches for name, found in self._odd.items() if found}
         return StepCurves(
             epoch=self._epoch,
             step=history.step.values,
             columns={name: column.values for name, column in history.columns.items()},
             skips=history.skips.values,
-            present=history.present,
+            present=history.present | odd.keys(),
             starts=history.starts,
             clips=self._clips,
             autocast_dtype=self._autocast_dtype,
             last_step_ns=self._last_step_ns,
             broken=dict(self._broken),
-            odd={name: found.stretches for name, found in self._odd.items()},
+            odd=odd,
             past=history.past,
         )
 

@@ -169,7 +169,7 @@ def compared_panels(labels: Sequence[str], present: Sequence[Collection[str]]) -
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Thinned lines of the columns that hold any number, and every skipped step as a tick."""
+    """Thinned lines of the columns that hold anything, and every skipped step as a tick."""
 
     ends: tuple[int, int]
     lines: Mapping[str, Line]
@@ -205,7 +205,7 @@ def curves_of(run: Record) -> Curves | None:
     lines[TIME] = broken_line(step, _seconds(rows))
     skips = _skipped_steps(run)
     moved = np.abs(values[CLIPPED] - values["grad_norm"]) > CLIP_SHARE * values["grad_norm"]
-    present = {name: line for name, line in lines.items() if len(line.x)}
+    present = {name: line for name, line in lines.items() if len(line.x) or odd.get(name)}
     if present.keys() == {TIME}:  # there is nothing to draw over it
         present = {}
     rug = merged(skips, *ends)

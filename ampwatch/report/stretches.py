@@ -51,6 +51,9 @@ class NotFinite:
         self._is_open = False  # whether the newest value was not finite
         self._newest = -1  # the step of it
 
+    def __bool__(self) -> bool:
+        return bool(self._first)
+
     def add(self, step: Steps, is_finite: NDArray[np.bool_]) -> None:
         """Take in the next rows that hold a value."""
         if not len(step):

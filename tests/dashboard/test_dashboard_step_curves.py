@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from chart_points import thinned_base
+from chart_points import odd_lines, thinned_base
 from step_curves import SCALE, Age, Numbers
 from written_runs import event_columns, step_columns, write_run
 
@@ -165,3 +165,13 @@ def test_the_strip_says_of_when_a_number_is(tmp_path):
     shown = current_numbers(OpenRuns().look(str(path)))
     assert "<b>1.961 at step 2; not finite since</b>" in shown
     assert "<b>0.1</b>" in shown
+
+
+def test_a_column_that_was_never_finite_is_drawn_as_that(tmp_path):
+    path = store.create_run(tmp_path, store.RunInfo(id="ab" * 16, name="never"))
+    append(path, {"step": [0, 1, 2], "scale": [1.0] * 3, "loss": [np.nan] * 3, "lr": [None] * 3})
+    curves = Numbers().take(store.open_run(path))
+    assert "loss" in curves.present
+    assert "lr" not in curves.present
+    arrays = odd_lines(curves)
+    assert [arrays["odd.loss.first"].tolist(), arrays["odd.loss.last"].tolist()] == [[0], [2]]

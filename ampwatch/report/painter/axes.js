@@ -5,13 +5,14 @@ import { linearTicks, logTicks, numberText, powerText, powerTicks } from "./tick
 const LOG_RATIO = { number: 30, rate: 8 }; // a linear axis would hide the smaller values
 const ROOM = 0.08; // of the range, above and below
 
-// Of a panel without lines.
+// Of a panel without a value in view.
 export const noAxis = { type: "linear", range: [0, 1], tickvals: [], ticktext: [] };
 
 // `isLog` is what the reader chose: true, false, or null to leave it to the values.
 export function axisOf(kind, seen, isLog = null) {
-  if (kind === "power") return powerAxis(seen ?? [0, 1]);
-  const [low, high] = seen ?? [0, 1];
+  if (!seen) return noAxis;
+  const [low, high] = seen;
+  if (kind === "power") return powerAxis(seen);
   const wanted = isLog ?? high > (LOG_RATIO[kind] ?? LOG_RATIO.number) * low;
   return low > 0 && wanted ? logAxis(low, high) : linearAxis(low, high);
 }

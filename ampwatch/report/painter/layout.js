@@ -121,7 +121,7 @@ function outsideOf(visible, lines, [first, last], { type, range }) {
 
 // Whether all of its values have a logarithm, and there is a choice.
 function canBeLog(panel, lines) {
-  return panel.lines.length > 0 && panel.kind !== "power" && panel.lines.every(({ key }) => lines[key].low > 0);
+  return panel.lines.length > 0 && panel.kind !== "power" && panel.lines.every(({ key }) => lines[key].low > 0 && lines[key].low < Infinity);
 }
 
 // --- words ----------------------------------------------------------------------------------------
