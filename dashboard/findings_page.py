@@ -186,20 +186,28 @@ def _evidence(evidence: tuple[Evidence, ...]) -> str:
 
 
 def _rate(advice: Advice) -> str:
-    """The recommended rate: its interval, the arithmetic, and the lines to paste."""
+    """The recommended rate: its interval, the arithmetic, and the lines to paste.
+
+    Neither interval nor lines after a leap: the rate before it is known, and the finding says what
+    to undo.
+    """
     if not is_change(advice) or advice.recommended is None:
         word = advice.action.value.replace("-", " ")
         return f'<p class="aw-muted">{said(f"Learning rate: {word}. {advice.because}")}</p>'
-    code = _lines(advice)
     picture = small_charts.interval_sketch(
         advice.current, advice.recommended, advice.low, advice.high
     )
+    band = "band: 90 % interval of the highest stable rate" if advice.has_interval else ""
+    shown = (
+        '<div><div class="aw-chart-title"><b>Recommended learning rate</b>'
+        f'{band}</div>{picture}<div class="aw-muted">{said_lines(advice.because)}</div></div>'
+    )
+    if advice.leapt_at_step is not None:
+        return f"<section>{shown}</section>"
     return (
-        '<section class="aw-two"><div><div class="aw-chart-title"><b>Recommended learning rate</b>'
-        f"band: 90 % interval of the highest stable rate</div>{picture}"
-        f'<div class="aw-muted">{said_lines(advice.because)}</div></div>'
+        f'<section class="aw-two">{shown}'
         f'<div><div class="aw-chart-title"><b>To paste</b>{said(_when(advice))}</div>'
-        f"{_to_paste(code)}</div></section>"
+        f"{_to_paste(_lines(advice))}</div></section>"
     )
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from formatting import age_text, counted_age, rate_text, said
 from open_runs import Look
 
-from ampwatch.diagnosis import Advice, Diagnosis, Finding, Severity
+from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.code_to_paste import words_and_lines
-from ampwatch.diagnosis.words import limit_text, restart_text
+from ampwatch.diagnosis.words import go_back_text, limit_text, restart_text
 from ampwatch.follow import State
 from ampwatch.report.overview_chart import is_change
 from ampwatch.report.painter import VERDICT_COLOR
@@ -101,6 +101,8 @@ def _do(look: Look, diagnosis: Diagnosis, head: Finding) -> Iterator[str]:
     """The action in numbers where the rate is the cure, else in words; and the culprit layer."""
     advice = diagnosis.learning_rate
     yield _advice_line(look, advice) if is_change(advice) else _words(look, head)
+    if advice.action in {Action.KEEP, Action.NOT_THE_CAUSE}:
+        yield "Learning rate: leave it."
     suspect = diagnosis.suspect
     if suspect is not None:
         yield _place(diagnosis, suspect)
@@ -119,6 +121,11 @@ def _advice_line(look: Look, advice: Advice) -> str:
     """Where to restart and with which rate; under a schedule, the base rate."""
     assert advice.recommended is not None
     where = restart_text(advice.restart_checkpoint_step, advice.restart_from_step)
+    if advice.leapt_at_step is not None:
+        assert advice.current is not None  # the rate of the leap
+        back = go_back_text(f"<b>lr = {rate_text(advice.recommended)}</b>", advice.leapt_at_step)
+        undo = f"undo what made it {rate_text(advice.current)} there"
+        return f"{back}: the run had trained at it. {said(where or 'Restart')}, and {undo}."
     text = f"{said(where or 'Restart')} with "
     rate, _ = look.curves.latest("lr")
     is_base = bool(rate and advice.current and not math.isclose(rate, advice.current, rel_tol=1e-3))

@@ -122,8 +122,14 @@ class Advice:
     restart_checkpoint_step: int | None = None
     warmup_steps: int | None = None
     clip: float | None = None
+    leapt_at_step: int | None = None  # `recommended` is the rate before, at which the run trained
     # Code of the finding that explains the trouble: `because` repeats its summary.
     explained_by: str | None = dataclasses.field(default=None, metadata={"json": False})
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether it says between which rates the highest stable one lies."""
+        return self.low is not None and self.high is not None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -70,6 +70,11 @@ def limit_text(low: float, high: float, advised: float) -> str:
     return text if advised >= low else f"{text}; the advised rate keeps a margin below it"
 
 
+def go_back_text(rate: str, step: int) -> str:
+    """Back to a rate at which the run had trained until it leapt."""
+    return f"Go back to {rate}, the rate before step {step:,}"
+
+
 def restart_text(checkpoint_step: int | None, step: int | None) -> str | None:
     """Where to restart from: the checkpoint if one is known; None if nothing is."""
     if checkpoint_step is not None:

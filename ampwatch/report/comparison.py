@@ -300,4 +300,4 @@ def _figure_at(at: At) -> Figure:
 
 def has_boundary(advice: Advice) -> bool:
     """Whether the runs show which rate is too high."""
-    return advice.action is Action.LOWER and advice.low is not None and advice.high is not None
+    return advice.action is Action.LOWER and advice.has_interval

@@ -178,6 +178,11 @@ def test_each_scenario_shows_what_it_says(tmp_path, environment, name, verdict, 
     assert codes <= {finding.code for finding in diagnosis.findings}
     assert diagnosis.run.steps == scenario.steps
     assert diagnosis.run.clean_end
+    if name == "lr-too-high":  # its page, the interval and the rate of its run do not contradict
+        advice, rate = diagnosis.learning_rate, run.steps.column("lr").to_numpy()
+        began = diagnosis.headline.first_step
+        assert advice.low < advice.high < rate[began]
+        assert advice.recommended < rate[began] < 0.5 * advice.current
 
 
 def train(scenario, environment):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 import types
 
 import pytest
@@ -9,6 +11,8 @@ from written_runs import write_run
 
 from ampwatch import diagnose, open_run
 from ampwatch.cli import run as ampwatch
+from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity, Verdict
+from ampwatch.diagnosis.findings import RunFacts
 from ampwatch.follow import State
 
 
@@ -38,3 +42,47 @@ def test_report_page_and_band_begin_with_the_same_sentence(
     shown = band(look)
     assert verdict in shown
     assert first in shown
+
+
+def shown_of(diagnosis, rate=0.05, path="runs/one"):
+    """The band of a finished run with this diagnosis."""
+    from verdict_band import band
+
+    curves = types.SimpleNamespace(latest=lambda _: (rate, None))
+    return band(types.SimpleNamespace(
+        diagnosis=diagnosis, is_live=False, state=State.ENDED, curves=curves, path=path,
+        info=types.SimpleNamespace(source="ampwatch"), last_time_ns=time.time_ns(),
+    ))  # fmt: skip
+
+
+def finding(code="AMP103", severity=Severity.ERROR, action="Mend it.", **rest):
+    told = {"first_step": 80, "last_step": 159, "ranks": (0,), "layer": None, **rest}
+    return Finding(code, "a-name", severity, summary="It broke.", cause="", action=action, **told)
+
+
+def diagnosis_of(advice, *findings):
+    facts = RunFacts("id", "ampwatch", (0,), 160, None, None, True, 2.0**16, 2.0**-62, 78, 78)
+    return Diagnosis(facts, Verdict.FAILING, findings or (finding(),), advice)
+
+
+def test_after_a_leap_the_band_says_which_rate_to_go_back_to():
+    advice = Advice(
+        Action.LOWER, "", current=50.0, recommended=0.05, low=0.05, factor=0.001,
+        restart_from_step=79, leapt_at_step=80,
+    )  # fmt: skip
+    told = " ".join(re.sub("<[^>]+>", "", shown_of(diagnosis_of(advice), rate=50.0)).split())
+    assert "Go back to lr = 0.05, the rate before step 80: the run had trained at it." in told
+    assert "Restart from step 79 or before, and undo what made it 50 there." in told
+    assert "90 %" not in told
+    assert "leave it" not in told
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [(Action.NOT_THE_CAUSE, True), (Action.KEEP, True), (Action.UNKNOWN, False),
+     (Action.LOWER, False), (Action.RAISE, False)],
+)  # fmt: skip
+def test_a_rate_that_is_innocent_is_to_be_left(action, said):
+    rate = {"current": 0.05, "recommended": 0.01, "factor": 0.2}
+    advice = Advice(action, "", **(rate if action in {Action.LOWER, Action.RAISE} else {}))
+    assert ("Learning rate: leave it." in shown_of(diagnosis_of(advice))) is said

@@ -313,6 +313,7 @@ def test_the_json_holds_the_contracts_keys_and_nothing_that_json_lacks():
     assert set(body["learning_rate"]) == {
         "action", "current", "recommended", "low", "high", "factor", "group", "confidence",
         "restart_from_step", "restart_checkpoint_step", "warmup_steps", "clip", "because",
+        "leapt_at_step",
     }  # fmt: skip
 
 

@@ -118,7 +118,31 @@ def test_after_a_leap_of_the_rate_the_advice_is_the_rate_that_had_worked(good):
     advice = diagnose(run_of(diverging(good, lr=rate, base=rate, collapse=True))).learning_rate
     assert advice.action.value == "lower"
     assert advice.recommended == pytest.approx(0.01)
-    assert 0.01 <= advice.low <= advice.high < 1.0
+    assert (advice.current, advice.low, advice.high) == (1.0, pytest.approx(0.01), None)
+    assert advice.leapt_at_step == good - 2
+    assert "go back to 0.01. That is proven, no estimate" in advice.because
+
+
+@pytest.mark.parametrize("base", ["its base", "the rate"])
+def test_a_leap_of_the_rate_is_undone_and_nothing_is_multiplied(base):
+    """A checkpoint from before the leap holds the right rate: lines that divide it would harm."""
+    rate = np.where(np.arange(140) < 78, 0.01, 1.0)
+    rows = diverging(80, lr=rate, base=0.01 if base == "its base" else rate, collapse=True)
+    changed = (78, "lr-changed", {"from": 0.01, "to": 1.0})
+    diagnosis = diagnose(run_of(rows, events=(ADAM, changed)))
+    for code in ("AMP306", "AMP301"):
+        words, lines = words_and_lines(finding(diagnosis, code).action)
+        assert "Go back to 0.01, the rate before step 78: the run had trained at it." in words
+        assert "Undo what made the rate 1 there" in words
+        assert "Restart from step 7" in words
+        assert lines == ""
+
+
+def test_another_change_before_the_trouble_is_not_taken_for_a_leap_of_the_rate():
+    replaced = (58, "optimizer-replaced", {})
+    diagnosis = diagnose(run_of(diverging(collapse=True), events=(ADAM, replaced)))
+    assert finding(diagnosis, "AMP306").action.startswith("Undo that change")
+    assert diagnosis.learning_rate.leapt_at_step is None
 
 
 def test_a_thousandfold_leap_of_a_rate_without_a_scheduler_is_no_warm_up():

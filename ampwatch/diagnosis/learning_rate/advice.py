@@ -13,13 +13,13 @@ from ampwatch.diagnosis.findings import Action, Advice
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.attribution import CLEAR_LINE, Attribution, Cause
 from ampwatch.diagnosis.learning_rate.bands import noise_of, trailing_medians
-from ampwatch.diagnosis.learning_rate.estimate import Bounds, Estimate, times_text
+from ampwatch.diagnosis.learning_rate.estimate import Estimate, times_text
 from ampwatch.diagnosis.learning_rate.family import Family
 from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
 from ampwatch.diagnosis.learning_rate.micro_batches import micro_batches
 from ampwatch.diagnosis.learning_rate.onset import Sign
 from ampwatch.diagnosis.learning_rate.rate_history import RateState, Rows
-from ampwatch.diagnosis.learning_rate.scene import Scene, Warmup
+from ampwatch.diagnosis.learning_rate.scene import Leap, Scene, Warmup
 from ampwatch.diagnosis.learning_rate.signs import is_born_zero
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.words import count_text
@@ -53,8 +53,8 @@ def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
     if onset.descending and not onset.is_slow:
         because = f"{_trouble(scene, found)} {coming_down}: wait, and do not lower the rate yet."
         return _keep(state, seen, because)
-    if scene.rate_before_leap is not None and seen.base:
-        advice = _go_back(state, seen.base, scene, _trouble(scene, found))
+    if scene.leap is not None:
+        advice = _go_back(state, scene.leap, scene, _trouble(scene, found))
     # A warm-up that never ended has only shown that the rates before this one worked.
     elif onset.early or scene.warmup is not None:
         advice = _lower(state, seen, scene, _trouble(scene, found))
@@ -220,12 +220,16 @@ def _lower(state: RateState, seen: Judgement, scene: Scene, trouble: str) -> Adv
     )
     reasons = [trouble, divided]
     warmup_steps = None
+    below = bounds.failed * 2.0**-constants.LEAST_OCTAVES
     if scene.warmup is not None:
-        factor = min(factor, scene.warmup.rate / base)
         reasons.append(
             f"The rate was still rising and had reached {scene.warmup.rate:.3g}: the advised "
-            "peak is at most that."
+            "peak is below that."
         )
+    elif below < factor * base:
+        reasons.append(f"At {bounds.failed:.3g} it failed: the advised rate is below that.")
+    factor = min(factor, below / base)
+    if scene.warmup is not None:
         warmup_steps = _stretched(scene.warmup, factor)
         if warmup_steps is not None:
             reasons.append(
@@ -257,27 +261,24 @@ def _lower(state: RateState, seen: Judgement, scene: Scene, trouble: str) -> Adv
     )
 
 
-def _go_back(state: RateState, base: float, scene: Scene, trouble: str) -> Advice:
+def _go_back(state: RateState, leap: Leap, scene: Scene, trouble: str) -> Advice:
     """Back to the rate before a leap: it had worked, which no estimate beats."""
-    rate, found = scene.rate_before_leap, scene.estimate
-    assert rate is not None
-    low, high = rate, max(rate, base * 2.0**-constants.BELOW_FAILED)
-    if found is not None:
-        low, high = found.limits(base, Bounds(failed=base, worked=rate))
+    before, after = f"{leap.trained:.3g}", f"{leap.rate:.3g}"
+    since = "" if leap.step is None else f" at step {leap.step:,}"
     because = (
-        f"{trouble} The rate had just gone from {rate:.3g} to {base:.3g}: go back to {rate:.3g}, "
-        "at which the steps before had trained."
+        f"{trouble} The rate had just gone from {before} to {after}{since}: go back to {before}. "
+        "That is proven, no estimate: the steps before had trained at it."
     )
     return Advice(
         Action.LOWER,
         " ".join([because, *_notes(scene)]),
-        current=base,
-        recommended=rate,
-        low=low,
-        high=high,
-        factor=rate / base,
+        current=leap.rate,
+        recommended=leap.trained,
+        low=leap.trained,
+        factor=leap.trained / leap.rate,
         group=state.setup.lead_group,
         confidence=CONFIDENT,
+        leapt_at_step=leap.step,
     )
 
 
@@ -307,17 +308,11 @@ def _late(state: RateState, seen: Judgement, scene: Scene, trouble: str) -> Advi
         f"{LATE_HIGH}; a deeper cut needs proof)."
     )
     base = seen.base
-
-    def share(factor: float) -> float | None:
-        return None if base is None else base * factor
-
     return Advice(
         Action.LOWER,
         " ".join([because, *_notes(scene)]),
         current=base,
-        recommended=share(LATE_FACTOR),
-        low=share(LATE_LOW),
-        high=share(LATE_HIGH),
+        recommended=None if base is None else base * LATE_FACTOR,
         factor=LATE_FACTOR,
         group=None if base is None else state.setup.lead_group,
         confidence=UNCERTAIN,
@@ -365,28 +360,32 @@ def _capital(text: str) -> str:
 
 def advise_together(states: Sequence[RateState]) -> Advice:
     """One advice for all of these runs; where none of them failed by its rate, the last one's."""
-    failed: list[tuple[float, Estimate, RateState]] = []
+    failed: list[tuple[float, float, Estimate, RateState]] = []  # where it failed, and the base
     worked = []
     for state in states:
         seen = judge_rate(state)
         found = None if seen.scene is None else seen.scene.estimate
+        bounds = None if seen.scene is None else seen.scene.bounds
         if seen.base is not None and seen.onset is None and seen.sees_course and seen.accepted:
             worked.append(seen.base)
         elif seen.base is not None and seen.is_the_rate and found is not None:
-            failed.append((seen.base, found, state))
+            assert bounds is not None  # the base rate is known
+            failed.append((bounds.failed, seen.base, found, state))
     if not failed:
         return advise(states[-1])
-    base, first, lowest = min(failed, key=lambda one: one[0])
-    works = max((rate for rate in worked if rate < base), default=None)
+    fails, base, first, lowest = min(failed, key=lambda one: one[0])
+    works = max((rate for rate in worked if rate < fails), default=None)
     # Above what worked, below what failed, and where the estimates place the limit.
-    floor, ceiling = -math.inf if works is None else math.log2(works), math.log2(base)
+    floor, ceiling = -math.inf if works is None else math.log2(works), math.log2(fails)
     # Estimates from runs of one model have the same error: their mean is steadier, but no more
     # certain than one of them.
-    mean = sum(math.log2(rate) - found.octaves for rate, found, _ in failed) / len(failed)
-    line = min((found.line for _, found, _ in failed), key=lambda line: line.below + line.above)
+    mean = sum(math.log2(rate) - found.octaves for _, rate, found, _ in failed) / len(failed)
+    line = min((found.line for *_, found, _ in failed), key=lambda line: line.below + line.above)
     limit = min(max(mean, floor), ceiling)
     goal = max(min(limit - first.line.margin, ceiling - constants.LEAST_OCTAVES), floor)
-    told = f"{base:.3g} failed" + ("" if works is None else f", {works:.3g} worked")
+    told = f"{fails:.3g} failed" + ("" if works is None else f", {works:.3g} worked")
+    low = max(limit - line.above, floor)
+    high = max(min(limit + line.below, ceiling - constants.BELOW_FAILED), low)
     spared = "what has worked" if goal == floor else f"{times_text(limit - goal)} below it"
     return dataclasses.replace(
         advise(lowest),
@@ -396,7 +395,8 @@ def advise_together(states: Sequence[RateState]) -> Advice:
         current=base,
         recommended=2.0**goal,
         factor=2.0**goal / base,
-        low=2.0 ** max(limit - line.above, floor),
-        high=2.0 ** min(limit + line.below, ceiling - constants.BELOW_FAILED),
+        low=2.0**low,
+        high=2.0**high,
         warmup_steps=None,
+        leapt_at_step=None,
     )

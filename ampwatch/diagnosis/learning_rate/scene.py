@@ -32,6 +32,15 @@ class Warmup:
     steps: int  # from the first step to the peak, at the slope seen
 
 
+@dataclass(frozen=True, slots=True)
+class Leap:
+    """A rate that at least doubled from one step to the next; the leading group's."""
+
+    trained: float  # before it
+    rate: float  # from it on
+    step: int | None
+
+
 @dataclass(frozen=True)  # no slots: cached_property keeps its values in __dict__
 class Scene:
     """One trouble of one run."""
@@ -91,20 +100,33 @@ class Scene:
 
     @cached_property
     def bounds(self) -> Bounds | None:
-        """Limits from facts: below a rate that failed, not below one that worked."""
-        base, state = base_rate(self.state), self.state
-        if base is None:
+        """Limits from facts, as base rates: below a rate that failed, not below one that worked."""
+        base, failed, state = base_rate(self.state), self.failed_rate, self.state
+        if base is None or failed is None:
             return None
-        if self.onset.sign is Sign.IDLE:  # has no beginning: every rate of the run has failed
-            return Bounds(base)
-        rates = self.accepted.of("lr") * lead_share(state)
-        known = rates[np.isfinite(rates) & (rates > 0)]
-        failed = min(base, float(known.max())) if len(known) else base
-        below = np.sort(known[known <= failed * 2.0**-constants.LEAST_OCTAVES])
+        known = known_of(self.accepted.of("lr") * lead_share(state))
+        known = known[known > 0]
+        if self.onset.sign is Sign.IDLE or not len(known):
+            return Bounds(failed)
+        # After a decay it failed at less than it had begun with: what it failed at has not worked.
+        below = np.sort(known[known <= min(failed, known[-1]) * 2.0**-constants.LEAST_OCTAVES])
         enough = max(constants.WINDOW_STEPS, math.ceil(WORKED_SHARE * len(known)))
         in_rows = self.onset.row < len(state.head) or self.onset.row >= state.rows - len(state.tail)
         worked = float(below[-enough]) if in_rows and len(below) >= enough else None
         return Bounds(failed, worked)
+
+    @cached_property
+    def failed_rate(self) -> float | None:
+        """The highest rate in force before the trouble, the leading group's: with it, it failed.
+
+        A warm-up never reached its base; a decay began at it. A loss that never fell has no
+        beginning: all that was tried has failed. Never above the base rate of the end.
+        """
+        base, state = base_rate(self.state), self.state
+        idle = self.onset.sign is Sign.IDLE
+        parts = (state.head, state.points.rows, state.tail) if idle else (self.accepted,)
+        highest = max(known_of(rows.of("lr")).max(initial=0.0) for rows in parts)
+        return min(base, float(highest) * lead_share(state)) if base and highest else base
 
     @cached_property
     def warmup(self) -> Warmup | None:
@@ -120,10 +142,11 @@ class Scene:
         return Warmup(now * share, math.ceil(known[-1] + 1 + (base / share - now) / slope))
 
     @cached_property
-    def rate_before_leap(self) -> float | None:
-        """The leading group's rate until it at least doubled at once, shortly before the trouble.
+    def leap(self) -> Leap | None:
+        """Where the rate at least doubled at once and trouble followed, after it had trained.
 
-        The highest at which a good part of the steps before had trained: a proof, no estimate.
+        It goes back to the highest rate at which a good part of the steps before had trained: a
+        proof, no estimate.
         """
         rates = np.concatenate([self.before.of("lr"), self.after.of("lr")[:1]])
         known = np.flatnonzero(np.isfinite(rates) & (rates > 0))
@@ -133,9 +156,13 @@ class Scene:
             return None
         past = np.sort(values[: leaps[-1]])
         enough = max(policy.JUMP_STEPS, math.ceil(WORKED_SHARE * len(past)))
-        if len(past) < enough or values[leaps[-1]] < LR_LEAP * past[-enough]:
+        # A schedule that begins anew every so often is back at a rate that it had before.
+        if len(past) < enough or values[leaps[-1] :].min() < LR_LEAP * past[-enough]:
             return None
-        return float(past[-enough]) * lead_share(self.state)
+        steps = np.concatenate([self.before.of("step"), self.after.of("step")[:1]])
+        share, at = lead_share(self.state), known[leaps[-1]]
+        step = int(steps[at]) if np.isfinite(steps[at]) else None
+        return Leap(float(past[-enough]) * share, float(rates[at]) * share, step)
 
     @cached_property
     def binding_clip(self) -> float | None:

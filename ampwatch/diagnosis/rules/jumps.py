@@ -10,6 +10,7 @@ from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import Page, Seen, rule
 from ampwatch.diagnosis.rules.harmful_restart import harmful_restart
 from ampwatch.diagnosis.rules.loss import standing_rise
+from ampwatch.diagnosis.rules.rate import how_to_change
 from ampwatch.diagnosis.signals import Event
 from ampwatch.diagnosis.words import count_text
 from ampwatch.rows import EventKind
@@ -30,7 +31,8 @@ from ampwatch.rows import EventKind
         not_to_confuse="AMP301, where only the rate itself is to blame. A rate that is lowered "
         "is never a cause, nor is the next step of a warm-up that rises by epochs.",
         do="Undo that change, or make it gradual: load the optimizer's and the scaler's state "
-        "with the model's, warm up after a change of rate or batch size.",
+        "with the model's, warm up after a change of rate or batch size. If the rate leapt, go "
+        "back to the one before, at which the run had trained.",
         example="a resume without the optimizer's state at step 5,000: the loss jumps at 5,003.",
     ),
 )
@@ -59,8 +61,16 @@ def jump_at_event(case: Case) -> Iterator[Seen]:
             last_step=began,
             summary=f"The trouble began {count_text(began - step, 'step')} after {what}.",
             cause=f"From step {began} {sign}; at step {step} {what}.",
+            action=_back(case, step),
             evidence=(Evidence("onset", began, float(began), float(step), "step of the change"),),
         )
+
+
+def _back(case: Case, step: int) -> str | None:
+    """What to do if the change was a leap of the rate; None after any other."""
+    leapt = case.rate_advice.leapt_at_step
+    is_this = leapt is not None and abs(step - leapt) <= 1  # an event may come a step early
+    return how_to_change(case.rate_advice) if is_this else None
 
 
 def _changes(case: Case) -> Iterator[tuple[int, str]]:

@@ -11,7 +11,7 @@ from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.attribution import LOWER_LINE, weights_text
 from ampwatch.diagnosis.learning_rate.onset import CLIMB, Onset
 from ampwatch.diagnosis.registry import FROM_THE_FIRST_SKIP, MIXED, Page, Seen, Ties, codes, rule
-from ampwatch.diagnosis.words import restart_text
+from ampwatch.diagnosis.words import go_back_text, restart_text
 
 
 @rule(
@@ -62,8 +62,8 @@ def learning_rate_too_high(case: Case) -> Iterator[Seen]:
         looks="As AMP301, at a step at which the rate was still rising.",
         not_to_confuse="AMP301, where the rate was at its peak or falling.",
         do="Lower the peak to at most the rate of that step, or warm up for longer.",
-        example="ampwatch demo: a warm-up to 1.0 over 700 steps; at step 209, with 0.3 in force, "
-        "the loss has given back half of its progress; about 0.07 is advised, 0.2 is still stable.",
+        example="ampwatch demo: a warm-up to 1.0 over 700 steps. Before the rate has reached half "
+        "of that, the loss gives back half of its progress and the scale collapses.",
     ),
     Ties(explained_by=("AMP404", "AMP209"), groundless_beside=MIXED, late_to=FROM_THE_FIRST_SKIP),
 )
@@ -114,7 +114,7 @@ def learning_rate_could_rise(case: Case) -> Iterator[Seen]:
         last_step=seen.last_step,
         summary="The learning rate could be higher.",
         cause=advice.because,
-        action=_paste(advice),
+        action=how_to_change(advice),
         evidence=(
             Evidence(
                 "next_gradient",
@@ -129,7 +129,6 @@ def learning_rate_could_rise(case: Case) -> Iterator[Seen]:
 
 def _seen(seen: Judgement, onset: Onset, advice: Advice, severity: Severity, summary: str) -> Seen:
     assert seen.attribution is not None
-    where = restart_text(advice.restart_checkpoint_step, advice.restart_from_step)
     sign, proofs = onset.sign.value, seen.attribution.proofs
     told = "; ".join(row.told for row in proofs[:2])
     return Seen(
@@ -139,7 +138,7 @@ def _seen(seen: Judgement, onset: Onset, advice: Advice, severity: Severity, sum
         summary=summary,
         # The advice has the arithmetic.
         cause=f"{sign[0].upper()}{sign[1:]}, with {told}. {seen.attribution.told}",
-        action=("" if where is None else f"{where}. ") + _paste(advice),
+        action=how_to_change(advice),
         evidence=tuple(
             Evidence(row.entry.signal, row.reading.step, *row.entry.compared(row.reading))
             for row in proofs
@@ -153,10 +152,25 @@ def weighed(case: Case) -> list[str]:
     return [] if seen is None else [str(row) for row in seen.table]
 
 
-def _paste(advice: Advice) -> str:
-    """The rate to use, and the lines that set it."""
+def how_to_change(advice: Advice) -> str:
+    """Where to restart, the rate to use, and the lines that set it.
+
+    After a leap there are none: a checkpoint from before it holds the right rate.
+    """
     assert advice.factor is not None
-    lines = rate_lines(advice.factor, advice.current)
+    where = restart_text(advice.restart_checkpoint_step, advice.restart_from_step)
+    restart = "" if where is None else f"{where}. "
+    if advice.leapt_at_step is not None:
+        back = go_back_text(f"{advice.recommended:.3g}", advice.leapt_at_step)
+        return (
+            f"{back}: the run had trained at it. {restart}Undo what made the rate "
+            f"{advice.current:.3g} there: the schedule, or a change by hand."
+        )
+    return restart + _paste(advice, advice.factor)
+
+
+def _paste(advice: Advice, factor: float) -> str:
+    lines = rate_lines(factor, advice.current)
     if advice.recommended is None:
         return with_lines(f"Paste {WHEN_LOADED}:", lines)
     rates = f"{advice.recommended:.3g} instead of {advice.current:.3g}"
