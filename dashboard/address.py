@@ -12,26 +12,8 @@ from urllib.parse import quote, unquote, urlencode
 
 import streamlit as st
 
-_NAMES = (
-    "run",
-    "rank",
-    "span",
-    "step",
-    "layer",
-    "view",
-    "values",
-    "runs",
-    "list",
-    "find",
-    "follow",
-)
-_KEPT = (
-    "view",
-    "values",
-    "runs",
-    "list",
-    "find",
-)  # when another run is chosen: how runs are looked at
+_KEPT = ("quantity", "map", "view", "values", "runs", "list", "find")  # kept for another run
+_NAMES = ("run", "rank", "span", "step", "layer", *_KEPT, "follow")
 
 _OFF = "off"
 
@@ -45,6 +27,8 @@ class Address:
     span: tuple[int, int] | None = None
     step: int | None = None
     layer: str | None = None
+    quantity: str | None = None  # of the layers
+    map: str | None = None  # of the layers: order, folds, what is searched for
     view: str | None = None  # of the chart: axes, smoothing, lines that are hidden
     values: str | None = None  # the user's values that are drawn
     runs: str | None = None  # those compared

@@ -85,7 +85,7 @@ def thinned_lines(curves: StepCurves, span: Span | None = None, prefix: str = ""
         if name in curves.stepped:
             line = thinning.stepped_line(step, values)
         else:
-            line = thinning.broken_line(step, values, curves.hole)
+            line = thinning.broken_line(step, values, curves.hole, inf_breaks=True)
         arrays[f"base.{prefix}{name}.x"], arrays[f"base.{prefix}{name}.y"] = line.x, line.y
     return arrays
 

@@ -60,9 +60,7 @@ class Worst:
         for column, is_low in self._is_low.items():
             known = np.asarray(rows.column(column).is_valid())
             if known.any():
-                values = np.asarray(rows.column(column).to_numpy(), np.float32)[known]
-                bad = np.float32(-np.inf if is_low else np.inf)
-                values = np.where(np.isfinite(values), values, bad)
+                values = _told(rows.column(column), is_low=is_low)[known]
                 worst = np.fmin if is_low else np.fmax
                 worst.at(self._matrix(column), (layer[known], cell[known]), values)
         while len(self.cells) > MOST_CELLS:
@@ -80,14 +78,13 @@ class Worst:
         codes = np.asarray(coded.indices.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
         unplaced = np.iinfo(np.int32).max
         order = np.asarray(pc.fill_null(rows.column("order"), unplaced).to_numpy(), np.int64)
-        places = []
-        for number, name in enumerate(coded.dictionary.to_pylist()):
-            at = self._layers.setdefault(name, len(self._layers))
-            lowest = int(order[codes == number].min(initial=unplaced))
-            if at == len(self._order):
-                self._order.append(lowest)
-            self._order[at] = min(self._order[at], lowest)
-            places.append(at)
+        names = coded.dictionary.to_pylist()
+        lowest = np.full(len(names), unplaced, np.int64)
+        np.minimum.at(lowest, codes, order)
+        places = [self._layers.setdefault(name, len(self._layers)) for name in names]
+        self._order += [unplaced] * (len(self._layers) - len(self._order))
+        for at, low in zip(places, lowest.tolist(), strict=True):
+            self._order[at] = min(self._order[at], low)
         return np.array(places, np.int64)[codes]
 
     def _cells_of(self, step: Steps) -> NDArray[np.intp]:
@@ -127,7 +124,11 @@ class Worst:
 
 
 class LayerLine:
-    """One layer's numbers over the sampled steps; of several ranks the worst."""
+    """One layer's numbers over the sampled steps; of several ranks the worst.
+
+    nan is no sample of a number; what was sampled and is not finite is the worst there is: inf, or
+    -inf where low values are the worst.
+    """
 
     def __init__(self, layer: str, is_low: Mapping[str, bool]) -> None:
         self._layer, self._is_low = layer, is_low
@@ -140,7 +141,7 @@ class LayerLine:
         if not rows.num_rows:
             return
         step = np.asarray(rows.column("step").to_numpy(), np.int64)
-        columns = {name: _finite(rows.column(name)) for name in self._is_low}
+        columns = {name: _told(rows.column(name), is_low=low) for name, low in self._is_low.items()}
         starts = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
         if len(starts) < len(step):
             for name, is_low in self._is_low.items():
@@ -233,7 +234,8 @@ class KeptLayers:
         return found
 
 
-def _finite(column: Any) -> Floats:
+def _told(column: Any, *, is_low: bool) -> Floats:
     values = np.array(column.to_numpy(), np.float32)
-    values[~np.isfinite(values)] = np.nan
+    known = np.asarray(column.is_valid())
+    values[known & ~np.isfinite(values)] = -np.inf if is_low else np.inf
     return values

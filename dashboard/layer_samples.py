@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,8 @@ from step_curves import StepCurves
 from ampwatch.rows import EXPONENT_BINS, Table, column
 
 COLUMNS = 240  # of the heatmap: more would not be visible on a screen
-MOST_LAYERS = 400
+_LEAST_COLUMNS = 60  # of that of very many layers
+_MOST_VALUES = 500_000  # of a heatmap: 2 MB
 _TAIL_ROWS = 20_000  # tell every layer's data types
 _SEARCHED_ROWS = (1 << 12, 1 << 17)  # for a layer's last histogram: soon found, as a rule
 _USUAL_HOLES = 1.5  # sampling intervals between two samples of a layer
@@ -60,6 +62,21 @@ class Grid:
     layers: tuple[str, ...]
     edges: NDArray[np.float64]  # of the columns, one more than there are
     values: NDArray[np.float32]
+    steps: NDArray[np.int64]  # the first of each column that was sampled
+    is_merged: bool  # whether a column may hold several sampled steps
+
+    @property
+    def axis(self) -> tuple[int, int]:
+        """The steps that hold it."""
+        return math.floor(self.edges[0]), math.ceil(self.edges[-1])
+
+    @property
+    def id(self) -> str:
+        """What tells its contents from others'."""
+        digest = hashlib.blake2b(self.values.tobytes(), digest_size=12)
+        digest.update(self.edges.tobytes())
+        digest.update("\n".join(self.layers).encode())
+        return digest.hexdigest()
 
 
 def grid(look: Look, quantity: Quantity, span: tuple[int, int] | None) -> Grid:
@@ -77,14 +94,19 @@ def grid(look: Look, quantity: Quantity, span: tuple[int, int] | None) -> Grid:
         step[-1] = max(int(step[-1]), worst.last_step if worst.width > 1 else 0)
     there = ~np.isnan(values).all(axis=1)
     if not there.any():
-        return Grid((), np.zeros(0), np.zeros((0, 0), np.float32))
+        none = np.zeros(0, np.int64)
+        return Grid((), np.zeros(0), np.zeros((0, 0), np.float32), none, is_merged=False)
     layers, values = tuple(np.array(layers, object)[there].tolist()), values[there]
-    edges, column = _stretches(step)
+    most = max(_LEAST_COLUMNS, min(COLUMNS, _MOST_VALUES // len(layers)))
+    edges, column = _stretches(step, most)
     found = np.full((len(layers), len(edges) - 1), np.nan, np.float32)
     fold = np.fmin if quantity.worst_is_low else np.fmax
     index: Any = np.s_[:, column]  # numpy's stubs know no slices here
     fold.at(found, index, values)
-    return Grid(layers[:MOST_LAYERS], edges, found[:MOST_LAYERS])
+    firsts = np.ceil(edges[:-1]).astype(np.int64)  # where nothing was sampled
+    firsts[column[::-1]] = step[::-1]
+    is_merged = worst.width > 1 or len(firsts) < len(step)
+    return Grid(layers, edges, found, firsts, is_merged=is_merged)
 
 
 def layer_names(look: Look) -> tuple[str, ...]:
@@ -150,11 +172,9 @@ class Branch:
 
 def tree(look: Look) -> Branch:
     """The layers as the model nests them, with the data types last seen."""
-    rows = look.last_rows(Table.LAYERS, ("layer", "order", *_DTYPES), _TAIL_ROWS)
+    rows = look.last_rows(Table.LAYERS, ("layer", *_DTYPES), _TAIL_ROWS)
+    latest = {row["layer"] or "": row for row in _last_of_each(rows).to_pylist()}
     root = Branch("", {}, {})
-    latest: dict[str, dict[str, Any]] = {}
-    for row in rows.to_pylist():
-        latest[row["layer"] or ""] = row
     for layer in layer_names(look):
         if layer == ROOT:
             root.facts = latest.get(layer, {})
@@ -166,12 +186,12 @@ def tree(look: Look) -> Branch:
     return root
 
 
-def leaves(branch: Branch) -> Iterator[Branch]:
-    """A branch and all inside it that have facts of their own."""
-    if branch.facts:
-        yield branch
-    for one in branch.inside.values():
-        yield from leaves(one)
+def _last_of_each(rows: Any) -> Any:
+    """Of each layer the last row."""
+    coded = pc.dictionary_encode(_texts(rows.column("layer"))).combine_chunks()
+    codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    _, from_end = np.unique(codes[::-1], return_index=True)
+    return rows.take(len(codes) - 1 - from_end)
 
 
 def _is(rows: Any, layer: str) -> Any:
@@ -182,13 +202,13 @@ def _texts(column: Any) -> Any:
     return pc.cast(column, "string")
 
 
-def _stretches(step: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _stretches(step: NDArray[np.int64], most: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """The columns' edges, and each row's column: one column a sampled step while there is room."""
     steps = np.unique(step)
-    if len(steps) > COLUMNS:
+    if len(steps) > most:
         low, high = int(steps[0]), int(steps[-1]) + 1
-        edges = np.linspace(low, high, COLUMNS + 1)
-        return edges, np.minimum(COLUMNS - 1, np.searchsorted(edges, step, side="right") - 1)
+        edges = np.linspace(low, high, most + 1)
+        return edges, np.minimum(most - 1, np.searchsorted(edges, step, side="right") - 1)
     middles = (steps[1:] + steps[:-1]) / 2
     ends = (steps[0] - 0.5, steps[-1] + 0.5)
     return np.concatenate(([ends[0]], middles, [ends[1]])), np.searchsorted(steps, step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from functools import partial
+from typing import Any
 
 import address
 import browser
@@ -15,19 +16,20 @@ import small_charts
 import streamlit as st
 from chart_points import thinned_lines
 from findings_page import words_of
-from formatting import said, short_dtype, shortened
-from layer_samples import QUANTITIES, Branch, Exponents, is_within
+from formatting import said
+from layer_dtypes import dtypes_html
+from layer_samples import QUANTITIES, Exponents, Grid, Quantity, is_within
 from open_runs import Look
 from problems import guarded, problem
 
-from ampwatch.report.number_format_text import formats_text
 from ampwatch.report.overview_chart import column_panel
 from ampwatch.report.painter import PALETTE
-from ampwatch.report.painter.message import Picture, pack
+from ampwatch.report.painter.message import Arrays, Picture, pack
 from ampwatch.rows import Table
 
 _EVERY_S = 2.0
 _HEATMAP, _WINDOWS, _TREE = "heatmap", "layer windows", "layer tree"
+_QUANTITY, _SENT = "quantity", "sent grid"
 _NOTHING = (
     "This run has no layer rows: it was attached without a model, or has not reached its first "
     "sampled step. ampwatch.attach(scaler, model) records them."
@@ -44,57 +46,87 @@ _PANELS = (
 
 def show(path: str, *, follow: bool) -> None:
     """The page of layers, kept up to date while the run goes on."""
+    st.session_state.pop(_SENT, None)  # the browser may have lost it with the page before
     look = run_list.look(path)
-    label = st.segmented_control(
-        "Quantity", [quantity.label for quantity in QUANTITIES], key="quantity",
-        default=QUANTITIES[0].label, label_visibility="collapsed",
+    st.session_state[_QUANTITY] = _quantity(address.read()).label
+    st.segmented_control(
+        "Quantity", [quantity.label for quantity in QUANTITIES], key=_QUANTITY,
+        label_visibility="collapsed", on_change=_quantity_chosen,
     )  # fmt: skip
-    st.fragment(_now, run_every=_EVERY_S if look.is_live and follow else None)(path, label)
+    st.fragment(_now, run_every=_EVERY_S if look.is_live and follow else None)(path)
+
+
+def _quantity(where: address.Address) -> Quantity:
+    return next((one for one in QUANTITIES if one.column == where.quantity), QUANTITIES[0])
+
+
+def _quantity_chosen() -> None:
+    label = st.session_state[_QUANTITY]
+    chosen = next((one.column for one in QUANTITIES if one.label == label), None)
+    address.change(quantity=None if chosen == QUANTITIES[0].column else chosen)
 
 
 @guarded
-def _now(path: str, label: str | None) -> None:
+def _now(path: str) -> None:
     look, where = run_list.look(path), address.read()
-    if not layer_samples.layer_names(look):
+    names = layer_samples.layer_names(look)
+    if not names:
         problem(_NOTHING)
         return
-    if where.layer:
-        _one_layer(look, where.layer, where.step)
     wide, narrow = st.columns([2.2, 1], gap="medium")
     with wide:
-        _heatmap(look, label, where)
-        if not where.layer:
-            _suspect(look, where.step)
+        grid = layer_samples.grid(look, _quantity(where), where.span)
+        _heatmap(look, grid, len(names), where)
+        layer = where.layer or _at_fault(look)
+        if layer is None:
+            st.html('<div class="aw-muted">Choose a layer to see its numbers and findings.</div>')
+        else:
+            _layer(look, layer, names, grid, where)
     scales = live_chart.scale_windows(look, where.step)
     with narrow:
         if scales is not None:
             browser.component(scales, key=_WINDOWS, on_layer_change=_window_chosen)
-        browser.html(_dtypes(layer_samples.tree(look)), key=_TREE, on_go=_tree_chosen)
+        browser.html(dtypes_html(layer_samples.tree(look)), key=_TREE, on_go=_tree_chosen)
     navigate.follow()
 
 
 # --- all layers ----------------------------------------------------------------------------------
 
 
-def _heatmap(look: Look, label: str | None, where: address.Address) -> None:
-    quantity = next((q for q in QUANTITIES if q.label == label), QUANTITIES[0])
-    grid = layer_samples.grid(look, quantity, where.span)
+def _heatmap(look: Look, grid: Grid, total: int, where: address.Address) -> None:
+    quantity = _quantity(where)
     if not grid.layers:
         st.html(f'<div class="aw-muted">This run holds no {said(quantity.label)} of layers.</div>')
         return
+    base = grid.id
+    whole = st.session_state.get(_SENT) != base
     header = {
         "component": "heatmap",
-        "layers": list(grid.layers),
+        "name": look.name,
+        "base": base,
+        "hasBase": whole,
         "label": quantity.label + _of_ranks(look),
         "unit": quantity.aside,
         "log": quantity.is_log,
         "lowIsWorst": quantity.worst_is_low,
+        "total": total,
+        "axis": list(grid.axis),
+        "isMerged": grid.is_merged,
         "layer": where.layer,
+        "fault": _fault(look),
         "step": where.step,
+        "view": where.map,
+        "heard": int(_told().get("count", 0)),
         "palette": PALETTE,
     }
-    message = pack(header, {"edges": grid.edges, "values": grid.values.ravel()})
-    browser.component(message, key=_HEATMAP, on_cell_change=_cell_chosen)
+    arrays: Arrays = {"edges": grid.edges, "steps": grid.steps, "values": grid.values.ravel()}
+    browser.component(
+        pack({**header, "layers": list(grid.layers)}, arrays) if whole else pack(header, {}),
+        key=_HEATMAP,
+        on_look_change=_look_changed,
+        on_lost_change=_forget_sent,
+    )
+    st.session_state[_SENT] = base
 
 
 def _of_ranks(look: Look) -> str:
@@ -102,10 +134,32 @@ def _of_ranks(look: Look) -> str:
     return "" if is_one else f", the worst of {len(look.ranks)} ranks"
 
 
-def _cell_chosen() -> None:
-    cell = st.session_state[_HEATMAP].cell
-    if cell:
-        address.change(layer=str(cell["layer"]), step=int(cell["step"]))
+def _fault(look: Look) -> dict[str, str] | None:
+    """The layer that the findings name, and how the map says so."""
+    suspect = None if look.diagnosis is None else look.diagnosis.suspect
+    if suspect is None or look.diagnosis is None:
+        return None
+    symptom = " (symptom)" if look.diagnosis.is_symptom(suspect) else ""
+    return {"layer": suspect.layer or "", "words": f"named by {suspect.code}{symptom}"}
+
+
+def _told() -> dict[str, Any]:
+    """What the reader chose last, as the heat map told it."""
+    return getattr(st.session_state.get(_HEATMAP), "look", None) or {}
+
+
+def _look_changed() -> None:
+    told = _told()
+    view, layer, step = told.get("view"), told.get("layer"), told.get("step")
+    address.change(
+        map=str(view) if view else None,
+        layer=None if layer is None else str(layer),
+        step=None if step is None else int(step),
+    )
+
+
+def _forget_sent() -> None:
+    st.session_state.pop(_SENT, None)
 
 
 def _window_chosen() -> None:
@@ -120,101 +174,63 @@ def _tree_chosen() -> None:
         address.change(layer=str(layer))
 
 
-def _dtypes(root: Branch) -> str:
-    """The data types as a tree to fold, and where autocast is off."""
-    head = (
-        '<div class="aw-chart-title"><b>Data types</b>input, parameters, output, gradient; '
-        "fp16 and bf16 in colour</div>"
-    )
-    inside = "".join(_branch(one, one.name) for one in root.inside.values())
-    return f'{head}<div class="aw-tree">{inside}</div>'
-
-
-def _branch(branch: Branch, path: str) -> str:
-    name = (
-        f'<span class="aw-leaf" role="button" tabindex="0" data-go="{html.escape(path)}" '
-        f'title="{html.escape(path)}">'
-        f"{said(shortened(branch.name, 22))}</span>{_types(branch)}"
-    )
-    if not branch.inside:
-        return f'<div class="aw-tree-row">{name}</div>'
-    inside = "".join(_branch(one, f"{path}.{one.name}") for one in branch.inside.values())
-    return (
-        f'<details data-key="{html.escape(path)}" open>'
-        f'<summary class="aw-tree-row">{name}</summary>'
-        f'<div class="aw-tree-inside">{inside}</div></details>'
-    )
-
-
-def _types(branch: Branch) -> str:
-    names = [branch.facts.get(f"{part}_dtype") for part in ("input", "param", "output", "out_grad")]
-    chips = "".join(_chip(name) for name in names)
-    off = (
-        '<span class="aw-off">autocast off</span>' if branch.facts.get("autocast") is False else ""
-    )
-    cast = formats_text(branch.facts)
-    narrow = f'<span class="aw-off" title="{said(cast)}">{said(cast)}</span>' if cast else ""
-    return f'<span class="aw-types">{off}{narrow}{chips}</span>'
-
-
-def _chip(dtype: str | None) -> str:
-    if not dtype:
-        return '<i class="aw-dtype none">-</i>'
-    short = short_dtype(dtype)
-    half = " half" if short in {"fp16", "bf16", "fp8"} else ""
-    return f'<i class="aw-dtype{half}">{said(short)}</i>'
-
-
 # --- one layer -----------------------------------------------------------------------------------
 
 
-def _suspect(look: Look, step: int | None) -> None:
-    """The layer at fault, as the overview names it, until the reader has chosen one."""
-    layer = _at_fault(look)
-    if layer is None or layer not in layer_samples.layer_names(look):
-        st.html(
-            '<div class="aw-muted">Click a layer to see its history, histogram and findings.</div>'
-        )
-        return
-    st.html(f'<p class="aw-title" role="heading" aria-level="2">{said(layer)}</p>')
-    _history(look, layer, step)
-    _facts(look, layer, step)
-
-
 def _at_fault(look: Look) -> str | None:
+    """The layer that the overview names, shown until the reader has chosen one."""
     suspect = None if look.diagnosis is None else look.diagnosis.suspect
     return None if suspect is None else suspect.layer
 
 
-def _one_layer(look: Look, layer: str, step: int | None) -> None:
-    head, close = st.columns([6, 1])
-    head.html(f'<p class="aw-title" role="heading" aria-level="2">{said(layer)}</p>')
-    if close.button("All layers", width="stretch"):
-        address.change(layer=None)
-        st.rerun(scope="fragment")
-    if layer not in layer_samples.layer_names(look):
-        st.html(f'<div class="aw-problem">This run has no layer named {said(layer)}.</div>')
+def _layer(
+    look: Look, layer: str, names: tuple[str, ...], grid: Grid, where: address.Address
+) -> None:
+    """One layer: what is said of it, then its numbers under the map's steps."""
+    if where.layer:
+        head, close = st.columns([6, 1])
+        head.html(_title(layer))
+        if close.button("All layers", width="stretch"):
+            address.change(layer=None)
+            st.rerun(scope="fragment")
+    else:
+        st.html(_title(layer))
+    words = _findings(look, layer)
+    if layer in names:
+        browser.html(words, key="layer findings")
+        _history(look, layer, grid, where)
+        browser.html(
+            _histogram(look, layer, live_chart.moment(look, where.step)), key="layer facts"
+        )
         return
-    past, now = st.columns([2.2, 1], gap="medium")
-    with past:
-        _history(look, layer, step)
-    with now:
-        _facts(look, layer, step)
+    inside = sum(is_within(name, layer) for name in names)
+    if inside:
+        st.html(f'<div class="aw-muted">{_holds(inside)}</div>')
+        browser.html(words, key="layer findings")
+    else:
+        st.html(f'<div class="aw-problem">This run has no layer named {said(layer)}.</div>')
 
 
-def _history(look: Look, layer: str, step: int | None) -> None:
+def _title(layer: str) -> str:
+    title = html.escape(layer)
+    return f'<p class="aw-title" role="heading" aria-level="2" title="{title}">{said(layer)}</p>'
+
+
+def _holds(count: int) -> str:
+    return (
+        f"This is a part of the model that holds {count:,} {'layer' if count == 1 else 'layers'}. "
+        "It has no numbers of its own; choose a layer inside it."
+    )
+
+
+def _history(look: Look, layer: str, grid: Grid, where: address.Address) -> None:
     curves = layer_samples.history(look, layer)
     picture = Picture(
-        name=f"{look.path} {layer}", ends=curves.ends,
+        name=f"{look.path} {layer} {where.span}", ends=grid.axis if grid.layers else curves.ends,
         panels=[panel for panel in _PANELS if panel.strokes[0].column in curves.present],
-        picked=step, rows=len(curves), reports=False,
+        picked=where.step, rows=len(curves), reports=False,
     )  # fmt: skip
     live_chart.show_still(picture, thinned_lines(curves), key="layer chart")
-
-
-def _facts(look: Look, layer: str, step: int | None) -> None:
-    at = live_chart.moment(look, step)
-    browser.html(_histogram(look, layer, at) + _findings(look, layer), key="layer facts")
 
 
 def _histogram(look: Look, layer: str, step: int | None) -> str:

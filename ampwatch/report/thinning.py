@@ -42,13 +42,16 @@ def hole_of(first: int, last: int) -> float:
     return max(2.0, (last - first) * HOLE_SHARE)
 
 
-def broken_line(step: Steps, values: Floats, hole: float = 0.0) -> Line:
+def broken_line(
+    step: Steps, values: Floats, hole: float = 0.0, *, inf_breaks: bool = False
+) -> Line:
     """At most `MAX_POINTS` of the known values, broken where values are missing for long.
 
     No line is drawn across steps that were not logged or whose values are not finite. In sampled
-    values, `hole` missing steps in a row are usual.
+    values, `hole` missing steps in a row are usual; with `inf_breaks` nan is no sample of a value,
+    and a single inf, which is one, breaks the line.
     """
-    parts = _parts(step, values, hole)
+    parts = _parts(step, values, hole, inf_breaks=inf_breaks)
     count = sum(len(x) for x, _ in parts)
     if count <= MAX_POINTS:
         return _joined(parts)
@@ -109,16 +112,19 @@ def merged_ticks(ticks: Rug, first: int, last: int) -> Rug:
     )
 
 
-def _parts(step: Steps, values: Floats, usual: float = 0.0) -> list[tuple[Steps, Floats]]:
+def _parts(
+    step: Steps, values: Floats, usual: float = 0.0, *, inf_breaks: bool = False
+) -> list[tuple[Steps, Floats]]:
     """The parts between holes: missing steps that would be visible, or a step back."""
     known = np.isfinite(values)
+    broken = np.cumsum(np.isinf(values) & inf_breaks)[known]
     if not known.all():
         step, values = step[known], values[known]
     if not len(step):
         return []
     ahead = np.diff(step)
     hole = max(usual, hole_of(int(step.min()), int(step.max())), usual_hole(step))
-    cuts = np.flatnonzero((ahead > hole) | (ahead < 0)) + 1
+    cuts = np.flatnonzero((ahead > hole) | (ahead < 0) | (np.diff(broken) > 0)) + 1
     return list(zip(np.split(step, cuts), np.split(values, cuts), strict=True))
 
 

@@ -9,6 +9,7 @@ import kept_points
 import layer_samples
 import numpy as np
 import pytest
+from chart_points import thinned_lines
 from kept_layers import KeptLayers, Worst
 from layer_samples import QUANTITIES, grid, history, layer_names
 from written_runs import fresh_id
@@ -71,6 +72,8 @@ def test_few_samples_are_a_cell_each(tmp_path):
         norm = np.where(np.isnan(norm), np.inf, norm)
         assert np.array_equal(found.values[row], norm.astype(np.float32))
     assert len(found.edges) == 201
+    assert np.array_equal(found.steps, steps)
+    assert not found.is_merged
 
 
 @pytest.mark.parametrize("quantity", [NORM, HEADROOM])
@@ -137,11 +140,51 @@ def test_one_layers_line_is_the_worst_of_the_ranks_at_each_step(tmp_path, ranks,
     for writer in writers:
         writer.close()
     curves = history(look(), "tail")
-    truth = np.fmax.reduce([values(every, 2, rank)[0] for rank in range(ranks)])
+    norms = np.array([values(every, 2, rank)[0] for rank in range(ranks)])
+    truth = np.where(np.isnan(norms), np.inf, norms).max(axis=0)  # what is not finite is the worst
     step, norm = curves.points("grad_norm")
     assert np.array_equal(step, every)
-    assert np.array_equal(norm, truth.astype(np.float32), equal_nan=True)
+    assert np.array_equal(norm, truth.astype(np.float32))
     assert curves.present == {"grad_norm", "log2_headroom"}
+
+
+def test_a_layers_line_breaks_where_it_was_not_finite_and_spans_what_was_not_sampled(tmp_path):
+    """Ten steps of a hundred are not finite; each third one holds no headroom."""
+    path, (writer,) = begin(tmp_path)
+    steps = np.arange(100)
+    norm = np.where((steps >= 40) & (steps < 50), np.nan, 1.0)
+    room = [5.0 if step % 3 else None for step in steps.tolist()]
+    rows = {"step": steps, "layer": [0] * 100, "grad_norm": norm, "log2_headroom": room}
+    writer.append(codec.encode(Table.LAYERS, rows))
+    writer.close()
+    lines = thinned_lines(history(looked(path)(), "head"))
+    assert lines["base.grad_norm.x"][np.isnan(lines["base.grad_norm.y"])].tolist() == [39]
+    assert not np.isnan(lines["base.log2_headroom.y"]).any()
+
+
+def test_every_layer_of_thousands_has_its_row_and_the_worst_of_its_steps(tmp_path):
+    """Fewer columns, so that the message stays small; no layer and no high value is lost."""
+    path = store.create_run(tmp_path, store.RunInfo(id=fresh_id("x"), name="x"))
+    names = [f"blocks.{at}" for at in range(3000)]
+    writer = store.RankWriter(path, 0)
+    info = {"step": [0] * 3000, "layer": np.arange(3000), "name": names, "order": np.arange(3000)}
+    writer.append(codec.encode(Table.LAYER_INFO, info))
+    for step in range(0, 3000, 10):
+        norm = np.full(3000, 1.0)
+        norm[step] = 100.0
+        rows = {"step": [step] * 3000, "layer": np.arange(3000), "grad_norm": norm}
+        writer.append(codec.encode(Table.LAYERS, rows))
+    writer.close()
+    found = grid(looked(path)(), NORM, None)
+    assert found.layers == tuple(names)
+    assert found.values.size <= 500_000
+    worst = found.values.max(axis=1)
+    assert np.flatnonzero(worst == 100).tolist() == list(range(0, 3000, 10))
+    for step in (0, 990, 2990):
+        (column,) = np.flatnonzero(found.values[step] == 100)
+        assert found.edges[column] <= step < found.edges[column + 1]
+        assert found.edges[column] <= found.steps[column] <= step
+    assert found.is_merged
 
 
 def test_a_resumed_run_and_rows_out_of_order_say_the_same_as_all_rows(tmp_path):

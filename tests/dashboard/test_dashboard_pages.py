@@ -135,10 +135,11 @@ def test_the_layer_at_fault_is_shown_before_any_is_chosen(page, server, run):
 
 def test_the_heatmap_tells_the_step_and_layer_under_the_mouse(page, server, run):
     page.open(f"{server.url}/layers?run=falls")
-    canvas = page.page.locator(".aw-heatmap canvas")
+    canvas = page.page.locator(".aw-map-body canvas")
     canvas.wait_for()
+    page.settled()
     box = canvas.bounding_box()
-    page.page.mouse.move(box["x"] + 190, box["y"] + 8)
+    page.page.mouse.move(box["x"] + 14, box["y"] + 8)
     page.page.locator(".aw-heatmap .aw-label").wait_for()
     step, layer, value = page.page.locator(".aw-heatmap .aw-label").inner_text().split("\n")
     at = int(step.removeprefix("step "))

@@ -22,6 +22,7 @@ export function mount(component) {
   object.report = component.setStateValue;
   object.ask = component.setTriggerValue;
   object.isLate = isLate;
+  object.differs = differs;
   object.show(header, arrays);
   return () => setTimeout(() => close(place, object));
 }
@@ -36,7 +37,11 @@ function close(place, object) {
 
 // A message that was made before the address changed would take the reader back.
 function isLate({ span, picked, view }) {
+  return differs({ span: span && span.join("-"), step: picked === null ? null : String(picked), view });
+}
+
+// Whether the address says anything else of these.
+function differs(says) {
   const query = new URLSearchParams(location.search);
-  const says = { span: span && span.join("-"), step: picked === null ? null : String(picked), view };
   return Object.entries(says).some(([name, text]) => query.get(name) !== text);
 }

@@ -1,34 +1,94 @@
-// The layers over the steps: a row a layer in forward order, the worst value of each stretch as a
-// shade. Drawn on a canvas: thousands of cells as elements would take seconds.
+// The layers over the steps: a row a layer or a folded prefix, the worst value of each stretch as a
+// shade. Only the rows in view are drawn, so that thousands scroll; the axis stays in sight.
 
 import { make, shortened } from "./elements.js";
+import { CellPainter, rangeOf } from "./layer_cells.js";
+import { LayerTable } from "./layer_table.js";
+import { LayerTools } from "./layer_tools.js";
+import { LayerTree } from "./layer_tree.js";
+import { PLAIN, textOf, turned, viewOf } from "./layer_view.js";
 import { countText, linearTicks, numberText } from "./ticks.js";
 
-const ROW = [6, 20]; // pixels, least and most
-const NAMES = 176;
-const BOTTOM = 24;
-const TALLEST = 620;
-const LETTERS = 26;
+const ROW = 22; // pixels
+const INDENT = 10;
+const DEEPEST = 6; // that is still told by an indent
+const LETTER = 6.5;
+const TYPING_MS = 400; // who rests for so long has typed
+const TICK_ROOM = 90;
+const LEAP = 10; // rows, for Page Up and Down
 
 export class Heatmap {
   constructor(place) {
     this.place = make("div", "aw-heatmap");
     this.title = make("div", "aw-chart-title");
-    this.canvas = make("canvas");
+    this.map = make("div", "aw-map");
+    this.pins = strip("aw-map-pins");
+    this.scroller = make("div", "aw-map-scroll");
+    Object.assign(this.scroller, { tabIndex: 0, role: "application" });
+    this.scroller.setAttribute("aria-roledescription", "heat map");
+    this.sheet = make("div", "aw-map-sheet");
+    this.body = strip("aw-map-body");
+    this.sheet.append(this.body.place);
+    this.scroller.append(this.sheet);
+    this.axis = make("div", "aw-map-axis");
+    this.axis.setAttribute("aria-hidden", "true"); // each cell's step is said with it
     this.label = make("div", "aw-label");
     this.label.hidden = true;
-    this.place.append(this.title, this.canvas, this.label);
+    this.spoken = make("div", "aw-spoken");
+    this.spoken.setAttribute("aria-live", "polite");
+    this.map.append(this.pins.place, this.scroller, this.axis, this.label);
+    this.place.append(this.title);
+    this.tools = new LayerTools(this.place, { change: (parts) => this.change(parts), first: () => this.chooseFirst(), down: () => this.scroller.focus() });
+    this.place.append(this.map, this.spoken);
+    this.table = new LayerTable(this.place, { turn: (row) => this.turn(row), choose: (layer) => this.choose(layer) });
     place.append(this.place);
-    this.resize = new ResizeObserver(() => this.draw());
-    this.resize.observe(this.place);
-    this.canvas.addEventListener("pointermove", (event) => this.hover(event));
-    this.canvas.addEventListener("pointerleave", () => (this.label.hidden = true));
-    this.canvas.addEventListener("click", (event) => this.choose(event));
+    this.view = PLAIN;
+    this.layer = this.step = null; // those that the reader chose
+    this.cursor = null; // the row and the column where the keys are
+    this.count = 0; // of the reader's choices: a message that knows fewer is behind
+    this.watch();
   }
 
-  show(header, { edges, values }) {
-    Object.assign(this, { header, edges, values });
+  watch() {
+    this.resize = new ResizeObserver(() => this.draw());
+    this.resize.observe(this.place);
+    this.scroller.addEventListener("scroll", () => this.drawSoon());
+    this.scroller.addEventListener("keydown", (event) => this.onKey(event));
+    this.scroller.addEventListener("focus", () => this.say());
+    this.scroller.addEventListener("blur", () => this.draw());
+    for (const part of [this.pins, this.body]) {
+      part.canvas.addEventListener("pointermove", (event) => this.hover(event, part));
+      part.canvas.addEventListener("pointerleave", () => (this.label.hidden = true));
+      part.canvas.addEventListener("click", (event) => this.click(event, part));
+      part.names.addEventListener("mousedown", (event) => event.preventDefault()); // the map keeps the focus
+      part.names.addEventListener("click", (event) => this.press(event, part));
+    }
+  }
+
+  // Take in a message. One whose grid never came (a tab asleep loses messages) is asked for anew.
+  show(header, arrays) {
+    if (header.hasBase) {
+      const columns = arrays.edges.length - 1;
+      this.tree = new LayerTree({ layers: header.layers, values: arrays.values, columns, isLow: header.lowIsWorst });
+      Object.assign(this, { base: header.base, edges: arrays.edges, steps: arrays.steps, range: rangeOf(arrays.values, header.log) });
+      this.has = hasOf(arrays.values);
+    }
+    if (this.base !== header.base) {
+      this.ask("lost", header.base);
+      return;
+    }
+    this.follow(header);
+    this.header = header;
     this.draw();
+  }
+
+  // What the address says is followed (Back, Forward, a link), unless the reader has gone on since.
+  follow(header) {
+    const { view, layer, step, heard } = header;
+    const isOther = header.name !== this.header?.name;
+    if (isOther) this.count = heard;
+    else if (heard < this.count || this.differs({ map: view, layer, step: step === null ? null : String(step) })) return;
+    Object.assign(this, { view: viewOf(view), layer, step });
   }
 
   close() {
@@ -38,141 +98,317 @@ export class Heatmap {
 
   // --- drawing -----------------------------------------------------------------------------------
 
+  drawSoon() {
+    this.asked ??= requestAnimationFrame(() => {
+      this.asked = null;
+      this.drawRows();
+    });
+  }
+
   draw() {
-    if (!this.header) return;
-    const { header, canvas } = this;
+    if (!this.header || !this.place.clientWidth) return;
+    const { header, view } = this;
     this.isDark = getComputedStyle(this.place).colorScheme.includes("dark");
     this.palette = header.palette[this.isDark ? "dark" : "light"];
-    const count = header.layers.length;
-    this.row = Math.max(ROW[0], Math.min(ROW[1], TALLEST / count));
-    this.width = this.place.clientWidth;
-    const height = this.row * count + BOTTOM;
-    const density = window.devicePixelRatio || 1;
-    canvas.width = this.width * density;
-    canvas.height = height * density;
-    Object.assign(canvas.style, { width: `${this.width}px`, height: `${height}px` });
-    const pen = canvas.getContext("2d");
-    pen.scale(density, density);
-    this.range = this.rangeOf();
+    this.rows = this.tree.rows(view);
+    this.cells = new CellPainter({ palette: this.palette, range: this.range, isLog: header.log, isLow: header.lowIsWorst });
     this.words();
-    this.cells(pen);
-    this.names(pen);
-    this.axis(pen, this.row * count);
+    this.tools.show(view, this.told());
+    this.map.hidden = view.isTable;
+    this.table.place.hidden = !view.isTable;
+    if (view.isTable) {
+      const { edges, rows } = this;
+      this.table.show({ edges, rows, said: (value) => this.said(value), isWorse: (one, other) => this.tree.isWorse(one, other), caption: `${this.what()} of each layer, the worst of each stretch of steps` });
+    } else this.drawMap();
+    this.place.dataset.rows = this.rows.length; // for whoever looks from outside
   }
 
-  rangeOf() {
-    const at = (value) => (this.header.log ? Math.log10(value) : value);
-    let low = Infinity;
-    let high = -Infinity;
-    for (const value of this.values) {
-      const place = at(value);
-      if (!Number.isFinite(place)) continue;
-      if (place < low) low = place;
-      if (place > high) high = place;
-    }
-    return { low, high: high > low ? high : low + 1, at };
+  drawMap() {
+    const height = this.rows.length * ROW;
+    this.sheet.style.height = `${height}px`;
+    const room = parseFloat(getComputedStyle(this.scroller).maxHeight);
+    const isAll = !(height > room);
+    this.body.place.style.height = `${isAll ? height : room}px`;
+    const marked = [this.layer, this.header.fault?.layer].filter((layer) => layer != null);
+    const apart = [...new Set(marked)].filter((layer) => !isAll || !this.rows.some((row) => row.name === layer));
+    this.pinned = apart.map((layer) => this.tree.rowNamed(layer));
+    this.pins.place.style.height = `${this.pinned.length * ROW}px`;
+    this.pins.place.hidden = !this.pinned.length;
+    this.width = this.axis.clientWidth;
+    for (const { canvas } of [this.pins, this.body]) canvas.style.width = `${this.width}px`;
+    this.lefts = Array.from(this.edges, (edge) => Math.round(this.x(edge)));
+    this.drawRows();
+    this.drawAxis();
+    this.speakable();
   }
 
+  drawRows() {
+    const { scrollTop } = this.scroller;
+    const first = Math.floor(scrollTop / ROW);
+    const shown = this.rows.slice(first, first + Math.ceil(this.body.place.clientHeight / ROW) + 1);
+    const cursor = this.cursor && document.activeElement === this.scroller ? { row: this.cursor.row - first, column: this.cursor.column } : null;
+    this.drawStrip(this.pins, this.pinned, 0, null);
+    this.drawStrip(this.body, shown, first * ROW - scrollTop, cursor);
+  }
+
+  drawStrip(part, rows, top, cursor) {
+    Object.assign(part, { rows, top });
+    const { step } = this;
+    const [first, last] = this.header.axis;
+    const at = step !== null && step >= first && step <= last ? this.x(step) : null;
+    part.names.replaceChildren(...rows.map((row, n) => this.name(row, top + n * ROW, part.names.clientWidth)));
+    this.cells.rows(part.canvas, rows, { lefts: this.lefts, height: ROW, top, step: at, cursor });
+  }
+
+  name(row, top, width) {
+    const { layer, header: { fault } } = this;
+    const made = make("div", "aw-map-row");
+    made.style.transform = `translateY(${top}px)`;
+    const indent = Math.min(DEEPEST, row.depth) * INDENT;
+    made.style.paddingLeft = `${indent}px`;
+    made.append(row.hasInside ? foldOf(row) : make("span", "aw-map-fold"));
+    const kind = row.name === layer ? " chosen" : row.name === fault?.layer ? " fault" : "";
+    const button = make("button", `aw-map-name${kind}`);
+    Object.assign(button, { tabIndex: -1, title: row.name });
+    const count = row.hasInside ? ` ${countText(row.count)}` : "";
+    const letters = Math.floor((width - indent - 26) / LETTER) - count.length - (kind ? 2 : 0);
+    button.append(make("bdi", "", shortened(row.label || "(no name)", Math.max(4, letters))));
+    if (row.isFold) button.append(make("span", "aw-map-count", count));
+    button.dataset.name = row.name;
+    made.append(button);
+    return made;
+  }
+
+  drawAxis() {
+    const marks = linearTicks(this.header.axis, Math.max(2, Math.floor(this.width / TICK_ROOM))).filter(Number.isInteger);
+    this.axis.replaceChildren(...marks.map((step, n) => {
+      const mark = make("span", "", (n ? "" : "step ") + countText(step));
+      mark.style.left = `${this.x(step)}px`;
+      return mark;
+    }));
+  }
+
+  x(step) {
+    const [first, last] = this.header.axis;
+    return Math.min(this.width, Math.max(0, ((step - first) / (last - first)) * this.width));
+  }
+
+  // --- words -------------------------------------------------------------------------------------
+
+  what() {
+    const { label, unit } = this.header;
+    return unit ? `${label}, ${unit}` : label;
+  }
+
+  // What is drawn and how to read it: all that is seen has its word here, on a phone as well.
   words() {
-    const { header } = this;
-    const unit = header.unit ? `, ${header.unit}` : "";
-    const odd = this.values.some((value) => Math.abs(value) === Infinity);
-    this.title.replaceChildren(
-      make("b", "", `Layers by step: ${header.label}${unit}`), ...this.ramp(),
-      ...(odd ? [make("b", "", this.isDark ? " white" : " black"), make("span", "", " not finite")] : []),
-    );
+    const { header, has } = this;
+    const keys = [...this.ramp()];
+    if (has.zero && header.log) keys.push(keyOf("zero", this.rows.some((row) => row.isFold) ? "zero (at the foot: of some inside)" : "zero"));
+    if (has.odd) keys.push(keyOf("odd", "not finite"));
+    if (has.absent) keys.push(keyOf("absent", "no sample"));
+    if (header.fault) keys.push(make("span", "aw-map-fault", `✕ ${header.fault.words}`));
+    const bold = make("b", "", `Layers by step: ${this.what()}`);
+    this.title.replaceChildren(bold, ...keys);
   }
 
   // What the shades mean; without a finite value there is none.
   ramp() {
-    const { header, range } = this;
-    if (!(range.low < Infinity)) return [];
-    const real = (value) => numberText(header.log ? Number((10 ** value).toPrecision(2)) : Number(value.toPrecision(2)));
-    const [pale, strong] = header.lowIsWorst ? [range.high, range.low] : [range.low, range.high];
-    return [make("span", "", `pale ${real(pale)} `), make("span", "aw-ramp"), make("span", "", ` ${real(strong)} strong · `)];
+    if (!this.range) return [];
+    const { header, range: [low, high] } = this;
+    const real = (value) => numberText(Number((header.log ? 10 ** value : value).toPrecision(2)));
+    const [pale, strong] = header.lowIsWorst ? [high, low] : [low, high];
+    const made = make("span", "aw-map-key");
+    made.append(make("span", "", `pale ${real(pale)}`), make("span", "aw-ramp"), make("span", "", `${real(strong)} strong`));
+    return [made];
   }
 
-  x(step) {
-    const [first, last] = [this.edges[0], this.edges[this.edges.length - 1]];
-    return NAMES + ((step - first) / (last - first)) * (this.width - NAMES);
+  // How many layers there are, how many of them have this quantity, and how many rows they take.
+  told() {
+    const { layers } = this.tree;
+    const { total } = this.header;
+    const all = layers.length < total ? `${countText(layers.length)} of ${countText(total)} layers have a value` : counted(layers.length, "layer");
+    if (this.view.find.trim()) return `${counted(this.rows.length, "layer")} of ${countText(layers.length)} found`;
+    const folds = this.rows.filter((row) => row.isFold).length;
+    return folds ? `${all}, in ${counted(this.rows.length, "row")}; ${countText(folds)} folded, which show the worst inside` : all;
   }
 
-  cells(pen) {
-    const columns = this.edges.length - 1;
-    const { low, high, at } = this.range;
-    const [r, g, b] = this.palette.skip.match(/\w\w/g).map((pair) => parseInt(pair, 16));
-    this.values.forEach((value, n) => {
-      const place = at(value);
-      if (Number.isNaN(value)) return;
-      const share = (place - low) / (high - low);
-      const strength = this.header.lowIsWorst ? 1 - share : share;
-      const column = n % columns;
-      const left = this.x(this.edges[column]);
-      pen.fillStyle = Number.isFinite(place) ? `rgba(${r},${g},${b},${0.06 + 0.94 * strength})` : this.odd(place);
-      pen.fillRect(left, Math.floor(n / columns) * this.row, this.x(this.edges[column + 1]) - left + 0.5, this.row - 1);
-    });
+  said(value) {
+    return Number.isNaN(value) ? "no sample" : Number.isFinite(value) ? numberText(value) : "not finite";
   }
 
-  // Not finite is worse than any shade; a zero on a log axis is paler than any.
-  odd(place) {
-    const isZero = this.header.log && place < 0;
-    return isZero ? this.palette.grid : this.palette.ink;
+  speakable() {
+    const keys = "Arrows move from cell to cell, Enter opens the layer, Space folds or unfolds a row. The button Table shows the same as a table.";
+    this.scroller.setAttribute("aria-label", `Heat map of ${this.what()}: ${counted(this.rows.length, "row")} over steps ${countText(this.header.axis[0])} to ${countText(this.header.axis[1])}. ${keys}`);
   }
 
-  names(pen) {
-    const every = Math.ceil(13 / this.row);
-    pen.font = `11.5px ${getComputedStyle(this.place).fontFamily}`;
-    pen.textAlign = "right";
-    pen.textBaseline = "middle";
-    this.header.layers.forEach((layer, n) => {
-      const chosen = layer === this.header.layer;
-      if (n % every && !chosen) return;
-      pen.fillStyle = chosen ? this.palette.scale : this.palette.muted;
-      pen.fillText(shortened(layer, LETTERS), NAMES - 8, (n + 0.5) * this.row);
-    });
-  }
-
-  axis(pen, top) {
-    pen.fillStyle = this.palette.muted;
-    pen.textBaseline = "top";
-    pen.textAlign = "center";
-    const ends = [this.edges[0], this.edges[this.edges.length - 1]];
-    linearTicks(ends, 6).filter(Number.isInteger).forEach((step, n) => {
-      pen.fillText((n ? "" : "step ") + countText(step), Math.min(this.width - 16, this.x(step)), top + 6);
-    });
-    if (this.header.step !== null && this.header.step >= ends[0] && this.header.step <= ends[1]) {
-      pen.fillStyle = this.palette.ink;
-      pen.fillRect(this.x(this.header.step), 0, 1, top);
-    }
+  say() {
+    if (!this.rows?.length) return;
+    this.cursor ??= { row: 0, column: this.edges.length - 2 };
+    const row = this.rows[this.cursor.row];
+    const cell = this.cell(row, this.cursor.column);
+    const fold = row.isFold ? `, folded, ${countText(row.count)} layers, worst in ${cell.layer}` : row.hasInside ? ", unfolded" : "";
+    this.spoken.textContent = `${row.name}${fold}, ${this.stepsText(this.cursor.column)}, ${this.header.label} ${this.said(cell.value)}`;
+    this.drawRows();
   }
 
   // --- what the reader does ----------------------------------------------------------------------
 
-  cellAt(event) {
-    const box = this.canvas.getBoundingClientRect();
-    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-    const row = Math.floor(y / this.row);
-    if (!(row >= 0 && row < this.header.layers.length)) return null;
-    const columns = this.edges.length - 1;
-    let column = 0;
-    while (column < columns - 1 && this.x(this.edges[column + 1]) <= x) column++;
-    const step = Math.ceil((this.edges[column] + this.edges[column + 1]) / 2 - 0.5);
-    return { x, y, layer: this.header.layers[row], step, value: this.values[row * columns + column] };
+  // The view is changed at once, and told where the page keeps it.
+  change(parts) {
+    this.view = { ...this.view, ...parts };
+    if (this.cursor) this.cursor.row = 0;
+    if ("find" in parts || "isWorstFirst" in parts) this.scroller.scrollTop = 0;
+    this.tell("find" in parts ? TYPING_MS : 0);
+    this.draw();
   }
 
-  hover(event) {
-    const cell = this.cellAt(event);
+  // A layer, and the step of a cell; a name says nothing of the step.
+  choose(layer, step = this.step) {
+    Object.assign(this, { layer, step });
+    this.tell(0);
+    this.draw();
+  }
+
+  // All that was chosen is told at once: what is told twice in a row may be heard in one.
+  tell(wait) {
+    this.count++; // until it is heard, no message changes what was chosen
+    clearTimeout(this.telling);
+    this.telling = setTimeout(() => {
+      const { view, layer, step, count } = this;
+      this.report("look", { view: textOf(view), layer, step, count });
+    }, wait);
+  }
+
+  // Fold or unfold a row; it stays where it is, and so do the keys.
+  turn({ name }) {
+    const { cursor } = this;
+    this.cursor = null;
+    this.change(turned(this.view, name));
+    if (cursor) this.cursor = { ...cursor, row: Math.max(0, this.rows.findIndex((row) => row.name === name)) };
+    if (document.activeElement === this.scroller) this.say();
+  }
+
+  chooseFirst() {
+    if (this.rows.length) this.choose(this.rows[0].name);
+  }
+
+  press(event, part) {
+    const at = [...part.names.children].findIndex((one) => one.contains(event.target));
+    if (at < 0) return;
+    const row = part.rows[at];
+    if (row.hasInside && (event.target.closest(".aw-map-fold") || !row.isLayer)) this.turn(row);
+    else if (event.target.closest(".aw-map-name")) this.choose(row.name);
+  }
+
+  // A cell of a row: its layer, which of a fold is the worst one inside, its step and its value.
+  cell(row, column) {
+    return { layer: this.tree.layerAt(row, column), column, step: this.steps[column], value: row.values ? row.values[column] : NaN };
+  }
+
+  // The steps of a column; where several were sampled, from the first to the last that it may hold.
+  stepsText(column) {
+    const first = this.steps[column];
+    const last = Math.ceil(this.edges[column + 1]) - 1;
+    return this.header.isMerged && last > first ? `steps ${countText(first)} to ${countText(last)}, the worst` : `step ${countText(first)}`;
+  }
+
+  cellAt(event, part) {
+    const box = part.canvas.getBoundingClientRect();
+    const row = part.rows[Math.floor((event.clientY - box.top - part.top) / ROW)];
+    if (!row) return null;
+    const at = event.clientX - box.left;
+    const after = this.lefts.findIndex((left) => left > at);
+    return { row, ...this.cell(row, Math.max(0, (after < 0 ? this.lefts.length - 1 : after) - 1)) };
+  }
+
+  hover(event, part) {
+    const cell = this.cellAt(event, part);
     this.label.hidden = !cell;
     if (!cell) return;
-    const value = Number.isNaN(cell.value) ? "not sampled" : Number.isFinite(cell.value) ? numberText(cell.value) : "not finite";
-    this.label.replaceChildren(make("div", "aw-label-step", `step ${countText(cell.step)}`), make("div", "", cell.layer), make("b", "", value));
-    const flip = cell.x + this.label.offsetWidth + 20 > this.width;
-    const left = cell.x + (flip ? -this.label.offsetWidth - 12 : 14);
-    this.label.style.transform = `translate(${left}px, ${cell.y + 34}px)`;
+    const fold = cell.row.isFold ? [make("div", "aw-label-step", `the worst of ${countText(cell.row.count)} in ${shortened(cell.row.name, 40)}`)] : [];
+    const zero = cell.row.isFold && this.header.log && cell.row.zeros[cell.column] ? [make("div", "aw-label-step", "some inside are 0 here")] : [];
+    const name = make("div");
+    name.append(make("bdi", "", shortened(cell.layer, 60)));
+    this.label.replaceChildren(make("div", "aw-label-step", this.stepsText(cell.column)), name, make("b", "", this.said(cell.value)), ...fold, ...zero);
+    const box = this.map.getBoundingClientRect();
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    const wide = this.label.offsetWidth;
+    const left = x + wide + 20 > box.width ? Math.max(0, x - wide - 12) : x + 14;
+    this.label.style.transform = `translate(${left}px, ${y + 18}px)`;
   }
 
-  choose(event) {
-    const cell = this.cellAt(event);
-    if (cell) this.ask("cell", { layer: cell.layer, step: cell.step });
+  click(event, part) {
+    const cell = this.cellAt(event, part);
+    if (cell) this.choose(cell.layer, cell.step);
+  }
+
+  onKey(event) {
+    const act = event.ctrlKey || event.metaKey || event.altKey ? null : KEYS[event.key];
+    if (!act || !this.rows.length) return;
+    event.preventDefault();
+    this.cursor ??= { row: 0, column: this.edges.length - 2 };
+    act(this, this.cursor);
+  }
+
+  move(rows, columns) {
+    const { cursor } = this;
+    cursor.row = Math.min(this.rows.length - 1, Math.max(0, cursor.row + rows));
+    cursor.column = Math.min(this.edges.length - 2, Math.max(0, cursor.column + columns));
+    const [top, room] = [cursor.row * ROW, this.body.place.clientHeight];
+    const { scroller } = this;
+    scroller.scrollTop = Math.max(Math.min(scroller.scrollTop, top), top + ROW - room);
+    this.say();
   }
 }
+
+const KEYS = {
+  ArrowUp: (map) => map.move(-1, 0),
+  ArrowDown: (map) => map.move(1, 0),
+  ArrowLeft: (map) => map.move(0, -1),
+  ArrowRight: (map) => map.move(0, 1),
+  PageUp: (map) => map.move(-LEAP, 0),
+  PageDown: (map) => map.move(LEAP, 0),
+  Home: (map) => map.move(0, -Infinity),
+  End: (map) => map.move(0, Infinity),
+  " ": (map, { row }) => map.rows[row].hasInside && map.turn(map.rows[row]),
+  Enter: (map, { row, column }) => {
+    const { layer, step } = map.cell(map.rows[row], column);
+    map.choose(layer, step);
+  },
+};
+
+// Names on the left, cells on the right.
+function strip(className) {
+  const place = make("div", `aw-map-strip ${className}`);
+  const names = make("div", "aw-map-names");
+  const canvas = make("canvas");
+  place.append(names, canvas);
+  return { place, names, canvas, rows: [], top: 0 };
+}
+
+function foldOf(row) {
+  const button = make("button", "aw-map-fold", row.isOpen ? "▾" : "▸");
+  Object.assign(button, { tabIndex: -1 });
+  button.setAttribute("aria-expanded", row.isOpen);
+  button.setAttribute("aria-label", `${row.name}, ${countText(row.count)} layers`);
+  return button;
+}
+
+function keyOf(kind, words) {
+  const made = make("span", "aw-map-key");
+  made.append(make("span", `aw-map-swatch ${kind}`), make("span", "", words));
+  return made;
+}
+
+function hasOf(values) {
+  const has = { zero: false, odd: false, absent: false };
+  for (const value of values) {
+    if (value === 0) has.zero = true;
+    else if (value !== value) has.absent = true;
+    else if (!Number.isFinite(value)) has.odd = true;
+  }
+  return has;
+}
+
+const counted = (count, word) => `${countText(count)} ${word}${count === 1 ? "" : "s"}`;

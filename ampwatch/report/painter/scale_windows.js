@@ -2,7 +2,7 @@
 // loses its gradients nor overflows; the scale as an upright line; what limits it in red.
 
 import { make, shortened } from "./elements.js";
-import { powerText, powerTicks } from "./ticks.js";
+import { countText, powerText, powerTicks } from "./ticks.js";
 
 const NAME_LETTERS = 24;
 const EDGE = 8; // powers of two below 1 that are still worth room
@@ -37,7 +37,7 @@ export class ScaleWindows {
     const title = make("div", "aw-chart-title");
     title.append(make("b", "", "Usable loss scales by layer"), make("span", header.rows.some((row) => row.caps) ? "aw-caps" : "", header.marked));
     const at = header.step === null ? "at the end of the record" : `as of step ${header.step.toLocaleString("en-US")}`;
-    const hidden = header.hidden ? ` ${header.hidden} layers with more room are not shown.` : "";
+    const hidden = header.hidden ? ` ${countText(header.hidden)} layers with more room are not shown.` : "";
     const note = make("div", "aw-muted", `${MEANING}${header.level === null ? "" : LEVEL} Shown ${at}.${hidden}`);
     const chart = make("div", "aw-window-rows");
     const letters = Math.max(...header.rows.map((row) => Math.min(NAME_LETTERS, row.layer.length)));

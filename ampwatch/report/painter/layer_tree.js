@@ -1,0 +1,168 @@
+// The layers as the model nests them. A prefix that is folded stands for all that is inside it, by the
+// worst of each column; so of thousands of layers none is left out.
+
+const ROOM = 30; // rows that are there at first; a model that has more begins folded
+const MOST_TOGETHER = 30; // neighbours; of more, so many are one fold:
+const TOGETHER = 10;
+
+// `grid` has the layers' names and their values, row by row; `isLow` says whether low ones are the worst.
+export class LayerTree {
+  constructor({ layers, values, columns, isLow }) {
+    Object.assign(this, { layers, values, columns, isLow });
+    this.root = { name: "", children: new Map(), at: -1 };
+    layers.forEach((layer, at) => this.place(layer, at));
+    this.root = this.closed(this.root, "");
+    this.opened = this.roomy();
+  }
+
+  place(layer, at) {
+    let node = this.root;
+    let name = "";
+    for (const part of layer === "(root)" ? [layer] : layer.split(".")) {
+      name = name ? `${name}.${part}` : part;
+      if (!node.children.has(part)) node.children.set(part, { name, children: new Map(), at: -1 });
+      node = node.children.get(part);
+    }
+    node.at = at;
+  }
+
+  // A node with its worst values and its size; one that only leads to another is that other.
+  closed(node, inside = "") {
+    const only = [...node.children.values()];
+    if (only.length === 1 && node.at < 0 && node.name) return this.closed(only[0], inside);
+    const children = this.grouped(only.map((one) => this.closed(one, node.name)));
+    const own = node.at < 0 ? null : this.values.subarray(node.at * this.columns, (node.at + 1) * this.columns);
+    return this.made({ name: node.name, label: node.name.slice(inside ? inside.length + 1 : 0), at: node.at, children, own });
+  }
+
+  made(node) {
+    const made = { ...node, count: (node.own ? 1 : 0) + sum(node.children.map((one) => one.count)) };
+    Object.assign(made, node.children.length ? this.folded(made) : { worst: node.own, zeros: null });
+    made.score = this.scoreOf(made.worst);
+    return made;
+  }
+
+  // Too many neighbours stand together by tens, hundreds, ..., as blocks.0 to 99: each is a fold.
+  grouped(nodes) {
+    if (nodes.length <= MOST_TOGETHER) return nodes;
+    let size = TOGETHER;
+    while (nodes.length / size > MOST_TOGETHER) size *= TOGETHER;
+    const found = [];
+    for (let at = 0; at < nodes.length; at += size) {
+      const part = nodes.slice(at, at + size);
+      const last = part[part.length - 1].label;
+      const named = { name: `${part[0].name} to ${last}`, label: `${part[0].label} to ${last}` };
+      found.push(part.length > 1 ? this.made({ ...named, at: -1, children: this.grouped(part), own: null }) : part[0]);
+    }
+    return found;
+  }
+
+  folded({ own, children }) {
+    const worst = new Float32Array(this.columns).fill(NaN);
+    const zeros = new Uint8Array(this.columns); // whether any inside is 0
+    const parts = [...(own ? [{ worst: own, zeros: null }] : []), ...children];
+    for (const part of parts) {
+      for (let column = 0; column < this.columns; column++) {
+        const value = part.worst[column];
+        if (this.isWorse(value, worst[column])) worst[column] = value;
+        if (part.zeros?.[column] || value === 0) zeros[column] = 1;
+      }
+    }
+    return { worst, zeros };
+  }
+
+  isWorse(one, other) {
+    return other !== other ? one === one : this.isLow ? one < other : one > other;
+  }
+
+  scoreOf(values) {
+    let found = NaN;
+    for (const value of values) if (this.isWorse(value, found)) found = value;
+    return found;
+  }
+
+  // The prefixes that are unfolded at first: level by level, while there is room.
+  roomy() {
+    const opened = new Set();
+    let level = this.root.children;
+    let rows = level.length;
+    while (level.length) {
+      const next = [];
+      for (const node of level) {
+        if (!node.children.length || rows + node.children.length > ROOM) continue;
+        rows += node.children.length;
+        opened.add(node.name);
+        next.push(...node.children);
+      }
+      level = next;
+    }
+    return opened;
+  }
+
+  isOpen(node, { unfolded, turned }) {
+    const isSo = unfolded === "all" || (unfolded === "some" && this.opened.has(node.name));
+    return isSo !== turned.includes(node.name);
+  }
+
+  // The rows to show, from the top. `find` takes the place of folding: all layers whose names match.
+  rows(view) {
+    const wanted = view.find.trim().toLowerCase();
+    return wanted ? this.matching(wanted, view) : this.unfoldedRows(this.root, view, 0, []);
+  }
+
+  unfoldedRows(node, view, depth, rows) {
+    for (const child of this.ordered(node.children, view)) {
+      const isOpen = child.children.length > 0 && this.isOpen(child, view);
+      rows.push(rowOf(child, { depth, isOpen }));
+      if (isOpen) this.unfoldedRows(child, view, depth + 1, rows);
+    }
+    return rows;
+  }
+
+  matching(wanted, view) {
+    const found = [];
+    this.layers.forEach((layer, at) => {
+      if (!layer.toLowerCase().includes(wanted)) return;
+      const worst = this.values.subarray(at * this.columns, (at + 1) * this.columns);
+      found.push({ ...leaf(layer, at, worst), score: view.isWorstFirst ? this.scoreOf(worst) : 0 });
+    });
+    return this.ordered(found, view).map((node) => rowOf(node, { depth: 0, isOpen: false }));
+  }
+
+  ordered(nodes, { isWorstFirst }) {
+    if (!isWorstFirst) return nodes;
+    return [...nodes].sort((one, other) => (this.isWorse(one.score, other.score) ? -1 : this.isWorse(other.score, one.score) ? 1 : 0));
+  }
+
+  // The row of a layer that stands apart from the others, whatever is folded.
+  rowNamed(layer) {
+    const at = this.layers.indexOf(layer);
+    const worst = at < 0 ? new Float32Array(this.columns).fill(NaN) : this.values.subarray(at * this.columns, (at + 1) * this.columns);
+    return rowOf(leaf(layer, at, worst), { depth: 0, isOpen: false });
+  }
+
+  // The layer that a row's cell is of: of a fold the one that is worst there.
+  layerAt(row, column) {
+    if (!row.isFold) return row.name;
+    let found = row.node.own ? row.name : null;
+    let worst = row.node.own ? row.node.own[column] : NaN;
+    const look = (node) => {
+      if (node.own && this.isWorse(node.own[column], worst)) [found, worst] = [node.name, node.own[column]];
+      node.children.forEach(look);
+    };
+    row.node.children.forEach(look);
+    return found ?? row.name;
+  }
+}
+
+// A fold shows the worst of what is inside; an unfolded prefix only what it is itself.
+function rowOf(node, { depth, isOpen }) {
+  const isFold = node.children.length > 0 && !isOpen;
+  return {
+    node, depth, isOpen, isFold, label: node.label, name: node.name, hasInside: node.children.length > 0, isLayer: node.at >= 0,
+    values: isFold ? node.worst : node.own, zeros: isFold ? node.zeros : null, count: node.count,
+  };
+}
+
+const leaf = (name, at, worst) => ({ name, label: name, at, children: [], own: worst, worst, zeros: null, count: 1 });
+const sum = (values) => values.reduce((all, one) => all + one, 0);
