@@ -1,112 +1,108 @@
-"""The entries of the table of runs: made in the background, kept until the run has new rows."""
+"""The entries of the table of runs: made in the background, kept until the run's files change."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import numpy as np
-import small_charts
 from run_list import Choice
-from step_curves import SCALE, Numbers
 
 from ampwatch.errors import AmpwatchError
-from ampwatch.follow import Follower, follow
+from ampwatch.follow import Follower, KeptEntries, ListEntry, as_it_stands, entry_of, follow
 from ampwatch.store import open_run
 
 REMAKE_S = 5.0  # a live run's entry is made anew after so long
-_SPARK_POINTS = 48
+_SAVE_EVERY = 20
+_NOTHING = ListEntry("incomplete", "incomplete", "", 0, 0, 0, None, None, "", "")
 
 
 @dataclass(frozen=True, slots=True)
-class RunEntry:
-    """A run in one line of the table."""
+class Made:
+    """An entry, and of what it was made."""
 
-    last_time_ns: int
-    verdict: str
-    headline: str  # code and name of the gravest finding, or nothing
-    source: str
-    steps: int
-    last_step: int
-    skipped: int
-    final_scale: float | None
-    spark: str  # the path of a small SVG
+    stamp: str
+    at_s: float
+    entry: ListEntry
     problem: str = ""
+    follower: Follower | None = None  # of a live run, whose engine goes on
 
 
 class RunEntries:
-    """The entries; one that is missing or old is made when it is asked for."""
+    """The entries; those that are missing or old are made one after the other."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[str, RunEntry] = {}
-        self._made_at: dict[str, float] = {}
-        self._asked: set[str] = set()
-        self._followers: dict[str, Follower] = {}  # of live runs, whose engines go on
+        self._made: dict[str, Made] = {}
+        self._on_disk = KeptEntries()
+        self._wanted: list[Choice] = []
+        self._is_working = False
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="ampwatch-entries")
+        self.version = 0  # grows with each entry that is made
 
-    def of(self, choice: Choice) -> RunEntry | None:
-        """The run's entry as last made; None while the first is being made."""
+    def of(self, choice: Choice) -> Made | None:
+        """The run's entry as last made; None if there is none yet."""
+        made = self._made.get(choice.path)
+        if made is None and not choice.live:
+            kept = self._on_disk.of(choice.run)
+            if kept is not None:
+                made = self._made[choice.path] = Made(choice.run.stamp, time.monotonic(), kept)
+        return made
+
+    def want(self, choices: Sequence[Choice]) -> None:
+        """Have these entries made, the first ones first, unless they are as the runs are."""
         with self._lock:
-            entry = self._kept.get(choice.path)
-            made_at = self._made_at.get(choice.path, -REMAKE_S)
-            is_old = entry is None or (
-                entry.last_time_ns < choice.last_time_ns and time.monotonic() - made_at >= REMAKE_S
-            )
-            if is_old and choice.path not in self._asked:
-                self._asked.add(choice.path)
-                self._workers.submit(self._make, choice)
-        return entry
+            due = {choice.path: choice for choice in choices if self._is_due(choice)}
+            self._wanted = list(due.values())[::-1]
+            if self._wanted and not self._is_working:
+                self._is_working = True
+                self._workers.submit(self._work)
 
     def keep(self, paths: set[str]) -> None:
         """Forget the runs that are no longer listed."""
         with self._lock:
-            for path in set(self._kept) - paths:
-                del self._kept[path]
-                self._followers.pop(path, None)
+            for path in set(self._made) - paths:
+                del self._made[path]
 
-    def _make(self, choice: Choice) -> None:
-        follower, entry = _entry(choice)
+    def _is_due(self, choice: Choice) -> bool:
+        made = self.of(choice)
+        if made is None:
+            return True
+        is_rested = not choice.live or time.monotonic() - made.at_s >= REMAKE_S
+        return made.stamp != choice.run.stamp and is_rested
+
+    def _work(self) -> None:
+        count = 0
+        while (choice := self._next()) is not None:
+            made = _made(choice)
+            with self._lock:
+                self._made[choice.path] = made
+                self.version += 1
+            if not choice.live and not made.problem:
+                self._on_disk.add(choice.run, made.entry)
+            count += 1
+            if count % _SAVE_EVERY == 0:
+                self._on_disk.save()
+        self._on_disk.save()
+
+    def _next(self) -> Choice | None:
         with self._lock:
-            self._followers.pop(choice.path, None)
-            if follower is not None and choice.live:
-                self._followers[choice.path] = follower
-            self._kept[choice.path] = entry
-            self._made_at[choice.path] = time.monotonic()
-            self._asked.discard(choice.path)
+            if self._wanted:
+                return self._wanted.pop()
+            self._is_working = False
+            return None
 
 
-def _entry(choice: Choice) -> tuple[Follower | None, RunEntry]:
+def _made(choice: Choice) -> Made:
+    began_s = time.monotonic()
     try:
-        follower = follow(choice.path)
-        diagnosis = follower.look().diagnosis
-        run = open_run(choice.path)
-        curves = Numbers().take(run)
+        follower, run = follow(choice.path), open_run(choice.path)
+        look = follower.look()
+        # Of a run that is over, the first look of a follower may take it for one that is quiet.
+        judged = look.diagnosis if choice.live else as_it_stands(run, look.judged)
+        entry = entry_of(run, judged)
     except (AmpwatchError, OSError) as problem:
-        return None, RunEntry(
-            choice.last_time_ns, "incomplete", "", "", 0, 0, 0, None, "", problem=str(problem)
-        )
-    head = diagnosis.headline
-    serious = head is not None and head.severity.weight > 0
-    return follower, RunEntry(
-        last_time_ns=choice.last_time_ns,
-        verdict=diagnosis.verdict.value,
-        headline=f"{head.code} {head.name}" if head is not None and serious else "",
-        source=run.info.source,
-        steps=diagnosis.run.steps,
-        last_step=curves.ends[1],
-        skipped=diagnosis.run.skipped,
-        final_scale=diagnosis.run.final_scale,
-        spark=small_charts.spark(_lowest(curves.points(SCALE)[1])),
-    )
-
-
-def _lowest(values: np.ndarray) -> np.ndarray:
-    """The lowest value of each of a few parts, so that no fall is lost between two points."""
-    known = values[np.isfinite(values)]
-    if not len(known):
-        return known
-    starts = np.linspace(0, len(known), min(_SPARK_POINTS, len(known)), endpoint=False)
-    return np.minimum.reduceat(known, starts.astype(np.int64))
+        return Made(choice.run.stamp, began_s, _NOTHING, str(problem))
+    return Made(choice.run.stamp, began_s, entry, follower=follower if choice.live else None)

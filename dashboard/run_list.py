@@ -176,14 +176,16 @@ class _Folders:
         self._due_s = self._thorough_due_s = 0.0
 
     def look(self) -> RunList:
-        if self._seen is not None and not self._lock.acquire(blocking=False):
-            return self._seen  # another tab is at it
-        if self._seen is None:
-            self._lock.acquire()
+        seen = self._seen
+        if not self._lock.acquire(blocking=seen is None):
+            assert seen is not None
+            return seen  # another tab is at it
         try:
-            if self._seen is None or time.monotonic() > self._due_s:
-                self._seen = self._look()
-            return self._seen
+            seen = self._seen
+            if seen is None or time.monotonic() > self._due_s:
+                now = self._look()
+                self._seen = seen = now if now != seen else seen  # what was made of it still holds
+            return seen
         finally:
             self._lock.release()
 

@@ -11,7 +11,6 @@ import typer
 
 from ampwatch.cli.find import usual_folder
 from ampwatch.cli.terminal import answer, answers, asides
-from ampwatch.cli.verdicts import KeptVerdicts, Standing, standing_of
 from ampwatch.errors import AmpwatchError, NotARunError
 from ampwatch.printable_text import printable
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from ampwatch.follow import KeptEntries, ListEntry
     from ampwatch.store import RunSummary
 
 NAME = "runs"
@@ -74,9 +74,9 @@ def _table(found: Sequence[RunSummary], here: Path) -> Table:
     """One row for each run; judging long runs for the first time shows a progress bar."""
     from rich.progress import track
 
-    from ampwatch.environment import state_folder
+    from ampwatch.follow import KeptEntries
 
-    table, kept = _empty_table(found), KeptVerdicts(state_folder())
+    table, kept = _empty_table(found), KeptEntries()
     for summary in track(found, "Reading runs", console=asides(), transient=True, update_period=1):
         table.add_row(*_row(summary, here, kept)[: len(table.columns)])
     kept.save()
@@ -98,13 +98,13 @@ def _empty_table(found: Sequence[RunSummary]) -> Table:
     return table
 
 
-def _row(summary: RunSummary, folder: Path, kept: KeptVerdicts) -> tuple[str | Text, ...]:
+def _row(summary: RunSummary, folder: Path, kept: KeptEntries) -> tuple[str | Text, ...]:
     """One run's cells; an unreadable run has the reason in place of its figures."""
     from rich.text import Text
 
     name = printable(summary.path.name if _inside(summary, folder) else str(summary.path))
     try:
-        standing = _standing(summary, kept)
+        entry = _entry(summary, kept)
     except (AmpwatchError, OSError) as problem:  # its files may be deleted meanwhile
         return (name, Text(f"unreadable: {printable(str(problem))}", "red"))
     from ampwatch.diagnosis.words import scale_text
@@ -112,37 +112,37 @@ def _row(summary: RunSummary, folder: Path, kept: KeptVerdicts) -> tuple[str | T
 
     return (
         name,
-        _verdict(standing, STYLES.get(standing.verdict.partition(",")[0], "")),
-        f"{standing.steps:,}",
-        f"{standing.skipped:,}",
-        "" if standing.final_scale is None else scale_text(standing.final_scale),
+        _verdict(entry, STYLES.get(entry.verdict, "")),
+        f"{entry.steps:,}",
+        f"{entry.skipped:,}",
+        "" if entry.final_scale is None else scale_text(entry.final_scale),
         _age(summary),
-        printable(standing.source),
+        printable(summary.source),
     )
 
 
-def _verdict(standing: Standing, style: str) -> Text:
+def _verdict(entry: ListEntry, style: str) -> Text:
     """The verdict, and below it what is damaged: the verdict is based on the rest."""
     from rich.text import Text
 
-    verdict = Text(printable(standing.verdict), style)
-    return verdict.append(f"\n{printable(standing.damage)}", "red") if standing.damage else verdict
+    verdict = Text(printable(entry.words), style)
+    return verdict.append(f"\n{printable(entry.damage)}", "red") if entry.damage else verdict
 
 
-def _standing(summary: RunSummary, kept: KeptVerdicts) -> Standing:
-    """A run's verdict, kept or new; AmpwatchError if the run is unreadable."""
-    from ampwatch.follow import diagnose
+def _entry(summary: RunSummary, kept: KeptEntries) -> ListEntry:
+    """A run's entry, kept or new; AmpwatchError if the run is unreadable."""
+    from ampwatch.follow import diagnose, entry_of
     from ampwatch.store import open_run
 
     if summary.problem:
         raise NotARunError(summary.problem, path=summary.path)
-    standing = kept.of(summary.path) if summary.ended else None
-    if standing is None:
+    entry = kept.of(summary) if summary.ended else None
+    if entry is None:
         run = open_run(summary.path)
-        standing = standing_of(diagnose(run), run.notes if summary.source == "ampwatch" else ())
+        entry = entry_of(run, diagnose(run))
         if summary.ended:
-            kept.add(summary.path, standing)
-    return standing
+            kept.add(summary, entry)
+    return entry
 
 
 def _age(summary: RunSummary) -> str:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from ampwatch.follow.follow_thread import FollowThread
 from ampwatch.follow.follower import Follower, Look, NewFindings, follow
+from ampwatch.follow.list_entry import KeptEntries, ListEntry, entry_of
 from ampwatch.follow.liveness import Liveness, State, at_a_glance
 from ampwatch.follow.standing import as_it_stands, diagnose, diagnose_together
 
 __all__ = [
     "FollowThread",
     "Follower",
+    "KeptEntries",
+    "ListEntry",
     "Liveness",
     "Look",
     "NewFindings",
@@ -25,5 +28,6 @@ __all__ = [
     "at_a_glance",
     "diagnose",
     "diagnose_together",
+    "entry_of",
     "follow",
 ]

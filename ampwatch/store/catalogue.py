@@ -23,7 +23,7 @@ from ampwatch.store.kept_facts import KeptFacts
 from ampwatch.store.layout import rank_folder, ranks_in, sweep
 from ampwatch.store.rank_log import RankLog
 from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
-from ampwatch.store.tags import read_tags
+from ampwatch.store.tags import RunTags, read_tags
 
 OWN_SOURCE = "ampwatch"  # who wrote the rows; other tools' logs have their tool's name
 Place = tuple[str, str]  # a run's folder as it was named, and as it is without links
@@ -50,6 +50,7 @@ class RunSummary:
     is_copy: bool = False  # received from a trainer that keeps its log elsewhere
     tags: tuple[str, ...] = ()
     note: str = ""
+    stamp: str = ""  # another one if its files have changed; empty if that is not known
 
 
 def default_log_dir() -> Path:
@@ -144,12 +145,9 @@ class Catalogue:
 
     def _labelled(self, line: RunSummary, stamp: FileStamp) -> RunSummary:
         """The line with the tags, and with the time of its import if it is another tool's log."""
-        if line.source != OWN_SOURCE:
-            line = replace(line, added_ns=stamp.info_ns)
-        if stamp.tags is None:
-            return line
-        tags = read_tags(line.path)
-        return replace(line, tags=tags.tags, note=tags.note)
+        added_ns = line.added_ns if line.source == OWN_SOURCE else stamp.info_ns
+        tags = RunTags() if stamp.tags is None else read_tags(line.path)
+        return replace(line, stamp=stamp.text, added_ns=added_ns, tags=tags.tags, note=tags.note)
 
 
 def summarize(run_folder: Path) -> RunSummary:
@@ -182,7 +180,7 @@ def _summary(run_folder: Path, info: RunInfo) -> RunSummary:
     )
 
 
-_NOT_KEPT = {"path", "problem", "tags", "note"}
+_NOT_KEPT = {"path", "problem", "tags", "note", "stamp"}
 _KEPT = {f.name: str(f.type) for f in fields(RunSummary) if f.name not in _NOT_KEPT}
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,), "int": (int,), "bool": (bool,), "float | None": (float, type(None)),

@@ -223,12 +223,13 @@ def test_a_finished_run_is_judged_once_and_again_when_its_files_change(
     assert [run.info.name for run in judged[3:]] == ["going-on", "one"]
 
 
-@pytest.mark.parametrize("kept", [b"", b"[]", b"{nonsense", b'{"RUN": 3}', b'{"RUN": {"of": 1}}'])
-def test_damaged_kept_verdicts_are_done_without(capsys, tmp_path, kept):
-    path = write_run(tmp_path / "all", "one", skipped=30)
-    state = tmp_path / "xdg_state_home" / "ampwatch"
-    state.mkdir(parents=True)
-    (state / "verdicts.json").write_bytes(kept.replace(b"RUN", str(path).encode()))
+@pytest.mark.parametrize("kept", [b"", b"[]", b"{nonsense", b'["one", 3]', b'["one", "x", [1]]'])
+def test_damaged_kept_entries_are_done_without(capsys, tmp_path, kept):
+    write_run(tmp_path / "all", "one", skipped=30)
+    ampwatch(capsys, "runs", tmp_path / "all")
+    for file in (tmp_path / "xdg_state_home" / "ampwatch" / "kept").iterdir():
+        stamp = json.loads(file.read_bytes().splitlines()[1])[1]
+        file.write_bytes(kept.replace(b"x", stamp.encode()))
     for _ in range(2):
         code, out, _ = ampwatch(capsys, "runs", tmp_path / "all")
         assert code == 0

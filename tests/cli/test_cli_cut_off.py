@@ -116,8 +116,9 @@ def test_the_lists_say_so(killed, capsys, monkeypatch):
     assert shown.counts == "0 live, 0 finished, 2 cut off"
     assert all(choice.cut_off and "cut off" in choice.label for choice in shown.choices)
     entries, (well,) = RunEntries(), [one for one in shown.choices if one.name == "well"]
+    entries.want([well])
     wait_for(lambda: entries.of(well))
-    assert entries.of(well).verdict == "cut off"
+    assert entries.of(well).entry.verdict == "cut off"
 
 
 def test_the_band_says_so_and_is_not_green(killed, monkeypatch):

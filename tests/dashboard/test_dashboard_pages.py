@@ -58,9 +58,12 @@ def test_every_page_opens_and_is_kept_as_a_picture(one, server, tmp_path, scheme
 def test_a_run_is_found_by_search_and_opened_by_a_click(page, server):
     page.open(f"{server.url}/runs")
     page.page.get_by_label("Search runs").fill("WELL")
-    rows = page.page.locator(".aw-runs tbody tr")
-    assert [row.inner_text().count("well") > 0 for row in rows.all() if row.is_visible()] == [True]
-    page.page.get_by_role("cell", name="well").click()
+    rows = page.page.locator(".aw-runs tbody tr[data-go]")
+    page.page.wait_for_function(
+        "() => document.querySelectorAll('.aw-runs tbody tr[data-go]').length === 1"
+    )
+    assert "well" in rows.inner_text()
+    page.page.get_by_role("cell", name="well").last.click()
     page.page.wait_for_url(re.compile("run=well"))
     page.page.get_by_text("Nothing is wrong with this run.").wait_for()
 
@@ -152,7 +155,7 @@ def test_names_are_data_on_every_page(page, server):
     page.open(server.url)
     page.drawn()
     page.go("Runs")
-    page.page.get_by_role("cell", name="onerror").click()
+    page.page.get_by_role("cell", name="onerror").last.click()
     page.says("FAILING")
     for name in PAGES:
         page.go(name)
@@ -168,7 +171,7 @@ def test_the_chart_is_opened_in_plotly(page, server):
 
 
 def test_two_runs_lie_over_one_another(page, server):
-    page.open(f"{server.url}/compare?run=falls")
+    page.open(f"{server.url}/compare?run=falls&runs=falls,well")
     page.drawn()
     names = page.page.locator(".aw-runs td:first-child").all_inner_texts()
     losses = page.lines()[: len(names)]
@@ -180,7 +183,7 @@ def test_the_runs_compared_are_kept_when_another_appears_and_on_reload(page, ser
     def compared():
         return page.page.locator(".aw-runs td:first-child").all_inner_texts()
 
-    page.open(f"{server.url}/compare?run=falls")
+    page.open(f"{server.url}/compare?run=falls&runs=falls,well")
     page.drawn()
     box = page.page.get_by_label("Runs to compare").last
     box.click()

@@ -4,10 +4,18 @@ import { Chart } from "./chart.js";
 import { Heatmap } from "./heatmap.js";
 import { HtmlPart } from "./html_part.js";
 import { unpack } from "./message.js";
+import { RunsTable } from "./runs_table.js";
 import { ScaleWindows } from "./scale_windows.js";
 import { ServerWatch } from "./server_watch.js";
 
-const KINDS = { chart: Chart, heatmap: Heatmap, html: HtmlPart, server: ServerWatch, windows: ScaleWindows };
+const KINDS = {
+  chart: Chart,
+  heatmap: Heatmap,
+  html: HtmlPart,
+  runs: RunsTable,
+  server: ServerWatch,
+  windows: ScaleWindows,
+};
 const mounted = new WeakMap();
 
 // Called by Streamlit again for every message; returns what it calls when the place is gone.

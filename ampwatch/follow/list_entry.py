@@ -1,0 +1,166 @@
+"""A run in one line of a list: its verdict, its gravest finding and its figures.
+
+A diagnosis takes longer than a list may, so the entries of runs that are over are kept in the
+user's state folder until the run's files change, or the code that judges them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ampwatch.diagnosis import Diagnosis, Severity
+from ampwatch.diagnosis.findings import verdict_text
+from ampwatch.rows import Table
+from ampwatch.store import OWN_SOURCE, Reading, Run, RunSummary
+from ampwatch.store.kept_facts import KeptFacts
+
+_POINTS = 48  # of the scale's course, for a small chart
+_MODEL_SETTINGS = ("model", "model_name", "model_name_or_path", "arch", "architecture")
+_LONGEST_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ListEntry:
+    """What a list says of a run beside its name and its age."""
+
+    verdict: str
+    words: str  # the verdict, and whether the run was cut off
+    finding: str  # code and name of the gravest finding; empty if nothing is wrong
+    steps: int
+    last_step: int
+    skipped: int
+    final_scale: float | None
+    highest_rate: float | None  # of all learning rates
+    model: str  # its class, else what the settings call it
+    course: str  # of the scale: the lowest power of two of each part, so that no fall is lost
+    damage: str = ""  # what is unreadable in the run's files
+
+
+def entry_of(run: Run, diagnosis: Diagnosis) -> ListEntry:
+    """The line of a run that was judged so."""
+    facts, head = diagnosis.run, diagnosis.headline
+    notes = run.notes if run.info.source == OWN_SOURCE else ()
+    last_step, highest_rate, course = _curves(run)
+    is_grave = head is not None and head.severity is not Severity.INFO
+    return ListEntry(
+        verdict=diagnosis.verdict.value,
+        words=verdict_text(diagnosis),
+        finding=f"{head.code} {head.name}" if head is not None and is_grave else "",
+        steps=facts.steps,
+        last_step=last_step,
+        skipped=facts.skipped,
+        final_scale=facts.final_scale,
+        highest_rate=highest_rate,
+        model=_model(run)[:_LONGEST_NAME],
+        course=course,
+        damage=next((note for note in notes if "damaged" in note or "missing" in note), ""),
+    )
+
+
+def _curves(run: Run) -> tuple[int, float | None, str]:
+    """The last step, the highest learning rate, and the scale's course, of the lowest rank."""
+    reading, taken = Reading(run), 0
+    last_step, highest = 0, -np.inf
+    parts: list[np.ndarray] = []
+    rank = min(run.ranks, default=None)
+    for _ in reading.portions():
+        rows = reading.read(Table.STEPS, ("step", "lr", "scale"), rank, taken)
+        taken += rows.num_rows
+        step, rate, scale = (_finite(rows.column(name)) for name in ("step", "lr", "scale"))
+        last_step = max(last_step, int(step.max(initial=0)))
+        highest = max(highest, float(rate.max(initial=-np.inf)))
+        parts.append(_lowest(scale, max(_POINTS, len(scale) // 1000)))
+    course = _lowest(np.concatenate(parts) if parts else np.empty(0), _POINTS)
+    powers = " ".join(f"{power:.3g}" for power in np.log2(course[course > 0]))
+    return last_step, float(highest) if np.isfinite(highest) else None, powers
+
+
+def _finite(column: Any) -> np.ndarray:
+    values = column.to_numpy().astype(np.float64)
+    known: np.ndarray = values[np.isfinite(values)]
+    return known
+
+
+def _lowest(values: np.ndarray, most: int) -> np.ndarray:
+    if not len(values):
+        return values
+    starts = np.linspace(0, len(values), min(most, len(values)), endpoint=False)
+    lowest: np.ndarray = np.minimum.reduceat(values, starts.astype(np.int64))
+    return lowest
+
+
+def _model(run: Run) -> str:
+    rows = run.read(Table.LAYER_INFO, ("name", "kind")).to_pylist()
+    kinds = dict.fromkeys(row["kind"] for row in rows if row["name"] == "" and row["kind"])
+    named = (run.info.config.get(name) for name in _MODEL_SETTINGS)
+    return ", ".join(kinds) or next((name for name in named if isinstance(name, str)), "")
+
+
+# --- kept ----------------------------------------------------------------------------------------
+
+
+class KeptEntries:
+    """The entries of runs that are over; `save` writes new ones."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Path, KeptFacts] = {}
+
+    def of(self, run: RunSummary) -> ListEntry | None:
+        """The entry that is kept of this run, if nothing has changed since."""
+        return _entry_of(self._folder(run).of(run.path.name, run.stamp))
+
+    def add(self, run: RunSummary, entry: ListEntry) -> None:
+        """Keep the entry of a run that is over."""
+        facts = [getattr(entry, field.name) for field in fields(ListEntry)]
+        self._folder(run).add(run.path.name, run.stamp, facts)
+
+    def save(self) -> None:
+        """Write what is new; errors are ignored."""
+        for kept in self._kept.values():
+            kept.save()
+
+    def _folder(self, run: RunSummary) -> KeptFacts:
+        folder = run.path.parent
+        if folder not in self._kept:
+            self._kept[folder] = KeptFacts("entries", folder, _edition())
+        return self._kept[folder]
+
+
+_TEXT, _NUMBER, _MAYBE = (str,), (int,), (int, float, type(None))
+_KINDS: dict[str, tuple[type, ...]] = {
+    "verdict": _TEXT, "words": _TEXT, "finding": _TEXT, "model": _TEXT, "damage": _TEXT,
+    "steps": _NUMBER, "last_step": _NUMBER, "skipped": _NUMBER,
+    "final_scale": _MAYBE, "highest_rate": _MAYBE, "course": _TEXT,
+}  # fmt: skip
+
+
+def _entry_of(facts: Any) -> ListEntry | None:
+    """The entry that was kept, if it is one."""
+    names = [field.name for field in fields(ListEntry)]
+    if not isinstance(facts, list) or len(facts) != len(names):
+        return None
+    values = dict(zip(names, facts, strict=True))
+    if not all(isinstance(values[name], _KINDS[name]) for name in names):
+        return None
+    return ListEntry(**values)
+
+
+@functools.cache
+def _edition() -> str:
+    """What tells the code that judges runs from what it was when an entry was kept."""
+    import ampwatch.diagnosis
+
+    files = [*_sources(Path(ampwatch.diagnosis.__file__).parent), Path(__file__)]
+    marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    yield from sorted(folder.rglob("*.py"))

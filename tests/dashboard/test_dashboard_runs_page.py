@@ -1,0 +1,133 @@
+"""The page of runs in a browser: sorted, found, grouped, scrolled, chosen, by mouse and keys."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from page_driver import needs_browser, tab
+from written_runs import write_run
+
+from ampwatch import store
+
+pytestmark = [pytest.mark.slow_browser, needs_browser]
+
+MANY = 300
+HARD = "\u202eשבת 😀 <b>bold</b> " + "a very long name " * 14
+ROW = ".aw-runs.all tbody tr[data-go]"
+
+
+@pytest.fixture(scope="module")
+def place(folder):
+    """Three hundred runs, one that fails, one with a name that is hard to show, one received."""
+    for number in range(MANY):
+        write_run(folder, f"sweep {number}", age_s=7000 + number)
+    write_run(folder, "falls", skipped=30, age_s=90_000)
+    write_run(folder, HARD, ended=False, age_s=80_000)
+    got = write_run(folder, "got", age_s=50)
+    store.write_copies(got, {0: store.CopyNote(ended_at=2)})
+    return folder
+
+
+def names(page):
+    return [name.rstrip() for name in page.page.locator(f"{ROW} a").all_inner_texts()]
+
+
+def waits_for(page, first):
+    """Wait until the first row is of this run."""
+    page.page.wait_for_function(
+        "([row, name]) => document.querySelector(`${row} a`)?.innerText === name", arg=[ROW, first]
+    )
+
+
+def is_sorted(page, name, how):
+    """Wait until this column's heading says so."""
+    page.page.locator(f"th[aria-sort={how}]", has_text=name).wait_for()
+
+
+def test_a_click_and_a_key_on_a_heading_sort_and_the_address_keeps_it(page, server):
+    page.open(f"{server.url}/runs")
+    waits_for(page, "sweep 0")
+    page.page.get_by_role("button", name="run", exact=True).click()
+    waits_for(page, "falls")
+    is_sorted(page, "run", "ascending")
+    page.page.get_by_role("button", name="skipped").focus()
+    page.page.keyboard.press("Enter")
+    page.page.wait_for_function("() => location.search.includes('sort%3D-skipped')")
+    waits_for(page, "falls")
+    is_sorted(page, "skipped", "descending")
+    assert page.page.evaluate("() => document.activeElement.dataset.key") == "sort skipped"
+    page.page.reload()
+    waits_for(page, "falls")
+    is_sorted(page, "skipped", "descending")
+
+
+def test_runs_are_found_by_field_grouped_and_folded(page, server):
+    page.open(f"{server.url}/runs")
+    waits_for(page, "sweep 0")
+    page.page.get_by_label("Search runs").fill("verdict:failing")
+    waits_for(page, "falls")
+    assert names(page) == ["falls"]
+    page.says("1 of 302 runs")
+    page.page.get_by_label("Search runs").fill("colour:red")
+    page.says("There is no field 'colour' to search.")
+    page.page.get_by_label("Search runs").fill("")
+    page.page.get_by_label("group by").select_option("verdict")
+    healthy = page.page.get_by_role("button", name="healthy 300 runs")
+    healthy.click()
+    page.page.locator("[data-key='fold healthy'][aria-expanded=false]").wait_for()
+    page.page.wait_for_function(f"() => document.querySelectorAll('{ROW}').length === 2")
+    page.page.go_back()
+    page.page.locator("[data-key='fold healthy'][aria-expanded=true]").wait_for()
+
+
+def test_of_many_rows_only_those_near_the_view_are_there_wherever_one_scrolls(page, server):
+    page.open(f"{server.url}/runs")
+    waits_for(page, "sweep 0")
+    page.page.wait_for_function(f"() => document.querySelectorAll('{ROW}').length < 200")
+    box = page.page.locator(".aw-box")
+    for part, name in ((0.51, "sweep 157"), (1.0, "falls"), (0.0, "sweep 0")):
+        box.evaluate("(box, part) => { box.scrollTop = part * box.scrollHeight; }", part)
+        page.page.locator(f"{ROW}[data-go='{name}'] a").wait_for()
+        seen = page.page.locator(f"{ROW}[data-go='{name}']").bounding_box()
+        around = box.bounding_box()
+        assert around["y"] - 1 <= seen["y"] <= around["y"] + around["height"]
+
+
+def test_runs_are_chosen_and_compared_and_the_choice_is_in_the_address(page, server):
+    page.open(f"{server.url}/runs")
+    waits_for(page, "sweep 0")
+    for number in (0, 2):
+        page.page.get_by_label(f"choose sweep {number}", exact=True).check()
+        page.says(f"{1 + number // 2} chosen")
+    page.page.wait_for_url(re.compile("runs=sweep"))
+    page.page.reload()
+    page.says("2 chosen")
+    assert page.page.get_by_label("choose sweep 2", exact=True).is_checked()
+    page.page.get_by_role("link", name="Compare").last.click()
+    page.page.wait_for_url(re.compile("/compare"))
+    page.page.get_by_role("heading", name="Compare").wait_for()
+    assert "sweep" in page.page.url.split("runs=")[1]
+    page.go("Runs")
+    page.page.get_by_role("button", name="Choose none").click()
+    page.page.get_by_text("2 chosen").wait_for(state="detached")
+
+
+def test_received_runs_are_apart(page, server):
+    page.open(f"{server.url}/runs")
+    waits_for(page, "sweep 0")
+    page.page.get_by_role("button", name="received 1").click()
+    waits_for(page, "got")
+    assert names(page) == ["got"]
+    page.page.get_by_role("link", name="1 more").first.wait_for(state="detached")
+
+
+def test_hard_names_are_shown_as_they_are_and_the_page_fits_a_phone(one, server):
+    with tab(one, "dark", (420, 900)) as page:
+        page.open(f"{server.url}/runs?list=find%3Dbold")
+        page.page.locator(f"{ROW} a").wait_for()
+        assert "<b>bold</b>" in names(page)[0]
+        assert page.page.locator(f"{ROW} .aw-cut").count() == 1
+        width = page.page.evaluate("() => document.querySelector('.stMain').scrollWidth")
+        assert width <= 420
+        assert page.troubles == []
