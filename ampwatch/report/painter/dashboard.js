@@ -6,7 +6,7 @@ import { HtmlPart } from "./html_part.js";
 import { unpack } from "./message.js";
 import { RunsTable } from "./runs_table.js";
 import { ScaleWindows } from "./scale_windows.js";
-import { ServerWatch } from "./server_watch.js";
+import { ServerWatch, heard } from "./server_watch.js";
 
 const KINDS = {
   chart: Chart,
@@ -32,6 +32,7 @@ export function mount(component) {
   object.isLate = isLate;
   object.differs = differs;
   object.show(header, arrays);
+  heard();
   return () => setTimeout(() => close(place, object));
 }
 

@@ -7,12 +7,17 @@
 import { copied } from "./copying.js";
 import { make } from "./elements.js";
 
-const EVERY_MS = 800;
-const PATIENCE_MS = 1800; // with the pause before it, silence is said within three seconds
+const EVERY_MS = 1100; // a page that is told something each second need not ask
+const PATIENCE_MS = 1700; // with the pause before it, silence is said within three seconds
 const HEALTH = new URL("../../_stcore/health", import.meta.url);
 const SILENT = "aw-silent"; // the whole page's class while the server does not answer
 
 let watch;
+
+// Whatever the server sends shows that it is there.
+export function heard() {
+  watch?.heard();
+}
 
 export class ServerWatch {
   constructor() {
@@ -30,12 +35,18 @@ class Watch {
   constructor() {
     this.command = "";
     this.server = null; // its time at the last answer, and when that was here
+    this.heardAt = performance.now();
     this.refused = false;
     this.ages = new WeakMap();
     document.addEventListener("visibilitychange", () => this.soon(0)); // timers rest in a hidden tab
     new MutationObserver(() => this.hideAdvice()).observe(document.body, { childList: true, subtree: true });
     this.soon(0);
     setInterval(() => this.count(), 1000);
+  }
+
+  heard() {
+    this.heardAt = performance.now();
+    if (this.server && !this.band && !this.asking) this.soon(EVERY_MS);
   }
 
   soon(after) {
@@ -63,7 +74,8 @@ class Watch {
   }
 
   answered(time) {
-    this.server = { time: time || Date.now(), here: performance.now() };
+    this.heardAt = performance.now();
+    this.server = { time: time || Date.now(), here: this.heardAt };
     if (!this.band) return;
     if (this.refused) location.reload(); // another process answers now, and knows nothing of this page
     this.band.remove();
@@ -73,7 +85,8 @@ class Watch {
 
   silent() {
     if (this.band) return;
-    const since = new Date(this.server?.time ?? Date.now()).toTimeString().slice(0, 8);
+    const last = this.server ? this.server.time + this.heardAt - this.server.here : Date.now();
+    const since = new Date(last).toTimeString().slice(0, 8);
     this.band = make("div", "aw-silence");
     this.band.setAttribute("role", "alert");
     this.band.dataset.reactAriaTopLayer = "true"; // a dialog that is open leaves it usable
