@@ -85,6 +85,11 @@ DTYPE_NUMBERS = {name: number for number, name in enumerate(DTYPES)}
 EXPONENT_LOWEST = -40
 EXPONENT_BINS = 64
 
+# `input_what_if` and the like: what these would flush to zero, scaled from the tensor itself.
+WHAT_IF_FORMATS = (
+    "float8_e4m3fn/tensorwise", "float8_e5m2/tensorwise", "mxfp8_e4m3/block32", "nvfp4/block16",
+)  # fmt: skip
+
 _f32, _f64, _i64 = pa.float32(), pa.float64(), pa.int64()
 _i32, _i16, _i8, _bool, _text = pa.int32(), pa.int16(), pa.int8(), pa.bool_(), pa.string()
 
@@ -185,6 +190,52 @@ COLUMNS: Mapping[Table, tuple[Column, ...]] = {
             "moment_ratio", _f32, "gradient over the root of Adam's second moment",
             "gradient over moment",
         ),
+        Column(
+            "input_saturated_share", _f32, "non-zero inputs that the narrow format cuts off",
+            "input cut off", "%", ".3g",
+        ),
+        Column(
+            "input_flushed_share", _f32, "non-zero inputs that it flushes to zero",
+            "input flushed", "%", ".3g",
+        ),
+        Column(
+            "weight_saturated_share", _f32, "non-zero weights that it cuts off",
+            "weight cut off", "%", ".3g",
+        ),
+        Column(
+            "weight_flushed_share", _f32, "non-zero weights that it flushes to zero",
+            "weight flushed", "%", ".3g",
+        ),
+        Column(
+            "grad_saturated_share", _f32, "non-zero output gradients that it cuts off",
+            "gradient cut off", "%", ".3g",
+        ),
+        Column(
+            "grad_flushed_share", _f32, "non-zero output gradients that it flushes to zero",
+            "gradient flushed", "%", ".3g",
+        ),
+        Column(
+            "amax_staleness", _f32,
+            "newest maximum times the scale in use, over the format's largest number",
+            "maximum over room",
+        ),
+        Column(
+            "input_spread", _f32, "from the mean to the largest input of a block of 32, mean",
+            "spread of inputs", "octaves", ".1f",
+        ),
+        Column(
+            "weight_spread", _f32, "the same of the weight", "spread of weights", "octaves", ".1f"
+        ),
+        Column(
+            "grad_spread", _f32, "the same of the output gradient",
+            "spread of gradients", "octaves", ".1f",
+        ),
+        Column(
+            "input_what_if", pa.list_(_f32),
+            "share of the input that each of `WHAT_IF_FORMATS` would flush to zero",
+        ),
+        Column("weight_what_if", pa.list_(_f32), "the same of the weight"),
+        Column("grad_what_if", pa.list_(_f32), "the same of the output gradient"),
     ),
     # What seldom changes: a row when a layer is first seen and on each change, valid from `step`.
     Table.LAYER_INFO: (
@@ -271,7 +322,24 @@ ADDED: Mapping[int, Mapping[Table, tuple[str, ...]]] = {
         Table.STEPS: ("unmoved_share", "asked_share", "update_kept_share"),
         Table.LAYERS: ("moment_ratio",),
     },
-    3: {Table.LAYER_INFO: ("input_format", "weight_format", "grad_format")},
+    3: {
+        Table.LAYERS: (
+            "input_saturated_share",
+            "input_flushed_share",
+            "weight_saturated_share",
+            "weight_flushed_share",
+            "grad_saturated_share",
+            "grad_flushed_share",
+            "amax_staleness",
+            "input_spread",
+            "weight_spread",
+            "grad_spread",
+            "input_what_if",
+            "weight_what_if",
+            "grad_what_if",
+        ),
+        Table.LAYER_INFO: ("input_format", "weight_format", "grad_format"),
+    },
 }
 
 

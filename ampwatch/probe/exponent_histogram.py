@@ -77,6 +77,11 @@ def copied_bits(gradient: Tensor) -> Tensor:
     return strided(gradient).clone(memory_format=torch.contiguous_format).view(torch.int16)
 
 
+def bits_of(sample: Tensor) -> Tensor:
+    """The bit patterns of a sample that was copied already."""
+    return sample.view(torch.int16)
+
+
 def counted(gradient: Tensor) -> Tensor:
     """How many sampled magnitudes reach into each bin or a higher one; stays on the device.
 

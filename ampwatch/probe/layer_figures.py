@@ -12,6 +12,7 @@ import torch
 
 from ampwatch.probe import exponent_histogram as histograms
 from ampwatch.probe.models import Layer
+from ampwatch.probe.operand_casts import cast_columns
 from ampwatch.probe.sampled_layers import SampledLayers, SeenTensor, Visit
 from ampwatch.probe.tensors import dtype_name, largest
 
@@ -100,6 +101,7 @@ def figures_of(
             _headroom(visit.inputs if layer.kind in _JUDGED_BY_INPUT else given)
             for layer, visit, given in zip(chosen, visits, outputs, strict=True)
         ],
+        **cast_columns([visit.casts for visit in visits], values),
         **_gradient_columns(inputs, outputs, scale, flushed=_all_flushed(sampled, scaled_loss)),
     }
     return LayerFigures(sampled, columns)

@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ampwatch.probe.models import Layer, Survey
 from ampwatch.probe.number_formats import NONE, RoleFormats, formats_of
 from ampwatch.probe.sampled_layers import SampledLayers, Visit
-from ampwatch.probe.tensors import PLAIN, dtype_name
+from ampwatch.probe.tensors import dtype_name, parameter_shape
 from ampwatch.rows import DTYPE_NUMBERS, SCHEMAS, Table
 
 INFO_COLUMNS = [name for name in SCHEMAS[Table.LAYER_INFO].names if name != "step"]
@@ -85,7 +84,7 @@ class LayerInfos:
             sampled.sealed.get(number),
             number in self._ever_ran,
             [
-                (type(p), p.requires_grad, p.dtype, _shape(p), sampled.grad_dtypes.get(at))
+                (type(p), p.requires_grad, p.dtype, parameter_shape(p), sampled.grad_dtypes.get(at))
                 for at, p in held
             ],
             self._group(layer),
@@ -125,7 +124,7 @@ class LayerInfos:
         if not (layer.leaf or layer.is_bare):
             return NONE
         held = [self._survey.parameters[at] for at in layer.weights]
-        matrix = next((one for one in held if len(_shape(one) or ()) >= 2), None)
+        matrix = next((one for one in held if len(parameter_shape(one) or ()) >= 2), None)
         return formats_of(None if layer.is_bare else layer.module, matrix)
 
     def _group(self, layer: Layer) -> int | None:
@@ -135,7 +134,7 @@ class LayerInfos:
         held = [self._survey.parameters[at] for at in layer.weights]
         if not held:
             return {}
-        shapes = [shape for parameter in held if (shape := _shape(parameter)) is not None]
+        shapes = [shape for parameter in held if (shape := parameter_shape(parameter)) is not None]
         matrix = next((shape for shape in shapes if len(shape) >= 2), None)
         weight = matrix if matrix is not None else next(iter(shapes), None)
         grad_dtypes = (sampled.grad_dtypes.get(at) for at in layer.weights)
@@ -195,13 +194,6 @@ def _gradient_dtype(visit: Visit) -> torch.dtype | None:
 
 def _first(dtypes: Iterable[torch.dtype | None]) -> torch.dtype | None:
     return next((dtype for dtype in dtypes if dtype is not None), None)
-
-
-def _shape(parameter: Tensor) -> tuple[int, ...] | None:
-    """None for a lazy parameter, which has no shape before the first forward."""
-    if type(parameter) not in PLAIN and hasattr(parameter, "materialize"):
-        return None
-    return parameter.shape
 
 
 def _number(dtype: torch.dtype | None) -> int | None:

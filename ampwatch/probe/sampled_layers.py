@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ampwatch.probe.exponent_histogram import (
     Bins,
+    bits_of,
     copied_bits,
     counted,
     histogram,
@@ -28,6 +29,8 @@ from ampwatch.probe.exponent_histogram import (
 )
 from ampwatch.probe.hooks import Guard, Handle, Hook, hook_gradient
 from ampwatch.probe.models import Survey
+from ampwatch.probe.narrow_casts import CastBatches
+from ampwatch.probe.operand_casts import GradientCast, LayerCasts, Operands
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.tensors import (
     FLOATING,
@@ -49,7 +52,7 @@ Shape = tuple[int, ...]
 class SeenTensor:
     """One tensor, as it was when a layer took or gave it; does not keep the tensor alive."""
 
-    __slots__ = ("amax", "at", "bins", "bits", "counts", "counts_at", "dtype", "extremes",
+    __slots__ = ("amax", "at", "bins", "bits", "cast", "counts", "counts_at", "dtype", "extremes",
                  "grad_dtype", "gradient_amax", "gradients_at", "is_mask", "reference",
                  "requires_grad", "sampled", "version")  # fmt: skip
 
@@ -65,6 +68,7 @@ class SeenTensor:
         self.requires_grad = tensor.requires_grad
         self.extremes: list[Tensor] = [*extremes(tensor)]  # and then those of each gradient
         self.sampled = False  # whether its gradients' exponents are wanted
+        self.cast: GradientCast | None = None  # where its gradient enters a matrix product
         self.grad_dtype: torch.dtype | None = None
         self.bits: list[Tensor] = []  # sampled on the CPU, to be counted by the courier
         self.counts: list[Tensor] = []  # counted on the device
@@ -81,10 +85,14 @@ class SeenTensor:
         if gradient.requires_grad:
             gradient = gradient.detach()
         self.grad_dtype = gradient.dtype
-        self.extremes += extremes(gradient)
+        found = extremes(gradient)
+        self.extremes += found
+        taken = None if self.cast is None else self.cast.take(gradient, found)
         if self.sampled and gradient.dtype in HALF:
             if gradient.is_cpu:
-                self.bits.append(copied_bits(gradient))
+                # bfloat16 loses nothing: any sample of it shows its octaves
+                shared = taken if gradient.dtype is torch.bfloat16 else None
+                self.bits.append(copied_bits(gradient) if shared is None else bits_of(shared))
             else:
                 self.counts.append(counted(gradient))
 
@@ -104,7 +112,7 @@ class SeenTensor:
 class Visit:
     """What one layer took and gave in the step, over all its calls."""
 
-    __slots__ = ("autocast", "calls", "input_dtype", "input_shapes", "inputs", "order",
+    __slots__ = ("autocast", "calls", "casts", "input_dtype", "input_shapes", "inputs", "order",
                  "output_dtype", "output_shape", "outputs")  # fmt: skip
 
     def __init__(self, order: int) -> None:
@@ -115,6 +123,7 @@ class Visit:
         self.input_dtype: torch.dtype | None = None
         self.output_dtype: torch.dtype | None = None
         self.autocast: bool | None = None
+        self.casts: LayerCasts | None = None  # of a matrix product
         self.input_shapes: tuple[Shape, ...] = ()
         self.output_shape: Shape | None = None
 
@@ -132,7 +141,8 @@ class Visit:
 class SampledLayers:
     """The layers of one sampled step; holds nothing of the model."""
 
-    __slots__ = ("grad_dtypes", "is_put", "on_host", "sealed", "tensors", "visits", "weights")
+    __slots__ = ("batches", "grad_dtypes", "is_put", "on_host", "sealed", "tensors", "visits",
+                 "weights")  # fmt: skip
 
     def __init__(
         self,
@@ -140,6 +150,7 @@ class SampledLayers:
         weights: WeightMeasure | None,
         grad_dtypes: Mapping[int, torch.dtype],  # by the parameter's position
         sealed: Mapping[int, str],  # layers not seen inside, and why
+        batches: CastBatches,
         *,
         on_host: bool,  # else the values must be put before the step's pack is sealed
     ) -> None:
@@ -147,6 +158,7 @@ class SampledLayers:
         self.weights = weights
         self.grad_dtypes = grad_dtypes
         self.sealed = sealed
+        self.batches = batches
         self.on_host = on_host
         self.tensors: list[SeenTensor] = []  # each once; listed when they are put
         self.is_put = False
@@ -158,6 +170,7 @@ class SampledLayers:
         self.is_put = True
         if self.weights is not None:
             self.weights.put(pack)
+        self.batches.put(pack)
         visits = self.visits.values()
         both = itertools.chain.from_iterable((visit.inputs, visit.outputs) for visit in visits)
         self.tensors = list(dict.fromkeys(itertools.chain.from_iterable(both)))
@@ -184,6 +197,7 @@ class StepNotes:
         self._seen: dict[int, SeenTensor] = {}
         self._order = itertools.count()
         self._weights: WeightMeasure | None = None
+        self._operands = Operands(survey)
         self._hooks: list[Handle] = []
         self._on_host = True
 
@@ -196,7 +210,10 @@ class StepNotes:
             visit = self.visits[number] = Visit(next(self._order))
             visit.describe_call(tensors)
         visit.calls += 1
-        visit.inputs += self._note(tensors)
+        seen = self._note(tensors)
+        visit.inputs += seen
+        if visit.calls == 1:
+            self._cast_operands(number, visit, seen)
 
     def leave(self, number: int, output: Any) -> None:
         """A layer has run."""
@@ -210,6 +227,14 @@ class StepNotes:
         for seen in self._note(tensors):
             seen.sampled = seen.dtype in HALF
             visit.outputs.append(seen)
+        if visit.casts is not None and visit.calls == 1 and visit.outputs:
+            self._operands.follow_gradient(visit.casts, visit.outputs[0])
+
+    def _cast_operands(self, number: int, visit: Visit, inputs: Sequence[SeenTensor]) -> None:
+        """Sample what a matrix product takes, if it is cast below sixteen bits or might be."""
+        first = inputs[0] if inputs else None
+        half = bool(visit.autocast) or (first is not None and first.dtype in HALF)
+        visit.casts = self._operands.begin(number, first, half=half)
 
     def extremes_of(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
         """The extremes, measured now unless they are noted already; None if they cannot be."""
@@ -226,7 +251,9 @@ class StepNotes:
         gradients = enumerate([p.grad for p in self._survey.parameters])
         dtypes = {position: g.dtype for position, g in gradients if g is not None}
         on_host = self._on_host and (self._weights is None or self._weights.on_host)
-        return SampledLayers(self.visits, self._weights, dtypes, sealed, on_host=on_host)
+        return SampledLayers(
+            self.visits, self._weights, dtypes, sealed, self._operands.batches, on_host=on_host
+        )
 
     def release(self) -> None:
         """Unhook every tensor; one that the user keeps must not keep us."""

@@ -91,6 +91,13 @@ def shape_of(tensor: Tensor) -> tuple[int, ...] | None:
     return shape if _WHOLE.issuperset(map(type, shape)) else None
 
 
+def parameter_shape(parameter: Tensor) -> tuple[int, ...] | None:
+    """None for a lazy parameter, which has no shape before the first forward."""
+    if type(parameter) not in PLAIN and hasattr(parameter, "materialize"):
+        return None
+    return parameter.shape
+
+
 def is_shard(parameter: Tensor) -> bool:
     """Whether other ranks hold parts of this parameter; without communication."""
     if getattr(parameter, "_fsdp_flattened", False):  # FullyShardedDataParallel's mark

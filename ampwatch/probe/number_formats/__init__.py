@@ -16,8 +16,8 @@ from ampwatch.probe.number_formats import torchao, transformer_engine, unknown_l
 from ampwatch.probe.number_formats.role_formats import NONE, NumberFormat, RoleFormats
 
 __all__ = [
-    "NONE", "NumberFormat", "RoleFormats", "conversions_asked_for", "formats_of",
-    "may_be_quantised",
+    "NONE", "NumberFormat", "RoleFormats", "conversions_asked_for", "formats_of", "inner_weight",
+    "may_be_quantised", "scales_in_use",
 ]  # fmt: skip
 
 _READERS = (torchao.read, transformer_engine.read, unknown_library.read)
@@ -57,3 +57,18 @@ def conversions_asked_for(survey: Survey) -> list[str]:
     kinds = (layer.kind for layer in survey.layers)
     found = any(torchao.CONVERTED in kind for kind in kinds) or torchao.has_converted_layers()
     return [] if found else [asked]
+
+
+def inner_weight(weight: Any) -> Any:
+    """The plain tensor with a weight's own numbers; None if there is none."""
+    if weight is None or type(weight) in _PLAIN_WEIGHTS:
+        return weight
+    inside = torchao.with_inner(weight)[-1]
+    return inside if type(inside) in _PLAIN_WEIGHTS else None
+
+
+def scales_in_use(module: Any, formats: RoleFormats) -> dict[str, torch.Tensor]:
+    """The scales that do not follow from the operands, by role; copies, for they change."""
+    if formats.input is None or formats.input.scaling != "delayed":
+        return {}
+    return transformer_engine.scales_in_use(module)

@@ -85,7 +85,7 @@ def has_converted_layers() -> bool:
 
 
 def _of_weight(weight: Any) -> RoleFormats | None:
-    for tensor in _with_inner(weight):
+    for tensor in with_inner(weight):
         held = attributes(tensor)
         config = held.get("config")
         wrapped = getattr(config, WRAPPED_LINEAR_CONFIG, None)
@@ -101,7 +101,7 @@ def _of_weight(weight: Any) -> RoleFormats | None:
     return None
 
 
-def _with_inner(weight: Any) -> list[Any]:
+def with_inner(weight: Any) -> list[Any]:
     """A weight, and the tensors that it wraps, one in the other."""
     found: list[Any] = []
     while weight is not None and len(found) <= len(INNER_TENSORS):

@@ -24,6 +24,9 @@ RUNS_IN_FP8 = "fp8"
 META = "fp8_meta"  # a dict; under `recipe` a Recipe, under the next two the scales
 RECIPE = "recipe"
 FORWARD_SCALES, BACKWARD_SCALES = "scaling_fwd", "scaling_bwd"
+PRODUCTS = "num_gemms"
+SCALE, MAXIMA = "scale", "amax_history"  # of either; the newest maxima stand in row 0
+_FORWARD_ROLES, _BACKWARD_ROLES = ("input", "weight"), ("grad",)  # of a layer with one product
 # Of a recipe, beside the name of its class.
 ELEMENTS = "fp8_format"  # an enum: E4M3, E5M2 or HYBRID, which is E4M3 forward and E5M2 backward
 BACKWARD = "backward_override"  # None: the backward pass is quantised too
@@ -43,6 +46,21 @@ def read(module: Any, _weight: Any) -> RoleFormats | None:
     made = _of_recipe(recipe)
     backward = getattr(recipe, BACKWARD, None)
     return made if backward is None else RoleFormats(made.input, made.weight)
+
+
+def scales_in_use(module: Any) -> dict[str, Any]:
+    """The delayed scales of a layer with one product, by role, as they are now."""
+    held = attributes(module)
+    meta = held.get(META, {})
+    found: dict[str, Any] = {}
+    if meta.get(PRODUCTS) != 1:
+        return found
+    places = {FORWARD_SCALES: _FORWARD_ROLES, BACKWARD_SCALES: _BACKWARD_ROLES}
+    for name, roles in places.items():
+        scale = getattr(meta.get(name), SCALE, None)
+        if scale is not None and len(scale) >= len(roles):
+            found |= {role: scale[at].detach().clone() for at, role in enumerate(roles)}
+    return found
 
 
 def _of_recipe(recipe: Any) -> RoleFormats:

@@ -1,0 +1,335 @@
+"""What a format below sixteen bits does to a tensor: how much it cuts off, how much it flushes.
+
+A sample of whole blocks is taken where the tensor lives, when a layer takes or gives it, and
+counted by tensor operations: on a device without waiting for it, of a CPU's tensors on the
+courier's thread. The scale is worked out as the library does it, from the maximum of the whole
+tensor, of each row or of each block, so of a tensor that fits into the sample the counts are those
+of the cast itself.
+
+Cut off: beyond the largest number by more than rounding. Flushed: not zero before, zero after.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ampwatch.probe.number_formats import NumberFormat
+from ampwatch.probe.readback import Pack
+from ampwatch.rows import WHAT_IF_FORMATS
+
+# Below the size from which torch's CPU operations use several threads (32,768), for those are the
+# training's.
+SAMPLE_LIMIT = 32_000
+# MX scales 32 values together, NVFP4 16 of them.
+BLOCK = 32
+
+# torchao's floor on a maximum.
+_LEAST_MAXIMUM = 1e-12
+_LEAST_SCALE = 2.0**-126
+_EXPONENT_BITS = 0x7F80_0000
+_FRACTION_BITS = 0x007F_FFFF
+_MX_EVEN = 1 << 19  # half of the last place that E4M3 keeps, of a float32
+
+
+class _Element(NamedTuple):
+    """A format of eight bits or less."""
+
+    largest: float
+    cut_above: float  # half a spacing beyond the largest
+    flushed_to: float  # half of the smallest, which rounds to zero
+
+
+_ELEMENTS = {
+    "float8_e4m3fn": _Element(448.0, 464.0, 2.0**-10),
+    "float8_e5m2": _Element(57344.0, 61440.0, 2.0**-17),
+    "float8_e4m3fnuz": _Element(240.0, 248.0, 2.0**-11),
+    "float8_e5m2fnuz": _Element(57344.0, 61440.0, 2.0**-18),
+    "mxfp8_e4m3": _Element(448.0, 464.0, 2.0**-10),
+    "mxfp8_e5m2": _Element(57344.0, 61440.0, 2.0**-17),
+    "nvfp4": _Element(6.0, 7.0, 0.25),
+}
+_FLOAT8_SMALLEST_NORMAL = 2.0**-6  # what NVFP4's block scales may fall to
+_FLOAT8_LARGEST = 448.0
+_NVFP4_BLOCK = 16
+
+
+def _what_if(text: str) -> NumberFormat:
+    element, granularity = text.split("/")
+    return NumberFormat(element, granularity, rounded_scales="up")
+
+
+WHAT_IF = tuple(map(_what_if, WHAT_IF_FORMATS))
+_COUNTS = 6 + len(WHAT_IF)  # of `counts_of`
+# Samples on a device that are counted together: one kernel costs as much for many as for one.
+_TOGETHER = 8
+
+
+class CastSample:
+    """Some blocks of a tensor, as magnitudes, and what is needed to cast them."""
+
+    __slots__ = ("at", "extremes", "form", "scale", "values")
+
+    def __init__(
+        self,
+        values: Tensor,  # rows of whole blocks
+        extremes: tuple[Tensor, Tensor],  # of the whole tensor
+        form: NumberFormat | None,  # what it is really cast to
+        scale: Tensor | None = None,  # in use, where it does not follow from the tensor
+    ) -> None:
+        self.values: Tensor | None = values
+        self.extremes = extremes
+        self.form = form
+        self.scale = scale
+        self.at = -1  # of its counts, in the step's pack
+
+    def counts(self, values: Sequence[float]) -> CastCounts | None:
+        """What was counted, out of the step's pack; None of a tensor that was not finite."""
+        amax, nonzero, cut, flushed, spread, blocks, *what_if = values[self.at : self.at + _COUNTS]
+        if not math.isfinite(amax):
+            return None
+        return CastCounts(nonzero, cut, flushed, spread, blocks, tuple(what_if))
+
+
+class CastCounts(NamedTuple):
+    """What was counted in one sample, or in several together."""
+
+    nonzero: float
+    cut: float
+    flushed: float
+    spread_sum: float  # octaves from mean to maximum, over blocks
+    blocks: float
+    what_if: tuple[float, ...]  # flushed, by format
+
+
+# -- a sample, on the training thread ------------------------------------------------------------
+
+
+def sample(
+    tensor: Tensor,
+    extremes: tuple[Tensor, Tensor],
+    form: NumberFormat | None,
+    scale: Tensor | None = None,
+) -> CastSample | None:
+    """Blocks spread over the tensor, copied; None if it has no blocks or its rows are too long."""
+    known = form if _is_countable(form, scale) else None
+    width = _width(tensor, known)
+    if width is None:
+        return None
+    rows = _rows(tensor.detach() if tensor.requires_grad else tensor, width)
+    return CastSample(rows.abs(), extremes, known, scale)
+
+
+def _is_countable(form: NumberFormat | None, scale: Tensor | None) -> bool:
+    """Whether we know how the format scales: squares of blocks and unknown recipes we do not."""
+    if form is None or form.element not in _ELEMENTS:
+        return False
+    if form.scaling == "delayed":
+        return scale is not None
+    return form.granularity in {"tensorwise", "rowwise"} or _block_of(form) is not None
+
+
+def _width(tensor: Tensor, form: NumberFormat | None) -> int | None:
+    """How many neighbours are sampled together."""
+    if tensor.ndim < 1 or not tensor.numel():
+        return None
+    line = tensor.shape[-1]
+    if form is not None and form.granularity == "rowwise":
+        return line if line <= SAMPLE_LIMIT else None
+    wanted = _block_of(form) or BLOCK
+    if line % wanted == 0:
+        return max(wanted, BLOCK) if line % BLOCK == 0 else wanted
+    return line if line <= SAMPLE_LIMIT else None
+
+
+def _block_of(form: NumberFormat | None) -> int | None:
+    """The length of a block along a row; None for other granularities."""
+    if form is None or not form.granularity.startswith("block"):
+        return None
+    lines, _, length = form.granularity.removeprefix("block").rpartition("x")
+    return int(length) if lines in {"", "1"} and length.isdigit() else None
+
+
+def _rows(tensor: Tensor, width: int) -> Tensor:
+    """Not more than a sample of it, as rows of this width; a view where that is possible."""
+    if not tensor.is_contiguous():
+        tensor = _fewer(tensor, width)
+    rows = tensor.reshape(-1, width)
+    step = -(-len(rows) // max(1, SAMPLE_LIMIT // width))
+    if step > 1:
+        across = max(1, tensor.shape[-1] // width)  # else always the same columns
+        while math.gcd(step, across) != 1:
+            step += 1
+        rows = rows[::step]
+    return rows
+
+
+def _fewer(tensor: Tensor, width: int) -> Tensor:
+    """Every so many rows of a tensor that cannot be viewed as rows."""
+    for axis, size in enumerate(tensor.shape[:-1]):
+        step = min(size, -(-tensor.numel() // max(SAMPLE_LIMIT, width)))
+        if step > 1:
+            tensor = tensor[(slice(None),) * axis + (slice(None, None, step),)]
+    return tensor
+
+
+class CastBatches:
+    """The samples of one step; those on a device are counted there, some at a time."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[object, list[CastSample]] = {}  # those that can be counted together
+        self._counted: list[tuple[list[CastSample], Tensor]] = []
+
+    def add(self, one: CastSample) -> None:
+        """Take a sample; the memory of a device is soon given back."""
+        values = one.values
+        if values is None:
+            return
+        alike = (one.form, values.shape, values.dtype, values.device, one.scale is None)
+        waiting = self._waiting.setdefault(alike, [])
+        waiting.append(one)
+        if len(waiting) == _TOGETHER and not self._is_on_host(one):
+            self._counted.append((waiting, counts_of(waiting)))
+            del self._waiting[alike]
+
+    def _is_on_host(self, one: CastSample) -> bool:
+        """Then it waits for the courier, and is counted alone, on one thread."""
+        return one.extremes[0].is_cpu
+
+    def put(self, pack: Pack) -> None:
+        """Count what waits, and put all counts into the step's pack."""
+        for waiting in self._waiting.values():
+            size = 1 if self._is_on_host(waiting[0]) else _TOGETHER
+            for at in range(0, len(waiting), size):
+                part = waiting[at : at + size]
+                self._counted.append((part, counts_of(part)))
+        for part, counts in self._counted:
+            at = pack.put(counts)
+            for number, one in enumerate(part):
+                one.at = at + number * _COUNTS
+        self._waiting, self._counted = {}, []
+
+
+# -- counts, where the samples are ---------------------------------------------------------------
+
+
+def counts_of(samples: Sequence[CastSample]) -> Tensor:
+    """The counts of samples of one shape and format, a row each; the samples are let go."""
+    given = [one.values for one in samples]
+    rows = torch.stack([values for values in given if values is not None])
+    # Blocks stand upright: then a scale a block is one vector, and all runs ten times as fast.
+    magnitudes = rows.transpose(-1, -2).contiguous().float()
+    amax = torch.stack([torch.maximum(-one.extremes[0], one.extremes[1]) for one in samples])
+    amax = amax.float().view(-1, 1, 1)
+    zeros, width = _at_most(magnitudes, 0.0), magnitudes.shape[-2]
+    every = float(magnitudes[0].numel())
+    top = magnitudes.amax(-2)
+    is_told = top > 0
+    octaves = torch.where(is_told, torch.log2(top / magnitudes.mean(-2)), 0.0)
+    unknown = torch.full_like(zeros, math.nan)
+    cut = flushed = unknown
+    form = samples[0].form
+    if form is not None:
+        scales = [one.scale for one in samples if one.scale is not None]
+        scale = torch.stack(scales).float().view(-1, 1, 1) if scales else None
+        scaled, element = _scaled(magnitudes, amax, form, scale), _ELEMENTS[form.element]
+        cut = every - _at_most(scaled, element.cut_above)
+        flushed = _at_most(scaled, element.flushed_to) - zeros
+    columns = [amax.view(-1), every - zeros, cut, flushed, octaves.sum(-1), is_told.sum(-1)]
+    for other in WHAT_IF:
+        if _fits(other, width):
+            scaled = _scaled(magnitudes, amax, other, None)
+            columns.append(_at_most(scaled, _ELEMENTS[other.element].flushed_to) - zeros)
+        else:
+            columns.append(unknown)
+    for one in samples:
+        one.values = None
+    return torch.stack([column.float() for column in columns], dim=-1)
+
+
+def _at_most(values: Tensor, limit: float) -> Tensor:
+    """How many of each sample's values are no larger; numpy counts five times faster."""
+    if values.is_cpu:
+        counts = [np.count_nonzero(one <= limit) for one in values.numpy()]
+        return torch.tensor(counts, dtype=torch.float32)
+    return (values <= limit).flatten(1).sum(-1).float()
+
+
+def _fits(form: NumberFormat, width: int) -> bool:
+    """Whether rows of this width consist of the format's blocks."""
+    block = _block_of(form)
+    return block is None or width % block == 0
+
+
+def _scaled(magnitudes: Tensor, amax: Tensor, form: NumberFormat, scale: Tensor | None) -> Tensor:
+    """The magnitudes as the element's format sees them."""
+    element = _ELEMENTS[form.element]
+    if scale is not None:
+        return magnitudes * scale
+    if form.element == "nvfp4":
+        return _as_nvfp4(magnitudes, amax)
+    if form.element.startswith("mx"):
+        return _as_mx(magnitudes, element, _block_of(form) or BLOCK, form.rounded_scales)
+    top = amax
+    if form.granularity == "rowwise":
+        top = magnitudes.amax(-2, keepdim=True)
+    elif (block := _block_of(form)) is not None:
+        blocks = _in_blocks(magnitudes, block)
+        return (blocks * _scale(blocks.amax(-2, keepdim=True), element, form)).flatten(-3, -2)
+    return magnitudes * _scale(top, element, form)
+
+
+def _scale(top: Tensor, element: _Element, form: NumberFormat) -> Tensor:
+    """torchao's arithmetic: in float64, then float32, and down to a power of two where asked."""
+    exact = element.largest / top.double().clamp(min=_LEAST_MAXIMUM)
+    scale = exact.float()
+    return _power_below(scale) if form.rounded_scales == "down" else scale
+
+
+def _as_mx(magnitudes: Tensor, element: _Element, block: int, rounding: str) -> Tensor:
+    """Scales of whole powers of two for each block, as MX chooses them."""
+    blocks = _in_blocks(magnitudes, block)
+    top = blocks.amax(-2, keepdim=True)
+    if rounding in {"", "up"}:
+        scale = _power_above(top / element.largest)
+    else:
+        if rounding == "ceil":
+            power = _power_above(top)
+        elif rounding == "even":
+            power = _power_below((top.view(torch.int32) + _MX_EVEN).view(torch.float32))
+        else:
+            power = _power_below(top)
+        scale = power / 2.0 ** math.floor(math.log2(element.largest))
+    # Of a block of zeros the scale would be zero.
+    return (blocks / scale.clamp(min=_LEAST_SCALE)).flatten(-3, -2)
+
+
+def _as_nvfp4(magnitudes: Tensor, amax: Tensor) -> Tensor:
+    """Block scales in E4M3 under one scale of the tensor."""
+    outer = amax / (_FLOAT8_LARGEST * _ELEMENTS["nvfp4"].largest)
+    outer = outer.clamp(min=_LEAST_SCALE).unsqueeze(-1)
+    blocks = _in_blocks(magnitudes, _NVFP4_BLOCK)
+    wanted = blocks.amax(-2, keepdim=True) / _ELEMENTS["nvfp4"].largest / outer
+    stored = wanted.clamp(_FLOAT8_SMALLEST_NORMAL, _FLOAT8_LARGEST).to(torch.float8_e4m3fn)
+    return (blocks * ((1.0 / outer) / stored.float())).flatten(-3, -2)
+
+
+def _in_blocks(magnitudes: Tensor, block: int) -> Tensor:
+    """Upright rows cut into blocks."""
+    samples, _, rows = magnitudes.shape
+    return magnitudes.view(samples, -1, block, rows)
+
+
+def _power_below(values: Tensor) -> Tensor:
+    """The power of two at or below each positive value."""
+    return (values.view(torch.int32) & _EXPONENT_BITS).view(torch.float32)
+
+
+def _power_above(values: Tensor) -> Tensor:
+    """The power of two at or above each positive value; 0 of 0."""
+    return ((values.view(torch.int32) + _FRACTION_BITS) & _EXPONENT_BITS).view(torch.float32)

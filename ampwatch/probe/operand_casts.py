@@ -1,0 +1,177 @@
+"""The operands of each layer's matrix product, sampled to tell what a narrow format does to them.
+
+Looked at are linear layers whose operands are cast below sixteen bits, and those that run in fp16
+or bf16, of which is told what a cast would do. Of each sampled step the first call counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from ampwatch.probe.models import Layer, Survey
+from ampwatch.probe.narrow_casts import CastBatches, CastCounts, CastSample, sample
+from ampwatch.probe.number_formats import (
+    NumberFormat,
+    RoleFormats,
+    formats_of,
+    inner_weight,
+    scales_in_use,
+)
+from ampwatch.probe.tensors import HALF, extremes, is_shard, measurable, parameter_shape
+
+Extremes = tuple[Tensor, Tensor]
+
+
+class Noted(Protocol):
+    """A tensor that was measured when a layer took or gave it."""
+
+    reference: Any
+    extremes: list[Tensor]
+    cast: GradientCast | None
+
+
+class LayerCasts:
+    """The samples of one layer's operands; its own formats."""
+
+    __slots__ = ("formats", "grad", "input", "scales", "weight")
+
+    def __init__(self, formats: RoleFormats, scales: dict[str, Tensor]) -> None:
+        self.formats = formats
+        self.scales = scales  # in use, by role, where they do not follow from the operands
+        self.input: CastSample | None = None
+        self.weight: CastSample | None = None
+        self.grad: GradientCast | None = None
+
+
+class GradientCast:
+    """Samples the first gradient of one tensor."""
+
+    __slots__ = ("_batches", "form", "sample", "scale")
+
+    def __init__(
+        self, batches: CastBatches, form: NumberFormat | None, scale: Tensor | None
+    ) -> None:
+        self._batches = batches
+        self.form = form
+        self.scale = scale
+        self.sample: CastSample | None = None
+
+    def take(self, gradient: Tensor, found: Extremes) -> Tensor | None:
+        """The backward pass has made this gradient; the sample's values, if one was taken now."""
+        if self.sample is not None:
+            return None
+        self.sample = sample(gradient, found, self.form, self.scale)
+        if self.sample is None:
+            return None
+        values = self.sample.values
+        self._batches.add(self.sample)
+        return values
+
+
+class Operands:
+    """The operands of one step."""
+
+    def __init__(self, survey: Survey) -> None:
+        self.batches = CastBatches()
+        self._survey = survey
+        self._inputs: dict[tuple[int, NumberFormat | None], CastSample | None] = {}
+
+    def begin(self, number: int, taken: Noted | None, *, half: bool) -> LayerCasts | None:
+        """A layer is about to run; None if it is no product of interest."""
+        layer = self._survey.layers[number]
+        module = layer.module
+        if module is None or not layer.leaf:
+            return None
+        weight = self._matrix(layer)
+        formats = formats_of(module, weight)
+        linear = isinstance(module, nn.Linear)
+        if not formats and not (linear and (half or _is_half(weight))):
+            return None
+        casts = LayerCasts(formats, scales_in_use(module, formats))
+        if taken is not None and linear:
+            casts.input = self._input(taken, casts)
+        casts.weight = self._weight(weight, casts)
+        return casts
+
+    def follow_gradient(self, casts: LayerCasts, given: Noted) -> None:
+        """The layer gave this tensor: its gradient is the product's third operand."""
+        if given.cast is None:
+            form, scale = casts.formats.grad, casts.scales.get("grad")
+            given.cast = GradientCast(self.batches, form, scale)
+        casts.grad = given.cast
+
+    def _matrix(self, layer: Layer) -> Any:
+        held = (self._survey.parameters[at] for at in layer.weights)
+        return next((one for one in held if len(parameter_shape(one) or ()) > 1), None)
+
+    def _input(self, taken: Noted, casts: LayerCasts) -> CastSample | None:
+        """A tensor that several layers take is sampled once for each format."""
+        form, scale = casts.formats.input, casts.scales.get("input")
+        key = (id(taken), form)
+        if key not in self._inputs or scale is not None:
+            tensor = taken.reference()
+            found = (taken.extremes[0], taken.extremes[1])
+            self._inputs[key] = None if tensor is None else self._add(tensor, found, form, scale)
+        return self._inputs[key]
+
+    def _weight(self, weight: Any, casts: LayerCasts) -> CastSample | None:
+        held = inner_weight(weight)
+        if held is None or is_shard(weight) or not measurable(held):
+            return None
+        return self._add(held, extremes(held), casts.formats.weight, casts.scales.get("weight"))
+
+    def _add(
+        self, tensor: Tensor, found: Extremes, form: NumberFormat | None, scale: Tensor | None
+    ) -> CastSample | None:
+        taken = sample(tensor, found, form, scale)
+        if taken is not None:
+            self.batches.add(taken)
+        return taken
+
+
+def _is_half(weight: Any) -> bool:
+    return isinstance(weight, Tensor) and weight.dtype in HALF
+
+
+# -- as columns, on the courier's thread ---------------------------------------------------------
+
+_ROLES = ("input", "weight", "grad")
+_FIGURES = ("saturated_share", "flushed_share", "spread", "what_if")
+
+
+def cast_columns(layers: Sequence[LayerCasts | None], values: Sequence[float]) -> dict[str, Any]:
+    """What was counted of each layer's operands, as columns; nothing where no layer has any."""
+    if not any(one is not None for one in layers):
+        return {}
+    columns: dict[str, list[Any]] = {
+        f"{role}_{figure}": [] for role in _ROLES for figure in _FIGURES
+    }
+    for one in layers:
+        for role in _ROLES:
+            figures = _figures(None if one is None else _sample(one, role), values)
+            for figure, value in zip(_FIGURES, figures, strict=True):
+                columns[f"{role}_{figure}"].append(value)
+    return columns
+
+
+def _sample(casts: LayerCasts, role: str) -> CastSample | None:
+    if role == "grad":
+        return None if casts.grad is None else casts.grad.sample
+    return casts.input if role == "input" else casts.weight
+
+
+def _figures(taken: CastSample | None, values: Sequence[float]) -> tuple[Any, ...]:
+    """Shares, spread and what if; None where they are not known."""
+    counts = None if taken is None or taken.at < 0 else taken.counts(values)
+    if counts is None or not counts.nonzero:
+        return (None,) * len(_FIGURES)
+    spread = counts.spread_sum / counts.blocks
+    what_if = [_share(lost, counts) for lost in counts.what_if]
+    return _share(counts.cut, counts), _share(counts.flushed, counts), spread, what_if
+
+
+def _share(count: float, counts: CastCounts) -> float | None:
+    return None if count != count else count / counts.nonzero
