@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ampwatch.alerts import watch_run as watch_run
     from ampwatch.diagnosis import diagnose as diagnose
     from ampwatch.errors import AmpwatchError as AmpwatchError
+    from ampwatch.fleet import publish as publish
     from ampwatch.mirrors import mirror as mirror
     from ampwatch.probe import Watch as Watch
     from ampwatch.probe.attach import attach as attach
@@ -32,6 +33,7 @@ _HOMES = {
     "diagnose": "ampwatch.follow",
     "watch_run": "ampwatch.alerts",
     "mirror": "ampwatch.mirrors",
+    "publish": "ampwatch.fleet",
     "AmpwatchError": "ampwatch.errors",
 }
 
@@ -44,6 +46,7 @@ __all__ = [
     "list_runs",
     "mirror",
     "open_run",
+    "publish",
     "watch_run",
 ]
 

@@ -12,6 +12,8 @@ AmpwatchError
 ├── CodecError        bytes that are not a batch of ours
 ├── AlertError        alerts cannot be sent as asked
 ├── MirrorError       a run cannot be mirrored as asked
+├── PlaceError        a place for many runs cannot be used
+│   └── NotInPlaceError   it holds no run of that name
 └── FeedError         the endpoint or the keys cannot be used
     ├── EndpointTakenError  another program listens there
     └── FrameError        a message that is not a valid frame
@@ -78,6 +80,18 @@ class AlertError(AmpwatchError):
 
 class MirrorError(AmpwatchError):
     """A run cannot be mirrored as asked; the message says what to install or to call first."""
+
+
+class PlaceError(AmpwatchError):
+    """A place for many runs cannot be read or written; the message never contains a credential."""
+
+    def __init__(self, message: str, *, place: object = None) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+class NotInPlaceError(PlaceError):
+    """The place holds no run of that name, or several."""
 
 
 class FeedError(AmpwatchError):

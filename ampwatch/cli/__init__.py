@@ -23,6 +23,7 @@ from ampwatch.cli import (
     export,
     import_,
     keys,
+    publish,
     record,
     report,
     runs,
@@ -72,6 +73,7 @@ _COMMANDS = (
     compare,
     export,
     compact,
+    publish,
     keys,
     explain,
 )

@@ -88,7 +88,8 @@ def _is_log(text: str) -> bool:
 
 
 def open_named(text: str) -> Run:
-    """Open the run that was named."""
-    from ampwatch.store import open_run
+    """Open the run that was named, in a folder or in a place."""
+    from ampwatch.store import is_published, open_run
 
-    return open_run(find_run(text))
+    is_elsewhere = is_published(text) and not os.path.lexists(usual_folder() / text / "run.json")
+    return open_run(text if is_elsewhere else find_run(text))

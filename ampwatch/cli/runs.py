@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from ampwatch.cli.find import usual_folder
+from ampwatch.cli.place_runs import print_place
 from ampwatch.cli.terminal import answer, answers, asides
 from ampwatch.errors import AmpwatchError, NotARunError
 from ampwatch.printable_text import printable
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
     from ampwatch.store import RunSummary
 
 NAME = "runs"
-HELP = """List the runs in a folder with their verdicts, newest first.
+HELP = """List the runs in a folder, with their verdicts, or in a place.
 
 \b
 Examples:
   ampwatch runs                the runs in ./ampwatch-runs (or $AMPWATCH_DIR)
   ampwatch runs /data/runs
   ampwatch runs --all          also all runs that were attached elsewhere
+  ampwatch runs s3://team/runs    runs that were published
 """
 
 # How many runs of other folders are listed without --all.
@@ -38,14 +40,21 @@ COLUMNS = ("run", "verdict", "steps", "skips", "final scale", "age", "source")
 
 
 def command(
-    folder: str = typer.Argument(None, metavar="DIR", help="Where to look.", show_default=False),
+    folder: str = typer.Argument(
+        None, metavar="DIR|PLACE", help="Where to look.", show_default=False
+    ),
     every: bool = typer.Option(
-        False, "--all", help=f"List all runs of other folders, not only the newest {ELSEWHERE}."
+        False,
+        "--all",
+        help=f"List all runs of other folders, not only the newest {ELSEWHERE}; all of a place.",
     ),
 ) -> None:
     """Print the table."""
     from ampwatch.store import list_runs
 
+    if folder and _is_place(folder):
+        print_place(folder, every=every)
+        return
     if folder and not Path(folder).is_dir():
         raise NotARunError(f"{folder} is not a folder.", path=folder)
     found = list_runs(folder)
@@ -57,6 +66,12 @@ def command(
     answers().print(_table(shown, here))
     if len(shown) < len(found):
         answer(f"{len(found) - len(shown):,} older runs in other folders: ampwatch runs --all.")
+
+
+def _is_place(text: str) -> bool:
+    from ampwatch.fleet import is_place
+
+    return is_place(text)
 
 
 def _nearest(found: Sequence[RunSummary], here: Path) -> list[RunSummary]:

@@ -8,14 +8,12 @@ process is killed, or, where a lock tells nothing, no row has come for a minute.
 from __future__ import annotations
 
 import enum
-import platform
 import time
-from pathlib import Path
 
 from ampwatch.diagnosis.case import NATIVE
 from ampwatch.errors import NotARunError
 from ampwatch.rows import TABLES
-from ampwatch.store import RUN_FILE, Run, RunSummary, is_let_go, is_written, read_copies
+from ampwatch.store import RUN_FILE, Run, RunFolder, RunSummary, is_written
 
 # A trainer on another machine, or a file system without locks, shows itself by its rows alone.
 QUIET_S = 60.0
@@ -75,7 +73,7 @@ class Liveness:
         is_whole = len(ended) >= run.info.world_size  # else a rank may yet begin
         if is_marked and (is_whole or self._is_quiet):
             return State.ENDED
-        if not self._is_given_up(now_s, is_abandoned=_is_abandoned(run.path, run.info.host)):
+        if not self._is_given_up(now_s, is_abandoned=run.files.is_abandoned(run.info.host)):
             return State.LIVE
         return State.ENDED if is_marked else State.LOST
 
@@ -117,15 +115,6 @@ def ended_ranks(run: Run, began_ns: int = 0) -> tuple[int, ...]:
     return marked if marked and (not began_ns or run.last_time_ns >= began_ns) else ()
 
 
-def _is_abandoned(path: Path, host: str) -> bool:
-    """Whether a run of this machine has a lock that works and that nobody holds.
-
-    The lock of a copy is the recorder's, who lets go of it while a trainer is silent.
-    """
-    is_here = bool(host) and host == platform.node()
-    return is_here and is_let_go(path) and not read_copies(path)
-
-
 def at_a_glance(run: Run | RunSummary) -> State:
     """The same at one look, for a list or a report: not ended, and held or heard of just now."""
     if isinstance(run, Run):
@@ -134,10 +123,11 @@ def at_a_glance(run: Run | RunSummary) -> State:
         source, host, has_ended = run.source, run.host, run.ended
     if has_ended:
         return State.ENDED
-    if is_written(run.path):
+    files = run.files if isinstance(run, Run) else RunFolder(run.path)
+    if files.is_written():
         return State.LIVE
     is_recent = time.time_ns() - run.last_time_ns < QUIET_S * 1e9
     # The times in another trainer's log are of its own clock.
-    if is_recent and source == NATIVE and not _is_abandoned(run.path, host):
+    if is_recent and source == NATIVE and not files.is_abandoned(host):
         return State.LIVE
     return State.LOST

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from ampwatch.store.locks import is_written as is_written
     from ampwatch.store.reading import Reading as Reading
     from ampwatch.store.run import Run as Run
+    from ampwatch.store.run import is_published as is_published
     from ampwatch.store.run import open_run as open_run
+    from ampwatch.store.run_files import RunFiles as RunFiles
+    from ampwatch.store.run_files import RunFolder as RunFolder
     from ampwatch.store.run_info import RUN_FILE as RUN_FILE
     from ampwatch.store.run_info import RunInfo as RunInfo
     from ampwatch.store.run_info import describe_run as describe_run
@@ -52,7 +55,8 @@ _NAMES = {
     "layout": ("create_run", "safe_name"),
     "locks": ("is_let_go", "is_written"),
     "reading": ("Reading",),
-    "run": ("Run", "open_run"),
+    "run": ("Run", "is_published", "open_run"),
+    "run_files": ("RunFiles", "RunFolder"),
     "tags": ("RunTags", "edit_tags", "read_tags"),
     "writer": ("RankWriter",),
 }  # fmt: skip

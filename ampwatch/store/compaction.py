@@ -83,11 +83,12 @@ def _compact_ranks(run_folder: Path, progress: Progress) -> CompactResult:
 def _refuse_damaged(log: RankLog) -> None:
     if len(log.records):  # else its base stays as it is
         log.verify()
-    if damage := _damage(log):
+    if damage := damage_of(log):
         raise RunError(f"Not compacted, because that would hide what is lost. {damage[0]}")
 
 
-def _damage(log: RankLog) -> list[str]:
+def damage_of(log: RankLog) -> list[str]:
+    """Sentences: what is known to be lost of a log. A batch that a kill cut off is no damage."""
     return [note for note in log.notes if "damaged" in note or "missing" in note]
 
 
@@ -124,7 +125,7 @@ def _write_table(
     text_bytes = 0
     with (
         os.fdopen(open_file(path, os.O_WRONLY | os.O_TRUNC), "wb") as file,
-        parquet.ParquetWriter(file, schema, **_parquet_options(schema)) as writer,
+        parquet.ParquetWriter(file, schema, **parquet_options(schema)) as writer,
     ):
         for start in range(0, log.rows(table), ROW_GROUP_ROWS):
             rows = log.read(table, schema.names, start, start + ROW_GROUP_ROWS)
@@ -153,7 +154,7 @@ def _refuse_unreadable(path: Path, table: Table, entry: TableFile, text_bytes: i
         )  # fmt: skip
 
 
-def _parquet_options(schema: pa.Schema) -> dict[str, object]:
+def parquet_options(schema: pa.Schema) -> dict[str, object]:
     """Encodings by type: files a third smaller than the default's, read 1.5 times faster."""
     texts = [field.name for field in schema if pa.types.is_string(field.type)]
     encodings = {}
@@ -248,7 +249,7 @@ def _remove_leftovers(folder: Path) -> None:
         if is_ours and path.name not in kept:
             _remove(path)
     log = RankLog(folder, 0)
-    if base is not None and not len(log.records) and not _damage(log):
+    if base is not None and not len(log.records) and not damage_of(log):
         for table in TABLES:
             _remove(table_file(folder, table))
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from ampwatch.codec import column
 from ampwatch.codec.columns import integers
 from ampwatch.rows import SCHEMAS, Table
-from ampwatch.store.rank_log import RankLog
+from ampwatch.store.run_files import RankRows
 
 RANK = "rank"
 ATTEMPT = "attempt"  # not public; what layer numbers mean may change between attempts
@@ -57,7 +57,7 @@ class View:
         self.is_overtaken = False  # whether a row came that belongs among those forgotten
         self.is_as_logged = True  # whether the rows of each rank were logged in this order
 
-    def update(self, logs: Sequence[RankLog], stops: Mapping[int, int] | None = None) -> pa.Table:
+    def update(self, logs: Sequence[RankRows], stops: Mapping[int, int] | None = None) -> pa.Table:
         """Take in what is new, of a rank up to the row in `stops`; all rows not forgotten."""
         stops = stops or {}
         fresh = [p for log in logs if (p := self._fresh(log, stops.get(log.rank))) is not None]
@@ -75,7 +75,7 @@ class View:
             self.forgotten += count
             self._pieces[:1] = [piece.copy_from(count)] if count < len(piece.keys) else []
 
-    def _fresh(self, log: RankLog, stop: int | None) -> _Piece | None:
+    def _fresh(self, log: RankRows, stop: int | None) -> _Piece | None:
         start = self._taken.get(log.rank, 0)
         rows = self._read(log, start, stop)
         if not rows.num_rows:
@@ -88,7 +88,7 @@ class View:
         rows = rows.append_column(ATTEMPT, column(attempts, pa.int32()))
         return _Piece(keys, rows)
 
-    def _read(self, log: RankLog, start: int, stop: int | None) -> pa.Table:
+    def _read(self, log: RankRows, start: int, stop: int | None) -> pa.Table:
         """The rows from `start` on, in few pieces; of a long log those go column by column."""
         rows = log.read(self._table, self._names, start, stop)
         if rows.column(0).num_chunks <= _MANY_CHUNKS:

@@ -215,6 +215,42 @@ def read_struct(data: bytes | memoryview, at: int = 0) -> tuple[Struct, int]:
         raise CodecError("A description of the file is cut off.") from problem
 
 
+def struct_places(
+    data: bytes, at: int = 0, *, is_list: bool = False
+) -> dict[int, tuple[int, int, int]]:
+    """Where each field of a struct, or each struct of a list, stands: its head, itself, its end."""
+    try:
+        return _list_places(data, at) if is_list else _struct_places(memoryview(data), at)
+    except (IndexError, struct.error) as problem:
+        raise CodecError("A description of the file is cut off.") from problem
+
+
+def _struct_places(data: memoryview, at: int) -> dict[int, tuple[int, int, int]]:
+    places, number = {}, 0
+    while head := data[at]:
+        began, at = at, at + 1
+        kind, step = head & 15, head >> 4
+        number, at = (number + step, at) if step else _zigzag(data, at)
+        value = at
+        if kind not in (_TRUE, _FALSE):
+            _, at = _value(data, at, kind, _MOST_DEPTH)
+        places[number] = (began, value, at)
+    return places
+
+
+def _list_places(data: bytes, at: int) -> dict[int, tuple[int, int, int]]:
+    view, count = memoryview(data), data[at] >> 4
+    at += 1
+    if count == 15:
+        count, at = _varint(view, at)
+    places = {}
+    for number in range(count):
+        _, end = _struct(view, at, _MOST_DEPTH)
+        places[number] = (at, at, end)
+        at = end
+    return places
+
+
 def _struct(data: memoryview, at: int, depth: int) -> tuple[Struct, int]:
     if not depth:
         raise CodecError("A description of the file is nested too deeply.")

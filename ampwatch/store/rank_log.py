@@ -65,6 +65,11 @@ class RankLog:
         return self._live.records
 
     @property
+    def held(self) -> Ranges:
+        """The numbers of the batches that are here."""
+        return self._held
+
+    @property
     def ended(self) -> bool:
         """Whether the newest attempt wrote its end mark."""
         in_order = sorted(self._marks, key=lambda mark: mark[0])  # stable within a batch

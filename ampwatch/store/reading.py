@@ -14,8 +14,8 @@ import pyarrow as pa
 from ampwatch.rows import Table
 from ampwatch.store import public_columns
 from ampwatch.store.ordered_rows import View
-from ampwatch.store.rank_log import RankLog
 from ampwatch.store.run import Run
+from ampwatch.store.run_files import RankRows
 
 PORTION_ROWS = 1 << 17  # of all tables of a rank: a compacted log is read by as many
 _ALL = 1 << 62
@@ -72,7 +72,7 @@ class Reading:
         self.is_overtaken |= view.is_overtaken or self.run.cuts != self._cuts
         return public_columns.publish(table, rows, columns, self.run.layer_facts(table, columns))
 
-    def _stop(self, log: RankLog, table: Table) -> int:
+    def _stop(self, log: RankRows, table: Table) -> int:
         """How many rows of a table are shown."""
         if log.rank not in self._batches:
             return log.rows(table)
@@ -94,7 +94,7 @@ class Reading:
                     known = min(known, int(ends[batches - 1]))
             self._steps[log.rank] = known
 
-    def _steps_of_a_portion(self, log: RankLog) -> int:
+    def _steps_of_a_portion(self, log: RankRows) -> int:
         known, shown = log.rows(Table.STEPS), self._steps.get(log.rank, 0)
         if self._portion_rows is None or known == shown:
             return _ALL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,11 +15,9 @@ import pyarrow.parquet
 from ampwatch.errors import RunError
 from ampwatch.rows import SCHEMAS, EventKind, Table
 from ampwatch.store import public_columns as public
-from ampwatch.store.copy_notes import read_copies
-from ampwatch.store.layout import rank_folder, ranks_in
 from ampwatch.store.ordered_rows import View
-from ampwatch.store.rank_log import RankLog
-from ampwatch.store.run_info import RunInfo, read_info
+from ampwatch.store.run_files import RankRows, RunFiles, RunFolder
+from ampwatch.store.run_info import RUN_FILE, RunInfo
 
 # Each view holds its columns in memory; panels ask for a few sets, over and over.
 _MAX_VIEWS = 24
@@ -33,8 +32,17 @@ _Reading: TypeAlias = "tuple[Table, tuple[str, ...] | None, int | None]"  # colu
 
 
 def open_run(path: str | Path) -> Run:
-    """Open a run's folder; raises NotARunError or FutureRunError with a sentence."""
+    """Open a run's folder, or `PLACE#NAME`; raises NotARunError, FutureRunError or PlaceError."""
+    if is_published(path):
+        # By name: many runs stand above one, and only who asks for one of them loads Delta Lake.
+        opened: Run = import_module("ampwatch.fleet").open_published(str(path))
+        return opened
     return Run(Path(path))
+
+
+def is_published(path: str | Path) -> bool:
+    """Whether this names a run in a place, as in `s3://bucket/runs#NAME`, and no folder here."""
+    return "#" in str(path) and not (Path(path) / RUN_FILE).exists()
 
 
 class Run:
@@ -43,11 +51,13 @@ class Run:
     Threads may share one: `lock` is held while its rows are read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: RunFiles | None = None) -> None:
+        """A run's folder or, read from `files`, one that is elsewhere."""
         self.path = path
+        self.files: RunFiles = RunFolder(path) if files is None else files
         self.lock = threading.RLock()
-        self.info: RunInfo = read_info(path)
-        self._logs: dict[int, RankLog] = {}
+        self.info: RunInfo = self.files.info()
+        self._logs: dict[int, RankRows] = {}
         self._views: dict[tuple[Table, tuple[str, ...], int | None], View] = {}
         self._published: dict[_Reading, pa.Table] = {}
         self._cuts = 0
@@ -83,8 +93,6 @@ class Run:
 
     def figure(self) -> Any:
         """The run's chart as a plotly figure, to change and to save; plotly must be installed."""
-        from importlib import import_module
-
         # By name: the report stands above the store, and only who asks for a figure loads it.
         return import_module("ampwatch.report.plotly_figure").figure_of(self)
 
@@ -112,11 +120,10 @@ class Run:
             for log in self._logs.values():
                 log.verify()
             self._forget_after_cut()
-            copies = read_copies(self.path)
             ranks = (
                 note
                 for rank, log in self._logs.items()
-                for note in (*log.notes, *log.lacks(copies.get(rank)))
+                for note in (*log.notes, *self.files.lacks(rank))
             )
             return (*self.info.notes, *ranks)
 
@@ -212,7 +219,7 @@ class Run:
         return log.rows(table) if log is not None else 0
 
     @property
-    def logs(self) -> tuple[RankLog, ...]:
+    def logs(self) -> tuple[RankRows, ...]:
         """Each rank's log, the lowest rank's first."""
         return tuple(self._logs.values())
 
@@ -243,7 +250,7 @@ class Run:
     def _refresh(self) -> bool:
         changed = self._find_ranks()
         if self.info.source != "ampwatch":  # an importer describes the run anew as it reads
-            self.info = read_info(self.path)
+            self.info = self.files.info()
         for log in self._logs.values():
             changed = log.refresh() or changed
         if changed:
@@ -253,9 +260,9 @@ class Run:
 
     def _find_ranks(self) -> bool:
         known = len(self._logs)
-        for rank in ranks_in(self.path):
+        for rank in self.files.ranks():
             if rank not in self._logs:
-                self._logs[rank] = RankLog(rank_folder(self.path, rank), rank)
+                self._logs[rank] = self.files.log(rank)
         self._logs = dict(sorted(self._logs.items()))
         return len(self._logs) > known
 
@@ -327,7 +334,7 @@ _ALL_INFO = tuple(SCHEMAS[Table.LAYER_INFO].names)
 _ALL_EXTRAS = tuple(SCHEMAS[Table.EXTRAS].names)
 
 
-def _end_of(log: RankLog, table: Table, step: int | None) -> int:
+def _end_of(log: RankRows, table: Table, step: int | None) -> int:
     """After which row of a log no row up to the step is to be expected: its order is nearly so."""
     low, high = 0, log.rows(table)
     if step is None:

@@ -219,10 +219,10 @@ def test_damage_in_one_chunk_costs_only_the_rows_from_its_group_on(
     """base.json's checksums are enough: nothing read those that Parquet can keep itself."""
     run = write_run(tmp_path, 9)
     rows = everything(open_run(run))
-    options = compaction._parquet_options
+    options = compaction.parquet_options
     monkeypatch.setattr(compaction, "ROW_GROUP_ROWS", 16)
     monkeypatch.setattr(
-        compaction, "_parquet_options",
+        compaction, "parquet_options",
         lambda schema: options(schema) | {"write_page_checksum": page_checksums},
     )  # fmt: skip
     compact(run)

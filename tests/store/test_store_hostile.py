@@ -33,7 +33,7 @@ from ampwatch.store import (
     summarize,
 )
 from ampwatch.store.compacted_log import seal
-from ampwatch.store.compaction import _parquet_options, _vouch
+from ampwatch.store.compaction import _vouch, parquet_options
 from ampwatch.store.index import HEADER_BYTES, RECORD, read_records, read_region
 
 ROUNDS = 3
@@ -262,7 +262,7 @@ def bomb(folder: Path, rows: int, text: str, *, lie: bool = False) -> Path:
     same = pa.array(np.ones(rows, np.int64))
     table = pa.table([same, same, texts, texts], names=schema.names)
     parquet.write_table(
-        table, path, row_group_size=rows, store_schema=False, **_parquet_options(schema)
+        table, path, row_group_size=rows, store_schema=False, **parquet_options(schema)
     )
     if lie:
         data = bytearray(path.read_bytes())

@@ -1,0 +1,87 @@
+"""`ampwatch publish RUN|DIR PLACE`: copy runs to object storage, as tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from ampwatch.cli.find import find_run
+from ampwatch.cli.terminal import answer, asides, say
+from ampwatch.errors import AmpwatchError
+
+if TYPE_CHECKING:
+    from ampwatch.fleet import Outcome
+
+NAME = "publish"
+HELP = """Copy runs to a bucket or a shared folder, as Delta tables.
+
+PLACE is s3://BUCKET/PREFIX, gs://..., az://... or a folder. Runs that are there already are passed
+over, so the same command, again, adds what is new and goes on where it was cut. Credentials come
+from the environment. Nothing is ever half visible: a run is there when all of it is.
+
+\b
+Examples:
+  ampwatch publish ampwatch-runs s3://team/runs      every run in the folder
+  ampwatch publish train-1204 s3://team/runs
+  ampwatch runs s3://team/runs
+  ampwatch report s3://team/runs#train-1204
+"""
+
+_SAID = 10  # runs that cannot be published, each with its reason
+
+
+def command(
+    run: str = typer.Argument(
+        metavar="RUN|DIR", show_default=False, help="A run, or a folder of runs."
+    ),
+    place: str = typer.Argument(metavar="PLACE", show_default=False, help="Where to."),
+    live: bool = typer.Option(
+        False, "--live", help="Also runs that go on, as far as they are by now."
+    ),
+) -> None:
+    """Publish."""
+    from rich.progress import Progress
+
+    from ampwatch.fleet import publish
+
+    folder = _folder(run)
+    with Progress(console=asides(), transient=True) as bar:
+        task = bar.add_task("publishing", visible=False)
+
+        def show(done: int, total: int) -> None:
+            is_long = (bar.tasks[0].elapsed or 0.0) > 1.0
+            bar.update(task, completed=done, total=total, visible=is_long)
+
+        outcome = publish(folder, place, live=live, progress=show)
+    _tell(outcome, place)
+    if outcome.skipped:
+        raise AmpwatchError(
+            f"{len(outcome.skipped):,} runs were not published; the reasons stand above."
+        )
+
+
+def _folder(text: str) -> Path:
+    """A folder of runs, or the run that was named."""
+    path = Path(text)
+    return path if path.is_dir() else find_run(text)
+
+
+def _tell(outcome: Outcome, place: str) -> None:
+    from ampwatch.diagnosis.words import bytes_text
+
+    for name, reason in list(outcome.skipped.items())[:_SAID]:
+        say(f"Not published: {name}: {reason}")
+    if len(outcome.skipped) > _SAID:
+        say(f"And {len(outcome.skipped) - _SAID:,} more.")
+    if outcome.live:
+        say(
+            f"Not published because they go on: {len(outcome.live):,} runs; --live publishes them "
+            "as far as they are."
+        )
+    size = f", {bytes_text(outcome.bytes_written)}" if outcome.published else ""
+    answer(
+        f"{place}: {len(outcome.published):,} runs published{size}, "
+        f"{len(outcome.unchanged):,} were there already."
+    )

@@ -1,0 +1,83 @@
+"""What it takes to read a published run: its run.json, what each rank's log says, where rows are.
+
+One range of an object for each run, beside the tables, so that `runs` itself stays short enough to
+be read whole.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ampwatch.errors import PlaceError
+from ampwatch.fleet.row_files import Part
+from ampwatch.ranges import Range
+
+_MOST_BYTES = 256 << 20  # of a run of 10 million steps and 1,024 ranks these are 60 MB
+
+
+@dataclass(frozen=True, slots=True)
+class RankNote:
+    """What a rank's log said of itself when it was published."""
+
+    rank: int
+    edition: str
+    held: tuple[Range, ...]  # numbers of its batches
+    marks: tuple[tuple[int, str], ...]
+    ended: bool
+    last_time_ns: int
+    notes: tuple[str, ...]
+    lacks: tuple[str, ...]
+    row_ends: Mapping[str, Sequence[int]]  # of each table, before some places in the log
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """A published run."""
+
+    info: str  # the text of its run.json
+    state: str  # live, ended or lost, when it was published
+    ranks: tuple[RankNote, ...]
+    parts: tuple[Part, ...]
+
+    def packed(self) -> bytes:
+        """As bytes."""
+        facts = asdict(self)
+        for part in facts["parts"]:
+            part["footer"] = base64.b64encode(part["footer"]).decode()
+        return zlib.compress(json.dumps(facts, separators=(",", ":")).encode(), 6)
+
+
+def unpacked(data: bytes, name: str) -> Detail:
+    """The detail from its bytes; PlaceError if they are not one."""
+    try:
+        inflater = zlib.decompressobj()
+        text = inflater.decompress(data, _MOST_BYTES)
+        facts = json.loads(text)
+        return Detail(
+            info=str(facts["info"]),
+            state=str(facts["state"]),
+            ranks=tuple(_note(note) for note in facts["ranks"]),
+            parts=tuple(_part(part) for part in facts["parts"]),
+        )
+    except (zlib.error, ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise PlaceError(
+            f"What was published of {name} is damaged: publish the run again from its folder."
+        ) from problem
+
+
+def _note(facts: Mapping[str, Any]) -> RankNote:
+    values = dict(facts)
+    values["held"] = tuple((int(first), int(after)) for first, after in facts["held"])
+    values["marks"] = tuple((int(number), str(kind)) for number, kind in facts["marks"])
+    values["notes"] = tuple(map(str, facts["notes"]))
+    values["lacks"] = tuple(map(str, facts["lacks"]))
+    return RankNote(**values)
+
+
+def _part(facts: Mapping[str, Any]) -> Part:
+    return Part(**{**facts, "footer": base64.b64decode(facts["footer"])})

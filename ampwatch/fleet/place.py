@@ -1,0 +1,297 @@
+"""A place: its objects, its Delta tables, and what can be wrong with it, in sentences.
+
+Credentials come from the environment or the cloud's own chain (a role, an instance's identity),
+never from an address: one that holds a password is refused, and no error repeats what a service
+said beyond a few known words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ampwatch.errors import PlaceError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+PLACE_FORMAT = 1
+_ABOUT = "ampwatch place, format "
+_SCHEMES = {"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file"}
+_TRIES = 4  # of a request that a service did not answer; each waits longer
+_CHECKPOINT_EVERY = 10  # commits: opening a table reads each one since
+
+# What services say, and what it means. The first that matches counts.
+_CAUSES: tuple[tuple[str, str], ...] = (
+    (r"NoSuchBucket|bucket does not exist|ContainerNotFound",
+     "the bucket does not exist: create it, or mend the address"),
+    ((r"\b401\b|\b403\b|Forbidden|AccessDenied|SignatureDoesNotMatch|InvalidAccessKeyId|Unauthor|"
+     r"[Cc]redential|token"),
+     ("access was refused: check the credentials in the environment (for S3 AWS_ACCESS_KEY_ID, "
+     "AWS_SECRET_ACCESS_KEY, AWS_REGION) and that they may read and write there")),
+    (r"[Cc]onnect|timed out|[Tt]imeout|dns|resolve|error sending request",
+     ("it cannot be reached: check the network and the address, then run the same command again; "
+     "it goes on where it stopped")),
+    (r"[Pp]ermission denied", "its files may not be written: check the folder's owner"),
+    (r"No space left", "the disk is full"),
+)  # fmt: skip
+
+
+def is_place(text: str) -> bool:
+    """Whether this is the address of a place: a URL, or a folder that holds one."""
+    return "://" in text or (Path(text) / "runs" / "_delta_log").is_dir()
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A file that is to become part of a table, or that is one."""
+
+    path: str
+    size: int
+    stats: str = ""
+    partition: Mapping[str, str] | None = None
+
+
+class Place:
+    """Where many runs are. Nothing is asked of it before it is used."""
+
+    def __init__(self, text: str | Path) -> None:
+        self.address, self.url = _checked(str(text))
+        self._store: Any = None
+
+    def __repr__(self) -> str:
+        return f"<Place {self.address}>"
+
+    # --- objects ---------------------------------------------------------------------------------
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write an object, whole or not at all."""
+        import obstore
+
+        with self.trouble("written"):
+            obstore.put(self._objects(), path, data)
+
+    def get(self, path: str, start: int, length: int) -> bytes:
+        """A range of an object, in one request."""
+        import obstore
+
+        with self.trouble("read"):
+            return bytes(obstore.get_range(self._objects(), path, start=start, length=length))
+
+    def names(self) -> set[str]:
+        """The names at the top of the place."""
+        import obstore
+
+        with self.trouble("read"):
+            found = obstore.list_with_delimiter(self._objects())
+        paths = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
+        return {str(path).rstrip("/").rpartition("/")[2] for path in paths}
+
+    def _objects(self) -> Any:
+        if self._store is None:
+            from obstore.store import LocalStore, from_url
+
+            retries: Any = {"max_retries": _TRIES}
+            if self.is_local:
+                self._store = LocalStore(Path(self.url), mkdir=True)
+            else:
+                self._store = from_url(self.url, retry_config=retries)
+        return self._store
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return "://" not in self.url
+
+    # --- tables ----------------------------------------------------------------------------------
+
+    def table(self, name: str) -> DeltaTable | None:
+        """A table as it stands now; None if there is none of ours."""
+        with self.trouble("read"):
+            found = self._open(name)
+        if found is not None:
+            self._refuse_other(found, name)
+        return found
+
+    def create(self, name: str, schema: pa.Schema, partition_by: Sequence[str]) -> DeltaTable:
+        """A table, made if there is none; two who make it at once get the same."""
+        found = self.table(name)
+        if found is not None:
+            return found
+        from deltalake import Schema
+        from deltalake.exceptions import CommitFailedError, DeltaError
+        from deltalake.transaction import create_table_with_add_actions
+
+        if self.is_local:
+            Path(self._table_url(name)).mkdir(parents=True, exist_ok=True)
+        with self.trouble("written"):
+            try:
+                create_table_with_add_actions(
+                    self._table_url(name), Schema.from_arrow(schema), [], mode="error",
+                    partition_by=list(partition_by), name=f"ampwatch {name}",
+                    description=f"{_ABOUT}{PLACE_FORMAT}",
+                    configuration={"delta.checkpointInterval": str(_CHECKPOINT_EVERY)},
+                    storage_options=self._options(),
+                )  # fmt: skip
+            except (CommitFailedError, DeltaError):  # somebody else was first
+                if self._open(name) is None:
+                    raise
+        made = self.table(name)
+        assert made is not None
+        return made
+
+    def commit(
+        self,
+        table: DeltaTable,
+        schema: pa.Schema,
+        added: Sequence[Added],
+        removed: Sequence[Added] = (),
+        *,
+        alone: bool = False,
+    ) -> bool:
+        """Make files part of a table and others no longer, in one transaction.
+
+        `alone`: False, and nothing happened, if anybody committed since the table was read.
+        """
+        import time
+
+        from deltalake import CommitProperties, Schema
+        from deltalake.exceptions import CommitFailedError
+        from deltalake.transaction import AddAction, RemoveAction
+
+        now_ms = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(
+                path=one.path,
+                size=one.size,
+                partition_values=dict(one.partition or {}),
+                modification_time=now_ms,
+                data_change=True,
+                stats=one.stats,
+            )
+            for one in added
+        ]
+        actions += [
+            RemoveAction(
+                one.path,
+                data_change=True,
+                deletion_timestamp=now_ms,
+                size=one.size,
+                partition_values={},
+            )
+            for one in removed
+        ]
+        properties = CommitProperties(max_commit_retries=0 if alone else 100)
+        with self.trouble("written"):
+            try:
+                table.create_write_transaction(
+                    actions, "append", Schema.from_arrow(schema),
+                    partition_by=table.metadata().partition_columns, commit_properties=properties,
+                )  # fmt: skip
+            except CommitFailedError:
+                if alone:
+                    return False
+                raise
+        return True
+
+    def _open(self, name: str) -> DeltaTable | None:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        if self.is_local and not Path(self._table_url(name), "_delta_log").is_dir():
+            return None
+        try:
+            return DeltaTable(self._table_url(name), storage_options=self._options())
+        except TableNotFoundError:
+            return None
+
+    def _refuse_other(self, table: DeltaTable, name: str) -> None:
+        about = table.metadata().description or ""
+        number = about.removeprefix(_ABOUT)
+        if not about.startswith(_ABOUT) or not number.isdigit():
+            raise PlaceError(
+                f"{self.address} holds a table {name!r} that ampwatch did not make: choose "
+                "another place, such as a new prefix in the same bucket.",
+                place=self.address,
+            )
+        if int(number) > PLACE_FORMAT:
+            raise PlaceError(
+                f"{self.address} has format {number} and this ampwatch reads up to "
+                f"{PLACE_FORMAT}: update ampwatch.",
+                place=self.address,
+            )
+
+    def _table_url(self, name: str) -> str:
+        return f"{self.url}/{name}"
+
+    def _options(self) -> dict[str, str]:
+        return {"max_retries": str(_TRIES)}
+
+    # --- trouble ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def trouble(self, done: str) -> Iterator[None]:
+        """Whatever a library or a service raises becomes a PlaceError that says what to do."""
+        try:
+            from deltalake.exceptions import DeltaError
+            from obstore.exceptions import BaseError
+        except ImportError as problem:
+            raise PlaceError(
+                "Publishing needs Delta Lake, which is not installed: pip install "
+                "'ampwatch[fleet]'.",
+                place=self.address,
+            ) from problem
+        try:
+            yield
+        except (DeltaError, BaseError, OSError, ValueError) as problem:
+            raise PlaceError(
+                f"{self.address} cannot be {done}: {_cause(str(problem))}.", place=self.address
+            ) from None
+
+
+def retried(act: Callable[[], bool], tries: int) -> bool:
+    """Whether one of so many tries succeeded; each waits a random time, longer than the last."""
+    import random
+    import time
+
+    for turn in range(tries):
+        if act():
+            return True
+        time.sleep(random.uniform(0.0, min(2.0, 0.05 * 2**turn)))  # noqa: S311
+    return False
+
+
+def _checked(text: str) -> tuple[str, str]:
+    """How a place is shown, and how libraries are given it."""
+    if "://" not in text:
+        return text, str(Path(text).expanduser().absolute())
+    parts = urlsplit(text)
+    is_account = parts.scheme in {"abfs", "abfss"}  # CONTAINER@ACCOUNT
+    if (parts.username and not is_account) or parts.password or parts.query:
+        raise PlaceError(
+            f"{parts.scheme}://{parts.hostname or ''}{parts.path} was given with credentials in "
+            "it: take them out, change them where they were seen, and set them in the environment."
+        )
+    if parts.scheme not in _SCHEMES:
+        raise PlaceError(
+            f"{parts.scheme}:// is no address that runs can be published to: use s3://, gs://, "
+            "az:// or a folder's path.",
+            place=text,
+        )
+    if parts.scheme == "file":
+        return text, parts.path.rstrip("/")
+    return text.rstrip("/"), text.rstrip("/")
+
+
+def _cause(said: str) -> str:
+    for pattern, words in _CAUSES:
+        if re.search(pattern, said):
+            return words
+    plain = re.sub(r"\x1b\[\d+m|https?://\S+|<[^>]*>", " ", said)
+    return " ".join(plain.split())[:200].rstrip(".") or "its service gave no reason"

@@ -1,0 +1,153 @@
+"""A run that was published, read as if it lay on this disk: only the columns that are asked for."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ampwatch.errors import PlaceError
+from ampwatch.fleet.details import Detail, RankNote, unpacked
+from ampwatch.fleet.place import Place
+from ampwatch.fleet.row_files import Fetch, Part, read_part
+from ampwatch.fleet.run_table import PublishedRun, find_published
+from ampwatch.fleet.tables import published_names, stored
+from ampwatch.rows import SCHEMAS, EventKind, Table
+from ampwatch.store.ordered_rows import ATTEMPT
+from ampwatch.store.run import Run
+from ampwatch.store.run_info import RunInfo
+
+
+def open_published(address: str) -> Run:
+    """Open `PLACE#NAME`; the name may be the beginning of the run's id."""
+    place_text, _, name = address.rpartition("#")
+    place = Place(place_text)
+    return open_row(place, find_published(place, name))
+
+
+def open_row(place: Place, row: PublishedRun) -> Run:
+    """Open a run that a row of `runs` names."""
+    return Run(Path(f"{place.address}#{row.name}"), PublishedFiles(place, row))
+
+
+def read_detail(place: Place, row: PublishedRun) -> Detail:
+    """What it takes to read a run, in one request."""
+    data = place.get(row.detail_path, row.detail_offset, row.detail_length)
+    if zlib.crc32(data) != row.detail_crc:
+        raise PlaceError(
+            f"What was published of {row.name} is damaged: publish the run again from its folder.",
+            place=place.address,
+        )
+    return unpacked(data, row.name)
+
+
+class PublishedFiles:
+    """What a published run is read from; see `store.RunFiles`."""
+
+    def __init__(self, place: Place, row: PublishedRun) -> None:
+        self._place = place
+        self._detail = read_detail(place, row)
+        self._notes = {note.rank: note for note in self._detail.ranks}
+
+    def info(self) -> RunInfo:
+        """Its run.json, as it was published."""
+        return RunInfo.from_json(self._detail.info)
+
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that were published."""
+        return tuple(sorted(self._notes))
+
+    def log(self, rank: int) -> PublishedLog:
+        """A rank's rows."""
+        parts = [part for part in self._detail.parts if part.rank == rank]
+        return PublishedLog(self._place, self._notes[rank], parts)
+
+    def lacks(self, rank: int) -> tuple[str, ...]:
+        """What the published log lacked."""
+        return self._notes[rank].lacks
+
+    def is_written(self) -> bool:
+        """A place is not where a trainer writes."""
+        return False
+
+    def is_abandoned(self, host: str) -> bool:  # noqa: ARG002
+        """Whether that was known when the run was published."""
+        return self._detail.state == "lost"
+
+
+class PublishedLog:
+    """One rank's rows, in the order of its log; see `store.RankRows`."""
+
+    cuts = 0
+
+    def __init__(self, place: Place, note: RankNote, parts: Sequence[Part]) -> None:
+        self.rank = note.rank
+        self.ended = note.ended
+        self.marks = note.marks
+        self.notes = note.notes
+        self.last_time_ns = note.last_time_ns
+        self._place = place
+        self._row_ends = note.row_ends
+        self._parts: Mapping[Table, list[Part]] = {
+            table: [part for part in parts if part.table == table.value] for table in Table
+        }
+        self._whole: dict[Part, bytes] = {}
+
+    def refresh(self) -> bool:
+        """What was published does not grow; open the run anew to see what was published since."""
+        return False
+
+    def rows(self, table: Table) -> int:
+        """How many rows of a table there are."""
+        return sum(part.rows for part in self._parts[table])
+
+    def read(
+        self, table: Table, names: Sequence[str], start: int = 0, stop: int | None = None
+    ) -> pa.Table:
+        """The columns `names` of the rows from `start` on, or up to `stop`."""
+        schema = pa.schema([SCHEMAS[table].field(name) for name in names])
+        pieces = [pa.Table.from_batches([], schema)]
+        for rows, first, last in self._stretches(table, published_names(names), start, stop):
+            pieces.append(stored(table, rows.slice(first, last - first), names))
+        return pa.concat_tables(pieces)
+
+    def row_ends(self, table: Table | None = None) -> np.ndarray:
+        """How many rows of a table, or of all, stand before each of some places in the log."""
+        if table is not None:
+            return np.array(self._row_ends[table.value], np.int64)
+        ends: np.ndarray = sum((self.row_ends(one) for one in Table), np.zeros(1, np.int64))
+        return ends
+
+    def attempts(self, table: Table, start: int, stop: int) -> np.ndarray:
+        """The attempt, from 0, that each row from `start` to `stop` belongs to."""
+        begun = sum(kind == EventKind.STARTED.value for _, kind in self.marks)
+        if begun < 2:
+            return np.zeros(stop - start, dtype=np.int64)
+        found = [
+            rows.column(ATTEMPT).slice(first, last - first).to_numpy()
+            for rows, first, last in self._stretches(table, [ATTEMPT], start, stop)
+        ]
+        return np.concatenate([np.zeros(0, np.int64), *found]).astype(np.int64)
+
+    def verify(self) -> None:
+        """Every part is checked when it is fetched."""
+
+    def _stretches(
+        self, table: Table, names: Sequence[str], start: int, stop: int | None
+    ) -> list[tuple[pa.Table, int, int]]:
+        """The parts that hold some of these rows, and which of theirs are asked for."""
+        stop = self.rows(table) if stop is None else stop
+        found, before = [], 0
+        for part in self._parts[table]:
+            first, last = max(0, start - before), min(part.rows, stop - before)
+            if first < last:
+                rows = read_part(part, list(dict.fromkeys(names)), self._fetch(part), self._whole)
+                found.append((rows, first, last))
+            before += part.rows
+        return found
+
+    def _fetch(self, part: Part) -> Fetch:
+        return lambda offset, length: self._place.get(part.path, offset, length)

@@ -1,0 +1,216 @@
+"""Many runs' rows in one Parquet file: a row group for each, found again without the file's footer.
+
+Any Parquet reader opens the whole file. Whoever opens one run asks for that run's row group alone:
+its place and a footer that describes nothing else stand in the run's row of the table `runs`, so it
+takes one request where the file's own footer, which grows with the runs in it, would take two more.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from ampwatch.errors import CodecError, PlaceError
+from ampwatch.store.compaction import parquet_options
+from ampwatch.store.parquet_limits import struct_places
+
+_MAGIC = b"PAR1"
+_ROWS, _GROUPS = 3, 4  # fields of a footer, and what their heads are in Thrift's compact protocol
+_ROWS_HEAD, _ONE_GROUP_HEAD = b"\x16", b"\x19\x1c"
+# Up to so many bytes a row group is fetched whole, in one request: 100 ms at 40 MB/s.
+_WHOLE_BYTES = 4 << 20
+
+Fetch = Callable[[int, int], bytes]  # from an offset, so many bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where some rows of a rank are."""
+
+    table: str
+    rank: int
+    path: str
+    rows: int
+    offset: int
+    length: int
+    crc: int
+    footer: bytes
+
+
+class RowFile:
+    """A file of one table as it is written, in memory, a row group at a time."""
+
+    def __init__(self, path: str, schema: pa.Schema, key: str = "run_id") -> None:
+        self.path = path
+        self._sink = io.BytesIO()
+        self._schema = schema
+        self._key = key
+        self._writer = parquet.ParquetWriter(
+            self._sink,
+            schema,
+            **parquet_options(schema) | {"write_statistics": [key], "store_schema": False},
+        )
+        self._owners: list[tuple[str, int, int]] = []  # table, rank and rows of each group
+        self._keys: list[str] = []
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return self._sink.tell()
+
+    def add(self, table: str, rank: int, rows: pa.Table) -> None:
+        """Write rows of one run and rank as a row group."""
+        self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+        self._owners.append((table, rank, rows.num_rows))
+        self._keys += rows.column(self._key).slice(0, 1).to_pylist()
+
+    def finish(self) -> tuple[bytes, list[Part]]:
+        """The file's bytes, and where each row group is, in the order they were added."""
+        self._writer.close()
+        data = self._sink.getvalue()
+        about = parquet.read_metadata(pa.BufferReader(data))
+        length = int.from_bytes(data[-8:-4], "little")
+        footers = _footers(data[-8 - length : -8])
+        parts = []
+        for number, (table, rank, rows) in enumerate(self._owners):
+            start, end = _extent(about.row_group(number))
+            crc = zlib.crc32(memoryview(data)[start:end])
+            parts.append(
+                Part(table, rank, self.path, rows, start, end - start, crc, footers[number])
+            )
+        return data, parts
+
+    @property
+    def stats(self) -> str:
+        """What a Delta table keeps of a file, by which readers pass over others."""
+        rows = sum(rows for _, _, rows in self._owners)
+        low, high = min(self._keys), max(self._keys)
+        return json.dumps(
+            {
+                "numRecords": rows,
+                "minValues": {self._key: low},
+                "maxValues": {self._key: high},
+                "nullCount": {self._key: 0},
+            }
+        )
+
+
+def read_part(part: Part, names: Sequence[str], fetch: Fetch, whole: dict[Part, bytes]) -> pa.Table:
+    """The columns `names` of a part, as far as it has them; small ones are kept in `whole`."""
+    if part.length <= _WHOLE_BYTES and part not in whole:
+        data = fetch(part.offset, part.length)
+        if zlib.crc32(data) != part.crc:
+            raise _changed(part)
+        whole[part] = data
+    try:
+        file = parquet.ParquetFile(
+            pa.PythonFile(_Window(part, fetch, whole.get(part)), mode="r"),
+            metadata=parquet.read_metadata(pa.BufferReader(_closed(part.footer))),
+            pre_buffer=True,
+        )
+        there = [name for name in names if name in file.schema_arrow.names]
+        found = file.read(columns=there or file.schema_arrow.names[:1])
+        found.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, TypeError) as problem:
+        raise _changed(part) from problem
+    if found.num_rows != part.rows:
+        raise _changed(part)
+    return found
+
+
+class _Window(io.RawIOBase):
+    """A file of which only one part can be read."""
+
+    def __init__(self, part: Part, fetch: Fetch, data: bytes | None) -> None:
+        self._part, self._fetch, self._data = part, fetch, data
+        self._at = 0
+
+    def read(self, size: int = -1) -> bytes:
+        start, self._at = self._at, self._at + max(size, 0)
+        end = min(self._at, self._part.offset + self._part.length)
+        if start < self._part.offset or end < start:
+            raise OSError("what is asked for lies outside the part")
+        if self._data is None:
+            return self._fetch(start, end - start)
+        return self._data[start - self._part.offset : end - self._part.offset]
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        base = {0: 0, 1: self._at, 2: self.size()}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def size(self) -> int:
+        return self._part.offset + self._part.length + len(self._part.footer)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
+def _changed(part: Part) -> PlaceError:
+    return PlaceError(
+        f"{part.path} is not as it was published: damaged, or rewritten by another tool. Publish "
+        "the run again from its folder."
+    )
+
+
+def _extent(group: Any) -> tuple[int, int]:
+    """Where a row group's column chunks begin and end; they follow each other."""
+    columns = [group.column(number) for number in range(group.num_columns)]
+    starts = [
+        min(o for o in (c.dictionary_page_offset, c.data_page_offset) if o is not None)
+        for c in columns
+    ]
+    ends = [s + c.total_compressed_size for s, c in zip(starts, columns, strict=True)]
+    return min(starts), max(ends)
+
+
+def _footers(footer: bytes) -> list[bytes]:
+    """For each row group of a file, the footer of one that has only this row group."""
+    fields = struct_places(footer)
+    groups = struct_places(footer, fields[_GROUPS][1], is_list=True)
+    before = footer[: fields[_ROWS][0]]
+    after = footer[fields[_GROUPS][2] :]
+    made = []
+    for start, _, end in groups.values():
+        rows = parquet_rows(footer[start:end])
+        head = before + _ROWS_HEAD + _zigzag(rows) + _ONE_GROUP_HEAD
+        made.append(head + footer[start:end] + after)
+    return made
+
+
+def parquet_rows(group: bytes) -> int:
+    """How many rows a row group's description declares."""
+    from ampwatch.store.parquet_limits import read_struct
+
+    rows = read_struct(group)[0].get(3)
+    if not isinstance(rows, int):
+        raise CodecError("A row group declares no rows.")
+    return rows
+
+
+def _closed(footer: bytes) -> bytes:
+    """A footer as a file's end."""
+    return _MAGIC + footer + len(footer).to_bytes(4, "little") + _MAGIC
+
+
+def _zigzag(number: int) -> bytes:
+    value = number << 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -1,0 +1,189 @@
+"""The table `runs` of a place: one row a run. A run is there once its row is.
+
+Its files are few and short: a commit that replaces a run's row, or finds many small files, writes
+their rows anew into one.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
+
+from ampwatch.errors import NotInPlaceError, PlaceError
+from ampwatch.fleet.place import Added, Place
+from ampwatch.fleet.tables import RUNS, RUNS_SCHEMA
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_MOST_FILES = 16  # from so many on, the small ones become one
+_SMALL_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRun:
+    """One row of `runs`."""
+
+    id: str
+    name: str
+    source: str
+    host: str
+    started: dt.datetime | None
+    last_time: dt.datetime | None
+    state: str
+    steps: int
+    ranks: int
+    world_size: int
+    config: str
+    editions: tuple[str, ...]
+    published: dt.datetime
+    publisher: str
+    ampwatch: str
+    stamp: str
+    detail_path: str
+    detail_offset: int
+    detail_length: int
+    detail_crc: int
+
+
+_NAMES = tuple(one.name for one in fields(PublishedRun))
+assert tuple(RUNS_SCHEMA.names) == _NAMES
+
+
+class RunTable:
+    """`runs` as it stood when it was opened."""
+
+    def __init__(self, place: Place, table: DeltaTable) -> None:
+        self.place = place
+        self._table = table
+        with place.trouble("read"):
+            actions = pa.table(table.get_add_actions(flatten=True))
+        self._files = [
+            Added(path, size)
+            for path, size in zip(
+                actions.column("path").to_pylist(),
+                actions.column("size_bytes").to_pylist(),
+                strict=True,
+            )
+        ]
+        self._rows: dict[str, pa.Table] = {}
+
+    @classmethod
+    def open(cls, place: Place) -> RunTable:
+        """PlaceError if nothing was ever published there."""
+        table = place.table(RUNS)
+        if table is None:
+            raise PlaceError(
+                f"{place.address} holds no runs: nothing was published there. `ampwatch publish "
+                f"RUN {place.address}` publishes one.",
+                place=place.address,
+            )
+        return cls(place, table)
+
+    def rows(self) -> pa.Table:
+        """All rows, the newest run first."""
+        found = pa.concat_tables([RUNS_SCHEMA.empty_table(), *map(self._rows_of, self._files)])
+        order = pc.sort_indices(found, sort_keys=[("started", "descending"), ("name", "ascending")])
+        return found.take(order)
+
+    def replace(self, fresh: pa.Table) -> bool:
+        """Put these rows in the place of those with their ids; False if others were first."""
+        ids = fresh.column("id").combine_chunks()
+        held = {one.path: self._rows_of(one) for one in self._files}
+        old = [one for one in self._files if _holds_any(held[one.path], ids)]
+        small = [one for one in self._files if one.size < _SMALL_BYTES and one not in old]
+        if len(small) >= _MOST_FILES:
+            old += small
+        kept = [_without(held[one.path], ids) for one in old]
+        merged = pa.concat_tables([*kept, fresh]).sort_by("started")
+        sink = io.BytesIO()
+        parquet.write_table(merged, sink, compression="zstd")
+        path = f"part-{fresh_token()}.parquet"
+        self.place.put(f"{RUNS}/{path}", sink.getvalue())
+        added = Added(path, len(sink.getvalue()), _stats(merged))
+        return self.place.commit(self._table, RUNS_SCHEMA, [added], old, alone=True)
+
+    def _rows_of(self, one: Added) -> pa.Table:
+        if one.path not in self._rows:
+            data = self.place.get(f"{RUNS}/{one.path}", 0, one.size)
+            try:
+                found = parquet.read_table(pa.BufferReader(data), schema=RUNS_SCHEMA)
+            except (pa.ArrowException, OSError, ValueError) as problem:
+                raise PlaceError(
+                    f"{RUNS}/{one.path} in {self.place.address} is damaged: restore an earlier "
+                    "version of the table.", place=self.place.address,
+                ) from problem  # fmt: skip
+            self._rows[one.path] = found
+        return self._rows[one.path]
+
+
+def list_published(place: Place | str) -> list[PublishedRun]:
+    """The runs in a place, newest first."""
+    place = place if isinstance(place, Place) else Place(place)
+    return of_rows(RunTable.open(place).rows())
+
+
+def of_rows(rows: pa.Table) -> list[PublishedRun]:
+    """The rows of `runs` as they are spoken of."""
+    return [PublishedRun(**{**row, "editions": tuple(row["editions"])}) for row in rows.to_pylist()]
+
+
+def find_published(place: Place, name: str) -> PublishedRun:
+    """The run of that name, or whose id begins so; NotInPlaceError if there is none, or several."""
+    rows = RunTable.open(place).rows()
+    wanted = pc.or_(
+        pc.equal(rows.column("name"), name),
+        pc.starts_with(rows.column("id"), name) if _may_be_id(name) else pa.scalar(value=False),
+    )
+    found = of_rows(rows.filter(wanted))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise NotInPlaceError(
+            f"{place.address} has no run {name!r}. `ampwatch runs {place.address}` lists "
+            f"{rows.num_rows:,}.",
+            place=place.address,
+        )
+    ids = ", ".join(f"#{run.id[:8]}" for run in found[:5])
+    raise NotInPlaceError(
+        f"{place.address} has {len(found)} runs named {name!r}: say which by the beginning of its "
+        f"id, newest first {ids}.",
+        place=place.address,
+    )
+
+
+def fresh_token() -> str:
+    """A name that nothing else has."""
+    import secrets
+
+    return secrets.token_hex(8)
+
+
+def _may_be_id(text: str) -> bool:
+    return len(text) >= 6 and all(char in "0123456789abcdef" for char in text)
+
+
+def _holds_any(rows: pa.Table, ids: pa.Array) -> bool:
+    return bool(pc.any(pc.is_in(rows.column("id"), value_set=ids)).as_py())
+
+
+def _without(rows: pa.Table, ids: pa.Array) -> pa.Table:
+    return rows.filter(pc.invert(pc.is_in(rows.column("id"), value_set=ids)))
+
+
+def _stats(rows: pa.Table) -> str:
+    bounds = {name: pc.min_max(rows.column(name)).as_py() for name in ("id", "name")}
+    return json.dumps(
+        {
+            "numRecords": rows.num_rows,
+            "minValues": {name: bound["min"] for name, bound in bounds.items()},
+            "maxValues": {name: bound["max"] for name, bound in bounds.items()},
+        }
+    )

@@ -1,0 +1,72 @@
+"""A real S3 server for the tests of this folder, and places in it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("deltalake", reason="no Delta Lake here: pip install 'ampwatch[fleet]'")
+pytest.importorskip("moto", reason="no S3 server here to publish to")
+
+import boto3
+import s3_server
+
+BUCKET = "team-runs"
+_numbers = itertools.count()
+
+
+@dataclass
+class Server:
+    """The server, and what it was asked."""
+
+    port: int
+    log: Path
+
+    def requests(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    def client(self):
+        told = s3_server.environment(self.port)
+        return boto3.client(
+            "s3",
+            endpoint_url=told["AWS_ENDPOINT_URL"],
+            aws_access_key_id=told["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=told["AWS_SECRET_ACCESS_KEY"],
+            region_name=told["AWS_REGION"],
+        )
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("s3") / "requests"
+    child, port = s3_server.start(log)
+    before = dict(os.environ)
+    os.environ.update(s3_server.environment(port))
+    server = Server(port, log)
+    server.client().create_bucket(Bucket=BUCKET)
+    try:
+        yield server
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        child.kill()
+        child.communicate()
+
+
+@pytest.fixture(params=["path", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A new place: a folder, or a prefix in the bucket."""
+    if request.param == "path":
+        return str(tmp_path / "place")
+    request.getfixturevalue("s3")
+    return f"s3://{BUCKET}/place-{next(_numbers)}"
+
+
+@pytest.fixture
+def s3_place(s3: Server) -> str:
+    return f"s3://{BUCKET}/place-{next(_numbers)}"
