@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote, urlencode
 import streamlit as st
 
 _KEPT = ("quantity", "map", "view", "values", "runs", "list", "find")  # kept for another run
-_NAMES = ("run", "rank", "span", "step", "layer", *_KEPT, "follow")
+_NAMES = ("run", "rank", "span", "step", "layer", *_KEPT, "follow", "alert")
 
 _OFF = "off"
 
@@ -35,6 +35,7 @@ class Address:
     list: str | None = None  # of the table of runs: filter, order, groups
     find: str | None = None  # what is searched for among the settings
     follow: bool = True  # what is live
+    alert: str | None = None  # the receiver whose settings are being changed
 
     def of_run(self, run: str) -> Address:
         """The address for a run; of another one, only how it is looked at is kept."""
@@ -50,7 +51,7 @@ class Address:
             "rank": None if self.rank is None else str(self.rank),
             "span": None if self.span is None else f"{self.span[0]}-{self.span[1]}",
             "step": None if self.step is None else str(self.step),
-            **{name: getattr(self, name) for name in ("layer", *_KEPT)},
+            **{name: getattr(self, name) for name in ("layer", *_KEPT, "alert")},
             "follow": None if self.follow else _OFF,
         }
         return {name: text for name, text in texts.items() if text is not None}
@@ -82,7 +83,7 @@ def read() -> Address:
         rank=_number(query.get("rank", "")),
         span=_span(query.get("span", "")),
         step=_number(query.get("step", "")),
-        **{name: query.get(name) for name in ("layer", *_KEPT)},
+        **{name: query.get(name) for name in ("layer", *_KEPT, "alert")},
         follow=query.get("follow") != _OFF,
     )
 

@@ -13,6 +13,7 @@ import threading
 from importlib import import_module
 from pathlib import Path
 
+import alerts_page
 import run_list
 from streamlit.web import cli
 
@@ -29,6 +30,7 @@ def main() -> None:
     run_list.feed()  # a tab may be opened much later, and trainings send now
     for name in _FIRST_USED:
         import_module(name)
+    alerts_page.sending()
     entry = Path(__file__).with_name("streamlit_app.py")
     cli.main(["run", str(entry), *sys.argv[1:]], prog_name="streamlit")
 

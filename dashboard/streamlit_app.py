@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import address
+import alerts_page
 import browser
 import compare_page
 import findings_page
@@ -45,6 +46,7 @@ def main() -> None:
     navigate.offer(pages)
     sidebar.show(pages)
     browser.watch_server()
+    alerts_page.sending()
     page.run()
 
 
@@ -93,6 +95,7 @@ PAGES: dict[str, tuple[str, Callable[[], None]]] = {
     "Memory and device": ("memory", partial(_of_run, "Memory and device", memory_page.show)),
     "Settings": ("settings", partial(_of_run, "Settings", settings_page.show)),
     "Compare": ("compare", _compare),
+    "Alerts": ("alerts", alerts_page.show),
 }
 
 

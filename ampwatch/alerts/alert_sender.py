@@ -183,7 +183,7 @@ class AlertSender:
 
     def _tried(self, setting_id: str, alerts: Sequence[Alert], refusal: str | None) -> None:
         if refusal is not None:
-            note_outcome(setting_id, failure=refusal)
+            note_outcome(setting_id, failure=f"{refusal}; it is tried again")
             return
         for alert in alerts:
             claim = self._claims.get(alert.run_id)

@@ -32,6 +32,7 @@ KINDS = {
     "AMP4*": "the training loop",
     "AMP5*": "speed and memory",
     "AMP6*": "ranks that differ",
+    "AMP7*": "fewer than 16 bits",
     "AMP9*": "the record, and runs that were cut off",
 }
 _VERSION = 1

@@ -73,21 +73,25 @@ def open_services(addresses: Sequence[str]) -> tuple[Service, ...]:
     _hear(apprise)  # before it is given an address
     with warnings.catch_warnings():  # some of its plug-ins import what Python will drop
         warnings.simplefilter("ignore", DeprecationWarning)
-        targets = [_target(apprise, at, address) for at, address in enumerate(addresses, 1)]
+        alone = len(addresses) == 1
+        targets = [
+            _target(apprise, "The address" if alone else f"Address number {at}", address)
+            for at, address in enumerate(addresses, 1)
+        ]
     labels = [masked_address(address) for address in addresses]
     if len(set(labels)) < len(labels):
         labels = [f"{label} (number {at})" for at, label in enumerate(labels, 1)]
     return tuple(_service(apprise, *pair) for pair in zip(labels, targets, strict=True))
 
 
-def _target(apprise: Any, at: int, address: str) -> Any:
+def _target(apprise: Any, which: str, address: str) -> Any:
     target = apprise.Apprise()
     if target.add(address):
         return target
     hook = "A web hook of your own is json://host/path, or jsons:// for https. "
     raise AlertError(
-        f"Address number {at} is not one that apprise understands (not shown here, because it "
-        f"may contain a password). {hook if address.startswith('http') else ''}"
+        f"{which} is not one that apprise understands (not shown here, because it may contain a "
+        f"password). {hook if address.startswith('http') else ''}"
         f"Addresses look like {EXAMPLES}; {ADDRESSES} lists them."
     )
 

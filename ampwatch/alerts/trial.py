@@ -43,7 +43,7 @@ class Trial:
     @property
     def result(self) -> TrialResult | None:
         """What became of it, if that is known."""
-        if self._result is None and time.monotonic() - self._began_s > self._limit_s:
+        if self._result is None and self.age_s > self._limit_s:
             self._settle("", self._too_late)
         return self._result
 
@@ -54,6 +54,11 @@ class Trial:
             self._settle("", self._too_late)
         assert self._result is not None
         return self._result
+
+    @property
+    def age_s(self) -> float:
+        """How long ago it was sent off."""
+        return time.monotonic() - self._began_s
 
     @property
     def _too_late(self) -> str:
@@ -71,13 +76,16 @@ class Trial:
         with self._lock:
             if self._result is not None:
                 return  # nobody waits for it any longer
-            label, took_s = self._setting.label, time.monotonic() - self._began_s
             if refusal is None:
-                said = f"Accepted by {kind}, after {took_s:.1f} s. Look there: it should have come."
+                said = f"Accepted by {kind} after {_time_text(self.age_s)}: it should have come."
             else:
                 said = f"Not accepted: {refusal.rstrip('.')}."
-            self._result = TrialResult(refusal is None, f"{label}: {said}")
+            self._result = TrialResult(refusal is None, said)
         if refusal is None:
             note_outcome(self._setting.id, title=_TITLE)
         else:
             note_outcome(self._setting.id, failure=refusal)
+
+
+def _time_text(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1.0 else f"{seconds:.1f} s"

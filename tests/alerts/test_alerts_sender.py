@@ -152,7 +152,7 @@ def test_what_a_service_refused_is_sent_after_a_restart_even_of_a_run_that_is_ov
     add_setting(one)
     first = start(run)
     wait_for(lambda: one.id in read_outcomes())
-    assert read_outcomes()[one.id].failure == "it failed by itself (status 500)"
+    assert read_outcomes()[one.id].failure == "it failed by itself (status 500); it is tried again"
     assert not is_over(run)
     first.close()
     hook.refuses = False

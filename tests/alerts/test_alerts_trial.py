@@ -36,7 +36,7 @@ def test_it_arrives_and_says_by_whom_it_was_accepted(logged):
         setting = new_setting(hook.address, name="mine")
         told = Trial(setting).wait()
     assert told.is_accepted
-    assert told.sentence.startswith("mine (json://…): Accepted by JSON, after ")
+    assert told.sentence.startswith("Accepted by JSON after ")
     assert hook.taken[0]["title"] == "ampwatch: a test message"
     assert "training" in hook.taken[0]["message"]
     outcome = read_outcomes()[setting.id]
@@ -60,7 +60,7 @@ def test_a_server_that_refuses_is_said_with_the_reason(status, reason):
         setting = new_setting(hook.address)
         told = Trial(setting).wait()
     assert not told.is_accepted
-    assert told.sentence == f"json://…: Not accepted: {reason}."
+    assert told.sentence == f"Not accepted: {reason}."
     assert read_outcomes()[setting.id].failure == reason
 
 
@@ -72,7 +72,7 @@ def test_a_server_that_hangs_is_not_waited_for_longer_than_the_limit():
         began_s = time.monotonic()
         told = trial.wait()
         assert time.monotonic() - began_s < 3.0
-        assert told.sentence == "json://…: Not accepted: it did not answer within 0.3 seconds."
+        assert told.sentence == "Not accepted: it did not answer within 0.3 seconds."
         assert trial.result is told
 
 
@@ -93,7 +93,7 @@ def free_port() -> int:
 )  # fmt: skip
 def test_a_wrong_address_is_said_without_showing_it(address, reason, logged):
     told = Trial(new_setting(address.format(free_port()))).wait()
-    assert told.sentence.endswith(f": Not accepted: {reason}.")
+    assert told.sentence.endswith(f"Not accepted: {reason}.")
     assert not any("s3cret" in line for line in logged)
 
 

@@ -39,6 +39,7 @@ PAGES = {
     "Memory and device": ("memory", "[class*='st-key-device'], .aw-problem"),
     "Settings": ("settings", ".aw-part .aw-settings"),
     "Compare": ("compare", ".st-key-compare-table, .stMultiSelect"),
+    "Alerts": ("alerts", ".aw-receiver"),
 }
 
 # Streamlit itself looks for its health address under a page's own path first, and is told 404.

@@ -1,0 +1,305 @@
+"""Alerts: whom this server tells of what goes wrong in live runs, set up and tried here."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import address
+import run_list
+import streamlit as st
+from formatting import age_text, said
+from problems import guarded, problem
+
+from ampwatch.alerts import (
+    KINDS,
+    AlertSender,
+    AlertSetting,
+    Outcome,
+    Trial,
+    add_setting,
+    change_setting,
+    masked_address,
+    new_setting,
+    open_services,
+    read_outcomes,
+    read_settings,
+    remove_setting,
+)
+from ampwatch.diagnosis import RULES, Severity
+from ampwatch.errors import AlertError
+
+_EVERY_S = 1.0
+_RESULT_SHOWN_S = 120.0  # then the line of the last message says enough
+_NEW = "new"  # in the address, where else the id of the setting that is changed stands
+_COUNT, _ASKED, _SAID = "alert forms", "remove alert", "alert said"
+_LEAST = {
+    Severity.ERROR: "errors only",
+    Severity.WARNING: "warnings and errors",
+    Severity.INFO: "everything, remarks too",
+}
+_NAMES = {rule.code: rule.name for rule in RULES}
+_RULE = (
+    "Each finding in a live run is told once, with the step, the layer and what to do, and again "
+    "if it gets worse; so is a run that is killed. What comes within a minute is one message."
+)
+_FORMS = (
+    (
+        "Slack",
+        "slack://TOKEN_A/TOKEN_B/TOKEN_C",
+        "or the address of its web hook, as Slack shows it",
+    ),
+    ("Discord", "discord://WEBHOOK_ID/WEBHOOK_TOKEN", "or the address of its web hook"),
+    ("E-mail", "mailto://user:password@example.com?to=you@example.com", "sent by that mail server"),
+    ("Phone", "ntfy://a-topic-that-nobody-guesses", "with the app ntfy, without an account"),
+    ("Your own", "json://host:port/path", "a web hook of yours; jsons:// for https"),
+)
+
+
+@st.cache_resource(show_spinner=False)
+def sending() -> deque[str]:
+    """Begin to send, once in this server; what there is to say about it."""
+    notes: deque[str] = deque(maxlen=3)
+    AlertSender(_live_runs, on_note=notes.append)
+    return notes
+
+
+def _live_runs() -> Iterator[Path]:
+    return (Path(choice.path) for choice in run_list.current().choices if choice.live)
+
+
+def show() -> None:
+    """The page of alerts."""
+    st.html(
+        '<p class="aw-title" role="heading" aria-level="1">Alerts</p>'
+        f'<div class="aw-muted">{_RULE}</div>'
+    )
+    settings = read_settings()
+    _say_news()
+    for setting in settings:
+        st.fragment(_entry, run_every=_EVERY_S)(setting.id)
+        if address.read().alert == setting.id:
+            _form(setting)
+    if not settings:
+        _teach()
+        _form(None)
+    elif address.read().alert == _NEW:
+        _form(None)
+    elif st.button("Add another"):
+        address.change(alert=_NEW)
+        st.rerun()
+    st.html(
+        '<div class="aw-muted">Sent by this server while it runs, whether or not a page is open, '
+        "and by <code>ampwatch record</code>. In a terminal: <code>ampwatch alerts</code>.</div>"
+    )
+    st.fragment(_follow, run_every=2 * _EVERY_S)(settings)
+
+
+def _teach() -> None:
+    rows = "".join(
+        f"<div><dt>{said(who)}</dt><dd><code>{said(form)}</code></dd><dd>{said(remark)}</dd></div>"
+        for who, form, remark in _FORMS
+    )
+    st.html(
+        '<h2 class="aw-receiver">Nobody is told yet</h2><div>A run that fails at night can say so '
+        "at night. Say below where messages go; a test message shows whether they arrive.</div>"
+        f'<dl class="aw-forms">{rows}</dl>'
+        '<div class="aw-muted">A hundred other services are understood as well: '
+        '<a href="https://appriseit.com/services/" target="_blank" rel="noreferrer">their '
+        "addresses</a>.</div>"
+    )
+
+
+@guarded
+def _follow(shown: tuple[AlertSetting, ...]) -> None:
+    """Draw the page anew when another page, or the command line, has changed the settings."""
+    if read_settings() != shown:
+        st.rerun()
+
+
+def _say_news() -> None:
+    """What was just done, said once."""
+    sentence = st.session_state.pop(_SAID, "")
+    if sentence:
+        st.html(f'<div class="aw-told" role="status">{said(sentence)}</div>')
+
+
+# --- one receiver ---------------------------------------------------------------------------------
+
+
+@guarded
+def _entry(setting_id: str) -> None:
+    setting = next((one for one in read_settings() if one.id == setting_id), None)
+    if setting is None:
+        return  # removed by somebody else a moment ago
+    outcome = read_outcomes().get(setting.id, Outcome())
+    masked = masked_address(setting.address)
+    st.html(
+        f'<h2 class="aw-receiver"><bdi>{said(setting.name or masked)}</bdi>'
+        f"<span>{said(masked) if setting.name else ''}</span></h2>"
+        f"<div>{said(_asked(setting))}</div>{_state(setting, outcome)}{_result(setting)}"
+    )
+    with st.container(horizontal=True, vertical_alignment="center", key=f"alert {setting.id}"):
+        _actions(setting)
+    if st.session_state.get(_ASKED) == setting.id:
+        _ask_whether_to_remove(setting)
+
+
+def _asked(setting: AlertSetting) -> str:
+    """What this receiver is told of, in a line."""
+    what = ", ".join(map(_what_text, setting.what)) or "all findings"
+    runs = ", ".join(setting.runs) or "all runs"
+    return f"{_LEAST[setting.least]} · {what} · {runs}"
+
+
+def _state(setting: AlertSetting, outcome: Outcome) -> str:
+    """The last message and the last failure, with their ages."""
+    told = [] if setting.is_on else ['<b class="aw-off">Off: nothing is sent.</b>']
+    if outcome.sent_ns:
+        told.append(f"Last message {_ago(outcome.sent_ns)}: {said(outcome.title)}")
+    if outcome.failed_ns:
+        failed = f"Last failure {_ago(outcome.failed_ns)}: {said(outcome.failure)}"
+        is_news = outcome.failed_ns > outcome.sent_ns
+        told.append(f'<span class="aw-failed">{failed}</span>' if is_news else failed)
+    if not (outcome.sent_ns or outcome.failed_ns):
+        told.append("No message yet.")
+    return f'<div class="aw-muted">{"<br>".join(told)}</div>'
+
+
+def _ago(time_ns: int) -> str:
+    return f"{age_text((time.time_ns() - time_ns) / 1e9)} ago"
+
+
+def _result(setting: AlertSetting) -> str:
+    """What became of the test message, in a place that is read aloud."""
+    trial = _trials().get(setting.id)
+    words = tone = ""
+    if trial is not None and trial.result is None:
+        words = "The test message is on its way …"
+    elif trial is not None and trial.result is not None and trial.age_s < _RESULT_SHOWN_S:
+        words = trial.result.sentence
+        tone = "good" if trial.result.is_accepted else "bad"
+    return f'<div class="aw-result {tone}" role="status">{said(words)}</div>'
+
+
+@st.cache_resource(show_spinner=False)
+def _trials() -> dict[str, Trial]:
+    """The last test message to each receiver, for all tabs."""
+    return {}
+
+
+def _actions(setting: AlertSetting) -> None:
+    switch = f"alert on {setting.id}"
+    st.session_state[switch] = setting.is_on
+    st.toggle("On", key=switch, on_change=_switch, args=(setting.id, not setting.is_on))
+    trial = _trials().get(setting.id)
+    is_under_way = trial is not None and trial.result is None
+    if st.button("Send a test message", key=f"try {setting.id}", disabled=is_under_way):
+        _trials()[setting.id] = Trial(setting)
+        st.rerun(scope="fragment")
+    if st.button("Change", key=f"change {setting.id}"):
+        address.change(alert=setting.id)
+        st.rerun()
+    if st.button("Remove", key=f"remove {setting.id}"):
+        st.session_state[_ASKED] = setting.id
+        st.rerun(scope="fragment")
+
+
+def _switch(setting_id: str, is_on: bool) -> None:  # noqa: FBT001  Streamlit calls it
+    try:
+        change_setting(setting_id, is_on=is_on)
+    except AlertError as error:
+        st.session_state[_SAID] = str(error)
+
+
+def _ask_whether_to_remove(setting: AlertSetting) -> None:
+    st.html(
+        f'<div role="alert">Remove {said(setting.label)}? Its address is forgotten, and nothing '
+        "more is sent there.</div>"
+    )
+    with st.container(horizontal=True, key=f"question {setting.id}"):
+        if st.button("Remove it", type="primary", key=f"really {setting.id}"):
+            remove_setting(setting.id)
+            _done(f"{setting.label} is removed.")
+        if st.button("Keep it", key=f"keep {setting.id}"):
+            st.session_state[_ASKED] = None
+            st.rerun(scope="fragment")
+
+
+# --- the form -------------------------------------------------------------------------------------
+
+
+def _form(setting: AlertSetting | None) -> None:
+    """A new receiver, or one that is changed; of the latter the address is not shown again."""
+    key = f"{setting.id if setting else _NEW} {st.session_state.setdefault(_COUNT, 0)}"
+    heading = f"Change {setting.label}" if setting else "Tell somebody"
+    with st.form(f"alert form {key}", enter_to_submit=False):
+        st.html(f'<h2 class="aw-receiver">{said(heading)}</h2>')
+        given = st.text_input(
+            "Address", type="password", autocomplete="off", key=f"alert address {key}",
+            placeholder="as it is" if setting else "slack://… discord://… mailto://… json://…",
+            help="It may hold a password: it is kept in a file that only you can read, and never "
+            "shown again." + (" Leave it empty to keep the one that is set." if setting else ""),
+        )  # fmt: skip
+        name = st.text_input(
+            "Name (may be empty)", value=setting.name if setting else "", max_chars=60,
+            key=f"alert name {key}", placeholder="such as: team chat",
+        )  # fmt: skip
+        least = st.radio(
+            "How bad", list(_LEAST), index=list(_LEAST).index(setting.least) if setting else 1,
+            key=f"alert least {key}", format_func=_LEAST.__getitem__, horizontal=True,
+        )  # fmt: skip
+        chosen = list(setting.what) if setting else []
+        what = st.multiselect(
+            "What", [*KINDS, *_NAMES, *(one for one in chosen if one not in {*KINDS, *_NAMES})],
+            default=chosen, key=f"alert what {key}", format_func=_what_text,
+            placeholder="all findings",
+        )  # fmt: skip
+        runs = st.text_input(
+            "Runs", value=", ".join(setting.runs) if setting else "", key=f"alert runs {key}",
+            placeholder="all runs", help="Names, separated by commas; * stands for any letters: "
+            "train-*, sweep-7",
+        )  # fmt: skip
+        with st.container(horizontal=True):
+            is_sent = st.form_submit_button("Save" if setting else "Add", type="primary")
+            is_left = st.form_submit_button("Cancel") if address.read().alert else False
+    if is_left:
+        _done("")
+    if is_sent:
+        parts = {"name": name, "least": least, "what": tuple(what), "runs": tuple(runs.split(","))}
+        try:
+            _save(setting, given.strip(), parts)
+        except AlertError as error:
+            problem(str(error))
+
+
+def _save(setting: AlertSetting | None, given: str, parts: dict[str, object]) -> None:
+    if setting is None:
+        made = new_setting(given, **parts)
+        open_services([made.address])  # whether it is understood
+        add_setting(made)
+        _done(
+            f"{made.label} is told from now on. Send it a test message to see whether it arrives."
+        )
+    else:
+        if given:
+            open_services([given])
+            parts["address"] = given
+        _done(f"{change_setting(setting.id, **parts).label} is changed.")
+
+
+def _done(sentence: str) -> None:
+    """Say it, close the form, and forget what was typed."""
+    st.session_state[_SAID] = sentence
+    st.session_state[_COUNT] = st.session_state.get(_COUNT, 0) + 1
+    st.session_state[_ASKED] = None
+    address.change(alert=None)
+    st.rerun()
+
+
+def _what_text(pattern: str) -> str:
+    if pattern in KINDS:
+        return f"{pattern} {KINDS[pattern]}"
+    return f"{pattern} {_NAMES[pattern]}" if pattern in _NAMES else pattern
