@@ -15,6 +15,7 @@ from problems import guarded, problem
 
 from ampwatch.alerts import (
     KINDS,
+    LEAST_WORDS,
     AlertSender,
     AlertSetting,
     Outcome,
@@ -27,20 +28,16 @@ from ampwatch.alerts import (
     read_outcomes,
     read_settings,
     remove_setting,
+    what_text,
 )
-from ampwatch.diagnosis import RULES, Severity
+from ampwatch.diagnosis import RULES
 from ampwatch.errors import AlertError
 
 _EVERY_S = 1.0
 _RESULT_SHOWN_S = 120.0  # then the line of the last message says enough
 _NEW = "new"  # in the address, where else the id of the setting that is changed stands
 _COUNT, _ASKED, _SAID = "alert forms", "remove alert", "alert said"
-_LEAST = {
-    Severity.ERROR: "errors only",
-    Severity.WARNING: "warnings and errors",
-    Severity.INFO: "everything, remarks too",
-}
-_NAMES = {rule.code: rule.name for rule in RULES}
+_CODES = [rule.code for rule in RULES]
 _RULE = (
     "Each finding in a live run is told once, with the step, the layer and what to do, and again "
     "if it gets worse; so is a run that is killed. What comes within a minute is one message."
@@ -139,19 +136,12 @@ def _entry(setting_id: str) -> None:
     st.html(
         f'<h2 class="aw-receiver"><bdi>{said(setting.name or masked)}</bdi>'
         f"<span>{said(masked) if setting.name else ''}</span></h2>"
-        f"<div>{said(_asked(setting))}</div>{_state(setting, outcome)}{_result(setting)}"
+        f"<div>{said(setting.scope)}</div>{_state(setting, outcome)}{_result(setting)}"
     )
     with st.container(horizontal=True, vertical_alignment="center", key=f"alert {setting.id}"):
         _actions(setting)
     if st.session_state.get(_ASKED) == setting.id:
         _ask_whether_to_remove(setting)
-
-
-def _asked(setting: AlertSetting) -> str:
-    """What this receiver is told of, in a line."""
-    what = ", ".join(map(_what_text, setting.what)) or "all findings"
-    runs = ", ".join(setting.runs) or "all runs"
-    return f"{_LEAST[setting.least]} · {what} · {runs}"
 
 
 def _state(setting: AlertSetting, outcome: Outcome) -> str:
@@ -247,14 +237,15 @@ def _form(setting: AlertSetting | None) -> None:
             "Name (may be empty)", value=setting.name if setting else "", max_chars=60,
             key=f"alert name {key}", placeholder="such as: team chat",
         )  # fmt: skip
+        levels = list(LEAST_WORDS)
         least = st.radio(
-            "How bad", list(_LEAST), index=list(_LEAST).index(setting.least) if setting else 1,
-            key=f"alert least {key}", format_func=_LEAST.__getitem__, horizontal=True,
+            "How bad", levels, index=levels.index(setting.least) if setting else 1,
+            key=f"alert least {key}", format_func=LEAST_WORDS.__getitem__, horizontal=True,
         )  # fmt: skip
         chosen = list(setting.what) if setting else []
         what = st.multiselect(
-            "What", [*KINDS, *_NAMES, *(one for one in chosen if one not in {*KINDS, *_NAMES})],
-            default=chosen, key=f"alert what {key}", format_func=_what_text,
+            "What", list(dict.fromkeys([*KINDS, *_CODES, *chosen])),
+            default=chosen, key=f"alert what {key}", format_func=what_text,
             placeholder="all findings",
         )  # fmt: skip
         runs = st.text_input(
@@ -297,9 +288,3 @@ def _done(sentence: str) -> None:
     st.session_state[_ASKED] = None
     address.change(alert=None)
     st.rerun()
-
-
-def _what_text(pattern: str) -> str:
-    if pattern in KINDS:
-        return f"{pattern} {KINDS[pattern]}"
-    return f"{pattern} {_NAMES[pattern]}" if pattern in _NAMES else pattern

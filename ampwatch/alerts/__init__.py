@@ -15,6 +15,7 @@ from __future__ import annotations
 from ampwatch.alerts.alert_sender import AlertSender
 from ampwatch.alerts.alert_settings import (
     KINDS,
+    LEAST_WORDS,
     AlertSetting,
     add_setting,
     change_setting,
@@ -23,6 +24,7 @@ from ampwatch.alerts.alert_settings import (
     read_settings,
     remove_setting,
     settings_path,
+    what_text,
 )
 from ampwatch.alerts.delivery import Delivery
 from ampwatch.alerts.sent_alerts import Outcome, read_outcomes
@@ -32,6 +34,7 @@ from ampwatch.alerts.trial import Trial
 
 __all__ = [
     "KINDS",
+    "LEAST_WORDS",
     "AlertSender",
     "AlertSetting",
     "Delivery",
@@ -50,4 +53,5 @@ __all__ = [
     "remove_setting",
     "settings_path",
     "watch_run",
+    "what_text",
 ]

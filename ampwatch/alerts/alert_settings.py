@@ -35,6 +35,12 @@ KINDS = {
     "AMP7*": "fewer than 16 bits",
     "AMP9*": "the record, and runs that were cut off",
 }
+LEAST_WORDS = {
+    Severity.ERROR: "errors only",
+    Severity.WARNING: "warnings and errors",
+    Severity.INFO: "everything, remarks too",
+}
+_NAMES = {rule.code: rule.name for rule in RULES}
 _VERSION = 1
 _FILE = "settings.json"
 _MAX_BYTES = 1 << 20
@@ -61,6 +67,13 @@ class AlertSetting:
         masked = masked_address(self.address)
         return f"{printable(self.name)} ({masked})" if self.name else masked
 
+    @property
+    def scope(self) -> str:
+        """What it is told of, in a line."""
+        what = ", ".join(map(what_text, self.what)) or "all findings"
+        runs = ", ".join(map(printable, self.runs)) or "all runs"
+        return f"{LEAST_WORDS[self.least]} · {what} · {runs}"
+
     def names(self, *words: str) -> bool:
         """Whether a finding of this code or name is meant."""
         return _fits(self.what, words)
@@ -74,6 +87,12 @@ def masked_address(address: str) -> str:
     """An address as it may be shown: any part after its scheme may be a password."""
     scheme, mark, _ = address.partition("://")
     return f"{printable(scheme).lower()}://…" if mark else "…"
+
+
+def what_text(pattern: str) -> str:
+    """A pattern of findings, with what it stands for."""
+    meaning = KINDS.get(pattern) or _NAMES.get(pattern)
+    return f"{pattern} {meaning}" if meaning else printable(pattern)
 
 
 def new_setting(address: str, **parts: Any) -> AlertSetting:

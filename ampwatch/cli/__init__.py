@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import typer
 
 from ampwatch.cli import (
+    alerts,
     compact,
     compare,
     dashboard,
@@ -74,6 +75,7 @@ _COMMANDS = (
     export,
     compact,
     publish,
+    alerts,
     keys,
     explain,
 )
@@ -120,6 +122,9 @@ def build() -> typer.Typer:
     )
     app.callback()(_program)
     for module in _COMMANDS:
+        if hasattr(module, "add_to"):  # it has commands of its own
+            module.add_to(app)
+            continue
         settings = getattr(module, "CONTEXT", None)
         app.command(module.NAME, help=module.HELP, context_settings=settings)(module.command)
     return app

@@ -25,7 +25,7 @@ NOTIFY_OPTION = typer.Option(
 NOTIFY_HELP = """Alerts: --notify sends each warning and error once, with what to do, and again if
 it gets worse. Alerts within a minute are sent as one message. To install: `pip install
 'ampwatch[notify]'`. To keep passwords out of the command line, set AMPWATCH_NOTIFY; addresses are
-never shown.
+never shown. `ampwatch alerts` keeps them for every recorder and dashboard.
 
 \b
     slack://TOKEN_A/TOKEN_B/TOKEN_C/#channel

@@ -49,7 +49,7 @@ def test_the_help_teaches_and_names_every_command(capsys):
 
 @pytest.mark.parametrize(
     "command", ["demo", "dashboard", "runs", "watch", "report", "record", "import", "export",
-                "compact", "keys", "explain"]
+                "compact", "alerts", "keys", "explain"]
 )  # fmt: skip
 def test_every_command_has_help_with_an_example(capsys, command):
     code, out, _ = ampwatch(capsys, command, "--help")
