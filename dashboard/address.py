@@ -12,7 +12,8 @@ from urllib.parse import quote, unquote, urlencode
 
 import streamlit as st
 
-_KEPT = ("quantity", "map", "view", "values", "runs", "list", "find")  # kept for another run
+# Kept for another run: how a run is looked at.
+_KEPT = ("quantity", "map", "view", "values", "runs", "list", "find", "kinds")
 _NAMES = ("run", "rank", "span", "step", "layer", *_KEPT, "follow", "alert")
 
 _OFF = "off"
@@ -34,6 +35,7 @@ class Address:
     runs: str | None = None  # those compared
     list: str | None = None  # of the table of runs: filter, order, groups
     find: str | None = None  # what is searched for among the settings
+    kinds: str | None = None  # what the timeline shows; all of it
     follow: bool = True  # what is live
     alert: str | None = None  # the receiver whose settings are being changed
 

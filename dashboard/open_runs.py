@@ -24,6 +24,7 @@ from ampwatch.diagnosis import Diagnosis, Severity
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, State, follow
 from ampwatch.follow import Look as Verdict
+from ampwatch.report.attempts import Attempt, attempts_of
 from ampwatch.report.settings import whole_settings
 from ampwatch.rows import Table
 from ampwatch.store import Run, RunInfo, summarize
@@ -69,6 +70,12 @@ class Look:
         """Every recorded setting by its dotted name."""
         with self._follower.reading() as run:
             return whole_settings(run)
+
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Each start of the run, as the rank looked at tells it, or the lowest."""
+        with self._follower.reading() as run:
+            rank = min(run.ranks, default=0) if self.rank is None else self.rank
+            return attempts_of(run, rank, goes_on=self.is_live)
 
     @property
     def name(self) -> str:

@@ -25,6 +25,7 @@ import runs_page
 import settings_page
 import sidebar
 import streamlit as st
+import timeline_page
 from formatting import said, shortened
 from problems import guarded
 
@@ -93,6 +94,7 @@ PAGES: dict[str, tuple[str, Callable[[], None]]] = {
     "Layers": ("layers", partial(_of_run, "Layers", layers_page.show)),
     "Findings": ("findings", partial(_of_run, "Findings", findings_page.show)),
     "Memory and device": ("memory", partial(_of_run, "Memory and device", memory_page.show)),
+    "Timeline": ("timeline", partial(_of_run, "Timeline", timeline_page.show)),
     "Settings": ("settings", partial(_of_run, "Settings", settings_page.show)),
     "Compare": ("compare", _compare),
     "Alerts": ("alerts", alerts_page.show),

@@ -37,6 +37,7 @@ PAGES = {
     "Layers": ("layers", "[data-testid=stButtonGroup]"),
     "Findings": ("findings", ".st-key-findings"),
     "Memory and device": ("memory", "[class*='st-key-device'], .aw-problem"),
+    "Timeline": ("timeline", ".aw-lanes"),
     "Settings": ("settings", ".aw-part .aw-settings"),
     "Compare": ("compare", ".st-key-compare-table, .stMultiSelect"),
     "Alerts": ("alerts", ".aw-receiver"),

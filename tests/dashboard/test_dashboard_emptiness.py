@@ -15,7 +15,14 @@ from written_runs import event_columns, fresh_id, step_columns, write_run
 from ampwatch import codec, store
 from ampwatch.rows import Table
 
-PAGES = ("overview_page", "layers_page", "findings_page", "memory_page", "settings_page")
+PAGES = (
+    "overview_page",
+    "layers_page",
+    "findings_page",
+    "memory_page",
+    "settings_page",
+    "timeline_page",
+)
 
 
 def write_rows(folder, name, tables, **info):

@@ -28,11 +28,23 @@ export class HtmlPart {
     if (html === this.html) return;
     this.html = html;
     const open = new Map([...this.body.querySelectorAll("details[data-key]")].map((one) => [one.dataset.key, one.open]));
+    const focused = this.focused();
     this.body.innerHTML = html;
+    if (focused) this.body.querySelector(focused)?.focus();
     for (const one of this.body.querySelectorAll("details[data-key]")) {
       if (open.has(one.dataset.key)) one.open = open.get(one.dataset.key);
     }
     this.filter();
+  }
+
+  // Where the keyboard is, as what finds it again in what a live run has written since.
+  focused() {
+    const one = document.activeElement;
+    if (!one || !this.body.contains(one)) return null;
+    for (const name of ["data-key", "data-go", "data-copy", "aria-label"]) {
+      if (one.hasAttribute(name)) return `${one.tagName}[${name}="${CSS.escape(one.getAttribute(name))}"]`;
+    }
+    return null;
   }
 
   click(event) {

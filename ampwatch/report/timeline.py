@@ -1,0 +1,334 @@
+"""What happened in a run, in order and in words: attempts, findings, skips, checkpoints, changes.
+
+Many of a kind that lie close together become one entry, which says how many they are.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby, pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from ampwatch.diagnosis import RULES, Diagnosis, Finding
+from ampwatch.diagnosis.signals import Event, Integers, detail_of, steps_of, texts
+from ampwatch.diagnosis.words import count_text, duration_text, scale_text
+from ampwatch.report.attempts import Attempt
+from ampwatch.report.checkpoints import condition_of
+from ampwatch.report.event_text import text_of, title_of
+from ampwatch.report.thinning import Rug, merged
+from ampwatch.rows import EventKind
+
+MOST_ENTRIES = 40  # of one kind: more than a reader takes in; the charts and the log have each
+_MOST_TOLD = 3  # of the events in one entry: each in words
+_MOST_LETTERS = 240
+_NAMES = {rule.code: rule.name for rule in RULES}
+
+
+class Kind(str, enum.Enum):
+    """What a reader chooses from, in the order in which it is shown."""
+
+    ATTEMPT = "attempts"
+    FINDING = "findings"
+    SKIP = "skips and overflows"
+    CHECKPOINT = "checkpoints"
+    CHANGE = "changes"
+    ERROR = "errors"
+    GAP = "gaps"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Something that happened, or several of one kind close together."""
+
+    kind: Kind
+    first: int  # step
+    last: int
+    title: str
+    words: str
+    mark: str = ""  # a finding's severity; of a checkpoint clean, suspect or poisoned
+    time_ns: int | None = None  # of the first
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """All of it: the entries by their first step, and where single events stand, by kind."""
+
+    entries: tuple[Entry, ...]
+    ticks: Mapping[Kind, Rug]
+
+
+def timeline_of(
+    events: pa.Table,
+    skips: Rug,
+    attempts: Sequence[Attempt],
+    diagnosis: Diagnosis | None,
+    ends: tuple[int, int],
+) -> Timeline:
+    """What these tell; `events` has step, time_ns, rank, kind and detail, `ends` is the axis."""
+    told = _Told.of(events)
+    entries = chain(
+        (_attempt(one, ends) for one in attempts),
+        () if diagnosis is None else (_finding(one, ends) for one in diagnosis.findings),
+        _skips(skips, told),
+        _checkpoints(told, diagnosis),
+        *(_events(told, kind) for kind in sorted(told.kinds - _TOLD_ELSEWHERE)),
+    )
+    order = list(Kind)
+    ordered = sorted(entries, key=lambda one: (one.first, order.index(one.kind), one.last))
+    return Timeline(tuple(ordered), {Kind.SKIP: skips, **_ticks(told, ends)})
+
+
+def stretches(first: Integers, last: Integers, most: int) -> list[slice]:
+    """What to join so that at most so many are left: those with the narrowest gaps between them."""
+    if not len(first):
+        return []
+    gaps = first[1:] - np.maximum.accumulate(last)[:-1]
+    apart = np.flatnonzero(gaps > 1)
+    if len(apart) >= most:
+        apart = np.sort(apart[np.argsort(gaps[apart], kind="stable")[len(apart) - most + 1 :]])
+    edges = [0, *(apart + 1).tolist(), len(first)]
+    return [slice(a, b) for a, b in pairwise(edges)]
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The events, their kinds and steps as arrays: only details that are shown are read."""
+
+    rows: pa.Table
+    step: Integers
+    names: tuple[str, ...]
+    number: Integers  # of each event's kind
+
+    @classmethod
+    def of(cls, rows: pa.Table) -> _Told:
+        names, number = texts(rows, "kind")
+        return cls(rows, steps_of(rows), names, number)
+
+    @property
+    def kinds(self) -> set[str]:
+        return set(self.names)
+
+    def places(self, kind: str) -> Integers:
+        """Where the events of a kind are, by their steps."""
+        if kind not in self.names:
+            return np.zeros(0, np.int64)
+        at = np.flatnonzero(self.number == self.names.index(kind))
+        return at[np.argsort(self.step[at], kind="stable")]
+
+    def event(self, at: int) -> Event:
+        row = {name: self.rows.column(name)[int(at)].as_py() for name in ("kind", "detail", "rank")}
+        return Event(
+            int(self.step[at]), row["rank"] or 0, str(row["kind"]), detail_of(row["detail"])
+        )
+
+    def time_ns(self, at: int) -> int | None:
+        found: int | None = self.rows.column("time_ns")[int(at)].as_py()
+        return found
+
+
+_TOLD_ELSEWHERE = {
+    EventKind.STARTED.value,
+    EventKind.ENDED.value,
+    EventKind.OVERFLOW.value,
+    EventKind.STATE_SAVED.value,
+}
+
+
+def _events(told: _Told, kind: str) -> Iterator[Entry]:
+    """The events of one kind, those of one step or close together as one entry."""
+    places = told.places(kind)
+    step = told.step[places]
+    for part in _joined(step):
+        at = places[part]
+        some = [told.event(one) for one in _some(at)]
+        lines = list(dict.fromkeys(text_of(event) for event in some))
+        text = "; ".join(line for line in lines if line)
+        count = len(np.unique(step[part])) if _is_of_many_ranks(told, at) else len(at)
+        if len(at) > len(some):
+            text = f"{count:,} times; the first and the last: {text}"
+        first, last = int(step[part][0]), int(step[part][-1])
+        code = some[0].detail.get("code") if kind == EventKind.MISUSE.value else None
+        name = f"{code} {_NAMES.get(str(code), '')}".strip() if code else title_of(kind)
+        yield Entry(
+            _kind_of(kind),
+            first,
+            last,
+            name,
+            text[:_MOST_LETTERS],
+            time_ns=told.time_ns(at[0]),
+            count=count,
+        )
+
+
+def _joined(step: Integers) -> list[slice]:
+    """Events of one step are one entry; of many the close ones too."""
+    if len(np.unique(step)) > MOST_ENTRIES:
+        return stretches(step, step, MOST_ENTRIES)
+    edges = [0, *(np.flatnonzero(np.diff(step)) + 1).tolist(), len(step)]
+    return [slice(a, b) for a, b in pairwise(edges) if b > a]
+
+
+def _some(at: Integers) -> Integers:
+    """A few of them in words, of more the first and the last."""
+    return at if len(at) <= _MOST_TOLD else at[[0, -1]]
+
+
+def _is_of_many_ranks(told: _Told, at: Integers) -> bool:
+    ranks = {told.rows.column("rank")[int(one)].as_py() for one in _some(at)}
+    return len(ranks) > 1
+
+
+def _ticks(told: _Told, ends: tuple[int, int]) -> dict[Kind, Rug]:
+    """Where single events stand, merged to what an axis can show."""
+    names = sorted(told.kinds - _TOLD_ELSEWHERE, key=_kind_of)
+    found = {}
+    for kind, several in groupby(names, _kind_of):
+        places = np.concatenate([told.places(name) for name in several])
+        step = np.unique(np.clip(told.step[places], *ends))
+        found[kind] = merged(step, *ends)
+    return found
+
+
+_KINDS = {
+    EventKind.STATE_LOADED.value: Kind.CHECKPOINT,
+    EventKind.MISUSE.value: Kind.ERROR,
+    EventKind.EXCEPTION.value: Kind.ERROR,
+    EventKind.GAP.value: Kind.GAP,
+}
+
+
+def _kind_of(name: str) -> Kind:
+    return _KINDS.get(name, Kind.CHANGE)
+
+
+# --- attempts and findings ------------------------------------------------------------------------
+
+
+def _attempt(one: Attempt, ends: tuple[int, int]) -> Entry:
+    first = ends[0] if one.first_step is None else one.first_step
+    last = first if one.last_step is None else max(first, one.last_step)
+    return Entry(
+        Kind.ATTEMPT, first, last, f"attempt {one.number}", ", ".join(_of_attempt(one)),
+        time_ns=one.started_ns,
+    )  # fmt: skip
+
+
+def _of_attempt(one: Attempt) -> Iterator[str]:
+    detail = one.detail
+    if detail.get("host"):
+        yield f"on {detail['host']}"
+    if detail.get("pid"):
+        yield f"process {detail['pid']}"
+    origin = detail.get("origin")
+    if isinstance(origin, dict) and origin.get("commit"):
+        changed = " with uncommitted changes" if origin.get("uncommitted changes") == "yes" else ""
+        yield f"commit {str(origin['commit'])[:10]}{changed}"
+    if one.first_step is None:
+        yield "without a step"
+    if one.started_ns and one.last_ns and one.last_ns > one.started_ns:
+        yield f"for {duration_text((one.last_ns - one.started_ns) / 1e6)}"
+    if one.ending:
+        yield one.ending
+
+
+def _finding(one: Finding, ends: tuple[int, int]) -> Entry:
+    """One that names no step is about the whole run."""
+    first = ends[0] if one.first_step is None else one.first_step
+    last = ends[1] if one.first_step is None or one.last_step is None else one.last_step
+    return Entry(
+        Kind.FINDING, first, max(first, last), f"{one.code} {one.name}", one.summary,
+        mark=one.severity.value,
+    )  # fmt: skip
+
+
+# --- skipped steps --------------------------------------------------------------------------------
+
+
+def _skips(skips: Rug, told: _Told) -> Iterator[Entry]:
+    """Skipped steps by stretches, with what the overflows in them say; and the other overflows."""
+    places = told.places(EventKind.OVERFLOW.value)
+    steps = told.step[places]
+    free = np.ones(len(steps), np.bool_)
+    for part in stretches(skips.first, skips.last, MOST_ENTRIES):
+        first, last = int(skips.first[part][0]), int(skips.last[part].max())
+        count = int(skips.count[part].sum())
+        low, high = np.searchsorted(steps, [first, last + 1]).tolist()
+        free[low:high] = False
+        yield _stretch(told, places[low:high], first, last, count)
+    rest = places[free]
+    for part in stretches(told.step[rest], told.step[rest], MOST_ENTRIES):
+        at = rest[part]
+        count = len(np.unique(told.step[at]))
+        text = ", ".join([f"values overflowed in {count_text(count, 'step')}", *_traced(told, at)])
+        first, last = int(told.step[at[0]]), int(told.step[at[-1]])
+        yield Entry(
+            Kind.SKIP, first, last, "overflow", text, time_ns=told.time_ns(at[0]), count=count
+        )
+
+
+def _stretch(told: _Told, at: Integers, first: int, last: int, count: int) -> Entry:
+    length = last - first + 1
+    if count == 1:
+        text = "the step was skipped"
+    elif count == length:
+        text = f"{count:,} steps in a row were skipped"
+    else:
+        text = f"{count:,} of {length:,} steps were skipped"
+    words = ", ".join([text, *_scales(told, at), *_traced(told, at)])
+    time_ns = told.time_ns(at[0]) if len(at) else None
+    return Entry(Kind.SKIP, first, last, "skipped", words, time_ns=time_ns, count=count)
+
+
+def _scales(told: _Told, at: Integers) -> Iterator[str]:
+    found = [told.event(one).detail.get("scale") for one in _ends_of(at)]
+    known = [scale for scale in found if isinstance(scale, (int, float))]
+    if len(known) == 2 and known[0] != known[1]:
+        yield f"at a loss scale of {scale_text(known[0])} down to {scale_text(known[1])}"
+    elif known:
+        yield f"at a loss scale of {scale_text(known[0])}"
+
+
+def _traced(told: _Told, at: Integers) -> Iterator[str]:
+    """To which layers, by the first and the last of these overflows."""
+    layers = dict.fromkeys(told.event(one).layer for one in _ends_of(at))
+    known = [layer for layer in layers if layer]
+    if known:
+        yield f"traced to layer {' and '.join(known)}"
+
+
+def _ends_of(at: Integers) -> list[int]:
+    return [int(at[0]), int(at[-1])] if len(at) > 1 else at.tolist()
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def _checkpoints(told: _Told, diagnosis: Diagnosis | None) -> Iterator[Entry]:
+    """The saves of the scaler's state; what they held by what is known of the steps before."""
+    places = told.places(EventKind.STATE_SAVED.value)
+    _, at = np.unique(told.step[places], return_index=True)  # every rank saves its own
+    places = places[at]
+    restart = None if diagnosis is None else diagnosis.learning_rate.restart_checkpoint_step
+    judged = [(*condition_of(int(told.step[one]), diagnosis), int(one)) for one in places]
+    for mark in dict.fromkeys(mark for mark, _, _ in judged):
+        mine = [(words, one) for found, words, one in judged if found == mark]
+        steps = told.step[[one for _, one in mine]]
+        for part in _joined(steps):
+            words, one = mine[part][0]
+            first, last = int(steps[part][0]), int(steps[part][-1])
+            count = len(steps[part])
+            text = words if count == 1 else f"{count_text(count, 'save')}, the first: {words}"
+            if restart is not None and restart in steps[part]:
+                text += f"; step {restart:,} is the one to restart from"
+            yield Entry(
+                Kind.CHECKPOINT, first, last, f"saved{f', {mark}' if mark else ''}", text, mark,
+                told.time_ns(one), count,
+            )  # fmt: skip

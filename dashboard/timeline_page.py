@@ -1,0 +1,282 @@
+"""The timeline: attempts, findings, skips, checkpoints and changes, in one rug and in words."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import address
+import browser
+import numpy as np
+import run_list
+import streamlit as st
+from formatting import said
+from open_runs import Look
+from problems import guarded
+
+from ampwatch.diagnosis.signals import steps_of
+from ampwatch.diagnosis.words import duration_text
+from ampwatch.report.thinning import Rug
+from ampwatch.report.timeline import Entry, Kind, Timeline, timeline_of
+from ampwatch.rows import Table
+
+_EVERY_S = 2.0
+_KEY, _KINDS = "timeline", "timeline kinds"
+_EVENTS = ("step", "time_ns", "rank", "kind", "detail")
+_COLORS = {
+    Kind.ATTEMPT: "muted", Kind.FINDING: "skip", Kind.SKIP: "skip", Kind.CHECKPOINT: "healthy",
+    Kind.CHANGE: "rate", Kind.ERROR: "skip", Kind.GAP: "advice",
+}  # fmt: skip
+_MARK_COLORS = {
+    "clean": "healthy", "suspect": "advice", "poisoned": "skip",
+    "error": "skip", "warning": "advice", "info": "muted",
+}  # fmt: skip
+_AROUND = 0.6  # of what is looked at, shown before and after it
+_LEAST_AROUND = 20  # steps
+_AXIS_LABELS = 5
+_MOST_LEVELS = 5  # of findings that overlap, one under another
+_EDGE = 4.0  # per cent of the axis
+_CELLS = 1000  # of a lane's ticks
+
+
+def show(path: str, *, follow: bool) -> None:
+    """The page of what happened, growing while the run goes on."""
+    look = run_list.look(path)
+    waits = look.is_live or not look.is_judged
+    st.fragment(_now, run_every=_EVERY_S if waits and follow else None)(path)
+
+
+@guarded
+def _now(path: str) -> None:
+    look, where = run_list.look(path), address.read()
+    told = timeline(look, where.span)
+    wanted = _choose_kinds(where.kinds)
+    browser.html(timeline_html(look, told, wanted, where), key=_KEY, on_go=_go)
+
+
+def timeline(look: Look, span: tuple[int, int] | None) -> Timeline:
+    """What happened in the run as it stands, or in a span of its steps, in more detail."""
+    events, curves = look.read(Table.EVENTS, _EVENTS), look.curves
+    if span is not None:
+        step = steps_of(events)
+        events = events.filter((step >= span[0]) & (step <= span[1]))
+        curves = curves.within(span)
+    skips = curves.rug(*(span or curves.ends))
+    told = timeline_of(events, skips, look.attempts(), look.diagnosis, look.curves.ends)
+    if span is None:
+        return told
+    inside = (one for one in told.entries if one.last >= span[0] and one.first <= span[1])
+    return replace(told, entries=tuple(inside))
+
+
+# --- what is shown --------------------------------------------------------------------------------
+
+
+def _choose_kinds(text: str | None) -> set[Kind]:
+    """A button a kind; those in the address are shown, all if there is none.
+
+    Always the same buttons with the same words: others would take the keyboard away.
+    """
+    named = [] if text is None else address.names_in(text)
+    chosen = [kind for kind in Kind if _short(kind) in named]
+    st.session_state[_KINDS] = [_short(kind) for kind in chosen]
+    labels = {_short(kind): kind.value for kind in Kind}
+    st.pills(
+        "Show", list(labels), key=_KINDS, selection_mode="multi", on_change=_kinds_chosen,
+        format_func=lambda name: labels.get(name, name), label_visibility="collapsed",
+    )  # fmt: skip
+    return set(chosen or Kind)
+
+
+def _short(kind: Kind) -> str:
+    """Its name in the address."""
+    return kind.name.lower()
+
+
+def _kinds_chosen() -> None:
+    chosen = st.session_state[_KINDS]
+    address.change(kinds=address.names_text(chosen) if chosen else None)
+
+
+def _go() -> None:
+    if st.session_state[_KEY].go:
+        address.change(span=None)
+
+
+# --- as HTML --------------------------------------------------------------------------------------
+
+
+def timeline_html(look: Look, told: Timeline, wanted: set[Kind], where: address.Address) -> str:
+    """The rug and, under it, each entry in words."""
+    whole = "" if where.span is None else _whole(where, where.span)
+    there = replace(where, run=run_list.name_of(look.path))
+    links = [(one, _link(one, there, look.curves.ends)) for one in told.entries]
+    shown = [(one, link) for one, link in links if one.kind in wanted]
+    if not shown:
+        words = "Nothing of this kind happened." if links else "Nothing has happened yet."
+        return f'{whole}<p class="aw-muted aw-lanes">{words}</p>'
+    span = where.span or _axis(told, look.curves.ends)
+    lanes = "".join(
+        _lane(kind, several, told.ticks.get(kind), span)
+        for kind in Kind
+        if (several := [(one, link) for one, link in shown if one.kind is kind])
+    )
+    rug = f'<div class="aw-lanes">{lanes}{_labels(span)}</div>'
+    return f"{whole}{rug}{_table(look, shown)}"
+
+
+def _axis(told: Timeline, ends: tuple[int, int]) -> tuple[int, int]:
+    """All that is told of: a checkpoint is saved before the step after the last."""
+    low = min(ends[0], *(one.first for one in told.entries))
+    return low, max(ends[1], low + 1, *(one.last for one in told.entries))
+
+
+def _whole(where: address.Address, span: tuple[int, int]) -> str:
+    link = html.escape(address.link("timeline", replace(where, span=None)))
+    return (
+        f'<p class="aw-muted">Only steps {span[0]:,} to {span[1]:,}. '
+        f'<a href="{link}" data-go="whole">Show the whole run</a></p>'
+    )
+
+
+# --- the rug --------------------------------------------------------------------------------------
+
+
+def _lane(
+    kind: Kind, links: Sequence[tuple[Entry, str]], ticks: Rug | None, span: tuple[int, int]
+) -> str:
+    """One kind along the steps: single events as ticks, each entry as a place to click.
+
+    For the mouse and fingers; the table holds the same for keys and readers of screens.
+    """
+    levels = _levels([one for one, _ in links]) if kind is Kind.FINDING else [0] * len(links)
+    height = max(levels) + 1
+    marks = "".join(
+        _mark(one, link, (level, height), span)
+        for (one, link), level in zip(links, levels, strict=True)
+    )
+    count = sum(one.count for one, _ in links)
+    drawn = _ticks(ticks, span) if ticks is not None else ""
+    bare = " bare" if ticks is not None and kind is not Kind.CHECKPOINT else ""
+    return (
+        f'<div class="aw-lane" style="--aw-tone:var(--aw-{_COLORS[kind]})">'
+        f'<span class="aw-lane-name">{kind.value} <b>{count:,}</b></span>'
+        f'<div class="aw-lane-track{bare}" aria-hidden="true" style="--aw-levels:{height}">'
+        f"{drawn}{marks}</div></div>"
+    )
+
+
+def _levels(entries: Iterable[Entry]) -> list[int]:
+    """On which level each lies, so that none hides another."""
+    taken: list[int] = []
+    found = []
+    for one in entries:
+        free = (level for level, last in enumerate(taken) if last < one.first)
+        level = next(free, len(taken))
+        if level == len(taken) and level < _MOST_LEVELS:
+            taken.append(one.last)
+        level = min(level, _MOST_LEVELS - 1)
+        taken[level] = max(taken[level], one.last)
+        found.append(level)
+    return found
+
+
+def _mark(one: Entry, link: str, place: tuple[int, int], span: tuple[int, int]) -> str:
+    left, right = _place(one.first, span), _place(one.last + 1, span)
+    level, height = place
+    tone = f"--aw-tone:var(--aw-{_MARK_COLORS[one.mark]});" if one.mark in _MARK_COLORS else ""
+    words = f"{_steps(one)}: {one.title}: {one.words}"
+    style = f"left:{left:.2f}%;width:{right - left:.2f}%;{tone}"
+    if height > 1:
+        style += f"top:{100 * level / height:.1f}%;height:{100 / height:.1f}%"
+    return (
+        f'<a class="aw-mark {one.mark}" style="{style}" title="{said(words)}" tabindex="-1" '
+        f'href="{link}" target="_self"></a>'
+    )
+
+
+def _place(step: int, span: tuple[int, int]) -> float:
+    """Where a step begins, in per cent of the axis."""
+    share = (step - span[0]) / (span[1] + 1 - span[0])
+    return 100 * min(1.0, max(0.0, share))
+
+
+def _ticks(rug: Rug, span: tuple[int, int]) -> str:
+    """Every event as a tick; those that fall into one pixel are one."""
+    width = span[1] + 1 - span[0]
+    steps = np.concatenate([rug.first, rug.last])
+    steps = steps[(steps >= span[0]) & (steps <= span[1])]
+    cells = np.unique(((steps - span[0] + 0.5) / width * _CELLS).round(1))
+    path = "".join(f"M{x:g},0V10" for x in cells.tolist())
+    return (
+        f'<svg viewBox="0 0 {_CELLS} 10" preserveAspectRatio="none"><path d="{path}" '
+        'vector-effect="non-scaling-stroke" stroke-width="1.2" stroke="var(--aw-tone)"/></svg>'
+    )
+
+
+def _labels(span: tuple[int, int]) -> str:
+    """Steps along the axis, at round numbers."""
+    rough = max(1.0, (span[1] - span[0]) / _AXIS_LABELS)
+    size = 10 ** int(np.floor(np.log10(rough)))
+    every = next(int(size * m) for m in (1, 2, 5, 10) if size * m >= rough)
+    first = -(-span[0] // every) * every
+    labels = "".join(
+        f'<span class="{_side(_place(step, span))}" style="left:{_place(step, span):.2f}%">'
+        f"{step:,}</span>"
+        for step in range(first, span[1] + 1, every)
+    )
+    return f'<div class="aw-lane-axis" aria-hidden="true">{labels}</div>'
+
+
+def _side(place: float) -> str:
+    """A label at the axis' end stays within it."""
+    return "early" if place < _EDGE else "late" if place > 100 - _EDGE else ""
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def _table(look: Look, links: Sequence[tuple[Entry, str]]) -> str:
+    rows = "".join(_row(look, one, link) for one, link in links)
+    heads = ("step", "what", "in words", "after")
+    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
+    return f'<table class="aw-happened"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+
+
+def _row(look: Look, one: Entry, link: str) -> str:
+    key = html.escape(f"{one.title} {one.first}")  # by which the keyboard's place is found again
+    tone = _MARK_COLORS.get(one.mark, _COLORS[one.kind])
+    style = f"--aw-tone:var(--aw-{tone})"
+    cells = (
+        f'<a href="{link}" target="_self" data-key="{key}">{_steps(one)}</a>',
+        f'<span class="aw-what {one.mark}" style="{style}">{said(one.title)}</span>',
+        f"<bdi>{said(one.words)}</bdi>",
+        said(_elapsed(look, one)),
+    )
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _steps(one: Entry) -> str:
+    return f"{one.first:,}" if one.first == one.last else f"{one.first:,} to {one.last:,}"
+
+
+def _elapsed(look: Look, one: Entry) -> str:
+    """How long after the run's start; nothing where no time is told."""
+    began = look.info.started_ns
+    if not one.time_ns or not began or one.time_ns < began:
+        return ""
+    return duration_text((one.time_ns - began) / 1e6)
+
+
+def _link(one: Entry, where: address.Address, ends: tuple[int, int]) -> str:
+    """To its steps on the overview."""
+    there = replace(where, step=one.first, span=_around(one, ends))
+    return html.escape(address.link("", there))
+
+
+def _around(one: Entry, ends: tuple[int, int]) -> tuple[int, int]:
+    """The steps to show of the run, so that what happened is in sight with what lies around it."""
+    margin = max(_LEAST_AROUND, int((one.last - one.first) * _AROUND))
+    low, high = max(ends[0], one.first - margin), min(ends[1], one.last + margin)
+    return low, max(high, low + 1)
