@@ -1,10 +1,10 @@
 """What a sampled step costs a layer: in fp16 without and with "what if", in bf16, in emulated fp8.
 
-Interleaved: each round trains every kind for some sampled and some other steps; the difference of
-their medians is divided by the number of layers. The training thread's own time and that of the
-whole process, courier included, both in CPU time: the machine may be busy.
+Every second step is sampled; the difference of the medians is divided by the number of layers. The
+training thread's own time and that of the whole process, courier included, both in CPU time: the
+machine may be busy.
 
-python benchmarks/low_precision.py [--rounds N] [--width W] [--batch B]
+python benchmarks/low_precision.py [--steps N] [--width W] [--batch B]
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import statistics
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 import ampwatch
 from ampwatch.probe import operand_casts
 
-LAYERS, STEPS, NEVER = 12, 6, 10**9
+LAYERS = 12
 BEGIN = operand_casts.Operands.begin
 
 
@@ -77,54 +76,55 @@ def _nothing(*_args: Any, **_named: Any) -> None:
     """In the place of `Operands.begin`."""
 
 
-def step_times(kind: Kind, args: argparse.Namespace, *, sampled: bool) -> tuple[float, float]:
-    """Median CPU milliseconds of a step: of the training thread, and of the process."""
+def added(kind: Kind, args: argparse.Namespace) -> tuple[float, float]:
+    """Microseconds that sampling adds a layer: to the training thread, and to the process.
+
+    Every second step is sampled, so both kinds of steps see the same machine.
+    """
     setattr(operand_casts.Operands, "begin", BEGIN if kind.casts else _nothing)  # noqa: B010
     torch.manual_seed(0)
     model = kind.make(args.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     x = torch.randn(args.batch, args.width, dtype=torch.bfloat16 if not kind.autocast else None)
-    thread, process = [], []
-    every = 1 if sampled else NEVER
+    thread: dict[bool, list[float]] = {True: [], False: []}
+    process: dict[bool, list[float]] = {True: [], False: []}
     with (
         tempfile.TemporaryDirectory() as folder,
         ampwatch.attach(
-            None, model, optimizer=optimizer, log_dir=folder, endpoint="off", layer_every=every
+            None, model, optimizer=optimizer, log_dir=folder, endpoint="off", layer_every=2
         ),
     ):
-        for number in range(12 + STEPS):
+        for number in range(12 + 2 * args.steps):
             began = time.thread_time(), time.process_time()
             with torch.autocast("cpu", kind.dtype, enabled=kind.autocast):
                 loss = model(x).float().square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            if number >= 11:  # the first ten are sampled always
-                thread.append(1e3 * (time.thread_time() - began[0]))
-                time.sleep(0.25)  # the courier's part of this step
-                process.append(1e3 * (time.process_time() - began[1]))
-    return statistics.median(thread), statistics.median(process)
+            spent = time.thread_time() - began[0]
+            time.sleep(0.3)  # the courier's part of this step
+            if number >= 12:  # the first ten are sampled always
+                thread[number % 2 == 0].append(1e6 * spent)
+                process[number % 2 == 0].append(1e6 * (time.process_time() - began[1]))
+    return _difference(thread), _difference(process)
+
+
+def _difference(found: dict[bool, list[float]]) -> float:
+    return (statistics.median(found[True]) - statistics.median(found[False])) / LAYERS
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--batch", type=int, default=128)
     args = parser.parse_args()
-    added: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for _ in range(args.rounds):
-        for name, kind in KINDS.items():
-            sampled, other = (step_times(kind, args, sampled=s) for s in (True, False))
-            added[name].append((sampled[0] - other[0], sampled[1] - other[1]))
     print(f"width {args.width}, batch {args.batch}, {LAYERS} layers, load {os.getloadavg()[0]:.1f}")
     print("| µs that sampling adds, a layer | training thread | whole process |")
     print("|---|---:|---:|")
-    for name, found in added.items():
-        thread, process = (
-            1e3 * statistics.median(part) / LAYERS for part in zip(*found, strict=True)
-        )
-        print(f"| {name} | {thread:.0f} | {process:.0f} |")
+    for name, kind in KINDS.items():
+        thread, process = added(kind, args)
+        print(f"| {name} | {thread:.0f} | {process:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,9 @@ _LAYER_FLAGS = (
 )  # fmt: skip
 _LAYER_NUMBERS = (
     "underflow_share", "act_amax", "log2_headroom", "scale_low", "scale_high", "update_ratio",
-    "param_group", "flops", "rows", "order",
+    "param_group", "flops", "rows", "order", "amax_staleness",
+    "input_saturated_share", "weight_saturated_share", "grad_saturated_share",
+    "input_flushed_share", "weight_flushed_share", "grad_flushed_share",
 )  # fmt: skip
 _LAYER_DTYPES = ("output_dtype", "param_dtype", "input_format", "weight_format", "grad_format")
 LAYER_COLUMNS = (

@@ -15,6 +15,7 @@ import numpy as np
 from ampwatch.diagnosis import learning_rate, policy
 from ampwatch.diagnosis.attention_scores import ScoreHistory
 from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.cast_history import CastHistory
 from ampwatch.diagnosis.device_history import DeviceHistory
 from ampwatch.diagnosis.episodes import Fall, Span
 from ampwatch.diagnosis.event_history import Ledger
@@ -117,6 +118,7 @@ class Case:
     devices: DeviceHistory = field(default_factory=DeviceHistory)
     restarts: RestartHistory = field(default_factory=RestartHistory)
     precision: PrecisionHistory = field(default_factory=PrecisionHistory, metadata=_OWN)
+    casts: CastHistory = field(default_factory=CastHistory, metadata=_OWN)
     ranks: RankHistory = field(default_factory=RankHistory, metadata=_OWN)
     loop: LoopHistory = field(default_factory=LoopHistory, metadata=_OWN)
     zeros: ZeroHistory = field(default_factory=ZeroHistory, metadata=_OWN)

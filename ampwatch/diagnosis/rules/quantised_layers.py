@@ -65,7 +65,7 @@ def sensitive_layer_quantised(case: Case) -> Iterator[Seen]:
         summary=f"{first} is {found[first]}, and multiplies in {form}.",
         cause=f"Of {count_text(len(kept), 'quantised layer')} "
         f"{count_text(len(found), 'is one', 'are some')} that practice keeps in bf16: {told}.",
-        action=_leave_out(layers, list(found)),
+        action=leave_out(layers, list(found)),
         evidence=(Evidence("input_format", case.scale.last_step, form, "bfloat16", "usual"),),
     )
 
@@ -119,7 +119,7 @@ def _format_of(one: Precision) -> str:
     return next(text for text in one.formats if text)
 
 
-def _leave_out(layers: Mapping[str, Precision], names: list[str]) -> str:
+def leave_out(layers: Mapping[str, Precision], names: list[str]) -> str:
     """The lines that keep these layers out, for the library that converted them."""
     kinds = {layers[name].kind for name in names}
     kept = "{" + ", ".join(repr(name) for name in names) + "}"

@@ -1,0 +1,253 @@
+"""AMP701 to AMP703 and AMP706: what formats below sixteen bits cut off and flush to zero."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.cast_history import LAST_SAMPLES, ROLES, CastSamples
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.registry import Page, Seen, Ties, rule
+from ampwatch.diagnosis.rules.quantised_layers import leave_out
+from ampwatch.diagnosis.words import count_text, list_text
+
+# In most of a layer's last samples, and in at least so many: one batch may be an outlier.
+LEAST_SAMPLES = 3
+# A scale that follows from the tensor or the row cuts nothing off, so one value in a thousand is
+# no chance. MX with scales rounded down cuts off about one in two hundred in health.
+CUT_SHARE, CUT_SHARE_OF_BLOCKS = 0.001, 0.02
+# Of a normal distribution the smallest fifth holds less than a hundredth of the squared norm; but
+# where a fifth is flushed, most of what is left is subnormal, with one or two digits. NVFP4 has so
+# few numbers that it flushes six to ten in a hundred of a normal tensor.
+FLUSHED_SHARE, FLUSHED_SHARE_OF_FP4 = 0.2, 0.4
+# Maxima of healthy runs vary by a factor of two from batch to batch.
+STALE_FACTOR = 2.0
+
+_ROLE_NAMES = {"input": "input", "weight": "weight", "grad": "output gradient"}
+
+
+@rule(
+    "AMP701",
+    "fp8-saturation",
+    Severity.WARNING,
+    Page(
+        meaning="A layer's values are larger than its narrow format can hold at the scale in use. "
+        "The cast cuts them off at the format's end, so the largest ones, which matter most, are "
+        "all the same.",
+        looks=f"Of the non-zero values of an operand more than {100 * CUT_SHARE:.1f} % "
+        f"({100 * CUT_SHARE_OF_BLOCKS:.0f} % where blocks have scales) are cut off "
+        "(`input_saturated_share` and the like), in most of a layer's last "
+        f"{LAST_SAMPLES} samples and in {LEAST_SAMPLES} at least.",
+        not_to_confuse="AMP702, where small values are lost. MX scales that are rounded down, "
+        "which cut a few values off in every block that ends high: that is information in the "
+        "columns, and no finding.",
+        do="If the scale is delayed, shorten its history, use the most recent maximum, or scale "
+        "from the tensor itself; with MX, round scales up (RCEIL). Or keep the layer in bf16.",
+        example="delayed scaling after a resume without the saved maxima: 3 % of the inputs of "
+        "layer 12 are cut off.",
+    ),
+    Ties(explained_by=("AMP706", "AMP703")),
+)
+def fp8_saturation(case: Case) -> Iterator[Seen]:
+    """Operands that are cut off at their format's end."""
+    limit = {False: CUT_SHARE, True: CUT_SHARE_OF_BLOCKS}
+    worst = _worst(case, lambda one: one.cut, lambda form: limit["block" in form])
+    if worst is None:
+        return
+    share = f"{100 * worst.share:.2g} %"
+    yield Seen(
+        first_step=worst.first_step,
+        last_step=worst.last_step,
+        layer=worst.layer,
+        summary=f"{worst.form} cuts off {share} of the {worst.what} of {worst.layer}.",
+        cause=f"In {worst.over} of its last {count_text(worst.samples, 'sample')} these values "
+        f"were beyond the largest number at the scale in use.{worst.others_text}",
+        evidence=(
+            Evidence("saturated_share", worst.last_step, worst.last, worst.limit, "threshold"),
+        ),
+    )
+
+
+@rule(
+    "AMP702",
+    "fp8-underflow",
+    Severity.WARNING,
+    Page(
+        meaning="A layer's small values become zero in its narrow format. Usually a few large "
+        "values set the scale (an outlying channel or token), and the rest is too small beside "
+        "them.",
+        looks=f"Of the non-zero values of an operand more than {100 * FLUSHED_SHARE:.0f} % "
+        f"({100 * FLUSHED_SHARE_OF_FP4:.0f} % in fp4) become zero (`input_flushed_share` and the "
+        f"like), in most of a layer's last {LAST_SAMPLES} samples and in {LEAST_SAMPLES} at "
+        "least.",
+        not_to_confuse="Zeros that a ReLU or dropout made: only values that are not zero before "
+        "the cast count. AMP201, the same in fp16, where the loss scale helps.",
+        do="Give the layer more scales (rowwise, MX), gradients E5M2, or keep it in bf16. "
+        "`…_what_if` says what other formats would flush.",
+        example="one channel of the inputs is 30,000 times larger than the rest: with one scale "
+        "for the tensor, 40 % of the inputs become zero, with MX 2 %.",
+    ),
+    Ties(explained_by=("AMP706",)),
+)
+def fp8_underflow(case: Case) -> Iterator[Seen]:
+    """Operands of which a good part becomes zero."""
+    limit = {False: FLUSHED_SHARE, True: FLUSHED_SHARE_OF_FP4}
+    worst = _worst(case, lambda one: one.flushed, lambda form: limit["fp4" in form])
+    if worst is None:
+        return
+    yield Seen(
+        first_step=worst.first_step,
+        last_step=worst.last_step,
+        layer=worst.layer,
+        summary=f"{worst.form} flushes {100 * worst.share:.0f} % of the {worst.what} of "
+        f"{worst.layer} to zero.",
+        cause=f"In {worst.over} of its last {count_text(worst.samples, 'sample')} these values "
+        f"were below half of the smallest number at the scale in use.{worst.others_text}",
+        action="Give it a scale a row or a block, or keep it in bf16. "
+        + leave_out(case.precision.layers, worst.layers),
+        evidence=(
+            Evidence("flushed_share", worst.last_step, worst.last, worst.limit, "threshold"),
+        ),
+    )
+
+
+class _Worst:
+    """The layer and role that lose most, and how many others lose too much."""
+
+    def __init__(self, case: Case, key: tuple[str, str], values: Sequence[float], limit: float):
+        samples = case.casts.operands[key]
+        self.layer, role = key
+        self.what = _ROLE_NAMES[role]
+        self.form = _form(case, *key)
+        self.limit = limit
+        over = [step for step, share in zip(samples.steps, values, strict=True) if share > limit]
+        self.over, self.samples = len(over), len(samples.steps)
+        self.first_step, self.last_step = over[0], samples.steps[-1]
+        self.share, self.last = statistics.median(values), values[-1]
+        self.layers: list[str] = [self.layer]
+
+    @property
+    def others_text(self) -> str:
+        """Other layers of which the same is true."""
+        others = self.layers[1:]
+        return f" So it is with {list_text(others)}." if others else ""
+
+
+def _worst(
+    case: Case,
+    values_of: Callable[[CastSamples], tuple[float, ...]],
+    limit_of: Callable[[str], float],
+) -> _Worst | None:
+    losing = {}
+    for key, samples in case.casts.operands.items():
+        limit = limit_of(_form(case, *key))
+        values = values_of(samples)
+        if _is_lasting([share > limit for share in values]):
+            losing[key] = statistics.median(values) / limit
+    if not losing:
+        return None
+    ranked = sorted(losing, key=lambda key: -losing[key])
+    first = ranked[0]
+    worst = _Worst(
+        case, first, values_of(case.casts.operands[first]), limit_of(_form(case, *first))
+    )
+    worst.layers = list(dict.fromkeys(layer for layer, _ in ranked))
+    return worst
+
+
+def _is_lasting(over: Sequence[bool]) -> bool:
+    """In most of the samples, in enough of them, and in the last."""
+    count = sum(over)
+    return count >= LEAST_SAMPLES and 2 * count > len(over) and over[-1]
+
+
+def _form(case: Case, layer: str, role: str) -> str:
+    """The format of a layer's role, as its latest sample says."""
+    known = case.precision.layers.get(layer)
+    return (None if known is None else known.formats[ROLES.index(role)]) or "its format"
+
+
+@rule(
+    "AMP703",
+    "stale-scale",
+    Severity.WARNING,
+    Page(
+        meaning="With delayed scaling, a scale comes from the maxima of earlier steps. The newest "
+        "maximum is far larger than that scale can hold: what is above it is cut off.",
+        looks=f"The newest maximum times the scale in use is more than {STALE_FACTOR:.0f} times "
+        "the format's largest number (`amax_staleness`), in most of a layer's last "
+        f"{LAST_SAMPLES} samples and in {LEAST_SAMPLES} at least.",
+        not_to_confuse="A single outlier, after which the scale follows. AMP706, where the maximum "
+        "itself is not finite.",
+        do="Use a shorter history or the most recent maximum, set a margin, or scale from the "
+        "tensor itself. After a resume, load the scales and maxima with the weights. On several "
+        "ranks, reduce the maxima over all that share the weight.",
+        example="amax_history_len=1 with a growing gradient; a checkpoint without "
+        "`amax_history_fwd`.",
+    ),
+    Ties(explained_by=("AMP706",)),
+)
+def stale_scale(case: Case) -> Iterator[Seen]:
+    """A delayed scale that the newest maximum does not fit."""
+    found = {
+        name: values
+        for name, (_, values) in case.casts.staleness.items()
+        if _is_lasting([STALE_FACTOR < value < math.inf for value in values])
+    }
+    if not found:
+        return
+    worst = max(found, key=lambda name: statistics.median(found[name]))
+    steps, values = case.casts.staleness[worst]
+    over = [step for step, value in zip(steps, values, strict=True) if value > STALE_FACTOR]
+    yield Seen(
+        first_step=over[0],
+        last_step=steps[-1],
+        layer=worst,
+        summary=f"The newest maximum of {worst} is {statistics.median(values):.2g} times what its "
+        "scale can hold.",
+        cause=f"In {len(over)} of its last {count_text(len(steps), 'sample')} the scale came from "
+        "older, smaller maxima.",
+        evidence=(Evidence("amax_staleness", steps[-1], values[-1], STALE_FACTOR, "threshold"),),
+    )
+
+
+@rule(
+    "AMP706",
+    "scale-frozen",
+    Severity.ERROR,
+    Page(
+        meaning="With delayed scaling, a maximum that is nan or inf leaves the scale as it was. "
+        "While such maxima go on, the scale is frozen and no longer fits the values.",
+        looks="The newest maximum of a layer is not finite in most of its last "
+        f"{LAST_SAMPLES} samples and in {LEAST_SAMPLES} at least.",
+        not_to_confuse="AMP703, where the maximum is finite and larger than expected. One nan that "
+        "a loss scaler skipped.",
+        do="Look for the first nan or inf in the activations or gradients (AMP203, AMP204, AMP211) "
+        "and mend that; the scale then follows by itself.",
+        example="a masked row of attention gives nan: the scale stays at its value of 900 steps "
+        "ago.",
+    ),
+    Ties(explained_by=("AMP207", "AMP203", "AMP204", "AMP209", "AMP211")),
+)
+def scale_frozen(case: Case) -> Iterator[Seen]:
+    """Maxima that are not finite, so that their scale stays."""
+    found = [
+        name
+        for name, (_, values) in case.casts.staleness.items()
+        if _is_lasting([math.isinf(value) for value in values])
+    ]
+    if not found:
+        return
+    steps, values = case.casts.staleness[found[0]]
+    bad = [step for step, value in zip(steps, values, strict=True) if math.isinf(value)]
+    yield Seen(
+        first_step=bad[0],
+        last_step=steps[-1],
+        layer=found[0],
+        summary=f"The scale of {list_text(found)} is frozen: its newest maximum is not finite.",
+        cause=f"So it is in {len(bad)} of its last {count_text(len(steps), 'sample')}; a maximum "
+        "that is nan or inf keeps the scale that was there.",
+        evidence=(Evidence("amax_staleness", steps[-1], "not finite"),),
+    )
