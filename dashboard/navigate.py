@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import address
@@ -29,7 +30,7 @@ def follow() -> None:
         st.switch_page(st.session_state[_PAGES][page], query_params=address.read().parameters())
 
 
-def link(page: str, words: str) -> None:
-    """A link to a page, in these words, that keeps the address."""
-    query = address.read().parameters()
+def link(page: str, words: str, **parts: Any) -> None:
+    """A link to a page, in these words, that keeps the address but for these parts."""
+    query = replace(address.read(), **parts).parameters()
     st.page_link(st.session_state[_PAGES][page], label=words, query_params=query)

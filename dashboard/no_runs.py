@@ -12,13 +12,21 @@ from formatting import said
 _DEMO = "demo"
 
 
-def show_awaited(name: str) -> None:
-    """The run that the address names is not there."""
+def show_absent(name: str) -> None:
+    """The run that the address names is not there: it is gone, or has not come yet."""
+    others = "The others are on the left." if run_list.current().choices else ""
+    if run_list.was_there(name):
+        st.html(
+            '<p class="aw-title" role="heading" aria-level="1">This run is gone</p>'
+            f'<div class="aw-muted"><bdi>{said(name)}</bdi> was deleted or moved, or its disk is '
+            f"away. {others}</div>"
+        )
+        return
     st.html(
         f'<p class="aw-title" role="heading" aria-level="1">Waiting for {said(name)}</p>'
         '<div class="aw-muted">No run of this '
         f"name is in {said(_places())} yet; it appears here within seconds of its first step. "
-        f"{'The others are on the left.' if run_list.current().choices else ''}</div>"
+        f"{others}</div>"
     )
 
 

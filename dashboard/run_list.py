@@ -159,9 +159,14 @@ def chosen(name: str | None) -> Choice | None:
     return current().chosen(name)
 
 
+def was_there(name: str) -> bool:
+    """Whether a run of that name was listed while this server ran."""
+    return name in _all_folders().seen_names
+
+
 def look_again() -> None:
-    """Read the folders anew: there is a new run."""
-    _all_folders.clear()
+    """Read the folders anew at the next look: a run was added, changed or deleted."""
+    _all_folders().look_again()
 
 
 class _Folders:
@@ -173,6 +178,10 @@ class _Folders:
         self._catalogue = store.Catalogue(folders() if given else None)
         self._seen: RunList | None = None
         self._choices: dict[str, Choice] = {}
+        self.seen_names: set[str] = set()
+        self._due_s = self._thorough_due_s = 0.0
+
+    def look_again(self) -> None:
         self._due_s = self._thorough_due_s = 0.0
 
     def look(self) -> RunList:
@@ -212,6 +221,7 @@ class _Folders:
                 known = _choice(run, names, own)
             self._choices[str(run.path)] = known
         made = sorted(self._choices.values(), key=lambda one: (_ORDER[one.origin], not one.live))
+        self.seen_names |= {choice.name for choice in made}
         problems = [run.problem for run in found if run.problem is not None]
         return RunList(tuple(made), (*_unreadable(), *problems))
 

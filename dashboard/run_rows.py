@@ -168,7 +168,7 @@ def _ago(time_ns: int) -> str:
 COLUMNS = (
     Column("verdict", "verdict", _verdict_order, _verdict),
     Column("run", "run", lambda row: natural(row.choice.title), _run),
-    Column("tags", "tags and note", lambda row: row.choice.run.tags or None, _tags),
+    Column("tags", "tags", lambda row: row.choice.run.tags or None, _tags),
     Column(
         "model", "model",
         lambda row: (row.entry.model.casefold() if row.entry else "") or None,

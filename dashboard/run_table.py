@@ -261,7 +261,14 @@ def chosen_bar(chosen: Sequence[Choice], gone: int, most: int) -> str:
         if can_compare
         else f'<span class="aw-muted">{why}</span>'
     )
+    there = (
+        '<button type="button" data-act="ask-tags" data-key="ask-tags">Tags and note</button>'
+        '<button type="button" data-act="ask-delete" data-key="ask-delete">Delete</button>'
+        if chosen
+        else ""
+    )
+    missing = f'<span class="aw-muted">{gone:,} of them gone</span>' if gone else ""
     return (
-        f"<b>{len(chosen):,} chosen</b>{compare}"
+        f"<b>{len(chosen) + gone:,} chosen</b>{missing}{compare}{there}"
         '<button type="button" data-act="clear" data-key="clear">Choose none</button>'
     )

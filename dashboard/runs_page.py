@@ -9,11 +9,12 @@ import address
 import browser
 import compare_page
 import navigate
+import run_dialogs
 import run_list
 import run_table
 import streamlit as st
 from formatting import said
-from list_view import GROUPS, ListView, view_in
+from list_view import GROUPS, view_in
 from log_field import log_field
 from problems import guarded
 from run_list import Choice
@@ -54,7 +55,7 @@ def _now() -> None:
         "count": len(window),
         "total": len(shown.items),
         "begin": f"{view.find} {view.sort} {view.group} {shown.origin}",
-        "dialog": "",
+        "dialog": run_dialogs.shown(),
     }
     browser.component(pack(message, {}), _KEY, on_act_change=_acted)
     for sentence in listed.problems:
@@ -90,34 +91,54 @@ def _acted() -> None:
 
 
 def _act(what: str, value: Any) -> None:
+    if what == "go":
+        address.write(address.read().of_run(str(value)))
+        navigate.ask("Overview")
+    elif what == "compare":
+        navigate.ask("Compare")
+    elif what == "window":
+        st.session_state[_FIRST] = max(0, int(value) - run_table.MARGIN)
+    elif what in ("pick", "unpick", "clear"):
+        _pick(what, str(value))
+    elif what in ("ask-tags", "ask-delete", "tags", "delete", "close"):
+        _ask(what, value)
+    else:
+        _look(what, str(value))
+
+
+def _ask(what: str, value: Any) -> None:
+    """Open a dialog, or do what one was answered with."""
+    match what:
+        case "ask-tags":
+            run_dialogs.ask_for_tags(_chosen(run_list.current())[0])
+        case "ask-delete":
+            run_dialogs.ask_to_delete(_chosen(run_list.current())[0])
+        case "tags" if isinstance(value, dict):
+            run_dialogs.save_tags(value)
+        case "delete":
+            for name in run_dialogs.delete():
+                _pick("unpick", name)
+        case _:
+            run_dialogs.close()
+
+
+def _look(what: str, value: str) -> None:
+    """Look at the table otherwise."""
     view = view_in(address.read().list)
     match what:
-        case "go":
-            address.write(address.read().of_run(str(value)))
-            navigate.ask("Overview")
-        case "compare":
-            navigate.ask("Compare")
-        case "window":
-            st.session_state[_FIRST] = max(0, int(value) - run_table.MARGIN)
-        case "pick" | "unpick" | "clear":
-            _pick(what, str(value))
         case "find":
-            _look(replace(view, find=str(value).strip()))
+            view = replace(view, find=value.strip())
         case "sort":
-            _look(replace(view, sort=str(value)))
+            view = replace(view, sort=value)
         case "from":
-            _look(replace(view, origin=str(value)))
+            view = replace(view, origin=value)
         case "group" if value in ("", *GROUPS):
-            _look(replace(view, group=str(value), folded=()))
+            view = replace(view, group=value, folded=())
         case "fold":
             others = tuple(name for name in view.folded if name != value)
             is_folded = len(others) < len(view.folded)
-            folded = others if is_folded else (*others, str(value))
-            _look(replace(view, folded=folded), stay=True)
-
-
-def _look(view: ListView, *, stay: bool = False) -> None:
-    if not stay:
+            view = replace(view, folded=others if is_folded else (*others, value))
+    if what != "fold":
         st.session_state[_FIRST] = 0
     address.change(list=view.text())
 

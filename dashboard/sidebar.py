@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import address
@@ -10,6 +11,7 @@ import navigate
 import run_list
 import streamlit as st
 from formatting import said
+from list_view import view_in
 from problems import guarded
 from run_list import Origin
 
@@ -58,8 +60,10 @@ def _choose() -> None:
     st.html(f'<div class="aw-muted">{said(state)}</div>')
     if listed.choices:
         _list(listed)
-    for words in _more(listed):
-        navigate.link("Runs", words)
+    for origin, words in _more(listed).items():
+        navigate.link(
+            "Runs", words, list=replace(view_in(address.read().list), origin=origin).text()
+        )
     for sentence in (*listed.problems[:NOTES_SHOWN], *feed.notes[-NOTES_SHOWN:]):
         st.html(f'<div class="aw-muted aw-note">{said(sentence)}</div>')
 
@@ -93,7 +97,7 @@ def _list(listed: run_list.RunList) -> None:
         "Runs", list(labels), key=_RUN, index=None, on_change=_run_chosen,
         format_func=lambda path: labels.get(path, path), label_visibility="collapsed",
     )  # fmt: skip
-    if chosen is not None and _state(chosen) != st.session_state.get(_SHOWN):
+    if (None if chosen is None else _state(chosen)) != st.session_state.get(_SHOWN):
         st.rerun()
 
 
@@ -104,15 +108,16 @@ def _first(listed: run_list.RunList) -> list[run_list.Choice]:
     return own + others[: max(OTHERS, LISTED - len(own))]
 
 
-def _more(listed: run_list.RunList) -> list[str]:
+def _more(listed: run_list.RunList) -> dict[str, str]:
     """How many more there are, of each origin."""
     shown = _first(listed)
-    found = []
+    found = {}
     for origin in Origin:
         count = sum(one.origin is origin for one in listed.choices)
         more = count - sum(one.origin is origin for one in shown)
         if more > 0:
-            found.append(f"{more:,} more {_MORE[origin].format('run' if more == 1 else 'runs')}")
+            words = _MORE[origin].format("run" if more == 1 else "runs")
+            found[origin.value] = f"{more:,} more {words}"
     return found
 
 

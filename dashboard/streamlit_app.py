@@ -29,6 +29,7 @@ import timeline_page
 from formatting import said, shortened
 from problems import guarded
 
+from ampwatch.printable_text import printable
 from ampwatch.report.painter import style_sheet
 
 _STYLES = Path(__file__).with_name("styles")
@@ -70,11 +71,11 @@ def _of_run(page: str, show: Callable[..., None]) -> None:
     name = address.read().run
     choice = run_list.chosen(name)
     if choice is None and name:
-        no_runs.show_awaited(name)
+        no_runs.show_absent(name)
     elif choice is None:
         no_runs.show()
     else:
-        browser.html(_heading(choice.name, page), key="heading")
+        browser.html(_heading(printable(choice.title), page), key="heading")
         show(choice.path, follow=sidebar.follows())
 
 

@@ -28,6 +28,7 @@ from ampwatch.cli import (
     record,
     report,
     runs,
+    tag,
     watch,
 )
 from ampwatch.cli import (
@@ -54,6 +55,7 @@ Then:
 
 \b
     ampwatch runs                        the runs in ./ampwatch-runs
+    ampwatch tag RUN good                put tags and a note on a run
     ampwatch watch RUN                   a live view in the terminal
     ampwatch report RUN                  what is wrong, why, and what to do
     ampwatch compare RUN RUN             where runs differ, and which settings do
@@ -67,6 +69,7 @@ _COMMANDS = (
     dashboard,
     run_script,
     runs,
+    tag,
     watch,
     report,
     record,

@@ -36,7 +36,7 @@ Examples:
 # How many runs of other folders are listed without --all.
 ELSEWHERE = 20
 
-COLUMNS = ("run", "verdict", "steps", "skips", "final scale", "age", "source")
+COLUMNS = ("run", "verdict", "steps", "skips", "final scale", "age", "tags", "source")
 
 
 def command(
@@ -91,49 +91,70 @@ def _table(found: Sequence[RunSummary], here: Path) -> Table:
 
     from ampwatch.follow import KeptEntries
 
-    table, kept = _empty_table(found), KeptEntries()
+    names = _columns(found)
+    table, kept = _empty_table(names), KeptEntries()
     for summary in track(found, "Reading runs", console=asides(), transient=True, update_period=1):
-        table.add_row(*_row(summary, here, kept)[: len(table.columns)])
+        cells = _row(summary, here, kept)
+        table.add_row(*(cells[name] for name in names if name in cells))
     kept.save()
     return table
 
 
-def _empty_table(found: Sequence[RunSummary]) -> Table:
+def _columns(found: Sequence[RunSummary]) -> list[str]:
+    """The columns that tell something."""
+    empty = set()
+    if all(summary.source == "ampwatch" for summary in found):
+        empty.add("source")
+    if not any(summary.tags or summary.note for summary in found):
+        empty.add("tags")
+    return [name for name in COLUMNS if name not in empty]
+
+
+def _empty_table(names: Sequence[str]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    foreign = any(summary.source != "ampwatch" for summary in found)
-    for name in COLUMNS if foreign else COLUMNS[:-1]:
+    for name in names:
         numeric = name in {"steps", "skips", "final scale", "age"}
         # The name is typed next: it is wrapped, never cut.
-        wide = {"run": 16 if foreign else 24, "source": 10}.get(name)
+        room = 24 if len(names) == len(COLUMNS) - 2 else 16
+        wide = {"run": room, "source": 10, "tags": 12}.get(name)
         justify: Literal["left", "right"] = "right" if numeric else "left"
         table.add_column(name, justify=justify, overflow="fold", min_width=wide)
     return table
 
 
-def _row(summary: RunSummary, folder: Path, kept: KeptEntries) -> tuple[str | Text, ...]:
-    """One run's cells; an unreadable run has the reason in place of its figures."""
+def _row(summary: RunSummary, folder: Path, kept: KeptEntries) -> dict[str, str | Text]:
+    """One run's cells by their column; an unreadable run has the reason in place of its figures."""
     from rich.text import Text
 
     name = printable(summary.path.name if _inside(summary, folder) else str(summary.path))
     try:
         entry = _entry(summary, kept)
     except (AmpwatchError, OSError) as problem:  # its files may be deleted meanwhile
-        return (name, Text(f"unreadable: {printable(str(problem))}", "red"))
+        return {"run": name, "verdict": Text(f"unreadable: {printable(str(problem))}", "red")}
     from ampwatch.diagnosis.words import scale_text
     from ampwatch.report import STYLES
 
-    return (
-        name,
-        _verdict(entry, STYLES.get(entry.verdict, "")),
-        f"{entry.steps:,}",
-        f"{entry.skipped:,}",
-        "" if entry.final_scale is None else scale_text(entry.final_scale),
-        _age(summary),
-        printable(summary.source),
-    )
+    return {
+        "run": name,
+        "verdict": _verdict(entry, STYLES.get(entry.verdict, "")),
+        "steps": f"{entry.steps:,}",
+        "skips": f"{entry.skipped:,}",
+        "final scale": "" if entry.final_scale is None else scale_text(entry.final_scale),
+        "age": _age(summary),
+        "tags": _tags(summary),
+        "source": printable(summary.source),
+    }
+
+
+def _tags(summary: RunSummary) -> Text:
+    """The tags, and below them the note."""
+    from rich.text import Text
+
+    lines = [" ".join(summary.tags), *summary.note.splitlines()]
+    return Text("\n".join(printable(line) for line in lines if line))
 
 
 def _verdict(entry: ListEntry, style: str) -> Text:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ampwatch.store.copy_notes import load_copies as load_copies
     from ampwatch.store.copy_notes import read_copies as read_copies
     from ampwatch.store.copy_notes import write_copies as write_copies
+    from ampwatch.store.deletion import delete_run as delete_run
+    from ampwatch.store.deletion import size_of_run as size_of_run
     from ampwatch.store.layout import create_run as create_run
     from ampwatch.store.layout import safe_name as safe_name
     from ampwatch.store.locks import is_let_go as is_let_go
@@ -51,6 +53,7 @@ _NAMES = {
     ),
     "compaction": ("CompactResult", "compact"),
     "copy_notes": ("COPY_FILE", "CopyNote", "load_copies", "read_copies", "write_copies"),
+    "deletion": ("delete_run", "size_of_run"),
     "run_info": ("RUN_FILE", "RunInfo", "describe_run", "read_info"),
     "layout": ("create_run", "safe_name"),
     "locks": ("is_let_go", "is_written"),

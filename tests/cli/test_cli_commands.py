@@ -236,6 +236,25 @@ def test_damaged_kept_entries_are_done_without(capsys, tmp_path, kept):
         assert "failing" in out
 
 
+def test_a_run_is_tagged_and_listed_with_its_tags_and_its_note(capsys, tmp_path):
+    path = write_run(tmp_path / "all", "one", skipped=30)
+    write_run(tmp_path / "all", "plain")
+    assert "tags" not in ampwatch(capsys, "runs", tmp_path / "all")[1]
+    _, out, _ = ampwatch(capsys, "tag", path, "+good", "sweep-3", "--note", "try \x1b[31m0.1")
+    assert out.splitlines() == ["one: good sweep-3", "try \ufffd[31m0.1"]
+    _, out, _ = ampwatch(capsys, "tag", path, "--remove", "good", "--note", "again")
+    assert out.splitlines()[0] == "one: sweep-3"
+    assert out.splitlines()[-1] == "again"
+    listed = ampwatch(capsys, "runs", tmp_path / "all")[1]
+    assert "sweep-3" in listed
+    assert "again" in listed
+    assert "\x1b" not in listed
+    assert ampwatch(capsys, "tag", path, "--clear-note")[1].splitlines() == ["one: sweep-3"]
+    code, _, err = ampwatch(capsys, "tag", path, "a,b")
+    assert code == 2
+    assert "is no tag" in err
+
+
 def test_an_empty_folder_offers_the_demo(capsys):
     assert "ampwatch demo" in ampwatch(capsys, "runs")[1]
 

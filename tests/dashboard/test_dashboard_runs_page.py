@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 
 import pytest
 from page_driver import needs_browser, tab
@@ -111,6 +112,62 @@ def test_runs_are_chosen_and_compared_and_the_choice_is_in_the_address(page, ser
     page.go("Runs")
     page.page.get_by_role("button", name="Choose none").click()
     page.page.get_by_text("2 chosen").wait_for(state="detached")
+
+
+def test_runs_are_tagged_and_noted_on_the_page(page, server, place):
+    page.open(f"{server.url}/runs?list=find%3Dsweep%2B29&runs=sweep%20290,sweep%20291")
+    page.says("2 chosen")
+    page.page.get_by_role("button", name="Tags and note").click()
+    dialog = page.page.get_by_role("dialog")
+    dialog.get_by_label("Tags to add").fill("good, a-b")
+    page.page.keyboard.press("Enter")
+    dialog.wait_for(state="hidden")
+    page.page.locator(".aw-tag", has_text="good").nth(1).wait_for()
+    store.edit_tags(place / "sweep 290", add=["theirs"])  # somebody else, meanwhile
+    page.page.get_by_label("choose sweep 291", exact=True).uncheck()
+    page.says("1 chosen")
+    page.page.get_by_role("button", name="Tags and note").click()
+    dialog.get_by_label("Note").fill("the <b>best</b>\nso far")
+    dialog.get_by_label("good").check()
+    dialog.get_by_label("Tags to add").fill("x" * 99)
+    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("alert").get_by_text("is too long").wait_for()
+    assert dialog.get_by_label("Note").input_value() == "the <b>best</b>\nso far"
+    dialog.get_by_label("Tags to add").fill("better")
+    dialog.get_by_role("button", name="Save").click()
+    dialog.wait_for(state="hidden")
+    page.page.locator(".aw-tag", has_text="better").wait_for()
+    assert store.read_tags(place / "sweep 290") == store.RunTags(
+        ("a-b", "theirs", "better"), "the <b>best</b>\nso far"
+    )
+    page.page.get_by_label("Search runs").fill("tag:good")
+    waits_for(page, "sweep 291")
+
+
+def test_runs_are_deleted_after_a_question_and_said_to_be_gone(one, page, server, place):
+    for name in ("junk 1", "junk 2"):
+        write_run(place, name, ended=name == "junk 1", age_s=9_000)
+    with closing(store.RankWriter(place / "junk 2", 0)), tab(one) as other:
+        other.open(f"{server.url}/layers?run=junk%201")
+        other.page.get_by_role("heading", name="junk 1").wait_for()
+        page.open(f"{server.url}/runs?list=find%3Djunk&runs=junk%201,junk%202")
+        page.says("2 chosen")
+        page.page.locator(ROW).nth(1).wait_for()
+        page.page.get_by_role("button", name="Delete").click()
+        dialog = page.page.get_by_role("dialog")
+        dialog.get_by_text("This cannot be undone.").wait_for()
+        assert "kB on this disk" in dialog.inner_text()
+        page.page.keyboard.press("Escape")
+        dialog.wait_for(state="hidden")
+        assert (place / "junk 1").exists()
+        page.page.get_by_role("button", name="Delete").click()
+        dialog.get_by_text("junk 2 is live and stays.").wait_for()
+        dialog.get_by_role("button", name="Delete").click()
+        page.page.locator(f"{ROW}[data-go='junk 1']").wait_for(state="detached")
+        assert not (place / "junk 1").exists()
+        assert (place / "junk 2" / "run.json").exists()
+        other.says("This run is gone")
+        assert other.troubles == []
 
 
 def test_received_runs_are_apart(page, server):
