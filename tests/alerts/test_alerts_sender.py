@@ -97,16 +97,28 @@ def test_nothing_is_sent_twice_after_a_restart_and_what_gets_worse_is(tmp_path, 
     assert [told["message"].split()[1] for told in hook.taken[2:]] == ["AMP108"] * 2
 
 
-def test_of_two_processes_one_sends_and_the_other_takes_over(tmp_path, hook, start):
+CLAIMING = """
+import sys
+from pathlib import Path
+from ampwatch.alerts.sent_alerts import RunClaim
+claim = RunClaim.take(sys.argv[1], Path(sys.argv[2]))
+print(claim is not None, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_of_two_processes_one_sends_and_once_it_is_killed_the_other_does(tmp_path, hook, start):
     run = write_run(tmp_path, skipped=30, ended=False)
-    claim = RunClaim.take(open_run(run).info.id, run)
-    add_setting(new_setting(hook.address))
-    sender = start(run)
-    wait_for(lambda: sender.notes)
-    assert RunClaim.take(open_run(run).info.id, run) is None
-    assert hook.asked == 0
-    claim.release(is_over=False)  # as when its process ends
-    wait_for(lambda: hook.taken)
+    words = [sys.executable, "-c", CLAIMING, open_run(run).info.id, str(run)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "True\n"
+        add_setting(new_setting(hook.address))
+        sender = start(run)
+        wait_for(lambda: sender.notes)
+        assert RunClaim.take(open_run(run).info.id, run) is None
+        assert hook.asked == 0
+        first.kill()
+        wait_for(lambda: hook.taken)
 
 
 def test_only_what_is_asked_for_is_sent(tmp_path, hook, start):

@@ -61,7 +61,7 @@ def test_one_is_added_tried_told_of_a_run_that_fails_changed_and_removed(alerts,
         press(alerts, "Send a test message")
         alerts.page.get_by_role("status").get_by_text("Accepted by JSON").wait_for()
         assert [told["title"] for told in hook.taken] == ["ampwatch: a test message"]
-        with training(place, "falls-at-night", 100_000, 0.01, 40):
+        with training(place, "falls-at-night", 100_000, 0.05, 20):
             wait_for(lambda: len(hook.taken) > 1)
             told = hook.taken[1]
             assert "falls-at-night" in told["title"]
@@ -122,6 +122,11 @@ def test_two_pages_change_the_list_and_see_each_others_changes(one, alerts, serv
         add(other, "json://h/1", "first")
         alerts.says("first")
         press(alerts, "Add another")
+        other.page.get_by_text("On", exact=True).click()
+        # Slowly: meanwhile this page is drawn anew.
+        alerts.page.locator("input[type=password]").press_sequentially("json://h/2", delay=250)
+        alerts.says("Off: nothing is sent.")
+        assert alerts.page.locator("input[type=password]").input_value() == "json://h/2"
         add(alerts, "json://h/2", "second")
         other.says("second")
         kept.write_text("{")
