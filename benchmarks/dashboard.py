@@ -1,6 +1,6 @@
 """What the dashboard costs: to open a long run, to refresh a live one, to stay open for a day.
 
-    python benchmarks/dashboard.py [open live delay tabs memory idle loss list] [--quick]
+    python benchmarks/dashboard.py [open live delay tabs memory idle loss list layers] [--quick]
 
 Headless Chromium looks at the page; TensorBoard, with its fast loader, shows the same losses in the
 same run of this script. CPU time is that of all processes of the server, or of the browser.
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dashboard_layers import many_layers
 from dashboard_lists import listing
 from dashboard_parts import (
     DRAWN,
@@ -317,6 +318,7 @@ MEASURES: dict[str, Callable[[Path, bool], Iterator[Row]]] = {
     "idle": resting,
     "loss": losing,
     "list": listing,
+    "layers": many_layers,
 }
 
 if __name__ == "__main__":

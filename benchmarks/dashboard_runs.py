@@ -83,6 +83,42 @@ def write_short_runs(folder: Path, count: int) -> None:
         path.rename(folder / name)
 
 
+BLOCK = ("norm1", "attn.q", "attn.k", "attn.v", "attn.out", "norm2", "mlp.up", "mlp.down")
+SAMPLE_EVERY = 100
+
+
+def layer_names(count: int) -> list[str]:
+    """The layers of a transformer, as many as asked for."""
+    blocks = -(-count // len(BLOCK))
+    return [f"model.blocks.{at}.{part}" for at in range(blocks) for part in BLOCK][:count]
+
+
+def write_layers_run(folder: Path, name: str, layers: int, steps: int) -> Path:
+    """A finished, compacted run whose layers were sampled each hundredth step."""
+    chance, at = np.random.default_rng(SEED), np.arange(layers)
+    path = create_run(folder, RunInfo(id=name.encode().hex()[:32].ljust(32, "0"), name=name))
+    writer = RankWriter(path, 0)
+    writer.append(encode(Table.EVENTS, event(0, "started")))
+    info = {"step": [0] * layers, "layer": at, "name": layer_names(layers), "order": at}
+    writer.append(encode(Table.LAYER_INFO, info))
+    for columns in chunks(steps):
+        writer.append(encode(Table.STEPS, columns))
+    usual = 10 ** chance.uniform(-4, 0, layers)
+    for step in range(0, steps, SAMPLE_EVERY):
+        norm = usual * chance.lognormal(0, 0.3, layers)
+        rows = {
+            "step": [step] * layers, "layer": at, "grad_norm": norm, "act_amax": 10 * norm,
+            "log2_headroom": 12 - np.log2(norm), "update_ratio": norm / 100,
+            "underflow_share": np.clip(1e-4 / norm, 0, 1), "scale_low": 1e-3 / norm,
+            "scale_high": 2**14 / norm, "exponents": [[1] * 60] * layers,
+        }  # fmt: skip
+        writer.append(encode(Table.LAYERS, rows))
+    writer.append(encode(Table.EVENTS, event(steps, "ended")))
+    writer.close()
+    compact(path)
+    return path
+
+
 def event(step: int, kind: str) -> dict[str, list[object]]:
     return {
         "step": [step], "time_ns": [time.time_ns()], "kind": [kind], "detail": [json.dumps({})],

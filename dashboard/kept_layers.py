@@ -19,6 +19,8 @@ from ampwatch.rows import Table
 from ampwatch.store import Reading, Run
 
 MOST_CELLS = 960  # stretches of steps: four for each column of the heat map
+_LEAST_CELLS = 240  # where layers are very many: one for each
+_MOST_VALUES = 2_000_000  # of a quantity: 8 MB
 _MOST_LINES = 4  # layers whose own numbers are kept; the one not looked at for longest is let go
 
 
@@ -63,7 +65,8 @@ class Worst:
                 values = _told(rows.column(column), is_low=is_low)[known]
                 worst = np.fmin if is_low else np.fmax
                 worst.at(self._matrix(column), (layer[known], cell[known]), values)
-        while len(self.cells) > MOST_CELLS:
+        most = max(_LEAST_CELLS, min(MOST_CELLS, _MOST_VALUES // len(self._layers)))
+        while len(self.cells) > most:
             self._widen()
 
     # --- within ----------------------------------------------------------------------------------

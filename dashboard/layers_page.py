@@ -16,7 +16,7 @@ import small_charts
 import streamlit as st
 from chart_points import thinned_lines
 from findings_page import words_of
-from formatting import said
+from formatting import said, shortened
 from layer_dtypes import dtypes_html
 from layer_samples import QUANTITIES, Exponents, Grid, Quantity, is_within
 from open_runs import Look
@@ -30,6 +30,7 @@ from ampwatch.rows import Table
 _EVERY_S = 2.0
 _HEATMAP, _WINDOWS, _TREE = "heatmap", "layer windows", "layer tree"
 _QUANTITY, _SENT = "quantity", "sent grid"
+_TITLE_LETTERS = 90  # of a name; the mouse over it shows the others
 _NOTHING = (
     "This run has no layer rows: it was attached without a model, or has not reached its first "
     "sampled step. ampwatch.attach(scaler, model) records them."
@@ -76,13 +77,13 @@ def _now(path: str) -> None:
     wide, narrow = st.columns([2.2, 1], gap="medium")
     with wide:
         grid = layer_samples.grid(look, _quantity(where), where.span)
-        _heatmap(look, grid, len(names), where)
+        _heatmap(look, grid, names, where)
         layer = where.layer or _at_fault(look)
         if layer is None:
             st.html('<div class="aw-muted">Choose a layer to see its numbers and findings.</div>')
         else:
             _layer(look, layer, names, grid, where)
-    scales = live_chart.scale_windows(look, where.step)
+    scales = live_chart.scale_windows(look, where.step, where.layer)
     with narrow:
         if scales is not None:
             browser.component(scales, key=_WINDOWS, on_layer_change=_window_chosen)
@@ -93,12 +94,12 @@ def _now(path: str) -> None:
 # --- all layers ----------------------------------------------------------------------------------
 
 
-def _heatmap(look: Look, grid: Grid, total: int, where: address.Address) -> None:
+def _heatmap(look: Look, grid: Grid, names: tuple[str, ...], where: address.Address) -> None:
     quantity = _quantity(where)
     if not grid.layers:
         st.html(f'<div class="aw-muted">This run holds no {said(quantity.label)} of layers.</div>')
         return
-    base = grid.id
+    base = f"{grid.id} {len(names)}"
     whole = st.session_state.get(_SENT) != base
     header = {
         "component": "heatmap",
@@ -109,7 +110,6 @@ def _heatmap(look: Look, grid: Grid, total: int, where: address.Address) -> None
         "unit": quantity.aside,
         "log": quantity.is_log,
         "lowIsWorst": quantity.worst_is_low,
-        "total": total,
         "axis": list(grid.axis),
         "isMerged": grid.is_merged,
         "layer": where.layer,
@@ -121,12 +121,18 @@ def _heatmap(look: Look, grid: Grid, total: int, where: address.Address) -> None
     }
     arrays: Arrays = {"edges": grid.edges, "steps": grid.steps, "values": grid.values.ravel()}
     browser.component(
-        pack({**header, "layers": list(grid.layers)}, arrays) if whole else pack(header, {}),
+        pack({**header, **_named(grid, names)}, arrays) if whole else pack(header, {}),
         key=_HEATMAP,
         on_look_change=_look_changed,
         on_lost_change=_forget_sent,
     )
     st.session_state[_SENT] = base
+
+
+def _named(grid: Grid, names: tuple[str, ...]) -> dict[str, list[str]]:
+    """The layers that have a value, and the others."""
+    have = set(grid.layers)
+    return {"layers": list(grid.layers), "others": [name for name in names if name not in have]}
 
 
 def _of_ranks(look: Look) -> str:
@@ -213,7 +219,10 @@ def _layer(
 
 def _title(layer: str) -> str:
     title = html.escape(layer)
-    return f'<p class="aw-title" role="heading" aria-level="2" title="{title}">{said(layer)}</p>'
+    words = said(shortened(layer, _TITLE_LETTERS))
+    return (
+        f'<p class="aw-title" role="heading" aria-level="2" title="{title}"><bdi>{words}</bdi></p>'
+    )
 
 
 def _holds(count: int) -> str:

@@ -83,9 +83,9 @@ def moment(look: Look, picked: int | None) -> int | None:
     return telling_step(look.diagnosis) if picked is None else picked
 
 
-def scale_windows(look: Look, picked: int | None) -> bytes | None:
-    """The layers' usable loss scales; None where the run has none."""
-    return windows_message(look, moment(look, picked), look.diagnosis, _level(look))
+def scale_windows(look: Look, picked: int | None, layer: str | None = None) -> bytes | None:
+    """The usable loss scales of layers, the chosen one's too; None where the run has none."""
+    return windows_message(look, moment(look, picked), look.diagnosis, _level(look), layer)
 
 
 def _of_ranks(look: Look, panel: Panel) -> Panel:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import struct
 
 import pytest
 from alert_parts import finding
@@ -11,7 +13,7 @@ from written_runs import write_run
 
 from ampwatch import codec, diagnose, open_run, store
 from ampwatch.diagnosis import Severity
-from ampwatch.report.scale_windows import marked_layer, windows_at
+from ampwatch.report.scale_windows import marked_layer, windows_at, windows_message
 from ampwatch.rows import Table
 
 LEVEL = 2.0**16
@@ -30,6 +32,32 @@ def test_of_several_ranks_the_window_is_one_that_suits_them_all(tmp_path):
     (window,) = windows_at(open_run(path), None)
     assert (window.low, window.high) == (4.0, 10.0)
     assert windows_at(open_run(path), 20)[0].is_empty
+
+
+def test_windows_are_found_behind_many_rows_that_tell_only_norms(tmp_path):
+    """Thousands of layers log a norm at each step, and their windows only at a sampled one."""
+    path, layers = write_run(tmp_path), 3000
+    writer, every = store.RankWriter(path, 0), list(range(layers))
+    info = {"step": [0] * layers, "layer": every, "name": [f"b.{n}" for n in every]}
+    writer.append(codec.encode(Table.LAYER_INFO, info | {"order": every}))
+    sample = {"step": [0] * layers, "layer": every, "scale_high": [2.0**12] * layers}
+    writer.append(codec.encode(Table.LAYERS, sample))
+    for step in range(1, 21):
+        rows = {"step": [step] * layers, "layer": every, "grad_norm": [1.0] * layers}
+        writer.append(codec.encode(Table.LAYERS, rows))
+    writer.close()
+    assert len(windows_at(open_run(path), None)) == layers
+
+
+def test_the_layer_that_was_chosen_is_among_the_windows_however_much_room_it_has(tmp_path):
+    tops = {f"b.{n}": 10.0 + n / 100 for n in range(60)}
+    run = run_with(tmp_path, tops)
+    for chosen in (None, "b.59"):
+        message = windows_message(run, 0, None, LEVEL, chosen)
+        (length,) = struct.unpack("<I", message[:4])
+        header = json.loads(message[4 : 4 + length])
+        assert ("b.59" in [row["layer"] for row in header["rows"]]) == (chosen is not None)
+        assert len(header["rows"]) + header["hidden"] == 60
 
 
 def run_with(tmp_path, *samples: dict[str, float]):

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from ampwatch.report.painter.message import pack
 from ampwatch.rows import Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.integer[Any]]
 
     from ampwatch.diagnosis import Diagnosis
 
 MOST_WINDOWS = 24  # that fit beside the charts
-_ROWS_READ = 20_000  # before the step; each layer's last sample is among them
+# Before the step: each layer's last sample is among the first so many rows as a rule; thousands of
+# layers with a row at each step need more.
+_ROWS_READ = (20_000, 400_000)
 _WORST_IS_LOW = frozenset(("scale_high", "log2_headroom"))
 _NO_LOW = -24.0  # of a layer without a lower limit; no scale is smaller
 
@@ -58,26 +66,52 @@ def last_known(
 
     Where several ranks have a value of the same step, the worst: a scale has to suit them all.
     """
-    rows = run.last_rows(Table.LAYERS, ("step", "layer", *columns), _ROWS_READ, step=step)
-    found: dict[str, dict[str, Any]] = {}
-    known_at: dict[tuple[str, str], int] = {}
-    for row in rows.to_pylist():
-        kept, at = found.setdefault(row["layer"], {}), row["step"]
-        for name, value in row.items():
-            if value is not None:
-                same = known_at.get((row["layer"], name)) == at
-                kept[name] = _worse(name, kept[name], value) if same else value
-                known_at[row["layer"], name] = at
+    rows = _telling_rows(run, columns, step)
+    coded = rows.column("layer").combine_chunks().cast("string").dictionary_encode()
+    layer = coded.indices.fill_null(len(coded.dictionary)).to_numpy(zero_copy_only=False)
+    names = [*coded.dictionary.to_pylist(), None]
+    steps = rows.column("step").to_numpy()
+    found: dict[str, dict[str, Any]] = {name: {} for name in names if name is not None}
+    for column in columns:
+        for at, value in _last_of(rows.column(column), column, layer, steps, len(names)):
+            if names[at] is not None:
+                found[names[at]][column] = value
     return found
 
 
-def _worse(column: str, one: Any, other: Any) -> Any:
-    """The worse of two ranks' values; of texts, which are the same on all ranks, the later."""
-    if not isinstance(one, float) or not isinstance(other, float):
-        return other
-    if math.isnan(one) or math.isnan(other):
-        return math.nan
-    return min(one, other) if column in _WORST_IS_LOW else max(one, other)
+def _last_of(
+    values: pa.ChunkedArray, name: str, layer: Integers, steps: Integers, layers: int
+) -> Iterator[tuple[int, Any]]:
+    """Each layer that has a value, and its last one: of numbers of the same step the worst."""
+    import pyarrow as pa
+
+    known = np.flatnonzero(values.is_valid().to_numpy())
+    if not len(known):
+        return iter(())
+    last = np.full(layers, -1)
+    last[layer[known]] = known
+    told = np.flatnonzero(last >= 0)
+    if not pa.types.is_floating(values.type):
+        return zip(told.tolist(), values.take(last[told]).to_pylist(), strict=True)
+    newest = known[steps[known] == steps[last][layer[known]]]
+    worst = np.minimum if name in _WORST_IS_LOW else np.maximum
+    found = np.full(layers, np.inf if name in _WORST_IS_LOW else -np.inf)
+    worst.at(found, layer[newest], values.to_numpy()[newest])
+    return zip(told.tolist(), found[told].tolist(), strict=True)
+
+
+def _telling_rows(run: Readable, columns: Sequence[str], step: int | None) -> pa.Table:
+    """The last rows that hold a number of any of the columns."""
+    import pyarrow.compute as pc
+
+    numbers = [name for name in columns if name != "order"]
+    for most in _ROWS_READ:
+        read = run.last_rows(Table.LAYERS, ("step", "layer", *columns), most, step=step)
+        tells = reduce(pc.or_, (pc.is_valid(read.column(name)) for name in numbers))
+        rows = read.filter(tells)
+        if rows.num_rows or read.num_rows < most:
+            break
+    return rows
 
 
 def telling_step(diagnosis: Diagnosis | None) -> int | None:
@@ -96,20 +130,25 @@ class Marked:
 
 
 def windows_message(
-    run: Readable, step: int | None, diagnosis: Diagnosis | None, level: float | None
+    run: Readable,
+    step: int | None,
+    diagnosis: Diagnosis | None,
+    level: float | None,
+    chosen: str | None = None,
 ) -> bytes | None:
-    """What the browser draws; None where the run has no windows."""
+    """What the browser draws, a layer that was chosen too; None where the run has no windows."""
     windows = windows_at(run, step)
     if not windows:
         return None
     marked = marked_layer(run, step, windows, diagnosis, level)
-    shown = tightest(windows, marked.layer if marked else None)
+    shown = tightest(windows, {marked.layer if marked else None, chosen})
     final = None if diagnosis is None else diagnosis.run.final_scale
     header = {
         "component": "windows",
         "rows": [_row(window, marked) for window in shown],
         "calm": diagnosis is None or diagnosis.calm is not None,
         "marked": marked.words if marked else "",
+        "chosen": chosen,
         "hidden": len(windows) - len(shown),
         "scale": _log2(final),
         "level": _log2(level),
@@ -201,14 +240,14 @@ def _log2(scale: float | None) -> float | None:
     return math.log2(scale) if scale and 0 < scale < math.inf else None
 
 
-def tightest(windows: Sequence[Window], marked: str | None = None) -> list[Window]:
-    """The windows to show: where there are too many, the marked one and those with least room."""
+def tightest(windows: Sequence[Window], named: Collection[str | None] = ()) -> list[Window]:
+    """The windows to show: where there are too many, those named and those with least room."""
     if len(windows) <= MOST_WINDOWS:
         return list(windows)
     by_room = sorted(windows, key=lambda w: w.high - (_NO_LOW if w.low is None else w.low))
     by_high = sorted(windows, key=lambda w: w.high)
     chosen = {w.layer for w in by_high[: MOST_WINDOWS // 2]}
-    chosen |= {w.layer for w in windows if w.layer == marked}
+    chosen |= {w.layer for w in windows if w.layer in named}
     for window in by_room:
         if len(chosen) < MOST_WINDOWS:
             chosen.add(window.layer)

@@ -18,8 +18,16 @@ pytestmark = [pytest.mark.slow_browser, needs_browser]
 PARTS = ("norm1", "attn.q", "attn.k", "attn.v", "attn.out", "norm2", "mlp.up", "mlp.down")
 BLOCKS = [f"model.blocks.{block}.{part}" for block in range(250) for part in PARTS][:1998]
 MANY = ["embed", *BLOCKS, "head"]
-HARD = ["head", "\u202eשבת", "😀.🎉", "<b>x</b>.<img src=y onerror=alert(1)>", "l" * 300, "still"]
-STILL = len(HARD) - 1  # its gradient is 0
+HARD = [
+    "head",
+    "\u202eשבת",
+    "😀.🎉",
+    "<b>x</b>.<img src=y onerror=alert(1)>",
+    "l" * 300,
+    "still",
+    "quiet",
+]
+STILL, QUIET = 5, 6  # a gradient of 0, and none at all
 STEPS = range(0, 1200, 20)
 
 
@@ -40,7 +48,8 @@ def write(folder, name, names, **odd):
         norm = norms_of(count, step)
         norm[odd.get("zero", [])] = 0
         norm[odd.get("broken", []) if step == 600 else []] = np.inf
-        rows = {"step": [step] * count, "layer": np.arange(count), "grad_norm": norm}
+        told = [None if at in odd.get("silent", []) else v for at, v in enumerate(norm.tolist())]
+        rows = {"step": [step] * count, "layer": np.arange(count), "grad_norm": told}
         writer.append(codec.encode(Table.LAYERS, {**rows, "act_amax": 2 * norm}))
     writer.append(codec.encode(Table.EVENTS, event_columns([(1200, "ended", {})], 10**18)))
     writer.close()
@@ -50,7 +59,7 @@ def write(folder, name, names, **odd):
 def place(folder):
     """A run of 2,000 layers, and one of few whose names are hard to show."""
     write(folder, "many", MANY)
-    write(folder, "hard", HARD, zero=[STILL], broken=[0])
+    write(folder, "hard", HARD, zero=[STILL], broken=[0], silent=[QUIET])
     return folder
 
 
@@ -66,7 +75,8 @@ ALL_NAMES = """async () => { const seen = new Set(), map = document.querySelecto
   for (let top = 0; top < map.scrollHeight; top += map.clientHeight) {
     map.scrollTop = top;
     await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-    document.querySelectorAll('.aw-map-body .aw-map-name').forEach((one) => seen.add(one.title)); }
+    const names = [...document.querySelectorAll('.aw-map-body .aw-map-name')];
+    names.forEach((one) => seen.add(one.dataset.name)); }
   return [...seen]; }"""
 
 
@@ -75,7 +85,9 @@ def count(page):
 
 
 def names(page):
-    return page.locator(".aw-map-body .aw-map-name").evaluate_all("all => all.map(x => x.title)")
+    return page.locator(".aw-map-body .aw-map-name").evaluate_all(
+        "all => all.map(x => x.dataset.name)"
+    )
 
 
 def heard(page):
@@ -166,6 +178,34 @@ def test_a_layer_is_found_by_name_as_one_types_and_enter_opens_it(page, server):
     field.fill("")
     at.get_by_text("2,000 layers, in").wait_for()
     assert at.locator(".aw-map-pins .aw-map-name").get_attribute("title") == MANY[1 + 17 * 8 + 6]
+
+
+def test_a_layer_that_lacks_the_quantity_is_counted_and_found_all_the_same(page, server):
+    at = opened(page, server, "run=hard")
+    at.get_by_text("6 of 7 layers have a value").wait_for()
+    field = at.get_by_role("searchbox", name="Find a layer")
+    field.fill("qui")
+    at.get_by_text("1 layer of 7 found").wait_for()
+    field.press("Enter")
+    says_in_address(at, layer="quiet")
+    at.get_by_role("heading", name="quiet").wait_for()
+    at.get_by_role("button", name="Table", exact=True).click()
+    at.get_by_role("cell", name="no value").wait_for()
+
+
+def test_back_takes_back_a_fold_and_a_choice(page, server):
+    at = opened(page, server, "run=many&map=n")
+    map_of(at).focus()
+    pressed(at, "ArrowDown", " ")
+    says_in_address(at, map="n~o-model.blocks")
+    pressed(at, "ArrowUp", "ArrowUp", "Enter")
+    says_in_address(at, layer="embed")
+    at.go_back()
+    says_in_address(at, layer=None, map="n~o-model.blocks")
+    at.wait_for_function("() => !document.querySelector('.aw-map-name.chosen')")
+    at.go_back()
+    says_in_address(at, map="n")
+    at.wait_for_function("() => document.querySelector('.aw-heatmap').dataset.rows === '3'")
 
 
 def test_worst_first_puts_the_worst_on_top_at_every_depth(page, server):

@@ -11,6 +11,7 @@ import { countText, linearTicks, numberText } from "./ticks.js";
 
 const ROW = 22; // pixels
 const INDENT = 10;
+const COUNT_ROOM = 150; // of the names, in which a fold's count is said too
 const DEEPEST = 6; // that is still told by an indent
 const LETTER = 6.5;
 const TYPING_MS = 400; // who rests for so long has typed
@@ -69,7 +70,7 @@ export class Heatmap {
   show(header, arrays) {
     if (header.hasBase) {
       const columns = arrays.edges.length - 1;
-      this.tree = new LayerTree({ layers: header.layers, values: arrays.values, columns, isLow: header.lowIsWorst });
+      this.tree = new LayerTree({ layers: header.layers, others: header.others, values: arrays.values, columns, isLow: header.lowIsWorst });
       Object.assign(this, { base: header.base, edges: arrays.edges, steps: arrays.steps, range: rangeOf(arrays.values, header.log) });
       this.has = hasOf(arrays.values);
     }
@@ -169,11 +170,11 @@ export class Heatmap {
     made.append(row.hasInside ? foldOf(row) : make("span", "aw-map-fold"));
     const kind = row.name === layer ? " chosen" : row.name === fault?.layer ? " fault" : "";
     const button = make("button", `aw-map-name${kind}`);
-    Object.assign(button, { tabIndex: -1, title: row.name });
-    const count = row.hasInside ? ` ${countText(row.count)}` : "";
+    Object.assign(button, { tabIndex: -1, title: row.isFold ? `${row.name}: ${countText(row.count)} layers` : row.name });
+    const count = row.isFold && width > COUNT_ROOM ? ` ${countText(row.count)}` : "";
     const letters = Math.floor((width - indent - 26) / LETTER) - count.length - (kind ? 2 : 0);
     button.append(make("bdi", "", shortened(row.label || "(no name)", Math.max(4, letters))));
-    if (row.isFold) button.append(make("span", "aw-map-count", count));
+    if (count) button.append(make("span", "aw-map-count", count));
     button.dataset.name = row.name;
     made.append(button);
     return made;
@@ -225,10 +226,10 @@ export class Heatmap {
 
   // How many layers there are, how many of them have this quantity, and how many rows they take.
   told() {
-    const { layers } = this.tree;
-    const { total } = this.header;
+    const { layers, others } = this.tree;
+    const total = layers.length + others.length;
     const all = layers.length < total ? `${countText(layers.length)} of ${countText(total)} layers have a value` : counted(layers.length, "layer");
-    if (this.view.find.trim()) return `${counted(this.rows.length, "layer")} of ${countText(layers.length)} found`;
+    if (this.view.find.trim()) return `${counted(this.rows.length, "layer")} of ${countText(total)} found`;
     const folds = this.rows.filter((row) => row.isFold).length;
     return folds ? `${all}, in ${counted(this.rows.length, "row")}; ${countText(folds)} folded, which show the worst inside` : all;
   }

@@ -1,10 +1,11 @@
 // The heat map as a table, for who hears the page or wants numbers: the same rows, the worst of each of
 // a few stretches of steps.
 
-import { make } from "./elements.js";
+import { make, shortened } from "./elements.js";
 import { countText } from "./ticks.js";
 
 const STRETCHES = 8;
+const LETTERS = 40; // of a name; all of it is its title
 const ROWS = 100; // at first; a button brings as many more
 
 export class LayerTable {
@@ -37,10 +38,11 @@ export class LayerTable {
     const made = make("tr");
     const head = make("th");
     head.scope = "row";
+    head.title = row.name;
     head.style.paddingLeft = `${row.depth}rem`;
     if (row.hasInside) head.append(this.fold(row));
     head.append(row.isLayer ? this.name(row) : nameOf(row));
-    made.append(head, ...(row.values ? this.cells(row, stretches) : [unfolded(stretches)]));
+    made.append(head, ...(row.values ? this.cells(row, stretches) : [without(row, stretches)]));
     return made;
   }
 
@@ -85,12 +87,12 @@ export class LayerTable {
 }
 
 function nameOf(row) {
-  return make("bdi", "", `${row.label || "(no name)"}${row.isFold ? ` (worst of ${countText(row.count)})` : ""}`);
+  return make("bdi", "", `${shortened(row.label || "(no name)", LETTERS)}${row.isFold ? ` (worst of ${countText(row.count)})` : ""}`);
 }
 
 // Of a prefix that is no layer only what is inside has numbers.
-function unfolded(stretches) {
-  const cell = make("td", "aw-muted", "unfolded");
+function without({ isOpen }, stretches) {
+  const cell = make("td", "aw-muted", isOpen ? "unfolded" : "no value");
   cell.colSpan = stretches.length;
   return cell;
 }

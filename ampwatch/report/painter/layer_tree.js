@@ -5,10 +5,11 @@ const ROOM = 30; // rows that are there at first; a model that has more begins f
 const MOST_TOGETHER = 30; // neighbours; of more, so many are one fold:
 const TOGETHER = 10;
 
-// `grid` has the layers' names and their values, row by row; `isLow` says whether low ones are the worst.
+// `layers` have `values`, row by row; `others` have none, and are only found. `isLow` says whether low
+// values are the worst.
 export class LayerTree {
-  constructor({ layers, values, columns, isLow }) {
-    Object.assign(this, { layers, values, columns, isLow });
+  constructor({ layers, others, values, columns, isLow }) {
+    Object.assign(this, { layers, others, values, columns, isLow });
     this.root = { name: "", children: new Map(), at: -1 };
     layers.forEach((layer, at) => this.place(layer, at));
     this.root = this.closed(this.root, "");
@@ -81,21 +82,21 @@ export class LayerTree {
     return found;
   }
 
-  // The prefixes that are unfolded at first: level by level, while there is room.
+  // The prefixes that are unfolded at first: level by level, while there is room; neighbours together,
+  // but for those at the top, which may differ much.
   roomy() {
     const opened = new Set();
-    let level = this.root.children;
-    let rows = level.length;
-    while (level.length) {
-      const next = [];
-      for (const node of level) {
-        if (!node.children.length || rows + node.children.length > ROOM) continue;
-        rows += node.children.length;
-        opened.add(node.name);
-        next.push(...node.children);
-      }
-      level = next;
-    }
+    let rows = this.root.children.length;
+    const open = (nodes) => {
+      const more = sum(nodes.map((node) => node.children.length));
+      if (rows + more > ROOM) return [];
+      rows += more;
+      for (const { name } of nodes) opened.add(name);
+      return nodes;
+    };
+    const folds = (nodes) => nodes.filter((node) => node.children.length);
+    let level = folds(this.root.children).flatMap((node) => open([node]));
+    while (level.length) level = level.flatMap((node) => open(folds(node.children)));
     return opened;
   }
 
@@ -121,12 +122,14 @@ export class LayerTree {
 
   matching(wanted, view) {
     const found = [];
+    const isWanted = (layer) => layer.toLowerCase().includes(wanted);
     this.layers.forEach((layer, at) => {
-      if (!layer.toLowerCase().includes(wanted)) return;
+      if (!isWanted(layer)) return;
       const worst = this.values.subarray(at * this.columns, (at + 1) * this.columns);
       found.push({ ...leaf(layer, at, worst), score: view.isWorstFirst ? this.scoreOf(worst) : 0 });
     });
-    return this.ordered(found, view).map((node) => rowOf(node, { depth: 0, isOpen: false }));
+    const rest = this.others.filter(isWanted).map((layer) => leaf(layer, 0, null));
+    return [...this.ordered(found, view), ...rest].map((node) => rowOf(node, { depth: 0, isOpen: false }));
   }
 
   ordered(nodes, { isWorstFirst }) {
@@ -138,7 +141,7 @@ export class LayerTree {
   rowNamed(layer) {
     const at = this.layers.indexOf(layer);
     const worst = at < 0 ? new Float32Array(this.columns).fill(NaN) : this.values.subarray(at * this.columns, (at + 1) * this.columns);
-    return rowOf(leaf(layer, at, worst), { depth: 0, isOpen: false });
+    return rowOf(leaf(layer, 0, worst), { depth: 0, isOpen: false });
   }
 
   // The layer that a row's cell is of: of a fold the one that is worst there.

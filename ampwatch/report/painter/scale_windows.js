@@ -18,7 +18,7 @@ export class ScaleWindows {
   show(header) {
     const range = rangeOf(header);
     const share = (value) => `${(100 * (Math.min(range[1], Math.max(range[0], value)) - range[0])) / (range[1] - range[0])}%`;
-    const rows = header.rows.map((row) => this.row(row, share));
+    const rows = header.rows.map((row) => this.row(row, share, row.layer === header.chosen));
     const lines = make("div", "aw-window-lines");
     const same = header.level === header.scale;
     if (header.level !== null && !same) {
@@ -47,13 +47,14 @@ export class ScaleWindows {
     this.place.replaceChildren(title, chart, note);
   }
 
-  row({ layer, low, high, caps, named }, share) {
+  row({ layer, low, high, caps, named }, share, isChosen) {
     const made = make("button", caps ? "aw-window caps" : named ? "aw-window named" : "aw-window");
     const empty = low !== null && low > high;
     const says = empty
       ? `no scale: its gradients are lost below ${powerText(Math.round(low))} and overflow above ${powerText(Math.round(high))}`
       : `${low === null ? "" : `from ${powerText(Math.ceil(low))} `}up to ${powerText(Math.floor(high))}`;
     made.title = `${layer}: ${says}`;
+    if (isChosen) made.setAttribute("aria-current", "true");
     const track = make("span", "aw-window-track");
     const bar = make("span", low === null ? "aw-window-bar open" : empty ? "aw-window-bar empty" : "aw-window-bar");
     const [left, right] = empty ? [high, low] : [low ?? -Infinity, high];
