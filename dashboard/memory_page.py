@@ -15,13 +15,12 @@ from open_runs import Look
 from problems import guarded, problem
 from step_curves import StepCurves
 
-from ampwatch.diagnosis.words import bytes_text
+from ampwatch.diagnosis.words import bytes_text, bytes_unit
 from ampwatch.report.overview_chart import column_panel
 from ampwatch.report.painter.message import Arrays, Guide, Panel, Picture, Stroke
 from ampwatch.rows import Table, column
 
 _EVERY_S = 2.0
-_GB = 1e9
 _BYTES = {
     "allocated_bytes": "scale", "reserved_bytes": "rate", "peak_bytes": "skip",
     "used_bytes": "muted", "host_rss_bytes": "norm",
@@ -36,8 +35,10 @@ class Device:
 
     rank: int
     name: str
-    curves: StepCurves
+    curves: StepCurves  # of memory in `unit`
     total_bytes: int | None
+    unit: str
+    unit_bytes: float
 
 
 def show(path: str, *, follow: bool) -> None:
@@ -67,9 +68,12 @@ def devices(look: Look) -> Iterator[Device]:
     for rank, name in sorted({(int(r), str(n)) for r, n in zip(ranks, names, strict=True)}):
         mine = rows.filter(np.asarray((ranks == rank) & (names == name)))
         seconds = (mine.column("time_ns").to_numpy() - look.info.started_ns) / 1e9
-        columns = {
-            size: np.array(mine.column(size).to_numpy(), np.float32) / _GB for size in _BYTES
-        }
+        sizes = {size: np.array(mine.column(size).to_numpy(), np.float64) for size in _BYTES}
+        totals = mine.column("total_bytes").drop_null()
+        total = totals[-1].as_py() if len(totals) else None
+        most = max(float(np.nanmax(values, initial=0.0)) for values in sizes.values())
+        unit, unit_bytes = bytes_unit(max(most, total or 0))
+        columns = {size: (values / unit_bytes).astype(np.float32) for size, values in sizes.items()}
         for rate in _RATES:
             factor = 100 if column(Table.DEVICES, rate).unit == "%" else 1
             columns[rate] = np.array(mine.column(rate).to_numpy(), np.float32) * factor
@@ -77,10 +81,9 @@ def devices(look: Look) -> Iterator[Device]:
         curves = StepCurves(
             0, seconds.astype(np.int64), columns, np.zeros(0, np.int64), present, (),
         )  # fmt: skip
-        totals = mine.column("total_bytes").drop_null()
         card = next((n for n in reversed(mine.column("name").to_pylist()) if n), name)
-        total = totals[-1].as_py() if len(totals) else None
-        yield Device(rank, f"{card}" if card == name else f"{card} ({name})", curves, total)
+        called = card if card == name else f"{card} ({name})"
+        yield Device(rank, called, curves, total, unit, unit_bytes)
 
 
 def _device(look: Look, device: Device, number: int) -> None:
@@ -102,7 +105,7 @@ def _peak(device: Device) -> str:
     column = next((c for c in ("peak_bytes", "used_bytes") if c in curves.present), None)
     if column is None:
         return "No GPU memory was sampled: this is the host."
-    peak = float(np.nanmax(curves.columns[column])) * _GB
+    peak = float(np.nanmax(curves.columns[column])) * device.unit_bytes
     card = f" of {bytes_text(device.total_bytes)}" if device.total_bytes else ""
     return f"peak {bytes_text(peak)}{card}"
 
@@ -115,10 +118,12 @@ def _panels(device: Device) -> Iterator[Panel]:
         if name in present
     )
     if strokes:
-        title = [("Memory, GB", "ink")]
+        title = [(f"Memory, {device.unit}", "ink")]
         if len(strokes) == 1:  # several have their labels
             title.append((f": {strokes[0].label}", strokes[0].color))
-        yield Panel(tuple(title), strokes, height=150, unit="GB", guides=tuple(_card(device)))
+        yield Panel(
+            tuple(title), strokes, height=150, unit=device.unit, guides=tuple(_card(device))
+        )
     for name, color in _RATES.items():
         if name in present:
             yield column_panel(Table.DEVICES, name, color, height=80)
@@ -126,5 +131,5 @@ def _panels(device: Device) -> Iterator[Panel]:
 
 def _card(device: Device) -> Iterator[Guide]:
     if device.total_bytes:
-        total = device.total_bytes / _GB
+        total = device.total_bytes / device.unit_bytes
         yield Guide(total, total, total, "muted", ", dotted: size of the card", fits=True)

@@ -174,3 +174,23 @@ def test_a_number_that_is_no_longer_logged_says_of_when_it_is(tmp_path):
     facts = {fact.label: fact.text for fact in facts_of(open_run(path), diagnose(open_run(path)))}
     assert facts["loss"] == "2 → 1.342 at step 49"
     assert facts["learning rate"] == "0.1"
+
+
+def test_the_terminals_colours_are_the_pages_and_show_on_dark_and_on_pale():
+    from ampwatch.report import STYLES
+    from ampwatch.report.painter import LIGHT, SEVERITY_COLOR, VERDICT_COLOR
+
+    tones = {**VERDICT_COLOR, **SEVERITY_COLOR}
+    assert set(STYLES) == set(tones)
+    for word, style in STYLES.items():
+        color = style.removeprefix("bold ")
+        assert color == LIGHT[tones[word]]
+        light = _luminance(color)
+        assert min((light + 0.05) / 0.05, 1.05 / (light + 0.05)) >= 3.0  # as for large text
+
+
+def _luminance(color):
+    """As WCAG 2 defines it."""
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

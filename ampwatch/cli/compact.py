@@ -20,6 +20,7 @@ def command(run: str = RUN_ARGUMENT) -> None:
     """Compact a run."""
     from rich.progress import Progress
 
+    from ampwatch.diagnosis.words import bytes_text
     from ampwatch.store import compact
 
     folder = find_run(run)
@@ -30,5 +31,5 @@ def command(run: str = RUN_ARGUMENT) -> None:
             bar.update(task, completed=done, total=total)
 
         result = compact(folder, progress=show)
-    before, after = result.bytes_before / 1e6, result.bytes_after / 1e6
-    answer(f"{folder}: {result.rows:,} rows, {before:.1f} MB before, {after:.1f} MB after")
+    before, after = bytes_text(result.bytes_before), bytes_text(result.bytes_after)
+    answer(f"{folder}: {result.rows:,} rows, {before} before, {after} after")

@@ -68,11 +68,12 @@ def command(
 
 
 def _write_events(run: Run, out: Path) -> None:
+    from ampwatch.diagnosis.words import bytes_text
     from ampwatch.follow import diagnose
     from ampwatch.report import write_event_files
 
     for path in write_event_files(run, diagnose(run), out):
-        answer(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+        answer(f"{path}: {bytes_text(path.stat().st_size)}")
 
 
 def write(rows: pa.Table, path: Path, to: Format) -> None:

@@ -283,7 +283,12 @@ class Case:
 
     def _brought_about_the_fall(self, times: Times) -> bool:
         fall, first, last = self.standing_fall, times.first_step, times.last_step
-        if fall is None or first is None or last is None:
+        if first is None or last is None:
+            return False
+        if self.is_searching:  # nothing was ever accepted: what made most of the skips did it
+            search = self.scale.search
+            return 0 < search.skips <= 2 * times.count and first <= (search.last_step or 0)
+        if fall is None:
             return False
         meets = first <= fall.end_step and last >= fall.first_step
         return meets and 2 * times.count >= fall.skips

@@ -22,6 +22,8 @@ class RankFacts:
     last_step: int = 0
     last_time_ns: int = 0
     ahead_ns: int | None = None  # its clock, at the first step that both have closed
+    # The lowest rank's and its own, at the first step of which both tell a scale.
+    first_scales: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class RankHistory:
         at, there = block.at_step(rows.step)
         at, mine = at[there], np.flatnonzero(there)
         scale, theirs = block.columns["scale"][at], rows.scale[mine]
+        told = np.flatnonzero(~np.isnan(scale) & ~np.isnan(theirs))
         apart = (scale != theirs) & ~np.isnan(scale) & ~np.isnan(theirs)
         flag, other = block.skipped_here[at], rows.skipped[mine]
         apart |= (flag != other) & (flag >= 0) & (other >= 0)
@@ -107,6 +110,9 @@ class RankHistory:
             int(rows.step[-1]),
             int(max(old.last_time_ns, rows.time_ns.max())),
             int(ahead[0]) if old.ahead_ns is None and len(ahead) else old.ahead_ns,
+            (float(scale[told[0]]), float(theirs[told[0]]))
+            if old.first_scales is None and len(told)
+            else old.first_scales,
         )
         where = np.zeros(len(block), np.bool_)
         where[at[apart]] = True

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 
 def scale_text(scale: float | None) -> str:
-    """A loss scale: a power of two as 2^16, else four digits."""
+    """A loss scale: a power of two as 2^16, else four digits; of 0 what it means."""
     if scale is None or math.isnan(scale):
         return "unknown"
     if scale > 0 and math.isfinite(scale):
         mantissa, exponent = math.frexp(scale)
         if mantissa == 0.5:
             return f"2^{exponent - 1}"
-    return f"{scale:.4g}"
+    # 0 is no scale that anybody set: the smallest number of float32 was halved once more.
+    return f"{scale:.4g}" if scale else "0 (below 2^-149)"
 
 
 def count_text(count: int, one: str, many: str | None = None) -> str:
@@ -23,18 +24,37 @@ def count_text(count: int, one: str, many: str | None = None) -> str:
 
 
 def share_text(part: int, whole: int) -> str:
-    """A share in per cent, with one digit where it is small."""
-    share = 100 * part / whole if whole else 0.0
-    return f"{share:.1f} %" if share < 10 else f"{share:.0f} %"
+    """A share of a whole in per cent."""
+    return percent_text(part / whole if whole else 0.0)
+
+
+def percent_text(share: float) -> str:
+    """`3.2 %`, `48 %`; all and nothing only where it is all or nothing: 249 of 250 are 99.6 %."""
+    percent = 100 * share
+    if 0 < percent < 0.05:
+        return "under 0.1 %"
+    if 99.95 <= percent < 100:
+        return "over 99.9 %"
+    exact = percent < 10 or 99.5 <= percent < 100
+    return f"{percent:.1f} %" if exact else f"{percent:.0f} %"
+
+
+# Memory and files everywhere: decimal, as the makers of cards and disks count.
+_BYTE_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 def bytes_text(count: float) -> str:
-    """`512 MB`, `2.1 GB`; decimal, as the makers of cards count."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+    """`512 MB`, `2.1 GB`, `640 bytes`."""
+    for unit, size in _BYTE_UNITS:
         if abs(count) >= size:
             value = count / size
             return f"{value:.0f} {unit}" if abs(value) >= 100 else f"{value:.1f} {unit}"
-    return f"{count / 1e3:.0f} kB"
+    return f"{count:.0f} {'byte' if count == 1 else 'bytes'}"
+
+
+def bytes_unit(most: float) -> tuple[str, float]:
+    """The unit in which an axis that goes up to so many bytes is written, and its size."""
+    return next((one for one in _BYTE_UNITS if most >= one[1]), _BYTE_UNITS[-1])
 
 
 def time_text(milliseconds: float) -> str:

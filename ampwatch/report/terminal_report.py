@@ -19,18 +19,15 @@ from ampwatch.diagnosis.findings import CUT_OFF
 from ampwatch.diagnosis.words import count_text, limit_text, restart_text
 from ampwatch.printable_text import printable
 from ampwatch.report.facts import facts_of, powers, ruled_out
+from ampwatch.report.painter import LIGHT, SEVERITY_COLOR, VERDICT_COLOR
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Advice, Diagnosis, Finding, Record, Together
 
+# The page's colours. A terminal may be dark or pale: the palette for pale ones shows on both.
 STYLES = {
-    "failing": "bold #C8401E",
-    "error": "bold #C8401E",
-    "warning": "bold #C98A00",
-    "incomplete": "bold #6B7280",
-    "cut off": "bold #C98A00",
-    "info": "#6B7280",
-    "healthy": "bold #0E8A6D",
+    word: f"{'' if word == 'info' else 'bold '}{LIGHT[tone]}"
+    for word, tone in {**VERDICT_COLOR, **SEVERITY_COLOR}.items()
 }
 _MOST_EVIDENCE = 3
 MARKS = {"error": "x", "warning": "!", "info": "-"}

@@ -13,6 +13,7 @@ from streamlit.testing.v1 import AppTest
 from written_runs import event_columns, fresh_id, step_columns, write_run
 
 from ampwatch import codec, store
+from ampwatch.diagnosis.words import bytes_text
 from ampwatch.rows import Table
 
 PAGES = (
@@ -182,3 +183,32 @@ def test_each_rank_has_its_devices(folder):
     assert "rank 0 · Card (cuda:0)" in said
     assert "peak 3.2 GB of 17.2 GB" in said
     assert not opened("overview_page", path).exception
+
+
+@needs_components
+@pytest.mark.parametrize(
+    ("used", "said"),
+    [(394_264_576, "Memory, MB"), (3 * 10**9, "Memory, GB"), (640_000, "Memory, kB")],
+)
+def test_memory_is_drawn_in_the_unit_in_which_it_is_written(folder, used, said):
+    """The peak above the chart, its axis and the report of the run: one number, one unit."""
+    import memory_page
+    import run_list
+
+    path = store.create_run(folder, store.RunInfo(id=fresh_id(str(used)), name=f"of {used}"))
+    writer = store.RankWriter(path, 0)
+    writer.append(codec.encode(Table.STEPS, step_columns(30, 0, 10**18)))
+    writer.append(
+        codec.encode(Table.DEVICES, {
+            "time_ns": [10**18, 2 * 10**18], "device": ["cuda:0"] * 2, "name": ["Card"] * 2,
+            "used_bytes": [used // 2, used],
+        })
+    )  # fmt: skip
+    writer.close()
+    (device,) = memory_page.devices(run_list.look(str(path)))
+    written = bytes_text(used)
+    assert memory_page._peak(device) == f"peak {written}"
+    panel = next(memory_page._panels(device))
+    assert panel.title[0][0] == said == f"Memory, {panel.unit}"
+    drawn = float(device.curves.columns["used_bytes"].max())
+    assert written == f"{drawn:.{0 if drawn >= 100 else 1}f} {panel.unit}"

@@ -25,6 +25,29 @@ def test_a_mistake_in_the_loop_is_reported_once_however_often_it_was_seen(code):
     assert diagnose(run).learning_rate.action.value == "not-the-cause"
 
 
+NOT_CLEARED = event_table([(1, "misuse", {"code": "AMP412"})])
+
+
+@pytest.mark.parametrize(
+    ("skipped", "since"),
+    [([False] * 120 + [True] * 40, 120), ([True] * 60, 0), ([False] * 30 + [True] * 3, 30)],
+    ids=["after training", "from the start", "just now"],
+)
+def test_gradients_that_nobody_clears_keep_an_inf_from_the_first_skip_on(skipped, since):
+    told = finding(scaled_run(skipped, events=NOT_CLEARED), "AMP412").summary
+    assert told.endswith(f"steps: an inf has been left in .grad since step {since}.")
+
+
+@pytest.mark.parametrize(
+    "skipped",
+    [[False] * 60, [False] * 40 + [True] * 10 + [False] * 30, [False] * 40 + [True]],
+    ids=["no skip", "accepted again", "one skip"],
+)
+def test_gradients_that_are_finite_again_hold_no_inf(skipped):
+    told = finding(scaled_run(skipped, events=NOT_CLEARED), "AMP412").summary
+    assert told == "The gradients are not cleared between steps."
+
+
 def test_a_backward_under_autocast_is_information_and_says_nothing_of_the_rate():
     run = scaled_run([False] * 60, events=event_table([(0, "misuse", {"code": "AMP409"})]))
     assert found(run) == {"AMP409": "info"}

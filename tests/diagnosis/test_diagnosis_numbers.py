@@ -169,6 +169,74 @@ def test_a_non_finite_input_takes_the_blame_from_layer_and_loss():
     assert finding(run, "AMP103").because_of == "AMP209"
 
 
+def with_inputs(run, finite):
+    """The same run, whose inputs were finite in these steps."""
+    at = run.steps.schema.get_field_index("input_finite")
+    return HandBuiltRun(run.steps.set_column(at, "input_finite", [finite]), info=run.info)
+
+
+def test_a_data_set_of_which_no_batch_is_finite_is_a_fault_of_its_preprocessing():
+    run = with_inputs(scaled_run([True] * 250, loss=[NAN] * 250), [False] * 250)
+    told = diagnose(run).headline
+    assert told.code == "AMP209"
+    assert told.summary == "Every batch is bad: the model's input is not finite in 250 steps."
+    assert told.action.startswith("Check the preprocessing, not single batches")
+
+
+def test_batches_that_are_all_bad_from_a_step_on_are_told_with_it():
+    skips = [False] * 100 + [True] * 30
+    told = finding(with_inputs(scaled_run(skips), [not skip for skip in skips]), "AMP209")
+    assert told.summary.startswith("Every batch since step 100 is bad: the model's input")
+
+
+@pytest.mark.parametrize(
+    "bad", [{9, 19, 29}, {10, 11, 12, 13, 14, 15}, {96, 97, 98, 99}],
+    ids=["every tenth", "some in the middle", "the last four"],
+)  # fmt: skip
+def test_single_bad_batches_are_not_said_to_be_all(bad):
+    run = with_inputs(
+        scaled_run([s in bad for s in range(100)]), [s not in bad for s in range(100)]
+    )
+    told = finding(run, "AMP209")
+    assert "very batch" not in told.summary
+    assert f"Check the batch of step {min(bad)}" in told.action
+
+
+def losses_of_two(count, until):
+    """A shared scaler, one of whose losses is never finite: its optimizer is always skipped.
+
+    From `until` on the scale is so small that the other's weights are nan, too.
+    """
+    scale = [2.0 ** (16 - s) for s in range(count)]
+    steps = step_table(
+        loss=[-math.inf] * until + [NAN] * (count - until), scale=scale,
+        scale_after=[value / 2 for value in scale], skipped=[True] * count,
+        input_finite=[s < until for s in range(count)],
+    )  # fmt: skip
+    layers = layer_table([
+        {"step": s, "layer": "a.0", "act_finite": s < until} for s in range(0, count, 5)
+    ])  # fmt: skip
+    return HandBuiltRun(steps, layers=layers, info=scaled_run([True]).info)
+
+
+def test_a_loss_that_is_never_finite_leads_though_an_input_is_not_finite_later():
+    diagnosis = diagnose(losses_of_two(166, 145))
+    assert diagnosis.headline.code == "AMP204"
+    assert diagnosis.headline.summary == (
+        "Every step is skipped since step 0, and no loss scale can help: the loss is -inf from "
+        "the first step on."
+    )
+    (scale,) = [f for f in diagnosis.findings if f.code == "AMP103"]
+    assert scale.because_of == "AMP204"
+    assert diagnosis.learning_rate.action.value == "not-the-cause"
+
+
+def test_a_loss_that_is_not_finite_now_and_then_leaves_a_scale_that_helps():
+    loss = [NAN if s in {5, 60, 140} else 1.0 for s in range(150)]
+    run = scaled_run([math.isnan(value) for value in loss], loss=loss)
+    assert "no loss scale" not in finding(run, "AMP204").summary
+
+
 def test_an_input_that_the_weights_took_in_ends_the_run_though_it_was_one_batch():
     """Without a scaler nothing skips its step, and all that follows is not finite."""
     loss = [2.0 - 0.01 * s for s in range(60)] + [NAN] * 40

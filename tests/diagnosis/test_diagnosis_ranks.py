@@ -53,6 +53,23 @@ def test_a_scale_that_differs_between_ranks_is_an_error():
     assert (one.severity.value, one.first_step, one.ranks) == ("error", 100, (1,))
 
 
+def test_ranks_that_started_with_different_scales_are_told_to_restore_one_state():
+    """They never skip: no overflow flag would have kept them together."""
+    run = two(other_loss=1.01, other_scale=[256.0] * 200)
+    (one,) = [f for f in diagnose(run).findings if f.code == "AMP601"]
+    assert one.summary == "The ranks started with different loss scales: 2^8, 2^16."
+    assert "rank 0 at 2^16, rank 1 at 2^8" in one.cause
+    assert one.action.startswith("Restore the same scaler state on all ranks")
+    assert one.action.endswith("start over.")  # there is no checkpoint before the first step
+
+
+def test_ranks_that_part_later_started_alike():
+    run = two(other_loss=1.01, other_scale=[65536.0] * 3 + [32768.0] * 197)
+    (one,) = [f for f in diagnose(run).findings if f.code == "AMP601"]
+    assert "from step 3" in one.summary
+    assert "Share the overflow flag" in one.action
+
+
 def test_a_step_that_only_one_rank_skips_parts_them():
     assert found(two(other_loss=1.01, other_skips={50, 51, 52}))["AMP601"] == "error"
 

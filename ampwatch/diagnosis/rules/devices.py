@@ -8,7 +8,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.device_history import MEMORY_LIMIT, Card
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import Page, Seen, Ties, rule
-from ampwatch.diagnosis.words import bytes_text, count_text, list_text
+from ampwatch.diagnosis.words import bytes_text, count_text, list_text, percent_text
 
 # The 95th percentile below 70 %: SageMaker Debugger's LowGPUUtilization rule. Seconds in which
 # nothing ran at all (an evaluation on the host, a notebook at rest) are left out.
@@ -85,7 +85,7 @@ def memory_near_limit(case: Case) -> Iterator[Seen]:
     yield Seen(
         at=case.scale,
         ranks=_ranks([one for one, _ in near]),
-        summary=f"{_where(case, card)} uses {100 * min(share, 1.0):.0f} % of its memory, and the "
+        summary=f"{_where(case, card)} uses {percent_text(min(share, 1.0))} of its memory, and the "
         "peak still rises.",
         cause=f"The peak is {bytes_text(float(card.peak_bytes.whole[-1]))} of "
         f"{bytes_text(card.total_bytes)}, part of which other processes or the driver hold.",

@@ -21,6 +21,7 @@ from ampwatch.diagnosis.registry import (
     rule,
 )
 from ampwatch.diagnosis.rules.left_out_steps import ending_text
+from ampwatch.diagnosis.rules.scale import no_scale_helps, startup_has_failed
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import alone_text, count_text, list_text, steps_text
 
@@ -54,13 +55,20 @@ def loss_not_finite(case: Case) -> Iterator[Seen]:
     yield Seen(
         standing=standing,
         at=times,
-        summary=f"The loss is {value} {steps_text(times.first_step, times.last_step)}"
-        f"{standing.ending}.",
+        summary=_loss_summary(case, times, value, standing),
         cause=f"In {count_text(times.count, 'step')} the loss was not finite{_layers_seen(case)}."
         + ending_text(case, times, "the loss"),
         action=_loss_action(case, times),
         evidence=(Evidence("loss", times.first_step, value),),
     )
+
+
+def _loss_summary(case: Case, times: Times, value: str, standing: Standing) -> str:
+    """When the loss was not finite; if it was so from the start, that nothing can be accepted."""
+    if times.first_step == case.scale.first_step and case.is_searching and startup_has_failed(case):
+        return f"{no_scale_helps(case)}: the loss is {value} from the first step on."
+    when = steps_text(times.first_step, times.last_step)
+    return f"The loss is {value} {when}{standing.ending}."
 
 
 def _bad_losses(case: Case) -> Times:
@@ -129,13 +137,16 @@ def weights_not_finite(case: Case) -> Iterator[Seen]:
         first_step=times.first_step,
         last_step=case.scale.last_step,
         layer=where,
-        summary="Weights are not finite" + (f" in {where}." if where else "."),
+        summary="Weights are not finite" + (f" in layer {where}." if where else "."),
         cause=f"At step {times.first_step} the weights held inf or nan before the forward pass"
         + (f", in {count_text(len(names), 'layer')}." if names else ".")
         + ending_text(case, times),
         evidence=(Evidence("weight_finite", times.first_step, "false"),),
     )
 
+
+# One broken file or one bad row does not spoil so many batches one after the other.
+EVERY_BATCH = 5
 
 # What a skipped step does not undo.
 _KEPT = "The running statistics of {} have stored it: evaluation returns nan from then on."
@@ -148,7 +159,8 @@ _KEPT = "The running statistics of {} have stored it: evaluation returns nan fro
     Page(
         meaning="An input of the model contains inf or nan. No number format and no loss scale "
         "helps.",
-        looks="The input itself is not finite; everything after it is a consequence. A skipped "
+        looks="The input itself is not finite; everything after it is a consequence. If it is so "
+        f"in {EVERY_BATCH} steps or more and to the end, every batch is bad. A skipped "
         "step protects the weights, but not the running statistics of BatchNorm: they keep "
         "the nan, and the model stays broken when the input is finite again.",
         not_to_confuse="AMP203, where the inputs are finite.",
@@ -166,7 +178,13 @@ def non_finite_input(case: Case) -> Iterator[Seen]:
     norms = sorted(case.precision.batch_norms)
     spoilt = _spoilt_weights(case)
     standing = Standing.HEALS if spoilt else case.standing(times)
-    cure = f"Check the batch of step {times.first_step}: missing values, or a division by zero."
+    are_all = _are_all(case, times)
+    cure = (
+        "Check the preprocessing, not single batches: a normalisation that divides by zero, "
+        "missing values. Look at one batch after each of its stages."
+        if are_all is not None
+        else f"Check the batch of step {times.first_step}: missing values, or a division by zero."
+    )
     if spoilt:
         cure += " Restart from an earlier checkpoint: the weights are not finite any more."
     elif norms:
@@ -176,7 +194,8 @@ def non_finite_input(case: Case) -> Iterator[Seen]:
         severity=Severity.WARNING if norms and not standing.weighs else None,
         at=times,
         ranks=None if case.lone_rank is None else (case.lone_rank,),
-        summary=f"The model's input is not finite in {count_text(times.count, 'step')}"
+        summary=(f"Every batch{are_all} is bad: the" if are_all is not None else "The")
+        + f" model's input is not finite in {count_text(times.count, 'step')}"
         f"{alone_text(case.lone_rank)}{standing.ending}.",
         cause="An input of the model contained inf or nan."
         + (f" {_KEPT.format(list_text(norms))}" if norms else "")
@@ -185,6 +204,16 @@ def non_finite_input(case: Case) -> Iterator[Seen]:
         if_healed=cure,  # the same batch comes again in the next epoch
         evidence=(Evidence("input_finite", times.first_step, "false"),),
     )
+
+
+def _are_all(case: Case, times: Times) -> str | None:
+    """Since when every batch is bad, to the end of the record; None if some are good, or few."""
+    first, last = times.first_step, case.scale.last_step
+    if first is None or last is None or times.last_step != last:
+        return None
+    if times.count != last - first + 1 or times.count < EVERY_BATCH:
+        return None
+    return "" if first == case.scale.first_step else f" since step {first:,}"
 
 
 def _spoilt_weights(case: Case) -> bool:

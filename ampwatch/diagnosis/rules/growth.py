@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,6 +16,24 @@ from ampwatch.diagnosis.rules.scale import sink
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import count_text, scale_text
 from ampwatch.rows import EventKind
+
+DEFAULT_SCALE = 2.0**16  # GradScaler's own
+# Where that is not enough either.
+RAISE_OCTAVES = 8
+
+
+def start_at(scale: float) -> str:
+    """A value to use, and why it is safe."""
+    exponent = int(math.log2(scale))
+    own = ", which is PyTorch's own default" if scale == DEFAULT_SCALE else ""
+    return (
+        f"Start at 2^{exponent}{own}: GradScaler(init_scale=2.0**{exponent}). If that is too high, "
+        "the search for the right scale costs one skipped step for each octave; a start that is "
+        "too low costs growth_interval accepted steps for each."
+    )
+
+
+START_HIGHER = start_at(DEFAULT_SCALE)
 
 # Scales that work end below 2^40 even where the largest gradient is 2^-24, half precision's
 # smallest; at 2^64 nothing has overflowed in some forty doublings, and inf is as many away.
@@ -83,8 +102,8 @@ def scale_runaway(case: Case) -> Iterator[Seen]:
         "doubling in the record.",
         not_to_confuse="A scale that need not grow: then no gradients are lost, and there is no "
         "finding.",
-        do="Give GradScaler a shorter growth_interval or a higher init_scale; save "
-        "scaler.state_dict() with the checkpoint and load it on resume.",
+        do=f"{START_HIGHER} If the scale was higher before a resume, save "
+        "scaler.state_dict() with the checkpoint and load it.",
         example="growth_interval 2000 in a fine-tune of 600 steps that starts at 2^10.",
     ),
     Ties(excludes_rate=always),
@@ -108,6 +127,7 @@ def scale_never_grows(case: Case) -> Iterator[Seen]:
         if scale.resets.count
         else f"It doubles after {scale.scaler.growth_interval:,} accepted steps in a row, which "
         "the record never has.",
+        action=_start_higher(case),
         evidence=(
             Evidence(
                 "growths",
@@ -118,6 +138,19 @@ def scale_never_grows(case: Case) -> Iterator[Seen]:
             ),
         ),
     )
+
+
+def _start_higher(case: Case) -> str | None:
+    """The start to use, and how long the way there would be from this one."""
+    scale, final = case.scale, case.final_scale
+    if scale.resets.count or not final:
+        return None
+    target = DEFAULT_SCALE
+    if final >= DEFAULT_SCALE:
+        target = 2.0 ** (math.ceil(math.log2(final)) + RAISE_OCTAVES)
+    steps = math.ceil(math.log2(target / final)) * scale.scaler.growth_interval
+    way = f"it needs {steps:,} accepted steps to get there by growth"
+    return f"{start_at(target)} The scale is {scale_text(final)}: {way}."
 
 
 @rule(

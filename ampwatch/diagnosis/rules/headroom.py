@@ -60,7 +60,8 @@ def low_headroom(case: Case) -> Iterator[Seen]:
         first_step=int(np.nanmin(layers.trend_steps[at])),
         last_step=step,
         layer=name,
-        summary=f"{name} has {octaves:.1f} octaves left below the limit of half precision{summary}",
+        summary=f"Layer {name} has {octaves:.1f} octaves left below the limit of half precision"
+        f"{summary}",
         cause=cause,
         evidence=(Evidence("log2_headroom", step, octaves, LOW_HEADROOM_OCTAVES, "threshold"),),
     )
@@ -121,16 +122,16 @@ def no_scale_fits(case: Case) -> Iterator[Seen]:
         first_step=first.step,
         last_step=last.step,
         layer=last.needs_layer,
-        summary=f"No loss scale suits {last.needs_layer}"
+        summary=f"No loss scale suits layer {last.needs_layer}"
         + (
-            f" and {last.bears_layer} at once."
+            f" and layer {last.bears_layer} at once."
             if pair
             else ": its gradients span too wide a range."
         ),
-        cause=f"{last.needs_layer} needs {_power(last.needs)} or more, "
-        f"{last.bears_layer if pair else 'and'} tolerates {_power(last.bears)} at most, in "
-        f"{layers.conflicts} of {count_text(layers.window_steps, 'sample')}.",
-        action=f"Run {last.bears_layer} in float32, or use bf16.",
+        cause=f"Layer {last.needs_layer} needs {_power(last.needs)} or more, "
+        f"{f'layer {last.bears_layer}' if pair else 'and'} tolerates {_power(last.bears)} at most, "
+        f"in {layers.conflicts} of {count_text(layers.window_steps, 'sample')}.",
+        action=f"Run layer {last.bears_layer} in float32, or use bf16.",
         evidence=(Evidence("scale_low", last.step, last.needs, last.bears, "largest usable"),),
     )
 

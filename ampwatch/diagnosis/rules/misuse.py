@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import Page, Rule, Seen, Ties, always
@@ -29,8 +30,11 @@ def _mistake(
     cause: str,
     numbers: Numbers = lambda _event: ("", ()),
     harms: Callable[[Case], bool] = lambda _case: True,
+    left: Callable[[Case], str] = lambda _case: "",
 ) -> Rule:
     """The rule that reads this code's event; the action is the page's.
+
+    `left` is what the mistake has left at the end of the record, as an end of the summary.
 
     If the record shows no harm by the mistake, the finding is information.
     """
@@ -43,7 +47,7 @@ def _mistake(
         yield Seen(
             severity=severity if harms(case) else Severity.INFO,
             first_step=event.step,
-            summary=summary,
+            summary=f"{summary.removesuffix('.')}{left(case)}.",
             cause=cause + told,
             ranks=(event.rank,),
             evidence=evidence,
@@ -158,6 +162,18 @@ backward_under_autocast = _mistake(
     harms=_met_mixed_types,
 )
 
+
+def _inf_in_grad(case: Case) -> str:
+    """Since when every step is skipped, to the end: an inf to which gradients are added stays."""
+    scale, ending = case.scale, case.scale.ending
+    if case.is_searching and scale.search.skips >= policy.SPIKE_SKIPS:
+        return f": an inf has been left in .grad since step {scale.first_step or 0:,}"
+    if ending is None or ending.last != scale.steps - 1 or ending.streak < policy.SPIKE_SKIPS:
+        return ""
+    since = ending.last_step - ending.streak + 1
+    return f": an inf has been left in .grad since step {since:,}"
+
+
 grads_not_cleared = _mistake(
     "AMP412",
     "grads-not-cleared",
@@ -177,4 +193,5 @@ grads_not_cleared = _mistake(
     summary="The gradients are not cleared between steps.",
     cause="The gradients of the previous step were still in .grad when the next backward pass "
     "began, and were used again; an overflow stays there for ever.",
+    left=_inf_in_grad,
 )

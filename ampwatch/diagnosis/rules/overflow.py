@@ -22,12 +22,19 @@ from ampwatch.diagnosis.registry import (
     codes,
     rule,
 )
+from ampwatch.diagnosis.rules.growth import DEFAULT_SCALE, START_HIGHER
 from ampwatch.diagnosis.rules.left_out_steps import ending_text
 from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.words import alone_text, count_text, list_text, scale_text, steps_text
+from ampwatch.diagnosis.words import (
+    alone_text,
+    count_text,
+    list_text,
+    percent_text,
+    scale_text,
+    steps_text,
+)
 
 FP16_MAX = 65504.0
-DEFAULT_SCALE = 2.0**16  # GradScaler's own
 # What is wrong with an output, and what causes it.
 _OUTPUTS = {
     "nan": (
@@ -72,13 +79,13 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
     name, last = layers.names[worst], int(layers.last_step[worst])
     total = int((layers.samples > 0).sum())
     are_all = "" if total == len(layers.names) else " with gradients other than 0"
-    told = "all of them" if share == 1.0 else f"{100 * share:.0f} %"
+    told = "all of them" if share == 1.0 else percent_text(share)
     yield Seen(
         first_step=int(layers.first_step[worst]),
         last_step=last,
         layer=name,
         summary=f"{len(lost)} of {count_text(total, 'layer')}{are_all} lose most of their "
-        f"gradients to underflow; {name} loses {told}.",
+        f"gradients to underflow; layer {name} loses {told}.",
         cause="Their gradients are smaller than the smallest normal fp16 number, 2^-14"
         f"{'' if case.observed.scale else ', and nothing scales the loss'}.",
         action=_keep_gradients(case),
@@ -94,8 +101,8 @@ def _keep_gradients(case: Case) -> str | None:
     if final is None or final >= DEFAULT_SCALE:
         return None
     return (
-        f"Raise the loss scale, which is {scale_text(final)}: GradScaler(init_scale=2.0**16), or "
-        "call scaler.update(new_scale=2.0**16) once; the scaler then finds its level."
+        f"The loss scale is {scale_text(final)}. {START_HIGHER} In mid-run, one call of "
+        "scaler.update(new_scale=2.0**16) does the same."
     )
 
 

@@ -11,7 +11,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity, Standing
 from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.words import count_text, list_text, scale_text
 
 # One step may be logged in the middle of an update; if two steps differ, the weights do.
 RANKS_DIFFER = 2
@@ -31,9 +31,11 @@ SAME_LOSSES = policy.NO_ACCIDENT_STEPS
     Page(
         meaning="The ranks of one run have different loss scales, or one skips a step that "
         "another takes: their weights diverge, and nothing makes them equal again.",
-        looks="A different scale or a different skip on some rank at the same step.",
+        looks="A different scale or a different skip on some rank at the same step. If the scales "
+        "differ at the first step already, the scalers were not restored or created alike.",
         not_to_confuse="Ranks that log at different times: only equal steps are compared.",
-        do="Share found_inf: use the sharded scaler with FSDP, or all-reduce the overflow flag "
+        do="If they started apart: restore the same scaler state on all ranks. Else share "
+        "found_inf: use the sharded scaler with FSDP, or all-reduce the overflow flag "
         "before scaler.step; do not unscale parameters that only one rank has.",
         example="a plain GradScaler with FSDP: rank 3 skips step 812, the others do not.",
     ),
@@ -44,6 +46,10 @@ def ranks_disagree(case: Case) -> Iterator[Seen]:
     differ, ranks = case.ranks.differ, case.ranks.differing
     if differ.count < RANKS_DIFFER:
         return
+    starts = _different_starts(case)
+    if starts:
+        yield _started_apart(case, starts)
+        return
     yield Seen(
         at=differ,
         ranks=ranks,
@@ -52,6 +58,37 @@ def ranks_disagree(case: Case) -> Iterator[Seen]:
         "different scales, or only one of them skipped.",
         action="Share the overflow flag between ranks before scaler.step; restart from a "
         f"checkpoint before step {differ.first_step}.",
+        evidence=(
+            Evidence("differing_steps", differ.last_step, float(differ.count), 0.0, "expected"),
+        ),
+    )
+
+
+def _different_starts(case: Case) -> dict[int, float]:
+    """The scale of each rank at its first step, if they differ; else nothing."""
+    first = {rank: facts.first_scales for rank, facts in case.ranks.others.items()}
+    told = {rank: scales for rank, scales in first.items() if scales is not None}
+    if all(lowest == own for lowest, own in told.values()):
+        return {}
+    lowest_rank = min(case.record.ranks, default=0)
+    lowest = next(scales[0] for scales in told.values())
+    return {lowest_rank: lowest} | {rank: own for rank, (_, own) in sorted(told.items())}
+
+
+def _started_apart(case: Case, starts: dict[int, float]) -> Seen:
+    """Scalers that were not alike to begin with: no overflow flag would make them so."""
+    differ = case.ranks.differ
+    scales = list_text([scale_text(scale) for scale in sorted(set(starts.values()))])
+    each = list_text([f"rank {rank} at {scale_text(scale)}" for rank, scale in starts.items()], 8)
+    return Seen(
+        at=differ,
+        ranks=case.ranks.differing,
+        summary=f"The ranks started with different loss scales: {scales}.",
+        cause=f"At the first step they began with {each}. Each rank multiplies its loss by its own "
+        "scale, and the reduction adds up gradients of different scales.",
+        action="Restore the same scaler state on all ranks: load the one checkpoint's "
+        "scaler.state_dict() on each of them, or create GradScaler with the same init_scale. Then "
+        + ("start over." if not differ.first_step else "restart from the same checkpoint."),
         evidence=(
             Evidence("differing_steps", differ.last_step, float(differ.count), 0.0, "expected"),
         ),

@@ -195,7 +195,7 @@ def _failed_search(case: Case) -> Seen:
     scale, final = case.scale, case.final_scale
     seen, watched = case.numbers.sees_forward, case.observed.loop
     blind = "" if seen else " Whether the forward pass was finite is not recorded."
-    accepted = "No step was ever accepted" if watched else "The record shows no accepted step"
+    accepted = no_scale_helps(case) if watched else "The record shows no accepted step"
     return Seen(
         first_step=scale.first_step,
         last_step=scale.last_step,
@@ -209,6 +209,14 @@ def _failed_search(case: Case) -> Seen:
         "that causes it.",
         evidence=(Evidence("scale", scale.last_step, final, scale.first_scale, "at first"),),
     )
+
+
+def no_scale_helps(case: Case) -> str:
+    """The first words on a run of which no step was ever accepted, where no search ends that."""
+    several = case.rate.setup.several_optimizers  # others may have stepped
+    what = "in every step an optimizer is" if several else "every step is"
+    first = case.scale.first_step or 0
+    return f"{what[0].upper()}{what[1:]} skipped since step {first:,}, and no loss scale can help"
 
 
 def untold(case: Case) -> str:

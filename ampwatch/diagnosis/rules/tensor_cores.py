@@ -9,7 +9,7 @@ from ampwatch.diagnosis.device_history import Card
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.precision_history import Precision
 from ampwatch.diagnosis.registry import Page, Seen, rule
-from ampwatch.diagnosis.words import list_text
+from ampwatch.diagnosis.words import list_text, percent_text
 
 # Half-precision products are fastest where every side is a multiple of 8 (16 bytes; NVIDIA, "Matrix
 # Multiplication Background"). Below a tenth of the operations, as in a first layer of three
@@ -57,8 +57,8 @@ def misaligned_shapes(case: Case) -> Iterator[Seen]:
     yield Seen(
         at=case.scale,
         layer=names[0],
-        summary=f"{100 * sum(odd.values()) / total:.0f} % of the operations are in matrices whose "
-        f"sides are no multiple of {ALIGNED_SIDE}.",
+        summary=f"{percent_text(sum(odd.values()) / total)} of the operations are in matrices "
+        f"whose sides are no multiple of {ALIGNED_SIDE}.",
         cause=f"{list_text([f'{name}: {_sides_text(products[name].sides)}' for name in names])}.",
         action=f"Round up to a multiple of {ALIGNED_SIDE}: {_rounded(products, names)}.",
         evidence=(Evidence("odd_flops", case.scale.last_step, sum(odd.values()), total, "in all"),),
