@@ -12,8 +12,9 @@ from urllib.parse import quote, unquote, urlencode
 
 import streamlit as st
 
+_COMPARED = ("runs", "base", "by", "outcome")
 # Kept for another run: how a run is looked at.
-_KEPT = ("quantity", "map", "view", "values", "runs", "list", "find", "kinds")
+_KEPT = ("quantity", "map", "view", "values", *_COMPARED, "list", "find", "kinds")
 _NAMES = ("run", "rank", "span", "step", "layer", *_KEPT, "follow", "alert")
 
 _OFF = "off"
@@ -32,7 +33,10 @@ class Address:
     map: str | None = None  # of the layers: order, folds, what is searched for
     view: str | None = None  # of the chart: axes, smoothing, lines that are hidden
     values: str | None = None  # the user's values that are drawn
-    runs: str | None = None  # those compared
+    runs: str | None = None  # those compared,
+    base: str | None = None  # the one that the others are compared with,
+    by: str | None = None  # the setting of a sweep over them,
+    outcome: str | None = None  # and what came of them
     list: str | None = None  # of the table of runs: filter, order, groups
     find: str | None = None  # what is searched for among the settings
     kinds: str | None = None  # what the timeline shows; all of it

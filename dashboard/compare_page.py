@@ -1,48 +1,68 @@
-"""Two to eight runs over one another, and their figures side by side."""
+"""Runs over one another: where they part, what they differ in, what came of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
 
 import address
 import browser
+import compare_tables
 import live_chart
+import navigate
 import run_list
 import streamlit as st
-from chart_points import thinned_lines
-from formatting import said, short_dtype
-from open_runs import Look
+from compared_runs import MOST, OWN, ComparedRuns, Prepared
+from formatting import said, shortened
 from problems import guarded
 
-from ampwatch.diagnosis.words import bytes_text, list_text, share_text
-from ampwatch.report.outline import peak_bytes
+from ampwatch.diagnosis.words import count_text, list_text
+from ampwatch.errors import RunError
+from ampwatch.report.comparison import Asked, Comparison, compared
+from ampwatch.report.divergence import Divergence
+from ampwatch.report.outline import Outline
 from ampwatch.report.overview_chart import compared_panels
-from ampwatch.report.painter import VERDICT_COLOR, line_style
-from ampwatch.report.painter.message import Arrays, Picture
+from ampwatch.report.painter.message import Arrays, Panel, Picture, Stroke, pack
+from ampwatch.report.sweep import Sweep, besides_text
+from ampwatch.report.sweep_chart import parallel_html, sweep_html
+from ampwatch.report.thinning import Line, coarser, hole_of
 
-MOST = 8
-_KEY = "compared runs"
-_EVERY_S = 2.0
+_KEY, _BASE, _BY, _OUTCOME = "compared runs", "compared with", "swept by", "came of them"
+_TABLE, _SWEEP, _CHART = "compare table", "compare sweep", "compare chart"
+_SENT, _WAITS = "compared base", "compared runs are read"
+_EVERY_S, _SOON_S = 2.0, 1.0
+_WAIT_S = 0.8  # for runs that are read soon: nothing is then drawn twice
+_LEAST_SWEPT = 3  # runs of a sweep: two points show no course
+_MOST_POINTS = 16_000  # of all runs' lines of one quantity: a browser draws them in one frame
+_OWN_AT_FIRST = 3  # of the user's values, before any are chosen
+_LEAST_ALIKE = 3  # runs whose names begin alike are offered together
+_LONGEST = 60  # letters of a value's name over its panel
 
 
 def show(*, follow: bool) -> None:
     """The page of comparison."""
     choices = {choice.name: choice for choice in run_list.current().choices}
     names, gone = _chosen_runs(choices)
-    if st.session_state.get(_KEY) != names:
-        st.session_state[_KEY] = names
-    names = st.multiselect(
-        "Runs to compare", list(choices), key=_KEY, max_selections=MOST, on_change=_keep_choice,
-        placeholder="Choose two to eight runs",
-    )  # fmt: skip
+    _choose(choices, names)
     if gone:
         st.html(f'<div class="aw-muted">No longer there: {said(list_text(gone, MOST))}.</div>')
     if len(names) < 2:
-        st.html('<div class="aw-muted">Choose two to eight runs.</div>')
+        st.html(f'<div class="aw-muted">Choose two runs or more, at most {MOST}.</div>')
         return
     chosen = [choices[name] for name in names]
-    live_one = any(choice.live for choice in chosen)
-    st.fragment(_now, run_every=_EVERY_S if live_one and follow else None)(chosen)
+    base = _choose_base(names)
+    shown = _shown(chosen, base, _WAIT_S)
+    waits = shown.waiting or shown.unparted
+    st.session_state[_WAITS] = bool(waits)
+    is_live = follow and any(choice.live for choice in chosen)
+    every_s = _SOON_S if waits else _EVERY_S if is_live else None
+    st.fragment(_now, run_every=every_s)(names, base)
+
+
+# --- what is compared ----------------------------------------------------------------------------
 
 
 def _chosen_runs(choices: Mapping[str, run_list.Choice]) -> tuple[list[str], list[str]]:
@@ -54,73 +74,242 @@ def _chosen_runs(choices: Mapping[str, run_list.Choice]) -> tuple[list[str], lis
         if len(before) > 1 and (first is None or first.name in before):
             return before, []  # a run that appears changes nothing
         return list(dict.fromkeys([*([first.name] if first else []), *choices]))[:2], []
-    named = list(dict.fromkeys(address.names_in(where.runs)))[:MOST]
-    return [one for one in named if one in choices], [one for one in named if one not in choices]
+    named = list(dict.fromkeys(address.names_in(where.runs)))
+    there = [one for one in named if one in choices][:MOST]
+    return there, [one for one in named if one not in choices]
 
 
-def _keep_choice() -> None:
-    address.change(runs=address.names_text(st.session_state[_KEY]))
+def _choose(choices: Mapping[str, run_list.Choice], names: list[str]) -> None:
+    """The list to choose from; a beginning stands for all runs whose names begin so."""
+    groups = _alike(list(choices))
+    if st.session_state.get(_KEY) != names:
+        st.session_state[_KEY] = names
+    st.multiselect(
+        "Runs to compare", [*choices, *groups], key=_KEY, on_change=_keep_choice, args=(groups,),
+        format_func=lambda one: f"{one}… (all {len(groups[one])})" if one in groups else one,
+        placeholder=f"Choose two runs or more, at most {MOST}",
+    )  # fmt: skip
+
+
+def _alike(names: Sequence[str]) -> dict[str, list[str]]:
+    """Runs whose names begin alike, up to a sign that ends a word."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        for end in re.finditer(r"[-_./=]", name):
+            found.setdefault(name[: end.end()], []).append(name)
+    groups = {begin: some for begin, some in found.items() if len(some) >= _LEAST_ALIKE}
+    longest = {
+        tuple(some): begin for begin, some in sorted(groups.items(), key=lambda g: len(g[0]))
+    }
+    return {begin: list(some) for some, begin in longest.items() if begin not in names}
+
+
+def _keep_choice(groups: Mapping[str, Sequence[str]]) -> None:
+    picked = [name for one in st.session_state[_KEY] for name in groups.get(one, (one,))]
+    address.change(runs=address.names_text(list(dict.fromkeys(picked))[:MOST]))
+
+
+def _choose_base(names: Sequence[str]) -> str:
+    """The run that the others are compared with."""
+    wanted = address.read().base
+    base = wanted if wanted is not None and wanted in names else names[0]
+    if st.session_state.get(_BASE) != base:
+        st.session_state[_BASE] = base
+    st.selectbox("Compared with", names, key=_BASE, on_change=_keep_base)
+    return base
+
+
+def _keep_base() -> None:
+    address.change(base=st.session_state[_BASE])
+
+
+@st.cache_resource(show_spinner=False)
+def _prepared() -> ComparedRuns:
+    """The runs that are compared, shared by all tabs."""
+    return ComparedRuns()
+
+
+# --- what is shown -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The runs that can be read, the base first, and their comparison as far as it is known."""
+
+    runs: tuple[Prepared, ...]
+    names: tuple[str, ...]
+    comparison: Comparison | None  # None of fewer than two
+    styles: Mapping[str, int]  # the line of each run: it does not change with the base
+    waiting: int  # runs that are still being read,
+    unparted: int  # and those of which it is not known yet where they part
+
+
+def _shown(chosen: Sequence[run_list.Choice], base: str, wait_s: float) -> Shown:
+    """What is known by now of the runs."""
+    ready = _prepared().of(chosen, wait_s)
+    there = [one for one in chosen if one.name in ready and ready[one.name].outline is not None]
+    waiting = len(chosen) - len(ready)
+    if len(there) < 2:
+        return Shown((), (), None, {}, waiting, 0)
+    ordered = sorted(there, key=lambda one: one.name != base)
+    partings = _prepared().partings(ordered[0], ordered[1:], ready, wait_s)
+    known = [one for one in partings if one is not None]
+    outlines = [
+        replace(outline, name=one.name) for one in ordered if (outline := ready[one.name].outline)
+    ]
+    unparted = len(partings) - len(known)
+    return Shown(
+        tuple(ready[one.name] for one in ordered),
+        tuple(one.name for one in ordered),
+        _compared(outlines, [] if unparted else known),
+        {one.name: number for number, one in enumerate(there)},
+        waiting,
+        unparted,
+    )
+
+
+def _compared(outlines: Sequence[Outline], partings: Sequence[Divergence]) -> Comparison:
+    where = address.read()
+    try:
+        return compared(outlines, partings, Asked(where.by, where.outcome))
+    except RunError:  # these runs have no such setting, or no such value
+        return compared(outlines, partings)
 
 
 @guarded
-def _now(chosen: Sequence[run_list.Choice]) -> None:
-    looks = [(choice.name, _of_lowest_rank(choice)) for choice in chosen]
-    browser.html(_table(looks), key="compare table")
-    arrays: Arrays = {}
-    for number, (_, look) in enumerate(looks):
-        arrays |= thinned_lines(look.curves, prefix=f"{number}.")
-    picture = Picture(
-        name=" ".join(choice.path for choice in chosen),
-        panels=list(compared_panels([n for n, _ in looks], [k.curves.present for _, k in looks])),
-        ends=_ends([look for _, look in looks]),
-        rows=sum(len(look.curves) for _, look in looks),
-        reports=False,
-    )
-    live_chart.show_still(picture, arrays, key="compare chart")
+def _now(names: Sequence[str], base: str) -> None:
+    choices = {choice.name: choice for choice in run_list.current().choices}
+    chosen = [choices[name] for name in names if name in choices]
+    for problem in _problems(chosen):
+        st.html(f'<div class="aw-muted">{said(problem)}</div>')
+    shown = _shown(chosen, base, 0.0)
+    if shown.waiting:
+        read = f"{len(chosen) - shown.waiting:,} of {count_text(len(chosen), 'run')}"
+        st.html(f'<div class="aw-muted" role="status">Reading the runs: {read}.</div>')
+    if shown.comparison is not None:
+        _all_of(shown, shown.comparison, {one.name for one in chosen if one.live})
+    if st.session_state[_WAITS] and not shown.waiting and not shown.unparted:
+        st.session_state[_WAITS] = False
+        st.rerun()  # what is not live is not looked at again
 
 
-def _of_lowest_rank(choice: run_list.Choice) -> Look:
-    return run_list.open_runs().look(choice.path, min(choice.ranks, default=None))
+def _all_of(shown: Shown, comparison: Comparison, live: Set[str]) -> None:
+    browser.html(compare_tables.partings(comparison, shown.unparted), key="compare partings")
+    _sweep(comparison)
+    table = compare_tables.figures(comparison, shown.styles, live)
+    browser.html(table, key=_TABLE, on_go=partial(_opened, _TABLE))
+    browser.html(compare_tables.settings(comparison, shown.styles), key="compare settings")
+    _chart(shown)
 
 
-def _ends(looks: Sequence[Look]) -> tuple[int, int]:
-    ends = [look.curves.ends for look in looks]
-    return min(first for first, _ in ends), max(last for _, last in ends)
+def _problems(chosen: Sequence[run_list.Choice]) -> list[str]:
+    ready = _prepared().of(chosen, 0.0)
+    return [one.problem for one in ready.values() if one.problem]
 
 
-def _table(looks: Sequence[tuple[str, Look]]) -> str:
-    heads = (
-        "run", "verdict", "autocast", "steps", "last loss", "skipped", "ms a step", "peak memory",
-    )  # fmt: skip
-    head = "".join(f"<th>{name}</th>" for name in heads)
-    rows = "".join(
-        f"<tr>{''.join(f'<td>{cell}</td>' for cell in _cells(number, name, look))}</tr>"
-        for number, (name, look) in enumerate(looks)
-    )
-    return f'<table class="aw-runs"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+def _opened(key: str) -> None:
+    name = st.session_state[key].go
+    if name:
+        address.write(address.read().of_run(str(name)))
+        navigate.ask("Overview")
 
 
-def _cells(number: int, name: str, look: Look) -> list[str]:
-    color, dash = line_style(number)
-    style = {"solid": "solid", "dot": "dotted", "dash": "dashed"}[dash]
-    line = f'<i class="aw-key" style="border-top:3px {style} var(--aw-{color})"></i>'
-    curves, diagnosis = look.curves, look.diagnosis
-    loss, _ = curves.latest("loss")
-    time_ms = curves.median_step_time
-    verdict = "reading" if diagnosis is None else diagnosis.verdict.value
-    tone = VERDICT_COLOR.get(verdict, "muted")
-    return [
-        f"{line}<b>{said(name)}</b>",
-        f'<span class="aw-chip" style="--aw-tone:var(--aw-{tone})">{verdict}</span>',
-        said(short_dtype(curves.autocast_dtype or "off")),
-        f"{len(curves):,}",
-        "" if loss is None else f"{loss:.4g}",
-        share_text(curves.skip_count, len(curves)),
-        "" if time_ms is None else f"{time_ms:.3g}",
-        _memory(look),
+# --- the sweep -----------------------------------------------------------------------------------
+
+
+def _sweep(comparison: Comparison) -> None:
+    """The runs over a setting that differs, and all of these settings beside one another."""
+    sweep = comparison.sweep
+    if sweep is None or len(comparison.names) < _LEAST_SWEPT:
+        return
+    _choose_sweep(comparison, sweep)
+    besides = besides_text(sweep)
+    words = f'<p class="aw-sweep-says"><b>{said(sweep.sentence)}</b> {said(besides)}</p>'
+    charts = [
+        sweep_html(sweep, comparison.names, partial(_link, comparison)),
+        parallel_html(comparison.swept_by, sweep, comparison.names, partial(_link, comparison)),
     ]
+    beside = "".join(chart for chart in charts if chart)
+    text = (
+        f'<section aria-label="Sweep">{words}<div class="aw-sweep-charts">{beside}</div></section>'
+    )
+    browser.html(text, key=_SWEEP, on_go=partial(_opened, _SWEEP))
 
 
-def _memory(look: Look) -> str:
-    peak, is_host = peak_bytes(look)
-    return "" if peak is None else bytes_text(peak) + (" (host)" if is_host else "")
+def _choose_sweep(comparison: Comparison, sweep: Sweep) -> None:
+    """Which setting, and what came of the runs."""
+    chosen = {_BY: sweep.setting, _OUTCOME: sweep.outcome}
+    for key, value in chosen.items():
+        if st.session_state.get(key) != value:
+            st.session_state[key] = value
+    settings = [one.name for one in comparison.swept_by]
+    left, right, _ = st.columns([1, 1, 2])
+    left.selectbox("Setting", settings, key=_BY, on_change=_keep_sweep)
+    outcomes = list(comparison.outcomes) or [sweep.outcome]
+    right.selectbox("What came of them", outcomes, key=_OUTCOME, on_change=_keep_sweep)
+
+
+def _keep_sweep() -> None:
+    address.change(by=st.session_state[_BY], outcome=st.session_state[_OUTCOME])
+
+
+def _link(comparison: Comparison, run: int) -> str:
+    return compare_tables.link(comparison.names[run])
+
+
+# --- the chart -----------------------------------------------------------------------------------
+
+
+def _chart(shown: Shown) -> None:
+    """The curves over one another; its points are sent when there are others."""
+    runs = sorted(zip(shown.names, shown.runs, strict=True), key=lambda one: shown.styles[one[0]])
+    names, prepared = [name for name, _ in runs], [run for _, run in runs]
+    panels = list(compared_panels(names, [run.columns for run in prepared], _own_panels(prepared)))
+    if not panels:
+        st.html('<div class="aw-muted">None of these runs holds numbers to draw.</div>')
+        return
+    where = address.read()
+    first, last = min(run.ends[0] for run in prepared), max(run.ends[1] for run in prepared)
+    picture = Picture(
+        name="compared", panels=panels, ends=(first, last), span=where.span, picked=where.step,
+        rows=sum(run.rows for run in prepared), view=where.view, heard=live_chart.heard(_CHART),
+    )  # fmt: skip
+    base = repr([(name, run.version) for name, run in runs])
+    whole = st.session_state.get(_SENT) != base
+    header = picture.header(base, hole_of(first, last), whole=whole)
+    arrays = _arrays(prepared) if whole else {}
+    browser.component(
+        pack(header, arrays), key=_CHART, on_look_change=partial(live_chart.keep_look, _CHART),
+        on_lost_change=_forget_sent,
+    )  # fmt: skip
+    st.session_state[_SENT] = base
+
+
+def _forget_sent() -> None:
+    st.session_state.pop(_SENT, None)
+
+
+def _own_panels(runs: Sequence[Prepared]) -> list[Panel]:
+    """A panel a value of the user's, those that most runs have first."""
+    counts = Counter(name for run in runs for name in run.columns if name.startswith(OWN))
+    wanted = address.read().values
+    names = [name for name, _ in counts.most_common()]
+    if wanted is None:
+        names = names[:_OWN_AT_FIRST]
+    else:
+        chosen = set(address.names_in(wanted))
+        names = [name for name in names if name.removeprefix(OWN) in chosen]
+    labels = {name: shortened(name.removeprefix(OWN), _LONGEST) for name in names}
+    return [Panel(((labels[n], "ink"),), (Stroke(n, n, "ink"),), height=84) for n in names]
+
+
+def _arrays(runs: Sequence[Prepared]) -> Arrays:
+    """Every run's lines; the more runs, the fewer points of each."""
+    most = _MOST_POINTS // len(runs)
+    found: Arrays = {}
+    for number, run in enumerate(runs):
+        for column in run.columns:
+            line = coarser(Line(run.lines[f"{column}.x"], run.lines[f"{column}.y"]), most)
+            found[f"base.{number}.{column}.x"] = line.x
+            found[f"base.{number}.{column}.y"] = line.y
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import address
@@ -45,7 +46,7 @@ def show(look: Look) -> None:
     browser.component(
         live_message(picture, look.curves, base, own, whole=whole),
         key=KEY,
-        on_look_change=_look_changed,
+        on_look_change=partial(keep_look, KEY),
         on_lost_change=forget_sent,
     )
     st.session_state[_SENT] = (look.name, base.id)
@@ -70,7 +71,7 @@ def picture_of(look: Look, where: address.Address) -> Picture:
         rows=len(curves),
         axes=list(drawn_values.axes(look, own)),
         view=where.view,
-        heard=int(_told().get("count", 0)),
+        heard=heard(KEY),
     )
 
 
@@ -110,13 +111,19 @@ def show_still(picture: Picture, arrays: Arrays, key: str) -> None:
     browser.component(still_message(picture, arrays), key=key)
 
 
-def _told() -> dict[str, Any]:
+def _told(key: str) -> dict[str, Any]:
     """What the reader chose last, as the chart told it."""
-    return getattr(st.session_state.get(KEY), "look", None) or {}
+    return getattr(st.session_state.get(key), "look", None) or {}
 
 
-def _look_changed() -> None:
-    told = _told()
+def heard(key: str) -> int:
+    """How many choices a chart has told until now."""
+    return int(_told(key).get("count", 0))
+
+
+def keep_look(key: str) -> None:
+    """Keep in the address what the reader chose of a chart."""
+    told = _told(key)
     span, step, view = told.get("span"), told.get("step"), told.get("view")
     address.change(
         span=None if span is None else (int(span[0]), int(span[1])),

@@ -7,7 +7,7 @@ from typing import Any
 
 import address
 import browser
-import compare_page
+import compared_runs
 import navigate
 import run_dialogs
 import run_list
@@ -48,7 +48,7 @@ def _now() -> None:
         "component": "runs",
         "find": view.find,
         "bar": run_table.bar(shown, view),
-        "chosen": run_table.chosen_bar(chosen, gone, compare_page.MOST),
+        "chosen": run_table.chosen_bar(chosen, gone, compared_runs.MOST),
         "head": run_table.head(view, shown.columns),
         "rows": run_table.body(window, first, shown.columns, {choice.name for choice in chosen}),
         "first": first,

@@ -47,7 +47,7 @@ def run(of, number, fate, rate=None, **settings):
 def swept(of, *rates_and_fates, by=RATE):
     runs = [run(of, n, fate, rate) for n, (rate, fate) in enumerate(rates_and_fates)]
     (setting,) = [one for one in settings_to_sweep(runs) if one.name == by]
-    return sweep_of(runs, setting, END, [1.0] * len(runs))
+    return sweep_of(runs, setting, END, [(1.0, "1")] * len(runs))
 
 
 def test_the_boundary_lies_between_the_highest_stable_and_the_lowest_failing_rate(any_run):
@@ -92,7 +92,7 @@ def test_what_something_else_broke_and_what_is_too_short_moves_no_boundary(any_r
 def test_another_setting_fails_with_whatever_broke_the_run(any_run):
     runs = [run(any_run, n, f, config__depth=d) for n, (d, f) in enumerate([(2, WELL), (4, OTHER)])]
     (setting,) = settings_to_sweep(runs)
-    found = sweep_of(runs, setting, END, [1.0, 2.0])
+    found = sweep_of(runs, setting, END, [(1.0, "1"), (2.0, "2")])
     assert (found.setting, found.stable, found.failing) == ("config.depth", 2.0, 4.0)
 
 
@@ -101,7 +101,7 @@ def test_a_setting_that_is_no_number_is_counted_by_its_values(any_run):
     runs = [run(any_run, n, fate, optimizer__class=kind) for n, (kind, fate) in enumerate(kinds)]
     (setting,) = settings_to_sweep(runs)
     assert (
-        sweep_of(runs, setting, END, [1.0] * 3).sentence
+        sweep_of(runs, setting, END, [(1.0, "1")] * 3).sentence
         == "Adam: 1 of 2 failed; SGD: 0 of 1 failed."
     )
 
@@ -113,7 +113,7 @@ def test_the_same_rate_under_another_name_and_what_only_names_runs_is_not_swept(
         for n, rate in enumerate((0.1, 0.2, 0.3))
     ]  # fmt: skip
     assert [one.name for one in settings_to_sweep(runs)] == [RATE, "config.batch"]
-    found = sweep_of(runs, settings_to_sweep(runs)[0], END, [1.0] * 3)
+    found = sweep_of(runs, settings_to_sweep(runs)[0], END, [(1.0, "1")] * 3)
     assert found.besides == ("config.batch",)
 
 

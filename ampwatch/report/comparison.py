@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 MANY_TIMES = 10.0  # a number that is more than so many times another is not told in per cent
 LEAST_SHARE = 0.05  # per cent: less is not told
+_NOT_LOGGED = (None, "not logged")
 END, BEST = "loss at the end", "best loss"
 _FIGURES = (
     "verdict", "headline", "steps", "learning rate", "loss scale", "skipped", LOSS, BEST, END,
@@ -77,10 +78,13 @@ class Comparison:
 
     @property
     def by_outcome(self) -> list[int]:
-        """The runs by their loss at the end, the best first; those without one come last."""
-        end = self.numbers.get(END, (None,) * len(self.names))
-        known = [math.inf if value is None else value for value in end]
-        return sorted(range(len(known)), key=known.__getitem__)
+        """The runs by their loss at the end, the best first; those that logged none come last."""
+        if END not in self.figures:
+            return list(range(len(self.names)))
+        numbers = self.numbers.get(END, (None,) * len(self.names))
+        ends = [math.inf if number is None else number for number in numbers]
+        unlogged = [not text for text in self.figures[END]]
+        return sorted(range(len(ends)), key=lambda run: (unlogged[run], ends[run]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ def compared(
         uncounted=tuple(run.name for run in runs if run.is_uncounted),
         learning_rate=advice,
         not_together=refusal,
-        sweep=_sweep(runs, swept_by, {name: numbers[name] for name in outcomes}, asked),
+        sweep=_sweep(runs, swept_by, {name: figures[name] for name in outcomes}, asked),
         swept_by=tuple(swept_by),
         outcomes=outcomes,
     )
@@ -150,7 +154,7 @@ def _outcomes(runs: Sequence[Outline], numbers: Mapping[str, Any]) -> tuple[str,
 def _sweep(
     runs: Sequence[Outline],
     settings: Sequence[Setting],
-    outcomes: Mapping[str, Sequence[float | None]],
+    outcomes: Mapping[str, Sequence[Figure | None]],
     asked: Asked,
 ) -> Sweep | None:
     setting = _asked_for(asked.setting, {one.name: one for one in settings}, "setting that differs")
@@ -158,11 +162,14 @@ def _sweep(
     outcome = _asked_for(asked.outcome, names, "outcome")
     if setting is None or outcome is None:
         return None
-    numbers = outcomes.get(outcome, (None,) * len(runs))
+    told = [
+        _NOT_LOGGED if one is None else (one.number, one.text)
+        for one in outcomes.get(outcome, (None,) * len(runs))
+    ]
     course = outcome.rpartition(", ")[0]
-    told = next((run.values[course] for run in runs if course in run.values), None)
-    is_up = told is not None and bool(told.higher_is_better)
-    return sweep_of(runs, setting, outcome, numbers, higher_is_better=is_up)
+    value = next((run.values[course] for run in runs if course in run.values), None)
+    is_up = value is not None and bool(value.higher_is_better)
+    return sweep_of(runs, setting, outcome, told, higher_is_better=is_up)
 
 
 def _asked_for(asked: str | None, known: Mapping[str, T], what: str) -> T | None:

@@ -9,13 +9,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ampwatch.diagnosis.words import count_text, list_text, scale_text
+from ampwatch.diagnosis.words import count_text, list_text
 from ampwatch.errors import RunError
 from ampwatch.printable_text import printable
 from ampwatch.report.comparison import Comparison, has_boundary
-from ampwatch.report.divergence import Difference, Divergence
 from ampwatch.report.outline import LOSS
-from ampwatch.report.parting_text import grouped_partings, parting_text
+from ampwatch.report.parting_text import grouped_partings, parting_sentences
 from ampwatch.report.sweep import RATE, Fate, Point, Sweep, besides_text
 from ampwatch.report.terminal_report import STYLES, Write, advised, is_fancy, labelled, writer
 
@@ -78,15 +77,13 @@ def sweep_text(comparison: Comparison, sweep: Sweep, write: Write) -> Group:
     grid.add_row(*(Text(t, "bold") for t in (sweep.setting, sweep.outcome, "what became", "run")))
     best = _best(sweep)
     for point in sweep.points:
-        number = "not finite" if point.outcome is None else f"{point.outcome:.4g}"
         mark = " (best)" if point is best else ""
         fate = point.fate.value
         verdict = point.verdict if fate in {Fate.STABLE, Fate.FAILED} else fate
-        cells = (
-            Text(write(point.text)), Text(number + mark), Text(verdict, STYLES.get(verdict, "")),
-            Text(write(f"{letter(point.run)} {comparison.names[point.run]}")),
-        )  # fmt: skip
-        grid.add_row(*cells)
+        name = f"{letter(point.run)} {comparison.names[point.run]}"
+        fated = Text(verdict, STYLES.get(verdict, ""))
+        outcome = Text(point.outcome_text + mark)
+        grid.add_row(Text(write(point.text)), outcome, fated, Text(write(name)))
     parts: list[RenderableType] = [grid, Text(), Text(write(sweep.sentence), "bold")]
     besides = besides_text(sweep)
     parts += [Text(write(besides))] if besides else []
@@ -157,7 +154,7 @@ def _differences(comparison: Comparison) -> Iterator[tuple[str, str]]:
     if len(comparison.names) <= _MOST_IN_FULL:
         for number, one in enumerate(comparison.partings, 1):
             labels = chain([f"A and {letter(number)}"], repeat(""))
-            yield from zip(labels, _sentences(one, letter(number)), strict=False)
+            yield from zip(labels, parting_sentences(one, "A", letter(number)), strict=False)
     else:
         yield from _of_many(comparison)
     if comparison.uncounted:
@@ -173,60 +170,8 @@ def _of_many(comparison: Comparison) -> Iterator[tuple[str, str]]:
     yield "", "Two runs alone (`ampwatch compare A B`) are told in full."
 
 
-def _sentences(one: Divergence, second: str) -> Iterator[str]:
-    yield parting_text(one, "A", second)
-    if not one.common_steps:
-        return
-    last = one.last_common_step
-    yield f"{count_text(one.common_steps, 'step')} in common, the last {last:,}."
-    texts = {
-        "loss": _loss_text(one),
-        "scale": _scale_text(one.scale),
-        "skips": _skips_text(one.skips, second),
-    }
-    for name, text in texts.items():
-        known = text if name in one.both_tell else "not recorded by both"
-        yield f"{name.capitalize()}: {known}."
-
-
-def _loss_text(one: Divergence) -> str:
-    bits, apart = one.loss_bits, one.loss
-    if bits is None:
-        return "the same to the last bit"
-    text = f"differs from step {bits.step:,}"
-    if apart is None and not one.knows_noise:
-        return f"{text} ({_pair(bits)}), in too few steps to tell it from noise"
-    if apart is None:
-        return f"{text}, never by more than noise"
-    said = _pair(apart)
-    if apart.step == bits.step:
-        return f"{text} ({said}), beyond noise"
-    return f"{text}, beyond noise from step {apart.step:,} ({said})"
-
-
-def _pair(difference: Difference) -> str:
-    return f"{_number(difference.first)} against {_number(difference.second)}"
-
-
-def _scale_text(scale: Difference | None) -> str:
-    if scale is None:
-        return "the same"
-    values = f"{scale_text(scale.first)} against {scale_text(scale.second)}"
-    return f"differs from step {scale.step:,} ({values})"
-
-
-def _skips_text(skips: Difference | None, second: str) -> str:
-    if skips is None:
-        return "the same"
-    return f"step {skips.step:,} is skipped by {'A' if skips.first else second} alone"
-
-
 def _is_of_rate(comparison: Comparison) -> bool:
     return comparison.sweep is not None and comparison.sweep.setting == RATE
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4g}"
 
 
 def _rate(comparison: Comparison) -> str:

@@ -150,19 +150,31 @@ def restart_of(diagnosis: Diagnosis | None) -> int | None:
     return advice.restart_from_step
 
 
-def compared_panels(labels: Sequence[str], present: Sequence[Collection[str]]) -> Iterator[Panel]:
-    """A panel a quantity that any run has, with a line a run: `0.loss`, `1.loss`."""
+def compared_panels(
+    labels: Sequence[str], present: Sequence[Collection[str]], own: Sequence[Panel] = ()
+) -> Iterator[Panel]:
+    """A panel a quantity that any run has, with a line a run: `0.loss`, `1.loss`.
+
+    The lines of a run are a group, named by its label; `own` are panels of the user's values.
+    """
     scale, loss, *rest = PANELS
-    for panel in (loss, scale, *rest):
+    for panel in (loss, *own, scale, *rest):
         line, strokes = panel.strokes[-1], []
         for number, (label, columns) in enumerate(zip(labels, present, strict=True)):
             if line.column in columns:
                 color, dash = line_style(number)
-                name = f"{number}.{line.column}"
-                strokes.append(replace(line, column=name, label=label, color=color, dash=dash))
+                name, group = f"{number}.{line.column}", group_of(label)
+                strokes.append(
+                    replace(line, column=name, label=label, color=color, dash=dash, group=group)
+                )
         if strokes:
             title = ((panel.title[0][0], "ink"), *panel.title[1:])
             yield replace(panel, title=title, strokes=tuple(strokes), rug=False)
+
+
+def group_of(label: str) -> str:
+    """The name by which all that stands for a run is lit and hidden together."""
+    return f"run:{label}"
 
 
 # --- a finished run's points ---------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ampwatch.diagnosis.words import count_text, list_text, scale_text
-from ampwatch.report.divergence import Divergence
+from ampwatch.report.divergence import Difference, Divergence
 from ampwatch.report.first_difference import (
     ColumnDifference,
     FirstDifference,
@@ -109,3 +109,59 @@ def _pair(first: float | str, second: float | str) -> str:
     texts = ((format(first, digits), format(second, digits)) for digits in _DIGITS)
     one, other = next((pair for pair in texts if pair[0] != pair[1]), (str(first), str(second)))
     return f"{one} against {other}"
+
+
+# --- loss, scale and skips ----------------------------------------------------------------------
+
+
+def parting_sentences(one: Divergence, first: str, second: str) -> Iterator[str]:
+    """Where two runs part, and of loss, scale and skips where each begins to differ."""
+    yield parting_text(one, first, second)
+    if not one.common_steps:
+        return
+    last = one.last_common_step
+    yield f"{count_text(one.common_steps, 'step')} in common, the last {last:,}."
+    texts = {
+        "loss": _loss_text(one),
+        "scale": _scale_text(one.scale),
+        "skips": _skips_text(one.skips, first, second),
+    }
+    for name, text in texts.items():
+        known = text if name in one.both_tell else "not recorded by both"
+        yield f"{name.capitalize()}: {known}."
+
+
+def _loss_text(one: Divergence) -> str:
+    bits, apart = one.loss_bits, one.loss
+    if bits is None:
+        return "the same to the last bit"
+    text = f"differs from step {bits.step:,}"
+    if apart is None and not one.knows_noise:
+        return f"{text} ({_both(bits)}), in too few steps to tell it from noise"
+    if apart is None:
+        return f"{text}, never by more than noise"
+    said = _both(apart)
+    if apart.step == bits.step:
+        return f"{text} ({said}), beyond noise"
+    return f"{text}, beyond noise from step {apart.step:,} ({said})"
+
+
+def _both(difference: Difference) -> str:
+    return f"{_number(difference.first)} against {_number(difference.second)}"
+
+
+def _scale_text(scale: Difference | None) -> str:
+    if scale is None:
+        return "the same"
+    values = f"{scale_text(scale.first)} against {scale_text(scale.second)}"
+    return f"differs from step {scale.step:,} ({values})"
+
+
+def _skips_text(skips: Difference | None, first: str, second: str) -> str:
+    if skips is None:
+        return "the same"
+    return f"step {skips.step:,} is skipped by {first if skips.first else second} alone"
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4g}"

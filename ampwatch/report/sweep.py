@@ -39,7 +39,8 @@ class Point:
     run: int  # its number among those compared
     value: float | None  # of the setting; None where it is no number
     text: str
-    outcome: float | None  # None where it is not finite, or was not logged
+    outcome: float | None  # None where it is not finite, or was not logged,
+    outcome_text: str  # which this tells
     verdict: str
     fate: Fate
 
@@ -95,17 +96,16 @@ def sweep_of(
     runs: Sequence[Outline],
     setting: Setting,
     outcome: str,
-    numbers: Sequence[float | None],
+    told: Sequence[tuple[float | None, str]],
     *,
     higher_is_better: bool = False,
 ) -> Sweep:
-    """The sweep over a setting, with the number that tells what came of each run."""
+    """The sweep over a setting; `told` is what came of each run, as a number and as a text."""
     values = setting.numbers or (None,) * len(runs)
     points = [
         Point(
-            number, values[number], setting.texts[number] or "not recorded",
-            outcome=numbers[number], verdict=run.diagnosis.verdict.value,
-            fate=_fate(run, of_rate=setting.name == RATE),
+            number, values[number], setting.texts[number] or "not recorded", *told[number],
+            verdict=run.diagnosis.verdict.value, fate=_fate(run, of_rate=setting.name == RATE),
         )
         for number, run in enumerate(runs)
     ]  # fmt: skip

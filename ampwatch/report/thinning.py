@@ -81,6 +81,21 @@ def thinned(step: Steps, values: Floats, most: int = MAX_POINTS) -> tuple[Steps,
     return step[keep], values[keep]
 
 
+def coarser(line: Line, most: int) -> Line:
+    """The same line with about so many points: where many are drawn over one another."""
+    if len(line.x) <= most:
+        return line
+    breaks = np.flatnonzero(np.isnan(line.y))
+    pieces = []
+    for part in np.split(np.arange(len(line.x)), breaks):
+        kept = part[~np.isnan(line.y[part])]
+        if len(kept):
+            share = max(MIN_POINTS, most * len(kept) // len(line.x))
+            x: Steps = line.x[kept].astype(np.int64)
+            pieces.append(thinned(x, line.y[kept], share))
+    return _joined(pieces)
+
+
 def merged(events: Steps, first: int, last: int) -> Rug:
     """The events as ticks for an axis from first to last.
 

@@ -188,7 +188,8 @@ def test_the_runs_compared_are_kept_when_another_appears_and_on_reload(page, ser
     box = page.page.get_by_label("Runs to compare").last
     box.click()
     page.page.get_by_role("option", name="onerror").click()
-    page.page.wait_for_function("() => document.querySelectorAll('.aw-runs tbody tr').length === 3")
+    rows = ".st-key-compare-table .aw-runs tbody tr"
+    page.page.wait_for_function(f"() => document.querySelectorAll('{rows}').length === 3")
     chosen = compared()
     page.page.wait_for_url(re.compile("runs="))
     write_run(place, "newcomer", age_s=1)

@@ -7,6 +7,7 @@ import { Heads } from "./heads.js";
 import { Hover } from "./hover.js";
 import { onKey } from "./keyboard.js";
 import { LEFT, RIGHT, layout } from "./layout.js";
+import { light, onLight } from "./lighting.js";
 import { joined, measured, stretchesOf } from "./lines.js";
 import { paint } from "./paint.js";
 import { sceneOf } from "./scene.js";
@@ -35,7 +36,7 @@ export class Chart {
       toggle: (panel, key) => this.change(toggled(this.view, panel, key)),
       solo: (panel, key) => this.change(soloed(this.view, panel, key)),
       scale: (key, isLog) => this.change(scaled(this.view, key, isLog)),
-      light: (key) => this.light(key),
+      light: (key) => (this.isGrouped ? light(key) : this.light(key)),
     });
     place.append(this.place);
     this.hover = new Hover(this.frame);
@@ -86,6 +87,7 @@ export class Chart {
 
   close() {
     this.resize.disconnect();
+    this.unlight();
     this.place.remove();
   }
 
@@ -150,6 +152,7 @@ export class Chart {
   watch() {
     this.resize = new ResizeObserver(() => this.draw());
     this.resize.observe(this.place);
+    this.unlight = onLight((name) => this.isGrouped && (name === null || this.hasGroup(name)) && this.light(name));
     this.gestures = new Gestures(this.frame, this);
     this.frame.addEventListener("pointerleave", ({ pointerType }) => {
       if (pointerType !== "touch") this.hover.leave(); // what a finger asked for stays to be read
@@ -286,6 +289,14 @@ export class Chart {
   // Another view: parts of it, or all.
   change(parts) {
     this.choose({ view: { ...this.view, ...parts } }, "smooth" in parts ? SLIDING_MS : 0);
+  }
+
+  get isGrouped() {
+    return Boolean(this.header?.panels.some(({ lines }) => lines[0]?.group));
+  }
+
+  hasGroup(name) {
+    return this.header.panels.some(({ lines }) => lines.some(({ group }) => group === name));
   }
 
   // While a line's label is pointed at, the others are pale.

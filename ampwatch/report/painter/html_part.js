@@ -3,6 +3,7 @@
 
 import { copied } from "./copying.js";
 import { make } from "./elements.js";
+import { light, onLight } from "./lighting.js";
 
 const PAUSE_MS = 400; // a pause in typing after which the server hears of it
 
@@ -19,6 +20,11 @@ export class HtmlPart {
       event.preventDefault(); // a space would scroll the page, and a summary would fold
       this.ask("go", event.target.dataset.go);
     });
+    this.unlight = onLight((name) => this.lit(name));
+    for (const [on, off] of [["pointerover", "pointerout"], ["focusin", "focusout"]]) {
+      this.place.addEventListener(on, ({ target }) => this.point(target));
+      this.place.addEventListener(off, ({ relatedTarget }) => this.point(relatedTarget));
+    }
   }
 
   // What did not change is left alone, so that a selection and what was unfolded stay.
@@ -57,6 +63,20 @@ export class HtmlPart {
     }
   }
 
+  // What of a run is pointed at (`data-light`) is lit everywhere.
+  point(element) {
+    const name = element?.closest?.("[data-light]")?.dataset.light ?? null;
+    if (name === this.pointed) return;
+    this.pointed = name;
+    light(name);
+  }
+
+  lit(name) {
+    const marked = [...this.body.querySelectorAll("[data-light]")];
+    for (const one of marked) one.classList.toggle("aw-lit", one.dataset.light === name);
+    this.body.classList.toggle("aw-has-lit", marked.some((one) => one.dataset.light === name));
+  }
+
   addSearch(words) {
     this.search = make("input", "aw-search");
     this.search.type = "search";
@@ -93,6 +113,7 @@ export class HtmlPart {
   }
 
   close() {
+    this.unlight();
     this.place.remove();
   }
 }

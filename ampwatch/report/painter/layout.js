@@ -7,7 +7,7 @@ import { extent } from "./lines.js";
 import { isNoisy } from "./scene.js";
 import { usualExtent } from "./smoothing.js";
 import { countText, linearTicks, numberText, timeText, timeTicks } from "./ticks.js";
-import { shownLines } from "./view.js";
+import { nameOf, shownLines } from "./view.js";
 
 export const LEFT = 54; // pixels, as all below
 export const RIGHT = 14;
@@ -65,8 +65,8 @@ export function spanOf({ span }) {
 }
 
 function lineOf(line, points, lit) {
-  const isDim = lit !== null && lit !== line.key;
-  return { ...line, ...points, color: tone(line.color), isDim, isLit: lit === line.key };
+  const isLit = lit === nameOf(line);
+  return { ...line, ...points, color: tone(line.color), isDim: lit !== null && !isLit, isLit };
 }
 
 // --- the axis of steps, or of what stands for them ------------------------------------------------

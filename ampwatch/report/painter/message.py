@@ -60,12 +60,13 @@ class Stroke:
     stepped: bool = False
     faint: bool = False
     dash: str = "solid"
+    group: str = ""  # lines of one run in several panels: one label hides and lights them all
 
     def header(self) -> dict[str, Any]:
         """This part of the picture as JSON for the browser."""
         return {
             "key": self.column, "label": self.label, "color": self.color,
-            "stepped": self.stepped, "faint": self.faint, "dash": self.dash,
+            "stepped": self.stepped, "faint": self.faint, "dash": self.dash, "group": self.group,
             "width": 2 if self.stepped else 1.6,
         }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 import { make } from "./elements.js";
 import { countText } from "./ticks.js";
-import { PLAIN, shownLines } from "./view.js";
+import { PLAIN, nameOf, shownLines } from "./view.js";
 
 const NARROW = 620; // less than this it is folded up
 
@@ -98,10 +98,11 @@ export class Toolbar {
 
   // Lines that are hidden are counted and named, wherever the reader looks.
   showHidden({ panels }, view) {
-    const names = panels.flatMap((panel) => {
+    const hiddenOf = (panel) => {
       const shown = new Set(shownLines(panel, view).map(({ key }) => key));
-      return panel.lines.filter(({ key }) => !shown.has(key)).map(({ label }) => label);
-    });
+      return panel.lines.filter(({ key }) => !shown.has(key));
+    };
+    const names = [...new Map(panels.flatMap(hiddenOf).map((line) => [nameOf(line), line.label])).values()];
     const said = names.length ? `${countText(names.length)} hidden: ${names.join(", ")}` : "";
     if (said === this.hiddenKnown) return;
     this.hiddenKnown = said;

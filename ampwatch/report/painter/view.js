@@ -54,25 +54,40 @@ function letterOf(names, name) {
   return Object.keys(names).find((letter) => names[letter] === name);
 }
 
+// By what a line is hidden and lit: lines of one run in several panels have one label for all.
+export const nameOf = (line) => line.group || line.key;
+
 // The lines of a panel that are drawn; of those that are hidden, the legend tells.
 export function shownLines(panel, view) {
-  const alone = panel.lines.filter(({ key }) => view.solo.includes(key));
-  if (alone.length) return alone;
-  return panel.lines.filter(({ key }) => !view.hidden.includes(key));
+  const alone = panel.lines.filter((line) => view.solo.includes(nameOf(line)));
+  const isOther = panel.lines[0]?.group && view.solo.some((name) => name.startsWith(GROUP));
+  if (alone.length || isOther) return alone; // a run that is shown alone may have no line here
+  return panel.lines.filter((line) => !view.hidden.includes(nameOf(line)));
 }
+
+const GROUP = "run:"; // every group's name begins so
+
+// What each panel's legend is of: its own lines, or, where lines are grouped, all at the first panel.
+export function legendsOf(panels) {
+  if (!panels.some(({ lines }) => lines[0]?.group)) return panels.map((panel) => (panel.lines.length > 1 ? panel : NO_LEGEND));
+  const groups = new Map(panels.flatMap(({ lines }) => lines.map((line) => [line.group, line])));
+  return panels.map((_, number) => (number ? NO_LEGEND : { lines: [...groups.values()] }));
+}
+
+const NO_LEGEND = { lines: [] };
 
 // The view with a line hidden or shown.
 export function toggled(view, panel, key) {
-  const isShown = shownLines(panel, view).some((line) => line.key === key);
-  const keys = panel.lines.map((line) => line.key);
-  const wereHidden = keys.filter((one) => !shownLines(panel, view).some((line) => line.key === one));
+  const isShown = shownLines(panel, view).some((line) => nameOf(line) === key);
+  const keys = panel.lines.map(nameOf);
+  const wereHidden = keys.filter((one) => !shownLines(panel, view).some((line) => nameOf(line) === one));
   const hidden = isShown ? [...wereHidden, key] : wereHidden.filter((one) => one !== key);
   return { ...view, solo: without(view.solo, keys), hidden: [...without(view.hidden, keys), ...hidden] };
 }
 
 // The view with a line alone in its panel, or no longer.
 export function soloed(view, panel, key) {
-  const others = without(view.solo, panel.lines.map((line) => line.key));
+  const others = without(view.solo, panel.lines.map(nameOf));
   return { ...view, solo: view.solo.includes(key) ? others : [...others, key] };
 }
 

@@ -1,0 +1,209 @@
+"""The tables of a comparison as HTML: where runs part, their figures, the settings that differ."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping, Sequence, Set
+
+import address
+from formatting import said, shortened
+
+from ampwatch.diagnosis.words import count_text
+from ampwatch.printable_text import printable
+from ampwatch.report.comparison import BEST, END, Comparison
+from ampwatch.report.overview_chart import group_of
+from ampwatch.report.painter import VERDICT_COLOR, line_style
+from ampwatch.report.parting_text import grouped_partings, parting_sentences
+from ampwatch.report.sweep import RATE
+
+_BORDERS = {"solid": "solid", "dot": "dotted", "dash": "dashed"}
+_NAME_LETTERS = 40
+_MOST_NAMED = 8  # runs in a line that is folded; unfolded it names all
+_MOST_BESIDE = 6  # settings in the table of runs
+_IN_ITS_OWN_WAY = frozenset({"verdict", "headline"})
+_NOT_LOGGED = '<span class="aw-muted">not logged</span>'
+
+
+def link(name: str) -> str:
+    """The attributes of an element that leads to a run, and is lit with it."""
+    target = html.escape(address.link("", address.read().of_run(name)))
+    return f'href="{target}" data-go="{_attribute(name)}" {lit(name)}'
+
+
+def lit(name: str) -> str:
+    """The attribute of an element that is lit with a run."""
+    return f'data-light="{_attribute(group_of(name))}"'
+
+
+def _attribute(text: str) -> str:
+    return html.escape(text, quote=True)
+
+
+# --- where they part -----------------------------------------------------------------------------
+
+
+def partings(comparison: Comparison, unparted: int) -> str:
+    """In words, at the top: with which of the runs the others part, where, and by what."""
+    first, *others = comparison.names
+    if unparted:
+        words = f"Looking for the step where {count_text(unparted, 'run')} part from {first}."
+        return f'<section class="aw-partings"><p role="status">{said(words)}</p></section>'
+    each = [
+        list(parting_sentences(one, first, name))
+        for one, name in zip(comparison.partings, others, strict=True)
+    ]
+    if len(others) == 1:
+        head, *rest = each[0]
+        told = f"<p><b>{said(head)}</b></p><p>{said(' '.join(rest))}</p>"
+    else:
+        told = _grouped(comparison, each)
+    about = f'<p class="aw-muted">{said(_about(comparison))}</p>' if comparison.uncounted else ""
+    return f'<section class="aw-partings" aria-label="Where they part">{told}{about}</section>'
+
+
+def _grouped(comparison: Comparison, each: Sequence[Sequence[str]]) -> str:
+    """The runs that part alike in a line, and of each of them all that is known, folded."""
+    names = comparison.names
+    parts = []
+    for text, numbers in grouped_partings(comparison.partings):
+        runs = ", ".join(_named(names[number]) for number in numbers[:_MOST_NAMED])
+        more = len(numbers) - _MOST_NAMED
+        runs += f" and {more:,} more" if more > 0 else ""
+        full = "".join(
+            f"<dt>{_named(names[number])}</dt><dd>{said(' '.join(each[number - 1]))}</dd>"
+            for number in numbers
+        )
+        parts.append(
+            f'<details data-key="{_attribute(text)}"><summary><b>'
+            f"{count_text(len(numbers), 'run')}: {said(text)}</b> ({runs})</summary>"
+            f"<dl>{full}</dl></details>"
+        )
+    return f"<p>Compared with {_named(names[0])}:</p>{''.join(parts)}"
+
+
+def _named(name: str) -> str:
+    short = said(shortened(name, _NAME_LETTERS))
+    return f'<bdi class="aw-named" title="{_attribute(printable(name))}" {lit(name)}>{short}</bdi>'
+
+
+def _about(comparison: Comparison) -> str:
+    return f"The steps of {', '.join(comparison.uncounted)} are counted: their log has no numbers."
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+def figures(comparison: Comparison, styles: Mapping[str, int], live: Set[str]) -> str:
+    """A row a run, the best loss first; numbers with their difference to the first run's."""
+    names = sorted(
+        (name for name in comparison.figures if name not in _IN_ITS_OWN_WAY),
+        key=lambda name: (END, BEST, name).index(name),
+    )
+    settings = comparison.settings if _beside(comparison) else {}
+    if any(name == RATE or name.endswith(".lr") for name in settings):
+        names = [name for name in names if name != RATE]  # it stands there already
+    heads = "".join(f"<th>{said(name)}</th>" for name in ("run", "verdict", *settings, *names))
+    rows = "".join(
+        f"<tr {lit(comparison.names[run])}>{''.join(_cells(comparison, run, names, styles, live))}"
+        "</tr>"
+        for run in comparison.by_outcome
+    )
+    order = "by the loss at the end, the best first" if END in comparison.numbers else "as chosen"
+    base = _named(comparison.names[0])
+    return (
+        f'<p class="aw-muted aw-order">Sorted {order}; differences are to {base}.</p>'
+        f'<div class="aw-compared" tabindex="0" role="region" aria-label="Runs, {order}">'
+        f'<table class="aw-runs"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+    )
+
+
+def _beside(comparison: Comparison) -> bool:
+    """Whether the settings that differ stand in the table of runs: there are few of them."""
+    return len(comparison.settings) <= min(len(comparison.names), _MOST_BESIDE)
+
+
+def _cells(
+    comparison: Comparison,
+    run: int,
+    names: Sequence[str],
+    styles: Mapping[str, int],
+    live: Set[str],
+) -> Iterator[str]:
+    name = comparison.names[run]
+    badge = ' <span class="aw-live">live</span>' if name in live else ""
+    short = said(shortened(name, _NAME_LETTERS))
+    yield (
+        f"<td>{key_of(styles[name])}<a {link(name)} "
+        f'title="{_attribute(printable(name))}"><bdi>{short}</bdi></a>{badge}</td>'
+    )
+    verdict = comparison.figures["verdict"][run]
+    tone = VERDICT_COLOR.get(verdict.partition(",")[0], "muted")
+    head = comparison.figures.get("headline", ("",) * len(comparison.names))[run]
+    yield (
+        f'<td><span class="aw-chip" style="--aw-tone:var(--aw-{tone})">{said(verdict)}</span> '
+        f'<span class="aw-muted">{said(head)}</span></td>'
+    )
+    if _beside(comparison):
+        yield from (f"<td>{_value(row[run])}</td>" for row in comparison.settings.values())
+    for figure in names:
+        apart = comparison.differences.get(figure, ())
+        more = f' <span class="aw-muted">{said(apart[run])}</span>' if run and apart else ""
+        text = comparison.figures[figure][run]
+        yield f"<td>{said(text) + more if text else _NOT_LOGGED}</td>"
+
+
+def key_of(number: int) -> str:
+    """The line of a run in small: its colour and its dashes."""
+    color, dash = line_style(number)
+    return f'<i class="aw-key" style="border-top:3px {_BORDERS[dash]} var(--aw-{color})"></i>'
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+def settings(comparison: Comparison, styles: Mapping[str, int]) -> str:
+    """The settings that differ, if the table of runs has not room for them; the others, folded."""
+    title = '<h2 class="aw-part">Settings that differ</h2>'
+    differ = "" if _beside(comparison) else title + _differing(comparison, styles)
+    if not comparison.settings:
+        differ = '<p class="aw-muted">No recorded setting differs.</p>'
+    same = ""
+    if comparison.same_settings:
+        rows = "".join(
+            f"<tr><th>{said(name)}</th><td>{said(text)}</td></tr>"
+            for name, text in comparison.same_settings.items()
+        )
+        count = count_text(len(comparison.same_settings), "setting")
+        verb = "is" if len(comparison.same_settings) == 1 else "are"
+        same = (
+            f'<details data-key="same"><summary>{count} {verb} the same in all</summary>'
+            f'<div class="aw-compared"><table class="aw-runs aw-settings">{rows}</table></div>'
+            "</details>"
+        )
+    return f'<section aria-label="Settings">{differ}{same}</section>'
+
+
+def _differing(comparison: Comparison, styles: Mapping[str, int]) -> str:
+    """A row a setting, or, where there are more runs than settings, a row a run."""
+    runs = [f"{key_of(styles[name])}{_named(name)}" for name in comparison.names]
+    names = [said(name) for name in comparison.settings]
+    values = [[_value(value) for value in row] for row in comparison.settings.values()]
+    if len(runs) > len(names):
+        heads, labels, cells = names, runs, [list(row) for row in zip(*values, strict=True)]
+        marks = [f" {lit(name)}" for name in comparison.names]
+    else:
+        heads, labels, cells, marks = runs, names, values, [""] * len(names)
+    head = "".join(f"<th>{text}</th>" for text in ("", *heads))
+    body = "".join(
+        f"<tr{mark}><th>{label}</th>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>"
+        for mark, label, row in zip(marks, labels, cells, strict=True)
+    )
+    return (
+        '<div class="aw-compared" tabindex="0" role="region" aria-label="Settings that differ">'
+        f'<table class="aw-runs aw-settings"><thead><tr>{head}</tr></thead><tbody>{body}</tbody>'
+        "</table></div>"
+    )
+
+
+def _value(text: str | None) -> str:
+    return '<span class="aw-muted">-</span>' if text is None else said(text)

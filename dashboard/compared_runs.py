@@ -1,0 +1,188 @@
+"""The runs that are compared: outlined in the background, and kept until they have new rows.
+
+A run is opened, outlined, thinned for the chart and let go, so that fifty long ones take no more
+memory than their lines. Of a live run its follower is kept, whose engine goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from chart_points import thinned_lines
+from run_list import Choice
+from step_curves import Numbers
+from user_values import UserValues
+
+from ampwatch.errors import AmpwatchError
+from ampwatch.follow import Follower, follow
+from ampwatch.report.divergence import Divergence, divergence_of_rows
+from ampwatch.report.first_difference import step_rows
+from ampwatch.report.outline import Outline, outline_as
+from ampwatch.report.painter.message import Arrays
+from ampwatch.store import open_run
+
+MOST = 50  # runs that are compared at once
+_LEAST_S = 2.0  # a live run is outlined anew after so long,
+_REST = 10  # and after so many times as long as it took
+_KEPT = 3 * MOST
+_MOST_PAIRS = 10 * MOST
+_MOST_VALUES = 24  # of the user's own that are drawn
+OWN = "own."  # before the name of a user's value, among a run's lines
+
+_Version = tuple[int, bool, bool]
+_Pair = tuple[str, _Version, str, _Version]  # two runs, as they were when they were read
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run, ready to be compared; without an outline it cannot be read, and why."""
+
+    version: _Version
+    outline: Outline | None
+    lines: Arrays  # by column: `loss.x`, `loss.y`
+    ends: tuple[int, int]
+    rows: int
+    problem: str = ""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns that there are lines of."""
+        return frozenset(name.removesuffix(".x") for name in self.lines if name.endswith(".x"))
+
+
+class ComparedRuns:
+    """What was prepared; what is missing or old is made when it is asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, Prepared] = OrderedDict()
+        self._due_at: dict[str, float] = {}  # before that a live run is not read again
+        self._pairs: OrderedDict[tuple[str, str], tuple[_Pair, Divergence]] = OrderedDict()
+        self._jobs: dict[object, Future[None]] = {}
+        self._followers: dict[str, Follower] = {}
+        self._workers = ThreadPoolExecutor(2, thread_name_prefix="ampwatch-compare")
+
+    def of(self, choices: Sequence[Choice], wait_s: float) -> dict[str, Prepared]:
+        """The runs as last prepared, by name; others come later. It waits a while for the first."""
+        with self._lock:
+            self._settle()
+            for choice in choices:
+                if self._is_old(choice) and choice.path not in self._jobs:
+                    self._jobs[choice.path] = self._workers.submit(self._prepare, choice)
+            jobs = [self._jobs[one.path] for one in choices if one.path in self._jobs]
+        wait(jobs, wait_s)
+        with self._lock:
+            for choice in choices:
+                if choice.path in self._kept:
+                    self._kept.move_to_end(choice.path)
+            while len(self._kept) > max(_KEPT, len(choices)):
+                self._forget(next(iter(self._kept)))
+            return {c.name: self._kept[c.path] for c in choices if c.path in self._kept}
+
+    def partings(
+        self, first: Choice, others: Sequence[Choice], known: dict[str, Prepared], wait_s: float
+    ) -> list[Divergence | None]:
+        """Where the others part from the first, as last read; None where that is to come."""
+        base = known[first.name].version
+        keys = [(first.path, base, one.path, known[one.name].version) for one in others]
+        with self._lock:
+            self._settle()
+            new = [key for key in keys if self._is_new(key)]
+            if new:
+                self._jobs |= dict.fromkeys(new, self._workers.submit(self._part, new))
+            jobs = [self._jobs[key] for key in keys if key in self._jobs]
+        wait(jobs, wait_s)
+        with self._lock:
+            while len(self._pairs) > _MOST_PAIRS:
+                self._pairs.popitem(last=False)
+            found = [self._pairs.get((first.path, one.path)) for one in others]
+        return [None if one is None else one[1] for one in found]
+
+    # --- within ----------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Forget the jobs that are done; what one failed of is raised to who looks."""
+        done = [(key, job) for key, job in self._jobs.items() if job.done()]
+        for key, _ in done:
+            del self._jobs[key]
+        for _, job in done:
+            job.result()
+
+    def _is_old(self, choice: Choice) -> bool:
+        kept = self._kept.get(choice.path)
+        if kept is None:
+            return True
+        is_due = time.monotonic() >= self._due_at[choice.path]
+        return kept.version != _version(choice) and (is_due or not choice.live)
+
+    def _is_new(self, key: _Pair) -> bool:
+        kept = self._pairs.get((key[0], key[2]))
+        return key not in self._jobs and (kept is None or kept[0] != key)
+
+    def _forget(self, path: str) -> None:
+        self._kept.pop(path, None)
+        self._due_at.pop(path, None)
+        self._followers.pop(path, None)
+
+    def _prepare(self, choice: Choice) -> None:
+        began = time.monotonic()
+        follower, made = _prepared(choice)
+        ended = time.monotonic()
+        with self._lock:
+            self._followers.pop(choice.path, None)
+            if follower is not None and choice.live:
+                self._followers[choice.path] = follower
+            self._kept[choice.path] = made
+            self._due_at[choice.path] = ended + max(_LEAST_S, _REST * (ended - began))
+
+    def _part(self, keys: Sequence[_Pair]) -> None:
+        """Where these runs part from one and the same."""
+        for key, found in zip(keys, _divergences(keys), strict=False):
+            with self._lock:
+                self._pairs[key[0], key[2]] = key, found
+
+
+def _version(choice: Choice) -> _Version:
+    return choice.last_time_ns, choice.live, choice.cut_off
+
+
+def _prepared(choice: Choice) -> tuple[Follower | None, Prepared]:
+    version = _version(choice)
+    try:
+        follower = follow(choice.path)
+        look = follower.look()
+        run = open_run(choice.path)
+        outline = outline_as(run, look.diagnosis, look.for_several)
+        curves = Numbers().take(run)
+        lines = {k.removeprefix("base."): v for k, v in thinned_lines(curves).items()}
+        lines |= _own_lines(follower)
+    except (AmpwatchError, OSError) as problem:
+        return None, Prepared(version, None, {}, (0, 0), 0, str(problem))
+    return follower, Prepared(version, outline, lines, curves.ends, len(curves))
+
+
+def _own_lines(follower: Follower) -> Arrays:
+    values = UserValues(follower, None)
+    lines: Arrays = {}
+    for name in list(values.look())[:_MOST_VALUES]:
+        line = values.line(name, None)
+        lines[f"{OWN}{name}.x"], lines[f"{OWN}{name}.y"] = line.x, line.y
+    return lines
+
+
+def _divergences(keys: Sequence[_Pair]) -> list[Divergence]:
+    """Those of a run that is gone are left out, with all after it: it is asked for anew."""
+    found = []
+    try:
+        first = open_run(keys[0][0])
+        rows = step_rows(first)
+        for _, _, path, _ in keys:
+            found.append(divergence_of_rows(first, rows, open_run(path)))
+    except (AmpwatchError, OSError):
+        pass
+    return found

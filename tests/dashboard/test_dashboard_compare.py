@@ -1,0 +1,258 @@
+"""Runs over one another, in a real browser: where they part, and what came of them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+
+import numpy as np
+import pytest
+from page_driver import needs_browser, tab, training
+from written_runs import event_columns, fresh_id, step_columns, write_run
+
+from ampwatch import codec, store
+from ampwatch.rows import Table
+
+pytestmark = [pytest.mark.slow_browser, needs_browser]
+
+RATES = (0.01, 0.02, 0.04, 0.08)  # as 0.08 all skip their steps
+STEPS = 200
+PARTED_AT = 40
+LONG = "x" * 150 + "<img src=x onerror=document.title='taken'>"
+SWEPT = [f"rate-{rate}-{seed}" for rate in RATES for seed in (0, 1)]
+
+
+def write(folder, name, rate=0.02, seed=0, parts_at=None, without=()):
+    """A run with a loss of its own; where it parts, its batch is ten times as large."""
+    began = time.time_ns() - 3_600_000_000_000
+    config = {"depth": 2 + 2 * seed}
+    info = store.RunInfo(id=fresh_id(name), name=name, config=config, started_ns=began)
+    path = store.create_run(folder, info)
+    half, random = STEPS // 2, np.random.default_rng(seed)
+    columns = step_columns(STEPS, 0, began)
+    columns["lr"] = np.full(STEPS, rate)
+    columns["loss"] = columns["loss"] / (1 + 20 * rate) + 0.01 * random.random(STEPS)
+    columns |= {"update_norm": 10 * columns["lr"], "param_norm": np.full(STEPS, 10.0)}
+    if rate == RATES[-1]:  # from half of the run on it diverges
+        columns = step_columns(half + 50, half - 50, began) | {
+            name: columns[name] for name in ("lr", "loss", "update_norm", "param_norm")
+        }
+        growth = np.exp(np.arange(half) / 15)
+        columns["loss"][half:] += growth
+        columns["loss"][half + 50 :] = np.nan
+        columns["grad_norm"][half:] *= growth
+    columns["input_amax"] = np.full(STEPS, 3.0)
+    if parts_at is not None:
+        columns["input_amax"][parts_at:] *= 10
+    for column in without:
+        del columns[column]
+    writer = store.RankWriter(path, 0)
+    writer.append(codec.encode(Table.STEPS, columns))
+    detail = {"optimizer": 0, "class": "SGD", "groups": [{"lr": rate}]}
+    events = [(0, "started", {}), (0, "optimizer", detail), (STEPS, "ended", {})]
+    writer.append(codec.encode(Table.EVENTS, event_columns(events, began)))
+    values = {"step": [10, 20], "name": ["val/acc"] * 2, "value": [0.5 + seed / 10, 0.4]}
+    writer.append(codec.encode(Table.EXTRAS, values))
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(folder):
+    for name in SWEPT:
+        _, rate, seed = name.split("-")
+        write(folder, name, float(rate), int(seed))
+    write(folder, "twin-a")
+    write(folder, "twin-b")
+    write(folder, "other", parts_at=PARTED_AT)
+    write(folder, "silent", without=("loss",))
+    write(folder, LONG)
+    return folder
+
+
+def compared(page, server, names, more=""):
+    page.open(f"{server.url}/compare?runs={','.join(names)}{more}")
+    page.drawn()
+
+
+def rows(page):
+    return page.page.locator(".st-key-compare-table tbody tr").all()
+
+
+def first_cells(page):
+    return [row.locator("td").first.inner_text().strip() for row in rows(page)]
+
+
+def test_two_runs_say_at_once_at_which_step_and_by_what_they_part(page, server):
+    compared(page, server, ["twin-a", "other"])
+    said = page.page.locator(".aw-partings").inner_text()
+    assert said.startswith(
+        f"They part at step {PARTED_AT}, by the batch (largest input 3 against 30)"
+    )
+    assert f"The {PARTED_AT} common steps before are identical to the bit." in said
+
+
+def test_two_runs_that_never_part_are_said_to_be_identical(page, server):
+    compared(page, server, ["twin-a", "twin-b"])
+    said = page.page.locator(".aw-partings").inner_text()
+    assert said.startswith(f"Identical to the bit over {STEPS} steps")
+    assert page.page.locator(".st-key-compare-sweep").count() == 0
+
+
+def test_the_baseline_is_chosen_kept_and_what_the_differences_are_to(page, server):
+    compared(page, server, SWEPT[:3])
+    page.page.get_by_label("Compared with").click()
+    page.page.get_by_role("option", name=SWEPT[2], exact=True).click()
+    page.page.wait_for_url(re.compile(rf"base={SWEPT[2]}"))
+    page.page.locator(".aw-order", has_text=f"differences are to {SWEPT[2]}").wait_for()
+    page.page.reload()
+    page.page.locator(".aw-order", has_text=f"differences are to {SWEPT[2]}").wait_for()
+    own = next(row for row in rows(page) if SWEPT[2] in row.inner_text())
+    assert "%" not in own.locator("td").nth(4).inner_text()
+
+
+def test_a_sweep_says_up_to_where_it_is_stable_and_marks_every_run(page, server):
+    compared(page, server, SWEPT)
+    page.says("Stable up to 0.04 (6 runs), failing from 0.08 on (2 runs)")
+    page.says("Besides the learning rate, config.depth differs")
+    marks = page.page.locator(".aw-sweep-mark")
+    shapes = [mark.inner_text()[0] for mark in marks.all()]
+    assert shapes.count("●") == 6
+    assert shapes.count("✕") == 2
+    band = page.page.locator(".aw-sweep-band").bounding_box()
+    stable, failed = (
+        [one.bounding_box() for one, shape in zip(marks.all(), shapes, strict=True) if shape == s]
+        for s in "●✕"
+    )
+    assert max(one["x"] + one["width"] / 2 for one in stable) <= band["x"] + 12
+    assert min(one["x"] + one["width"] / 2 for one in failed) >= band["x"] + band["width"] - 12
+    assert page.page.locator(".aw-parallel-line").count() == len(SWEPT)
+
+
+def test_a_mark_is_read_and_opened_by_keys_alone(page, server):
+    compared(page, server, SWEPT)
+    mark = page.page.locator(".aw-sweep-mark").first
+    mark.focus()
+    tip = mark.locator(".aw-tip")
+    tip.wait_for()
+    words = r"rate-0\.01-\d: learning rate 0\.01, loss at the end [\d.]+, stable"
+    assert re.match(words, tip.inner_text())
+    page.page.keyboard.press("Enter")
+    page.page.wait_for_url(re.compile(r"run=rate-0\.01"))
+
+
+def test_the_sweep_goes_over_another_setting_and_outcome_that_the_address_keeps(page, server):
+    compared(page, server, SWEPT, "&by=config.depth&outcome=val/acc, best")
+    page.page.locator(".aw-sweep figcaption", has_text="Val/acc, best by config.depth").wait_for()
+    tip = page.page.locator(".aw-sweep-mark").last.get_attribute("aria-label")
+    assert "config.depth 4, val/acc, best 0.6 at step 10" in tip
+    compared(page, server, SWEPT, "&by=nonsense")  # an old link
+    page.says("Stable up to 0.04")
+
+
+LIT = """() => Object.fromEntries(document.querySelector('.aw-plot').drawn.panels.flatMap(
+    ({lines}) => lines.map((one) => [one.key, one.isLit ? 'lit' : one.isDim ? 'dim' : 'plain'])))"""
+
+
+def test_what_stands_for_a_run_is_lit_together_in_table_chart_and_sweep(page, server):
+    compared(page, server, SWEPT)
+    row = next(row for row in rows(page) if "rate-0.02-1" in row.inner_text())
+    row.hover()
+    page.page.wait_for_function(
+        "() => document.querySelectorAll('.aw-sweep-mark.aw-lit').length === 1"
+    )
+    lit = page.page.evaluate(LIT)
+    number = SWEPT.index("rate-0.02-1")
+    assert {key for key, how in lit.items() if how == "lit"} == {
+        key for key in lit if key.startswith(f"{number}.")
+    }
+    assert set(lit.values()) == {"lit", "dim"}
+    label = page.page.locator(".aw-sweep-mark.aw-lit").get_attribute("aria-label")
+    assert label.startswith("rate-0.02-1: ")
+
+
+def test_one_label_hides_a_run_in_all_panels_and_the_address_keeps_it(page, server):
+    compared(page, server, SWEPT[:4])
+    labels = page.page.locator(".aw-series-name")
+    assert labels.count() == 4  # once for all panels
+    labels.nth(1).click()
+    page.page.wait_for_url(re.compile("view="))
+    page.page.wait_for_function(
+        "() => !document.querySelector('.aw-plot').drawn.panels.some("
+        "({lines}) => lines.some(({key}) => key.startsWith('1.')))"
+    )
+    page.page.reload()
+    page.drawn()
+    keys = page.page.evaluate(LIT)
+    assert keys
+    assert not any(key.startswith("1.") for key in keys)
+    assert page.page.get_by_text(f"1 hidden: {SWEPT[1]}").count() == 1
+
+
+def test_runs_are_sorted_by_what_came_of_them_and_those_without_a_loss_come_last(page, server):
+    compared(page, server, ["silent", *SWEPT])
+    found = first_cells(page)
+    assert found[-1] == "silent"
+    assert {found[-2], found[-3]} == {"rate-0.08-0", "rate-0.08-1"}
+    assert found[:2] == sorted(found[:2], key=lambda name: -float(name.split("-")[1]))
+    assert "not logged" in rows(page)[-1].inner_text()
+
+
+def test_the_lines_are_those_of_the_log(page, server, place):
+    compared(page, server, ["twin-a", SWEPT[0]])
+    drawn = page.lines()[1]
+    log = store.open_run(place / SWEPT[0]).steps.column("loss").to_numpy()
+    known = {int(x): y for x, y in zip(drawn["x"], drawn["y"], strict=True) if y is not None}
+    assert known == {n: pytest.approx(value, rel=1e-6) for n, value in enumerate(log)}
+
+
+def test_names_are_data_and_a_phone_is_wide_enough(one, server, place):
+    (long,) = [path.name for path in place.iterdir() if path.name.startswith("xxx")]
+    with tab(one, size=(420, 900)) as page:
+        compared(page, server, [long, *SWEPT, "y" * 300])
+        assert len(rows(page)) == 1 + len(SWEPT)
+        page.says("No longer there: yyy")
+        assert page.page.evaluate("() => document.querySelector('.stMain').scrollWidth") <= 420
+        assert page.page.title() != "taken"
+        assert page.page.locator("img[src=x]").count() == 0
+        assert page.troubles == []
+
+
+def test_a_run_that_is_deleted_while_it_is_shown_is_named_and_the_others_stay(page, server, place):
+    write(place, "short-lived")
+    try:
+        compared(page, server, ["twin-a", "twin-b", "short-lived"])
+        page.page.wait_for_function(
+            "() => document.querySelectorAll('.st-key-compare-table tbody tr').length === 3"
+        )
+        shutil.rmtree(place / "short-lived")
+        page.says("No longer there: short-lived.")
+        assert first_cells(page) == ["twin-a", "twin-b"]
+    finally:
+        shutil.rmtree(place / "short-lived", ignore_errors=True)
+
+
+def test_fifty_runs_are_read_drawn_and_each_is_in_the_table(page, server, place):
+    names = [f"many-{n}" for n in range(50)]
+    for n, name in enumerate(names):
+        write_run(place, name, accepted=60, config={"width": n}, age_s=9000 + n)
+    try:
+        compared(page, server, names)
+        page.page.locator(".aw-partings", has_text="49 runs: identical to the bit").wait_for()
+        assert sorted(first_cells(page)) == sorted(names)
+        assert len({key for key in page.page.evaluate(LIT) if key.endswith(".loss")}) == 50
+    finally:
+        for name in names:
+            shutil.rmtree(place / name)
+
+
+def test_a_live_run_is_followed_beside_one_that_has_ended(one, server, place):
+    with training(place, "goes-on", 100_000, 0.02), tab(one) as page:
+        deadline = time.monotonic() + 30
+        while not (place / "goes-on" / "rank-0").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        compared(page, server, ["goes-on", "twin-a"])
+        page.page.locator(".st-key-compare-table .aw-live").wait_for()
+        page.refreshes(1)
+    shutil.rmtree(place / "goes-on")
