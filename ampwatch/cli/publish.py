@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,7 @@ def command(
             is_long = (bar.tasks[0].elapsed or 0.0) > 1.0
             bar.update(task, completed=done, total=total, visible=is_long)
 
-        outcome = publish(folder, place, live=live, progress=show)
+        outcome = publish(folder, place, live=live, workers=os.cpu_count() or 1, progress=show)
     _tell(outcome, place)
     if outcome.skipped:
         raise AmpwatchError(

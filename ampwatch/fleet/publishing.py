@@ -12,11 +12,13 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
+import os
 import platform
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +27,7 @@ from ampwatch.errors import AmpwatchError, PlaceError, RunError
 from ampwatch.fleet.details import Detail, RankNote
 from ampwatch.fleet.place import Added, Place, retried
 from ampwatch.fleet.published_run import read_detail
-from ampwatch.fleet.row_files import RowFile
+from ampwatch.fleet.row_files import Part, RowFile
 from ampwatch.fleet.run_table import PublishedRun, RunTable, fresh_token, of_rows
 from ampwatch.fleet.tables import (
     DAY,
@@ -37,17 +39,21 @@ from ampwatch.fleet.tables import (
     published,
     with_places,
 )
+from ampwatch.fleet.workers import in_order
 from ampwatch.follow.liveness import State, at_a_glance
 from ampwatch.ranges import Ranges
 from ampwatch.rows import TABLES, Table
-from ampwatch.store import Run, list_runs, open_run
+from ampwatch.store import RUN_FILE, Run, open_run, read_info
 from ampwatch.store.compaction import ROW_GROUP_ROWS, damage_of
+from ampwatch.store.layout import rank_folder, ranks_in
 from ampwatch.store.rank_log import RankLog
 
 DETAILS = "details"
 # Files of this size are read at full speed by any engine; a publisher holds one batch in memory.
 _BATCH_BYTES = 64 << 20
-_BATCH_RUNS = 500  # lose at most so many runs' work to a cut
+# As much as a cut can cost, and about as much log as makes a batch.
+_SHARE_RUNS, _SHARE_BYTES = 200, 384 << 20
+_HELD_ROWS = 1 << 20
 _READ_AT_ONCE = 1 << 15  # rows between two places at which a reader of a long run may stop
 _TRIES = 60  # to be the one who commits to `runs`, which takes a tenth of a second
 
@@ -65,38 +71,43 @@ class Outcome:
     bytes_read: int = 0
     bytes_written: int = 0
 
+    def add(self, other: Outcome) -> None:
+        """What another call did, too."""
+        self.published += other.published
+        self.unchanged += other.unchanged
+        self.live += other.live
+        self.skipped |= other.skipped
+        self.bytes_read += other.bytes_read
+        self.bytes_written += other.bytes_written
+
 
 def publish(
     run: str | Path | Iterable[Path],
     place: str | Place,
     *,
     live: bool = False,
+    workers: int = 1,
     progress: Progress | None = None,
 ) -> Outcome:
     """Publish a run's folder, or every run in a folder; raises PlaceError.
 
-    `live`: also runs that go on, as far as they are. `progress` gets the runs done and all.
+    `live`: also runs that go on, as far as they are. `workers`: processes that read and encode many
+    runs; they are started afresh, so a script that asks for more than one needs its `__main__`
+    guard. `progress` gets the runs done and all.
     """
     place = place if isinstance(place, Place) else Place(place)
     folders = _folders(run)
-    outcome = Outcome()
     table = _prepared(place)
-    known = {row.id: row for row in of_rows(table.rows())}
-    batch = _Batch(place)
-    for done, folder in enumerate(folders):
+    job = Job(place.address, {row.id: row for row in of_rows(table.rows())}, live=live)
+    shares = _shares(folders)
+    outcome, done = Outcome(), 0
+    for share, written in in_order(write_share, job, shares, workers):
+        for one in written:
+            _commit(place, one)
+            outcome.add(one.outcome)
+        done += len(share)
         if progress:
             progress(done, len(folders))
-        try:
-            _add(batch, folder, known, outcome, live=live)
-        except PlaceError:
-            raise
-        except (AmpwatchError, OSError) as problem:
-            outcome.skipped[folder.name] = str(problem)
-        if batch.is_full:
-            batch = _committed(batch, outcome)
-    _committed(batch, outcome)
-    if progress:
-        progress(len(folders), len(folders))
     return outcome
 
 
@@ -104,9 +115,46 @@ def _folders(run: str | Path | Iterable[Path]) -> list[Path]:
     """The runs, oldest first, so that those of a day come together."""
     if not isinstance(run, str | Path):
         return list(run)
-    found = [summary.path for summary in reversed(list_runs(run))]
+    folder = Path(run)
+    if os.path.lexists(folder / RUN_FILE):
+        return [folder]
+    found = [path for path in folder.iterdir() if path.is_dir() and _may_be_run(path)]
     if not found:
         raise RunError(f"{run} holds no run to publish.", path=run)
+    return sorted(found, key=lambda path: (_started_ns(path), path.name))
+
+
+def _may_be_run(path: Path) -> bool:
+    is_hidden = path.name.startswith(".")
+    return not is_hidden and (os.path.lexists(path / RUN_FILE) or bool(ranks_in(path)))
+
+
+def _started_ns(path: Path) -> int:
+    try:
+        return read_info(path).started_ns
+    except AmpwatchError:  # said when its turn comes
+        return 0
+
+
+def _shares(folders: Sequence[Path]) -> list[list[Path]]:
+    """Runs that are written together, in files of a good size."""
+    shares: list[list[Path]] = []
+    total = 0
+    for folder in folders:
+        if not shares or len(shares[-1]) >= _SHARE_RUNS or total >= _SHARE_BYTES:
+            shares.append([])
+            total = 0
+        shares[-1].append(folder)
+        total += _bytes_in(folder)
+    return shares
+
+
+def _bytes_in(folder: Path) -> int:
+    """What a run's files hold, without looking into files of other kinds."""
+    found = 0
+    for rank in ranks_in(folder):
+        with os.scandir(rank_folder(folder, rank)) as entries:
+            found += sum(one.stat(follow_symlinks=False).st_size for one in entries)
     return found
 
 
@@ -127,32 +175,73 @@ def _prepared(place: Place) -> RunTable:
     return RunTable(place, there)
 
 
-def _add(
-    batch: _Batch, folder: Path, known: dict[str, PublishedRun], outcome: Outcome, *, live: bool
-) -> None:
+# --- what a worker does ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker must know."""
+
+    place: str
+    known: Mapping[str, PublishedRun]  # by id
+    live: bool = False
+
+
+@dataclass(slots=True)
+class Written:
+    """Files that are in the place and that nobody sees yet."""
+
+    outcome: Outcome
+    added: dict[Table, list[Added]] = field(default_factory=dict)
+    ready: dict[str, Ready] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Ready:
+    """A run whose rows were written."""
+
+    row: PublishedRun
+    detail: Detail
+
+
+def write_share(job: Job, folders: Sequence[Path]) -> list[Written]:
+    """Write the files of some runs; usually one file a table and day."""
+    done = []
+    batch = _Batch(Place(job.place))
+    for folder in folders:
+        try:
+            _add(batch, folder, job)
+        except PlaceError:
+            raise
+        except (AmpwatchError, OSError) as problem:
+            batch.outcome.skipped[folder.name] = str(problem)
+        if batch.is_full:
+            done.append(batch.written())
+            batch = _Batch(batch.place)
+    return [*done, batch.written()]
+
+
+def _add(batch: _Batch, folder: Path, job: Job) -> None:
     """Add to the batch what is new of a run."""
     run = open_run(folder)
     state = at_a_glance(run)
-    if state is State.LIVE and not live:
-        outcome.live.append(folder.name)
+    if state is State.LIVE and not job.live:
+        batch.outcome.live.append(folder.name)
         return
     logs = [log for log in run.logs if isinstance(log, RankLog)]
     stamp = _stamp(run, logs, state)
-    there = known.get(run.info.id)
+    there = job.known.get(run.info.id)
     if there is not None and there.stamp == stamp:
-        outcome.unchanged.append(folder.name)
+        batch.outcome.unchanged.append(folder.name)
         return
     before = read_detail(batch.place, there) if there is not None else None
     fresh = [log for log in logs if _has_more(log, before)]
     if before is not None and not fresh and not _tells_more(state, before):
-        outcome.unchanged.append(folder.name)
+        batch.outcome.unchanged.append(folder.name)
         return
-    for log in fresh:
-        log.verify()
-        if damage := damage_of(log):
-            raise RunError(f"Not published, because that would hide what is lost. {damage[0]}")
     batch.add(run, folder.name, state, stamp, fresh)
-    outcome.bytes_read += sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+    batch.outcome.bytes_read += _bytes_in(folder)
+    batch.outcome.published.append(folder.name)
 
 
 def _has_more(log: RankLog, before: Detail | None) -> bool:
@@ -173,52 +262,33 @@ def _stamp(run: Run, logs: Sequence[RankLog], state: State) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-# --- a batch of runs ------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Ready:
-    """A run whose rows are in the batch."""
-
-    row: PublishedRun
-    detail: Detail
-
-
 class _Batch:
     """Runs that become visible together, in few files: one a table and day."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self.outcome = Outcome()
         self._files: dict[tuple[Table, str], RowFile] = {}
         self._owners: dict[RowFile, list[str]] = {}
-        self.ready: dict[str, _Ready] = {}
+        self._ready: dict[str, Ready] = {}
         self._token = fresh_token()
 
     @property
     def is_full(self) -> bool:
-        """Whether to publish what is in it."""
-        total = sum(file.size for file in self._files.values())
-        return len(self.ready) >= _BATCH_RUNS or total >= _BATCH_BYTES
+        """Whether to write what is in it."""
+        return sum(file.size for file in self._files.values()) >= _BATCH_BYTES
 
     def add(self, run: Run, name: str, state: State, stamp: str, logs: Sequence[RankLog]) -> None:
-        """Encode what is new of a run."""
+        """Encode what is new of a run; RunError, and nothing is added, if a log is damaged."""
         edition = fresh_token()
         day = _time(run.info.started_ns).date().isoformat()
-        for log in logs:
-            self._add_rank(run.info.id, edition, day, log)
+        for rank, table, rows in _checked(logs, run.info.id, edition):
+            file = self._file(table, day)
+            file.add(table.value, rank, rows)
+            self._owners[file].append(run.info.id)
         notes = tuple(_note(run, log, edition) for log in logs)
-        detail = Detail(run.info.to_json(), state.value, notes, ())
-        self.ready[run.info.id] = _Ready(_row(run, name, state, stamp, edition), detail)
-
-    def _add_rank(self, run_id: str, edition: str, day: str, log: RankLog) -> None:
-        facts = layer_facts(log)
-        for table in TABLES:
-            total = log.rows(table)
-            for start in range(0, total, ROW_GROUP_ROWS):
-                rows = with_places(log, table, start, min(total, start + ROW_GROUP_ROWS))
-                file = self._file(table, day)
-                file.add(table.value, log.rank, published(table, rows, run_id, edition, facts))
-                self._owners[file].append(run_id)
+        row = _row(run, name, state, stamp, notes)
+        self._ready[run.info.id] = Ready(row, Detail(run.info.to_json(), state.value, notes, ()))
 
     def _file(self, table: Table, day: str) -> RowFile:
         if (table, day) not in self._files:
@@ -228,84 +298,119 @@ class _Batch:
             self._owners[file] = []
         return self._files[table, day]
 
-    def write_rows(self) -> int:
-        """Write the files and make them part of their tables; returns their bytes."""
-        written = 0
+    def written(self) -> Written:
+        """Put the files where they belong; nothing is visible by that."""
         added: dict[Table, list[Added]] = {}
+        parts: dict[str, list[Part]] = {run_id: [] for run_id in self._ready}
         for (table, day), file in self._files.items():
-            data, parts = file.finish()
+            data, found = file.finish()
             self.place.put(file.path, data)
-            written += len(data)
+            self.outcome.bytes_written += len(data)
             within = file.path.partition("/")[2]
             added.setdefault(table, []).append(Added(within, len(data), file.stats, {DAY: day}))
-            for part, run_id in zip(parts, self._owners[file], strict=True):
-                ready = self.ready[run_id]
-                ready.detail = replace(ready.detail, parts=(*ready.detail.parts, part))
-        for table, files in added.items():
-            opened = self.place.create(table.value, TABLE_SCHEMAS[table], [DAY])
-            self.place.commit(opened, TABLE_SCHEMAS[table], files)
-        return written
+            for part, run_id in zip(found, self._owners[file], strict=True):
+                parts[run_id].append(part)
+        for run_id, ready in self._ready.items():
+            ready.detail = replace(ready.detail, parts=tuple(parts[run_id]))
+        return Written(self.outcome, added, self._ready)
 
-    def write_runs(self) -> int:
-        """Make the runs visible; returns the bytes of what describes them."""
-        written = 0
 
-        def try_once() -> bool:
-            nonlocal written
-            table = RunTable.open(self.place)
-            rows, data = self._merged(table)
-            written = len(data)
-            if not rows:
-                return True
-            self.place.put(rows[0].detail_path, data)
-            fresh = pa.Table.from_pylist(
-                [{name: getattr(row, name) for name in RUNS_SCHEMA.names} for row in rows],
-                schema=RUNS_SCHEMA,
+_Rows: TypeAlias = "tuple[int, Table, pa.Table]"  # of a rank
+
+
+def _checked(logs: Sequence[RankLog], run_id: str, edition: str) -> Iterable[_Rows]:
+    """The rows of some logs, once it is known that none is damaged.
+
+    Reading checks what is read, so the rows of a short run are read first; a long one, which is not
+    to be held in memory, is checked before.
+    """
+    rows = sum(log.rows(table) for log in logs for table in TABLES)
+    found: Iterable[_Rows] = _encoded(logs, run_id, edition)
+    if rows <= _HELD_ROWS:
+        found = list(found)
+    else:
+        for log in logs:
+            log.verify()
+    for log in logs:
+        if damage := damage_of(log):
+            raise RunError(f"Not published, because that would hide what is lost. {damage[0]}")
+    return found
+
+
+def _encoded(logs: Sequence[RankLog], run_id: str, edition: str) -> Iterator[_Rows]:
+    for log in logs:
+        facts = layer_facts(log)
+        for table in TABLES:
+            total = log.rows(table)
+            for start in range(0, total, ROW_GROUP_ROWS):
+                rows = with_places(log, table, start, min(total, start + ROW_GROUP_ROWS))
+                yield log.rank, table, published(table, rows, run_id, edition, facts)
+
+
+# --- making runs visible --------------------------------------------------------------------------
+
+
+def _commit(place: Place, written: Written) -> None:
+    """Make rows part of their tables, each in one transaction, and then the runs visible."""
+    if not written.ready:
+        return
+    for table, files in written.added.items():
+        opened = place.create(table.value, TABLE_SCHEMAS[table], [DAY])
+        place.commit(opened, TABLE_SCHEMAS[table], files)
+
+    def try_once() -> bool:
+        table = RunTable.open(place)
+        rows, data = _merged(place, table, written.ready)
+        if not rows:
+            return True
+        place.put(rows[0].detail_path, data)
+        written.outcome.bytes_written += len(data)
+        fresh = pa.Table.from_pylist(
+            [{name: getattr(row, name) for name in RUNS_SCHEMA.names} for row in rows],
+            schema=RUNS_SCHEMA,
+        )
+        return table.replace(fresh)
+
+    if not retried(try_once, _TRIES):
+        raise PlaceError(
+            f"{place.address} is being written by many at once: run the same command again; it "
+            "goes on where it stopped.",
+            place=place.address,
+        )
+
+
+def _merged(
+    place: Place, table: RunTable, ready: Mapping[str, Ready]
+) -> tuple[list[PublishedRun], bytes]:
+    """The rows to commit, and their details one after the other."""
+    known = {row.id: row for row in of_rows(table.rows())}
+    path = f"{DETAILS}/{fresh_token()}"
+    rows, data = [], bytearray()
+    for run_id, one in ready.items():
+        there = known.get(run_id)
+        detail = _joined(one.detail, read_detail(place, there)) if there else one.detail
+        if detail is None:
+            continue  # another publisher was first, with the same or more
+        packed = detail.packed()
+        rows.append(
+            replace(
+                one.row,
+                editions=tuple(sorted({note.edition for note in detail.ranks})),
+                ranks=len(detail.ranks),
+                steps=max(one.row.steps, there.steps if there else 0),
+                last_time=_later(one.row.last_time, there.last_time if there else None),
+                detail_path=path,
+                detail_offset=len(data),
+                detail_length=len(packed),
+                detail_crc=zlib.crc32(packed),
             )
-            return table.replace(fresh)
-
-        if not retried(try_once, _TRIES):
-            raise PlaceError(
-                f"{self.place.address} is being written by many at once: run the same command "
-                "again; it goes on where it stopped.",
-                place=self.place.address,
-            )
-        return written
-
-    def _merged(self, table: RunTable) -> tuple[list[PublishedRun], bytes]:
-        """The rows to commit, and their details one after the other."""
-        known = {row.id: row for row in of_rows(table.rows())}
-        path = f"{DETAILS}/{fresh_token()}"
-        rows, data = [], bytearray()
-        for run_id, ready in self.ready.items():
-            there = known.get(run_id)
-            before = read_detail(self.place, there) if there is not None else None
-            detail = _joined(ready.detail, before) if before else ready.detail
-            if detail is None:
-                continue  # another publisher was first, with the same or more
-            packed = detail.packed()
-            rows.append(
-                replace(
-                    ready.row,
-                    editions=tuple(sorted({note.edition for note in detail.ranks})),
-                    ranks=len(detail.ranks),
-                    steps=max(ready.row.steps, there.steps if there else 0),
-                    detail_path=path,
-                    detail_offset=len(data),
-                    detail_length=len(packed),
-                    detail_crc=zlib.crc32(packed),
-                )
-            )
-            data += packed
-        return rows, bytes(data)
+        )
+        data += packed
+    return rows, bytes(data)
 
 
-def _committed(batch: _Batch, outcome: Outcome) -> _Batch:
-    """Publish a batch; returns the next, empty one."""
-    if batch.ready:
-        outcome.bytes_written += batch.write_rows() + batch.write_runs()
-        outcome.published += [ready.row.name for ready in batch.ready.values()]
-    return _Batch(batch.place)
+def _later(one: dt.datetime | None, other: dt.datetime | None) -> dt.datetime | None:
+    return max((time for time in (one, other) if time is not None), default=None)
 
 
 def _joined(new: Detail, old: Detail) -> Detail | None:
@@ -357,7 +462,7 @@ def _row_ends(log: RankLog) -> dict[str, list[int]]:
     }
 
 
-def _row(run: Run, name: str, state: State, stamp: str, edition: str) -> PublishedRun:
+def _row(run: Run, name: str, state: State, stamp: str, notes: Sequence[RankNote]) -> PublishedRun:
     from ampwatch import __version__
 
     info = run.info
@@ -367,13 +472,13 @@ def _row(run: Run, name: str, state: State, stamp: str, edition: str) -> Publish
         source=info.source,
         host=info.host,
         started=_time(info.started_ns),
-        last_time=_time(run.last_time_ns),
+        last_time=_time(max([info.started_ns, *(note.last_time_ns for note in notes)])),
         state=state.value,
         steps=_steps(run),
         ranks=len(run.ranks),
         world_size=info.world_size,
         config=json.dumps(json.loads(info.to_json())["config"]),
-        editions=(edition,),
+        editions=(),
         published=dt.datetime.now(dt.timezone.utc),
         publisher=platform.node(),
         ampwatch=__version__,

@@ -17,15 +17,15 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from ampwatch.errors import CodecError, PlaceError
+from ampwatch.errors import PlaceError
 from ampwatch.store.compaction import parquet_options
-from ampwatch.store.parquet_limits import struct_places
+from ampwatch.store.parquet_limits import structs_in
 
 _MAGIC = b"PAR1"
-_ROWS, _GROUPS = 3, 4  # fields of a footer, and what their heads are in Thrift's compact protocol
+_GROUPS = 4  # the field of a footer; the heads are those of Thrift's compact protocol
 _ROWS_HEAD, _ONE_GROUP_HEAD = b"\x16", b"\x19\x1c"
-# Up to so many bytes a row group is fetched whole, in one request: 100 ms at 40 MB/s.
-_WHOLE_BYTES = 4 << 20
+# Up to so many bytes a row group is fetched whole; at 40 MB/s another request takes as long.
+_WHOLE_BYTES = 1 << 20
 
 Fetch = Callable[[int, int], bytes]  # from an offset, so many bytes
 
@@ -77,7 +77,7 @@ class RowFile:
         data = self._sink.getvalue()
         about = parquet.read_metadata(pa.BufferReader(data))
         length = int.from_bytes(data[-8:-4], "little")
-        footers = _footers(data[-8 - length : -8])
+        footers = _footers(data[-8 - length : -8], [rows for _, _, rows in self._owners])
         parts = []
         for number, (table, rank, rows) in enumerate(self._owners):
             start, end = _extent(about.row_group(number))
@@ -177,28 +177,17 @@ def _extent(group: Any) -> tuple[int, int]:
     return min(starts), max(ends)
 
 
-def _footers(footer: bytes) -> list[bytes]:
-    """For each row group of a file, the footer of one that has only this row group."""
-    fields = struct_places(footer)
-    groups = struct_places(footer, fields[_GROUPS][1], is_list=True)
-    before = footer[: fields[_ROWS][0]]
-    after = footer[fields[_GROUPS][2] :]
-    made = []
-    for start, _, end in groups.values():
-        rows = parquet_rows(footer[start:end])
-        head = before + _ROWS_HEAD + _zigzag(rows) + _ONE_GROUP_HEAD
-        made.append(head + footer[start:end] + after)
-    return made
+def _footers(footer: bytes, rows: Sequence[int]) -> list[bytes]:
+    """For each row group of a file, the footer of one that has only this row group.
 
-
-def parquet_rows(group: bytes) -> int:
-    """How many rows a row group's description declares."""
-    from ampwatch.store.parquet_limits import read_struct
-
-    rows = read_struct(group)[0].get(3)
-    if not isinstance(rows, int):
-        raise CodecError("A row group declares no rows.")
-    return rows
+    In a footer the number of rows comes right before the row groups.
+    """
+    before, groups = structs_in(footer, _GROUPS)
+    head, tail = footer[:before], footer[groups[-1][1] :]
+    return [
+        head + _ROWS_HEAD + _zigzag(count) + _ONE_GROUP_HEAD + footer[start:end] + tail
+        for (start, end), count in zip(groups, rows, strict=True)
+    ]
 
 
 def _closed(footer: bytes) -> bytes:

@@ -21,6 +21,7 @@ import pyarrow as pa
 from ampwatch.codec import MAX_INFLATED_BYTES, MAX_ROWS, numpy_type
 from ampwatch.codec.columns import raw, valid
 from ampwatch.errors import CodecError
+from ampwatch.ranges import Range
 from ampwatch.rows import Table, schema_of
 from ampwatch.store.compacted_log import Chunk, TableFile
 
@@ -215,40 +216,38 @@ def read_struct(data: bytes | memoryview, at: int = 0) -> tuple[Struct, int]:
         raise CodecError("A description of the file is cut off.") from problem
 
 
-def struct_places(
-    data: bytes, at: int = 0, *, is_list: bool = False
-) -> dict[int, tuple[int, int, int]]:
-    """Where each field of a struct, or each struct of a list, stands: its head, itself, its end."""
+def structs_in(data: bytes, field: int) -> tuple[int, list[Range]]:
+    """Of a field that is a list of structs: where the field before it begins, and each of them."""
+    view = memoryview(data)
     try:
-        return _list_places(data, at) if is_list else _struct_places(memoryview(data), at)
+        before, at = _find_field(view, field)
+        count = view[at] >> 4
+        at += 1
+        if count == 15:
+            count, at = _varint(view, at)
+        places = []
+        for _ in range(count):
+            _, end = _struct(view, at, _MOST_DEPTH)
+            places.append((at, end))
+            at = end
     except (IndexError, struct.error) as problem:
         raise CodecError("A description of the file is cut off.") from problem
+    return before, places
 
 
-def _struct_places(data: memoryview, at: int) -> dict[int, tuple[int, int, int]]:
-    places, number = {}, 0
+def _find_field(data: memoryview, wanted: int) -> tuple[int, int]:
+    """Where the head of the field before the wanted one is, and the wanted one's value."""
+    at = number = before = 0
     while head := data[at]:
-        began, at = at, at + 1
+        last, began, at = before, at, at + 1
         kind, step = head & 15, head >> 4
         number, at = (number + step, at) if step else _zigzag(data, at)
-        value = at
+        if number == wanted:
+            return last, at
+        before = began
         if kind not in (_TRUE, _FALSE):
             _, at = _value(data, at, kind, _MOST_DEPTH)
-        places[number] = (began, value, at)
-    return places
-
-
-def _list_places(data: bytes, at: int) -> dict[int, tuple[int, int, int]]:
-    view, count = memoryview(data), data[at] >> 4
-    at += 1
-    if count == 15:
-        count, at = _varint(view, at)
-    places = {}
-    for number in range(count):
-        _, end = _struct(view, at, _MOST_DEPTH)
-        places[number] = (at, at, end)
-        at = end
-    return places
+    raise CodecError("A description of the file lacks a field.")
 
 
 def _struct(data: memoryview, at: int, depth: int) -> tuple[Struct, int]:

@@ -1,0 +1,57 @@
+"""Work that is shared among processes of this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import TypeVar
+
+J = TypeVar("J")
+S = TypeVar("S")
+R = TypeVar("R")
+
+_AHEAD = 2  # shares a worker has waiting, so that it never waits itself
+
+
+def in_order(
+    work: Callable[[J, S], R], job: J, shares: Sequence[S], workers: int
+) -> Iterator[tuple[S, R]]:
+    """Each share with what `work` returns for it, in order; by this process if one is enough."""
+    workers = min(workers, len(shares))
+    if workers < 2:
+        yield from ((share, work(job, share)) for share in shares)
+        return
+    # Started afresh: threads of the libraries that speak to object stores do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(os.getpid(),))
+    try:
+        waiting: deque[tuple[S, Future[R]]] = deque()
+        for share in shares:
+            if len(waiting) >= workers * _AHEAD:
+                first, done = waiting.popleft()
+                yield first, done.result()
+            waiting.append((share, pool.submit(work, job, share)))
+        while waiting:
+            first, done = waiting.popleft()
+            yield first, done.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin(parent: int) -> None:
+    """A worker leaves Ctrl-C to its parent, and ends when the parent was killed."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
