@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import address
 import browser
@@ -19,6 +20,7 @@ from problems import guarded
 
 from ampwatch.diagnosis.words import count_text, duration_text, list_text
 from ampwatch.printable_text import printable
+from ampwatch.report.attempts import Attempt
 from ampwatch.report.settings import assumed_settings
 from ampwatch.report.settings_changes import Change, changes
 
@@ -70,7 +72,8 @@ def _now(path: str) -> None:
     look = run_list.look(path)
     settings = look.settings()
     earlier = run_list.earlier_runs().before(look.info, run_list.current().choices)
-    browser.html(changes_html(look, settings, earlier), key=_CHANGES, on_go=_go)
+    top = changes_html(look, settings, earlier) + resumed_html(look.attempts())
+    browser.html(top, key=_CHANGES, on_go=_go)
     find = address.read().find or ""
     browser.html(
         settings_html(look, settings, find), key=_KEY, search="Search settings", found=find,
@@ -112,6 +115,22 @@ def changes_html(look: Look, settings: Mapping[str, str], earlier: EarlierRun | 
     )
 
 
+def resumed_html(attempts: Sequence[Attempt]) -> str:
+    """What a resumed run was started with otherwise than at first: the page shows the first."""
+    parts = []
+    for before, one in pairwise(attempts):
+        both_tell = before.settings and one.settings
+        found = changes(before.settings, one.settings) if both_tell else ()
+        if found:
+            head = f"Attempt {one.number} of this run was started with other settings"
+            parts.append(
+                f'<section class="aw-changes"><h2 class="aw-section">{head}</h2><div '
+                'class="aw-muted">than the attempt before; those below are the first one\'s</div>'
+                f"{_changes(found)}</section>"
+            )
+    return "".join(parts)
+
+
 def _no_earlier(look: Look) -> str:
     if look.info.source != "ampwatch":
         return "No earlier log of this name is listed, so there is nothing to compare it with."
@@ -138,7 +157,7 @@ def _changes(found: Sequence[Change]) -> str:
         return shown
     words = f"{count_text(len(rest), 'more change')}"
     return (
-        f'{shown}<details data-key="changes"><summary>{words}</summary>'
+        f'{shown}<details data-key="{html.escape(found[0].name)}"><summary>{words}</summary>'
         f"{_change_table(rest)}</details>"
     )
 

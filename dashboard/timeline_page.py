@@ -35,7 +35,8 @@ _MARK_COLORS = {
 _AROUND = 0.6  # of what is looked at, shown before and after it
 _LEAST_AROUND = 20  # steps
 _AXIS_LABELS = 5
-_MOST_LEVELS = 5  # of findings that overlap, one under another
+_OVERLAPPING = {Kind.FINDING, Kind.ATTEMPT}
+_MOST_LEVELS = 5  # of entries that overlap, one under another
 _EDGE = 4.0  # per cent of the axis
 _CELLS = 1000  # of a lane's ticks
 
@@ -150,7 +151,7 @@ def _lane(
 
     For the mouse and fingers; the table holds the same for keys and readers of screens.
     """
-    levels = _levels([one for one, _ in links]) if kind is Kind.FINDING else [0] * len(links)
+    levels = _levels([one for one, _ in links]) if kind in _OVERLAPPING else [0] * len(links)
     height = max(levels) + 1
     marks = "".join(
         _mark(one, link, (level, height), span)
@@ -191,8 +192,8 @@ def _mark(one: Entry, link: str, place: tuple[int, int], span: tuple[int, int]) 
     if height > 1:
         style += f"top:{100 * level / height:.1f}%;height:{100 / height:.1f}%"
     return (
-        f'<a class="aw-mark {one.mark}" style="{style}" title="{said(words)}" tabindex="-1" '
-        f'href="{link}" target="_self"></a>'
+        f'<a class="aw-mark {one.mark}{" single" * (one.count == 1)}" style="{style}" '
+        f'title="{said(words)}" tabindex="-1" href="{link}" target="_self"></a>'
     )
 
 
@@ -247,10 +248,10 @@ def _table(look: Look, links: Sequence[tuple[Entry, str]]) -> str:
 def _row(look: Look, one: Entry, link: str) -> str:
     key = html.escape(f"{one.title} {one.first}")  # by which the keyboard's place is found again
     tone = _MARK_COLORS.get(one.mark, _COLORS[one.kind])
-    style = f"--aw-tone:var(--aw-{tone})"
+    look_of = f'class="aw-what {one.mark or _short(one.kind)}" style="--aw-tone:var(--aw-{tone})"'
     cells = (
         f'<a href="{link}" target="_self" data-key="{key}">{_steps(one)}</a>',
-        f'<span class="aw-what {one.mark}" style="{style}">{said(one.title)}</span>',
+        f"<span {look_of}>{said(one.title)}</span>",
         f"<bdi>{said(one.words)}</bdi>",
         said(_elapsed(look, one)),
     )

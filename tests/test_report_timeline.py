@@ -62,6 +62,13 @@ def test_of_ten_thousand_events_each_is_counted_and_few_lines_are_left():
     assert line.ticks[Kind.SKIP].count.sum() == 5000
 
 
+def test_where_all_gaps_are_alike_the_lines_are_too():
+    step = np.arange(0, 100_000, 80)
+    sizes = [len(step[part]) for part in stretches(step, step, MOST_ENTRIES)]
+    assert len(sizes) == MOST_ENTRIES
+    assert max(sizes) < 2 * len(step) / MOST_ENTRIES
+
+
 # --- events in words ------------------------------------------------------------------------------
 
 WORDS = {
@@ -78,7 +85,8 @@ WORDS = {
     "batch-size-changed": ({"from": 32, "to": 64}, "the batch went from 32 to 64 samples"),
     "scale-set": ({}, "the program itself set the loss scale"),
     "overflow": ({"layer": "head"}, "values overflowed in 1 step, traced to layer head"),
-    "misuse": ({"code": "AMP401"}, ""),
+    "misuse": ({"code": "AMP408"},
+               "The model runs in fp16 and nothing scales the loss: small gradients become zero."),
     "exception": ({"type": "RuntimeError", "message": "out of luck", "fatal": False},
                   "RuntimeError: out of luck (training went on)"),
     "gap": ({"lost_rows": 7, "reason": "the disk was full"},

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampwatch.diagnosis.signals import Event, detail_of
+from ampwatch.report.settings import flat
 from ampwatch.rows import EventKind, Table
 from ampwatch.store import Run
 from ampwatch.store.run_files import RankRows
 
 _MARKS = (EventKind.STARTED.value, EventKind.ENDED.value, EventKind.EXCEPTION.value)
 _MOST_LETTERS = 160  # of an exception's message
+# What a later attempt may have otherwise than the first, of which run.json tells.
+_SETTINGS = {"config": "config", "scaler": "scaler", "origin": "code"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,12 @@ class Attempt:
     last_ns: int | None = None  # of its last step or event
     ending: str = ""  # in words; empty if its source tells of no end
     detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings that each attempt tells, by dotted name; long ones cut."""
+        told = {section: self.detail.get(name) for name, section in _SETTINGS.items()}
+        return {name: text for name, text in flat("", told) if text and text != "null"}
 
 
 def attempts_of(run: Run, rank: int, *, goes_on: bool) -> tuple[Attempt, ...]:

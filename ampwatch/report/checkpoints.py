@@ -31,4 +31,4 @@ def condition_of(step: int, diagnosis: Diagnosis | None) -> tuple[str, str]:
     good = advice.restart_from_step
     if is_change(advice) and good is not None and step > good:
         return SUSPECT, f"later than step {good:,}, the last good one"
-    return CLEAN, "no error is known of the steps before it"
+    return CLEAN, "no error is known of the steps before"

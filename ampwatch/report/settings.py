@@ -56,20 +56,21 @@ def _told(run: Run, autocast: str) -> dict[str, str]:
         "processes": info.world_size if is_ours else "",
     }
     assumed = {name for name, marks in info.marks.items() if Mark.ASSUMED.value in marks}
-    return {name: text for name, text in _flat("", groups) if text and name not in assumed}
+    return {name: text for name, text in flat("", groups) if text and name not in assumed}
 
 
 def assumed_settings(info: RunInfo) -> dict[str, str]:
     """The framework's defaults that a foreign log's scale was read against, by dotted name."""
     marks = info.marks
-    every = dict(_flat("scaler", info.scaler))
+    every = dict(flat("scaler", info.scaler))
     return {name: text for name, text in every.items() if Mark.ASSUMED.value in marks.get(name, ())}
 
 
-def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
+def flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
+    """What a value holds, as dotted names and texts."""
     if isinstance(value, Mapping):
         for name, inside in value.items():
-            yield from _flat(f"{prefix}.{name}" if prefix else str(name), inside)
+            yield from flat(f"{prefix}.{name}" if prefix else str(name), inside)
     else:
         yield prefix, _text(value)
 

@@ -25,7 +25,7 @@ from ampwatch.rows import EventKind
 MOST_ENTRIES = 40  # of one kind: more than a reader takes in; the charts and the log have each
 _MOST_TOLD = 3  # of the events in one entry: each in words
 _MOST_LETTERS = 240
-_NAMES = {rule.code: rule.name for rule in RULES}
+_RULES = {rule.code: rule for rule in RULES}
 
 
 class Kind(str, enum.Enum):
@@ -90,9 +90,18 @@ def stretches(first: Integers, last: Integers, most: int) -> list[slice]:
     gaps = first[1:] - np.maximum.accumulate(last)[:-1]
     apart = np.flatnonzero(gaps > 1)
     if len(apart) >= most:
-        apart = np.sort(apart[np.argsort(gaps[apart], kind="stable")[len(apart) - most + 1 :]])
+        apart = _widest(gaps, apart, most - 1)
     edges = [0, *(apart + 1).tolist(), len(first)]
     return [slice(a, b) for a, b in pairwise(edges)]
+
+
+def _widest(gaps: Integers, among: Integers, count: int) -> Integers:
+    """Where the widest gaps are; of gaps that are as wide as one another some, evenly spread."""
+    least = np.sort(gaps[among])[len(among) - count]
+    wider, as_wide = among[gaps[among] > least], among[gaps[among] == least]
+    rest = count - len(wider)
+    spread = (2 * np.arange(rest) + 1) * len(as_wide) // (2 * rest)
+    return np.sort(np.concatenate([wider, as_wide[spread]]))
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -151,21 +160,27 @@ def _events(told: _Told, kind: str) -> Iterator[Entry]:
         some = [told.event(one) for one in _some(at)]
         lines = list(dict.fromkeys(text_of(event) for event in some))
         text = "; ".join(line for line in lines if line)
+        code = str(some[0].detail.get("code")) if kind == EventKind.MISUSE.value else ""
+        name = f"{code} {_RULES[code].name}" if code in _RULES else title_of(kind)
+        text = _RULES[code].page.meaning if code in _RULES else text
         count = len(np.unique(step[part])) if _is_of_many_ranks(told, at) else len(at)
         if len(at) > len(some):
-            text = f"{count:,} times; the first and the last: {text}"
+            which = "; the first and the last" if len(lines) > 1 else ""
+            text = f"{count:,} times{which}: {text}"
         first, last = int(step[part][0]), int(step[part][-1])
-        code = some[0].detail.get("code") if kind == EventKind.MISUSE.value else None
-        name = f"{code} {_NAMES.get(str(code), '')}".strip() if code else title_of(kind)
         yield Entry(
             _kind_of(kind),
             first,
             last,
             name,
-            text[:_MOST_LETTERS],
+            _cut(text),
             time_ns=told.time_ns(at[0]),
             count=count,
         )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…"
 
 
 def _joined(step: Integers) -> list[slice]:
@@ -322,10 +337,11 @@ def _checkpoints(told: _Told, diagnosis: Diagnosis | None) -> Iterator[Entry]:
         mine = [(words, one) for found, words, one in judged if found == mark]
         steps = told.step[[one for _, one in mine]]
         for part in _joined(steps):
-            words, one = mine[part][0]
+            (words, one), several = mine[part][0], {words for words, _ in mine[part]}
             first, last = int(steps[part][0]), int(steps[part][-1])
             count = len(steps[part])
-            text = words if count == 1 else f"{count_text(count, 'save')}, the first: {words}"
+            which = ", the first" if len(several) > 1 else ""
+            text = words if count == 1 else f"{count:,} saves{which}: {words}"
             if restart is not None and restart in steps[part]:
                 text += f"; step {restart:,} is the one to restart from"
             yield Entry(

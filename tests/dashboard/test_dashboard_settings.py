@@ -10,7 +10,10 @@ import pytest
 import streamlit as st
 from page_driver import needs_browser, needs_components, tab
 from streamlit.testing.v1 import AppTest
-from written_runs import write_run
+from written_runs import event_columns, write_run
+
+from ampwatch import codec, store
+from ampwatch.rows import Table
 
 HOSTILE = "<img src=x onerror=document.title='taken'>"
 LONG = "a long name " * 25  # 300 characters
@@ -122,6 +125,21 @@ def test_a_script_that_was_started_again_unchanged_says_so(own_folder):
     assert "No setting changed since <bdi>train-1</bdi>" in opened(
         write_run(own_folder, "train-2", age_s=1800)
     )
+
+
+@needs_components
+def test_a_resumed_run_tells_what_an_attempt_was_started_with_otherwise(own_folder):
+    path = write_run(own_folder, "a", config={"lr": "0.1"})
+    for lr in ("0.1", "0.3"):
+        writer = store.RankWriter(path, 0)
+        told = {"config": {"lr": lr, HOSTILE: "x"}, "scaler": {}, "origin": {"commit": lr * 20}}
+        writer.append(codec.encode(Table.EVENTS, event_columns([(100, "started", told)], 10**18)))
+        writer.close()
+    page = opened(path)
+    assert page.count("was started with other settings") == 1
+    top = page[page.index("Attempt 3 of this run") :]
+    assert re.findall(r"<bdi>(.*?)</bdi>", top)[:2] == ["lr", "code.commit"]
+    assert HOSTILE not in page
 
 
 # --- in a browser ---------------------------------------------------------------------------------
