@@ -140,7 +140,7 @@ quantize_(
             f"Run {list_text(names)} outside of the low-precision autocast, or leave "
             "them out of the recipe by their full names."
         )
-    return with_lines("Leave them out of the conversion, by their full names:", lines)
+    return with_lines("Leave out of the conversion, by full name:", lines)
 
 
 @rule(
