@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
+from firefox_driver import firefox, needs_firefox
 from page_driver import needs_browser, tab
 from written_runs import event_columns, fresh_id, step_columns
 
@@ -340,3 +341,17 @@ def test_a_name_is_data_however_long_and_whatever_it_holds(page, server):
     at.locator(".aw-map-name").filter(has_text="<b>x</b>").click()
     at.get_by_role("heading", name="<b>x</b>.<img src=y onerror=alert(1)>").wait_for()
     assert at.locator(".aw-heatmap img, .aw-title img").count() == 0
+
+
+@needs_firefox
+def test_the_map_is_drawn_folds_and_opens_a_layer_in_firefox(server, tmp_path):
+    rows = "Number(document.querySelector('.aw-heatmap')?.dataset.rows)"
+    with firefox(tmp_path) as page:
+        page.open(f"{server.url}/layers?run=many&map=n")
+        page.is_so(f"{rows} === 3")
+        assert page.value(f"({PIXELS})(0)[1]") > 0.9
+        page.click("document.querySelector('.aw-map-body .aw-map-fold[aria-expanded]')")
+        page.is_so(f"{rows} > 3 && location.search.includes('o-model.blocks')")
+        page.click("document.querySelector('.aw-map-body .aw-map-name')")
+        page.is_so("new URLSearchParams(location.search).get('layer') === 'embed'")
+        page.is_so("document.querySelector('.aw-title')?.innerText === 'embed'")
