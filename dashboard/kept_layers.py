@@ -23,6 +23,9 @@ _LEAST_CELLS = 240  # where layers are very many: one for each
 _MOST_VALUES = 2_000_000  # of a quantity: 8 MB
 _MOST_LINES = 4  # layers whose own numbers are kept; the one not looked at for longest is let go
 
+_OF_A_SAMPLE = "act_amax"  # which rows hold that are samples, and not only norms
+_OFTEN_LACKING = "underflow_share"
+
 
 class Worst:
     """Of each quantity of each layer the worst value in each stretch of steps."""
@@ -130,7 +133,8 @@ class LayerLine:
     """One layer's numbers over the sampled steps; of several ranks the worst.
 
     nan is no sample of a number; what was sampled and is not finite is the worst there is: inf, or
-    -inf where low values are the worst.
+    -inf where low values are the worst. So is what a sample lacks of its own, as the underflow of
+    gradients that overflowed: a line across it would show what was not.
     """
 
     def __init__(self, layer: str, is_low: Mapping[str, bool]) -> None:
@@ -145,6 +149,9 @@ class LayerLine:
             return
         step = np.asarray(rows.column("step").to_numpy(), np.int64)
         columns = {name: _told(rows.column(name), is_low=low) for name, low in self._is_low.items()}
+        if {_OF_A_SAMPLE, _OFTEN_LACKING} <= columns.keys():
+            lacks = ~np.isnan(columns[_OF_A_SAMPLE]) & np.isnan(columns[_OFTEN_LACKING])
+            columns[_OFTEN_LACKING][lacks] = np.inf
         starts = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
         if len(starts) < len(step):
             for name, is_low in self._is_low.items():

@@ -162,6 +162,21 @@ def test_a_layers_line_breaks_where_it_was_not_finite_and_spans_what_was_not_sam
     assert not np.isnan(lines["base.log2_headroom.y"]).any()
 
 
+def test_a_sample_without_underflow_breaks_its_line_and_a_row_of_norms_alone_does_not(tmp_path):
+    """Samples each fifth step, between them norms; from 50 on gradients overflow for a while."""
+    path, (writer,) = begin(tmp_path)
+    steps = list(range(100))
+    amax = [1.0 if step % 5 == 0 else None for step in steps]
+    share = [0.1 if step % 5 == 0 and not 50 <= step < 60 else None for step in steps]
+    rows = {"step": steps, "layer": [0] * 100, "grad_norm": [1.0] * 100}
+    writer.append(codec.encode(Table.LAYERS, {**rows, "act_amax": amax, "underflow_share": share}))
+    writer.close()
+    lines = thinned_lines(history(looked(path)(), "head"))
+    broken = np.isnan(lines["base.underflow_share.y"])
+    assert lines["base.underflow_share.x"][broken].tolist() == [45]
+    assert not np.isnan(lines["base.act_amax.y"]).any()
+
+
 def test_every_layer_of_thousands_has_its_row_and_the_worst_of_its_steps(tmp_path):
     """Fewer columns, so that the message stays small; no layer and no high value is lost."""
     path = store.create_run(tmp_path, store.RunInfo(id=fresh_id("x"), name="x"))

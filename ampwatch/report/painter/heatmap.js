@@ -168,11 +168,11 @@ export class Heatmap {
     const indent = Math.min(DEEPEST, row.depth) * INDENT;
     made.style.paddingLeft = `${indent}px`;
     made.append(row.hasInside ? foldOf(row) : make("span", "aw-map-fold"));
-    const kind = row.name === layer ? " chosen" : row.name === fault?.layer ? " fault" : "";
+    const kind = (row.name === layer ? " chosen" : "") + (row.name === fault?.layer ? " fault" : "");
     const button = make("button", `aw-map-name${kind}`);
     Object.assign(button, { tabIndex: -1, title: row.isFold ? `${row.name}: ${countText(row.count)} layers` : row.name });
     const count = row.isFold && width > COUNT_ROOM ? ` ${countText(row.count)}` : "";
-    const letters = Math.floor((width - indent - 26) / LETTER) - count.length - (kind ? 2 : 0);
+    const letters = Math.floor((width - indent - 26) / LETTER) - count.length - 2 * kind.split(" ").length + 2;
     button.append(make("bdi", "", shortened(row.label || "(no name)", Math.max(4, letters))));
     if (count) button.append(make("span", "aw-map-count", count));
     button.dataset.name = row.name;
