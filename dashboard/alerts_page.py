@@ -23,6 +23,7 @@ from ampwatch.alerts import (
     add_setting,
     change_setting,
     masked_address,
+    missing_library,
     new_setting,
     open_services,
     read_outcomes,
@@ -74,6 +75,8 @@ def show() -> None:
         f'<div class="aw-muted">{_RULE}</div>'
     )
     settings = read_settings()
+    if sentence := missing_library():
+        problem(sentence)
     _say_news()
     for setting in settings:
         st.fragment(_entry, run_every=_EVERY_S)(setting.id)
@@ -136,8 +139,9 @@ def _entry(setting_id: str) -> None:
     st.html(
         f'<h2 class="aw-receiver"><bdi>{said(setting.name or masked)}</bdi>'
         f"<span>{said(masked) if setting.name else ''}</span></h2>"
-        f"<div>{said(setting.scope)}</div>{_state(setting, outcome)}{_result(setting)}"
+        f"<div>{said(setting.scope)}</div>{_state(setting, outcome)}"
     )
+    st.html(_result(setting))  # by itself: it is read aloud whenever it is drawn anew
     with st.container(horizontal=True, vertical_alignment="center", key=f"alert {setting.id}"):
         _actions(setting)
     if st.session_state.get(_ASKED) == setting.id:

@@ -28,7 +28,7 @@ from ampwatch.alerts.alert_settings import (
 )
 from ampwatch.alerts.delivery import Delivery
 from ampwatch.alerts.sent_alerts import Outcome, read_outcomes
-from ampwatch.alerts.services import open_services
+from ampwatch.alerts.services import missing_library, open_services
 from ampwatch.alerts.session import RunAlerts, RunWatch, alert_session, watch_run
 from ampwatch.alerts.trial import Trial
 
@@ -46,6 +46,7 @@ __all__ = [
     "alert_session",
     "change_setting",
     "masked_address",
+    "missing_library",
     "new_setting",
     "open_services",
     "read_outcomes",

@@ -6,6 +6,7 @@ logs is not passed on. What it logs while it sends says why a service did not ac
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import re
 import threading
@@ -62,14 +63,23 @@ def refusal_of(service: Service, alert: Alert) -> str | None:
         return type(error).__name__
 
 
+def missing_library() -> str:
+    """What to install before anything can be sent, as a sentence; empty if it is there."""
+    try:
+        is_there = importlib.util.find_spec("apprise") is not None
+    except ValueError:  # somebody has put something else in its place
+        is_there = False
+    return (
+        "" if is_there else f"Alerts need the library apprise, which is not installed: {INSTALL}."
+    )
+
+
 def open_services(addresses: Sequence[str]) -> tuple[Service, ...]:
     """A service for each address; AlertError says what is missing or not understood."""
-    try:
-        import apprise
-    except ImportError as error:
-        raise AlertError(
-            f"Alerts need the library apprise, which is not installed: {INSTALL}."
-        ) from error
+    if sentence := missing_library():
+        raise AlertError(sentence)
+    import apprise
+
     _hear(apprise)  # before it is given an address
     with warnings.catch_warnings():  # some of its plug-ins import what Python will drop
         warnings.simplefilter("ignore", DeprecationWarning)

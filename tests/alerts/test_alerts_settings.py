@@ -6,11 +6,13 @@ import json
 import os
 import stat
 import sys
+from fnmatch import fnmatch
 from subprocess import PIPE, Popen
 
 import pytest
 
 from ampwatch.alerts import (
+    KINDS,
     add_setting,
     change_setting,
     new_setting,
@@ -18,7 +20,7 @@ from ampwatch.alerts import (
     remove_setting,
     settings_path,
 )
-from ampwatch.diagnosis import Severity
+from ampwatch.diagnosis import RULES, Severity
 from ampwatch.errors import AlertError
 
 ADDRESS = "json://me:s3cret@127.0.0.1:1/t0ken"
@@ -135,6 +137,12 @@ def test_patterns_are_of_codes_names_and_runs():
     everything = new_setting(ADDRESS)
     assert everything.names("AMP902", "x")
     assert everything.wants_run("any")
+
+
+def test_every_finding_is_of_one_kind_and_every_kind_has_some():
+    of = [[kind for kind in KINDS if fnmatch(rule.code, kind)] for rule in RULES]
+    assert all(len(kinds) == 1 for kinds in of)
+    assert {kinds[0] for kinds in of} == set(KINDS)
 
 
 def test_the_address_stands_in_no_other_file():

@@ -61,14 +61,18 @@ def test_one_is_added_tried_told_of_a_run_that_fails_changed_and_removed(alerts,
         press(alerts, "Send a test message")
         alerts.page.get_by_role("status").get_by_text("Accepted by JSON").wait_for()
         assert [told["title"] for told in hook.taken] == ["ampwatch: a test message"]
+        spoken, age = (
+            alerts.page.locator(part).element_handle() for part in (".aw-result", "h2.aw-receiver")
+        )
+        alerts.page.wait_for_function("(one) => !one.isConnected", arg=age)
+        assert spoken.evaluate("(one) => one.isConnected")  # drawn anew, it would be read aloud
         with training(place, "falls-at-night", 100_000, 0.05, 20):
             wait_for(lambda: len(hook.taken) > 1)
             told = hook.taken[1]
             assert "falls-at-night" in told["title"]
             assert "AMP" in told["message"]
-            alerts.page.get_by_text(
-                re.compile(r"Last message .* ago: ampwatch: falls-at")
-            ).wait_for()
+            told_of = re.compile(r"Last message .* ago: ampwatch: falls-at")
+            alerts.page.get_by_text(told_of).wait_for()
     assert not shows(alerts, "s3cret")
     assert not shows(alerts, "t0ken")
     press(alerts, "Change")
