@@ -25,7 +25,7 @@ from ampwatch.report.comparison import Asked, Comparison, compared
 from ampwatch.report.divergence import Divergence
 from ampwatch.report.outline import Outline
 from ampwatch.report.overview_chart import compared_panels
-from ampwatch.report.painter.message import Arrays, Panel, Picture, Stroke, pack
+from ampwatch.report.painter.message import Arrays, Panel, Picture, Stroke, odd_arrays, pack
 from ampwatch.report.sweep import Sweep, besides_text
 from ampwatch.report.sweep_chart import parallel_html, sweep_html
 from ampwatch.report.thinning import Line, coarser, hole_of
@@ -312,4 +312,6 @@ def _arrays(runs: Sequence[Prepared]) -> Arrays:
             line = coarser(Line(run.lines[f"{column}.x"], run.lines[f"{column}.y"]), most)
             found[f"base.{number}.{column}.x"] = line.x
             found[f"base.{number}.{column}.y"] = line.y
+        for column, odd in run.odd.items():
+            found |= odd_arrays(f"{number}.{column}", odd.within(*run.ends))
     return found

@@ -13,7 +13,7 @@ from ampwatch.printable_text import printable
 from ampwatch.report.comparison import BEST, END, Comparison
 from ampwatch.report.overview_chart import group_of
 from ampwatch.report.painter import VERDICT_COLOR, line_style
-from ampwatch.report.parting_text import grouped_partings, parting_sentences
+from ampwatch.report.parting_text import grouped_partings, parting_parts, parting_sentences
 from ampwatch.report.sweep import RATE
 
 _BORDERS = {"solid": "solid", "dot": "dotted", "dash": "dashed"}
@@ -53,8 +53,9 @@ def partings(comparison: Comparison, unparted: int) -> str:
         for one, name in zip(comparison.partings, others, strict=True)
     ]
     if len(others) == 1:
-        head, *rest = each[0]
-        told = f"<p><b>{said(head)}</b></p><p>{said(' '.join(rest))}</p>"
+        head, *more = parting_parts(comparison.partings[0], first, others[0])
+        rest = [" ".join(more), " ".join(each[0][1:])]
+        told = f"<p><b>{said(head)}</b></p>" + "".join(f"<p>{said(t)}</p>" for t in rest if t)
     else:
         told = _grouped(comparison, each)
     about = f'<p class="aw-muted">{said(_about(comparison))}</p>' if comparison.uncounted else ""

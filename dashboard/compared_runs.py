@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from chart_points import thinned_lines
 from run_list import Choice
@@ -24,6 +24,7 @@ from ampwatch.report.divergence import Divergence, divergence_of_rows
 from ampwatch.report.first_difference import step_rows
 from ampwatch.report.outline import Outline, outline_as
 from ampwatch.report.painter.message import Arrays
+from ampwatch.report.stretches import Stretches
 from ampwatch.store import open_run
 
 MOST = 50  # runs that are compared at once
@@ -47,11 +48,12 @@ class Prepared:
     lines: Arrays  # by column: `loss.x`, `loss.y`
     ends: tuple[int, int]
     rows: int
+    odd: Mapping[str, Stretches] = field(default_factory=dict)  # where a column is not finite
     problem: str = ""
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns that there are lines of."""
+        """The columns that there is anything to draw of."""
         return frozenset(name.removesuffix(".x") for name in self.lines if name.endswith(".x"))
 
 
@@ -160,19 +162,23 @@ def _prepared(choice: Choice) -> tuple[Follower | None, Prepared]:
         outline = outline_as(run, look.diagnosis, look.for_several)
         curves = Numbers().take(run)
         lines = {k.removeprefix("base."): v for k, v in thinned_lines(curves).items()}
-        lines |= _own_lines(follower)
+        own, own_odd = _own_lines(follower)
     except (AmpwatchError, OSError) as problem:
-        return None, Prepared(version, None, {}, (0, 0), 0, str(problem))
-    return follower, Prepared(version, outline, lines, curves.ends, len(curves))
+        return None, Prepared(version, None, {}, (0, 0), 0, problem=str(problem))
+    odd = {**curves.odd, **own_odd}
+    return follower, Prepared(version, outline, lines | own, curves.ends, len(curves), odd)
 
 
-def _own_lines(follower: Follower) -> Arrays:
+def _own_lines(follower: Follower) -> tuple[Arrays, dict[str, Stretches]]:
+    """The lines of the user's values, and where each is not finite."""
     values = UserValues(follower, None)
     lines: Arrays = {}
-    for name in list(values.look())[:_MOST_VALUES]:
+    odd = {}
+    for name, value in list(values.look().items())[:_MOST_VALUES]:
         line = values.line(name, None)
         lines[f"{OWN}{name}.x"], lines[f"{OWN}{name}.y"] = line.x, line.y
-    return lines
+        odd[f"{OWN}{name}"] = value.odd
+    return lines, odd
 
 
 def _divergences(keys: Sequence[_Pair]) -> list[Divergence]:

@@ -32,6 +32,8 @@ from ampwatch.report.painter import VERDICT_COLOR, bundled, style_sheet
 from ampwatch.report.painter.message import Arrays, Picture, still_message
 from ampwatch.report.scale_windows import telling_step, windows_message
 from ampwatch.report.settings import assumed_settings, settings_of
+from ampwatch.report.sweep import besides_text
+from ampwatch.report.sweep_chart import parallel_html, sweep_html
 from ampwatch.report.terminal_report import report_text
 
 if TYPE_CHECKING:
@@ -73,7 +75,31 @@ def html_comparison(runs: Sequence[Run], comparison: Comparison) -> str:
     _require_thinning()
     tables = markup(comparison_text(comparison, lambda text: powers(printable(text))))
     title = " and ".join(comparison.names[:3])
-    return _document(title, f'<section class="wide">{tables}</section>{_courses(runs)}')
+    body = f'<section class="wide">{tables}</section>{_sweep(comparison)}{_courses(runs)}'
+    return _document(title, body)
+
+
+_LEAST_SWEPT = 3  # runs: two points show no course
+
+
+def _sweep(comparison: Comparison) -> str:
+    """The runs over the setting that differs, and all such settings side by side."""
+    sweep, names = comparison.sweep, comparison.names
+    if sweep is None or len(names) < _LEAST_SWEPT:
+        return ""
+    charts = (
+        sweep_html(sweep, names, _focusable),
+        parallel_html(comparison.swept_by, sweep, names, _focusable),
+    )
+    if not any(charts):
+        return ""
+    words = html.escape(printable(f"{sweep.sentence} {besides_text(sweep)}".strip()))
+    return _section("Sweep", f"<p>{words}</p>", *charts)
+
+
+def _focusable(_run: int) -> str:
+    """A file has no page to lead to; its marks can be read by key all the same."""
+    return 'tabindex="0" role="img"'
 
 
 # --- charts --------------------------------------------------------------------------------------

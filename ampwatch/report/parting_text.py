@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from ampwatch.diagnosis.words import count_text, list_text, scale_text
@@ -22,17 +23,20 @@ _SCALES = frozenset({"scale", "scale_after"})
 
 def parting_text(one: Divergence, first: str, second: str) -> str:
     """Where the second run parts from the first, and by what; `first` and `second` name them."""
+    return " ".join(parting_parts(one, first, second))
+
+
+def parting_parts(one: Divergence, first: str, second: str) -> list[str]:
+    """The same by sentence, of which the first says most."""
     if not one.common_steps:
-        return "They have no step in common."
+        return ["They have no step in common."]
     if not one.compared:
-        return f"Both recorded {count_text(one.common_steps, 'step')}, but no column in common."
+        return [f"Both recorded {count_text(one.common_steps, 'step')}, but no column in common."]
     found = one.first
     if found is None:
         names = list_text([words_of(name) for name in one.compared], 4)
-        return (
-            f"Identical to the bit over {count_text(one.common_steps, 'step')}, in everything that "
-            f"both recorded: {names}."
-        )
+        steps = count_text(one.common_steps, "step")
+        return [f"Identical to the bit over {steps}, in everything that both recorded: {names}."]
     parts = [f"They part at step {found.step:,}, by the {_column_text(found, first, second)}."]
     if found.same_before:
         before = count_text(found.same_before, "common step")
@@ -40,7 +44,7 @@ def parting_text(one: Divergence, first: str, second: str) -> str:
         parts.append(f"The {before} before {verb} identical to the bit.")
     parts += [_rest_text(found, first, second)]
     parts += [layer_text(found.layer)] if found.layer else []
-    return " ".join(part for part in parts if part)
+    return [part for part in parts if part]
 
 
 def parted_by(one: Divergence) -> str:
@@ -106,6 +110,9 @@ def _pair(first: float | str, second: float | str) -> str:
     """Both values, with as many digits as it takes to see that they differ."""
     if isinstance(first, str) or isinstance(second, str):
         return f"{first} against {second}"
+    if math.isfinite(first) != math.isfinite(second):
+        one, other = (f"{v:.4g}" if math.isfinite(v) else "not finite" for v in (first, second))
+        return f"{one} against {other}"
     texts = ((format(first, digits), format(second, digits)) for digits in _DIGITS)
     one, other = next((pair for pair in texts if pair[0] != pair[1]), (str(first), str(second)))
     return f"{one} against {other}"

@@ -161,6 +161,20 @@ def test_best_and_last_values_are_told_with_their_step_and_the_difference(capsys
     assert best["val/acc"][1]["last"] == 0.3
 
 
+def test_the_file_draws_the_sweep_of_three_runs_and_escapes_their_names(capsys, tmp_path):
+    runs = [
+        write_run(tmp_path, f"<i>{n}</i>", config={"depth": n, "width": n // 4}) for n in (2, 4, 8)
+    ]
+    out = tmp_path / "out.html"
+    assert compare(capsys, *runs, "--html", out)[0] == 0
+    page = out.read_text("utf-8")
+    assert page.count('class="aw-sweep-mark') == 3
+    assert page.count('class="aw-parallel-line"') == 3
+    assert "None of 3 runs failed: they show no upper limit." in page
+    assert "&lt;i&gt;4&lt;/i&gt;: config.depth 4" in page
+    assert "<i>4</i>:" not in page
+
+
 def test_values_beyond_the_most_that_are_shown_are_counted(capsys, tmp_path):
     path = write_run(tmp_path, "one")
     names = [f"v{n}" for n in range(40)]

@@ -80,6 +80,12 @@ def rows(page):
     return page.page.locator(".st-key-compare-table tbody tr").all()
 
 
+def shown_rows(page, count):
+    """Wait until the table has so many rows."""
+    found = ".st-key-compare-table tbody tr"
+    page.page.wait_for_function(f"() => document.querySelectorAll('{found}').length === {count}")
+
+
 def first_cells(page):
     return [row.locator("td").first.inner_text().strip() for row in rows(page)]
 
@@ -207,6 +213,21 @@ def test_the_lines_are_those_of_the_log(page, server, place):
     assert known == {n: pytest.approx(value, rel=1e-6) for n, value in enumerate(log)}
 
 
+ODD = """() => document.querySelector('.aw-plot').drawn.panels[0].lines.map(
+    ({odd}) => odd.map(({first, last}) => [first, last]))"""
+
+
+def test_where_a_loss_is_not_finite_is_marked_and_links_have_the_pages_own_ink(page, server):
+    compared(page, server, [SWEPT[0], SWEPT[-1]])
+    assert page.page.evaluate(ODD) == [[], [[STEPS // 2 + 50, STEPS - 1]]]
+    link = page.page.locator(".st-key-compare-table td a").first
+    own, page_own = (
+        one.evaluate("one => getComputedStyle(one).color")
+        for one in (link, page.page.locator(".stApp"))
+    )
+    assert own == page_own
+
+
 def test_names_are_data_and_a_phone_is_wide_enough(one, server, place):
     (long,) = [path.name for path in place.iterdir() if path.name.startswith("xxx")]
     with tab(one, size=(420, 900)) as page:
@@ -223,11 +244,10 @@ def test_a_run_that_is_deleted_while_it_is_shown_is_named_and_the_others_stay(pa
     write(place, "short-lived")
     try:
         compared(page, server, ["twin-a", "twin-b", "short-lived"])
-        page.page.wait_for_function(
-            "() => document.querySelectorAll('.st-key-compare-table tbody tr').length === 3"
-        )
+        shown_rows(page, 3)
         shutil.rmtree(place / "short-lived")
         page.says("No longer there: short-lived.")
+        shown_rows(page, 2)
         assert first_cells(page) == ["twin-a", "twin-b"]
     finally:
         shutil.rmtree(place / "short-lived", ignore_errors=True)
