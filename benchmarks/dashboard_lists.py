@@ -1,13 +1,17 @@
-"""What a list of many runs costs: in a fresh process, again, and in the page's server."""
+"""What many runs cost: to list them in a fresh process and again, to see and scroll their table."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from dashboard_parts import VIEW, browser
 from dashboard_runs import write_short_runs
+
+from ampwatch.cli.dashboard import Server
 
 # Prints how long the first listing of a process took, the next, and one in haste.
 _LISTING = """
@@ -31,12 +35,21 @@ def listing(folder: Path, quick: bool) -> Iterator[Row]:
         place = folder / str(count)
         place.mkdir()
         write_short_runs(place, count)
-        first, _, _ = listed(place, count)
-        again, next_one, hasty = listed(place, count)
-        yield f"list {count:,} runs for the first time ever, s", f"{first:.2f}", ""
-        yield f"list {count:,} runs in a new process, s", f"{again:.3f}", "1 (of 1,000)"
-        yield f"list {count:,} runs again, s", f"{next_one:.3f}", ""
-        yield "the same, those that have ended taken on trust, s", f"{hasty:.3f}", ""
+        yield from of_folder(place, count)
+
+
+def of_folder(place: Path, count: int) -> Iterator[Row]:
+    """What these runs cost."""
+    first, _, _ = listed(place, count)
+    again, next_one, hasty = listed(place, count)
+    yield f"list {count:,} runs for the first time ever, s", f"{first:.2f}", ""
+    yield f"list {count:,} runs in a new process, s", f"{again:.2f}", "1 (of 1,000)"
+    yield f"list {count:,} runs again, s", f"{next_one:.3f}", ""
+    yield f"list {count:,} runs again, ended ones taken on trust, s", f"{hasty:.3f}", ""
+    opened, far, sent = seen(place, count)
+    yield f"page of {count:,} runs, from a new tab to its first row, s", f"{opened:.2f}", ""
+    yield f"page of {count:,} runs, from a leap to its end to the last row, s", f"{far:.2f}", ""
+    yield f"rows in the browser, of {count:,}", f"{sent}", ""
 
 
 def listed(folder: Path, count: int) -> list[float]:
@@ -44,3 +57,21 @@ def listed(folder: Path, count: int) -> list[float]:
     command = [sys.executable, "-c", _LISTING, str(folder), str(count)]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return [float(line) for line in printed.split()]
+
+
+_ROW = ".aw-runs.all tbody tr[data-go]"
+_LEAP = "() => { const box = document.querySelector('.aw-box'); box.scrollTop = box.scrollHeight; }"
+
+
+def seen(folder: Path, count: int) -> tuple[float, float, int]:
+    """How long a tab of a fresh server takes to show the table, and its end; and the rows sent."""
+    with Server([folder]) as server, browser() as (one, _):
+        page = one.new_page(viewport=VIEW)
+        began = time.perf_counter()
+        page.goto(f"{server.url}/runs")
+        page.locator(_ROW).first.wait_for(timeout=300_000)
+        opened = time.perf_counter() - began
+        began = time.perf_counter()
+        page.evaluate(_LEAP)
+        page.locator(f"{_ROW}[aria-rowindex='{count + 1}']").wait_for(timeout=300_000)
+        return opened, time.perf_counter() - began, page.locator(_ROW).count()

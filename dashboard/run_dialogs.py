@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import received_runs
 import run_list
 import streamlit as st
 from formatting import said, shortened
@@ -75,7 +77,7 @@ def delete() -> list[str]:
         why = _why_it_stays(there.get(choice.path, choice))
         try:
             if not why:
-                delete_run(choice.run.path, choice.run.id, run_list.folders())
+                delete_run(choice.run.path, choice.run.id, _deletable())
                 gone.append(choice.name)
         except (AmpwatchError, OSError) as error:
             why = str(error)
@@ -86,6 +88,38 @@ def delete() -> list[str]:
         sentences = "".join(f"<p>{said(why)}</p>" for why in troubles)
         st.session_state[_OPEN] = _form("Not deleted", sentences, _button("close", "Close"))
     return gone
+
+
+def _deletable() -> list[Path]:
+    """The folders of runs that are shown, that of received ones among them."""
+    received = run_list.feed().received
+    return run_list.folders() + ([] if received is None else [received])
+
+
+def goes(choice: Choice) -> bool:
+    """Whether a run is gone when this server ends, unless it is kept."""
+    received = run_list.feed().received
+    return received is not None and choice.run.path.parent == received
+
+
+def keep(chosen: Sequence[Choice]) -> None:
+    """Keep those of these runs that would go; what went wrong is said."""
+    sentences = [why for choice in chosen if goes(choice) and (why := _keep(choice))]
+    run_list.look_again()
+    if sentences:
+        inside = "".join(f"<p>{said(why)}</p>" for why in sentences)
+        st.session_state[_OPEN] = _form("Not kept", inside, _button("close", "Close"))
+
+
+def _keep(choice: Choice) -> str:
+    """Why a run was not kept."""
+    if choice.live:
+        return f"{choice.title} is live: keep it once it has ended."
+    try:
+        received_runs.keep(choice.run.path, run_list.folders()[0])
+    except AmpwatchError as error:
+        return str(error)
+    return ""
 
 
 # --- forms ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 import address
+import received_runs
 import streamlit as st
 from chart_points import Bases
 from formatting import shortened
@@ -92,6 +93,7 @@ class Feed:
 
     recorder: Recorder | None
     absence: str = ""
+    received: Path | None = None  # where runs are that are not kept
 
     @property
     def state(self) -> str:
@@ -114,11 +116,16 @@ def feed() -> Feed:
     endpoint = os.environ.get("AMPWATCH_ENDPOINT") or DEFAULT_ENDPOINT
     if endpoint == "off":
         return Feed(None, "The feed is off; runs on this disk are shown.")
+    place = None
     try:
-        started = Recorder(endpoint, folders()[0], fallback=True).start()
+        if received_runs.are_kept(endpoint):
+            started = Recorder(endpoint, folders()[0], fallback=True).start()
+        else:
+            place = received_runs.folder_for_a_while()  # before it starts: removed after it ends
+            started = Recorder(endpoint, place, fallback=True, beside=folders()).start()
     except AmpwatchError as error:
         return Feed(None, f"No feed: {error}")
-    return Feed(started)
+    return Feed(started, received=place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +182,9 @@ class _Folders:
     def __init__(self) -> None:
         self._lock = Lock()
         given = os.environ.get("AMPWATCH_DASHBOARD_DIRS")
-        self._catalogue = store.Catalogue(folders() if given else None)
+        received = feed().received
+        also = [] if received is None else [received]
+        self._catalogue = store.Catalogue(folders() if given else None, also=also)
         self._seen: RunList | None = None
         self._choices: dict[str, Choice] = {}
         self.seen_names: set[str] = set()

@@ -24,7 +24,7 @@ from ampwatch.store import OWN_SOURCE
 _GRAVEST_FIRST = ("failing", "warning", "cut off", "incomplete", "healthy")
 _DIGITS = re.compile(r"(\d+)")
 _MODEL_LENGTH = 24
-_NAME_LENGTH = 120
+_NAME_LENGTH = 32
 _TAGS_SHOWN = 4
 
 
@@ -168,29 +168,29 @@ def _ago(time_ns: int) -> str:
 COLUMNS = (
     Column("verdict", "verdict", _verdict_order, _verdict),
     Column("run", "run", lambda row: natural(row.choice.title), _run),
-    Column("tags", "tags", lambda row: row.choice.run.tags or None, _tags),
     Column(
-        "model", "model",
-        lambda row: (row.entry.model.casefold() if row.entry else "") or None,
-        lambda row: said(shortened(row.entry.model, _MODEL_LENGTH)) if row.entry else "",
+        "age", "last row",
+        lambda row: -max(row.choice.last_time_ns, _added_if_foreign(row)), _age,
+        hint="how long ago", is_number=True,
     ),
+    Column("tags", "tags", lambda row: row.choice.run.tags or None, _tags),
     Column(
         "rate", "learning rate", lambda row: row.entry.highest_rate if row.entry else None, _rate,
         hint="the highest of the run", is_number=True,
     ),
+    Column("skipped", "skipped", _skipped_order, _skipped, hint="steps", is_number=True),
     Column(
         "scale", "loss scale", lambda row: row.entry.final_scale if row.entry else None, _scale,
         hint="the last one, and its course", is_number=True,
     ),
-    Column("skipped", "skipped", _skipped_order, _skipped, hint="steps", is_number=True),
     Column(
         "step", "last step", lambda row: row.entry.last_step if row.entry else None,
         lambda row: f"{row.entry.last_step:,}" if row.entry else "", is_number=True,
     ),
     Column(
-        "age", "last row",
-        lambda row: -max(row.choice.last_time_ns, _added_if_foreign(row)), _age,
-        hint="how long ago", is_number=True,
+        "model", "model",
+        lambda row: (row.entry.model.casefold() if row.entry else "") or None,
+        lambda row: said(shortened(row.entry.model, _MODEL_LENGTH)) if row.entry else "",
     ),
     Column("source", "source", lambda r: r.choice.run.source, lambda r: said(r.choice.run.source)),
 )  # fmt: skip

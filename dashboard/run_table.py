@@ -248,7 +248,7 @@ def _chip(value: str, words: str, shown: Shown) -> str:
     )
 
 
-def chosen_bar(chosen: Sequence[Choice], gone: int, most: int) -> str:
+def chosen_bar(chosen: Sequence[Choice], gone: int, most: int, *, can_keep: bool) -> str:
     """What can be done with the runs that are chosen."""
     if not chosen and not gone:
         return ""
@@ -267,6 +267,11 @@ def chosen_bar(chosen: Sequence[Choice], gone: int, most: int) -> str:
         if chosen
         else ""
     )
+    if can_keep:
+        there += (
+            '<button type="button" data-act="keep" data-key="keep" title="Move the received runs '
+            'to this folder; else they go when this server ends">Keep</button>'
+        )
     missing = f'<span class="aw-muted">{gone:,} of them gone</span>' if gone else ""
     return (
         f"<b>{len(chosen) + gone:,} chosen</b>{missing}{compare}{there}"

@@ -48,7 +48,9 @@ def _now() -> None:
         "component": "runs",
         "find": view.find,
         "bar": run_table.bar(shown, view),
-        "chosen": run_table.chosen_bar(chosen, gone, compared_runs.MOST),
+        "chosen": run_table.chosen_bar(
+            chosen, gone, compared_runs.MOST, can_keep=any(map(run_dialogs.goes, chosen))
+        ),
         "head": run_table.head(view, shown.columns),
         "rows": run_table.body(window, first, shown.columns, {choice.name for choice in chosen}),
         "first": first,
@@ -100,7 +102,7 @@ def _act(what: str, value: Any) -> None:
         st.session_state[_FIRST] = max(0, int(value) - run_table.MARGIN)
     elif what in ("pick", "unpick", "clear"):
         _pick(what, str(value))
-    elif what in ("ask-tags", "ask-delete", "tags", "delete", "close"):
+    elif what in ("ask-tags", "ask-delete", "tags", "delete", "keep", "close"):
         _ask(what, value)
     else:
         _look(what, str(value))
@@ -118,6 +120,8 @@ def _ask(what: str, value: Any) -> None:
         case "delete":
             for name in run_dialogs.delete():
                 _pick("unpick", name)
+        case "keep":
+            run_dialogs.keep(_chosen(run_list.current())[0])
         case _:
             run_dialogs.close()
 

@@ -53,11 +53,18 @@ def command(
     browser: bool = typer.Option(
         True, "--browser/--no-browser", help="Open a browser, or only print the address."
     ),
+    keep: bool = typer.Option(
+        False,
+        "--keep",
+        help="Keep the runs that come over the feed; else they are shown until the dashboard ends.",
+    ),
 ) -> None:
     """Serve until interrupted."""
     absent = missing_parts()
     if absent:
         raise AmpwatchError(absent)
+    if keep:
+        os.environ["AMPWATCH_KEEP_RECEIVED"] = "1"
     with Server(folders or [], port) as server:
         say(f"The dashboard is at {server.url}. Press Ctrl-C to end it.")
         if browser:

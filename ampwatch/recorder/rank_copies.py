@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from ampwatch.ranges import Ranges
 from ampwatch.store import locks
 from ampwatch.store.copy_notes import MOST_GAPS
 from ampwatch.store.index import INDEX_FILE
-from ampwatch.store.layout import rank_folder
+from ampwatch.store.layout import find_in, rank_folder
 
 _MOST_RANGES = 10_000  # live rows come ahead of older ones, but not in so many pieces
 _PATIENCE_S = 90.0  # a network share may show another host's writes a minute late
@@ -167,8 +167,21 @@ class RankCopy:
         return number
 
 
-def copy_in(directory: Path, info: store.RunInfo, rank: int, head: int) -> RankCopy:
-    """A rank's place in the recorder's directory; its run's folder is made if need be."""
+def copy_in(
+    directory: Path,
+    info: store.RunInfo,
+    rank: int,
+    head: int,
+    *,
+    beside: Sequence[Path] = (),
+) -> RankCopy:
+    """A rank's place in the recorder's directory; its run's folder is made if need be.
+
+    A run whose own log is in one of the folders `beside`, which are read here too, is only watched.
+    """
+    for own in filter(None, (find_in(folder, info) for folder in beside)):
+        if rank not in store.load_copies(own) and _has_log(own, rank):
+            return RankCopy(rank, own, info, is_copy=False, head_at_hello=head)
     folder = store.create_run(directory, info)
     is_copy = rank in store.load_copies(folder) or not _has_log(folder, rank)
     return RankCopy(rank, folder, info, is_copy, head)

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -45,7 +45,8 @@ class Recorder:
     `on_rows` is called with a run's folder when rows have come for it, `on_note` with each sentence
     that the user should see, both in a thread of the recorder's. If either raises, that is noted
     and recording goes on. With `fallback`, a port that is taken is replaced by a free one, which
-    trainers started later find by themselves.
+    trainers started later find by themselves. Runs whose own logs are in the folders `beside` are
+    watched there and not copied.
     """
 
     def __init__(
@@ -55,12 +56,13 @@ class Recorder:
         *,
         insecure: bool = False,
         fallback: bool = False,
+        beside: Sequence[Path] = (),
         on_rows: Callable[[Path], None] | None = None,
         on_note: Callable[[str], None] | None = None,
     ) -> None:
         self._wanted_endpoint = feed.check_endpoint(endpoint)
         self._directory = Path(directory)
-        self._insecure, self._fallback = insecure, fallback
+        self._insecure, self._fallback, self._beside = insecure, fallback, beside
         self._on_rows, self._on_note = on_rows, on_note
         self._notes: deque[str] = deque(maxlen=_NOTES_KEPT)
         self._noted: set[str] = set()
@@ -159,6 +161,7 @@ class Recorder:
         self._orders = Orders(
             self._wanted_endpoint, self._directory, insecure=keys.own is None,
             fallback=self._fallback, port_wait_s=_PORT_WAIT_S,
+            beside=tuple(folder.absolute() for folder in self._beside),
         )  # fmt: skip
         process = RecorderProcess(self._orders, self._environ)
         self._process = process

@@ -56,7 +56,10 @@ def _listening(orders: Orders, reporter: Reporter, is_over: Callable[[], bool]) 
     """A recording that has its port; if the port is taken, wait for it a little."""
     insecure = feed.Security(own=None)  # the starter has warned of what that means
     keys = insecure if orders.insecure else feed.find_security(orders.endpoint)
-    at = partial(Recording, orders.endpoint, orders.directory, reporter.report, keys=keys)
+    at = partial(
+        Recording, orders.endpoint, orders.directory, reporter.report, keys=keys,
+        beside=orders.beside,
+    )  # fmt: skip
     try_port = partial(_unless_taken, at)
     found = retry(try_port, orders.port_wait_s, every_s=_BIND_EVERY_S, stop=is_over)
     return found or at(fallback=orders.fallback)

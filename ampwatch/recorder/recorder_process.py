@@ -35,6 +35,7 @@ class Orders:
     insecure: bool
     fallback: bool
     port_wait_s: float  # for a port that another recorder's process is about to release
+    beside: tuple[Path, ...] = ()  # where runs are read that need no copy
 
     def to_text(self) -> str:
         """As one argument of a command."""
@@ -44,7 +45,8 @@ class Orders:
     def from_text(cls, text: str) -> Orders:
         """What `to_text` wrote."""
         told = json.loads(text)
-        return cls(**told | {"directory": Path(told["directory"])})
+        folders = {"directory": Path(told["directory"]), "beside": tuple(map(Path, told["beside"]))}
+        return cls(**told | folders)
 
 
 class RecorderProcess:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ampwatch import feed, store
@@ -39,9 +39,10 @@ class Recording:
         keys: feed.Security,
         fallback: bool = False,
         limits: feed.Limits | None = None,
+        beside: Sequence[Path] = (),
     ) -> None:
         self._report = report
-        self._directory = directory
+        self._directory, self._beside = directory, beside
         self._receiver = feed.Receiver(endpoint, keys=keys, limits=limits, fallback=fallback)
         self._copies: dict[feed.PeerKey, RankCopy] = {}
         self._open_files = OpenFiles(self._note)
@@ -130,7 +131,7 @@ class Recording:
             )
         if info.id != key.run_id:
             raise RunError("it sent the description of another run.")
-        return copy_in(self._directory, info, key.rank, arrival.head)
+        return copy_in(self._directory, info, key.rank, arrival.head, beside=self._beside)
 
     def _begin(self, key: feed.PeerKey, copy: RankCopy) -> None:
         """Continue a copy, or only watch what the trainer writes here itself."""
@@ -151,7 +152,8 @@ class Recording:
         )
         copy.close()
         try:
-            fresh = copy_in(self._directory, copy.info, key.rank, self._receiver.peers[key].head)
+            head = self._receiver.peers[key].head
+            fresh = copy_in(self._directory, copy.info, key.rank, head, beside=self._beside)
         except AmpwatchError as error:
             self._refuse(key, error)
         else:

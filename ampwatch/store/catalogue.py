@@ -80,11 +80,13 @@ def list_runs(log_dir: str | Path | None = None) -> list[RunSummary]:
 class Catalogue:
     """The runs in some folders; who lists them again and again pays for what has changed.
 
-    Without folders: the default one, and the registered runs. Summaries are kept on disk too.
+    Without folders: the default one, and the registered runs. `also` are folders beside these.
+    Summaries are kept on disk too.
     """
 
-    def __init__(self, folders: Sequence[Path] | None = None) -> None:
+    def __init__(self, folders: Sequence[Path] | None = None, *, also: Sequence[Path] = ()) -> None:
         self._folders = folders
+        self._also = also
         self._lines: dict[str, tuple[FileStamp, RunSummary]] = {}
         self._kept: dict[str, KeptFacts] = {}
         self._notes: dict[str, Place] = {}  # what registered runs' files say, which never changes
@@ -94,7 +96,8 @@ class Catalogue:
 
         A folder that is gone or new is always seen.
         """
-        folders = [default_log_dir()] if self._folders is None else self._folders
+        own = [default_log_dir()] if self._folders is None else self._folders
+        folders = [*own, *self._also]
         for folder in folders:
             sweep(folder)
         places = [place for folder in folders for place in _places_in(folder)]

@@ -181,7 +181,9 @@ def stretches(records: np.ndarray) -> list[np.ndarray]:
     offsets = records["offset"].astype(np.int64)
     ends = offsets + records["length"]
     breaks = np.flatnonzero(offsets[1:] != ends[:-1]) + 1
-    return np.split(records, breaks) if len(records) else []
+    if not len(breaks):
+        return [records] if len(records) else []
+    return np.split(records, breaks)
 
 
 def _intact(data: bytes, lengths: list[int], crcs: list[int]) -> tuple[int, int]:

@@ -111,6 +111,16 @@ def create_run(log_dir: Path, info: RunInfo, *, resume: bool = False) -> Path:
         ) from problem
 
 
+def find_in(log_dir: Path, info: RunInfo) -> Path | None:
+    """The folder in which this very run is, if it is in this folder of runs."""
+    for folder in _candidates(log_dir, info.name):
+        if not folder.exists():
+            return None
+        if _id_in(folder) == info.id:
+            return folder
+    return None
+
+
 def sweep(log_dir: Path) -> None:
     """Remove what processes left that were killed, long ago, while they created a run.
 

@@ -122,7 +122,8 @@ def test_a_training_on_another_machine_is_seen_over_the_feed_alone(one, folders,
             page.says("HEALTHY")
             page.drawn(20)
             page.refreshes(2)
-        assert [path.name for path in here.iterdir()] == ["far"]
+            page.says("far live · received")
+        assert list(here.glob("*")) == []
         assert page.troubles == []
 
 

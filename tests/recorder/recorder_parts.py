@@ -27,13 +27,17 @@ needs_signals = pytest.mark.skipif(os.name == "nt", reason="stops and kills by P
 class Here:
     """What runs in a recorder's process, in a thread of this one; asked as a Recorder is."""
 
-    def __init__(self, directory, endpoint=ANY_PORT, on_rows=lambda folder: None, limits=None):
+    def __init__(
+        self, directory, endpoint=ANY_PORT, on_rows=lambda folder: None, limits=None, beside=()
+    ):
         self._status = RecorderStatus()
         self._on_rows = on_rows
         self.notes = ()
         keys = feed.find_security(endpoint)
         Path(directory).mkdir(parents=True, exist_ok=True)
-        self._recording = Recording(endpoint, directory, self._take, keys=keys, limits=limits)
+        self._recording = Recording(
+            endpoint, directory, self._take, keys=keys, limits=limits, beside=beside
+        )
         self.endpoint = self._recording.endpoint
         self._stopping = threading.Event()
         self._thread = threading.Thread(

@@ -81,3 +81,17 @@ def test_a_copy_goes_on_from_a_note_whose_losses_overlap(tmp_path):
     assert not copy.lose(1, 4)
     copy.close()
     assert store.read_copies(copy.folder) == {0: store.CopyNote(gaps=((0, 4), (7, 8)))}
+
+
+def test_a_run_whose_own_log_is_read_beside_is_watched_and_not_copied(tmp_path, copies):
+    came = []
+    with Here(copies, on_rows=came.append, beside=[tmp_path / "own"]) as recorder:
+        own = Trainer(tmp_path / "own", recorder.endpoint).steps(range(20))
+        far = Trainer(tmp_path / "far", recorder.endpoint, run_id="cd" * 16, name="far")
+        far.steps(range(20))
+        for trainer in (own, far):
+            until_acknowledged(trainer.sender, 20)
+            assert trainer.close()
+    assert [path.name for path in copies.iterdir()] == ["far"]
+    assert store.open_run(copies / "far").steps.num_rows == 20
+    assert tmp_path / "own" / "run" in came
