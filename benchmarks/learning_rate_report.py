@@ -171,8 +171,10 @@ def _is_lower(look: dict) -> bool:
 
 def _of_lowered(lower: Sequence[tuple[Book, Truth, dict]]) -> dict[str, str]:
     advice = [(_limit(t, x), x["advice"]) for _, t, x in lower]
-    inside = [a["low"] <= limit <= a["high"] for limit, a in advice]
-    widths = [math.log2(a["high"] / a["low"]) for _, a in advice]
+    # After a leap of the rate, or late in a run, there is none.
+    bound = [(limit, a) for limit, a in advice if a["low"] and a["high"]]
+    inside = [a["low"] <= limit <= a["high"] for limit, a in bound]
+    widths = [math.log2(a["high"] / a["low"]) for _, a in bound]
     regret = [abs(math.log2(a["recommended"] / limit)) for limit, a in advice]
     again = [_trained(b, t, "first", x) for b, t, x in lower]
     restarts = [(_trained(b, t, "restart", x), x) for b, t, x in lower]

@@ -203,7 +203,7 @@ def _rate(advice: Advice) -> str:
         f'{band}</div>{picture}<div class="aw-muted">{said_lines(advice.because)}</div></div>'
     )
     if advice.leapt_at_step is not None:
-        return f"<section>{shown}</section>"
+        return f'<section class="aw-two">{shown}</section>'
     return (
         f'<section class="aw-two">{shown}'
         f'<div><div class="aw-chart-title"><b>To paste</b>{said(_when(advice))}</div>'

@@ -57,6 +57,8 @@ class NormCapture:
 
     def differs_from(self, other: NormCapture, values: Sequence[float], factor: float) -> bool:
         """Whether the norms show that these gradients are not `factor` times the others."""
+        if not factor:  # a loss scale that was halved down to 0
+            return False
         mine, theirs = self.total(values), factor * other.total(values)
         if not LEAST_NORM < min(mine, theirs / factor) <= max(mine, theirs) < math.inf:
             return False

@@ -95,3 +95,28 @@ def test_gradients_that_nobody_edits_are_not_taken_for_edited(tmp_path):
     assert column(run, "grad_norm") == column(run, "grad_norm_applied")
     assert None not in column(run, "grad_norm")
     assert not events(run, "misuse")
+
+
+def test_a_scale_that_was_halved_down_to_zero_is_still_observed(tmp_path):
+    """One loss on a shared scaler is never finite; the other's gradients come to 0 with the scale.
+
+    A failure of the probe itself would be raised here.
+    """
+    models = {name: torch.nn.Linear(4, 1) for name in ("good", "broken")}
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models.values()]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-148)
+    with ampwatch.attach(scaler, models, log_dir=tmp_path) as watch:
+        for _ in range(5):
+            x = torch.randn(8, 4)
+            for factor, model, optimizer in zip(
+                (1.0, float("inf")), models.values(), optimizers, strict=True
+            ):
+                optimizer.zero_grad()
+                scaler.scale(model(x).mean() * factor).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+    run = ampwatch.open_run(watch.run_folder)
+    assert run.steps["scale"].to_pylist()[-1] == 0.0
+    assert not events(run, "misuse")
+    assert set(column(run, "step")) == set(range(5))

@@ -27,9 +27,8 @@ def start_at(scale: float) -> str:
     exponent = int(math.log2(scale))
     own = ", which is PyTorch's own default" if scale == DEFAULT_SCALE else ""
     return (
-        f"Start at 2^{exponent}{own}: GradScaler(init_scale=2.0**{exponent}). If that is too high, "
-        "the search for the right scale costs one skipped step for each octave; a start that is "
-        "too low costs growth_interval accepted steps for each."
+        f"Start at 2^{exponent}{own}: GradScaler(init_scale=2.0**{exponent}). Too high a start "
+        "costs one skipped step for each octave, too low a one growth_interval accepted steps."
     )
 
 
@@ -149,8 +148,8 @@ def _start_higher(case: Case) -> str | None:
     if final >= DEFAULT_SCALE:
         target = 2.0 ** (math.ceil(math.log2(final)) + RAISE_OCTAVES)
     steps = math.ceil(math.log2(target / final)) * scale.scaler.growth_interval
-    way = f"it needs {steps:,} accepted steps to get there by growth"
-    return f"{start_at(target)} The scale is {scale_text(final)}: {way}."
+    way = f"From {scale_text(final)} it needs {steps:,} accepted steps to get there by growth"
+    return f"{start_at(target)} {way}."
 
 
 @rule(
