@@ -17,6 +17,7 @@ from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.words import go_back_text, limit_text, restart_text
 from ampwatch.follow import State
+from ampwatch.recovery.proof import kept_proof, sentence_of
 from ampwatch.report.overview_chart import is_change
 from ampwatch.report.painter import VERDICT_COLOR
 
@@ -43,6 +44,9 @@ def band(look: Look) -> str:
         f'<div class="aw-head" role="heading" aria-level="2">{said(head.summary)}</div>'
         f'<div class="aw-do">{" &ensp;".join(_do(look, diagnosis, head))}</div>'
     )
+    proof = kept_proof(Path(look.path))
+    if proof is not None:
+        body += f'<div class="aw-do">{said(sentence_of(proof))}</div>'
     also = _also(diagnosis, head)
     body += f'<div class="aw-also">{said(also)}</div>' if also else ""
     return _band(verdict, verdict.upper(), where, body)

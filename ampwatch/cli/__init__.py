@@ -24,6 +24,7 @@ from ampwatch.cli import (
     export,
     import_,
     keys,
+    prove,
     publish,
     record,
     report,
@@ -58,6 +59,7 @@ Then:
     ampwatch tag RUN good                put tags and a note on a run
     ampwatch watch RUN                   a live view in the terminal
     ampwatch report RUN                  what is wrong, why, and what to do
+    ampwatch prove RUN                   train again with a lower rate, and say which holds
     ampwatch compare RUN RUN             where runs differ, and which settings do
     ampwatch dashboard                   the same in the browser
 
@@ -72,6 +74,7 @@ _COMMANDS = (
     tag,
     watch,
     report,
+    prove,
     record,
     import_,
     compare,

@@ -91,12 +91,16 @@ def command(
 def print_said(runs: Sequence[Run], said: Diagnosis | Together, *, json: bool) -> None:
     """Print the report on one run or several, as text or JSON."""
     from ampwatch.diagnosis import Diagnosis
+    from ampwatch.recovery.proof import kept_proof, sentence_of
     from ampwatch.report import print_report, print_reports, to_json
 
     if json:
         typer.echo(to_json(said))
     elif isinstance(said, Diagnosis):
         print_report(answers(), runs[0].info.name, runs[0], said)
+        proof = kept_proof(runs[0].path)
+        if proof is not None:
+            answer(sentence_of(proof))
     else:
         print_reports(answers(), [run.info.name for run in runs], said)
 

@@ -78,7 +78,10 @@ def command(
             "This Python was started with -E, -I or -S. The script's Python would be too, and "
             "could not load ampwatch: start ampwatch without these options."
         )
-    become(_command_line(script, module=module) + list(arguments or ()), _environment(asked))
+    become(
+        _command_line(script, module=module) + list(arguments or ()),
+        environment_of(asked) | {PROCESS_ID: str(os.getpid())},
+    )
 
 
 def _command_line(script: str, *, module: bool) -> list[str]:
@@ -107,7 +110,7 @@ def _runs_by_itself(script: Path) -> bool:
     return first.startswith(b"\x7fELF") or (first.startswith(b"#!") and b"python" not in first)
 
 
-def _environment(asked: dict[str, object]) -> dict[str, str]:
+def environment_of(asked: dict[str, object]) -> dict[str, str]:
     """The script's environment; Python loads its site from our folder first."""
     here = str(Path(__file__).resolve().parent.parent / "integrations" / "launch")
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -116,7 +119,6 @@ def _environment(asked: dict[str, object]) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         OPTIONS: json.dumps(options),
-        PROCESS_ID: str(os.getpid()),
     }
 
 

@@ -146,6 +146,8 @@ def log_dir(environment: Mapping[str, str], given: str | Path | None) -> Path:
 
     Absolute, because a training script may change its working directory later.
     """
+    if environment.get("AMPWATCH_RERUN"):
+        given = None  # a rerun's rows go to a folder of its own, whatever the script says
     chosen = given if given is not None else environment.get("AMPWATCH_DIR") or LOG_DIR
     return Path(chosen).expanduser().absolute()
 

@@ -86,3 +86,16 @@ def test_a_rate_that_is_innocent_is_to_be_left(action, said):
     rate = {"current": 0.05, "recommended": 0.01, "factor": 0.2}
     advice = Advice(action, "", **(rate if action in {Action.LOWER, Action.RAISE} else {}))
     assert ("Learning rate: leave it." in shown_of(diagnosis_of(advice))) is said
+
+
+def test_the_band_says_what_reruns_have_proved(tmp_path):
+    from open_runs import OpenRuns
+    from verdict_band import band
+
+    from ampwatch.recovery.proof import Proof, Try
+
+    path = write_run(tmp_path, accepted=60, skipped=60)
+    held = Try("lr", 0.05, 300, "healthy", True, "", {}, "again")
+    Proof(str(path), 1.0, 300, (held,)).keep(path)
+    shown = band(OpenRuns().look(str(path)))
+    assert "Proved: a learning rate of 0.05 held for 300 steps" in shown

@@ -1,0 +1,187 @@
+"""`ampwatch prove RUN`: train again with other rates, and say which one holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from ampwatch.cli.find import RUN_ARGUMENT, find_run
+from ampwatch.cli.run import environment_of
+from ampwatch.cli.terminal import answer, say
+from ampwatch.errors import AmpwatchError
+
+if TYPE_CHECKING:
+    from ampwatch.recovery.proof import Proof
+    from ampwatch.recovery.rerun import Command
+    from ampwatch.store import RunInfo
+
+NAME = "prove"
+HELP = """Train again with other learning rates, and say which one holds.
+
+Starts the run's own command again, watched and with nothing changed but the rate: first the advised
+one, then halving what is left, until the limit is known within a factor of two or the time is up.
+What the script writes goes to a folder of the reruns; your files stay as they are.
+
+\b
+Examples:
+  ampwatch prove RUN
+  ampwatch prove RUN --steps 300 --budget 15m
+  ampwatch prove RUN --set lr=0.01                 try this rate first
+  ampwatch prove RUN --rate-argument --lr          the script takes its rate as --lr
+  ampwatch prove RUN -- python train.py --small    this command instead of the run's own
+
+Exits with 0 if a rate held, with 3 if none did.
+"""
+CONTEXT = {"allow_interspersed_args": True}
+
+NOTHING_HELD = 3
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def command(
+    run: str = RUN_ARGUMENT,
+    own_command: list[str] = typer.Argument(
+        None, metavar="[-- COMMAND...]", show_default=False, help="What to start instead."
+    ),
+    steps: int = typer.Option(
+        None, metavar="N", min=1, show_default=False,
+        help="Steps to survive.  [default: half as many again as the run took to fail]",
+    ),
+    budget: str = typer.Option("15m", metavar="TIME", help="Time for all reruns: 90s, 15m, 2h."),
+    set_: str = typer.Option(
+        None, "--set", metavar="lr=RATE", show_default=False, help="The rate to try first."
+    ),
+    rate_argument: str = typer.Option(
+        None, metavar="OPTION", show_default=False,
+        help="The script's own option that holds its rate, where it sets the rate itself.",
+    ),
+    place: Path = typer.Option(
+        None, "--dir", metavar="DIR", show_default=False,
+        help="Where the reruns go.  [default: a new folder beside the run]",
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print what was found as JSON."),
+) -> None:  # fmt: skip
+    """Rerun, and print what held."""
+    from ampwatch.recovery.prove import Budget, prove
+    from ampwatch.store import read_info
+
+    if os.name != "posix":
+        raise AmpwatchError("Reruns need a system that can end a process with all it started.")
+    path = find_run(run)
+    info = read_info(path)
+    arguments, cwd = _arguments(info, own_command or ())
+    started = _starter(arguments, rate_argument)
+    first = _rate(set_) if set_ else None
+    limits = Budget(_seconds(budget), steps)
+    proof = prove(path, started, cwd, lambda: _place(path, place), limits, first=first, tell=say)
+    if as_json:
+        sys.stdout.write(json.dumps(proof.to_json(), ensure_ascii=False) + "\n")
+    else:
+        _print(proof)
+    if proof.proved is None:
+        raise typer.Exit(NOTHING_HELD)
+
+
+def _arguments(info: RunInfo, own: Sequence[str]) -> tuple[list[str], Path]:
+    """What to start, and where."""
+    from ampwatch.store.masking import MASK
+
+    folder = Path(info.origin.get("folder") or ".")
+    if own:
+        return list(own), Path.cwd()
+    script = info.origin.get("script")
+    give = "Give the command: `ampwatch prove RUN -- python train.py ...`."
+    if not script or not info.command:
+        raise AmpwatchError(f"The run does not say which script trained it. {give}")
+    if info.world_size > 1:
+        raise AmpwatchError(
+            f"The run had {info.world_size} ranks, which a launcher started. {give}"
+        )
+    if any(MASK in word for word in info.command):
+        raise AmpwatchError(f"The run's command held a secret, which was not recorded. {give}")
+    if not Path(script).is_file():
+        raise AmpwatchError(f"The run's script {script} is gone. {give}")
+    if not folder.is_dir():
+        raise AmpwatchError(f"The folder {folder}, where the run was started, is gone. {give}")
+    return [sys.executable, script, *info.command[1:]], folder
+
+
+def _starter(arguments: Sequence[str], option: str | None) -> Callable[[float], Command]:
+    def of_rate(rate: float) -> Command:
+        def command(runs: Path) -> tuple[Sequence[str], Mapping[str, str]]:
+            asked: dict[str, object] = {"log_dir": str(runs.resolve()), "endpoint": "off"}
+            temporary = runs.parent / "tmp"
+            temporary.mkdir()
+            environment = environment_of(asked) | {
+                "AMPWATCH_DIR": str(runs.resolve()),
+                "AMPWATCH_ENDPOINT": "off",
+                "TMPDIR": str(temporary.resolve()),
+            }
+            return with_option(arguments, option, rate), environment
+
+        return command
+
+    return of_rate
+
+
+def with_option(arguments: Sequence[str], option: str | None, rate: float) -> list[str]:
+    """The arguments with the script's own option set to a rate, as `--lr 0.1` or `--lr=0.1`."""
+    if option is None:
+        return list(arguments)
+    left, skips = [], False
+    for word in arguments:
+        if skips:
+            skips = False
+        elif word == option:
+            skips = True
+        elif not word.startswith(f"{option}="):
+            left.append(word)
+    return [*left, option, repr(rate)]
+
+
+def _place(path: Path, given: Path | None) -> Path:
+    if given is not None:
+        return Path(tempfile.mkdtemp(prefix="prove-", dir=_made(given)))
+    return Path(tempfile.mkdtemp(prefix=f".prove-{path.name}-", dir=path.parent))
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _rate(text: str) -> float:
+    name, _, value = text.partition("=")
+    try:
+        rate = float(value)
+    except ValueError:
+        rate = -1.0
+    if name != "lr" or not rate > 0:
+        raise typer.BadParameter(f"--set takes lr=RATE, not {text!r}")
+    return rate
+
+
+def _seconds(text: str) -> float:
+    unit = _UNITS.get(text[-1:])
+    try:
+        return float(text[:-1] if unit else text) * (unit or 1.0)
+    except ValueError:
+        raise typer.BadParameter(f"--budget takes 90s, 15m or 2h, not {text!r}") from None
+
+
+def _print(proof: Proof) -> None:
+    from ampwatch.recovery.proof import sentence_of, table_of
+
+    rows = table_of(proof.tries)
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    for row in rows if proof.tries else ():
+        cells = zip(row, widths, strict=True)
+        answer("  ".join(cell.ljust(width) for cell, width in cells).rstrip())
+    answer(sentence_of(proof))

@@ -1,0 +1,25 @@
+"""What a rerun does otherwise than the run, as it travels to the process that trains."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+CHANGE = "AMPWATCH_RERUN"  # the environment variable that holds it
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One rate factor, and where the rerun's files go instead of over the user's."""
+
+    rate_factor: float
+    outputs: str
+
+    def to_text(self) -> str:
+        """As the environment holds it."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Change:
+        """What `to_text` wrote."""
+        return cls(**json.loads(text))

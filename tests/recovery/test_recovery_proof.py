@@ -1,0 +1,80 @@
+"""What follows from reruns: pure, over hand-built tries."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampwatch.recovery.proof import Proof, Try, kept_proof, sentence_of, table_of
+from ampwatch.recovery.prove import MOST_TRIES, WIDE_ENOUGH, next_rate
+
+
+def tried(rate, *, held, steps=300, **losses):
+    verdict = "healthy" if held else "failing"
+    told = "" if held else "AMP301 lr-too-high"
+    by_step = {name.lstrip("at"): loss for name, loss in losses.items()}
+    return Try("lr", rate, steps, verdict, held, told, by_step, "folder")
+
+
+def proof_of(*tries, base=1.0):
+    return Proof("run", base, 300, tries)
+
+
+def test_the_highest_rate_that_held_is_proved_and_bounded_by_the_lowest_above_that_did_not():
+    proof = proof_of(tried(0.05, held=True), tried(0.2, held=False), tried(0.1, held=True))
+    assert proof.proved.value == 0.1
+    assert proof.interval == (0.1, 0.2)
+    assert sentence_of(proof) == (
+        "Proved: a learning rate of 0.1 held for 300 steps; the limit lies between 0.1 and 0.2."
+    )
+    assert proof.to_json()["proved"] == {
+        "change": "lr", "value": 0.1, "steps": 300, "verdict": "healthy",
+    }  # fmt: skip
+
+
+def test_where_none_held_nothing_is_proved():
+    proof = proof_of(tried(0.1, held=False), tried(0.02, held=False))
+    assert proof.proved is None
+    assert proof.interval == (None, 0.02)
+    assert sentence_of(proof) == "No rate down to 0.02 held: nothing is proved."
+    assert sentence_of(proof_of()).endswith("nothing is proved.")
+
+
+@given(st.floats(-12, -0.01), st.floats(-12, -0.01))
+def test_the_search_ends_within_an_octave_of_the_limit_from_any_first_guess(limit, first):
+    proof, rate = proof_of(), 2.0**first
+    while rate is not None:
+        done = tried(rate, held=rate <= 2.0**limit)
+        proof = proof_of(*proof.tries, done)
+        rate = next_rate(proof)
+    low, high = proof.interval
+    assert low <= 2.0**limit < high
+    assert math.log2(high / low) <= WIDE_ENOUGH
+    assert len(proof.tries) <= 2 * MOST_TRIES
+
+
+def test_losses_are_compared_at_a_step_that_all_have():
+    head, low, high = table_of([
+        tried(0.2, held=False, at10=3.0, at20=90.0), tried(0.1, held=True, at10=2.0),
+    ])  # fmt: skip
+    assert head[4] == "loss at step 10"
+    assert (low[0], low[4]) == ("0.1", "2")
+    assert (high[0], high[4], high[5]) == ("0.2", "3", "AMP301 lr-too-high")
+
+
+def test_a_proof_is_kept_beside_the_run_and_read_again(tmp_path):
+    proof = proof_of(tried(0.05, held=True, at10=1.5))
+    proof.keep(tmp_path)
+    assert kept_proof(tmp_path) == proof
+    (tmp_path / "proved.json").write_text("{")
+    assert kept_proof(tmp_path) is None
+    assert kept_proof(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("text", ["[]", '{"tries": [{"change": 1}]}', "null"])
+def test_a_damaged_proof_is_none(tmp_path, text):
+    (tmp_path / "proved.json").write_text(text)
+    assert kept_proof(tmp_path) is None
