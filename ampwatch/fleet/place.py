@@ -27,6 +27,8 @@ _SCHEMES = {"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file"}
 _TRIES = 4  # of a request that a service did not answer; each waits longer
 _CHECKPOINT_EVERY = 10  # commits: opening a table reads each one since
 
+_COMMIT = re.compile(r"/\d{20}\.json$")
+
 # What services say, and what it means. The first that matches counts.
 _CAUSES: tuple[tuple[str, str], ...] = (
     (r"NoSuchBucket|bucket does not exist|ContainerNotFound",
@@ -83,6 +85,26 @@ class Place:
 
         with self.trouble("read"):
             return bytes(obstore.get_range(self._objects(), path, start=start, length=length))
+
+    def get_whole(self, path: str) -> bytes | None:
+        """An object; None if there is none."""
+        import obstore
+
+        with self.trouble("read"):
+            try:
+                return bytes(obstore.get(self._objects(), path).bytes())
+            except FileNotFoundError:
+                return None
+
+    def has_commit_after(self, name: str, version: int) -> bool:
+        """Whether anybody changed a table since it had this version."""
+        import obstore
+
+        log = f"{name}/_delta_log/"
+        with self.trouble("read"):
+            pages = obstore.list(self._objects(), log, offset=f"{log}{version:020}.json")
+            later = [entry["path"] for page in pages for entry in page]
+        return any(_COMMIT.search(path) for path in later)
 
     def names(self) -> set[str]:
         """The names at the top of the place."""

@@ -47,6 +47,7 @@ from ampwatch.store import RUN_FILE, Run, open_run, read_info
 from ampwatch.store.compaction import ROW_GROUP_ROWS, damage_of
 from ampwatch.store.layout import rank_folder, ranks_in
 from ampwatch.store.rank_log import RankLog
+from ampwatch.store.tags import RunTags, read_tags
 
 DETAILS = "details"
 # Files of this size are read at full speed by any engine; a publisher holds one batch in memory.
@@ -160,8 +161,7 @@ def _bytes_in(folder: Path) -> int:
 
 def _prepared(place: Place) -> RunTable:
     """The place's tables, made if there are none; refused if it holds something else."""
-    there = place.table(RUNS)
-    if there is None:
+    if place.table(RUNS) is None:
         others = place.names() - {table.value for table in TABLES} - {RUNS, DETAILS}
         if others:
             raise PlaceError(
@@ -171,8 +171,8 @@ def _prepared(place: Place) -> RunTable:
             )
         for table in TABLES:
             place.create(table.value, TABLE_SCHEMAS[table], [DAY])
-        there = place.create(RUNS, RUNS_SCHEMA, [])
-    return RunTable(place, there)
+        place.create(RUNS, RUNS_SCHEMA, [])
+    return RunTable.open(place)
 
 
 # --- what a worker does ---------------------------------------------------------------------------
@@ -236,7 +236,8 @@ def _add(batch: _Batch, folder: Path, job: Job) -> None:
         return
     before = read_detail(batch.place, there) if there is not None else None
     fresh = [log for log in logs if _has_more(log, before)]
-    if before is not None and not fresh and not _tells_more(state, before):
+    is_told = there is None or _is_retold(read_tags(folder), there)
+    if before is not None and not fresh and not is_told and not _tells_more(state, before):
         batch.outcome.unchanged.append(folder.name)
         return
     batch.add(run, folder.name, state, stamp, fresh)
@@ -256,9 +257,16 @@ def _tells_more(state: State, before: Detail) -> bool:
     return before.state == State.LIVE.value and state is not State.LIVE
 
 
+def _is_retold(told: RunTags, there: PublishedRun) -> bool:
+    """Whether its tags are others by now; a copy that has none takes none away."""
+    return told != RunTags() and (told.tags, told.note) != (there.tags, there.note)
+
+
 def _stamp(run: Run, logs: Sequence[RankLog], state: State) -> str:
     """Tells one state of a run from another, wherever it lies and whether or not compacted."""
-    facts = [run.info.to_json(), state.value, [(log.rank, list(log.held)) for log in logs]]
+    told = read_tags(run.path)
+    held = [(log.rank, list(log.held)) for log in logs]
+    facts = [run.info.to_json(), state.value, held, told.tags, told.note]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
@@ -359,7 +367,7 @@ def _commit(place: Place, written: Written) -> None:
         place.commit(opened, TABLE_SCHEMAS[table], files)
 
     def try_once() -> bool:
-        table = RunTable.open(place)
+        table = RunTable.to_write(place)
         rows, data = _merged(place, table, written.ready)
         if not rows:
             return True
@@ -388,15 +396,21 @@ def _merged(
     rows, data = [], bytearray()
     for run_id, one in ready.items():
         there = known.get(run_id)
-        detail = _joined(one.detail, read_detail(place, there)) if there else one.detail
-        if detail is None:
-            continue  # another publisher was first, with the same or more
+        detail, told = one.detail, RunTags(one.row.tags, one.row.note)
+        if there is not None:
+            joined = _joined(one.detail, read_detail(place, there), told, there)
+            if joined is None:
+                continue  # another publisher was first, with the same or more
+            detail = joined
+            told = told if told != RunTags() else RunTags(there.tags, there.note)
         packed = detail.packed()
         rows.append(
             replace(
                 one.row,
                 editions=tuple(sorted({note.edition for note in detail.ranks})),
                 ranks=len(detail.ranks),
+                tags=told.tags,
+                note=told.note,
                 steps=max(one.row.steps, there.steps if there else 0),
                 last_time=_later(one.row.last_time, there.last_time if there else None),
                 detail_path=path,
@@ -413,15 +427,16 @@ def _later(one: dt.datetime | None, other: dt.datetime | None) -> dt.datetime | 
     return max((time for time in (one, other) if time is not None), default=None)
 
 
-def _joined(new: Detail, old: Detail) -> Detail | None:
+def _joined(new: Detail, old: Detail, told: RunTags, there: PublishedRun) -> Detail | None:
     """Each rank from whoever holds more of it; None if the place has all that is new."""
     kept = {note.rank: (note, old) for note in old.ranks}
     for note in new.ranks:
-        there = kept.get(note.rank)
-        if there is None or list(Ranges(note.held).without(Ranges(there[0].held))):
+        known = kept.get(note.rank)
+        if known is None or list(Ranges(note.held).without(Ranges(known[0].held))):
             kept[note.rank] = (note, new)
     is_later = old.state == State.LIVE.value != new.state
-    if all(source is old for _, source in kept.values()) and not is_later:
+    is_same = all(source is old for _, source in kept.values())
+    if is_same and not is_later and not _is_retold(told, there):
         return None
     parts = tuple(
         part
@@ -465,7 +480,7 @@ def _row_ends(log: RankLog) -> dict[str, list[int]]:
 def _row(run: Run, name: str, state: State, stamp: str, notes: Sequence[RankNote]) -> PublishedRun:
     from ampwatch import __version__
 
-    info = run.info
+    info, told = run.info, read_tags(run.path)
     return PublishedRun(
         id=info.id,
         name=name,
@@ -478,6 +493,8 @@ def _row(run: Run, name: str, state: State, stamp: str, notes: Sequence[RankNote
         ranks=len(run.ranks),
         world_size=info.world_size,
         config=json.dumps(json.loads(info.to_json())["config"]),
+        tags=told.tags,
+        note=told.note,
         editions=(),
         published=dt.datetime.now(dt.timezone.utc),
         publisher=platform.node(),

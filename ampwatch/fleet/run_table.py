@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,14 @@ from ampwatch.fleet.tables import RUNS, RUNS_SCHEMA
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_MOST_FILES = 16  # from so many on, the small ones become one
-_SMALL_BYTES = 4 << 20
+# Files up to this size, some hundred runs, become one at each commit; larger ones when those that
+# they are merged with are a quarter of them, so that a row is written anew a few times in all.
+_SMALL_BYTES = 64 << 10
+_MERGED_WITH = 4
+
+# Opening a Delta table takes 12 to 30 requests. Beside it stands which files it had at which
+# version; that holds if its log, which one request lists, has no later commit.
+_NOTE = "details/runs.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,8 @@ class PublishedRun:
     ranks: int
     world_size: int
     config: str
+    tags: tuple[str, ...]
+    note: str
     editions: tuple[str, ...]
     published: dt.datetime
     publisher: str
@@ -60,24 +69,21 @@ assert tuple(RUNS_SCHEMA.names) == _NAMES
 class RunTable:
     """`runs` as it stood when it was opened."""
 
-    def __init__(self, place: Place, table: DeltaTable) -> None:
+    def __init__(self, place: Place, files: Sequence[Added], table: DeltaTable | None = None):
         self.place = place
-        self._table = table
-        with place.trouble("read"):
-            actions = pa.table(table.get_add_actions(flatten=True))
-        self._files = [
-            Added(path, size)
-            for path, size in zip(
-                actions.column("path").to_pylist(),
-                actions.column("size_bytes").to_pylist(),
-                strict=True,
-            )
-        ]
+        self._table = table  # None for those who only read
+        self._files = files
         self._rows: dict[str, pa.Table] = {}
 
     @classmethod
     def open(cls, place: Place) -> RunTable:
-        """PlaceError if nothing was ever published there."""
+        """To read; PlaceError if nothing was ever published there."""
+        files = _noted_files(place)
+        return cls.to_write(place) if files is None else cls(place, files)
+
+    @classmethod
+    def to_write(cls, place: Place) -> RunTable:
+        """To read and to replace rows."""
         table = place.table(RUNS)
         if table is None:
             raise PlaceError(
@@ -85,7 +91,10 @@ class RunTable:
                 f"RUN {place.address}` publishes one.",
                 place=place.address,
             )
-        return cls(place, table)
+        with place.trouble("read"):
+            actions = pa.table(table.get_add_actions(flatten=True))
+        paths, sizes = (actions.column(name).to_pylist() for name in ("path", "size_bytes"))
+        return cls(place, [Added(*one) for one in zip(paths, sizes, strict=True)], table)
 
     def rows(self) -> pa.Table:
         """All rows, the newest run first."""
@@ -98,9 +107,7 @@ class RunTable:
         ids = fresh.column("id").combine_chunks()
         held = {one.path: self._rows_of(one) for one in self._files}
         old = [one for one in self._files if _holds_any(held[one.path], ids)]
-        small = [one for one in self._files if one.size < _SMALL_BYTES and one not in old]
-        if len(small) >= _MOST_FILES:
-            old += small
+        old += _to_merge([one for one in self._files if one not in old])
         kept = [_without(held[one.path], ids) for one in old]
         merged = pa.concat_tables([*kept, fresh]).sort_by("started")
         sink = io.BytesIO()
@@ -108,7 +115,12 @@ class RunTable:
         path = f"part-{fresh_token()}.parquet"
         self.place.put(f"{RUNS}/{path}", sink.getvalue())
         added = Added(path, len(sink.getvalue()), _stats(merged))
-        return self.place.commit(self._table, RUNS_SCHEMA, [added], old, alone=True)
+        assert self._table is not None, "opened to read"
+        if not self.place.commit(self._table, RUNS_SCHEMA, [added], old, alone=True):
+            return False
+        files = [*(one for one in self._files if one not in old), added]
+        _note_files(self.place, self._table.version() + 1, files)
+        return True
 
     def _rows_of(self, one: Added) -> pa.Table:
         if one.path not in self._rows:
@@ -132,7 +144,10 @@ def list_published(place: Place | str) -> list[PublishedRun]:
 
 def of_rows(rows: pa.Table) -> list[PublishedRun]:
     """The rows of `runs` as they are spoken of."""
-    return [PublishedRun(**{**row, "editions": tuple(row["editions"])}) for row in rows.to_pylist()]
+    lists = ("editions", "tags")
+    return [
+        PublishedRun(**row | {name: tuple(row[name]) for name in lists}) for row in rows.to_pylist()
+    ]
 
 
 def find_published(place: Place, name: str) -> PublishedRun:
@@ -157,6 +172,32 @@ def find_published(place: Place, name: str) -> PublishedRun:
         f"id, newest first {ids}.",
         place=place.address,
     )
+
+
+def _to_merge(files: Sequence[Added]) -> list[Added]:
+    """The files that are short beside those that are shorter still."""
+    found: list[Added] = []
+    for one in sorted(files, key=lambda one: one.size):
+        if one.size > max(_SMALL_BYTES, _MERGED_WITH * sum(other.size for other in found)):
+            break
+        found.append(one)
+    return found
+
+
+def _noted_files(place: Place) -> list[Added] | None:
+    """The table's files, if what is noted of them still holds."""
+    try:
+        noted = json.loads(place.get_whole(_NOTE) or b"{}")
+        version = int(noted["version"])
+        files = [Added(str(path), int(size)) for path, size in noted["files"]]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return None if place.has_commit_after(RUNS, version) else files
+
+
+def _note_files(place: Place, version: int, files: Sequence[Added]) -> None:
+    noted = {"version": version, "files": [(one.path, one.size) for one in files]}
+    place.put(_NOTE, json.dumps(noted).encode())
 
 
 def fresh_token() -> str:

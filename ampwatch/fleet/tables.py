@@ -63,6 +63,8 @@ RUNS_SCHEMA = pa.schema(
         pa.field("ranks", pa.int32()),
         pa.field("world_size", pa.int32()),
         pa.field("config", pa.string()),  # as JSON
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("note", pa.string()),
         pa.field("editions", pa.list_(pa.string())),  # that make up its rows
         pa.field("published", pa.timestamp("us", "UTC")),
         pa.field("publisher", pa.string()),  # the host that published it

@@ -55,6 +55,14 @@ def test_report_on_a_published_run_is_that_of_the_run(place, folder, capsys):
         assert json.loads(local)["verdict"]
 
 
+def test_compare_takes_published_runs(place, folder, capsys):
+    publish(folder, place)
+    assert cli.run(["compare", str(folder / "healthy"), str(folder / "broken")]) == 0
+    local = capsys.readouterr().out
+    assert cli.run(["compare", f"{place}#healthy", f"{place}#broken"]) == 0
+    assert capsys.readouterr().out == local
+
+
 def test_a_name_that_is_not_there_is_said(place, folder, capsys):
     publish(folder, place)
     assert cli.run(["report", f"{place}#nobody"]) == 2

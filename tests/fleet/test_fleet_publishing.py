@@ -18,6 +18,7 @@ import ampwatch
 from ampwatch import open_run, store
 from ampwatch.errors import NotInPlaceError, PlaceError
 from ampwatch.fleet import PublishedRun, list_published, publish
+from ampwatch.store.tags import edit_tags
 
 ROOT = Path(ampwatch.__file__).parents[1]
 
@@ -69,6 +70,18 @@ def test_a_copy_that_lacks_steps_replaces_nothing(place, tmp_path):
     publish(path, place)
     assert publish(tmp_path / "copies" / "whole", place).unchanged == ["whole"]
     assert ampwatch.open_run(f"{place}#whole").steps.num_rows == 150
+
+
+def test_tags_that_came_later_are_published_and_a_copy_without_takes_none_away(place, tmp_path):
+    path = write_run(tmp_path / "runs", "told", accepted=30)
+    shutil.copytree(path, tmp_path / "copies" / "told")
+    publish(path, place)
+    edit_tags(path, add=("baseline",))
+    assert publish(path, place).published == ["told"]
+    assert publish(tmp_path / "copies" / "told", place).unchanged == ["told"]
+    (run,) = list_published(place)
+    assert (run.tags, run.steps) == (("baseline",), 30)
+    assert ampwatch.open_run(f"{place}#told").steps.num_rows == 30
 
 
 def test_a_compacted_run_is_the_run_that_was_published(tmp_path):

@@ -8,6 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import deltalake
 import numpy as np
 import pytest
 from written_runs import event_columns, more, step_columns, write_run
@@ -128,12 +129,23 @@ def test_a_long_run_is_read_in_portions_and_only_what_is_asked_for(tmp_path, mon
 
 
 def test_opening_one_run_of_many_takes_few_requests(runs, s3, s3_place):
-    publish(runs, s3_place)
+    paths = sorted(runs.iterdir())
+    for number in range(12):
+        publish(paths[number::12], s3_place, live=True)
     before = len(s3.requests())
     ampwatch.diagnose(open_run(f"{s3_place}#run-7"))
     asked = s3.requests()[before:]
-    # The log of `runs` twice over and its one file, the run's detail, and its tables.
+    # Which files `runs` has, and that it has them still; its file, the run's detail, its tables.
     assert len(asked) <= 12, asked
+
+
+def test_what_another_tool_changed_is_seen(runs, place):
+    publish([runs / "run-3", runs / "run-7"], place)
+    assert len(list_published(place)) == 2
+    deltalake.DeltaTable(f"{place}/runs").delete("name = 'run-3'")
+    assert [run.name for run in list_published(place)] == ["run-7"]
+    assert publish([runs / "run-3"], place).published == ["run-3"]
+    assert len(list_published(place)) == 2
 
 
 def test_damage_in_a_place_is_said(runs, tmp_path):
