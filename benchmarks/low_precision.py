@@ -1,8 +1,7 @@
-"""What a sampled step costs a layer: in fp16 without and with "what if", in bf16, in emulated fp8.
+"""What a sampled step costs a layer: in fp16 and bf16 without and with "what if", and in fp8.
 
-Every second step is sampled; the difference of the medians is divided by the number of layers. The
-training thread's own time and that of the whole process, courier included, both in CPU time: the
-machine may be busy.
+CPU time in the hooks on the training thread and in the courier's rows, divided by the number of
+layers; medians, for the machine may be busy. fp8 is torchao's, emulated.
 
 python benchmarks/low_precision.py [--steps N] [--width W] [--batch B]
 """
@@ -24,6 +23,9 @@ from torch import Tensor, nn
 
 import ampwatch
 from ampwatch.probe import operand_casts
+from ampwatch.probe.layer_observer import LayerObserver
+from ampwatch.probe.row_maker import RowMaker
+from ampwatch.probe.sampled_layers import SeenTensor
 
 LAYERS = 12
 BEGIN = operand_casts.Operands.begin
@@ -76,41 +78,55 @@ def _nothing(*_args: Any, **_named: Any) -> None:
     """In the place of `Operands.begin`."""
 
 
-def added(kind: Kind, args: argparse.Namespace) -> tuple[float, float]:
-    """Microseconds that sampling adds a layer: to the training thread, and to the process.
+class Spent:
+    """CPU time inside some functions, on whatever thread they run."""
 
-    Every second step is sampled, so both kinds of steps see the same machine.
-    """
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def count(self, owner: Any, name: str) -> None:
+        """Count a method from now on."""
+        inner = getattr(owner, name)
+
+        def counted(*args: Any, **named: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return inner(*args, **named)
+            finally:
+                self.seconds += time.thread_time() - began
+
+        setattr(owner, name, counted)
+
+    def taken(self) -> float:
+        """Microseconds a layer since the last call."""
+        seconds, self.seconds = self.seconds, 0.0
+        return 1e6 * seconds / LAYERS
+
+
+def cost(kind: Kind, args: argparse.Namespace, hooks: Spent, courier: Spent) -> list[float]:
+    """Microseconds a layer of a sampled step, the median: in the hooks, and on the courier."""
     setattr(operand_casts.Operands, "begin", BEGIN if kind.casts else _nothing)  # noqa: B010
     torch.manual_seed(0)
     model = kind.make(args.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     x = torch.randn(args.batch, args.width, dtype=torch.bfloat16 if not kind.autocast else None)
-    thread: dict[bool, list[float]] = {True: [], False: []}
-    process: dict[bool, list[float]] = {True: [], False: []}
+    found: list[tuple[float, float]] = []
     with (
         tempfile.TemporaryDirectory() as folder,
         ampwatch.attach(
-            None, model, optimizer=optimizer, log_dir=folder, endpoint="off", layer_every=2
+            None, model, optimizer=optimizer, log_dir=folder, endpoint="off", layer_every=1
         ),
     ):
-        for number in range(12 + 2 * args.steps):
-            began = time.thread_time(), time.process_time()
+        for _ in range(args.steps):
             with torch.autocast("cpu", kind.dtype, enabled=kind.autocast):
                 loss = model(x).float().square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            spent = time.thread_time() - began[0]
-            time.sleep(0.3)  # the courier's part of this step
-            if number >= 12:  # the first ten are sampled always
-                thread[number % 2 == 0].append(1e6 * spent)
-                process[number % 2 == 0].append(1e6 * (time.process_time() - began[1]))
-    return _difference(thread), _difference(process)
-
-
-def _difference(found: dict[bool, list[float]]) -> float:
-    return (statistics.median(found[True]) - statistics.median(found[False])) / LAYERS
+            on_hooks = hooks.taken()
+            time.sleep(0.5)  # the courier's part of this step
+            found.append((on_hooks, courier.taken()))
+    return [statistics.median(part) for part in zip(*found[3:], strict=True)]
 
 
 def main() -> None:
@@ -119,12 +135,17 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--batch", type=int, default=128)
     args = parser.parse_args()
+    hooks, courier = Spent(), Spent()
+    for name in ("_enter", "_leave", "collect"):
+        hooks.count(LayerObserver, name)
+    hooks.count(SeenTensor, "note_gradient")
+    courier.count(RowMaker, "rows")
     print(f"width {args.width}, batch {args.batch}, {LAYERS} layers, load {os.getloadavg()[0]:.1f}")
-    print("| µs that sampling adds, a layer | training thread | whole process |")
+    print("| µs a layer of a sampled step | training thread | courier |")
     print("|---|---:|---:|")
     for name, kind in KINDS.items():
-        thread, process = added(kind, args)
-        print(f"| {name} | {thread:.0f} | {process:.0f} |", flush=True)
+        on_hooks, on_courier = cost(kind, args, hooks, courier)
+        print(f"| {name} | {on_hooks:.0f} | {on_courier:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -178,12 +178,23 @@ def _fewer(tensor: Tensor, width: int) -> Tensor:
     return tensor
 
 
+class Number:
+    """A number on its way into the step's pack."""
+
+    __slots__ = ("at", "value")
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+        self.at = -1
+
+
 class CastBatches:
     """The samples of one step; those on a device are counted there, some at a time."""
 
     def __init__(self) -> None:
         self._waiting: dict[object, list[CastSample]] = {}  # those that can be counted together
         self._counted: list[tuple[list[CastSample], Tensor]] = []
+        self._numbers: list[Number] = []
 
     def add(self, one: CastSample) -> None:
         """Take a sample; the memory of a device is soon given back."""
@@ -196,6 +207,12 @@ class CastBatches:
         if len(waiting) == _TOGETHER and not self._is_on_host(one):
             self._counted.append((waiting, counts_of(waiting)))
             del self._waiting[alike]
+
+    def add_number(self, value: Tensor) -> Number:
+        """Take a number that is known already, where it is."""
+        number = Number(value)
+        self._numbers.append(number)
+        return number
 
     def _is_on_host(self, one: CastSample) -> bool:
         """Then it waits for the courier, and is counted alone, on one thread."""
@@ -212,7 +229,9 @@ class CastBatches:
             at = pack.put(counts)
             for number, one in enumerate(part):
                 one.at = at + number * _COUNTS
-        self._waiting, self._counted = {}, []
+        for known in self._numbers:
+            known.at = pack.put(known.value)
+        self._waiting, self._counted, self._numbers = {}, [], []
 
 
 # -- counts, where the samples are ---------------------------------------------------------------

@@ -6,18 +6,22 @@ or bf16, of which is told what a cast would do. Of each sampled step the first c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from ampwatch.probe.models import Layer, Survey
-from ampwatch.probe.narrow_casts import CastBatches, CastCounts, CastSample, sample
+from ampwatch.probe.narrow_casts import CastBatches, CastCounts, CastSample, Number, sample
 from ampwatch.probe.number_formats import (
+    DelayedRoom,
     NumberFormat,
     RoleFormats,
+    delayed_room,
     formats_of,
     inner_weight,
+    is_linear,
     scales_in_use,
 )
 from ampwatch.probe.tensors import HALF, extremes, is_shard, measurable, parameter_shape
@@ -36,7 +40,7 @@ class Noted(Protocol):
 class LayerCasts:
     """The samples of one layer's operands; its own formats."""
 
-    __slots__ = ("formats", "grad", "input", "scales", "weight")
+    __slots__ = ("formats", "grad", "input", "room", "scales", "used", "weight")
 
     def __init__(self, formats: RoleFormats, scales: dict[str, Tensor]) -> None:
         self.formats = formats
@@ -44,6 +48,8 @@ class LayerCasts:
         self.input: CastSample | None = None
         self.weight: CastSample | None = None
         self.grad: GradientCast | None = None
+        self.room: DelayedRoom | None = None  # of delayed scales
+        self.used: list[Number] = []  # of it: forward, then backward
 
 
 class GradientCast:
@@ -87,7 +93,7 @@ class Operands:
             return None
         weight = self._matrix(layer)
         formats = formats_of(module, weight)
-        linear = isinstance(module, nn.Linear)
+        linear = isinstance(module, nn.Linear) or is_linear(module)
         if not formats and not (linear and (half or _is_half(weight))):
             return None
         casts = LayerCasts(formats, scales_in_use(module, formats))
@@ -95,6 +101,21 @@ class Operands:
             casts.input = self._input(taken, casts)
         casts.weight = self._weight(weight, casts)
         return casts
+
+    def leave(self, number: int, casts: LayerCasts) -> None:
+        """The layer has run: delayed scales are as they were for this pass."""
+        casts.room = delayed_room(self._survey.layers[number].module, casts.formats)
+        if casts.room is not None:
+            casts.used.append(self.batches.add_number(casts.room.forward))
+
+    def end(self, every: Iterable[LayerCasts | None]) -> None:
+        """The step is over, so the newest maxima of the gradients are there."""
+        for casts in every:
+            if casts is not None and casts.room is not None:
+                used = casts.room.backward()
+                if used is not None:
+                    casts.used.append(self.batches.add_number(used))
+                casts.room = None
 
     def follow_gradient(self, casts: LayerCasts, given: Noted) -> None:
         """The layer gave this tensor: its gradient is the product's third operand."""
@@ -149,6 +170,7 @@ def cast_columns(layers: Sequence[LayerCasts | None], values: Sequence[float]) -
     columns: dict[str, list[Any]] = {
         f"{role}_{figure}": [] for role in _ROLES for figure in _FIGURES
     }
+    columns["amax_staleness"] = [None if one is None else _staleness(one, values) for one in layers]
     for one in layers:
         for role in _ROLES:
             figures = _figures(None if one is None else _sample(one, role), values)
@@ -171,6 +193,14 @@ def _figures(taken: CastSample | None, values: Sequence[float]) -> tuple[Any, ..
     spread = counts.spread_sum / counts.blocks
     what_if = [_share(lost, counts) for lost in counts.what_if]
     return _share(counts.cut, counts), _share(counts.flushed, counts), spread, what_if
+
+
+def _staleness(casts: LayerCasts, values: Sequence[float]) -> float | None:
+    """The worst of both passes; inf where a maximum was not finite."""
+    used = [values[number.at] for number in casts.used if number.at >= 0]
+    if not used:
+        return None
+    return max(used) if all(map(math.isfinite, used)) else math.inf
 
 
 def _share(count: float, counts: CastCounts) -> float | None:

@@ -227,8 +227,10 @@ class StepNotes:
         for seen in self._note(tensors):
             seen.sampled = seen.dtype in HALF
             visit.outputs.append(seen)
-        if visit.casts is not None and visit.calls == 1 and visit.outputs:
-            self._operands.follow_gradient(visit.casts, visit.outputs[0])
+        if visit.casts is not None and visit.calls == 1:
+            self._operands.leave(number, visit.casts)
+            if visit.outputs:
+                self._operands.follow_gradient(visit.casts, visit.outputs[0])
 
     def _cast_operands(self, number: int, visit: Visit, inputs: Sequence[SeenTensor]) -> None:
         """Sample what a matrix product takes, if it is cast below sixteen bits or might be."""
@@ -250,6 +252,7 @@ class StepNotes:
         """Everything noted so far."""
         gradients = enumerate([p.grad for p in self._survey.parameters])
         dtypes = {position: g.dtype for position, g in gradients if g is not None}
+        self._operands.end(visit.casts for visit in self.visits.values())
         on_host = self._on_host and (self._weights is None or self._weights.on_host)
         return SampledLayers(
             self.visits, self._weights, dtypes, sealed, self._operands.batches, on_host=on_host

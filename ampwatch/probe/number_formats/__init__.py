@@ -13,11 +13,17 @@ import torch
 
 from ampwatch.probe.models import Survey
 from ampwatch.probe.number_formats import torchao, transformer_engine, unknown_library
-from ampwatch.probe.number_formats.role_formats import NONE, NumberFormat, RoleFormats
+from ampwatch.probe.number_formats.role_formats import (
+    NONE,
+    NumberFormat,
+    RoleFormats,
+    class_names,
+)
+from ampwatch.probe.number_formats.transformer_engine import DelayedRoom
 
 __all__ = [
-    "NONE", "NumberFormat", "RoleFormats", "conversions_asked_for", "formats_of", "inner_weight",
-    "may_be_quantised", "scales_in_use",
+    "NONE", "DelayedRoom", "NumberFormat", "RoleFormats", "conversions_asked_for", "delayed_room",
+    "formats_of", "inner_weight", "is_linear", "may_be_quantised", "scales_in_use",
 ]  # fmt: skip
 
 _READERS = (torchao.read, transformer_engine.read, unknown_library.read)
@@ -67,8 +73,24 @@ def inner_weight(weight: Any) -> Any:
     return inside if type(inside) in _PLAIN_WEIGHTS else None
 
 
+def is_linear(module: Any) -> bool:
+    """Whether a library's own layer multiplies just what it is given, as torch's Linear does."""
+    return transformer_engine.LINEAR in class_names(module)
+
+
+def delayed_room(module: Any, formats: RoleFormats) -> DelayedRoom | None:
+    """What shows whether a layer's delayed scales still fit, after its forward pass."""
+    if not _is_delayed(formats):
+        return None
+    return transformer_engine.delayed_room(module)
+
+
+def _is_delayed(formats: RoleFormats) -> bool:
+    return formats.input is not None and formats.input.scaling == "delayed"
+
+
 def scales_in_use(module: Any, formats: RoleFormats) -> dict[str, torch.Tensor]:
     """The scales that do not follow from the operands, by role; copies, for they change."""
-    if formats.input is None or formats.input.scaling != "delayed":
+    if not _is_delayed(formats):
         return {}
     return transformer_engine.scales_in_use(module)

@@ -6,7 +6,10 @@ needs a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 from ampwatch.probe.number_formats.role_formats import (
     NONE,
@@ -19,6 +22,7 @@ from ampwatch.probe.number_formats.role_formats import (
 
 VERSIONS_READ = ("2.20",)
 
+LINEAR = "Linear"  # the class that multiplies what it is given; others normalise it first
 # Of a module: set in each forward pass, from the autocast around it.
 RUNS_IN_FP8 = "fp8"
 META = "fp8_meta"  # a dict; under `recipe` a Recipe, under the next two the scales
@@ -61,6 +65,40 @@ def scales_in_use(module: Any) -> dict[str, Any]:
         if scale is not None and len(scale) >= len(roles):
             found |= {role: scale[at].detach().clone() for at, role in enumerate(roles)}
     return found
+
+
+class DelayedRoom:
+    """How much of a format the newest maxima of a layer use, at the scales that were in use.
+
+    Made when a forward pass of the layer is over, before the autocast's end renews its scales. Then
+    row 0 holds the newest maxima; once scales are renewed, it is zero and the last row holds them.
+    """
+
+    def __init__(self, meta: Mapping[str, Any]) -> None:
+        scales = meta[FORWARD_SCALES]
+        largest = getattr(meta[RECIPE], ELEMENTS).value
+        self.forward = (getattr(scales, MAXIMA)[0] * getattr(scales, SCALE)).amax() / largest[0]
+        self._after = meta.get(BACKWARD_SCALES)
+        self._scale = None if self._after is None else getattr(self._after, SCALE).clone()
+        self._largest = largest[1]
+
+    def backward(self) -> torch.Tensor | None:
+        """Likewise of the gradients, once the backward pass is over."""
+        if self._after is None or self._scale is None:
+            return None
+        maxima = getattr(self._after, MAXIMA)
+        newest = torch.where(maxima[0] != 0, maxima[0], maxima[-1])
+        room: torch.Tensor = (newest * self._scale).amax() / self._largest
+        return room
+
+
+def delayed_room(module: Any) -> DelayedRoom | None:
+    """Of a layer with delayed scales, after its forward pass."""
+    meta = attributes(module).get(META, {})
+    if not hasattr(meta.get(FORWARD_SCALES), MAXIMA):
+        return None
+    with torch.no_grad():
+        return DelayedRoom(meta)
 
 
 def _of_recipe(recipe: Any) -> RoleFormats:

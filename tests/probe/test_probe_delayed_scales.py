@@ -1,0 +1,110 @@
+"""Delayed scales, on stand-ins that mirror Transformer Engine's source: it needs a GPU itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from delayed_scaling import DelayedScaling, Linear, fp8_autocast
+from torch import nn
+
+import ampwatch
+from ampwatch.diagnosis import diagnose
+from ampwatch.probe.number_formats.transformer_engine import DelayedRoom
+
+END = {"input": 464.0, "weight": 464.0, "grad": 61440.0}
+TINY = {"input": 2.0**-10, "weight": 2.0**-10, "grad": 2.0**-17}
+
+
+class Net(nn.Module):
+    def __init__(self, recipe: DelayedScaling) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 32)
+        self.blocks = nn.ModuleList([Linear(32, 32, recipe) for _ in range(2)])
+        self.head = nn.Linear(32, 8)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def trained(folder, *, growth=1.0, steps=10, recipe=None):
+    """Steps whose inputs grow by a factor each time; the run and its model."""
+    torch.manual_seed(0)
+    model = Net(recipe or DelayedScaling())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with ampwatch.attach(
+        None, model, optimizer=optimizer, run="run", log_dir=folder, endpoint="off"
+    ) as watch:
+        for step in range(steps):
+            x = growth**step * torch.randn(64, 32)
+            with fp8_autocast(model):
+                loss = model(x).square().mean()
+            watch.log(loss=loss)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return ampwatch.open_run(folder / "run"), model
+
+
+def rows_of(run, layer):
+    return [row for row in run.layers.to_pylist() if row["layer"] == layer]
+
+
+def codes(run):
+    return {f.code for f in diagnose(run).findings if f.code.startswith("AMP7")}
+
+
+def test_staleness_and_shares_are_those_of_the_scales_that_were_in_use(tmp_path):
+    run, model = trained(tmp_path, growth=1.5)
+    layer = model.blocks[1]
+    rows = rows_of(run, "blocks.1")
+    assert rows[0]["input_format"] == "float8_e4m3fn/tensorwise/delayed"
+    assert len(rows) == len(layer.passes) == 10
+    for row, done in zip(rows, layer.passes, strict=True):
+        assert row["amax_staleness"] == pytest.approx(max(done.used), rel=1e-5)
+        for role, tensor, scale in done.operands:
+            scaled = (tensor * scale).abs()
+            cut = (scaled > END[role]).float().mean().item()
+            flushed = (scaled <= TINY[role]).float().mean().item()
+            assert row[f"{role}_saturated_share"] == pytest.approx(cut, abs=1e-3)
+            assert row[f"{role}_flushed_share"] == pytest.approx(flushed, abs=1e-3)
+
+
+def test_a_scale_that_lags_behind_growing_values_is_stale_and_cuts_them_off(tmp_path):
+    run, _ = trained(tmp_path, growth=3.0)
+    found = {f.code: f for f in diagnose(run).findings}
+    assert "AMP703" in found
+    assert found["AMP701"].layer.startswith("blocks.")
+
+
+def test_a_scale_that_keeps_up_is_no_finding(tmp_path):
+    assert codes(trained(tmp_path, growth=1.0)[0]) == set()
+
+
+def test_a_newest_maximum_that_is_nan_is_seen_before_and_after_the_scales_are_renewed():
+    layer = Linear(32, 32, DelayedScaling())
+    layer.passes.append(None)
+    backward = layer.fp8_meta["scaling_bwd"]
+    room = DelayedRoom(layer.fp8_meta)
+    backward.amax_history[0, 0] = math.nan
+    assert room.backward().isnan()
+    backward.renew()
+    assert room.backward().isnan()
+    assert backward.scale[0] == 1.0  # frozen
+
+
+def test_training_is_the_same_to_the_bit_with_and_without_the_watch(tmp_path, monkeypatch):
+    _, watched = trained(tmp_path / "on", growth=1.5)
+    monkeypatch.setenv("AMPWATCH", "0")
+    with pytest.raises(ampwatch.AmpwatchError):
+        trained(tmp_path / "off", growth=1.5)
+    monkeypatch.setattr(ampwatch, "open_run", lambda _path: None)
+    _, alone = trained(tmp_path / "off", growth=1.5)
+    for one, other in zip(watched.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(watched.blocks[0].fp8_meta["scaling_fwd"].scale,
+                       alone.blocks[0].fp8_meta["scaling_fwd"].scale)  # fmt: skip
