@@ -65,9 +65,10 @@ class LayerObserver:
         """Tell this listener of every training forward."""
         self._listener = listener
 
-    def arm(self) -> None:
-        """Sample the coming step."""
+    def arm(self, *, what_if: bool = True) -> None:
+        """Sample the coming step; `what_if`: and what casts would do that are not made."""
         self.armed = True
+        self._notes.operands.what_if = what_if
         if self._is_blind():
             self._notes.measure_weights()  # no hook will be called when a forward begins
         else:

@@ -73,7 +73,7 @@ _TOGETHER = 8
 class CastSample:
     """Some blocks of a tensor, as magnitudes, and what is needed to cast them."""
 
-    __slots__ = ("at", "extremes", "form", "scale", "values")
+    __slots__ = ("at", "extremes", "form", "scale", "values", "what_if")
 
     def __init__(
         self,
@@ -81,11 +81,14 @@ class CastSample:
         extremes: tuple[Tensor, Tensor],  # of the whole tensor
         form: NumberFormat | None,  # what it is really cast to
         scale: Tensor | None = None,  # in use, where it does not follow from the tensor
+        *,
+        what_if: bool = True,  # whether other formats are of interest
     ) -> None:
         self.values: Tensor | None = values
         self.extremes = extremes
         self.form = form
         self.scale = scale
+        self.what_if = what_if
         self.at = -1  # of its counts, in the step's pack
 
     def counts(self, values: Sequence[float]) -> CastCounts | None:
@@ -115,6 +118,8 @@ def sample(
     extremes: tuple[Tensor, Tensor],
     form: NumberFormat | None,
     scale: Tensor | None = None,
+    *,
+    what_if: bool = True,
 ) -> CastSample | None:
     """Blocks spread over the tensor, copied; None if it has no blocks or its rows are too long."""
     known = form if _is_countable(form, scale) else None
@@ -122,7 +127,7 @@ def sample(
     if width is None:
         return None
     rows = _rows(tensor.detach() if tensor.requires_grad else tensor, width)
-    return CastSample(rows.abs(), extremes, known, scale)
+    return CastSample(rows.abs(), extremes, known, scale, what_if=what_if)
 
 
 def _is_countable(form: NumberFormat | None, scale: Tensor | None) -> bool:
@@ -201,7 +206,8 @@ class CastBatches:
         values = one.values
         if values is None:
             return
-        alike = (one.form, values.shape, values.dtype, values.device, one.scale is None)
+        kind = (one.form, one.scale is None, one.what_if)
+        alike = (kind, values.shape, values.dtype, values.device)
         waiting = self._waiting.setdefault(alike, [])
         waiting.append(one)
         if len(waiting) == _TOGETHER and not self._is_on_host(one):
@@ -261,7 +267,7 @@ def counts_of(samples: Sequence[CastSample]) -> Tensor:
         flushed = _at_most(scaled, element.flushed_to) - zeros
     columns = [amax.view(-1), every - zeros, cut, flushed, octaves.sum(-1), is_told.sum(-1)]
     for other in WHAT_IF:
-        if _fits(other, width):
+        if samples[0].what_if and _fits(other, width):
             scaled = _scaled(magnitudes, amax, other, None)
             columns.append(_at_most(scaled, _ELEMENTS[other.element].flushed_to) - zeros)
         else:

@@ -55,12 +55,18 @@ class LayerCasts:
 class GradientCast:
     """Samples the first gradient of one tensor."""
 
-    __slots__ = ("_batches", "form", "sample", "scale")
+    __slots__ = ("_batches", "_what_if", "form", "sample", "scale")
 
     def __init__(
-        self, batches: CastBatches, form: NumberFormat | None, scale: Tensor | None
+        self,
+        batches: CastBatches,
+        form: NumberFormat | None,
+        scale: Tensor | None,
+        *,
+        what_if: bool,
     ) -> None:
         self._batches = batches
+        self._what_if = what_if
         self.form = form
         self.scale = scale
         self.sample: CastSample | None = None
@@ -69,7 +75,7 @@ class GradientCast:
         """The backward pass has made this gradient; the sample's values, if one was taken now."""
         if self.sample is not None:
             return None
-        self.sample = sample(gradient, found, self.form, self.scale)
+        self.sample = sample(gradient, found, self.form, self.scale, what_if=self._what_if)
         if self.sample is None:
             return None
         values = self.sample.values
@@ -82,6 +88,7 @@ class Operands:
 
     def __init__(self, survey: Survey) -> None:
         self.batches = CastBatches()
+        self.what_if = True
         self._survey = survey
         self._inputs: dict[tuple[int, NumberFormat | None], CastSample | None] = {}
 
@@ -94,7 +101,7 @@ class Operands:
         weight = self._matrix(layer)
         formats = formats_of(module, weight)
         linear = isinstance(module, nn.Linear) or is_linear(module)
-        if not formats and not (linear and (half or _is_half(weight))):
+        if not formats and not (self.what_if and linear and (half or _is_half(weight))):
             return None
         casts = LayerCasts(formats, scales_in_use(module, formats))
         if taken is not None and linear:
@@ -121,7 +128,7 @@ class Operands:
         """The layer gave this tensor: its gradient is the product's third operand."""
         if given.cast is None:
             form, scale = casts.formats.grad, casts.scales.get("grad")
-            given.cast = GradientCast(self.batches, form, scale)
+            given.cast = GradientCast(self.batches, form, scale, what_if=self.what_if)
         casts.grad = given.cast
 
     def _matrix(self, layer: Layer) -> Any:
@@ -147,7 +154,7 @@ class Operands:
     def _add(
         self, tensor: Tensor, found: Extremes, form: NumberFormat | None, scale: Tensor | None
     ) -> CastSample | None:
-        taken = sample(tensor, found, form, scale)
+        taken = sample(tensor, found, form, scale, what_if=self.what_if)
         if taken is not None:
             self.batches.add(taken)
         return taken
@@ -188,10 +195,10 @@ def _sample(casts: LayerCasts, role: str) -> CastSample | None:
 def _figures(taken: CastSample | None, values: Sequence[float]) -> tuple[Any, ...]:
     """Shares, spread and what if; None where they are not known."""
     counts = None if taken is None or taken.at < 0 else taken.counts(values)
-    if counts is None or not counts.nonzero:
+    if taken is None or counts is None or not counts.nonzero:
         return (None,) * len(_FIGURES)
     spread = counts.spread_sum / counts.blocks
-    what_if = [_share(lost, counts) for lost in counts.what_if]
+    what_if = [_share(lost, counts) for lost in counts.what_if] if taken.what_if else None
     return _share(counts.cut, counts), _share(counts.flushed, counts), spread, what_if
 
 

@@ -197,7 +197,7 @@ class StepNotes:
         self._seen: dict[int, SeenTensor] = {}
         self._order = itertools.count()
         self._weights: WeightMeasure | None = None
-        self._operands = Operands(survey)
+        self.operands = Operands(survey)
         self._hooks: list[Handle] = []
         self._on_host = True
 
@@ -228,15 +228,15 @@ class StepNotes:
             seen.sampled = seen.dtype in HALF
             visit.outputs.append(seen)
         if visit.casts is not None and visit.calls == 1:
-            self._operands.leave(number, visit.casts)
+            self.operands.leave(number, visit.casts)
             if visit.outputs:
-                self._operands.follow_gradient(visit.casts, visit.outputs[0])
+                self.operands.follow_gradient(visit.casts, visit.outputs[0])
 
     def _cast_operands(self, number: int, visit: Visit, inputs: Sequence[SeenTensor]) -> None:
         """Sample what a matrix product takes, if it is cast below sixteen bits or might be."""
         first = inputs[0] if inputs else None
         half = bool(visit.autocast) or (first is not None and first.dtype in HALF)
-        visit.casts = self._operands.begin(number, first, half=half)
+        visit.casts = self.operands.begin(number, first, half=half)
 
     def extremes_of(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
         """The extremes, measured now unless they are noted already; None if they cannot be."""
@@ -252,10 +252,10 @@ class StepNotes:
         """Everything noted so far."""
         gradients = enumerate([p.grad for p in self._survey.parameters])
         dtypes = {position: g.dtype for position, g in gradients if g is not None}
-        self._operands.end(visit.casts for visit in self.visits.values())
+        self.operands.end(visit.casts for visit in self.visits.values())
         on_host = self._on_host and (self._weights is None or self._weights.on_host)
         return SampledLayers(
-            self.visits, self._weights, dtypes, sealed, self._operands.batches, on_host=on_host
+            self.visits, self._weights, dtypes, sealed, self.operands.batches, on_host=on_host
         )
 
     def release(self) -> None:

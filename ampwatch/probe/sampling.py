@@ -31,7 +31,8 @@ class Sampling:
         if self._observer is None:
             return
         if self.sampled:
-            self._observer.arm()
+            # What casts would do changes slowly: it is told of each n-th step only.
+            self._observer.arm(what_if=step % self._layer_every == 0)
         elif self._observer.armed:
             self._observer.disarm()
 

@@ -35,12 +35,18 @@ def batch(step: int):
     return torch.randint(64, (4, 9), generator=torch.Generator().manual_seed(step))
 
 
-def train(folder, model, *, steps=3, autocast=None, scale=1.0):
+def train(folder, model, *, steps=3, autocast=None, scale=1.0, every=1):
     """A few steps; what the layer saw, and the rows of it."""
     seen = Seen(model.get_submodule(LAYER))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with ampwatch.attach(
-        None, model, optimizer=optimizer, run="run", log_dir=folder, endpoint="off"
+        None,
+        model,
+        optimizer=optimizer,
+        run="run",
+        log_dir=folder,
+        endpoint="off",
+        layer_every=every,
     ):
         for step in range(steps):
             tokens = batch(step)
@@ -112,6 +118,16 @@ def test_a_run_in_half_precision_is_told_what_casts_would_do(tmp_path, autocast)
     for role, tensors in (("input", seen.inputs), ("weight", seen.weights), ("grad", seen.grads)):
         assert rows[1][f"{role}_flushed_share"] is None
         check_what_if(rows[1], role, tensors[1].float())
+
+
+def test_what_casts_would_do_is_told_of_every_nth_step_and_what_they_do_of_every_sample(tmp_path):
+    needs_torchao()
+    _, rows, _ = train(tmp_path / "bf16", Language().bfloat16(), every=2)
+    assert [row["input_what_if"] is None for row in rows] == [False, True, False]
+    model = float8(Language().bfloat16())
+    _, rows, _ = train(tmp_path / "fp8", model, every=2)
+    assert [row["input_what_if"] is None for row in rows] == [False, True, False]
+    assert None not in [row["input_flushed_share"] for row in rows]
 
 
 def test_a_run_in_float32_is_not_looked_into(tmp_path):
