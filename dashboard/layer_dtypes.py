@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
-from itertools import groupby
+from dataclasses import dataclass
 
 from formatting import said, short_dtype, shortened
 from layer_samples import Branch
@@ -22,35 +21,72 @@ def dtypes_html(root: Branch) -> str:
         '<div class="aw-chart-title"><b>Data types</b>input, parameters, output, gradient; '
         "fp16 and bf16 in colour; neighbours that are alike in one row</div>"
     )
-    is_open = _rows(root) <= _OPEN_ROWS
-    return f'{head}<div class="aw-tree">{_inside(root, "", is_open=is_open)}</div>'
+    groups = _groups(root, {})
+    inside = _inside(groups, "", is_open=_rows(groups) <= _OPEN_ROWS)
+    return f'{head}<div class="aw-tree">{inside}</div>'
 
 
-def _inside(branch: Branch, path: str, *, is_open: bool) -> str:
-    return "".join(_branch(alike, path, is_open=is_open) for alike in _alike(branch))
+@dataclass(slots=True)
+class _Group:
+    """A branch and the neighbours that are alike: the first stands for all."""
+
+    first: Branch
+    last: str
+    count: int
+    shape: int  # a number for each that differs
+    inside: list[_Group]
 
 
-def _branch(alike: list[Branch], path: str, *, is_open: bool) -> str:
-    """One branch, or several whose insides are the same: the first then stands for all."""
-    first = alike[0]
+def _groups(branch: Branch, shapes: dict[object, int]) -> list[_Group]:
+    """What is inside, neighbours with numbers for names together where all else is the same."""
+    found: list[_Group] = []
+    for one in branch.inside.values():
+        inside = _groups(one, shapes)
+        key = (_own(one), *((group.first.name, group.last, group.shape) for group in inside))
+        shape = shapes.setdefault(key, len(shapes))
+        before = found[-1] if found else None
+        numbered = before is not None and before.last.isdecimal() and one.name.isdecimal()
+        if before is not None and numbered and before.shape == shape:
+            before.last, before.count = one.name, before.count + 1
+        else:
+            found.append(_Group(one, one.name, 1, shape, inside))
+    return found
+
+
+def _own(branch: Branch) -> tuple[object, ...]:
+    facts = branch.facts
+    dtypes = (facts.get(f"{part}_dtype") for part in _PARTS)
+    return (*dtypes, facts.get("autocast"), formats_text(facts))
+
+
+def _rows(groups: list[_Group]) -> int:
+    return sum(1 + _rows(group.inside) for group in groups)
+
+
+def _inside(groups: list[_Group], path: str, *, is_open: bool) -> str:
+    return "".join(_group(group, path, is_open=is_open) for group in groups)
+
+
+def _group(group: _Group, path: str, *, is_open: bool) -> str:
+    first = group.first
     place = f"{path}.{first.name}" if path else first.name
-    if not first.inside:
-        return f'<div class="aw-tree-row">{_leaf(_name(alike), place)}{_types(first)}</div>'
+    if not group.inside:
+        return f'<div class="aw-tree-row">{_leaf(_name(group), place)}{_types(first)}</div>'
     own = _leaf(f"open {said(shortened(first.name, _LETTERS))} itself", place)
     return (
         f'<details data-key="{html.escape(place)}"{" open" * is_open}>'
-        f'<summary class="aw-tree-row"><span>{_name(alike)}</span>{_types(first)}</summary>'
+        f'<summary class="aw-tree-row"><span>{_name(group)}</span>{_types(first)}</summary>'
         f'<div class="aw-tree-inside"><div class="aw-tree-row">{own}</div>'
-        f"{_inside(first, place, is_open=is_open)}</div></details>"
+        f"{_inside(group.inside, place, is_open=is_open)}</div></details>"
     )
 
 
-def _name(alike: list[Branch]) -> str:
-    words = f"<bdi>{said(shortened(alike[0].name, _LETTERS))}</bdi>"
-    if len(alike) == 1:
+def _name(group: _Group) -> str:
+    words = f"<bdi>{said(shortened(group.first.name, _LETTERS))}</bdi>"
+    if group.count == 1:
         return words
-    last = said(shortened(alike[-1].name, _LETTERS))
-    return f'{words} to <bdi>{last}</bdi> <span class="aw-muted">{len(alike):,} alike</span>'
+    last = said(shortened(group.last, _LETTERS))
+    return f'{words} to <bdi>{last}</bdi> <span class="aw-muted">{group.count:,} alike</span>'
 
 
 def _leaf(words: str, place: str) -> str:
@@ -77,25 +113,3 @@ def _chip(dtype: str | None) -> str:
     short = short_dtype(dtype)
     half = " half" if short in {"fp16", "bf16", "fp8"} else ""
     return f'<i class="aw-dtype{half}">{said(short)}</i>'
-
-
-def _alike(branch: Branch) -> Iterator[list[Branch]]:
-    """What is inside, neighbours with numbers for names together where all else is the same."""
-    for _, found in groupby(branch.inside.values(), key=_shape):
-        yield list(found)
-
-
-def _shape(branch: Branch) -> tuple[object, ...]:
-    """What branches that are alike have in common: all, and the name unless it is a number."""
-    return (None if branch.name.isdecimal() else branch.name, _contents(branch))
-
-
-def _contents(branch: Branch) -> tuple[object, ...]:
-    facts = branch.facts
-    own = (*(facts.get(f"{part}_dtype") for part in _PARTS), facts.get("autocast"))
-    own += (formats_text(facts),)
-    return (own, *((one.name, _contents(one)) for one in branch.inside.values()))
-
-
-def _rows(branch: Branch) -> int:
-    return sum(1 + _rows(alike[0]) for alike in _alike(branch))
