@@ -32,7 +32,7 @@ def log_field() -> None:
     try:
         run = _imported(file, _chosen_format())
     except (AmpwatchError, OSError) as error:
-        problem(_as_named(str(error), file.name))
+        problem(str(error).replace("name it with --as", "choose it below"))
         st.selectbox(
             "Its format", [_BY_CONTENT, *known_sources()], key=_FORMAT,
             help="The file is read again as soon as you choose one.",
@@ -59,8 +59,3 @@ def _imported(file: st.runtime.uploaded_file_manager.UploadedFile, source: str |
             return import_log(path, run_list.folders()[0], ImportOptions(source=source))
         except (AmpwatchError, OSError) as error:
             raise AmpwatchError(str(error).replace(str(path), file.name)) from error
-
-
-def _as_named(sentence: str, name: str) -> str:
-    """The error with a next step that this page offers."""
-    return sentence.replace("name it with --as", "choose it below") or f"{name} cannot be read."

@@ -28,6 +28,7 @@ from ampwatch.recorder import Recorder
 
 FRESH_S = 0.5
 _REST = 20  # times as long as a look took, before the next: of 100,000 runs one takes seconds
+_BUDGET_S = 1.0  # at one look for runs that were never seen; the others come with the next looks
 _LABEL_LENGTH = 36
 
 if TYPE_CHECKING:  # which import this file
@@ -210,9 +211,13 @@ class _Folders:
     def _look(self) -> RunList:
         began_s = time.monotonic()
         thorough = began_s > self._thorough_due_s
-        seen = self._listed(self._catalogue.runs(thorough=thorough), thorough=thorough)
+        found = self._catalogue.runs(thorough=thorough, budget_s=_BUDGET_S)
+        seen = self._listed(found, thorough=thorough)
         now_s = time.monotonic()
         rest_s = max(FRESH_S, _REST * (now_s - began_s))
+        if self._catalogue.unread:  # seen for the first time: read on, look at the others later
+            self._thorough_due_s, self._due_s = now_s + rest_s, now_s + FRESH_S
+            return seen
         self._due_s = now_s + rest_s
         if thorough:
             self._thorough_due_s, self._due_s = now_s + rest_s, now_s + FRESH_S
@@ -232,7 +237,11 @@ class _Folders:
         made = sorted(self._choices.values(), key=lambda one: (_ORDER[one.origin], not one.live))
         self.seen_names |= {choice.name for choice in made}
         problems = [run.problem for run in found if run.problem is not None]
-        return RunList(tuple(made), (*_unreadable(), *problems))
+        return RunList(tuple(made), (*self._unread(), *_unreadable(), *problems))
+
+    def _unread(self) -> Iterator[str]:
+        if self._catalogue.unread:
+            yield f"{self._catalogue.unread:,} more runs are being read for the first time."
 
 
 @st.cache_resource(show_spinner=False)

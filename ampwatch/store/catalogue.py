@@ -7,7 +7,9 @@ it. Runs that were deleted are dropped silently; those that cannot be read are l
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -89,12 +91,14 @@ class Catalogue:
         self._also = also
         self._lines: dict[str, tuple[FileStamp, RunSummary]] = {}
         self._kept: dict[str, KeptFacts] = {}
+        self.unread = 0
         self._notes: dict[str, Place] = {}  # what registered runs' files say, which never changes
 
-    def runs(self, *, thorough: bool = True) -> list[RunSummary]:
+    def runs(self, *, thorough: bool = True, budget_s: float = math.inf) -> list[RunSummary]:
         """All runs, newest first; if not `thorough`, runs that have ended are not looked at again.
 
-        A folder that is gone or new is always seen.
+        A folder that is gone or new is always seen. New ones are read, by name from the last, until
+        `budget_s` is over: `unread` tells how many are left for the next time.
         """
         own = [default_log_dir()] if self._folders is None else self._folders
         folders = [*own, *self._also]
@@ -106,7 +110,17 @@ class Catalogue:
         distinct = {real: path for path, real in reversed(places)}.values()
         self._lines = {path: self._lines[path] for path in distinct if path in self._lines}
         trusted = () if thorough else {p for p, (_, run) in self._lines.items() if run.ended}
-        found = [self._lines[p][1] if p in trusted else self._line(p) for p in distinct]
+        fresh = sorted((p for p in distinct if p not in self._lines), reverse=True)
+        until_s, taken = time.monotonic() + budget_s, 0
+        for path in fresh:
+            if taken and time.monotonic() > until_s:
+                break
+            self._line(path)
+            taken += 1
+        self.unread = len(fresh) - taken
+        left = set(fresh)
+        known = [p for p in distinct if p not in left or p in self._lines]
+        found = [self._lines[p][1] if p in trusted or p in left else self._line(p) for p in known]
         for kept in self._kept.values():
             kept.save()
         lines = [line for line in found if line is not None]

@@ -213,3 +213,15 @@ def test_another_tools_log_is_listed_by_the_time_of_its_import(tmp_path: Path) -
     old = store.RunInfo(id=OTHER_ID, name="old", source="apex", started_ns=5)
     create_run(tmp_path / "runs", old)
     assert [run.name for run in list_runs(tmp_path / "runs")] == ["old", "run"]
+
+
+def test_of_many_new_runs_as_many_are_read_as_there_is_time_for_and_the_last_by_name_first(
+    tmp_path: Path,
+) -> None:
+    for number in "123":
+        create_run(tmp_path / "runs", info(f"run-{number}", number * 32))
+    listing = Catalogue([tmp_path / "runs"])
+    for names in ({"run-3"}, {"run-3", "run-2"}, {"run-3", "run-2", "run-1"}):
+        assert {run.name for run in listing.runs(budget_s=-1.0)} == names
+        assert listing.unread == 3 - len(names)
+    assert len(listing.runs()) == 3
