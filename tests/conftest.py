@@ -38,7 +38,6 @@ QUICK = [
     "importers/test_importers_endings.py",
     "importers/test_importers_times.py",
     "integrations/test_integrations_models.py",
-    "mirrors/test_mirrors_line.py",
     "probe/test_probe_culprit.py",
     "probe/test_probe_norms.py",
     "probe/test_probe_flushed_gradients.py",
