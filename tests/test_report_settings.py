@@ -110,3 +110,27 @@ def test_the_last_run_of_the_same_script_is_the_one_before(others, expected):
 )  # fmt: skip
 def test_the_stem_of_a_name_is_what_its_runs_share(name, stem):
     assert name_stem(name) == stem
+
+
+def test_the_report_says_what_changed_since_the_last_run_beside_it(tmp_path, capsys):
+    from written_runs import write_run
+
+    from ampwatch import cli
+
+    long = {f"k{number}": number for number in range(9)}
+    write_run(tmp_path, "train-1", age_s=9000, config={"lr": 0.1, "vocab": "v" * 99})
+    write_run(tmp_path, "other-1", age_s=5000, config={"lr": 7})
+    second = write_run(tmp_path, "train-2", age_s=3000, config={"lr": 0.3, **long})
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    assert cli.run(["report", str(second)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "changed since train-1: config.lr 0.1 to 0.3, config.k0 0 added, " in said
+    assert "and 6 more" in said
+    third = write_run(tmp_path, "train-3", age_s=1000, config={"lr": 0.3, **long})
+    assert cli.run(["report", str(third)]) == 0
+    assert "changed since train-2: nothing in the settings" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert cli.run(["report", str(tmp_path / "train-1")]) == 0
+    assert "changed" not in capsys.readouterr().out

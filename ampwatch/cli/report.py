@@ -92,12 +92,14 @@ def print_said(runs: Sequence[Run], said: Diagnosis | Together, *, json: bool) -
     """Print the report on one run or several, as text or JSON."""
     from ampwatch.diagnosis import Diagnosis
     from ampwatch.recovery.proof import kept_proof, sentence_of
-    from ampwatch.report import print_report, print_reports, to_json
+    from ampwatch.report import print_changes, print_report, print_reports, to_json
+    from ampwatch.report.settings_changes import changed_text
 
     if json:
         typer.echo(to_json(said))
     elif isinstance(said, Diagnosis):
         print_report(answers(), runs[0].info.name, runs[0], said)
+        print_changes(answers(), changed_text(runs[0]))
         proof = kept_proof(runs[0].path)
         if proof is not None:
             answer(sentence_of(proof))

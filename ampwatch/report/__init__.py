@@ -22,6 +22,7 @@ from ampwatch.report.tensorboard_event_file import EventStream
 from ampwatch.report.tensorboard_export import write_event_files
 from ampwatch.report.terminal_report import (
     STYLES,
+    print_changes,
     print_report,
     print_reports,
     report_text,
@@ -41,6 +42,7 @@ __all__ = [
     "html_report",
     "last_values",
     "powers",
+    "print_changes",
     "print_comparison",
     "print_report",
     "print_reports",

@@ -45,6 +45,13 @@ def print_report(console: Console, name: str, run: Record, diagnosis: Diagnosis)
     console.print(text, highlight=False, crop=False)  # lines to paste are longer than some screens
 
 
+def print_changes(console: Console, text: str) -> None:
+    """Print what changed since the script's last run, below the report's facts."""
+    if text:
+        rows = [("changed", text)]
+        console.print(labelled(rows, writer(fancy=is_fancy(console)), width=13), highlight=False)
+
+
 def print_reports(console: Console, names: Sequence[str], together: Together) -> None:
     """Print the report on several runs of one model: a line or two each, one advice for all."""
     write = writer(fancy=is_fancy(console))

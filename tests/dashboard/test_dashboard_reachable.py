@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow_browser, needs_browser]
 # Turned round, in Hebrew, with an emoji, and as long as a folder's name may be.
 LONG = "\u202eשבת 😀 " + "a long name " * 16
 WIDTHS = (360, 420, 640, 641, 768, 900, 1150, 1400, 1920)
-OF_RUN = ("Overview", "Layers", "Findings", "Memory and device")
+OF_RUN = ("Overview", "Layers", "Findings", "Memory and device", "Timeline", "Settings")
 
 # What can be pressed or is a heading, in view, and has something else on top of it in a corner.
 COVERED = """() => [...document.querySelectorAll('.stMain :is(button, a, input, h1, .aw-title)')]
