@@ -77,7 +77,8 @@ def _grouped(comparison: Comparison, each: Sequence[Sequence[str]]) -> str:
         parts.append(
             f'<details data-key="{_attribute(text)}"><summary><b>'
             f"{count_text(len(numbers), 'run')}: {said(text)}</b> ({runs})</summary>"
-            f"<dl>{full}</dl></details>"
+            '<div class="aw-each" tabindex="0" role="region" aria-label="Each of them">'
+            f"<dl>{full}</dl></div></details>"
         )
     return f"<p>Compared with {_named(names[0])}:</p>{''.join(parts)}"
 

@@ -96,12 +96,15 @@ def divergence_of_rows(first: Run, one: StepRows, second: Run) -> Divergence:
         for (left, known_left), (right, known_right) in zip(_told(one), _told(other), strict=True)
     )
     pairs = {"loss": loss, "scale": scale, "skips": skips}
+    unequal = _unequal(
+        loss
+    )  # without any, none is beyond noise: medians of a million steps are slow
     return Divergence(
         len(step),
         int(step[-1]),
         tuple(name for name, pair in pairs.items() if len(pair.step)),
-        loss.at(_unequal(loss)),
-        loss.at(_beyond_noise(loss)),
+        loss.at(unequal),
+        loss.at(_beyond_noise(loss)) if len(unequal) else None,
         _both_finite(loss) >= _LEAST_STEPS,
         scale.at(_unequal(scale)),
         skips.at(_unequal(skips)),

@@ -12,6 +12,7 @@ from page_driver import needs_browser, tab, training
 from written_runs import event_columns, fresh_id, step_columns, write_run
 
 from ampwatch import codec, store
+from ampwatch.importers import import_log
 from ampwatch.rows import Table
 
 pytestmark = [pytest.mark.slow_browser, needs_browser]
@@ -226,6 +227,36 @@ def test_where_a_loss_is_not_finite_is_marked_and_links_have_the_pages_own_ink(p
         for one in (link, page.page.locator(".stApp"))
     )
     assert own == page_own
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_sweep_holds_nothing_that_some_readers_cannot_use(one, server, scheme):
+    from axe_playwright_python.sync_playwright import Axe
+
+    with tab(one, scheme) as page:
+        compared(page, server, SWEPT)
+        page.settled()
+        for fold in page.page.locator(".stMain summary:visible").all():
+            fold.click()
+        told = Axe().run(page.page, options={"resultTypes": ["violations"]}).response
+        assert [
+            (one["id"], [node["html"] for node in one["nodes"]])
+            for one in told["violations"]
+            if one["impact"] in {"serious", "critical"}
+        ] == []
+
+
+def test_a_foreign_log_of_few_columns_is_compared_in_what_it_tells(page, server, place, tmp_path):
+    log = tmp_path / "foreign.csv"
+    log.write_text("step,loss\n" + "".join(f"{n},{4 - n / 50}\n" for n in range(120)))
+    name = import_log(log, place).name
+    compared(page, server, [name, "twin-a"])
+    said = page.page.locator(".aw-partings").inner_text()
+    assert said.startswith("They part at step 0, by the loss (4 against ")
+    assert "120 steps in common, the last 119." in said
+    assert "Scale: not recorded by both." in said
+    row = next(row for row in rows(page) if name in row.inner_text())
+    assert "not logged" in row.inner_text()
 
 
 def test_names_are_data_and_a_phone_is_wide_enough(one, server, place):
