@@ -33,7 +33,7 @@ from ampwatch.report.thinning import Line, coarser, hole_of
 _KEY, _BASE, _BY, _OUTCOME = "compared runs", "compared with", "swept by", "came of them"
 _TABLE, _SWEEP, _CHART = "compare table", "compare sweep", "compare chart"
 _SENT, _WAITS = "compared base", "compared runs are read"
-_EVERY_S, _SOON_S = 2.0, 1.0
+_EVERY_S, _SOON_S, _WATCH_S = 2.0, 1.0, 3.0
 _WAIT_S = 0.8  # for runs that are read soon: nothing is then drawn twice
 _LEAST_SWEPT = 3  # runs of a sweep: two points show no course
 _MOST_POINTS = 16_000  # of all runs' lines of one quantity: a browser draws them in one frame
@@ -60,6 +60,21 @@ def show(*, follow: bool) -> None:
     is_live = follow and any(choice.live for choice in chosen)
     every_s = _SOON_S if waits else _EVERY_S if is_live else None
     st.fragment(_now, run_every=every_s)(names, base)
+    asked = [*names, *gone]
+    st.fragment(_watch, run_every=_WATCH_S)(asked, _standing(asked))
+
+
+def _standing(names: Sequence[str]) -> list[bool | None]:
+    """Whether each of them is live; None of one that is gone."""
+    live = {choice.name: choice.live for choice in run_list.current().choices}
+    return [live.get(name) for name in names]
+
+
+@guarded
+def _watch(names: Sequence[str], seen: Sequence[bool | None]) -> None:
+    """Draw the page anew where a run has gone, or came back, or ended."""
+    if _standing(names) != seen:
+        st.rerun()
 
 
 # --- what is compared ----------------------------------------------------------------------------
