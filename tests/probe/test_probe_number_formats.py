@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import sys
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -63,11 +62,32 @@ def test_weights_that_are_quantised_already_say_so():
     assert texts(None, NVFP4Tensor.to_nvfp4(wide)) == [None, "nvfp4/block16", None]
 
 
-def test_a_wrapped_weight_is_read_through_its_wrappers():
+@pytest.mark.parametrize("convert", [float8, mxfp8])
+def test_a_layer_that_fsdp2_has_sharded_is_read_through_its_wrappers(convert, tmp_path):
     needs_torchao()
-    weight = mxfp8(nn.Sequential(nn.Linear(32, 32, bias=False)))[0].weight
-    sharded = SimpleNamespace(_local_tensor=weight, dtype=weight.dtype)  # as FSDP2 holds it
-    assert texts(None, sharded) == ["mxfp8_e4m3/block32"] * 3
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("this torch has no FSDP2")
+    model = convert(Language().bfloat16())
+    before = texts(model.blocks[0].up)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        fsdp.fully_shard(model.blocks[0], mesh=mesh)
+        assert type(model.blocks[0].up.weight).__name__ == "DTensor"
+        assert texts(model.blocks[0].up) == before
+        assert None not in before
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_compiled_model_is_read_though_no_hook_sees_inside():
+    needs_torchao()
+    model = torch.compile(float8(Language()))
+    head = next(layer for layer in survey(model).layers if layer.name == "head")
+    assert texts(head.module)[0] == f"{E4M3}/tensorwise/dynamic"
 
 
 def test_a_conversion_that_reached_no_layer_is_known(monkeypatch):

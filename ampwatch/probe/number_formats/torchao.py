@@ -106,8 +106,9 @@ def with_inner(weight: Any) -> list[Any]:
     found: list[Any] = []
     while weight is not None and len(found) <= len(INNER_TENSORS):
         found.append(weight)
-        held = attributes(weight)
-        weight = next((held[name] for name in INNER_TENSORS if name in held), None)
+        # A DTensor keeps its part in a slot.
+        inside = (getattr(weight, name, None) for name in INNER_TENSORS)
+        weight = next((one for one in inside if hasattr(one, "dtype")), None)
     return found
 
 
