@@ -210,8 +210,9 @@ def _layer(
         )
         return
     inside = sum(is_within(name, layer) for name in names)
-    if inside:
-        st.html(f'<div class="aw-muted">{_holds(inside)}</div>')
+    if inside or words:
+        said_of = _holds(inside) if inside else "No numbers of this layer were logged."
+        st.html(f'<div class="aw-muted">{said_of}</div>')
         browser.html(words, key="layer findings")
     else:
         st.html(f'<div class="aw-problem">This run has no layer named {said(layer)}.</div>')

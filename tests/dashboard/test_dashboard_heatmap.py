@@ -194,6 +194,13 @@ def test_a_layer_that_lacks_the_quantity_is_counted_and_found_all_the_same(page,
     at.get_by_role("cell", name="no value").wait_for()
 
 
+def test_a_part_of_the_model_says_what_it_holds_and_an_unknown_name_is_named(page, server):
+    at = opened(page, server, "run=many&layer=model.blocks.3")
+    at.get_by_text("a part of the model that holds 8 layers").wait_for()
+    at = opened(page, server, "run=many&layer=model.blocks.%3Ci%3E")
+    at.get_by_text("This run has no layer named model.blocks.<i>.").wait_for()
+
+
 def test_back_takes_back_a_fold_and_a_choice(page, server):
     at = opened(page, server, "run=many&map=n")
     map_of(at).focus()
