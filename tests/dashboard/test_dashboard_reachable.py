@@ -9,6 +9,9 @@ import pytest
 from page_driver import PAGES, needs_browser, tab, training
 from written_runs import write_run
 
+from ampwatch import store
+from ampwatch.printable_text import printable
+
 pytestmark = [pytest.mark.slow_browser, needs_browser]
 
 # Turned round, in Hebrew, with an emoji, and as long as a folder's name may be.
@@ -79,7 +82,8 @@ def test_every_page_names_its_run_on_a_phone(one, server, place):
                 heading = page.page.get_by_role("heading", level=1)
                 heading.wait_for()
                 assert heading.inner_text().endswith(name)
-                assert heading.get_attribute("title") == run
+                name_given = store.read_info(place / run).name  # the folder's is made safe
+                assert heading.get_attribute("title") == printable(name_given)
                 page.page.wait_for_function(f"() => ({SIDEWAYS})() <= 0")
         assert page.troubles == []
 
