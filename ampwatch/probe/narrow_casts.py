@@ -255,7 +255,7 @@ def counts_of(samples: Sequence[CastSample]) -> Tensor:
     every = float(magnitudes[0].numel())
     top = magnitudes.amax(-2)
     is_told = top > 0
-    octaves = torch.where(is_told, torch.log2(top / magnitudes.mean(-2)), 0.0)
+    octaves = _log2((top / magnitudes.mean(-2)).nan_to_num(1.0))  # of a block of zeros none
     unknown = torch.full_like(zeros, math.nan)
     cut = flushed = unknown
     form = samples[0].form
@@ -275,6 +275,13 @@ def counts_of(samples: Sequence[CastSample]) -> Tensor:
     for one in samples:
         one.values = None
     return torch.stack([column.float() for column in columns], dim=-1)
+
+
+def _log2(values: Tensor) -> Tensor:
+    """On a CPU numpy's: torch's is MKL's, whose threads would wait for the training's."""
+    if values.is_cpu:
+        return torch.from_numpy(np.log2(values.numpy()))
+    return torch.log2(values)
 
 
 def _at_most(values: Tensor, limit: float) -> Tensor:
