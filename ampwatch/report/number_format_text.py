@@ -17,8 +17,16 @@ def formats_text(facts: Mapping[str, Any]) -> str:
     if len(set(told)) == 1:
         return told[0]
     if told[0] and told[0] == told[1]:
-        return f"{told[0]}, gradient {told[2] or 'wide'}"
+        return f"{told[0]}, gradient {_beside(told[0], told[2])}"
     return ", ".join(f"{role} {text or 'wide'}" for role, text in zip(_ROLES, told, strict=True))
+
+
+def _beside(forward: str, gradient: str) -> str:
+    """A gradient's format, its element alone where the rest is as in the forward pass."""
+    family, *rest = forward.split()
+    own, *others = gradient.split() or ["wide"]
+    same = own == family == "fp8" and rest[1:] == others[1:]
+    return others[0] if same else gradient or "wide"
 
 
 def _short(text: Any) -> str:
