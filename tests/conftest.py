@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,6 +104,12 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_STATE_HOME", str(home / "state"))
         patch.setenv("AMPWATCH_ENDPOINT", "off")
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_conversion_before() -> None:
+    """A conversion to fp8 is known by a module that it loads: another test's is not this one's."""
+    sys.modules.pop("torchao.float8._inductor_patch", None)
 
 
 @pytest.fixture(autouse=True)

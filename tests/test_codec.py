@@ -181,7 +181,8 @@ def test_rows_that_are_mostly_null_do_not_bloat() -> None:
     count = 600
     columns = {"step": [1] * count, "layer": list(range(count)), "grad_finite": [True] * count}
     columns["grad_norm"] = np.random.default_rng(0).random(count)
-    assert len(encode(Table.LAYERS, columns).payload) / count < 14
+    # 40 bytes of a batch's head stand for each column that is null throughout.
+    assert len(encode(Table.LAYERS, columns).payload) / count < 17
 
 
 def test_a_row_without_its_step_is_refused_from_outside() -> None:
