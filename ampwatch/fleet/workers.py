@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from types import ModuleType
 from typing import TypeVar
 
 J = TypeVar("J")
@@ -35,12 +38,24 @@ def in_order(
             if len(waiting) >= workers * _AHEAD:
                 first, done = waiting.popleft()
                 yield first, done.result()
-            waiting.append((share, pool.submit(work, job, share)))
+            with _without_main():
+                waiting.append((share, pool.submit(work, job, share)))
         while waiting:
             first, done = waiting.popleft()
             yield first, done.result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """A worker that starts now does not run the program that called us: it need have no guard."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _begin(parent: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -167,3 +168,19 @@ def test_many_workers_publish_what_one_does(runs, tmp_path, monkeypatch):
     for name in ("run-3", "run-39"):
         local = to_json(ampwatch.diagnose(open_run(runs / name)))
         assert to_json(ampwatch.diagnose(open_run(f"{place}#{name}"))) == local
+
+
+def test_a_script_without_a_guard_is_run_once_though_workers_publish(runs, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print('run')\n"
+        "from ampwatch.fleet import publish, publishing\n"
+        "publishing._SHARE_RUNS = 15\n"
+        f"print(len(publish({str(runs)!r}, {str(tmp_path / 'place')!r}, workers=2).published))\n"
+    )
+    command = [sys.executable, script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    said = done.stdout.split()
+    assert said[0] == "run", done.stderr
+    assert len(said) == 2
+    assert int(said[1]) > 30
