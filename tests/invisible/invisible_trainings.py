@@ -411,7 +411,7 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
     if isinstance(value, Tensor):
         dense = value.coalesce() if value.is_sparse else value
         parts = (dense.indices(), dense.values()) if value.is_sparse else (dense,)
-        return {path: [(p.dtype, tuple(p.shape), p.detach().numpy().tobytes()) for p in parts]}
+        return {path: [(p.dtype, tuple(p.shape), bytes_of(p)) for p in parts]}
     if isinstance(value, np.ndarray):
         return {path: (value.dtype.str, value.shape, value.tobytes())}
     if isinstance(value, dict):
@@ -420,6 +420,11 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
     if isinstance(value, (list, tuple)):
         return flatten(dict(enumerate(value)), path)
     return {path: "nan" if isinstance(value, float) and math.isnan(value) else value}
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """Its values' bits; numpy knows no bfloat16."""
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def differences(one: Outcome, other: Outcome) -> list[str]:
