@@ -60,8 +60,9 @@ class PrecisionHistory:
         norms = self.batch_norms
         norms |= _batch_norms(rows) if len(norms) < MOST_LAYERS else frozenset()
         names, codes = rows.dtypes["output_dtype"]
-        seen = np.flatnonzero((rows.layer >= 0) & (codes >= 0))
-        if not len(seen) or not names:
+        cast = np.logical_or.reduce([rows.dtypes[name][1] >= 0 for name in _FORMATS])
+        seen = np.flatnonzero((rows.layer >= 0) & ((codes >= 0) | cast))
+        if not len(seen):
             return replace(self, batch_norms=norms)
         half = rows.has_dtype("output_dtype", *_HALF)
         formats = [_texts_at(*rows.dtypes[name]) for name in _FORMATS]
@@ -75,15 +76,15 @@ class PrecisionHistory:
             if name in layers or len(layers) < MOST_LAYERS:
                 work = float(flops[at]) if flops[at] > 0 else None
                 sides = _sides(rows, at) if work else ()
-                output = names[codes[at]]
-                cast = tuple(format_of(at) for format_of in formats)
+                output = names[codes[at]] if codes[at] >= 0 else ""
+                told = tuple(format_of(at) for format_of in formats)
                 layers[name] = Precision(
                     flops=work,
-                    runs_half=bool(half[at]) or any(cast),
+                    runs_half=bool(half[at]) or any(told),
                     keeps_float16=bool(keeps[at]),
                     sides=sides,
                     output_dtype=output,
-                    formats=cast,
+                    formats=told,
                     kind=kind_of(at) or "",
                     order=int(order[at]) if order[at] >= 0 else -1,
                 )

@@ -15,7 +15,16 @@ from ampwatch.importers.format import NUMBER, Format, fields
 from ampwatch.importers.line_splitter import Lines
 from ampwatch.importers.line_templates import LineTemplate
 from ampwatch.importers.run_builder import RunBuilder
-from ampwatch.importers.statements import Amend, Place, Progress, Scale, Skip, Statement, Stats
+from ampwatch.importers.statements import (
+    Amend,
+    LayerStats,
+    Place,
+    Progress,
+    Scale,
+    Skip,
+    Statement,
+    Stats,
+)
 from ampwatch.importers.timestamps import time_ns
 
 # Words that suggest a message about the loss scale, in lines of no known format.
@@ -297,9 +306,9 @@ class Reader:
 
 def _timed(statement: Statement, at_ns: int | None) -> Statement:
     """The statement with the time at which it was printed."""
-    if at_ns is None or not isinstance(statement, Stats | Skip):
+    if at_ns is None or not isinstance(statement, Stats | Skip | LayerStats):
         return statement
-    if isinstance(statement, Skip):
+    if isinstance(statement, Skip | LayerStats):
         return dataclasses.replace(statement, time_ns=at_ns)
     return _replaced(statement, {**statement.values, line_templates.TIME: at_ns})
 

@@ -19,6 +19,7 @@ from ampwatch.store import RankWriter
 _BATCH_ROWS = 32_768
 _FLAGS = frozenset({"update_seen", "found_inf", "skipped", "stepped", "input_finite"})
 STEP_COLUMNS = frozenset(SCHEMAS[Table.STEPS].names) - {"lrs", "lr_bases", "max_update_layer"}
+LAYER_COLUMNS = frozenset(SCHEMAS[Table.LAYERS].names)
 
 Row = dict[str, Any]
 
@@ -54,6 +55,8 @@ class RowWriter:
         self._pieces: list[pa.RecordBatch] = []  # older than those rows
         self._piece_rows = 0
         self._extras: list[tuple[int, str, float]] = []
+        self._layers: list[Row] = []
+        self._layer_facts: list[Row] = []
         self.count = 0
 
     def add(self, row: Row) -> None:
@@ -79,6 +82,16 @@ class RowWriter:
         if len(self._extras) >= _BATCH_ROWS:
             self.flush()
 
+    def add_layer(self, row: Row) -> None:
+        """What one step tells of a layer, by the layer's number."""
+        self._layers.append(row)
+        if len(self._layers) >= _BATCH_ROWS:
+            self.flush()
+
+    def add_layer_fact(self, row: Row) -> None:
+        """What a layer is, from a step on."""
+        self._layer_facts.append(row)
+
     def add_event(self, kind: EventKind, step: int | None, detail: Mapping[str, Any]) -> None:
         """One event; a `started` event begins the attempt of all rows after it."""
         self.flush()
@@ -100,6 +113,16 @@ class RowWriter:
             step, name, value = (list(column) for column in zip(*extras, strict=True))
             long: dict[str, Sequence[Any]] = {"step": step, "name": name, "value": value}
             self._sink.write(codec.encode(Table.EXTRAS, long))
+        facts, self._layer_facts = self._layer_facts, []
+        layers, self._layers = self._layers, []
+        self._write_rows(Table.LAYER_INFO, facts)
+        self._write_rows(Table.LAYERS, layers)
+
+    def _write_rows(self, table: Table, rows: Sequence[Row]) -> None:
+        if rows:
+            names = sorted(set().union(*rows))
+            columns = {name: [row.get(name) for row in rows] for name in names}
+            self._sink.write(codec.encode(table, columns))
 
     def _close_rows(self) -> None:
         rows, self._rows = self._rows, []

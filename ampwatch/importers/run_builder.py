@@ -16,6 +16,7 @@ import numpy as np
 
 from ampwatch.importers.bulk_table_rows import agrees, planned, take_rows
 from ampwatch.importers.implied_rows import show_accepted
+from ampwatch.importers.layer_rows import LayerRows
 from ampwatch.importers.row_writer import RowWriter
 from ampwatch.importers.run_state import MOST_STEPS, RunState
 from ampwatch.importers.statement_rows import (
@@ -30,6 +31,7 @@ from ampwatch.importers.statements import (
     Amend,
     Fatal,
     GaveUp,
+    LayerStats,
     More,
     Place,
     Progress,
@@ -51,6 +53,7 @@ class RunBuilder:
 
     def __init__(self, writer: RowWriter) -> None:
         self._state = RunState(writer)
+        self._layers = LayerRows(writer)
         self.config: dict[str, Any] = {}
         self._place: Place | None = None  # later values may belong to it
         self.started_ns: int | None = None  # the time of the first line that counts
@@ -58,6 +61,9 @@ class RunBuilder:
     def take(self, statement: Statement) -> None:
         """Take one statement."""
         if not _is_sane(statement):
+            return
+        if isinstance(statement, LayerStats):
+            self._take_layer(statement)
             return
         if isinstance(statement, Place):
             self._place = statement
@@ -77,6 +83,15 @@ class RunBuilder:
             return
         self.settle()
         self._take_settled(statement)
+
+    def _take_layer(self, statement: LayerStats) -> None:
+        """Add what a line tells of a layer; its step has a row."""
+        if statement.step != self._layers.step:
+            self._layers.settle()
+            self._state.meet(statement.step)
+            time = {} if statement.time_ns is None else {"time_ns": statement.time_ns}
+            self._take_settled(Stats(step=statement.step, values=time))
+        self._layers.take(statement)
 
     def _at_its_place(self, statement: More | Stats) -> Stats | None:
         """The statistics with the place that was printed before them."""
@@ -132,6 +147,7 @@ class RunBuilder:
     def finish(self) -> None:
         """Write everything: the log has ended."""
         self.settle()
+        self._layers.settle()
         if not self._state.now.is_empty:
             show_accepted(self._state, None, None)
         self._state.end()
@@ -176,6 +192,11 @@ class RunBuilder:
     def attempts(self) -> int:
         """The number of attempts in the log."""
         return self._state.attempts
+
+    @property
+    def layers_told(self) -> int:
+        """How many layers the log tells of."""
+        return self._layers.count
 
     @property
     def marks(self) -> Mapping[str, set[Mark]]:

@@ -28,6 +28,18 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerStats:
+    """Statistics of one layer at one step."""
+
+    layer: str
+    step: int
+    values: Mapping[str, float] = field(default_factory=dict)  # columns of the layers table
+    scales: Mapping[str, float] = field(default_factory=dict)  # of its delayed casts, by role
+    formats: Mapping[str, str] = field(default_factory=dict)  # columns of its facts
+    time_ns: int | None = None  # when it was printed
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """A step or an epoch alone: its values are on the lines after it."""
 
@@ -110,5 +122,5 @@ class GaveUp:
 
 
 Statement: TypeAlias = (
-    "Stats | Place | More | Skip | Amend | Scale | Progress | Setup | Fatal | GaveUp"
+    "Stats | LayerStats | Place | More | Skip | Amend | Scale | Progress | Setup | Fatal | GaveUp"
 )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ampwatch.errors import LogError
+from ampwatch.importers.formats import torchtitan
 from ampwatch.importers.log_file import STANDARD_INPUT, LogFile
 from ampwatch.importers.options import ImportOptions, OnProgress, fresh_info
 from ampwatch.importers.row_writer import RowWriter, StoreSink
@@ -58,6 +59,8 @@ def open_table(log: LogFile, options: ImportOptions) -> Table | None:
     filled = [line for line in text.splitlines() if line.strip()]
     has_mark = bool(filled) and delimited.names_mark(filled[0])
     first = next(iter(filled[has_mark:]), "")
+    if torchtitan.is_event(first):
+        return None
     if text.lstrip().startswith("{") or json_objects.looks_listed(text):
         return _objects(log, options, text, first)
     header = delimited.split(first)

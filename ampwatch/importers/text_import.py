@@ -81,9 +81,25 @@ def described(
         config=dict(builder.config),
         scaler=scaler,
         started_ns=builder.started_ns or info.started_ns,
-        notes=tuple(notes),
+        notes=(*notes, *(form.notes if form else ()), *_of_narrow_formats(builder)),
         marks={column: sorted(found) for column, found in sorted(marks.items())},
     )
+
+
+def _of_narrow_formats(builder: RunBuilder) -> tuple[str, ...]:
+    """What a log that asks for fp8 or fp4 does not tell of it."""
+    asked = [(name, builder.config.get(name)) for name in ("fp8", "float8", "fp4", "quantization")]
+    told = next((f"{n}={v}" for n, v in asked if v and str(v).lower() not in _OFF), None)
+    if told is None or builder.layers_told:
+        return ()
+    said = (
+        f"The settings say {told}; what its casts do to layers is not in this log. The statistics "
+        "of NVIDIA's inspector can be imported as well; of torchao's layers attach sees it."
+    )
+    return (said,)
+
+
+_OFF = frozenset({"none", "false", "0", "off"})
 
 
 def _is_confirmed(initial: float | None, first: float | None) -> bool:

@@ -2,6 +2,7 @@
 
     pip install transformers accelerate lightning tensorboard wandb
     pip install timm torchvision
+    pip install --no-deps torchtitan nvdlfw-inspect
     git clone https://github.com/karpathy/nanoGPT https://github.com/facebookresearch/mae \
         https://github.com/huggingface/pytorch-image-models \
         https://github.com/deepspeedai/DeepSpeed     (each into CHECKOUTS)
@@ -29,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -481,6 +482,123 @@ def deepspeed_scaler(checkouts: Path) -> None:
             "skipped": skips, "scales": scales,
         }  # fmt: skip
         keep(f"deepspeed_{era}", ".txt", text.getvalue().encode(), truth)
+
+
+# --- NVIDIA's inspector, torchtitan's events -----------------------------------------------------
+
+
+def _shares(operand: torch.Tensor, scale: float, largest: float, dtype: torch.dtype) -> tuple:
+    """Of all values, in percent, as Transformer Engine's `stats_computation.py` counts them."""
+    cast = (operand * scale).clamp(-largest, largest).to(dtype).float()
+    flushed = operand.count_nonzero() - cast.count_nonzero()
+    beyond = operand.abs() > largest / scale
+    return 100 * flushed.item() / operand.numel(), 100 * beyond.sum().item() / operand.numel()
+
+
+def _inspected(steps: int, growth: float, history: int) -> Iterator[tuple[int, str, str, float]]:
+    """The statistics of a training with delayed scaling: step, layer, name and value.
+
+    Transformer Engine needs a GPU: its layer is the stand-in of these tests, its counts are
+    repeated above; only the lines are the inspector's own.
+    """
+    from delayed_scaling import DelayedScaling, Linear, fp8_autocast
+
+    torch.manual_seed(0)
+    recipe = DelayedScaling(amax_history_len=history)
+    fc1, fc2 = Linear(16, 64, recipe), Linear(64, 16, recipe)
+    model = nn.Sequential(fc1, nn.ReLU(), fc2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    tensors = {"input": "activation", "weight": "weight", "grad": "gradient"}
+    for step in range(steps):
+        x = torch.randn(32, 16) * growth**step
+        with fp8_autocast(model):
+            ((model(x) - x) / growth**step).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for name, layer in (("decoder.layers.0.mlp.fc1", fc1), ("decoder.layers.0.mlp.fc2", fc2)):
+            for role, operand, scale in layer.passes[-1].operands:
+                is_grad = role == "grad"
+                largest = 57344.0 if is_grad else 448.0
+                kind = torch.float8_e5m2 if is_grad else torch.float8_e4m3fn
+                flushed, beyond = _shares(operand, scale, largest, kind)
+                named = f"{tensors[role]}_"
+                yield step, name, f"{named}cur_amax", operand.abs().max().item()
+                yield step, name, f"{named}underflows%", flushed
+                yield step, name, f"{named}overflows%", beyond
+                yield step, name, f"{named}scale_inv_min", 1 / scale
+                yield step, name, f"{named}scale_inv_max", 1 / scale
+
+
+@framework
+def nvidia_inspector(_: Path) -> None:
+    import nvdlfw_inspect.logging as inspect
+
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    for name, growth, history, verdict, must in (
+        ("healthy", 1.0, 16, "healthy", []), ("stale", 3.0, 1, "warning", ["AMP701", "AMP703"]),
+    ):  # fmt: skip
+        with tempfile.TemporaryDirectory() as folder:
+            inspect.initialize_logger(folder)
+            inspect.make_default_statistics_logger()
+            logger, layers = inspect.get_logger(), {}
+            for step, layer, stat, value in _inspected(24, growth, history):
+                logger.log_scalar(f"{layer}_{stat}", value, step)
+                tensor, _, kind = stat.partition("_")
+                role = {"activation": "input", "weight": "weight", "gradient": "grad"}[tensor]
+                column = {"underflows%": f"{role}_flushed_share",
+                          "overflows%": f"{role}_saturated_share"}.get(kind)  # fmt: skip
+                if column:
+                    layers.setdefault(layer, {}).setdefault(column, []).append(
+                        round(value, 4) / 100
+                    )
+            where = Path(folder) / "nvdlfw_inspect_statistics_logs"
+            data = next(where.iterdir()).read_bytes()
+            for handler in [*logger.stats_logger.handlers, *logger.logger.handlers]:
+                handler.close()
+            logger.stats_logger.handlers.clear()
+            logger.logger.handlers.clear()
+        truth = {"source": "nvidia-inspector", "verdict": verdict, "must": must, "steps": 24}
+        keep(f"nvidia_inspector_{name}", ".txt", data, {**truth, "layers": layers})
+
+
+@framework
+def torchtitan_events(_: Path) -> None:
+    from torchtitan.observability import structured_logger as sl
+
+    logger = logging.getLogger("torchtitan.structured_logger")
+    for name, poison in (("healthy", None), ("nan", 25)):
+        training, rows = Training(scale=8.0), []
+        with tempfile.TemporaryDirectory() as folder:
+            sl.init_structured_logger(source="training", output_dir=folder, rank=0)
+            sl.log_trace_instant("training_start")
+            with contextlib.suppress(RuntimeError):
+                for step in range(1, 41):
+                    sl.set_step(step, relative_step=step)
+                    with sl.log_trace_span("step"):
+                        with sl.log_trace_span("fwd_bwd"):
+                            row = training.step(step == poison)
+                        with sl.log_trace_span("optim"):
+                            if not math.isfinite(row["grad_norm"]):
+                                raise RuntimeError(_TITAN_ENDS.format(step))
+                        sl.log_trace_scalar({"train.loss": row["loss"], "local_valid_tokens": 256})
+                    rows.append(row)
+            data = next(Path(folder).rglob("*.jsonl")).read_bytes()
+            for handler in list(logger.handlers):
+                handler.close()
+                logger.removeHandler(handler)
+        sl.structured_logging._is_initialized = False
+        must = [] if poison is None else ["AMP211"]
+        verdict = "healthy" if poison is None else "failing"
+        losses = {"loss": [row["loss"] for row in rows]}
+        truth = {"source": "torchtitan", "verdict": verdict, "must": must, "values": losses}
+        keep(f"torchtitan_{name}", ".jsonl", data, {**truth, "steps": 40 if poison is None else 25})
+
+
+# The message of torchtitan's own check (trainer.py, `train_step`).
+_TITAN_ENDS = (
+    "Loss or gradient norm is not finite on at least one rank at step {}. Stopping training before "
+    "the optimizer update."
+)
 
 
 def main() -> None:

@@ -598,6 +598,83 @@ def megatron_bf16():
     return text, truth("megatron", "healthy", **found)
 
 
+# What `_print_args` of Megatron-LM prints of fp8, among the rest: dots up to column 48.
+FP8_ARGUMENTS = {
+    "bf16": "True", "first_last_layers_bf16": "False", "fp8": "hybrid",
+    "fp8_amax_compute_algo": "most_recent", "fp8_amax_history_len": "1", "fp8_interval": "1",
+    "fp8_margin": "0", "fp8_param_gather": "False", "fp8_recipe": "delayed", "fp8_wgrad": "True",
+    "keep_fp8_transpose_cache_when_using_custom_fsdp": "False",
+    "num_layers_at_end_in_bf16": "1", "num_layers_at_start_in_bf16": "1",
+}  # fmt: skip
+
+
+@sample
+def megatron_fp8_loss_vanishes():
+    noise = random.Random(15)
+    text = "------------------------ arguments ------------------------\n"
+    text += "".join(f"  {n} {'.' * (48 - len(n))} {v}\n" for n, v in FP8_ARGUMENTS.items())
+    text += "-------------------- end of arguments ---------------------\n"
+    text += "".join(
+        megatron_line(n, 1.0, loss_at(n, noise), 0.8 + noise.random() / 10) for n in range(1, 80)
+    )
+    text += "".join(megatron_line(n, 1.0, None, math.nan) for n in range(80, 120))
+    told = {"fp8": "hybrid", "fp8_recipe": "delayed", "first_last_layers_bf16": "False"}
+    found = {"overflows": 0, "skipped": 0, "config": told, "note": "The settings say fp8=hybrid"}
+    return text, truth("megatron", "failing", must=["AMP204"], **found)
+
+
+# The keys of NeMo 1's configuration as YAML, and the line of NeMo 2's `ProgressPrinter`.
+NEMO_OPTIONS = """\
+  transformer_engine: true
+  fp8: true
+  fp8_e4m3: false
+  fp8_hybrid: true
+  fp8_margin: 0
+  fp8_interval: 1
+  fp8_amax_history_len: 1024
+  fp8_amax_compute_algo: max
+"""
+
+
+@sample
+def nemo_fp8():
+    noise, lines = random.Random(16), [NEMO_OPTIONS]
+    losses = []
+    for n in range(0, 200, 2):
+        losses.append(float(f"{loss_at(n, noise):.4}"))
+        lines.append(
+            f"Training epoch 0, iteration {n}/199 | lr: 0.0003 | global_batch_size: 32 | "
+            f"global_step: {n} | reduced_train_loss: {losses[-1]:.4} | train_step_timing in s: "
+            f"1.25 | consumed_samples: {32 * n + 32}\n"
+        )
+    found = {"overflows": 0, "skipped": 0, "values": {"loss": losses}}
+    told = {"fp8": "true", "fp8_amax_compute_algo": "max", "fp8_hybrid": "true"}
+    return "".join(lines), truth("nemo", "healthy", config=told, **found)
+
+
+# The line of `MetricsProcessor.log`, with its colours.
+TITAN = (
+    "[titan] 2026-02-03 10:{:02d}:{:02d},123 - root - INFO - \033[31mstep: {:2}  \033[32mloss: "
+    "{:8.5f}  \033[38;2;180;60;0mgrad_norm: {:7.4f}  \033[36mmemory:  1.25GiB(1.32%)  \033[34m"
+    "tps: 1,234  \033[36mtflops: 0.09  \033[35mmfu: N/A\033[39m\n"
+)
+
+
+@sample
+def torchtitan_console():
+    noise = random.Random(17)
+    text = (
+        "[titan] 2026-02-03 10:00:00,000 - root - INFO - Float8 training active with recipe "
+        "rowwise\n[titan] 2026-02-03 10:00:00,001 - root - INFO - Swapped to Float8Linear layers\n"
+    )
+    losses = []
+    for n in [1, *range(10, 1000, 10)]:
+        losses.append(round(loss_at(n, noise), 5))
+        text += TITAN.format(n // 60, n % 60, n, losses[-1], 1.2 + noise.random() / 10)
+    found = {"overflows": 0, "skipped": 0, "values": {"loss": losses}}
+    return text, truth("torchtitan", "healthy", config={"float8": "rowwise"}, **found)
+
+
 @sample
 def megatron_bf16_loss_vanishes():
     noise = random.Random(13)

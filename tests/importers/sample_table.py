@@ -155,6 +155,11 @@ def _of_rows(truth: dict[str, Any], run: Run) -> Iterator[Field]:
             rows = rows.filter(rows.column("loss").is_valid())
         told = [float(v) for v in rows.column(column).to_pylist() if v is not None]
         yield from _one_by_one(column, expected, told, _PRINTED)
+    for layer, columns in truth.get("layers", {}).items():
+        rows = [row for row in run.layers.to_pylist() if row["layer"] == layer]
+        for column, expected in columns.items():
+            told = [row[column] for row in rows if row[column] is not None]
+            yield from _one_by_one(f"{layer} {column}", expected, told, _PRINTED)
     if "scales" in truth:
         rows = run.read(Table.STEPS, columns=("scale", "skipped")).to_pylist()
         told = [row["scale"] for row in rows if row["skipped"]]

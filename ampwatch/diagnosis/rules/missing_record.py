@@ -91,12 +91,19 @@ def _foreign_spots(case: Case) -> Iterator[str]:
     if not case.scale.has_scaler:
         yield "It has no loss scale."
         absent |= {"scale", "scale_after"}
-    unnamed = ", so no layer can be named" * _lacks_layers(case)
-    yield f"Layers, updates and memory are not in such a log{unnamed}."
+    yield _not_in_such_a_log(case)
     for column, marks in sorted(case.record.marks.items()):
         for mark in marks:
             if (column, mark) in _READINGS and column not in absent:
                 yield _READINGS[column, mark]
+
+
+def _not_in_such_a_log(case: Case) -> str:
+    """What a foreign log never has; that of an inspector has what casts do to layers."""
+    if case.casts.operands or case.casts.staleness:
+        return "Of layers it has only what their casts do; updates and memory are not in it."
+    unnamed = ", so no layer can be named" * _lacks_layers(case)
+    return f"Layers, updates and memory are not in such a log{unnamed}."
 
 
 def _or(names: Sequence[str]) -> str:

@@ -80,7 +80,9 @@ def _sensitive(layers: Mapping[str, Precision]) -> dict[str, str]:
     found: dict[str, str] = {}
     if products and not _is_in_row(products[-1], products):
         found[products[-1]] = "the last matrix product of the model, its head"
-    found |= {n: "a head by its name" for n in products if _is_head(n) and n not in found}
+    # A foreign log tells no order of layers, and only those that are quantised.
+    named = [*products, *(n for n, one in layers.items() if one.order < 0 and one.is_quantised)]
+    found |= {n: "a head by its name" for n in named if _is_head(n) and n not in found}
     found |= {n: "a router by its name" for n in products if _is_router(n, layers[n])}
     embeds = [name for name in ran if "Embedding" in layers[name].kind]
     found |= {name: "an embedding" for name in embeds if name not in found}

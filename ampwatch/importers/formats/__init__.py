@@ -20,15 +20,19 @@ from ampwatch.importers.formats import (
     hf_trainer,
     icefall,
     insightface,
+    low_precision_options,
     megatron,
     metaseq,
     meters,
     mindformers,
     nanogpt,
+    nemo,
     nvfp16,
+    nvidia_inspector,
     paddle,
     parlai,
     plain,
+    torchtitan,
 )
 
 FORMATS: tuple[Format, ...] = (
@@ -54,6 +58,10 @@ FORMATS: tuple[Format, ...] = (
     insightface.FORMAT,
     dllogger.FORMAT,
     nanogpt.FORMAT,
+    nemo.FORMAT,
+    nvidia_inspector.FORMAT,
+    torchtitan.FORMAT,
+    low_precision_options.FORMAT,
     giving_up.FORMAT,
     plain.FORMAT,
 )

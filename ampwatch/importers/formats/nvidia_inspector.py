@@ -1,0 +1,90 @@
+"""NVIDIA's inspector of low precision: a line for each statistic of each layer and iteration.
+
+The line is that of `FileLogger.log_scalar` of nvdlfw-inspect 0.2.2; its name is put together by
+`_Buffer.log` of Transformer Engine 2.20.0.dev0 (commit d0067d0): layer, tensor, statistic, each
+joined by `_`. The file is `nvdlfw_inspect_statistics_logs/nvdlfw_inspect_globalrank-N.log`.
+
+A statistic without a recipe is of the recipe in use; one that names another recipe says what that
+would do and is left out, unless only the recipe in use can have it (delayed scaling, NVFP4).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+
+from ampwatch.importers.format import NUMBER, Format, number
+from ampwatch.importers.statements import LayerStats, Statement
+
+_LINE = re.compile(rf" - ([^\s]{{1,400}})\s+iteration=(\d{{1,12}})\s+value=({NUMBER})")
+_NAME = re.compile(
+    r"(?P<layer>.+)_(?P<tensor>activation|weight|gradient|output|wgrad|dgrad)_"
+    r"(?:(?P<recipe>fp8_delayed_scaling|fp8_current_scaling|fp8_block_scaling|mxfp8|nvfp4)_)?"
+    r"(?P<stat>underflows%|overflows%|scale_inv_min|scale_inv_max|mse|cur_amax|l2_norm|l1_norm|min|"
+    r"max|mean|std|dynamic_range|max_blockwise_dynamic_range\w*)(?P<columnwise>_columnwise)?"
+)
+# Its tensors by our roles: a gradient is that of the layer's output.
+_ROLES = {"activation": "input", "weight": "weight", "gradient": "grad"}
+_MAXIMA = {
+    "activation": "input_amax", "weight": "weight_amax", "gradient": "out_grad_amax",
+    "output": "act_amax", "dgrad": "in_grad_amax", "wgrad": "grad_amax",
+}  # fmt: skip
+_NORMS = {"weight": "weight_norm", "wgrad": "grad_norm"}
+# Both of its number formats are E4M3 in the forward pass; gradients are E4M3 or E5M2.
+_FORMATS = {"input": "float8_e4m3fn", "weight": "float8_e4m3fn", "grad": "float8"}
+_RECIPES = {
+    None: "", "fp8_delayed_scaling": "/tensorwise/delayed", "nvfp4": "nvfp4/block16",
+}  # fmt: skip
+
+
+def read(line: str) -> Iterator[Statement]:
+    """Yield what a line of the inspector states."""
+    told = _LINE.search(line)
+    name = _NAME.fullmatch(told[1]) if told else None
+    if told is None or name is None or name["columnwise"]:
+        return
+    value, layer, step = number(told[3]), name["layer"], int(told[2])
+    if name["stat"] in ("cur_amax", "l2_norm"):
+        columns = _MAXIMA if name["stat"] == "cur_amax" else _NORMS
+        column = columns.get(name["tensor"])
+        # Four digits after the point are printed: a 0 may be any small number.
+        yield LayerStats(layer, step, {column: value} if column and value != 0.0 else {})
+    elif name["tensor"] in _ROLES and name["recipe"] in _RECIPES and name["stat"] in _OF_CASTS:
+        yield _OF_CASTS[name["stat"]](layer, step, name, value)
+
+
+def _formats(role: str, recipe: str | None) -> dict[str, str]:
+    known = _RECIPES[recipe]
+    return {f"{role}_format": known if recipe == "nvfp4" else _FORMATS[role] + known}
+
+
+def _flushed(layer: str, step: int, name: re.Match[str], value: float) -> LayerStats:
+    role = _ROLES[name["tensor"]]
+    values = {f"{role}_flushed_share": value / 100}
+    return LayerStats(layer, step, values, formats=_formats(role, name["recipe"]))
+
+
+def _saturated(layer: str, step: int, name: re.Match[str], value: float) -> LayerStats:
+    """Only delayed scaling has this statistic."""
+    role = _ROLES[name["tensor"]]
+    values = {f"{role}_saturated_share": value / 100}
+    return LayerStats(layer, step, values, formats=_formats(role, "fp8_delayed_scaling"))
+
+
+def _scaled(layer: str, step: int, name: re.Match[str], value: float) -> LayerStats:
+    """The inverse of a tensor's scale; what is no whole tensor's is not used."""
+    role = _ROLES[name["tensor"]]
+    scales = {role: 1 / value} if value > 0 and math.isfinite(value) else {}
+    return LayerStats(layer, step, scales=scales, formats=_formats(role, name["recipe"]))
+
+
+_OF_CASTS: dict[str, Callable[[str, int, re.Match[str], float], LayerStats]] = {
+    "underflows%": _flushed, "overflows%": _saturated, "scale_inv_max": _scaled,
+}  # fmt: skip
+
+_NOTE = (
+    "The inspector counts shares of all values, zeros included: of the non-zero values they may be "
+    "larger."
+)
+FORMAT = Format(source="nvidia-inspector", anchors=(" iteration=",), read=read, notes=(_NOTE,))
