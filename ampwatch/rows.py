@@ -56,6 +56,7 @@ class EventKind(str, enum.Enum):
     MISUSE = "misuse"
     EXCEPTION = "exception"
     GAP = "gap"
+    CONTROL = "control"
 
 
 class Mark(str, enum.Enum):

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+from control_answers import ControlAnswers
 from kept_layers import KeptLayers
 from rank_curves import MOST, RankNumbers
 from step_curves import Numbers, Span, StepCurves
@@ -53,6 +54,7 @@ class Look:
     _follower: Follower
     layers: KeptLayers  # what is kept of the layers' samples
     values: UserValues  # what the user's own code logged
+    answers: ControlAnswers  # what the trainer allows a page, and has done
 
     def read(self, table: Table, columns: Sequence[str]) -> pa.Table:
         """These columns of a table, as they stand by now, of the ranks looked at."""
@@ -141,6 +143,7 @@ class _OpenRun:
         self._taken_rows = -1
         self._layers = KeptLayers(self._follower, None)
         self._values = UserValues(self._follower, None)
+        self._answers = ControlAnswers(self._follower)
         self._loading: Future[Numbers | RankNumbers] | None = None
         self._seen: Look | None = None
         self._seen_at = 0.0
@@ -182,6 +185,7 @@ class _OpenRun:
             _follower=self._follower,
             layers=self._layers,
             values=self._values,
+            answers=self._answers,
         )
         self._seen_at = self._clock()
         return self._seen

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import address
 import browser
+import control_panel
 import drawn_values
 import live_chart
 import navigate
@@ -36,6 +37,8 @@ def show(path: str, *, follow: bool) -> None:
     st.fragment(_now, run_every=1.0 if waits and follow else None)(path, goes_on=waits)
     if len(look.curves) and st.button("Open in Plotly", help="The chart to change and to save"):
         _in_plotly(path)
+    if hint := control_panel.how_to_allow(look):
+        st.html(f'<div class="aw-muted">{said(hint)}</div>')
 
 
 @st.dialog("The run in Plotly", width="large")
@@ -48,6 +51,7 @@ def _in_plotly(path: str) -> None:
 def _now(path: str, *, goes_on: bool) -> None:
     look = run_list.look(path)
     st.html(band(look))
+    control_panel.show(look)
     st.html(current_numbers(look))
     _charts(look)
     for note in () if look.verdict is None else look.verdict.notes:

@@ -91,6 +91,7 @@ WORDS = {
                   "RuntimeError: out of luck (training went on)"),
     "gap": ({"lost_rows": 7, "reason": "the disk was full"},
             "7 rows of the record are missing: the disk was full"),
+    "control": ({"told": "A checkpoint was written."}, "A checkpoint was written."),
     "of-tomorrow": ({"x": 1, "y": "z"}, "x 1, y z"),
 }  # fmt: skip
 

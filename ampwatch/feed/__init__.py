@@ -14,6 +14,7 @@ from ampwatch.feed.endpoint import (
     withdraw,
 )
 from ampwatch.feed.frames import Hello
+from ampwatch.feed.instructions import Instruction, Key
 from ampwatch.feed.keys import allow_key, allowed_keys, forget_key, key_folder, own_keys
 from ampwatch.feed.peers import Counts, Limits, Peer, PeerKey
 from ampwatch.feed.receiver import (
@@ -28,7 +29,7 @@ from ampwatch.feed.receiver import (
     RowsArrived,
 )
 from ampwatch.feed.security import Security, find_security
-from ampwatch.feed.sender import BatchSource, Sender, SenderStats
+from ampwatch.feed.sender import BatchSource, InstructionArrived, Sender, SenderStats
 
 __all__ = [
     "DEFAULT_ENDPOINT",
@@ -40,6 +41,9 @@ __all__ = [
     "GapArrived",
     "Hello",
     "HelloArrived",
+    "Instruction",
+    "InstructionArrived",
+    "Key",
     "KeyDenied",
     "Limits",
     "Peer",

@@ -1,9 +1,9 @@
 """What travels over the wire: frames of a fixed header and, for some kinds, one payload.
 
 Up from a trainer: beats, hellos, rows, losses and the end mark. Down from the recorder:
-acknowledgements, requests and refusals. A frame names its run and rank, and the token of the
-request that it answers: so what was sent before a request is told apart from what was sent after
-it. Reading a frame never trusts it: sizes, kinds and numbers are checked here, rows by
+acknowledgements, requests, refusals and instructions. A frame names its run and rank, and the token
+of the request that it answers: so what was sent before a request is told apart from what was sent
+after it. Reading a frame never trusts it: sizes, kinds and numbers are checked here, rows by
 `codec.check`.
 """
 
@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 
 from ampwatch.codec import MAX_PAYLOAD_BYTES
 from ampwatch.errors import FrameError
+from ampwatch.feed.instructions import MAX_INSTRUCTION_BYTES
 from ampwatch.rows import TABLES, Table
 
 VERSION = 1
@@ -44,6 +45,8 @@ class Kind(enum.IntEnum):
     WANT = 17  # send from `sequence` on; `value` bytes may be under way
     WHO = 18  # say hello
     NO = 19  # the payload is a sentence that says why you are refused
+    # The payload is an Instruction, `sequence` its number, `time_ns` of your last sign of life.
+    INSTRUCT = 20
 
 
 UP = frozenset({Kind.BEAT, Kind.HELLO, Kind.ROWS, Kind.LOST, Kind.END})
@@ -53,6 +56,7 @@ _MAX_PAYLOAD = {
     Kind.HELLO: MAX_HELLO_BYTES,
     Kind.ROWS: MAX_PAYLOAD_BYTES,
     Kind.NO: MAX_SENTENCE_BYTES,
+    Kind.INSTRUCT: MAX_INSTRUCTION_BYTES,
 }
 
 

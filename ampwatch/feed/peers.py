@@ -55,6 +55,7 @@ class Peer:
     filed: int = 0  # everything below it is filed
     row_frames: int = 0  # that came since the last request
     head: int = 0  # the next number the trainer will write
+    time_ns: int = 0  # when it last gave a sign of life, by its own clock
     is_paused: bool = True
     is_ended: bool = False
     is_refused: bool = False

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from ampwatch.codec import Batch, check
 from ampwatch.errors import CodecError, FrameError
 from ampwatch.feed.frames import ENDED, MAX_SENTENCE_BYTES, UP, Frame, Hello, Kind, unpack
+from ampwatch.feed.instructions import Instruction
 from ampwatch.feed.peers import Counts, Limits, Peer, PeerKey, Peers
 from ampwatch.feed.security import Security, find_security
 from ampwatch.feed.sockets import Message, RecorderSocket
@@ -163,6 +164,17 @@ class Receiver:
         peer.is_refused = True
         self._send_no(peer.identity, key, sentence)
 
+    def instruct(self, key: PeerKey, instruction: Instruction, number: int) -> bool:
+        """Pass on what a page asks of a rank; whether it could leave. The rank's rows answer."""
+        peer = self.peers.get(key)
+        if peer is None or peer.is_refused or peer.is_ended:
+            return False
+        frame = Frame(
+            Kind.INSTRUCT, key.run_id, key.rank, peer.token, number,
+            time_ns=peer.time_ns, payload=instruction.to_bytes(),
+        )  # fmt: skip
+        return self._socket.send(peer.identity, frame)
+
     def forget(self, key: PeerKey) -> None:
         """Forget a rank; if it sends again it is asked who it is."""
         self._peers.forget(key)
@@ -215,6 +227,8 @@ class Receiver:
             return None
         peer.identity = message.identity
         peer.heard_s = time.monotonic()
+        if frame.time_ns:
+            peer.time_ns = frame.time_ns
         return peer
 
     def _turn_away(self, key: PeerKey, identity: bytes, reason: str) -> None:

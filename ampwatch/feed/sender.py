@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ampwatch.codec import MAX_PAYLOAD_BYTES, Batch
-from ampwatch.errors import AmpwatchError
+from ampwatch.errors import AmpwatchError, FrameError
 from ampwatch.feed.frames import ENDED, REPLAYED, Frame, Hello, Kind
+from ampwatch.feed.instructions import Instruction
 from ampwatch.feed.security import Security, find_security
 from ampwatch.feed.sockets import TrainerSocket
 from ampwatch.ranges import Ranges
@@ -126,6 +127,16 @@ class Request:
         self.owed.add(first, after)
 
 
+@dataclass(frozen=True, slots=True)
+class InstructionArrived:
+    """An instruction as it came."""
+
+    instruction: Instruction
+    number: int
+    age_s: float  # since the sign of life that its sender had heard last
+    is_authentic: bool  # it came encrypted, from the recorder that this user trusts
+
+
 @dataclass(slots=True)
 class _Contact:
     """When something was last said and heard, by the sender's clock."""
@@ -149,7 +160,8 @@ class _Contact:
 class Sender:
     """One rank's connection to the recorder. One thread at a time; never blocks.
 
-    After construction nothing raises: what goes wrong is counted in `stats`.
+    After construction nothing raises: what goes wrong is counted in `stats`. `on_instruction` is
+    called by `poll` with what a page asks for; without it nothing can be asked.
     """
 
     def __init__(
@@ -159,8 +171,10 @@ class Sender:
         source: BatchSource,
         *,
         keys: Security | None = None,
+        on_instruction: Callable[[InstructionArrived], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._on_instruction = on_instruction
         self._hello, self._hello_bytes = hello, hello.to_bytes()
         self._source = source
         self._clock = clock
@@ -170,7 +184,8 @@ class Sender:
         self._stats = SenderStats()
         self._failed_reads = 0
         self._end_filed = False
-        self._socket = TrainerSocket(endpoint, keys or find_security(endpoint))
+        self._security = keys or find_security(endpoint)
+        self._socket = TrainerSocket(endpoint, self._security)
 
     @property
     def stats(self) -> SenderStats:
@@ -335,12 +350,26 @@ class Sender:
         elif frame.kind is Kind.NO:
             self._stats.refused = frame.payload.decode("utf-8", "replace")
             self._request = Request()
+        elif frame.kind is Kind.INSTRUCT and self._on_instruction is not None:
+            self._pass_on(frame, self._on_instruction)
+
+    def _pass_on(self, frame: Frame, act: Callable[[InstructionArrived], None]) -> None:
+        try:
+            instruction = Instruction.from_bytes(frame.payload)
+        except FrameError:
+            self._stats.errors += 1
+            return
+        age_s = (time.time_ns() - frame.time_ns) / 1e9
+        act(InstructionArrived(instruction, frame.sequence, age_s, self._security.own is not None))
 
     def _introduce(self) -> None:
         now = self._clock()
         pause_s = BEAT_S if self._stats.refused is None else _REFUSED_S
         if now - self._contact.hello_at >= pause_s and self._transmit(
-            Kind.HELLO, value=self._source.next_sequence, payload=self._hello_bytes
+            Kind.HELLO,
+            value=self._source.next_sequence,
+            payload=self._hello_bytes,
+            time_ns=time.time_ns(),
         ):
             self._contact.hello_at = now
 

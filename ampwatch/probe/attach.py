@@ -21,6 +21,7 @@ from torch import nn
 from ampwatch.environment import switched_off
 from ampwatch.errors import AmpwatchError, AttachError
 from ampwatch.probe import hooks, run_identity
+from ampwatch.probe.control import Control
 from ampwatch.probe.courier import Courier, LiveSender, Log, MemoryLog
 from ampwatch.probe.devices import DeviceSampler
 from ampwatch.probe.guard import Guard, warn
@@ -50,6 +51,7 @@ class Settings:
     config: Mapping[str, Any]
     start_step: int
     resume: bool
+    control: bool
 
 
 def attach(
@@ -64,13 +66,15 @@ def attach(
     config: Mapping[str, Any] | None = None,
     start_step: int = 0,
     resume: bool = False,
+    control: bool = False,
 ) -> Watch | NoWatch:
     """Watch a mixed-precision training loop; the one line to add to it.
 
     `scaler` is a torch.amp.GradScaler or a subclass; a disabled one or None is fine (bf16, fp32),
     and with None the `optimizer` must be given. `model` is a module, a list or dict of them, or
     None for the scalars alone. The run is written to `log_dir`/`run` and sent to `endpoint` ("off"
-    for none). Wrong arguments raise AttachError here; nothing of ours raises later.
+    for none). With `control` a page may change the learning rate, ask for a checkpoint and stop
+    the training. Wrong arguments raise AttachError here; nothing of ours raises later.
     """
     if switched_off():
         return NoWatch()
@@ -85,7 +89,9 @@ def attach(
         warn("this scaler is watched already; the watch that is there goes on. close() it first.")
         return known
     feed_to = run_identity.endpoint(os.environ, endpoint)
-    settings = Settings(run, log_dir, feed_to, layer_every, dict(config or {}), start_step, resume)
+    settings = Settings(
+        run, log_dir, feed_to, layer_every, dict(config or {}), start_step, resume, control
+    )
     return _begin(scaler, surveyed, optimizers, settings)
 
 
@@ -162,22 +168,26 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     log, info, run_folder = _open_log(own_info, rank, settings)
     row_maker = RowMaker(surveyed)
     devices = DeviceSampler(_devices(surveyed))
+    several_ranks = own_info.world_size > 1
+    control = Control(several_ranks=several_ranks) if settings.control else None
     courier = Courier(
         weakref.ref(row_maker),
         log,
-        lambda: _open_sender(info, rank, log, settings),
+        lambda: _open_sender(info, rank, log, settings, control),
         devices.sample,
         Guard(),  # its own: the courier works on when the watch has ended
     )
     observer = None
     if surveyed.layers:
-        several = own_info.world_size > 1
-        observer = LayerObserver(surveyed, guard, several_ranks=several)
+        observer = LayerObserver(surveyed, guard, several_ranks=several_ranks)
     sampling = Sampling(observer, settings.layer_every, settings.start_step)
     loop = Loop(scaler, surveyed, courier.deliver, sampling, guard, settings.start_step)
     if observer is not None:
         observer.follow(loop)
     loop.current.event(EventKind.STARTED, _started(own_info, settings, rank, surveyed))
+    if control is not None:
+        control.follow(loop.turns, loop.current, courier.deliver)
+        loop.control = control
     for one in optimizers:
         loop.turns.view(one)
     return Watch(
@@ -243,7 +253,9 @@ def _open_log(info: RunInfo, rank: int, settings: Settings) -> tuple[Log, RunInf
     return log, kept, run_folder
 
 
-def _open_sender(info: RunInfo, rank: int, log: Log, settings: Settings) -> LiveSender | None:
+def _open_sender(
+    info: RunInfo, rank: int, log: Log, settings: Settings, control: Control | None
+) -> LiveSender | None:
     endpoint = settings.endpoint
     if endpoint is None:
         return None
@@ -252,7 +264,9 @@ def _open_sender(info: RunInfo, rank: int, log: Log, settings: Settings) -> Live
     version = info.versions.get("ampwatch", "")
     hello = Hello(info.id, rank, info.to_json(), info.format, version)
     try:
-        return Sender(endpoint, hello, log)
+        return Sender(
+            endpoint, hello, log, on_instruction=None if control is None else control.take
+        )
     except (AmpwatchError, OSError) as error:
         warn(f"nothing is sent live ({error}); the log on disk is complete.")
         return None

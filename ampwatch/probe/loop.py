@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ampwatch.probe.backward_passes import BackwardWatch, Losses
+from ampwatch.probe.control import Control
 from ampwatch.probe.current_step import CurrentStep
 from ampwatch.probe.forwards import BatchSize, Forwards, was_left_out
 from ampwatch.probe.guard import Guard, warn
@@ -62,6 +63,7 @@ class Loop:
     ) -> None:
         # Who owns us must live as long as the scaler or the optimizer that calls us.
         self.owner: Owner | None = None
+        self.control: Control | None = None  # where a page may act
         self.forwards = Forwards(several_models=len(survey.roots) > 1)
         self.current = CurrentStep(scaler, sampling, self.forwards, deliver, start_step)
         self.sampling = sampling
@@ -338,6 +340,8 @@ class Loop:
         sampling.begin(current.number)
         if losses.followed or losses.closely_for or sampling.sampled:
             losses.begin_step(sampled=sampling.sampled)
+        if self.control is not None:
+            self.control.step_over()
 
     def _close_forwards(self, record: StepRecord) -> None:
         """Put what the step's forward passes have shown into its record."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ampwatch.probe.hooks import hook_step_end
 from ampwatch.probe.norms import GradientMeter
+from ampwatch.probe.rate_change import multiply_rates
 from ampwatch.probe.tensors import is_shard
 from ampwatch.probe.weight_slices import Slices
 from ampwatch.rows import LR_LEAP
@@ -23,7 +24,7 @@ _UNREAD = object()
 Leap = tuple[int, float, float]  # of a group's rate: the group, the rate before, the rate now
 
 
-def _number(value: Any) -> float:
+def number_of(value: Any) -> float:
     """A hyper-parameter as a number; nan where reading it would synchronise a device."""
     if type(value) is float:
         return value
@@ -144,7 +145,7 @@ class OptimizerView:
         groups = optimizer.param_groups
         lr = groups[0].get("lr")
         self._lr = lr if lr is None or type(lr) is float else _UNREAD  # a tensor may change
-        known = [_number(group.get("lr")) for group in groups]
+        known = [number_of(group.get("lr")) for group in groups]
         if known == self.lrs:  # the same rates again: the bases are the same too
             return ()
         self._highest += known[len(self._highest) :]
@@ -158,11 +159,16 @@ class OptimizerView:
         self.lrs, self.lr_bases = known, [self._base(group, highest) for group, highest in pairs]
         return leaps
 
+    def multiply_rates(self, optimizer: Any, factor: float) -> None:
+        """Multiply every rate, in its groups and schedules; the base rate falls or rises along."""
+        multiply_rates(optimizer, factor)
+        self._highest = [rate * factor for rate in self._highest]
+
     @staticmethod
     def _base(group: Mapping[str, Any], highest: float) -> float:
         if "max_lr" in group:
-            return _number(group["max_lr"])
-        initial = _number(group.get("initial_lr"))
+            return number_of(group["max_lr"])
+        initial = number_of(group.get("initial_lr"))
         return highest if highest > initial or math.isnan(initial) else initial
 
     def describe(self, optimizer: Any) -> dict[str, Any]:
@@ -188,7 +194,7 @@ def _parameters(groups: Iterable[Mapping[str, Any]]) -> Iterator[Tensor]:
 
 def _shown(value: Any) -> float | None:
     """A hyper-parameter for JSON, which has no nan."""
-    number = _number(value)
+    number = number_of(value)
     return None if math.isnan(number) else number
 
 

@@ -162,6 +162,19 @@ class Watch:
             return
         self._guard.run(self._loop.log, scalars)
 
+    def on_save(self, save: Callable[[], object]) -> None:
+        """Have this function write a checkpoint when a page asks for one; see `attach(control=)`.
+
+        It is called on the training thread, after a step.
+        """
+        if self._loop.control is not None:
+            self._loop.control.on_save(save)
+
+    def on_stop(self, stop: Callable[[], object]) -> None:
+        """Have this function end the training when a page asks for it, instead of Ctrl-C."""
+        if self._loop.control is not None:
+            self._loop.control.on_stop(stop)
+
     def after_close(self, callback: Callable[[], None]) -> None:
         """Call this once the log is complete: when the watch is closed, or the process ends."""
         self._afterwards.append(callback)
@@ -268,6 +281,12 @@ class NoWatch:
     scales = False
 
     def log(self, **scalars: float | Tensor) -> None:
+        """Ignored."""
+
+    def on_save(self, save: Callable[[], object]) -> None:
+        """Ignored."""
+
+    def on_stop(self, stop: Callable[[], object]) -> None:
         """Ignored."""
 
     def close(self) -> None:

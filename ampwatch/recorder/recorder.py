@@ -15,6 +15,7 @@ from typing import TypeVar
 from ampwatch import errors, feed
 from ampwatch.errors import AmpwatchError, FeedError, RunError
 from ampwatch.recorder.recorder_process import (
+    Asked,
     Failed,
     Listening,
     Message,
@@ -68,6 +69,8 @@ class Recorder:
         self._noted: set[str] = set()
         self._status = RecorderStatus()
         self._orders: Orders | None = None
+        self._instructed = 0  # the number of the last instruction
+        self._numbering = threading.Lock()
         self._environ: dict[str, str] = {}
         self._listening: Listening | None = None
         self._failure: str | None = None
@@ -132,6 +135,21 @@ class Recorder:
         self._thread.start()
         atexit.register(self.stop)
         return self
+
+    def instruct(self, run_id: str, instruction: feed.Instruction) -> int | None:
+        """Pass on what a page asks of a run's trainer; None if it is not connected here.
+
+        Returns the instruction's number, which the trainer's own rows repeat with the outcome.
+        """
+        process, run = self._process, self.runs.get(run_id)
+        ranks = () if run is None else run.ranks
+        if process is None or len(ranks) != 1 or not ranks[0].is_alive:
+            return None
+        with self._numbering:
+            self._instructed = max(self._instructed + 1, time.time_ns())
+            number = self._instructed
+        asked = Asked(run_id, ranks[0].rank, number, instruction)
+        return number if process.instruct(asked) else None
 
     def stop(self) -> None:
         """Stop; what was acknowledged is in the folder, trainers keep the rest in their logs."""

@@ -1,8 +1,8 @@
 """What runs in the recorder's process: a recording, until its starter ends or asks it to.
 
-The starter holds the other end of stdin and never writes: it closes when that process ends, however
-it ends. Messages go to stdout from a thread of their own, so that a starter that is stopped, or
-slow to draw, never keeps rows waiting.
+The starter holds the other end of stdin, which closes when that process ends, however it ends.
+It writes nothing there but instructions for trainers, a line each. Messages go to stdout from a
+thread of their own, so that a starter that is stopped, or slow to draw, never keeps rows waiting.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable
 from functools import partial
 
 from ampwatch import feed
 from ampwatch.errors import AmpwatchError, EndpointTakenError
 from ampwatch.recorder.rank_copies import allow_more_files
-from ampwatch.recorder.recorder_process import Failed, Listening, Message, Orders, to_line
+from ampwatch.recorder.recorder_process import Asked, Failed, Listening, Message, Orders, to_line
 from ampwatch.recorder.recording import Recording
 from ampwatch.recorder.status import RankReport, RecorderStats
 from ampwatch.retry import retry
@@ -26,6 +27,7 @@ from ampwatch.retry import retry
 _LAST_PATIENCE_S = 15.0  # for a recording that hangs, perhaps on a disk that is away
 _REPORT_PATIENCE_S = 2.0
 _MOST_WAITING = 100_000
+_MOST_ASKED = 100  # instructions that wait to be passed on
 _BIND_EVERY_S = 0.05
 
 
@@ -36,20 +38,23 @@ def main(orders: Orders) -> None:
     signal.signal(signal.SIGTERM, lambda *_: is_over.set())
     allow_more_files()
     reporter = Reporter(_own_stdout())
-    threading.Thread(target=_end_with_the_starter, args=(is_over,), daemon=True).start()
+    asked: deque[Asked] = deque(maxlen=_MOST_ASKED)
+    threading.Thread(target=_heed_the_starter, args=(is_over, asked), daemon=True).start()
     starter = os.getppid()
     try:
-        _record(orders, reporter, lambda: is_over.is_set() or os.getppid() != starter)
+        _record(orders, reporter, asked, lambda: is_over.is_set() or os.getppid() != starter)
     except AmpwatchError as error:
         reporter.report(Failed(type(error).__name__, str(error)))
     finally:
         reporter.close()
 
 
-def _record(orders: Orders, reporter: Reporter, is_over: Callable[[], bool]) -> None:
+def _record(
+    orders: Orders, reporter: Reporter, asked: deque[Asked], is_over: Callable[[], bool]
+) -> None:
     recording = _listening(orders, reporter, is_over)
     reporter.report(Listening(recording.endpoint, recording.fell_back))
-    recording.run(is_over)
+    recording.run(is_over, asked)
 
 
 def _listening(orders: Orders, reporter: Reporter, is_over: Callable[[], bool]) -> Recording:
@@ -79,8 +84,10 @@ def _own_stdout() -> int:
     return ours
 
 
-def _end_with_the_starter(is_over: threading.Event) -> None:
-    os.read(sys.stdin.fileno(), 1)  # nothing is ever sent: this returns at the pipe's end
+def _heed_the_starter(is_over: threading.Event, asked: deque[Asked]) -> None:
+    for line in sys.stdin.buffer:  # until the pipe's end
+        if line.endswith(b"\n"):  # a starter that is killed may leave half a line
+            asked.append(Asked.from_line(line))
     is_over.set()
     time.sleep(_LAST_PATIENCE_S)
     os._exit(1)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ampwatch import feed
 from ampwatch.errors import FeedError
 from ampwatch.recorder.status import RankRecord, RankReport, RecorderStats
 
@@ -49,6 +50,27 @@ class Orders:
         return cls(**told | folders)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An instruction on its way to one rank; all that a recorder's process is ever sent."""
+
+    run_id: str
+    rank: int
+    number: int
+    instruction: feed.Instruction
+
+    def to_line(self) -> bytes:
+        """As a line, its end included."""
+        instruction = self.instruction.to_bytes().decode()
+        return json.dumps([self.run_id, self.rank, self.number, instruction]).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Asked:
+        """What `to_line` wrote."""
+        run_id, rank, number, instruction = json.loads(line)
+        return cls(run_id, rank, number, feed.Instruction.from_bytes(instruction.encode()))
+
+
 class RecorderProcess:
     """One process, from its start to its end. FeedError if it cannot be started."""
 
@@ -74,6 +96,16 @@ class RecorderProcess:
         for line in self._process.stdout:
             if line.endswith(b"\n"):  # a process that is killed may leave half a line
                 yield from_line(line)
+
+    def instruct(self, asked: Asked) -> bool:
+        """Have it pass an instruction on; False if it has ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(asked.to_line())
+            self._process.stdin.flush()
+        except (OSError, ValueError):  # ValueError: closed by `ask_to_end`
+            return False
+        return True
 
     def ask_to_end(self) -> None:
         """Let it file what it has, and end."""

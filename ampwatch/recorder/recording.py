@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from ampwatch import feed, store
 from ampwatch.codec import Batch
 from ampwatch.errors import AmpwatchError, RunError, RunInUseError
 from ampwatch.recorder.rank_copies import Compactor, OpenFiles, RankCopy, copy_in
-from ampwatch.recorder.recorder_process import Message, NewRows, Noted
+from ampwatch.recorder.recorder_process import Asked, Message, NewRows, Noted
 from ampwatch.recorder.status import ALIVE_S, RankRecord, RankReport, RecorderStats
 from ampwatch.rows import FORMAT
 
@@ -62,10 +63,15 @@ class Recording:
         """Whether it listens on a free port because the one asked for was taken."""
         return self._receiver.fell_back
 
-    def run(self, is_over: Callable[[], bool]) -> None:
-        """Take what arrives until it is over; what was acknowledged by then is in the folder."""
+    def run(self, is_over: Callable[[], bool], asked: deque[Asked] | None = None) -> None:
+        """Take what arrives until it is over; what was acknowledged by then is in the folder.
+
+        What is `asked` of trainers meanwhile is passed on to them.
+        """
         try:
             while not is_over():
+                while asked:
+                    self._pass_on(asked.popleft())
                 for arrival in self._receiver.receive(_IDLE_S):
                     self._take(arrival)
                 if time.monotonic() - self._tended_s >= _TEND_EVERY_S:
@@ -79,6 +85,12 @@ class Recording:
                 copy.close()
             self._report_state()
             self._compactor.finish()
+
+    def _pass_on(self, asked: Asked) -> None:
+        key = feed.PeerKey(asked.run_id, asked.rank)
+        if not self._receiver.instruct(key, asked.instruction, asked.number):
+            name = asked.instruction.key.value
+            self._note(f"{key} cannot be reached: the instruction {name!r} was not sent.")
 
     # --- what arrives ----------------------------------------------------------------------------
 

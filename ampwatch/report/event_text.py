@@ -76,6 +76,13 @@ def _exception(detail: Mapping[str, Any]) -> str:
     return f"{name}{layer}: {detail.get('message') or 'without a message'}{caught}"
 
 
+def _control(detail: Mapping[str, Any]) -> str:
+    if "offers" in detail:
+        offers = detail["offers"]
+        return f"a page may ask for: {', '.join(map(str, offers))}" if offers else "a page may not"
+    return str(detail.get("told") or "")
+
+
 def _misuse(detail: Mapping[str, Any]) -> str:
     return "" if detail.get("code") else _unknown(detail)
 
@@ -105,4 +112,5 @@ _SHOWN: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     EventKind.MISUSE.value: ("misuse", _misuse),
     EventKind.EXCEPTION.value: ("exception", _exception),
     EventKind.GAP.value: ("gap", _gap),
+    EventKind.CONTROL.value: ("control", _control),
 }  # fmt: skip

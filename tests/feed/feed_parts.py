@@ -1,5 +1,6 @@
 """A log and a recorder in memory, to test the feed without the store."""
 
+import queue
 import secrets
 import threading
 import time
@@ -61,6 +62,7 @@ class MemoryRecorder:
         self.gaps: list[tuple[int, int]] = []
         self.others: list[feed.Arrival] = []
         self.ended: set[feed.PeerKey] = set()
+        self._asked = queue.Queue()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work)
 
@@ -75,6 +77,9 @@ class MemoryRecorder:
 
     def _work(self):
         while not self._stopping.is_set():
+            while not self._asked.empty():
+                instruction, answered = self._asked.get()
+                answered.put(self.receiver.instruct(*instruction))
             for arrival in self.receiver.receive(0.05):
                 self._take(arrival)
 
@@ -95,6 +100,12 @@ class MemoryRecorder:
                 self.receiver.confirm_end(peer)
             case _:
                 self.others.append(arrival)
+
+    def instruct(self, *instruction):
+        """What the receiver says to it, in its own thread."""
+        answered = queue.Queue()
+        self._asked.put((instruction, answered))
+        return answered.get()
 
     def _contiguous(self, peer):
         lost = {number for first, after in self.gaps for number in range(first, after)}

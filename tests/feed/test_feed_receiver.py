@@ -344,3 +344,48 @@ def test_a_hello_with_one_strange_field_is_read_or_refused(name, value):
     fields = asdict(hello_of()) | {name: value}
     with contextlib.suppress(FrameError):
         assert asdict(Hello.from_bytes(json.dumps(fields).encode())) == fields
+
+
+def test_an_instruction_reaches_the_trainer_with_its_number_its_age_and_its_authenticity():
+    log, taken = MemoryLog([batch_of(0)]), []
+    with MemoryRecorder() as recorder:
+        sender = feed.Sender(recorder.endpoint, hello_of(), log, on_instruction=taken.append)
+        key = feed.PeerKey(RUN, 0)
+        eventually(lambda: recorder.batches() == log.batches, sender.poll)
+        asked = feed.Instruction(feed.Key.RATE, 0.125)
+        assert recorder.instruct(key, asked, 7)
+        eventually(lambda: taken, sender.poll)
+        assert (taken[0].instruction, taken[0].number, taken[0].is_authentic) == (asked, 7, True)
+        assert 0 <= taken[0].age_s < 60
+        assert not recorder.instruct(feed.PeerKey(RUN, 1), asked, 8)
+        assert sender.close()
+        assert not recorder.instruct(key, asked, 9)  # it has ended
+
+
+def test_a_trainer_that_allows_nothing_ignores_instructions():
+    log = MemoryLog([batch_of(0)])
+    with MemoryRecorder() as recorder:
+        sender = feed.Sender(recorder.endpoint, hello_of(), log)
+        eventually(lambda: recorder.batches() == log.batches, sender.poll)
+        recorder.instruct(feed.PeerKey(RUN, 0), feed.Instruction(feed.Key.STOP), 1)
+        batch = batch_of(1)
+        sender.send(log.append(batch), batch)
+        eventually(lambda: recorder.batches() == log.batches, sender.poll)
+        assert sender.stats.errors == 0
+        assert sender.close()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"[]", b"null", b'{"key": "rm"}', b'{"key": "stop"}', b'{"key": "stop", "value": 1}',
+     b'{"key": "learning-rate", "value": null}', b'{"key": "learning-rate", "value": "NaN"}',
+     b'{"key": "learning-rate", "value": 1e9}', b'{"key": "learning-rate", "value": NaN}'],
+)  # fmt: skip
+def test_what_is_no_instruction_is_an_error_of_the_frame(payload):
+    with pytest.raises(FrameError):
+        feed.Instruction.from_bytes(payload)
+
+
+def test_an_instruction_is_read_as_it_was_written():
+    for one in (feed.Instruction(feed.Key.STOP), feed.Instruction(feed.Key.RATE, 0.3)):
+        assert feed.Instruction.from_bytes(one.to_bytes()) == one

@@ -72,12 +72,14 @@ class Here:
 class Trainer:
     """A rank with a real log, as the courier drives it."""
 
-    def __init__(self, log_dir, endpoint, run_id="ab" * 16, rank=0, name="run", world_size=1):
+    def __init__(
+        self, log_dir, endpoint, run_id="ab" * 16, rank=0, name="run", world_size=1, **options
+    ):
         self.info = store.RunInfo(id=run_id, name=name, world_size=world_size)
         self.folder = store.create_run(Path(log_dir), self.info)
         self.log = store.RankWriter(self.folder, rank)
         hello = feed.Hello(run_id, rank, self.info.to_json(), FORMAT, "0")
-        self.sender = feed.Sender(endpoint, hello, self.log)
+        self.sender = feed.Sender(endpoint, hello, self.log, **options)
 
     def step(self, number):
         batch = encode(Table.STEPS, {"step": [number], "time_ns": [number], "loss": [0.5]})

@@ -314,3 +314,34 @@ main()
         _, said = command.communicate(timeout=60)
     assert command.returncode == 2
     assert "nothing is recorded any more" in said
+
+
+def test_an_instruction_goes_through_the_process_to_the_one_rank_that_is_connected(
+    tmp_path, copies
+):
+    taken = []
+    with Recorder(ANY_PORT, copies) as recorder:
+        asked = feed.Instruction(feed.Key.RATE, 0.5)
+        assert recorder.instruct("ab" * 16, asked) is None  # nobody is there yet
+        trainer = Trainer(tmp_path / "log", recorder.endpoint, on_instruction=taken.append)
+        trainer.steps(range(5))
+        eventually(lambda: "ab" * 16 in recorder.runs, trainer.sender.poll)
+        numbers = [recorder.instruct("ab" * 16, asked) for _ in range(3)]
+        eventually(lambda: len(taken) == 3, trainer.sender.poll)
+        assert [one.number for one in taken] == numbers == sorted(set(numbers))
+        assert trainer.close()
+        eventually(lambda: recorder.runs["ab" * 16].has_ended)
+        assert recorder.instruct("ab" * 16, asked) is None
+
+
+def test_a_run_of_several_ranks_gets_no_instruction(tmp_path, copies):
+    with Recorder(ANY_PORT, copies) as recorder:
+        trainers = [
+            Trainer(tmp_path / "log", recorder.endpoint, rank=rank, world_size=2).steps(range(3))
+            for rank in range(2)
+        ]
+        for trainer in trainers:
+            until_acknowledged(trainer.sender, 3)
+        eventually(lambda: [len(run.ranks) for run in recorder.runs.values()] == [2])
+        assert recorder.instruct("ab" * 16, feed.Instruction(feed.Key.STOP)) is None
+        assert all(trainer.close() for trainer in trainers)

@@ -1,0 +1,222 @@
+"""What a page may have the training do, where `attach(control=True)` allows it.
+
+An instruction arrives on the courier's thread and is done on the training thread, between two
+steps. Each gets an answer, a `control` event in the run's own rows: done, or why not. What is
+late, comes twice, is not on the list or came unencrypted is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ampwatch.probe.optimizers import OptimizerView, number_of
+from ampwatch.probe.records import EventRecord
+from ampwatch.rows import EventKind
+
+if TYPE_CHECKING:
+    from ampwatch.feed import InstructionArrived
+
+FRESH_S = 15.0  # since the sign of life that its sender had heard; there is one a second
+_MOST_WAITING = 16
+RATE, SAVE, STOP = "learning-rate", "save", "stop"  # `feed.Key`, which would load zmq
+
+_SEVERAL_RANKS = (
+    "this training has several ranks, and nothing makes them all change in the same step: change "
+    "it in the script"
+)
+
+
+class Optimizers(Protocol):
+    """The optimizers that the loop has shown; `optimizer_turns.Turns`."""
+
+    views: dict[int, OptimizerView]
+
+
+class Step(Protocol):
+    """The step in progress; `current_step.CurrentStep`."""
+
+    number: int
+
+
+class Control:
+    """Holds what was asked until the step in progress has ended."""
+
+    def __init__(self, *, several_ranks: bool) -> None:
+        self._why_not = _SEVERAL_RANKS if several_ranks else ""
+        self._waiting: deque[InstructionArrived] = deque()
+        self._last_number = 0
+        self._lowered: tuple[int, list[float], list[float]] | None = None
+        self._save: Callable[[], object] | None = None
+        self._stop: Callable[[], object] | None = None
+        self._loop: tuple[Optimizers, Step, Callable[[EventRecord], None]] | None = None
+
+    def follow(
+        self, optimizers: Optimizers, step: Step, deliver: Callable[[EventRecord], None]
+    ) -> None:
+        """Act on this loop; tell in its rows what may be asked for."""
+        self._loop = optimizers, step, deliver
+        self._offer()
+
+    def on_save(self, save: Callable[[], object]) -> None:
+        """Offer to write a checkpoint, by this function of the user's."""
+        self._save = save
+        self._offer()
+
+    def on_stop(self, stop: Callable[[], object]) -> None:
+        """End by this function of the user's, not as Ctrl-C does."""
+        self._stop = stop
+
+    def take(self, arrived: InstructionArrived) -> None:
+        """An instruction has come: it waits for the step's end, or is refused."""
+        why = self._refusal(arrived)
+        if why:
+            self._answer(arrived, "refused", f"{_name(arrived)} was refused: {why}.")
+            return
+        self._last_number = arrived.number
+        self._waiting.append(arrived)
+
+    def step_over(self) -> None:
+        """A step has ended, on the training thread: do what was asked."""
+        if self._lowered is not None:
+            self._look_after_the_rate()
+        while self._waiting:
+            arrived = self._waiting.popleft()
+            if arrived.instruction.key.value == RATE:
+                self._change_rate(arrived)
+            elif arrived.instruction.key.value == SAVE:
+                self._write_checkpoint(arrived)
+            else:
+                self._end(arrived)
+
+    # --- what is refused -------------------------------------------------------------------------
+
+    def _refusal(self, arrived: InstructionArrived) -> str:
+        if not arrived.is_authentic:
+            return "the feed is not encrypted (AMPWATCH_INSECURE), so anybody may have sent it"
+        if self._why_not:
+            return self._why_not
+        if arrived.number <= self._last_number:
+            return "it came a second time"
+        if not -1.0 <= arrived.age_s <= FRESH_S:  # the clock may have been set back a little
+            return f"it came late (after {arrived.age_s:.0f} s)"
+        if arrived.instruction.key.value not in self._offers():
+            return "the training gave no function that saves: call watch.on_save(function)"
+        if len(self._waiting) >= _MOST_WAITING:
+            return "too many instructions wait for the step in progress to end"
+        return ""
+
+    def _offers(self) -> list[str]:
+        if self._why_not:
+            return []
+        return [RATE, STOP] if self._save is None else [RATE, SAVE, STOP]
+
+    # --- what is done ----------------------------------------------------------------------------
+
+    def _change_rate(self, arrived: InstructionArrived) -> None:
+        factor = arrived.instruction.value
+        assert factor is not None
+        before, views = self._rates(), self._views()
+        for view in views:
+            if (optimizer := view.reference()) is not None:
+                view.multiply_rates(optimizer, factor)
+        after = self._rates()
+        if not views:
+            self._answer(arrived, "refused", "The learning rate stays: no optimizer was seen yet.")
+            return
+        self._lowered = arrived.number, before, after
+        detail = {"factor": factor, "from": before, "to": after}
+        told = f"The learning rate was changed{_from_to(before, after)}, on the page's request."
+        self._answer(arrived, "done", told, **detail)
+
+    def _look_after_the_rate(self) -> None:
+        """A step later: did the program set its rate back?"""
+        assert self._lowered is not None
+        (number, before, after), self._lowered = self._lowered, None
+        now = self._rates()
+        if now and len(now) == len(after) and _is_nearer(now, before, after):
+            told = (
+                f"The program set its learning rate back, to {now[0]:.4g}: it keeps the rate "
+                "itself, so change it in the script."
+            )
+            self._say({"outcome": "undone", "number": number, "told": told})
+
+    def _views(self) -> list[OptimizerView]:
+        return [] if self._loop is None else list(self._loop[0].views.values())
+
+    def _rates(self) -> list[float]:
+        """Each group's rate, of all optimizers; without those that only a device knows."""
+        optimizers = [view.reference() for view in self._views()]
+        groups = [group for one in optimizers if one is not None for group in one.param_groups]
+        found = [number_of(group.get("lr")) for group in groups]
+        return [rate for rate in found if math.isfinite(rate)]
+
+    def _write_checkpoint(self, arrived: InstructionArrived) -> None:
+        assert self._save is not None
+        began = time.perf_counter()
+        if self._call(self._save, arrived, "on_save"):
+            took_s = time.perf_counter() - began
+            told = f"A checkpoint was written in {took_s:.1f} s, on the page's request."
+            self._answer(arrived, "done", told)
+
+    def _end(self, arrived: InstructionArrived) -> None:
+        told = "The training is ended after this step, on the page's request."
+        self._answer(arrived, "done", told)
+        if self._stop is not None:
+            self._call(self._stop, arrived, "on_stop")
+        elif threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGINT)  # as Ctrl-C: what the loop does then, it does now
+        else:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def _call(
+        self, function: Callable[[], object], arrived: InstructionArrived, given_to: str
+    ) -> bool:
+        """Call the user's function; what it raises is told, and training goes on."""
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - theirs may raise anything
+            said = f"{type(error).__name__}: {str(error)[:200]}"
+            told = f"The function given to {given_to} raised {said}. Training goes on."
+            self._answer(arrived, "failed", told)
+            return False
+        return True
+
+    # --- what is told ----------------------------------------------------------------------------
+
+    def _answer(self, arrived: InstructionArrived, outcome: str, told: str, **detail: Any) -> None:
+        key = arrived.instruction.key.value
+        about = {"asked": key, "number": arrived.number, "outcome": outcome, "told": told}
+        self._say({**about, **detail})
+
+    def _offer(self) -> None:
+        why = {"why_not": self._why_not} if self._why_not else {}
+        self._say({"offers": self._offers(), **why})
+
+    def _say(self, detail: dict[str, Any]) -> None:
+        if self._loop is not None:
+            _, step, deliver = self._loop
+            deliver(EventRecord(step.number, time.time_ns(), EventKind.CONTROL, detail))
+
+
+def _name(arrived: InstructionArrived) -> str:
+    names = {RATE: "A change of the learning rate", SAVE: "A checkpoint", STOP: "Stopping"}
+    return names[arrived.instruction.key.value]
+
+
+def _is_nearer(now: list[float], before: list[float], after: list[float]) -> bool:
+    """Whether each rate is nearer to the first than to the second, in octaves."""
+    moved = [three for three in zip(now, before, after, strict=True) if min(three) > 0]
+    return bool(moved) and all(n * n > b * a if b > a else n * n < b * a for n, b, a in moved)
+
+
+def _from_to(before: list[float], after: list[float]) -> str:
+    pairs = dict.fromkeys(zip(before, after, strict=True))
+    told = ", ".join(f"from {one:.4g} to {other:.4g}" for one, other in list(pairs)[:3])
+    return f" {told}" if told else ""

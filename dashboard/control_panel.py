@@ -1,0 +1,162 @@
+"""Act on a live run: its learning rate, a checkpoint, its end; where its trainer allows it.
+
+Whatever is asked is asked twice, and only the run's own rows say that it was done.
+"""
+
+from __future__ import annotations
+
+import time
+
+import run_list
+import streamlit as st
+from control_answers import Allowed, Answer
+from formatting import rate_text, said
+from open_runs import Look
+
+from ampwatch.errors import FrameError
+from ampwatch.feed import Instruction, Key
+from ampwatch.report.overview_chart import is_change
+
+_ASKED, _SENT = "control asked", "control sent"  # for what; when, as what, in which run
+_PATIENCE_S = 20.0
+_SHOWN_S = 600.0  # an answer
+
+_NAMES = {
+    Key.RATE: "Set the learning rate",
+    Key.SAVE: "Save a checkpoint now",
+    Key.STOP: "Stop after this step",
+}
+_QUESTIONS = {
+    Key.SAVE: "Save a checkpoint after the step in progress?",
+    Key.STOP: "Stop the training after the step in progress? It ends as by Ctrl-C.",
+}
+
+
+def show(look: Look) -> None:
+    """The buttons that this run's trainer allows, the question before each, and its answers."""
+    if not look.is_live or look.info.source != "ampwatch":
+        return
+    allowed, answers = look.answers.look()
+    if allowed.why_not:
+        st.html(f'<div class="aw-muted">Steering is off: {said(allowed.why_not)}.</div>')
+    elif allowed.keys:
+        asked = st.session_state.get(_ASKED)
+        if asked is not None and asked[0] == look.path:
+            _question(look, Key(asked[1]))
+        else:
+            _buttons(look, allowed)
+    for sentence in _told(look, answers):
+        st.html(f'<div class="aw-control" role="status">{said(sentence)}</div>')
+
+
+def how_to_allow(look: Look) -> str:
+    """What to do where a live run allows nothing."""
+    if not look.is_live or look.info.source != "ampwatch" or look.answers.look()[0] != Allowed():
+        return ""
+    return (
+        "This page only watches the run. To change its learning rate, save or stop from here, "
+        "start it with ampwatch.attach(..., control=True)."
+    )
+
+
+# --- the buttons and the question -----------------------------------------------------------------
+
+
+def _buttons(look: Look, allowed: Allowed) -> None:
+    with st.container(horizontal=True):
+        for key in Key:
+            if key.value in allowed.keys and (key is not Key.RATE or _rate(look)):
+                st.button(_label(look, key), key=f"control {key.value}", on_click=_ask,
+                          args=(look.path, key.value))  # fmt: skip
+
+
+def _label(look: Look, key: Key) -> str:
+    advised = _advised(look)
+    if key is Key.RATE and advised is not None:
+        return f"{_NAMES[key]} to {rate_text(advised)}"
+    return f"{_NAMES[key]} …" if key is Key.RATE else _NAMES[key]
+
+
+def _ask(path: str, key: str) -> None:
+    st.session_state[_ASKED] = (path, key)
+
+
+def _question(look: Look, key: Key) -> None:
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        instruction = _rate_question(look) if key is Key.RATE else _plain_question(key)
+        can = instruction is not None
+        st.button(_NAMES[key], key="control yes", type="primary", disabled=not can,
+                  on_click=_send, args=(look, instruction))  # fmt: skip
+        st.button("Cancel", key="control no", on_click=_forget)
+
+
+def _plain_question(key: Key) -> Instruction:
+    st.markdown(_QUESTIONS[key])
+    return Instruction(key)
+
+
+def _rate_question(look: Look) -> Instruction | None:
+    """The rate to set; None while it cannot be set."""
+    now = _rate(look)
+    assert now is not None
+    wanted = st.number_input(
+        f"Learning rate, now {rate_text(now)}",
+        value=float(f"{_advised(look) or now:.3g}"), min_value=0.0, format="%.3g",
+        key="control rate", step=None, width=220,
+    )  # fmt: skip
+    try:
+        found = Instruction(Key.RATE, wanted / now)
+    except FrameError as problem:
+        st.markdown(str(problem))
+        return None
+    if f"{wanted:.3g}" == f"{now:.3g}":
+        st.markdown("Enter the rate to train with.")
+        return None
+    st.markdown(
+        f"Every group and schedule is multiplied by {wanted / now:.3g} after the step in progress."
+    )
+    return found
+
+
+def _rate(look: Look) -> float | None:
+    """The rate that a factor is of: the base rate that advice speaks of, else the latest."""
+    current = None if look.diagnosis is None else look.diagnosis.learning_rate.current
+    latest, _ = look.curves.latest("lr")
+    return current or latest or None
+
+
+def _advised(look: Look) -> float | None:
+    if look.diagnosis is None or not is_change(look.diagnosis.learning_rate):
+        return None
+    return look.diagnosis.learning_rate.recommended
+
+
+# --- sending, and what came of it -----------------------------------------------------------------
+
+
+def _forget() -> None:
+    st.session_state.pop(_ASKED, None)
+
+
+def _send(look: Look, instruction: Instruction) -> None:
+    _forget()
+    recorder = run_list.feed().recorder
+    number = None if recorder is None else recorder.instruct(look.info.id, instruction)
+    st.session_state[_SENT] = (look.path, instruction.key.value, number, time.monotonic())
+
+
+def _told(look: Look, answers: tuple[Answer, ...]) -> list[str]:
+    """What became of what this page asked; else the latest answer to anybody."""
+    path, key, number, since_s = st.session_state.get(_SENT, ("", "", None, 0.0))
+    own = [answer for answer in answers if answer.number == number]
+    if path == look.path and not own:
+        name = _NAMES[Key(key)].lower()
+        if number is None:
+            return [f"Not sent ({name}): the run's trainer is not connected to this page's feed."]
+        waited_s = time.monotonic() - since_s
+        if waited_s < _PATIENCE_S:
+            return [f"Sent ({name}); the trainer does it after the step in progress."]
+        away = "the trainer is inside a long step, hangs, or is gone. What it gets late it refuses."
+        return [f"No answer for {waited_s:.0f} s ({name}): {away}"]
+    shown = own or [a for a in answers[-1:] if time.time_ns() - a.time_ns < _SHOWN_S * 1e9]
+    return [f"Step {answer.step:,}: {answer.told}" for answer in shown[-2:]]

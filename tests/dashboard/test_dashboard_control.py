@@ -1,0 +1,96 @@
+"""A training is steered from a real page over the real feed, where it allows it, and else not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from page_driver import needs_browser, tab
+
+import ampwatch
+from ampwatch.cli.dashboard import Server
+
+pytestmark = [pytest.mark.slow_browser, needs_browser]
+PROGRAM = Path(__file__).with_name("steered_training.py")
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Where runs are, with keys, state and a port of their own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("AMPWATCH_ENDPOINT", f"tcp://127.0.0.1:{port}")
+    (tmp_path / "runs").mkdir()
+    return tmp_path
+
+
+@contextmanager
+def steered(folder, control, environment=None):
+    command = [sys.executable, str(PROGRAM), "steered", control]
+    told = {**os.environ, "AMPWATCH_DIR": str(folder / "runs"), **(environment or {})}
+    with subprocess.Popen(command, cwd=folder, env=told) as child:
+        try:
+            yield child
+        finally:
+            if child.poll() is None:
+                child.kill()
+
+
+def test_the_rate_is_set_a_checkpoint_saved_and_the_training_stopped(one, folders):
+    with Server([folders / "runs"]) as server, tab(one) as page:
+        with steered(folders, "allowed") as child:
+            page.open(server.url)
+            page.page.get_by_role("button", name="Set the learning rate").click()
+            field = page.page.get_by_role("spinbutton")
+            field.fill("0.025")
+            field.press("Enter")
+            page.says("multiplied by 0.25")
+            page.page.get_by_role("button", name="Set the learning rate").click()
+            page.says("The learning rate was changed from 0.1 to 0.025")
+
+            page.page.get_by_role("button", name="Save a checkpoint now").click()
+            page.says("Save a checkpoint after the step in progress?")
+            page.page.get_by_role("button", name="Save a checkpoint now").click()
+            page.says("A checkpoint was written")
+            assert "weight" in torch.load(folders / "steered.pt")
+
+            page.page.get_by_role("button", name="Stop after this step").click()
+            page.says("It ends as by Ctrl-C.")
+            page.page.get_by_role("button", name="Cancel").click()
+            assert child.poll() is None
+            page.page.get_by_role("button", name="Stop after this step").click()
+            page.says("It ends as by Ctrl-C.")
+            page.page.get_by_role("button", name="Stop after this step").click()
+            assert child.wait() == -signal.SIGINT
+            page.page.get_by_role("button", name="Stop after this step").wait_for(state="detached")
+        assert page.troubles == []
+    rates = ampwatch.open_run(folders / "runs" / "steered").steps.column("lr").to_pylist()
+    assert (rates[0], rates[-1]) == (0.1, pytest.approx(0.025, rel=0.01))
+
+
+def test_a_training_that_does_not_allow_it_is_only_watched(one, folders):
+    with Server([folders / "runs"]) as server, tab(one) as page, steered(folders, "not"):
+        page.open(server.url)
+        page.drawn(5)
+        page.says("This page only watches the run.")
+        assert page.page.get_by_role("button", name="Stop after this step").count() == 0
+
+
+def test_an_instruction_is_refused_where_the_feed_is_not_encrypted(one, folders, monkeypatch):
+    monkeypatch.setenv("AMPWATCH_INSECURE", "1")
+    with Server([folders / "runs"]) as server, tab(one) as page, steered(folders, "allowed"):
+        page.open(server.url)
+        page.page.get_by_role("button", name="Stop after this step").click()
+        page.says("It ends as by Ctrl-C.")
+        page.page.get_by_role("button", name="Stop after this step").click()
+        page.says("Stopping was refused: the feed is not encrypted")
