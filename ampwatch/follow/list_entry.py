@@ -22,7 +22,7 @@ from ampwatch.store import OWN_SOURCE, Reading, Run, RunSummary
 from ampwatch.store.kept_facts import KeptFacts
 
 _POINTS = 48  # of the scale's course, for a small chart
-_MODEL_SETTINGS = ("model", "model_name", "model_name_or_path", "arch", "architecture")
+MODEL_SETTINGS = ("model", "model_name", "model_name_or_path", "arch", "architecture")
 _LONGEST_NAME = 200
 
 
@@ -99,7 +99,7 @@ def _lowest(values: np.ndarray, most: int) -> np.ndarray:
 def _model(run: Run) -> str:
     rows = run.read(Table.LAYER_INFO, ("name", "kind")).to_pylist()
     kinds = dict.fromkeys(row["kind"] for row in rows if row["name"] == "" and row["kind"])
-    named = (run.info.config.get(name) for name in _MODEL_SETTINGS)
+    named = (run.info.config.get(name) for name in MODEL_SETTINGS)
     return ", ".join(kinds) or next((name for name in named if isinstance(name, str)), "")
 
 

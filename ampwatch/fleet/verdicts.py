@@ -1,0 +1,209 @@
+"""The tables `verdicts` and `findings` of a place: what the engine says of each published run.
+
+A verdict belongs to one state of a run, its *stamp*, and to one version of the *rules*. Another
+state or other rules make another row; what stands is never changed. `findings` says the same once
+more, a row a finding, for those who ask with SQL; it follows from `verdicts`, so a call that was
+killed between the two is made good by the next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import functools
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ampwatch.fleet.keyed_table import KEY_NAMES, Key, KeyedTable
+from ampwatch.fleet.place import Place
+from ampwatch.fleet.run_table import list_published
+from ampwatch.fleet.tables import DAY
+
+VERDICTS, FINDINGS = "verdicts", "findings"
+# What this package itself says of a run (its lost steps, its headline); raise it with a change.
+_EDITION = 1
+
+VERDICTS_SCHEMA = pa.schema(
+    [
+        pa.field("run_id", pa.string()),
+        pa.field("stamp", pa.string()),  # of the run's row in `runs` that was judged
+        pa.field("rules", pa.string()),  # their version
+        pa.field("name", pa.string()),
+        pa.field("started", pa.timestamp("us", "UTC")),
+        pa.field("last_time", pa.timestamp("us", "UTC")),
+        pa.field("steps", pa.int64()),
+        pa.field("ranks", pa.int32()),
+        pa.field("verdict", pa.string()),
+        pa.field("codes", pa.list_(pa.string())),  # of errors and warnings, the headline first
+        pa.field("headline", pa.string()),  # a sentence
+        pa.field("layer", pa.string()),  # the culprit
+        pa.field("learning_rate", pa.string()),  # as in `report --json`
+        pa.field("lost_steps", pa.int64()),
+        pa.field("lost_hours", pa.float64()),  # null where the rows tell no times
+        pa.field("hours", pa.float64()),
+        pa.field("config", pa.string()),  # as JSON
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("note", pa.string()),
+        pa.field("signature", pa.string()),  # what the run is made of
+        pa.field("findings_json", pa.string()),  # as in `report --json`
+        pa.field("judged", pa.timestamp("us", "UTC")),
+    ]
+)
+FINDINGS_SCHEMA = pa.schema(
+    [
+        pa.field("run_id", pa.string()),
+        pa.field("stamp", pa.string()),
+        pa.field("rules", pa.string()),
+        pa.field("name", pa.string()),  # of the run
+        pa.field("started", pa.timestamp("us", "UTC")),
+        pa.field("code", pa.string()),
+        pa.field("severity", pa.string()),
+        pa.field("layer", pa.string()),
+        pa.field("first_step", pa.int64()),
+        pa.field("last_step", pa.int64()),
+        pa.field("summary", pa.string()),
+        pa.field("because_of", pa.string()),  # the code of the finding that caused this one
+        pa.field(DAY, pa.date32()),
+    ]
+)
+_OF_A_FINDING = (
+    "code", "severity", "layer", "first_step", "last_step", "summary", "because_of",
+)  # fmt: skip
+_AS_JSON = ("learning_rate", "config")
+
+
+@dataclass(frozen=True, slots=True)
+class RunVerdict:
+    """One row of `verdicts`.
+
+    `lost_steps` were skipped, or came after the first error that stands at the run's end;
+    `lost_hours` is the time they took, `hours` that of all steps. `findings_json` is None where it
+    was not asked for.
+    """
+
+    run_id: str
+    stamp: str
+    rules: str
+    name: str
+    started: dt.datetime
+    last_time: dt.datetime
+    steps: int
+    ranks: int
+    verdict: str
+    codes: tuple[str, ...]
+    headline: str
+    layer: str | None
+    learning_rate: Mapping[str, Any]
+    lost_steps: int
+    lost_hours: float | None
+    hours: float | None
+    config: Mapping[str, Any]
+    tags: tuple[str, ...]
+    note: str
+    signature: str | None
+    findings_json: str | None
+    judged: dt.datetime
+
+    @property
+    def key(self) -> Key:
+        """Which state of which run it is of, and by which rules."""
+        return self.run_id, self.stamp, self.rules
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        """The findings, as in `report --json`."""
+        found: list[dict[str, Any]] = json.loads(self.findings_json or "[]")
+        return found
+
+
+assert tuple(VERDICTS_SCHEMA.names) == tuple(f.name for f in dataclasses.fields(RunVerdict))
+
+
+@functools.cache
+def rules_version() -> str:
+    """Changes when the diagnosis changes, and only then: the version and a digest of its source."""
+    import ampwatch.diagnosis
+
+    folder = Path(ampwatch.diagnosis.__file__).parent
+    digest = hashlib.sha256(str(_EDITION).encode())
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return f"{ampwatch.__version__}+{digest.hexdigest()[:12]}"
+
+
+def read_verdicts(place: Place | str, *, findings: bool = False) -> list[RunVerdict]:
+    """The verdict on each published run that was judged since it changed, the newest run first.
+
+    That of this ampwatch's rules if there is one, else the latest. Without `findings` their JSON,
+    which is most of the bytes, is not fetched. No verdicts: nobody ran `ampwatch fleet` there.
+    """
+    place = place if isinstance(place, Place) else Place(place)
+    stamps = {run.id: (run.stamp, number) for number, run in enumerate(list_published(place))}
+    names = [name for name in VERDICTS_SCHEMA.names if findings or name != "findings_json"]
+    rows = KeyedTable(place, VERDICTS, VERDICTS_SCHEMA).read(names)
+    best: dict[str, tuple[bool, Any, int]] = {}
+    keys = (rows.column(name).to_pylist() for name in (*KEY_NAMES, "judged"))
+    for at, (run_id, stamp, rules, judged) in enumerate(zip(*keys, strict=True)):
+        if stamps.get(run_id, ("", 0))[0] == stamp:
+            found = (rules == rules_version(), judged, at)
+            best[run_id] = max(best.get(run_id, found), found)
+    order = sorted(best, key=lambda run_id: stamps[run_id][1])
+    return _of_rows(rows.take(pa.array([best[run_id][2] for run_id in order], pa.int64())))
+
+
+def store_verdicts(tables: tuple[KeyedTable, KeyedTable], found: Sequence[RunVerdict]) -> None:
+    """Add verdicts, and then their findings, that nobody has stored meanwhile."""
+    verdicts, findings = tables
+    by_key = {one.key: one for one in found}
+
+    def rows_of(keys: Collection[Key]) -> pa.Table:
+        return _verdict_rows(by_key[key] for key in keys)
+
+    def findings_of(keys: Collection[Key]) -> pa.Table:
+        return _finding_rows(by_key[key] for key in keys)
+
+    verdicts.add(by_key, rows_of)
+    findings.add((key for key, one in by_key.items() if one.findings), findings_of)
+
+
+def tables_of(place: Place) -> tuple[KeyedTable, KeyedTable]:
+    """`verdicts` and `findings`; made when something is stored."""
+    return (
+        KeyedTable(place, VERDICTS, VERDICTS_SCHEMA),
+        KeyedTable(place, FINDINGS, FINDINGS_SCHEMA),
+    )
+
+
+def _of_rows(rows: pa.Table) -> list[RunVerdict]:
+    found = []
+    for row in rows.to_pylist():
+        row |= {name: json.loads(row[name]) for name in _AS_JSON}
+        row |= {name: tuple(row[name]) for name in ("codes", "tags")}
+        found.append(RunVerdict(**{"findings_json": None, **row}))
+    return found
+
+
+def _verdict_rows(verdicts: Iterable[RunVerdict]) -> pa.Table:
+    rows = [{name: getattr(one, name) for name in VERDICTS_SCHEMA.names} for one in verdicts]
+    texts = [{name: json.dumps(row[name]) for name in _AS_JSON} for row in rows]
+    told = [row | text for row, text in zip(rows, texts, strict=True)]
+    return pa.Table.from_pylist(told, schema=VERDICTS_SCHEMA)
+
+
+def _finding_rows(verdicts: Iterable[RunVerdict]) -> pa.Table:
+    rows = [
+        {
+            **{name: getattr(one, name) for name in (*KEY_NAMES, "name", "started")},
+            **{name: finding[name] for name in _OF_A_FINDING},
+            DAY: one.started.date(),
+        }
+        for one in verdicts
+        for finding in one.findings
+    ]
+    return pa.Table.from_pylist(rows, schema=FINDINGS_SCHEMA)
