@@ -8,6 +8,7 @@ from outside.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import secrets
 import shutil
@@ -127,7 +128,8 @@ def sweep(log_dir: Path) -> None:
     Such a folder is unnamed and holds a run.json at most; one that holds more is left alone.
     """
     try:
-        left = [path for path in log_dir.iterdir() if _UNNAMED.fullmatch(path.name)]
+        with os.scandir(log_dir) as there:  # of a hundred thousand runs, perhaps
+            left = [Path(one.path) for one in there if _UNNAMED.fullmatch(one.name)]
     except OSError:
         return
     for folder in left:
