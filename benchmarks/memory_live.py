@@ -180,7 +180,7 @@ def follow(options: argparse.Namespace) -> None:
     from address import Address
     from chart_points import Bases, live_message
     from layer_samples import QUANTITIES, grid
-    from live_chart import picture_of, scale_windows
+    from live_chart import layer_view, picture_of
     from open_runs import OpenRuns
 
     folder = Path(options.folder)
@@ -196,7 +196,7 @@ def follow(options: argparse.Namespace) -> None:
         if len(look.curves):
             base = bases.of(look.name, look.curves, None)
             live_message(picture_of(look, Address()), look.curves, base, {}, whole=True)
-            scale_windows(look, None)
+            layer_view(look, Address())
             grid(look, QUANTITIES[0], None)
         looks_ms.append((time.perf_counter() - start) * 1e3)
         judged = 0 if look.verdict is None else look.verdict.judged.run.steps

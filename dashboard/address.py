@@ -15,7 +15,8 @@ import streamlit as st
 _COMPARED = ("runs", "base", "by", "outcome")
 # Kept for another run: how a run is looked at.
 _KEPT = ("quantity", "map", "view", "values", *_COMPARED, "list", "find", "kinds")
-_NAMES = ("run", "rank", "span", "step", "layer", *_KEPT, "follow", "alert")
+_TEXTS = ("layer", "format", "role", *_KEPT, "alert")
+_NAMES = ("run", "rank", "span", "step", *_TEXTS, "follow")
 
 _OFF = "off"
 
@@ -30,6 +31,8 @@ class Address:
     step: int | None = None
     layer: str | None = None
     quantity: str | None = None  # of the layers
+    format: str | None = None  # of the layers: fp16, fp8 or what if; the one that fits the run
+    role: str | None = None  # of a layer's values: input, weight or grad; the worst of them
     map: str | None = None  # of the layers: order, folds, what is searched for
     view: str | None = None  # of the chart: axes, smoothing, lines that are hidden
     values: str | None = None  # the user's values that are drawn
@@ -57,7 +60,7 @@ class Address:
             "rank": None if self.rank is None else str(self.rank),
             "span": None if self.span is None else f"{self.span[0]}-{self.span[1]}",
             "step": None if self.step is None else str(self.step),
-            **{name: getattr(self, name) for name in ("layer", *_KEPT, "alert")},
+            **{name: getattr(self, name) for name in _TEXTS},
             "follow": None if self.follow else _OFF,
         }
         return {name: text for name, text in texts.items() if text is not None}
@@ -89,7 +92,7 @@ def read() -> Address:
         rank=_number(query.get("rank", "")),
         span=_span(query.get("span", "")),
         step=_number(query.get("step", "")),
-        **{name: query.get(name) for name in ("layer", *_KEPT, "alert")},
+        **{name: query.get(name) for name in _TEXTS},
         follow=query.get("follow") != _OFF,
     )
 

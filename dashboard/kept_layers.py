@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import reduce
 from threading import Lock
 from typing import Any
 
@@ -14,13 +15,15 @@ from kept_points import History, Past
 from numpy.typing import NDArray
 
 from ampwatch.follow import Follower
+from ampwatch.report.last_known import Readable, stored, values_of
+from ampwatch.report.layer_views import VIEWS, offered
 from ampwatch.report.thinning import Floats, Steps
 from ampwatch.rows import Table
 from ampwatch.store import Reading, Run
 
 MOST_CELLS = 960  # stretches of steps: four for each column of the heat map
 _LEAST_CELLS = 240  # where layers are very many: one for each
-_MOST_VALUES = 2_000_000  # of a quantity: 8 MB
+_MOST_VALUES = 12_000_000  # of all quantities that are kept together: 48 MB
 _MOST_LINES = 4  # layers whose own numbers are kept; the one not looked at for longest is let go
 
 _OF_A_SAMPLE = "act_amax"  # which rows hold that are samples, and not only norms
@@ -45,11 +48,13 @@ class Worst:
         """All layers by their place in the forward pass."""
         return tuple(np.array(list(self._layers), object)[self._in_order].tolist())
 
-    def of(self, column: str) -> tuple[tuple[str, ...], Floats]:
-        """The layers that have any value of a column, and their values by stretch."""
-        values = self._values.get(column)
-        if values is None:
+    def of(self, *columns: str) -> tuple[tuple[str, ...], Floats]:
+        """The layers that have any value of the columns, and the worst of them by stretch."""
+        found = [self._matrix(name) for name in columns if name in self._values]
+        if not found:
             return (), np.zeros((0, len(self.cells)), np.float32)
+        worst = np.fmin if self._is_low[columns[0]] else np.fmax
+        values = reduce(worst, found)
         shown = [at for at in self._in_order if not np.isnan(values[at]).all()]
         names = list(self._layers)
         return tuple(names[at] for at in shown), values[shown]
@@ -63,12 +68,14 @@ class Worst:
         cell = self._cells_of(step)
         self.last_step = max(self.last_step, int(step.max()))
         for column, is_low in self._is_low.items():
-            known = np.asarray(rows.column(column).is_valid())
+            told = values_of(rows, column)
+            known = np.asarray(told.is_valid())
             if known.any():
-                values = _told(rows.column(column), is_low=is_low)[known]
+                values = _told(told, is_low=is_low)[known]
                 worst = np.fmin if is_low else np.fmax
                 worst.at(self._matrix(column), (layer[known], cell[known]), values)
-        most = max(_LEAST_CELLS, min(MOST_CELLS, _MOST_VALUES // len(self._layers)))
+        values = _MOST_VALUES // len(self._is_low)
+        most = max(_LEAST_CELLS, min(MOST_CELLS, values // len(self._layers)))
         while len(self.cells) > most:
             self._widen()
 
@@ -148,7 +155,9 @@ class LayerLine:
         if not rows.num_rows:
             return
         step = np.asarray(rows.column("step").to_numpy(), np.int64)
-        columns = {name: _told(rows.column(name), is_low=low) for name, low in self._is_low.items()}
+        columns = {
+            name: _told(values_of(rows, name), is_low=low) for name, low in self._is_low.items()
+        }
         if {_OF_A_SAMPLE, _OFTEN_LACKING} <= columns.keys():
             lacks = ~np.isnan(columns[_OF_A_SAMPLE]) & np.isnan(columns[_OFTEN_LACKING])
             columns[_OFTEN_LACKING][lacks] = np.inf
@@ -208,26 +217,38 @@ class KeptLayers:
     def __init__(self, follower: Follower, rank: int | None) -> None:
         self._follower, self.rank = follower, rank
         self._lock = Lock()
-        self._worst: _Taken | None = None
-        self._lines: OrderedDict[str, _Taken] = OrderedDict()
+        self._worst: dict[tuple[str, ...], _Taken] = {}  # by the columns that are kept together
+        self._lines: OrderedDict[tuple[str, ...], _Taken] = OrderedDict()
+        self._views: tuple[str, ...] | None = None
+
+    def views(self, look: Readable, *, is_live: bool) -> tuple[str, ...]:
+        """The views of layers that the run offers; one that was found stays."""
+        known = self._views
+        if known is None:
+            known = offered(look)
+        elif is_live:
+            found = {*offered(look, quick=True), *known}
+            known = tuple(view for view in VIEWS if view in found)
+        self._views = known
+        return known
 
     def worst(self, is_low: Mapping[str, bool], *, is_live: bool) -> Worst:
         """The worst values of all layers, by stretches of steps."""
         with self._lock:
-            if self._worst is None:
-                columns = ("step", "layer", "order", *is_low)
-                self._worst = _Taken(lambda: Worst(is_low), columns, self.rank)
+            columns = ("step", "layer", "order", *stored(is_low))
+            made = _Taken(lambda: Worst(is_low), columns, self.rank)
+            taken = self._worst.setdefault(tuple(is_low), made)
             with self._follower.reading() as run:
-                found: Worst = self._worst.take(run, is_live=is_live)
+                found: Worst = taken.take(run, is_live=is_live)
             return found
 
     def line(self, layer: str, is_low: Mapping[str, bool], *, is_live: bool) -> LayerLine:
         """One layer's numbers."""
         with self._lock:
-            columns = ("step", "layer", *is_low)
+            columns, key = ("step", "layer", *stored(is_low)), (layer, *is_low)
             made = _Taken(lambda: LayerLine(layer, is_low), columns, self.rank)
-            taken = self._lines.setdefault(layer, made)
-            self._lines.move_to_end(layer)
+            taken = self._lines.setdefault(key, made)
+            self._lines.move_to_end(key)
             while len(self._lines) > _MOST_LINES:
                 self._lines.popitem(last=False)
             with self._follower.reading() as run:
@@ -238,7 +259,7 @@ class KeptLayers:
         """The same of a span of steps, from its rows in the log."""
         found = Worst(is_low)
         with self._follower.reading() as run:
-            columns = ("step", "layer", "order", *is_low)
+            columns = ("step", "layer", "order", *stored(is_low))
             for rows in run.rows_between(Table.LAYERS, columns, first, last, self.rank):
                 found.add(rows)
         return found

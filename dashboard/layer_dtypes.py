@@ -15,13 +15,16 @@ _LETTERS = 22  # of a name
 _PARTS = ("input", "param", "output", "out_grad")
 
 
-def dtypes_html(root: Branch) -> str:
-    """What each layer takes, holds and gives, and where autocast is off."""
+def dtypes_html(root: Branch, fault: str | None = None) -> str:
+    """What each layer takes, holds and gives, what it multiplies in, and where autocast is off.
+
+    The layer that the findings name, `fault`, is marked and stands alone.
+    """
     head = (
         '<div class="aw-chart-title"><b>Data types</b>input, parameters, output, gradient; '
         "fp16 and bf16 in colour; neighbours that are alike in one row</div>"
     )
-    groups = _groups(root, {})
+    groups = _groups(root, {}, "", fault)
     inside = _inside(groups, "", is_open=_rows(groups) <= _OPEN_ROWS)
     return f'{head}<div class="aw-tree">{inside}</div>'
 
@@ -35,21 +38,30 @@ class _Group:
     count: int
     shape: int  # a number for each that differs
     inside: list[_Group]
+    is_fault: bool
 
 
-def _groups(branch: Branch, shapes: dict[object, int]) -> list[_Group]:
+def _groups(
+    branch: Branch, shapes: dict[object, int], path: str, fault: str | None
+) -> list[_Group]:
     """What is inside, neighbours with numbers for names together where all else is the same."""
     found: list[_Group] = []
     for one in branch.inside.values():
-        inside = _groups(one, shapes)
-        key = (_own(one), *((group.first.name, group.last, group.shape) for group in inside))
+        place = f"{path}.{one.name}" if path else one.name
+        inside = _groups(one, shapes, place, fault)
+        is_fault = place == fault
+        key = (
+            _own(one),
+            is_fault,
+            *((group.first.name, group.last, group.shape) for group in inside),
+        )
         shape = shapes.setdefault(key, len(shapes))
         before = found[-1] if found else None
         numbered = before is not None and before.last.isdecimal() and one.name.isdecimal()
         if before is not None and numbered and before.shape == shape:
             before.last, before.count = one.name, before.count + 1
         else:
-            found.append(_Group(one, one.name, 1, shape, inside))
+            found.append(_Group(one, one.name, 1, shape, inside, is_fault))
     return found
 
 
@@ -83,6 +95,8 @@ def _group(group: _Group, path: str, *, is_open: bool) -> str:
 
 def _name(group: _Group) -> str:
     words = f"<bdi>{said(shortened(group.first.name, _LETTERS))}</bdi>"
+    if group.is_fault:
+        words = f'<span class="aw-fault">✕ {words}</span>'
     if group.count == 1:
         return words
     last = said(shortened(group.last, _LETTERS))
@@ -103,8 +117,8 @@ def _types(branch: Branch) -> str:
         '<span class="aw-off">autocast off</span>' if branch.facts.get("autocast") is False else ""
     )
     cast = formats_text(branch.facts)
-    narrow = f'<span class="aw-off" title="{said(cast)}">{said(cast)}</span>' if cast else ""
-    return f'<span class="aw-types">{off}{narrow}{chips}</span>'
+    narrow = f'<span class="aw-recipe">{said(cast)}</span>' if cast else ""
+    return f'{narrow}<span class="aw-types">{off}{chips}</span>'
 
 
 def _chip(dtype: str | None) -> str:

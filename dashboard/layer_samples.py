@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
+from layer_quantities import QUANTITIES, Quantity, kept_with
 from numpy.typing import NDArray
 from open_runs import Look
 from step_curves import StepCurves
 
-from ampwatch.rows import EXPONENT_BINS, Table, column
+from ampwatch.report.format_losses import CAST_COLUMNS, STALENESS
+from ampwatch.rows import EXPONENT_BINS, Table
 
 COLUMNS = 240  # of the heatmap: more would not be visible on a screen
 _LEAST_COLUMNS = 60  # of that of very many layers
@@ -21,38 +24,14 @@ _MOST_VALUES = 500_000  # of a heatmap: 2 MB
 _TAIL_ROWS = 20_000  # tell every layer's data types
 _SEARCHED_ROWS = (1 << 12, 1 << 17)  # for a layer's last histogram: soon found, as a rule
 _USUAL_HOLES = 1.5  # sampling intervals between two samples of a layer
-HISTORY = ("grad_norm", "act_amax", "log2_headroom", "underflow_share", "update_ratio")
+_HISTORY = {
+    "grad_norm": False, "act_amax": False, "log2_headroom": True, "underflow_share": False,
+    "update_ratio": False,
+}  # fmt: skip
+_CAST_HISTORY = dict.fromkeys((*CAST_COLUMNS, STALENESS), False)
 ROOT = "(root)"
 _DTYPES = ("input_dtype", "param_dtype", "output_dtype", "out_grad_dtype", "autocast", "kind",
            "input_format", "weight_format", "grad_format")  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """What a heatmap can show of the layers."""
-
-    column: str
-    aside: str = ""  # said after the label
-    is_log: bool = False
-    worst_is_low: bool = False
-
-    @property
-    def label(self) -> str:
-        """Its name."""
-        return column(Table.LAYERS, self.column).label
-
-
-QUANTITIES = (
-    Quantity("grad_norm", is_log=True),
-    Quantity("log2_headroom", "octaves below fp16's maximum", worst_is_low=True),
-    Quantity("underflow_share", "share of the gradient's values"),
-    Quantity("act_amax", is_log=True),
-    Quantity("update_ratio", "update / weights", is_log=True),
-    Quantity("moment_ratio", "gradient / root of Adam's v", is_log=True),
-)
-
-
-_IS_LOW = {quantity.column: quantity.worst_is_low for quantity in QUANTITIES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +58,16 @@ class Grid:
         return digest.hexdigest()
 
 
-def grid(look: Look, quantity: Quantity, span: tuple[int, int] | None) -> Grid:
-    """The worst value of each layer in each stretch of steps."""
-    worst = look.layers.worst(_IS_LOW, is_live=look.is_live)
+def grid(
+    look: Look, quantity: Quantity, span: tuple[int, int] | None, role: str | None = None
+) -> Grid:
+    """The worst value of each layer, of a role or of all, in each stretch of steps."""
+    worst = look.layers.worst(kept_with(quantity), is_live=look.is_live)
+    columns = quantity.columns(role)
     if span is not None and worst.width > 1:
-        is_low = {quantity.column: quantity.worst_is_low}
+        is_low = dict.fromkeys(columns, quantity.worst_is_low)
         worst = look.layers.worst_within(is_low, *span)
-    layers, values = worst.of(quantity.column)
+    layers, values = worst.of(*columns)
     shown = ~np.isnan(values).all(axis=0)
     if span is not None:
         shown &= (worst.first >= span[0]) & (worst.first <= span[1])
@@ -109,14 +91,14 @@ def grid(look: Look, quantity: Quantity, span: tuple[int, int] | None) -> Grid:
     return Grid(layers, edges, found, firsts, is_merged=is_merged)
 
 
-def layer_names(look: Look) -> tuple[str, ...]:
-    """All layers that were sampled, in forward order."""
-    return look.layers.worst(_IS_LOW, is_live=look.is_live).layers
+def layer_names(look: Look, quantity: Quantity = QUANTITIES[0]) -> tuple[str, ...]:
+    """All layers that were sampled, in forward order; as they are kept with a quantity."""
+    return look.layers.worst(kept_with(quantity), is_live=look.is_live).layers
 
 
-def history(look: Look, layer: str) -> StepCurves:
+def history(look: Look, layer: str, *, casts: bool = False) -> StepCurves:
     """One layer's numbers over the sampled steps; where several ranks tell them, the worst."""
-    is_low = {name: _IS_LOW[name] for name in HISTORY}
+    is_low = {**_HISTORY, **(_CAST_HISTORY if casts else {})}
     kept = look.layers.line(layer, is_low, is_live=look.is_live).history
     columns = {name: column.values for name, column in kept.columns.items()}
     return StepCurves(
@@ -170,12 +152,16 @@ class Branch:
     inside: dict[str, Branch]
 
 
-def tree(look: Look) -> Branch:
-    """The layers as the model nests them, with the data types last seen."""
+def facts_of(look: Look) -> dict[str, dict[str, Any]]:
+    """Of each layer the data types and formats last seen."""
     rows = look.last_rows(Table.LAYERS, ("layer", *_DTYPES), _TAIL_ROWS)
-    latest = {row["layer"] or "": row for row in _last_of_each(rows).to_pylist()}
+    return {row["layer"] or "": row for row in _last_of_each(rows).to_pylist()}
+
+
+def tree(names: Sequence[str], latest: Mapping[str, dict[str, Any]]) -> Branch:
+    """The layers as the model nests them, with their facts."""
     root = Branch("", {}, {})
-    for layer in layer_names(look):
+    for layer in names:
         if layer == ROOT:
             root.facts = latest.get(layer, {})
             continue

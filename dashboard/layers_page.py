@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,25 +13,33 @@ import browser
 import layer_samples
 import live_chart
 import navigate
+import numpy as np
 import run_list
 import small_charts
 import streamlit as st
 from chart_points import thinned_lines
 from findings_page import words_of
 from formatting import said, shortened
+from layer_choices import Shown, choices, shown
 from layer_dtypes import dtypes_html
-from layer_samples import QUANTITIES, Exponents, Grid, Quantity, is_within
+from layer_samples import Exponents, Grid, is_within
+from layer_what_if import what_if_table
+from numpy.typing import NDArray
 from open_runs import Look
 from problems import guarded, problem
 
+from ampwatch.report.format_losses import ROLES, STALENESS
+from ampwatch.report.layer_views import FP8
+from ampwatch.report.loss_panels import fault_of
+from ampwatch.report.number_format_text import formats_text
 from ampwatch.report.overview_chart import column_panel
 from ampwatch.report.painter import PALETTE
-from ampwatch.report.painter.message import Arrays, Picture, pack
+from ampwatch.report.painter.message import Arrays, Panel, Picture, Stroke, pack
 from ampwatch.rows import Table
 
 _EVERY_S = 2.0
-_HEATMAP, _WINDOWS, _TREE = "heatmap", "layer windows", "layer tree"
-_QUANTITY, _SENT = "quantity", "sent grid"
+_HEATMAP, _VIEW, _TREE = "heatmap", "layer view", "layer tree"
+_SENT = "sent grid"
 _TITLE_LETTERS = 90  # of a name; the mouse over it shows the others
 _NOTHING = (
     "This run has no layer rows: it was attached without a model, or has not reached its first "
@@ -39,9 +49,27 @@ _LAYERS = partial(column_panel, Table.LAYERS)
 _PANELS = (
     _LAYERS("grad_norm", "norm"),
     _LAYERS("act_amax", "ink"),
-    _LAYERS("log2_headroom", "scale", aside="octaves below fp16's maximum", height=76),
+    _LAYERS("log2_headroom", "scale", aside="octaves below the format's maximum", height=76),
     _LAYERS("underflow_share", "skip", aside="share of the gradient's values", height=76, unit=""),
     _LAYERS("update_ratio", "rate", aside="update / weights", height=76),
+)
+
+
+_ROLE_COLORS = {"input": "scale", "weight": "advice", "grad": "norm"}
+
+
+def _of_roles(ending: str, title: str) -> Panel:
+    strokes = tuple(
+        Stroke(f"{role}_{ending}", word, _ROLE_COLORS[role]) for role, word in ROLES.items()
+    )
+    words = ((title, "ink"), (", share of the values that are not zero", "muted"))
+    return Panel(words, strokes, kind="share", height=76)
+
+
+_CAST_PANELS = (
+    _of_roles("flushed_share", "Flushed to zero by the cast"),
+    _of_roles("saturated_share", "Cut off by the cast"),
+    _LAYERS(STALENESS, "skip", aside="newest maximum over what the scale can hold", height=76),
 )
 
 
@@ -49,77 +77,87 @@ def show(path: str, *, follow: bool) -> None:
     """The page of layers, kept up to date while the run goes on."""
     st.session_state.pop(_SENT, None)  # the browser may have lost it with the page before
     look = run_list.look(path)
-    st.session_state[_QUANTITY] = _quantity(address.read()).label
-    st.segmented_control(
-        "Quantity", [quantity.label for quantity in QUANTITIES], key=_QUANTITY,
-        label_visibility="collapsed", on_change=_quantity_chosen,
-    )  # fmt: skip
+    choices(live_chart.views(look), address.read())
     st.fragment(_now, run_every=_EVERY_S if look.is_live and follow else None)(path)
-
-
-def _quantity(where: address.Address) -> Quantity:
-    return next((one for one in QUANTITIES if one.column == where.quantity), QUANTITIES[0])
-
-
-def _quantity_chosen() -> None:
-    label = st.session_state[_QUANTITY]
-    chosen = next((one.column for one in QUANTITIES if one.label == label), None)
-    address.change(quantity=None if chosen == QUANTITIES[0].column else chosen)
 
 
 @guarded
 def _now(path: str) -> None:
     look, where = run_list.look(path), address.read()
-    names = layer_samples.layer_names(look)
+    chosen = shown(live_chart.views(look), where)
+    names = layer_samples.layer_names(look, chosen.quantity)
     if not names:
         problem(_NOTHING)
         return
+    facts = layer_samples.facts_of(look)
     wide, narrow = st.columns([2.2, 1], gap="medium")
     with wide:
-        grid = layer_samples.grid(look, _quantity(where), where.span)
-        _heatmap(look, grid, names, where)
+        grid = layer_samples.grid(look, chosen.quantity, where.span, chosen.role)
+        _heatmap(look, _Map(grid, chosen, names, facts), where)
         layer = where.layer or _at_fault(look)
         if layer is None:
             st.html('<div class="aw-muted">Choose a layer to see its numbers and findings.</div>')
         else:
             _layer(look, layer, names, grid, where)
-    scales = live_chart.scale_windows(look, where.step, where.layer)
+    layers = live_chart.layer_view(look, where, switch=False)
     with narrow:
-        if scales is not None:
-            browser.component(scales, key=_WINDOWS, on_layer_change=_window_chosen)
-        browser.html(dtypes_html(layer_samples.tree(look)), key=_TREE, on_go=_tree_chosen)
+        if layers is not None:
+            browser.component(layers, key=_VIEW, on_layer_change=_view_chosen)
+        fault = (fault_of(look.diagnosis) or {}).get("layer")
+        types = dtypes_html(layer_samples.tree(names, facts), fault)
+        browser.html(types, key=_TREE, on_go=_tree_chosen)
     navigate.follow()
 
 
 # --- all layers ----------------------------------------------------------------------------------
 
 
-def _heatmap(look: Look, grid: Grid, names: tuple[str, ...], where: address.Address) -> None:
-    quantity = _quantity(where)
+@dataclass(frozen=True, slots=True)
+class _Map:
+    """What the map shows."""
+
+    grid: Grid
+    chosen: Shown
+    names: tuple[str, ...]  # of all layers
+    facts: dict[str, dict[str, Any]]
+
+    def recipes(self) -> tuple[list[str], NDArray[np.int32]]:
+        """In which formats layers multiply, in words, and the number of each layer's among them."""
+        told = [formats_text(self.facts.get(name, {})) for name in self.grid.layers]
+        words = sorted({*told} - {""})
+        return words, np.array([words.index(one) if one else -1 for one in told], np.int32)
+
+
+def _heatmap(look: Look, drawn: _Map, where: address.Address) -> None:
+    grid, quantity, names = drawn.grid, drawn.chosen.quantity, drawn.names
     if not grid.layers:
         st.html(f'<div class="aw-muted">This run holds no {said(quantity.label)} of layers.</div>')
         return
-    base = f"{grid.id} {len(names)}"
+    recipes, recipe = drawn.recipes()
+    base = f"{grid.id} {len(names)} {hash((*recipes, *recipe.tolist()))}"
     whole = st.session_state.get(_SENT) != base
     header = {
         "component": "heatmap",
         "name": look.name,
         "base": base,
         "hasBase": whole,
-        "label": quantity.label + _of_ranks(look),
+        "label": drawn.chosen.label + _of_ranks(look),
         "unit": quantity.aside,
         "log": quantity.is_log,
         "lowIsWorst": quantity.worst_is_low,
+        "least": quantity.least,
         "axis": list(grid.axis),
         "isMerged": grid.is_merged,
         "layer": where.layer,
-        "fault": _fault(look),
+        "fault": fault_of(look.diagnosis),
+        "recipes": recipes,
         "step": where.step,
         "view": where.map,
         "heard": int(_told().get("count", 0)),
         "palette": PALETTE,
     }
     arrays: Arrays = {"edges": grid.edges, "steps": grid.steps, "values": grid.values.ravel()}
+    arrays["recipe"] = recipe
     browser.component(
         pack({**header, **_named(grid, names)}, arrays) if whole else pack(header, {}),
         key=_HEATMAP,
@@ -138,15 +176,6 @@ def _named(grid: Grid, names: tuple[str, ...]) -> dict[str, list[str]]:
 def _of_ranks(look: Look) -> str:
     is_one = look.rank is not None or len(look.ranks) < 2
     return "" if is_one else f", the worst of {len(look.ranks)} ranks"
-
-
-def _fault(look: Look) -> dict[str, str] | None:
-    """The layer that the findings name, and how the map says so."""
-    suspect = None if look.diagnosis is None else look.diagnosis.suspect
-    if suspect is None or look.diagnosis is None:
-        return None
-    symptom = " (symptom)" if look.diagnosis.is_symptom(suspect) else ""
-    return {"layer": suspect.layer or "", "words": f"named by {suspect.code}{symptom}"}
 
 
 def _told() -> dict[str, Any]:
@@ -168,8 +197,8 @@ def _forget_sent() -> None:
     st.session_state.pop(_SENT, None)
 
 
-def _window_chosen() -> None:
-    layer = st.session_state[_WINDOWS].layer
+def _view_chosen() -> None:
+    layer = st.session_state[_VIEW].layer
     if layer:
         address.change(layer=str(layer))
 
@@ -205,9 +234,9 @@ def _layer(
     if layer in names:
         browser.html(words, key="layer findings")
         _history(look, layer, grid, where)
-        browser.html(
-            _histogram(look, layer, live_chart.moment(look, where.step)), key="layer facts"
-        )
+        facts = what_if_table(look, layer, where.step)
+        facts += _histogram(look, layer, live_chart.moment(look, where.step))
+        browser.html(facts, key="layer facts")
         return
     inside = sum(is_within(name, layer) for name in names)
     if inside or words:
@@ -234,13 +263,22 @@ def _holds(count: int) -> str:
 
 
 def _history(look: Look, layer: str, grid: Grid, where: address.Address) -> None:
-    curves = layer_samples.history(look, layer)
+    has_casts = FP8 in live_chart.views(look)
+    curves = layer_samples.history(look, layer, casts=has_casts)
     picture = Picture(
         name=f"{look.path} {layer} {where.span}", ends=grid.axis if grid.layers else curves.ends,
-        panels=[panel for panel in _PANELS if panel.strokes[0].column in curves.present],
+        panels=list(_present(_CAST_PANELS + _PANELS if has_casts else _PANELS, curves.present)),
         picked=where.step, rows=len(curves), reports=False,
     )  # fmt: skip
     live_chart.show_still(picture, thinned_lines(curves), key="layer chart")
+
+
+def _present(panels: Sequence[Panel], present: Collection[str]) -> Iterator[Panel]:
+    """The panels of which there are numbers, with the lines that have any."""
+    for panel in panels:
+        strokes = tuple(one for one in panel.strokes if one.column in present)
+        if strokes:
+            yield replace(panel, strokes=strokes)
 
 
 def _histogram(look: Look, layer: str, step: int | None) -> str:

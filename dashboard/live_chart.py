@@ -16,10 +16,13 @@ from open_runs import Look
 from rank_curves import column_of
 from step_curves import TIME
 
+from ampwatch.report.format_losses import ROLES
+from ampwatch.report.layer_views import Wanted, view_message
+from ampwatch.report.loss_panels import WORST
 from ampwatch.report.overview_chart import Shown, marks_of, panels_of, restart_of
 from ampwatch.report.painter import line_style
 from ampwatch.report.painter.message import Arrays, Panel, Picture, still_message
-from ampwatch.report.scale_windows import telling_step, windows_message
+from ampwatch.report.scale_windows import telling_step
 
 KEY = "chart"
 _SENT = "sent base"
@@ -84,9 +87,30 @@ def moment(look: Look, picked: int | None) -> int | None:
     return telling_step(look.diagnosis) if picked is None else picked
 
 
-def scale_windows(look: Look, picked: int | None, layer: str | None = None) -> bytes | None:
-    """The usable loss scales of layers, the chosen one's too; None where the run has none."""
-    return windows_message(look, moment(look, picked), look.diagnosis, _level(look), layer)
+def views(look: Look) -> tuple[str, ...]:
+    """The views of layers that the run offers, the one that fits best first."""
+    return look.layers.views(look, is_live=look.is_live)
+
+
+def layer_view(look: Look, where: address.Address, *, switch: bool = True) -> bytes | None:
+    """The layers as the address says, or as fits the run; None where it tells nothing of them."""
+    role = where.role if where.role in ROLES else None
+    wanted = Wanted(where.format, role, where.step, where.layer)
+    return view_message(look, views(look), wanted, look.diagnosis, _level(look), switch=switch)
+
+
+def keep_view(key: str) -> None:
+    """Keep in the address the view of layers that was chosen."""
+    view = st.session_state[key].view
+    if view:
+        address.change(format=str(view), quantity=None)
+
+
+def keep_role(key: str) -> None:
+    """Keep in the address the role that was chosen."""
+    role = st.session_state[key].role
+    if role:
+        address.change(role=None if role == WORST else str(role))
 
 
 def _of_ranks(look: Look, panel: Panel) -> Panel:

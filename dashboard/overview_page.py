@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import address
 import browser
@@ -26,6 +28,7 @@ from ampwatch.store import open_run
 
 _RECENT = 100  # steps whose median is the step time
 _LATE_MS = 60_000  # memory is sampled each second
+_LAYERS = "layer view"
 _SHOWN = ("loss", "grad_norm", "lr")
 
 
@@ -61,9 +64,8 @@ def _now(path: str, *, goes_on: bool) -> None:
 
 
 def _charts(look: Look) -> None:
-    picked = address.read().step
-    scales = live_chart.scale_windows(look, picked)
-    if scales is None:
+    layers = live_chart.layer_view(look, replace(address.read(), layer=None))
+    if layers is None:
         live_chart.show(look)
         drawn_values.choose(look)
         return
@@ -72,12 +74,18 @@ def _charts(look: Look) -> None:
         live_chart.show(look)
         drawn_values.choose(look)
     with narrow:
-        browser.component(scales, key="windows", on_layer_change=_layer_chosen)
+        browser.component(
+            layers,
+            key=_LAYERS,
+            on_layer_change=_layer_chosen,
+            on_view_change=partial(live_chart.keep_view, _LAYERS),
+            on_role_change=partial(live_chart.keep_role, _LAYERS),
+        )
     navigate.follow()
 
 
 def _layer_chosen() -> None:
-    layer = st.session_state["windows"].layer
+    layer = st.session_state[_LAYERS].layer
     if layer:
         navigate.ask("Layers", layer=str(layer))
 

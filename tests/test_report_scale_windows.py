@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import struct
 
 import pytest
 from alert_parts import finding
@@ -13,7 +11,7 @@ from written_runs import write_run
 
 from ampwatch import codec, diagnose, open_run, store
 from ampwatch.diagnosis import Severity
-from ampwatch.report.scale_windows import marked_layer, windows_at, windows_message
+from ampwatch.report.scale_windows import marked_layer, windows_at, windows_header
 from ampwatch.rows import Table
 
 LEVEL = 2.0**16
@@ -53,9 +51,7 @@ def test_the_layer_that_was_chosen_is_among_the_windows_however_much_room_it_has
     tops = {f"b.{n}": 10.0 + n / 100 for n in range(60)}
     run = run_with(tmp_path, tops)
     for chosen in (None, "b.59"):
-        message = windows_message(run, 0, None, LEVEL, chosen)
-        (length,) = struct.unpack("<I", message[:4])
-        header = json.loads(message[4 : 4 + length])
+        header = windows_header(run, 0, None, LEVEL, chosen)
         assert ("b.59" in [row["layer"] for row in header["rows"]]) == (chosen is not None)
         assert len(header["rows"]) + header["hidden"] == 60
 

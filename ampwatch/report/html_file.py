@@ -27,10 +27,11 @@ from ampwatch.report.html_sections import (
     reading_notes,
     settings_table,
 )
+from ampwatch.report.layer_views import NAMES, Wanted, offered, view_message
 from ampwatch.report.overview_chart import compared_panels, curves_of, overview_of
 from ampwatch.report.painter import VERDICT_COLOR, bundled, style_sheet
 from ampwatch.report.painter.message import Arrays, Picture, still_message
-from ampwatch.report.scale_windows import telling_step, windows_message
+from ampwatch.report.scale_windows import telling_step
 from ampwatch.report.settings import assumed_settings, settings_of
 from ampwatch.report.sweep import besides_text
 from ampwatch.report.sweep_chart import parallel_html, sweep_html
@@ -57,7 +58,7 @@ def html_report(run: Run, diagnosis: Diagnosis, level: float | None) -> str:
     parts = (
         f'<section class="verdict" style="--tone:var(--aw-{tone})">{text}</section>',
         _course(run, diagnosis, level),
-        _section("Layers", _drawn(windows_message(run, step, diagnosis, level)), layers),
+        _section("Layers", *_views(run, diagnosis, level), layers),
         findings_in_full(diagnosis.findings),
         settings_table(settings_of(run)),
         assumed_note(run.info.source, assumed_settings(run.info)),
@@ -110,6 +111,21 @@ def _course(run: Run, diagnosis: Diagnosis, level: float | None) -> str:
     if curves is None or not (curves.lines or curves.skipped):
         return ""
     return _section("Course", _drawn(still_message(*overview_of(curves, diagnosis, level))))
+
+
+def _views(run: Run, diagnosis: Diagnosis, level: float | None) -> list[str]:
+    """The layers in each view that the run has: the one that fits, the others folded."""
+    views = offered(run)
+    drawn = [
+        _drawn(view_message(run, views, Wanted(view), diagnosis, level, switch=False))
+        for view in views
+    ]
+    folded = [
+        f"<details><summary>The layers in another view: {NAMES[view]}</summary>{part}</details>"
+        for view, part in zip(views[1:], drawn[1:], strict=True)
+        if part
+    ]
+    return [*drawn[:1], *folded]
 
 
 def _courses(runs: Sequence[Run]) -> str:

@@ -22,9 +22,9 @@ from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.words import steps_text
 from ampwatch.printable_text import printable
 from ampwatch.report.facts import powers
+from ampwatch.report.last_known import Readable, last_known
 from ampwatch.report.number_format_text import FORMAT_FACTS, formats_text
 from ampwatch.report.painter import SEVERITY_COLOR, VERDICT_COLOR
-from ampwatch.report.scale_windows import Readable, last_known
 from ampwatch.report.terminal_report import STYLES
 from ampwatch.rows import Table, column
 

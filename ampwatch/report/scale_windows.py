@@ -5,37 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ampwatch.report.painter.message import pack
-from ampwatch.rows import Table
+from ampwatch.diagnosis.words import count_text, scale_text
+from ampwatch.report.last_known import Readable, last_known
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.integer[Any]]
-
     from ampwatch.diagnosis import Diagnosis
 
 MOST_WINDOWS = 24  # that fit beside the charts
-# Before the step: each layer's last sample is among the first so many rows as a rule; thousands of
-# layers with a row at each step need more.
-_ROWS_READ = (20_000, 400_000)
-_WORST_IS_LOW = frozenset(("scale_high", "log2_headroom"))
 _NO_LOW = -24.0  # of a layer without a lower limit; no scale is smaller
-
-
-class Readable(Protocol):
-    """What has tables: a run, or the dashboard's view of one."""
-
-    def last_rows(
-        self, table: Table, columns: Sequence[str], most: int, *, step: int | None = None
-    ) -> pa.Table:
-        """The last rows up to a step, or of all: at most so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,61 +38,6 @@ def windows_at(run: Readable, step: int | None) -> tuple[Window, ...]:
     return tuple(_innermost(list(_windows(found))))
 
 
-def last_known(
-    run: Readable, columns: Sequence[str], step: int | None
-) -> dict[str, dict[str, Any]]:
-    """For each layer the last known value of each column, at a step or at the end.
-
-    Where several ranks have a value of the same step, the worst: a scale has to suit them all.
-    """
-    rows = _telling_rows(run, columns, step)
-    coded = rows.column("layer").combine_chunks().cast("string").dictionary_encode()
-    layer = coded.indices.fill_null(len(coded.dictionary)).to_numpy(zero_copy_only=False)
-    names = [*coded.dictionary.to_pylist(), None]
-    steps = rows.column("step").to_numpy()
-    found: dict[str, dict[str, Any]] = {name: {} for name in names if name is not None}
-    for column in columns:
-        for at, value in _last_of(rows.column(column), column, layer, steps, len(names)):
-            if names[at] is not None:
-                found[names[at]][column] = value
-    return found
-
-
-def _last_of(
-    values: pa.ChunkedArray, name: str, layer: Integers, steps: Integers, layers: int
-) -> Iterator[tuple[int, Any]]:
-    """Each layer that has a value, and its last one: of numbers of the same step the worst."""
-    import pyarrow as pa
-
-    known = np.flatnonzero(values.is_valid().to_numpy())
-    if not len(known):
-        return iter(())
-    last = np.full(layers, -1)
-    last[layer[known]] = known
-    told = np.flatnonzero(last >= 0)
-    if not pa.types.is_floating(values.type):
-        return zip(told.tolist(), values.take(last[told]).to_pylist(), strict=True)
-    newest = known[steps[known] == steps[last][layer[known]]]
-    worst = np.minimum if name in _WORST_IS_LOW else np.maximum
-    found = np.full(layers, np.inf if name in _WORST_IS_LOW else -np.inf)
-    worst.at(found, layer[newest], values.to_numpy()[newest])
-    return zip(told.tolist(), found[told].tolist(), strict=True)
-
-
-def _telling_rows(run: Readable, columns: Sequence[str], step: int | None) -> pa.Table:
-    """The last rows that hold a number of any of the columns."""
-    import pyarrow.compute as pc
-
-    numbers = [name for name in columns if name != "order"]
-    for most in _ROWS_READ:
-        read = run.last_rows(Table.LAYERS, ("step", "layer", *columns), most, step=step)
-        tells = reduce(pc.or_, (pc.is_valid(read.column(name)) for name in numbers))
-        rows = read.filter(tells)
-        if rows.num_rows or read.num_rows < most:
-            break
-    return rows
-
-
 def telling_step(diagnosis: Diagnosis | None) -> int | None:
     """The step whose windows explain most: where the trouble begins; None for a calm run."""
     head = None if diagnosis is None else diagnosis.headline
@@ -129,22 +53,23 @@ class Marked:
     words: str
 
 
-def windows_message(
+def windows_header(
     run: Readable,
     step: int | None,
     diagnosis: Diagnosis | None,
     level: float | None,
     chosen: str | None = None,
-) -> bytes | None:
-    """What the browser draws, a layer that was chosen too; None where the run has no windows."""
+) -> dict[str, Any] | None:
+    """What the painter draws, a layer that was chosen too; None where the run has no windows."""
     windows = windows_at(run, step)
     if not windows:
         return None
     marked = marked_layer(run, step, windows, diagnosis, level)
     shown = tightest(windows, {marked.layer if marked else None, chosen})
     final = None if diagnosis is None else diagnosis.run.final_scale
-    header = {
+    return {
         "component": "windows",
+        "sentence": windows_sentence(windows, level if level is not None else final),
         "rows": [_row(window, marked) for window in shown],
         "calm": diagnosis is None or diagnosis.calm is not None,
         "marked": marked.words if marked else "",
@@ -154,7 +79,25 @@ def windows_message(
         "level": _log2(level),
         "step": step,
     }
-    return pack(header, {})
+
+
+def windows_sentence(windows: Sequence[Window], scale: float | None) -> str:
+    """How many layers can live with the loss scale, and which one can not."""
+    known = _log2(scale)
+    if known is None:
+        return ""
+    above = [one for one in windows if one.is_empty or one.high < known]
+    below = [one for one in windows if one not in above and one.low is not None and one.low > known]
+    fits = len(windows) - len(above) - len(below)
+    layers = count_text(len(windows), "layer")
+    live = f"All {layers}" if fits == len(windows) > 1 else f"{fits:,} of {layers}"
+    text = f"{live} can live with a loss scale of {scale_text(scale)}"
+    if above:
+        first = min(above, key=lambda one: one.high)
+        text += f"; {count_text(len(above), 'overflows', 'overflow')}, {first.layer} first"
+    if below:
+        text += f"; {count_text(len(below), 'loses', 'lose')} small gradients"
+    return f"{text}."
 
 
 def _row(window: Window, marked: Marked | None) -> dict[str, Any]:

@@ -137,11 +137,16 @@ def tab(one: Any, scheme: str = "light", size: tuple[int, int] = (1400, 1000)) -
 
 
 @contextmanager
-def training(folder: Path, name: str, *words: object, **environment: str) -> Iterator[Any]:
+def training(
+    folder: Path,
+    name: str,
+    *words: object,
+    script: str = "slow_training.py",
+    **environment: str,
+) -> Iterator[Any]:
     """A real training in a process of its own; killed if it still runs at the end."""
-    script = Path(__file__).with_name("slow_training.py")
     child = children.start(
-        script, name, *words,
+        Path(__file__).with_name(script), name, *words,
         env={
             **os.environ, "AMPWATCH_DIR": str(folder), "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(Path(ampwatch.__file__).parents[1]), **environment,

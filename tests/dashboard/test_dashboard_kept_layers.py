@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from chart_points import thinned_lines
 from kept_layers import KeptLayers, Worst
+from layer_quantities import quantities_of
 from layer_samples import QUANTITIES, grid, history, layer_names
 from written_runs import fresh_id
 
@@ -212,3 +213,60 @@ def test_a_resumed_run_and_rows_out_of_order_say_the_same_as_all_rows(tmp_path):
     writer.close()
     assert history(look(), "head").step.tolist() == list(range(0, 3000, 10))
     assert grid(look(), NORM, None).values.shape[0] == 3
+
+
+WHAT_IF = {
+    "input_what_if": [[0.1, 0.0, 0.0, 0.3], [0.2, 0.0, None, 0.4], None],
+    "weight_what_if": [[0.5, 0.0, 0.0, 0.1], [0.0, 0.0, None, 0.1], None],
+}
+
+
+def quantity(view, column):
+    return next(one for one in quantities_of(view) if one.column == column)
+
+
+def test_a_format_that_might_be_used_is_mapped_by_its_worst_role_or_by_one(tmp_path):
+    path, (writer,) = begin(tmp_path)
+    rows = {"step": [0, 0, 0], "layer": [0, 1, 2], **WHAT_IF}
+    writer.append(codec.encode(Table.LAYERS, rows))
+    look = looked(path)()
+    e4m3 = quantity("what-if", "e4m3")
+    found = grid(look, e4m3, None)
+    assert found.layers == ("body", "head")  # in forward order; the third tells nothing
+    assert found.values.ravel().tolist() == pytest.approx([0.2, 0.5])
+    assert grid(look, e4m3, None, "input").values.ravel().tolist() == pytest.approx([0.2, 0.1])
+    assert grid(look, quantity("what-if", "mxfp8"), None).layers == ("head",)
+
+
+def test_what_casts_lose_is_mapped_and_drawn_by_role(tmp_path):
+    path, (writer,) = begin(tmp_path)
+    shares = {"input_flushed_share": [0.1, 0.0, 0.2], "grad_flushed_share": [0.0, 0.3, 0.4]}
+    writer.append(codec.encode(Table.LAYERS, {"step": [0, 5, 9], "layer": [0, 0, 0], **shares}))
+    look = looked(path)()
+    worst = grid(look, quantity("fp8", "flushed"), None)
+    assert worst.values[0].tolist() == pytest.approx([0.1, 0.3, 0.4])
+    assert {"input_flushed_share", "grad_flushed_share"} <= history(
+        look, "head", casts=True
+    ).present
+    assert "input_flushed_share" not in history(look, "head").present
+
+
+def test_a_view_that_a_live_run_begins_to_tell_is_offered_and_stays(tmp_path):
+    path, (writer,) = begin(tmp_path)
+    write(writer, [0])
+    at = looked(path)
+    live = reads(at(is_live=True), path)
+    assert live.layers.views(live, is_live=True) == ()
+    rows = {"step": [1], "layer": [0], "scale_high": [4.0]}
+    writer.append(codec.encode(Table.LAYERS, rows))
+    live = reads(at(is_live=True), path)
+    assert live.layers.views(live, is_live=True) == ("fp16",)
+    write(writer, range(2, 9000))  # more rows than a quick look reads
+    live = reads(at(is_live=True), path)
+    assert live.layers.views(live, is_live=True) == ("fp16",)
+
+
+def reads(look, path):
+    """The look, with the rows of its log."""
+    look.last_rows = store.open_run(path).last_rows
+    return look

@@ -61,3 +61,25 @@ def test_names_in_the_tree_of_data_types_are_text():
     page = dtypes_html(nested({"<b>x</b>.y": "<i>"}))
     assert "<b>x" not in page
     assert "<i>" not in page.replace('<i class="aw-dtype', "")
+
+
+NARROW = {
+    "input_format": "float8_e4m3fn/rowwise/dynamic",
+    "weight_format": "float8_e4m3fn/rowwise/dynamic",
+}
+
+
+def test_the_tree_says_what_a_layer_multiplies_in_and_marks_the_one_at_fault():
+    root = nested(dict.fromkeys(("blocks.0.up", "blocks.1.up", "blocks.2.up"), "bfloat16"))
+    for block in root.inside["blocks"].inside.values():
+        block.inside["up"].facts |= NARROW
+    page = dtypes_html(root)
+    assert page.count("fp8 e4m3 rowwise, gradient wide") == 1
+    assert "aw-fault" not in page
+    marked = dtypes_html(root, "blocks.1.up")
+    places, alike = rows_of(marked)
+    assert marked.count("✕") == 1
+    assert [place for place in places if place.endswith("up")] == [
+        "blocks.0.up", "blocks.1.up", "blocks.2.up",
+    ]  # fmt: skip
+    assert alike == []

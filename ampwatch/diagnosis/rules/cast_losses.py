@@ -25,6 +25,17 @@ FLUSHED_SHARE, FLUSHED_SHARE_OF_FP4 = 0.2, 0.4
 # Maxima of healthy runs vary by a factor of two from batch to batch.
 STALE_FACTOR = 2.0
 
+
+def most_cut(form: str) -> float:
+    """The share that a format may cut off in health."""
+    return CUT_SHARE_OF_BLOCKS if "block" in form else CUT_SHARE
+
+
+def most_flushed(form: str) -> float:
+    """The share that a format may flush to zero in health."""
+    return FLUSHED_SHARE_OF_FP4 if "fp4" in form else FLUSHED_SHARE
+
+
 _ROLE_NAMES = {"input": "input", "weight": "weight", "grad": "output gradient"}
 
 
@@ -52,8 +63,7 @@ _ROLE_NAMES = {"input": "input", "weight": "weight", "grad": "output gradient"}
 )
 def fp8_saturation(case: Case) -> Iterator[Seen]:
     """Operands that are cut off at their format's end."""
-    limit = {False: CUT_SHARE, True: CUT_SHARE_OF_BLOCKS}
-    worst = _worst(case, lambda one: one.cut, lambda form: limit["block" in form])
+    worst = _worst(case, lambda one: one.cut, most_cut)
     if worst is None:
         return
     share = f"{100 * worst.share:.2g} %"
@@ -93,8 +103,7 @@ def fp8_saturation(case: Case) -> Iterator[Seen]:
 )
 def fp8_underflow(case: Case) -> Iterator[Seen]:
     """Operands of which a good part becomes zero."""
-    limit = {False: FLUSHED_SHARE, True: FLUSHED_SHARE_OF_FP4}
-    worst = _worst(case, lambda one: one.flushed, lambda form: limit["fp4" in form])
+    worst = _worst(case, lambda one: one.flushed, most_flushed)
     if worst is None:
         return
     yield Seen(

@@ -14,6 +14,7 @@ export function axisOf(kind, seen, isLog = null) {
   const [low, high] = seen;
   if (kind === "power") return powerAxis(seen);
   const wanted = isLog ?? high > (LOG_RATIO[kind] ?? LOG_RATIO.number) * low;
+  if (kind === "share" && high === 0) return linearAxis(0, 1); // nothing of it is no range
   return low > 0 && wanted ? logAxis(low, high) : linearAxis(low, high);
 }
 

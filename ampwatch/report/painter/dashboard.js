@@ -3,18 +3,19 @@
 import { Chart } from "./chart.js";
 import { Heatmap } from "./heatmap.js";
 import { HtmlPart } from "./html_part.js";
+import { LayerViews } from "./layer_views.js";
 import { unpack } from "./message.js";
 import { RunsTable } from "./runs_table.js";
-import { ScaleWindows } from "./scale_windows.js";
 import { ServerWatch, heard } from "./server_watch.js";
 
 const KINDS = {
   chart: Chart,
   heatmap: Heatmap,
   html: HtmlPart,
+  losses: LayerViews,
   runs: RunsTable,
   server: ServerWatch,
-  windows: ScaleWindows,
+  windows: LayerViews,
 };
 const mounted = new WeakMap();
 

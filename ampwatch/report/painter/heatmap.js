@@ -71,8 +71,10 @@ export class Heatmap {
     if (header.hasBase) {
       const columns = arrays.edges.length - 1;
       this.tree = new LayerTree({ layers: header.layers, others: header.others, values: arrays.values, columns, isLow: header.lowIsWorst });
-      Object.assign(this, { base: header.base, edges: arrays.edges, steps: arrays.steps, range: rangeOf(arrays.values, header.log) });
+      Object.assign(this, { base: header.base, edges: arrays.edges, steps: arrays.steps, range: rangeOf(arrays.values, header.log, header.least) });
       this.has = hasOf(arrays.values);
+      this.recipes = new Map(header.layers.map((layer, at) => [layer, header.recipes[arrays.recipe[at]] ?? ""]));
+      this.isCast = header.recipes.length > 0;
     }
     if (this.base !== header.base) {
       this.ask("lost", header.base);
@@ -119,7 +121,7 @@ export class Heatmap {
     this.table.place.hidden = !view.isTable;
     if (view.isTable) {
       const { edges, rows } = this;
-      this.table.show({ edges, rows, said: (value) => this.said(value), isWorse: (one, other) => this.tree.isWorse(one, other), caption: `${this.what()} of each layer, the worst of each stretch of steps` });
+      this.table.show({ edges, rows, said: (value) => this.said(value), isWorse: (one, other) => this.tree.isWorse(one, other), recipe: this.isCast ? (row) => this.recipeOf(row) : null, caption: `${this.what()} of each layer, the worst of each stretch of steps` });
     } else this.drawMap();
     this.place.dataset.rows = this.rows.length; // for whoever looks from outside
   }
@@ -307,6 +309,18 @@ export class Heatmap {
     return { layer: this.tree.layerAt(row, column), column, step: this.steps[column], value: row.values ? row.values[column] : NaN };
   }
 
+  // In which formats a row's layer multiplies, in words; of a fold, all of those inside.
+  recipeOf(row) {
+    if (!row.isFold) return row.isLayer ? this.recipes.get(row.name) ?? "" : "";
+    const told = new Set();
+    const look = (node) => {
+      if (node.at >= 0 && this.recipes.get(node.name)) told.add(this.recipes.get(node.name));
+      node.children.forEach(look);
+    };
+    look(row.node);
+    return [...told].join("; ");
+  }
+
   // The steps of a column; where several were sampled, from the first to the last that it may hold.
   stepsText(column) {
     const first = this.steps[column];
@@ -332,6 +346,8 @@ export class Heatmap {
     const name = make("div");
     name.append(make("bdi", "", shortened(cell.layer, 60)));
     this.label.replaceChildren(make("div", "aw-label-step", this.stepsText(cell.column)), name, make("b", "", this.said(cell.value)), ...fold, ...zero);
+    const recipe = this.recipes.get(cell.layer);
+    if (recipe) this.label.append(make("div", "aw-label-step", recipe));
     const box = this.map.getBoundingClientRect();
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
     const wide = this.label.offsetWidth;

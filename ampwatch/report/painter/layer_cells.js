@@ -103,8 +103,8 @@ function hatched(pen, color) {
   return pen.createPattern(tile, "repeat");
 }
 
-// The range of what has a place among the shades; null of nothing.
-export function rangeOf(values, isLog) {
+// The range of what has a place among the shades, which reaches to `least` at least; null of nothing.
+export function rangeOf(values, isLog, least = null) {
   let low = Infinity;
   let high = -Infinity;
   for (const value of values) {
@@ -113,6 +113,7 @@ export function rangeOf(values, isLog) {
     if (value > high) high = value;
   }
   if (low > high) return null;
+  if (least !== null) [low, high] = [0, Math.max(high, least)];
   const [from, to] = isLog ? [Math.log10(low), Math.log10(high)] : [low, high];
   return [from, to > from ? to : from + 1];
 }

@@ -26,7 +26,7 @@ export class LayerTable {
     const table = make("table", "aw-table");
     const body = make("tbody");
     body.append(...map.rows.slice(0, this.most).map((row) => this.row(row, stretches)));
-    table.append(make("caption", "aw-muted", map.caption), headOf(stretches), body);
+    table.append(make("caption", "aw-muted", map.caption), headOf(stretches, map.recipe), body);
     this.place.replaceChildren(table, ...this.more());
     this.place.tabIndex = 0; // it scrolls
     this.place.setAttribute("role", "region");
@@ -42,7 +42,8 @@ export class LayerTable {
     head.style.paddingLeft = `${row.depth}rem`;
     if (row.hasInside) head.append(this.fold(row));
     head.append(row.isLayer ? this.name(row) : nameOf(row));
-    made.append(head, ...(row.values ? this.cells(row, stretches) : [without(row, stretches)]));
+    const recipe = this.map.recipe ? [make("td", "aw-map-recipe", this.map.recipe(row) || "-")] : [];
+    made.append(head, ...recipe, ...(row.values ? this.cells(row, stretches) : [without(row, stretches)]));
     return made;
   }
 
@@ -97,9 +98,9 @@ function without({ isOpen }, stretches) {
   return cell;
 }
 
-function headOf(stretches) {
+function headOf(stretches, hasRecipe) {
   const row = make("tr");
-  row.append(make("th", "", "layer"), ...stretches.map(({ from, to }) => make("th", "", from === to ? `step ${countText(from)}` : `steps ${countText(from)} to ${countText(to)}`)));
+  row.append(make("th", "", "layer"), ...(hasRecipe ? [make("th", "", "multiplies in")] : []), ...stretches.map(({ from, to }) => make("th", "", from === to ? `step ${countText(from)}` : `steps ${countText(from)} to ${countText(to)}`)));
   for (const cell of row.children) cell.scope = "col";
   const head = make("thead");
   head.append(row);

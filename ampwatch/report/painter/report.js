@@ -2,10 +2,10 @@
 
 import { Chart } from "./chart.js";
 import { make } from "./elements.js";
+import { LayerViews } from "./layer_views.js";
 import { unpack } from "./message.js";
-import { ScaleWindows } from "./scale_windows.js";
 
-const KINDS = { chart: Chart, windows: ScaleWindows };
+const KINDS = { chart: Chart, losses: LayerViews, windows: LayerViews };
 
 for (const message of document.querySelectorAll("script.message")) {
   const place = make("div");

@@ -44,7 +44,7 @@ export class ScaleWindows {
     chart.style.setProperty("--aw-names", `${0.41 * letters + 1}rem`);
     chart.append(...rows, lines, axis);
     this.place.classList.toggle("calm", header.calm);
-    this.place.replaceChildren(title, chart, note);
+    this.place.replaceChildren(title, ...(header.sentence ? [make("p", "aw-view-sentence", header.sentence)] : []), chart, note);
   }
 
   row({ layer, low, high, caps, named }, share, isChosen) {
