@@ -14,6 +14,7 @@ from page_driver import needs_browser, tab
 from written_runs import fresh_id, step_columns
 
 from ampwatch import codec, store
+from ampwatch.report.painter import bundled
 from ampwatch.rows import Table
 
 pytestmark = [pytest.mark.slow_browser, needs_browser]
@@ -366,3 +367,21 @@ def test_where_a_line_is_not_finite_the_chart_says_so(chart):
     assert start == pytest.approx(54 + 359.5 / 399 * x[1], abs=0.2)
     page.mouse.move(*at(chart, 380 / 399))
     page.locator(".aw-label").get_by_text("not finite").first.wait_for()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_level"),
+    [(0.0999, 0.1, False), (0.0999995, 0.1, True), (0.5, 0.6, False), (1e-9, 1.001e-9, False),
+     (123456.0, 123470.0, False), (5.0, 5.0, True), (-1.00001, -1.0, True), (0.0, 0.0, True)],
+)  # fmt: skip
+def test_no_two_labels_of_an_axis_are_alike_however_little_the_values_differ(
+    one, low, high, is_level
+):
+    with tab(one) as opened:
+        axis = opened.page.evaluate(
+            f"() => {{ {bundled('axes')}; return from_axes.axisOf('number', [{low}, {high}]) }}"
+        )
+    assert len(set(axis["ticktext"])) == len(axis["ticktext"]) >= 2
+    assert max(map(len, axis["ticktext"])) <= 10
+    first, last = axis["range"]
+    assert (last - first > 0.9 * max(abs(low), abs(high))) is is_level

@@ -4,6 +4,8 @@ import { linearTicks, logTicks, numberText, powerText, powerTicks } from "./tick
 
 const LOG_RATIO = { number: 30, rate: 8 }; // a linear axis would hide the smaller values
 const ROOM = 0.08; // of the range, above and below
+const FLAT = 1e-5; // of the values: what differs by less is drawn as a level line
+const DIGITS = [4, 5, 6, 7, 8]; // of a label: the first that tells neighbours apart
 
 // Of a panel without a value in view.
 export const noAxis = { type: "linear", range: [0, 1], tickvals: [], ticktext: [] };
@@ -31,10 +33,12 @@ function logAxis(low, high) {
 
 function linearAxis(low, high) {
   let range = [low - ROOM * (high - low), high + ROOM * (high - low)];
-  if (low === high) range = low === 0 ? [-1, 1] : [Math.min(0, 1.25 * low), Math.max(0, 1.25 * low)];
+  const isFlat = high - low <= FLAT * Math.max(Math.abs(low), Math.abs(high));
+  if (isFlat) range = low === 0 ? [-1, 1] : [Math.min(0, 1.25 * low), Math.max(0, 1.25 * low)];
   return { type: "linear", range, ...labelled(linearTicks(range), numberText) };
 }
 
 function labelled(tickvals, text) {
-  return { tickvals, ticktext: tickvals.map(text) };
+  const texts = DIGITS.map((digits) => tickvals.map((value) => text(value, digits)));
+  return { tickvals, ticktext: texts.find((some) => new Set(some).size === some.length) ?? texts[0] };
 }

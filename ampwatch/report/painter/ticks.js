@@ -8,16 +8,16 @@ export function powerText(exponent) {
   return "2" + [...String(whole)].map((sign) => SUPERSCRIPTS[sign]).join("");
 }
 
-// At most four significant digits; what is very small or large with an exponent, as rates are
+// At most so many significant digits; what is very small or large with an exponent, as rates are
 // written.
-export function numberText(value) {
+export function numberText(value, digits = 4) {
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size >= 1e6 || size < 1e-3) {
-    const [mantissa, exponent] = value.toExponential(3).split("e");
+    const [mantissa, exponent] = value.toExponential(digits - 1).split("e");
     return `${Number(mantissa)}e${Number(exponent)}`;
   }
-  return String(Number(value.toPrecision(4)));
+  return String(Number(value.toPrecision(digits)));
 }
 
 export function countText(value) {
