@@ -82,9 +82,13 @@ def opened_run_or_log(
 
 
 def _is_log(text: str) -> bool:
-    """Whether this is a file, and not a run in the default folder."""
+    """Whether this is a file, or a folder of ranks' logs, and not a run in the default folder."""
     path = Path(text)  # a shell's <(...) is a pipe, which works as well
-    return path.exists() and not path.is_dir() and path.name != "run.json"
+    if path.is_dir():
+        from ampwatch.importers import rank_logs
+
+        return bool(rank_logs(path))
+    return path.exists() and path.name != "run.json"
 
 
 def open_named(text: str) -> Run:

@@ -23,13 +23,15 @@ HELP = """Import the log of another trainer as a run.
 All other commands then work on it. Reads the text that Apex, fairseq, DeepSpeed, Megatron-LM,
 Hugging Face's Trainer and others print, plain or compressed, and CSV, JSON, Parquet, TensorBoard
 and W&B files. Values that the log does not contain are absent in the run. FILE may be - for
-standard input.
+standard input, or a folder in which each rank wrote a log of its own: NVIDIA's inspector and
+torchtitan do so.
 
 \b
 Examples:
   ampwatch import train.log
   ampwatch import metrics.csv --map loss=my_loss --map lr=rate
   ampwatch import slurm-81.out.gz --as deepspeed --out runs/
+  ampwatch import nvdlfw_inspect_statistics_logs/
 """
 
 # For smaller files a progress bar would only flicker.

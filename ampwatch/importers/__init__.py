@@ -15,6 +15,7 @@ from ampwatch.errors import LogError
 from ampwatch.importers.formats import BY_SOURCE, FORMATS
 from ampwatch.importers.log_file import LogFile
 from ampwatch.importers.options import ImportOptions, OnProgress
+from ampwatch.importers.rank_logs import import_ranks, rank_logs
 from ampwatch.importers.table_import import SOURCES, import_table, open_table
 from ampwatch.importers.text_import import GrowingLog, TextImport, import_text, nothing_known
 
@@ -27,6 +28,7 @@ __all__ = [
     "import_log",
     "known_sources",
     "nothing_known",
+    "rank_logs",
 ]  # fmt: skip
 
 
@@ -43,7 +45,8 @@ def import_log(
 ) -> Path:
     """Import a log into the folder `out`; return the run's folder.
 
-    The format is recognised unless `options` names one. Raises LogError, with a sentence, if the
+    The format is recognised unless `options` names one; a folder with a log of each rank becomes a
+    run with all of them. Raises LogError, with a sentence, if the
     file cannot be read or holds no training; then nothing is left in `out`.
     """
     options = options or ImportOptions()
@@ -51,6 +54,8 @@ def import_log(
         raise LogError(
             f"There is no format {options.source!r}. Known formats: {', '.join(known_sources())}."
         )
+    if logs := rank_logs(Path(path)):
+        return import_ranks(Path(path), logs, out, options, on_progress)
     with LogFile(path) as log:
         table = None
         if options.source is None or options.source in (*SOURCES, "hf-trainer"):

@@ -32,10 +32,10 @@ class RowSink(Protocol):
 
 
 class StoreSink:
-    """Writes batches to a run's folder, as rank 0."""
+    """Writes batches to a run's folder, as one rank."""
 
-    def __init__(self, run_folder: Path) -> None:
-        self._writer = RankWriter(run_folder, 0)
+    def __init__(self, run_folder: Path, rank: int = 0) -> None:
+        self._writer = RankWriter(run_folder, rank)
 
     def write(self, batch: codec.Batch) -> None:
         """Append a batch."""

@@ -32,10 +32,12 @@ from ampwatch.store import RunInfo, create_run, describe_run
 class TextImport:
     """Imports a text log into a run's folder; it is fed with bytes."""
 
-    def __init__(self, folder: Path, info: RunInfo, formats: Sequence[Format]) -> None:
+    def __init__(
+        self, folder: Path, info: RunInfo, formats: Sequence[Format], rank: int = 0
+    ) -> None:
         self.folder = folder
         self._info = info
-        self._sink = StoreSink(folder)
+        self._sink = StoreSink(folder, rank)
         self.builder = RunBuilder(RowWriter(self._sink))
         self.reader = Reader(formats, self.builder)
         self._cutter = LineSplitter(self.reader.anchors)

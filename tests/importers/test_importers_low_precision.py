@@ -7,6 +7,7 @@ import math
 import pytest
 
 from ampwatch import diagnose, open_run
+from ampwatch.errors import LogError
 from ampwatch.importers import import_log
 from ampwatch.importers.formats import low_precision_options, nvidia_inspector, torchtitan
 from ampwatch.importers.statements import LayerStats, Setup
@@ -123,3 +124,34 @@ def test_an_event_of_torchtitan_is_never_read_by_its_words():
 def test_options_are_read_as_megatron_and_nemo_print_them(line, config):
     told = list(low_precision_options.read(line))
     assert told == ([] if config is None else [Setup(config=config)])
+
+
+def test_a_folder_with_a_log_of_each_rank_is_one_run(tmp_path):
+    place = tmp_path / "nvdlfw_inspect_statistics_logs"
+    place.mkdir()
+    for rank, share in ((0, 0.1), (3, 40.0)):
+        rows = [("fc1_weight_underflows%", step, share) for step in range(6)]
+        text = "".join(LINE.format(at, *row) for at, row in enumerate(rows))
+        (place / f"nvdlfw_inspect_globalrank-{rank}.log").write_text(text)
+    (place / "nvdlfw_inspect_globalrank-7.log").write_text("")  # a rank that logged nothing
+    run = open_run(import_log(place, tmp_path / "runs"))
+    assert tuple(run.ranks) == (0, 3)
+    shares = run.layers.select(["rank", "weight_flushed_share"]).to_pylist()
+    assert {(row["rank"], round(row["weight_flushed_share"], 4)) for row in shares} == {
+        (0, 0.001), (3, 0.4)}  # fmt: skip
+
+
+def test_a_later_file_of_a_rank_is_its_next_attempt(tmp_path):
+    event = '{{"rank": 1, "step": {}, "log_type_name": "step_end", "value": 5.0, "seq_id": 1}}\n'
+    for name, steps in (("20260101-100000-A", range(1, 9)), ("20260101-110000-B", range(5, 12))):
+        log = tmp_path / f"training.global_rank_1.{name}.jsonl"
+        log.write_text("".join(event.format(step) for step in steps))
+    run = open_run(import_log(tmp_path, tmp_path / "runs"))
+    assert run.events.column("kind").to_pylist().count("started") == 2
+    assert tuple(run.ranks) == (1,)
+
+
+def test_a_folder_of_other_files_is_refused_with_a_sentence(tmp_path):
+    (tmp_path / "globalrank-0.log").write_text("nothing of a training\n")
+    with pytest.raises(LogError, match=r"The logs of 1 rank in .* hold no training"):
+        import_log(tmp_path, tmp_path / "runs")
