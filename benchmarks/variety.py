@@ -44,20 +44,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compose, show, judge, print."""
     options = read_options(arguments)
     seed = secrets.randbelow(10**9) if options.draw else options.seed
-    if options.first_look and (known := _looked_at(options.book, seed)):
+    if options.first_look and (known := looked_at(options.book, seed)):
         print(
             f"The number {seed} has been looked at before ({known}): draw another.", file=sys.stderr
         )
         return 2
-    began = _began()  # before the work: what is committed meanwhile was not looked at
+    begun = began()  # before the work: what is committed meanwhile was not looked at
     results = _results(options, seed)
-    about = f"{began}: {_count(options, results)}. {options.note}".strip()
+    about = f"{begun}: {_count(options, results)}. {options.note}".strip()
     text = f"## Number {seed}\n\n{about}\n\n{table(results)}\n"
     print(text)
     if options.out:
         options.out.write_text(text, encoding="utf-8")
     if options.first_look:
-        _write_down(options.book, text)
+        write_down(options.book, text)
     if options.misses:
         options.misses.write_text("\n".join(misses(results)) + "\n", encoding="utf-8")
     return 0
@@ -81,7 +81,7 @@ def _console() -> object:
     return Console(stderr=True)
 
 
-def _began() -> str:
+def began() -> str:
     return f"{dt.datetime.now(dt.timezone.utc):%Y-%m-%d %H:%M} UTC, commit {_commit()}"
 
 
@@ -103,7 +103,7 @@ def _commit() -> str:
     )
 
 
-def _looked_at(book: Path, seed: int) -> str | None:
+def looked_at(book: Path, seed: int) -> str | None:
     """When this number was looked at, if it was."""
     if not book.exists():
         return None
@@ -111,7 +111,7 @@ def _looked_at(book: Path, seed: int) -> str | None:
     return found[1] if found else None
 
 
-def _write_down(book: Path, text: str) -> None:
+def write_down(book: Path, text: str) -> None:
     """Add to what is there."""
     if not book.exists():
         book.write_text(_HEAD, encoding="utf-8")

@@ -12,6 +12,7 @@ import torch
 from narrow_models import Language, float8, mxfp8, needs_torchao
 from torch import nn
 
+from ampwatch.probe import number_formats
 from ampwatch.probe.models import survey
 from ampwatch.probe.number_formats import conversions_asked_for, formats_of, may_be_quantised
 from ampwatch.probe.number_formats import torchao as torchao_names
@@ -93,6 +94,7 @@ def test_a_compiled_model_is_read_though_no_hook_sees_inside():
 def test_a_conversion_that_reached_no_layer_is_known(monkeypatch):
     needs_torchao()
     monkeypatch.delitem(sys.modules, torchao_names.CONVERSION_RAN, raising=False)
+    monkeypatch.setattr(number_formats, "_SEEN_CONVERTED", set())
     model = Language()
     assert conversions_asked_for(survey(model)) == []
     float8(model, chosen=lambda _module, _name: False)
@@ -101,6 +103,14 @@ def test_a_conversion_that_reached_no_layer_is_known(monkeypatch):
     assert conversions_asked_for(survey(model)) == ([] if kept_elsewhere else [
         torchao_names.CONVERSION])  # fmt: skip
     assert conversions_asked_for(survey(float8(model))) == []
+
+
+def test_a_model_that_was_converted_and_watched_before_accounts_for_the_call(monkeypatch):
+    needs_torchao()
+    monkeypatch.setattr(number_formats, "_SEEN_CONVERTED", set())
+    assert conversions_asked_for(survey(float8(Language()))) == []
+    monkeypatch.setattr(torchao_names, "has_converted_layers", lambda: False)  # it is gone
+    assert conversions_asked_for(survey(Language())) == []
 
 
 def test_a_teacher_that_was_converted_accounts_for_the_call():

@@ -56,13 +56,19 @@ def conversions_asked_for(survey: Survey) -> list[str]:
     """The conversions that were called in this process and reached nothing that is known.
 
     A layer elsewhere, say of a teacher, shows that the call had its effect: then it is not listed.
+    So does a model that was watched before, in a script that trains one after the other.
     """
     asked = torchao.conversion_asked_for()
-    if asked is None:
+    if asked is None or _SEEN_CONVERTED:
         return []
     kinds = (layer.kind for layer in survey.layers)
-    found = any(torchao.CONVERTED in kind for kind in kinds) or torchao.has_converted_layers()
-    return [] if found else [asked]
+    if any(torchao.CONVERTED in kind for kind in kinds) or torchao.has_converted_layers():
+        _SEEN_CONVERTED.add(asked)
+        return []
+    return [asked]
+
+
+_SEEN_CONVERTED: set[str] = set()  # by conversions of this process
 
 
 def inner_weight(weight: Any) -> Any:
