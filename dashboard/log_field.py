@@ -41,8 +41,7 @@ def log_field() -> None:
     st.session_state[_COUNT] = count + 1
     st.session_state.pop(_FORMAT, None)
     run_list.look_again()
-    address.write(address.read().of_run(run.name))
-    navigate.ask("Overview")
+    navigate.ask("Overview", address.read().of_run(run.name))
     navigate.follow()
 
 

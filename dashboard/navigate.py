@@ -17,17 +17,20 @@ def offer(pages: Mapping[str, Any]) -> None:
     st.session_state[_PAGES] = pages
 
 
-def ask(page: str, **parts: object) -> None:
-    """Go to a page as soon as the page at hand calls `follow`, with these parts of the address."""
-    address.change(**parts)
-    st.session_state[_WANTED] = page
+def ask(page: str, to: address.Address | None = None, **parts: Any) -> None:
+    """Go to a page as soon as the page at hand calls `follow`, with these parts of the address.
+
+    The address is left as it is until then: it would be a page of its own for Back.
+    """
+    st.session_state[_WANTED] = page, replace(to or address.read(), **parts)
 
 
 def follow() -> None:
     """Go to the page that was asked for, if any."""
-    page = st.session_state.pop(_WANTED, None)
-    if page is not None:
-        st.switch_page(st.session_state[_PAGES][page], query_params=address.read().parameters())
+    wanted = st.session_state.pop(_WANTED, None)
+    if wanted is not None:
+        page, where = wanted
+        st.switch_page(st.session_state[_PAGES][page], query_params=where.parameters())
 
 
 def link(page: str, words: str, **parts: Any) -> None:

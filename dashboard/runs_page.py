@@ -94,8 +94,7 @@ def _acted() -> None:
 
 def _act(what: str, value: Any) -> None:
     if what == "go":
-        address.write(address.read().of_run(str(value)))
-        navigate.ask("Overview")
+        navigate.ask("Overview", address.read().of_run(str(value)))
     elif what == "compare":
         navigate.ask("Compare")
     elif what == "window":

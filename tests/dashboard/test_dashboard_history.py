@@ -105,3 +105,41 @@ def test_nothing_breaks_where_the_browser_refuses_storage(one, server):
         page.page.reload()
         page.page.locator(".aw-leaf").first.wait_for()
         assert page.troubles == []
+
+
+def leads(page, path: str, click) -> None:
+    """A click leads to another page, and one press of Back to what was seen before."""
+    page.settled()
+    before = page.page.url
+    click()
+    page.page.wait_for_url(re.compile(rf"/{path}\?"))
+    page.settled()
+    after = page.page.url
+    page.page.go_back()
+    page.page.wait_for_url(before)
+    page.page.go_forward()
+    page.page.wait_for_url(after)
+
+
+def test_one_press_of_back_takes_back_one_switch_of_pages(page, server):
+    page.open(f"{server.url}/?run=one")
+    bar = page.page.locator(".aw-window").first
+    bar.wait_for()
+    leads(page, "layers", bar.click)
+    page.page.wait_for_url(re.compile("layer="))
+    page.go("Runs")
+    leads(page, "", page.page.locator(".aw-runs.all tr[data-go]", has_text="two").click)
+    heads(page, "two", "Overview")
+
+
+def test_a_step_that_was_picked_before_a_link_was_pressed_is_an_entry_of_its_own(page, server):
+    page.open(f"{server.url}/?run=one")
+    page.drawn(60)
+    page.settled()
+    page.page.locator(".aw-plot").click(position={"x": 300, "y": 200})
+    page.page.wait_for_url(re.compile("step="))
+    page.go("Layers")
+    page.page.go_back()
+    page.page.wait_for_url(re.compile(r"/\?.*step="))
+    page.page.go_back()
+    page.page.wait_for_url(lambda url: "step=" not in url)

@@ -5,6 +5,7 @@ import { Heatmap } from "./heatmap.js";
 import { HtmlPart } from "./html_part.js";
 import { LayerViews } from "./layer_views.js";
 import { unpack } from "./message.js";
+import { oneEntryForASwitch } from "./page_switches.js";
 import { RunsTable } from "./runs_table.js";
 import { ServerWatch, heard } from "./server_watch.js";
 
@@ -18,6 +19,8 @@ const KINDS = {
   windows: LayerViews,
 };
 const mounted = new WeakMap();
+
+oneEntryForASwitch();
 
 // Called by Streamlit again for every message; returns what it calls when the place is gone.
 export function mount(component) {
