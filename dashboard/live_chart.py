@@ -19,7 +19,7 @@ from step_curves import TIME
 from ampwatch.report.format_losses import ROLES
 from ampwatch.report.layer_views import Wanted, view_message
 from ampwatch.report.loss_panels import WORST
-from ampwatch.report.overview_chart import Shown, marks_of, panels_of, restart_of
+from ampwatch.report.overview_chart import Shown, group_of, marks_of, panels_of, restart_of
 from ampwatch.report.painter import line_style
 from ampwatch.report.painter.message import Arrays, Panel, Picture, still_message
 from ampwatch.report.scale_windows import telling_step
@@ -126,7 +126,10 @@ def _of_ranks(look: Look, panel: Panel) -> Panel:
     for rank, column in drawn.items():
         color, dash = line_style(look.shown.index(rank))
         label = f"{line.label}, rank {rank}"
-        strokes.append(replace(line, column=column, label=label, color=color, dash=dash))
+        group = group_of(f"rank {rank}")  # one label hides and lights it in all panels
+        strokes.append(
+            replace(line, column=column, label=label, color=color, dash=dash, group=group)
+        )
     return replace(panel, strokes=tuple(strokes))
 
 

@@ -330,6 +330,28 @@ def test_a_line_is_hidden_shown_alone_and_named_while_it_is_away(chart):
     assert kind.inner_text() == "log"
 
 
+# Of each word that an upright line runs through, whether it lies over the line, with a halo.
+CROSSED = """() => {
+  const plot = document.querySelector('.aw-plot'), line = plot.querySelector('.uprights path');
+  const at = line.getBoundingClientRect().left;
+  return [...plot.querySelectorAll('svg text')].filter((one) => {
+    const { left, right } = one.getBoundingClientRect();
+    return left < at && at < right;
+  }).map((one) => [one.textContent, getComputedStyle(one).paintOrder.startsWith('stroke')
+    && Boolean(line.compareDocumentPosition(one) & Node.DOCUMENT_POSITION_FOLLOWING)]); }"""
+
+
+@pytest.mark.parametrize("width", [420, 1400])
+def test_no_line_runs_through_a_word(one, server, width):
+    with tab(one, size=(width, 900)) as opened:
+        opened.open(f"{server.url}/?run=falls&step=40")
+        opened.drawn(400)
+        opened.settled()
+        crossed = opened.page.evaluate(CROSSED)
+        assert crossed
+        assert [words for words, is_clear in crossed if not is_clear] == []
+
+
 def test_what_is_shown_is_saved_as_numbers_and_as_a_picture(chart, place, tmp_path):
     page = chart.page
     drag(chart, 0.25, 0.5)

@@ -120,6 +120,22 @@ def test_one_rank_is_chosen_in_the_sidebar_and_told_by_the_address(page, server,
     page.page.wait_for_function("() => !location.search.includes('rank=')")
 
 
+def test_one_label_hides_a_rank_in_all_panels(page, server, run):
+    page.open(server.url)
+    page.drawn(200)
+    labels = page.page.locator(".aw-series-name")
+    assert labels.all_inner_texts() == ["rank 0", "rank 1"]
+    page.page.get_by_role("button", name=f"rank {BAD}", exact=True).click()
+    page.page.get_by_text(f"1 hidden: rank {BAD}").wait_for()
+    drawn = page.page.evaluate(
+        "() => document.querySelector('.aw-plot').drawn.panels.flatMap(({lines}) => lines)"
+        ".map(({label}) => label)"
+    )
+    assert not any(f"rank {BAD}" in label for label in drawn)
+    assert sum("rank 0" in label for label in drawn) > 1
+    page.page.wait_for_url(re.compile("view="))
+
+
 def test_every_page_tells_the_ranks_apart_and_is_kept_as_a_picture(one, server, run, tmp_path):
     shots = Path(os.environ.get("AMPWATCH_SCREENSHOTS", tmp_path))
     shots.mkdir(exist_ok=True)

@@ -31,7 +31,8 @@ export function paint(plot, drawn, { places, view }) {
     element("clipPath", { id }, [element("rect", inside)]),
     element("g", clipped, drawn.bands.map((band) => bandOf(band, x, plotHeight))),
     ...panels.flatMap((panel, number) => panelOf(panel, x, inside, { id, number, wide })),
-    element("g", clipped, drawn.uprights.map((line) => uprightOf(line, x, plotHeight))),
+    element("g", { ...clipped, class: "uprights" }, drawn.uprights.map((line) => uprightOf(line, x, plotHeight))),
+    ...panels.flatMap(({ title, head }) => title.map((line, n) => heading(line, head - (title.length - 1 - n) * TITLE_LINE))), // over the uprights
     ...axisOf(drawn, place),
     ...drawn.flags.map((flag) => flagOf(flag, x)),
   ]);
@@ -52,7 +53,7 @@ function scaler([low, high], from, to, log = false) {
 }
 
 function panelOf(panel, x, inside, { id, number, wide }) {
-  const { top, head, bottom, title, axis, lines, guides, rug } = panel;
+  const { top, bottom, axis, lines, guides, rug } = panel;
   const y = scaler(axis.range, bottom, top, axis.type === "log");
   const held = (value) => Math.min(bottom, Math.max(top, y(value))); // within the panel
   const clip = `${id}-${number}`;
@@ -68,7 +69,6 @@ function panelOf(panel, x, inside, { id, number, wide }) {
     ...(rug ? [element("g", { "clip-path": `url(#${id})` }, [rugOf(rug, x)])] : []),
     ...guides.filter((guide) => held(guide.value) === y(guide.value)).map((guide) => guideOf(guide, y, inside)),
     ...namesOf(panel, x, y, ends),
-    ...title.map((line, n) => heading(line, head - (title.length - 1 - n) * TITLE_LINE)),
   ];
 }
 
@@ -188,7 +188,7 @@ function heading(parts, top) {
 }
 
 function flagOf({ text, at, left, lane, color }, x) {
-  return element("text", { x: x(at) + (left ? -4 : 3), y: lane * LANE + SMALL, "text-anchor": left ? "end" : "start", style: `fill:${color}` }, [text]);
+  return element("text", { x: x(at) + (left ? -4 : 3), y: lane * LANE + SMALL, "text-anchor": left ? "end" : "start", class: "flag", style: `fill:${color}` }, [text]);
 }
 
 function element(name, attributes, inside = []) {

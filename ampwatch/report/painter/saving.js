@@ -3,7 +3,7 @@
 import { make } from "./elements.js";
 import { shownLines } from "./view.js";
 
-const LOOKS = ["fill", "stroke", "opacity", "stroke-width", "stroke-dasharray", "font-size", "font-weight", "font-family", "text-anchor"];
+const LOOKS = ["fill", "stroke", "opacity", "stroke-width", "stroke-dasharray", "font-size", "font-weight", "font-family", "text-anchor", "paint-order"];
 const DENSITY = 2; // pixels of a PNG for one of the screen
 const KEPT_MS = 60000; // that a browser may take to save a file
 

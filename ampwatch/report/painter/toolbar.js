@@ -2,7 +2,7 @@
 
 import { make } from "./elements.js";
 import { countText } from "./ticks.js";
-import { PLAIN, nameOf, shownLines } from "./view.js";
+import { PLAIN, labelOf, nameOf, shownLines } from "./view.js";
 
 const NARROW = 620; // less than this it is folded up
 
@@ -102,7 +102,7 @@ export class Toolbar {
       const shown = new Set(shownLines(panel, view).map(({ key }) => key));
       return panel.lines.filter(({ key }) => !shown.has(key));
     };
-    const names = [...new Map(panels.flatMap(hiddenOf).map((line) => [nameOf(line), line.label])).values()];
+    const names = [...new Map(panels.flatMap(hiddenOf).map((line) => [nameOf(line), labelOf(line)])).values()];
     const said = names.length ? `${countText(names.length)} hidden: ${names.join(", ")}` : "";
     if (said === this.hiddenKnown) return;
     this.hiddenKnown = said;

@@ -67,11 +67,15 @@ export function shownLines(panel, view) {
 
 const GROUP = "run:"; // every group's name begins so
 
-// What each panel's legend is of: its own lines, or, where lines are grouped, all at the first panel.
+// What is said of a line apart from its panel: of a group, the run or the rank that it is of.
+export const labelOf = ({ group, label }) => (group ? group.slice(GROUP.length) : label);
+
+// What each panel's legend is of: its own lines or, of lines that are grouped, all at the first panel.
 export function legendsOf(panels) {
-  if (!panels.some(({ lines }) => lines[0]?.group)) return panels.map((panel) => (panel.lines.length > 1 ? panel : NO_LEGEND));
-  const groups = new Map(panels.flatMap(({ lines }) => lines.map((line) => [line.group, line])));
-  return panels.map((_, number) => (number ? NO_LEGEND : { lines: [...groups.values()] }));
+  const grouped = panels.flatMap(({ lines }) => lines.filter(({ group }) => group));
+  const groups = new Map(grouped.map((line) => [line.group, { ...line, label: labelOf(line) }]));
+  const own = panels.map((panel) => (panel.lines.length > 1 && !panel.lines[0].group ? panel : NO_LEGEND));
+  return groups.size ? [{ lines: [...groups.values(), ...(own[0]?.lines ?? [])] }, ...own.slice(1)] : own;
 }
 
 const NO_LEGEND = { lines: [] };
