@@ -116,12 +116,16 @@ class Cost:
 
 
 def cpu_of(processes: list[psutil.Process]) -> float:
-    total = 0.0
+    """What the processes and those that they started have used, each counted once."""
+    found: set[psutil.Process] = set()
     for process in processes:
         with suppress(psutil.NoSuchProcess):
-            for one in [process, *process.children(recursive=True)]:
-                times = one.cpu_times()
-                total += times.user + times.system
+            found |= {process, *process.children(recursive=True)}
+    total = 0.0
+    for one in found:
+        with suppress(psutil.NoSuchProcess):
+            times = one.cpu_times()
+            total += times.user + times.system
     return total
 
 
