@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote, urlencode
 
 import streamlit as st
 
-_COMPARED = ("runs", "base", "by", "outcome")
+_COMPARED = ("runs", "base", "by", "outcome", "order")
 # Kept for another run: how a run is looked at.
 _KEPT = ("quantity", "map", "view", "values", *_COMPARED, "list", "find", "kinds")
 _TEXTS = ("layer", "format", "role", *_KEPT, "alert")
@@ -40,6 +40,7 @@ class Address:
     base: str | None = None  # the one that the others are compared with,
     by: str | None = None  # the setting of a sweep over them,
     outcome: str | None = None  # and what came of them
+    order: str | None = None  # by which of their table is sorted; "-" before it is from the end
     list: str | None = None  # of the table of runs: filter, order, groups
     find: str | None = None  # what is searched for among the settings
     kinds: str | None = None  # what the timeline shows; all of it

@@ -53,11 +53,12 @@ def html(
     found: str = "",
     on_go: Callable[[], None] | None = None,
     on_find: Callable[[], None] | None = None,
+    on_sort: Callable[[], None] | None = None,
 ) -> None:
     """A part of the page in our HTML, with SVG, copy buttons and links; names in it are escaped.
 
     `search` names a field that hides rows as its reader types; `found` is what is in it at first.
     """
     message = pack({"component": "html", "html": text, "search": search, "found": found}, {})
-    heard = {"on_go_change": on_go, "on_find_change": on_find}
+    heard = {"on_go_change": on_go, "on_find_change": on_find, "on_sort_change": on_sort}
     component(message, key, **{name: call for name, call in heard.items() if call})

@@ -11,11 +11,12 @@ from functools import partial
 import address
 import browser
 import compare_tables
+import drawn_values
 import live_chart
 import navigate
 import run_list
 import streamlit as st
-from compared_runs import MOST, OWN, ComparedRuns, Prepared
+from compared_runs import MOST, MOST_VALUES, OWN, ComparedRuns, Prepared
 from formatting import said, shortened
 from problems import guarded
 
@@ -31,6 +32,7 @@ from ampwatch.report.sweep_chart import parallel_html, sweep_html
 from ampwatch.report.thinning import Line, coarser, hole_of
 
 _KEY, _BASE, _BY, _OUTCOME = "compared runs", "compared with", "swept by", "came of them"
+_VALUES = "compared values"
 _TABLE, _SWEEP, _CHART = "compare table", "compare sweep", "compare chart"
 _SENT, _WAITS = "compared base", "compared runs are read"
 _EVERY_S, _SOON_S, _WATCH_S = 2.0, 1.0, 3.0
@@ -201,6 +203,7 @@ def _now(names: Sequence[str], base: str) -> None:
     if shown.waiting:
         read = f"{len(chosen) - shown.waiting:,} of {count_text(len(chosen), 'run')}"
         st.html(f'<div class="aw-muted" role="status">Reading the runs: {read}.</div>')
+    navigate.follow()
     if shown.comparison is not None:
         _all_of(shown, shown.comparison, {one.name for one in chosen if one.live})
     if st.session_state[_WAITS] and not shown.waiting and not shown.unparted:
@@ -211,10 +214,11 @@ def _now(names: Sequence[str], base: str) -> None:
 def _all_of(shown: Shown, comparison: Comparison, live: Set[str]) -> None:
     browser.html(compare_tables.partings(comparison, shown.unparted), key="compare partings")
     _sweep(comparison)
-    table = compare_tables.figures(comparison, shown.styles, live)
-    browser.html(table, key=_TABLE, on_go=partial(_opened, _TABLE))
+    table = compare_tables.figures(comparison, shown.styles, live, address.read().order)
+    browser.html(table, key=_TABLE, on_go=partial(_opened, _TABLE), on_sort=_sorted)
     browser.html(compare_tables.settings(comparison, shown.styles), key="compare settings")
     _chart(shown)
+    _choose_values(shown.runs)
 
 
 def _problems(chosen: Sequence[run_list.Choice]) -> list[str]:
@@ -225,8 +229,13 @@ def _problems(chosen: Sequence[run_list.Choice]) -> list[str]:
 def _opened(key: str) -> None:
     name = st.session_state[key].go
     if name:
-        address.write(address.read().of_run(str(name)))
-        navigate.ask("Overview")
+        navigate.ask("Overview", address.read().of_run(str(name)))
+
+
+def _sorted() -> None:
+    order = st.session_state[_TABLE].sort
+    if order is not None:
+        address.change(order=str(order) or None)
 
 
 # --- the sweep -----------------------------------------------------------------------------------
@@ -279,7 +288,8 @@ def _chart(shown: Shown) -> None:
     """The curves over one another; its points are sent when there are others."""
     runs = sorted(zip(shown.names, shown.runs, strict=True), key=lambda one: shown.styles[one[0]])
     names, prepared = [name for name, _ in runs], [run for _, run in runs]
-    panels = list(compared_panels(names, [run.columns for run in prepared], _own_panels(prepared)))
+    own = [_own_panel(name) for name in _drawn_values(_own_values(prepared))]
+    panels = list(compared_panels(names, [run.columns for run in prepared], own))
     if not panels:
         st.html('<div class="aw-muted">None of these runs holds numbers to draw.</div>')
         return
@@ -304,18 +314,31 @@ def _forget_sent() -> None:
     st.session_state.pop(_SENT, None)
 
 
-def _own_panels(runs: Sequence[Prepared]) -> list[Panel]:
-    """A panel a value of the user's, those that most runs have first."""
+def _own_values(runs: Sequence[Prepared]) -> list[str]:
+    """The user's values, those that most runs have first."""
     counts = Counter(name for run in runs for name in run.columns if name.startswith(OWN))
+    return [name.removeprefix(OWN) for name, _ in counts.most_common()]
+
+
+def _drawn_values(names: Sequence[str]) -> list[str]:
+    """Those of them that are drawn."""
     wanted = address.read().values
-    names = [name for name, _ in counts.most_common()]
     if wanted is None:
-        names = names[:_OWN_AT_FIRST]
-    else:
-        chosen = set(address.names_in(wanted))
-        names = [name for name in names if name.removeprefix(OWN) in chosen]
-    labels = {name: shortened(name.removeprefix(OWN), _LONGEST) for name in names}
-    return [Panel(((labels[n], "ink"),), (Stroke(n, n, "ink"),), height=84) for n in names]
+        return list(names[:_OWN_AT_FIRST])
+    chosen = set(address.names_in(wanted))
+    return [name for name in names if name in chosen][: drawn_values.MOST]
+
+
+def _own_panel(name: str) -> Panel:
+    column = f"{OWN}{name}"
+    title = ((shortened(name, _LONGEST), "ink"),)
+    return Panel(title, (Stroke(column, column, "ink"),), height=84)
+
+
+def _choose_values(runs: Sequence[Prepared]) -> None:
+    names = _own_values(runs)
+    more = f"Of each run the first {MOST_VALUES} can be chosen."
+    drawn_values.choose_among(names, _drawn_values(names), _VALUES, more)
 
 
 def _arrays(runs: Sequence[Prepared]) -> Arrays:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 import address
@@ -95,8 +96,13 @@ def _about(comparison: Comparison) -> str:
 # --- figures -------------------------------------------------------------------------------------
 
 
-def figures(comparison: Comparison, styles: Mapping[str, int], live: Set[str]) -> str:
-    """A row a run, the best loss first; numbers with their difference to the first run's."""
+def figures(
+    comparison: Comparison, styles: Mapping[str, int], live: Set[str], order: str | None = None
+) -> str:
+    """A row a run, the best loss first; numbers with their difference to the first run's.
+
+    `order` is the column by which they are sorted instead; "-" before it is from the end.
+    """
     names = sorted(
         (name for name in comparison.figures if name not in _IN_ITS_OWN_WAY),
         key=lambda name: (END, BEST, name).index(name),
@@ -104,19 +110,65 @@ def figures(comparison: Comparison, styles: Mapping[str, int], live: Set[str]) -
     settings = comparison.settings if _beside(comparison) else {}
     if any(name == RATE or name.endswith(".lr") for name in settings):
         names = [name for name in names if name != RATE]  # it stands there already
-    heads = "".join(f"<th>{said(name)}</th>" for name in ("run", "verdict", *settings, *names))
+    columns = ("run", "verdict", *settings, *names)
+    chosen = order if order is not None and order.removeprefix("-") in columns else None
+    heads = "".join(_head(name, chosen) for name in columns)
     rows = "".join(
         f"<tr {lit(comparison.names[run])}>{''.join(_cells(comparison, run, names, styles, live))}"
         "</tr>"
-        for run in comparison.by_outcome
+        for run in _in_order(comparison, chosen)
     )
-    order = "by the loss at the end, the best first" if END in comparison.numbers else "as chosen"
+    how = "by the loss at the end, the best first" if END in comparison.numbers else "as chosen"
+    if chosen is not None:
+        how = f"by {chosen.removeprefix('-')}"
+        how += ", the greatest first" if chosen.startswith("-") else ""
     base = _named(comparison.names[0])
     return (
-        f'<p class="aw-muted aw-order">Sorted {order}; differences are to {base}.</p>'
-        f'<div class="aw-compared" tabindex="0" role="region" aria-label="Runs, {order}">'
+        f'<p class="aw-muted aw-order">Sorted {said(how)}; differences are to {base}.</p>'
+        '<div class="aw-compared" tabindex="0" role="region" '
+        f'aria-label="Runs, {_attribute(printable(how))}">'
         f'<table class="aw-runs"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
+
+
+def _head(name: str, order: str | None) -> str:
+    """A heading; a click sorts from the least, a second from the greatest, a third as before."""
+    now = {name: "ascending", f"-{name}": "descending"}.get(order or "", "none")
+    after = {"none": name, "ascending": f"-{name}", "descending": ""}[now]
+    mark = {"none": "", "ascending": " ▲", "descending": " ▼"}[now]
+    return (
+        f'<th scope="col" aria-sort="{now}"><button type="button" data-sort="{_attribute(after)}" '
+        f'data-key="sort {_attribute(name)}">{said(name)}{mark}</button></th>'
+    )
+
+
+def _in_order(comparison: Comparison, order: str | None) -> list[int]:
+    """The runs sorted; those that have no value come last, either way."""
+    by_outcome = comparison.by_outcome
+    if order is None:
+        return by_outcome
+    values = _values(comparison, order.removeprefix("-"))
+    known = [run for run in by_outcome if values[run] not in (None, "")]
+    rest = [run for run in by_outcome if run not in known]
+    return sorted(known, key=lambda run: _rank(values[run]), reverse=order.startswith("-")) + rest
+
+
+def _values(comparison: Comparison, column: str) -> Sequence[str | float | None]:
+    """What a column holds of each run: numbers where it has them."""
+    if column == "run":
+        return comparison.names
+    if column in comparison.numbers:
+        return comparison.numbers[column]
+    return comparison.figures.get(column) or comparison.settings[column]
+
+
+def _rank(value: str | float | None) -> tuple[int, float, str]:
+    """Numbers by their size, before words by the alphabet; a number that is none comes after."""
+    try:
+        number = float(value or 0.0)
+    except ValueError:
+        return 2, 0.0, str(value).casefold()
+    return (1, 0.0, "") if math.isnan(number) else (0, number, "")
 
 
 def _beside(comparison: Comparison) -> bool:

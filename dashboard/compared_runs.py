@@ -32,7 +32,7 @@ _LEAST_S = 2.0  # a live run is outlined anew after so long,
 _REST = 10  # and after so many times as long as it took
 _KEPT = 3 * MOST
 _MOST_PAIRS = 10 * MOST
-_MOST_VALUES = 24  # of the user's own that are drawn
+MOST_VALUES = 24  # of the user's own that are drawn
 OWN = "own."  # before the name of a user's value, among a run's lines
 
 _Version = tuple[int, bool, bool]
@@ -174,7 +174,7 @@ def _own_lines(follower: Follower) -> tuple[Arrays, dict[str, Stretches]]:
     values = UserValues(follower, None)
     lines: Arrays = {}
     odd = {}
-    for name, value in list(values.look().items())[:_MOST_VALUES]:
+    for name, value in list(values.look().items())[:MOST_VALUES]:
         line = values.line(name, None)
         lines[f"{OWN}{name}.x"], lines[f"{OWN}{name}.y"] = line.x, line.y
         odd[f"{OWN}{name}"] = value.odd

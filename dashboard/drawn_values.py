@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import address
 import streamlit as st
@@ -71,23 +71,28 @@ def axes(look: Look, names: list[str]) -> Iterator[Axis]:
 def choose(look: Look) -> None:
     """The list to choose from; a prefix stands for all of its values."""
     names = list(look.values.look())
+    choose_among(names, chosen(look, address.read().values), _KEY)
+
+
+def choose_among(names: Sequence[str], drawn: Sequence[str], key: str, more: str = "") -> None:
+    """The same of any names, of which some are drawn; `more` is said where help is asked for."""
     if not names:
         return
-    groups = {f"{g.prefix}/": g.names for g in grouped(names) if g.prefix and len(g.names) > 1}
-    drawn = chosen(look, address.read().values)
-    options = [*names, *groups]
-    if st.session_state.get(_KEY) != drawn:
-        st.session_state[_KEY] = drawn
+    groups = {
+        f"{g.prefix}/": g.names for g in grouped(list(names)) if g.prefix and len(g.names) > 1
+    }
+    if st.session_state.get(key) != list(drawn):
+        st.session_state[key] = list(drawn)
+    logged = f"{count_text(len(names), 'name')} logged by `watch.log`; at most {MOST} are drawn."
     st.multiselect(
-        "Your values", options, key=_KEY, on_change=_chosen, args=(groups,),
+        "Your values", [*names, *groups], key=key, on_change=_chosen, args=(key, groups),
         format_func=lambda one: f"{one} (all {len(groups[one])})" if one in groups else one,
-        placeholder="what your code gave to watch.log()",
-        help=f"{count_text(len(names), 'name')} logged by `watch.log`; at most {MOST} are drawn.",
+        placeholder="what your code gave to watch.log()", help=f"{logged} {more}".strip(),
     )  # fmt: skip
 
 
-def _chosen(groups: dict[str, tuple[str, ...]]) -> None:
-    picked = st.session_state[_KEY]
+def _chosen(key: str, groups: dict[str, tuple[str, ...]]) -> None:
+    picked = st.session_state[key]
     names = [name for one in picked for name in groups.get(one, (one,))]
     address.change(values=address.names_text(dict.fromkeys(names)))
 

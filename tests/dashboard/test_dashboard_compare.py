@@ -206,6 +206,45 @@ def test_runs_are_sorted_by_what_came_of_them_and_those_without_a_loss_come_last
     assert "not logged" in rows(page)[-1].inner_text()
 
 
+def test_the_table_is_sorted_by_a_click_and_the_address_keeps_it(page, server):
+    compared(page, server, SWEPT[:4])
+    head = page.page.locator(".st-key-compare-table th", has_text="steps")
+    run = page.page.locator(".st-key-compare-table th", has_text="run").first
+    run.get_by_role("button").press("Enter")
+    page.page.wait_for_url(re.compile("order=run"))
+    page.page.locator("th[aria-sort=ascending]", has_text="run").wait_for()
+    assert first_cells(page) == sorted(SWEPT[:4])
+    run.get_by_role("button").click()
+    page.page.locator("th[aria-sort=descending]", has_text="run").wait_for()
+    assert first_cells(page) == sorted(SWEPT[:4], reverse=True)
+    page.page.reload()
+    page.page.locator("th[aria-sort=descending]", has_text="run").wait_for()
+    run.get_by_role("button").click()
+    page.page.wait_for_url(lambda url: "order=" not in url)
+    assert head.count() == 1
+
+
+def test_a_run_in_the_table_leads_to_its_own_page(page, server):
+    compared(page, server, SWEPT[:2])
+    page.page.locator(".st-key-compare-table a", has_text=SWEPT[1]).click()
+    page.page.get_by_role("heading", level=1).get_by_text(SWEPT[1]).wait_for()
+
+
+def test_the_users_own_values_are_chosen_and_the_address_keeps_it(page, server):
+    compared(page, server, SWEPT[:2])
+    titles = (
+        "() => document.querySelector('.aw-plot').drawn.panels.map(({title}) => title[0][0].words)"
+    )
+    assert "val/acc" in page.page.evaluate(titles)
+    chosen = page.page.locator(".st-key-compared-values")
+    chosen.get_by_role("button", name="Remove val/acc").click()
+    page.page.wait_for_url(re.compile("values=-"))
+    page.page.wait_for_function(f"() => !({titles})().includes('val/acc')")
+    page.page.reload()
+    page.drawn()
+    assert "val/acc" not in page.page.evaluate(titles)
+
+
 def test_the_lines_are_those_of_the_log(page, server, place):
     compared(page, server, ["twin-a", SWEPT[0]])
     drawn = page.lines()[1]

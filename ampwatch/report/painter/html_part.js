@@ -56,7 +56,9 @@ export class HtmlPart {
   click(event) {
     const copy = event.target.closest("[data-copy], [data-link]");
     const go = event.target.closest("[data-go]");
-    if (copy) copied(copy, copy.dataset.copy ?? location.href);
+    const sort = event.target.closest("[data-sort]");
+    if (sort) this.ask("sort", sort.dataset.sort);
+    else if (copy) copied(copy, copy.dataset.copy ?? location.href);
     else if (go && !event.metaKey && !event.ctrlKey) {
       event.preventDefault(); // its link is for a new tab, and for who copies it
       this.ask("go", go.dataset.go);

@@ -1,0 +1,64 @@
+"""The table of compared runs, sorted by any of its columns."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+from compare_tables import figures
+
+from ampwatch.report.comparison import BEST, END, Comparison
+
+NAMES = ("a", "B", "c", "d")
+ENDS = (0.3, 0.1, math.nan, None)
+TEXTS = ("0.3", "0.1", "never finite", "")
+
+
+@pytest.fixture
+def comparison():
+    """Four runs: the third never had a finite loss, the fourth logged none."""
+    shown = {"verdict": ("healthy", "failing", "failing", "warning"), END: TEXTS, BEST: TEXTS}
+    return Comparison(
+        names=NAMES, figures=shown, numbers={END: ENDS, BEST: ENDS}, differences={}, values={},
+        settings={"lr": ("0.01", "2e-3", "10", None)}, same_settings={}, partings=(),
+        uncounted=(), learning_rate=None,
+    )  # fmt: skip
+
+
+def rows(page):
+    return re.findall(r'data-go="(\w)"', page)
+
+
+def table(comparison, order=None):
+    return figures(comparison, {name: at for at, name in enumerate(NAMES)}, set(), order)
+
+
+@pytest.mark.parametrize(
+    ("order", "wanted"),
+    [
+        ("run", "aBcd"),
+        ("-run", "dcBa"),
+        ("lr", "Bacd"),  # by size, not by the alphabet
+        ("-lr", "caBd"),  # what has none comes last, either way
+        (END, "Bacd"),
+        (f"-{END}", "caBd"),
+        ("verdict", "Bcad"),
+    ],
+)
+def test_runs_are_sorted_by_a_column_and_those_without_a_value_come_last(comparison, order, wanted):
+    assert "".join(rows(table(comparison, order))) == wanted
+
+
+def test_an_order_that_this_table_does_not_have_changes_nothing(comparison):
+    assert rows(table(comparison, "<b>")) == rows(table(comparison))
+    assert "Sorted by the loss at the end, the best first" in table(comparison, "<b>")
+
+
+def test_a_heading_says_how_it_sorts_and_what_a_click_does(comparison):
+    found = [table(comparison, order) for order in (None, "lr", "-lr")]
+    heads = [re.search(r'aria-sort="(\w+)"><button[^>]*data-sort="(-?\w*)" [^>]*>lr', page)
+             for page in found]  # fmt: skip
+    assert [head.groups() for head in heads] == [
+        ("none", "lr"), ("ascending", "-lr"), ("descending", ""),
+    ]  # fmt: skip
