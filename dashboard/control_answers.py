@@ -31,7 +31,6 @@ class Allowed:
     """What may be asked of the trainer as it runs now."""
 
     keys: tuple[str, ...] = ()
-    why_not: str = ""  # nothing, though the training allows it
 
 
 class ControlAnswers:
@@ -70,8 +69,7 @@ class ControlAnswers:
             return
         detail = detail_of(told)
         if "offers" in detail:
-            keys = tuple(map(str, detail["offers"]))
-            self._allowed = Allowed(keys, str(detail.get("why_not") or ""))
+            self._allowed = Allowed(tuple(map(str, detail["offers"])))
         elif isinstance(detail.get("number"), int):
             answer = Answer(
                 detail["number"], step or 0, time_ns or 0,

@@ -26,6 +26,7 @@ _NAMES = {
     Key.SAVE: "Save a checkpoint now",
     Key.STOP: "Stop after this step",
 }
+_YES = {Key.RATE: "Set it", Key.SAVE: "Save it", Key.STOP: "Stop it"}
 _QUESTIONS = {
     Key.SAVE: "Save a checkpoint after the step in progress?",
     Key.STOP: "Stop the training after the step in progress? It ends as by Ctrl-C.",
@@ -37,9 +38,7 @@ def show(look: Look) -> None:
     if not look.is_live or look.info.source != "ampwatch":
         return
     allowed, answers = look.answers.look()
-    if allowed.why_not:
-        st.html(f'<div class="aw-muted">Steering is off: {said(allowed.why_not)}.</div>')
-    elif allowed.keys:
+    if allowed.keys:
         asked = st.session_state.get(_ASKED)
         if asked is not None and asked[0] == look.path:
             _question(look, Key(asked[1]))
@@ -51,7 +50,7 @@ def show(look: Look) -> None:
 
 def how_to_allow(look: Look) -> str:
     """What to do where a live run allows nothing."""
-    if not look.is_live or look.info.source != "ampwatch" or look.answers.look()[0] != Allowed():
+    if not look.is_live or look.info.source != "ampwatch" or look.answers.look()[0].keys:
         return ""
     return (
         "This page only watches the run. To change its learning rate, save or stop from here, "
@@ -85,7 +84,7 @@ def _question(look: Look, key: Key) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         instruction = _rate_question(look) if key is Key.RATE else _plain_question(key)
         can = instruction is not None
-        st.button(_NAMES[key], key="control yes", type="primary", disabled=not can,
+        st.button(_YES[key], key="control yes", type="primary", disabled=not can,
                   on_click=_send, args=(look, instruction))  # fmt: skip
         st.button("Cancel", key="control no", on_click=_forget)
 

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from ampwatch.probe.models import Survey, survey
 from ampwatch.probe.number_formats import conversions_asked_for
 from ampwatch.probe.optimizers import takes_hooks
 from ampwatch.probe.origin import origin
+from ampwatch.probe.rank_agreement import RankAgreement, store_of_process_group
 from ampwatch.probe.row_maker import RowMaker
 from ampwatch.probe.sampling import Sampling
 from ampwatch.probe.watch import NoWatch, Watch, live_watches
@@ -169,12 +171,13 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     row_maker = RowMaker(surveyed)
     devices = DeviceSampler(_devices(surveyed))
     several_ranks = own_info.world_size > 1
-    control = Control(several_ranks=several_ranks) if settings.control else None
+    control = _control(own_info, rank, settings)
     courier = Courier(
         weakref.ref(row_maker),
         log,
         lambda: _open_sender(info, rank, log, settings, control),
         devices.sample,
+        control,
         Guard(),  # its own: the courier works on when the watch has ended
     )
     observer = None
@@ -193,6 +196,16 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     return Watch(
         scaler, surveyed, loop, observer, row_maker, courier, devices, guard, run_folder, rank
     )
+
+
+def _control(info: RunInfo, rank: int, settings: Settings) -> Control | None:
+    """What a page may do, if anything; where there are several ranks they agree on a step."""
+    if not settings.control:
+        return None
+    if info.world_size == 1:
+        return Control()
+    store = partial(store_of_process_group, f"{info.id}/{_attached}")
+    return Control(RankAgreement(rank, info.world_size, store))
 
 
 def _run_info(scaler: Any, settings: Settings) -> tuple[RunInfo, int]:

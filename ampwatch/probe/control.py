@@ -14,9 +14,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ampwatch.probe.optimizers import OptimizerView, number_of
+from ampwatch.probe.rank_agreement import RankAgreement, Step
 from ampwatch.probe.records import EventRecord
 from ampwatch.rows import EventKind
 
@@ -26,11 +28,16 @@ if TYPE_CHECKING:
 FRESH_S = 15.0  # since the sign of life that its sender had heard; there is one a second
 _MOST_WAITING = 16
 RATE, SAVE, STOP = "learning-rate", "save", "stop"  # `feed.Key`, which would load zmq
+_NAMES = {RATE: "A change of the learning rate", SAVE: "A checkpoint", STOP: "Stopping"}
 
-_SEVERAL_RANKS = (
-    "this training has several ranks, and nothing makes them all change in the same step: change "
-    "it in the script"
-)
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One thing to do."""
+
+    key: str
+    value: float | None
+    number: int
 
 
 class Optimizers(Protocol):
@@ -39,20 +46,15 @@ class Optimizers(Protocol):
     views: dict[int, OptimizerView]
 
 
-class Step(Protocol):
-    """The step in progress; `current_step.CurrentStep`."""
-
-    number: int
-
-
 class Control:
     """Holds what was asked until the step in progress has ended."""
 
-    def __init__(self, *, several_ranks: bool) -> None:
-        self._why_not = _SEVERAL_RANKS if several_ranks else ""
-        self._waiting: deque[InstructionArrived] = deque()
+    def __init__(self, ranks: RankAgreement | None = None) -> None:
+        self._ranks = ranks  # where there are several
+        self._waiting: deque[Asked] = deque()
         self._last_number = 0
         self._lowered: tuple[int, list[float], list[float]] | None = None
+        self._step_s, self._stepped_at = 0.0, time.perf_counter()
         self._save: Callable[[], object] | None = None
         self._stop: Callable[[], object] | None = None
         self._loop: tuple[Optimizers, Step, Callable[[EventRecord], None]] | None = None
@@ -75,52 +77,82 @@ class Control:
 
     def take(self, arrived: InstructionArrived) -> None:
         """An instruction has come: it waits for the step's end, or is refused."""
-        why = self._refusal(arrived)
+        told = arrived.instruction
+        asked = Asked(told.key.value, told.value, arrived.number)
+        why = self._refusal(asked, arrived)
+        if not why:
+            self._last_number = arrived.number
+            why = self._propose(asked)
         if why:
-            self._answer(arrived, "refused", f"{_name(arrived)} was refused: {why}.")
-            return
-        self._last_number = arrived.number
-        self._waiting.append(arrived)
+            self._refuse(asked, why)
+
+    def look(self) -> None:
+        """On the courier's thread, often: see what the other ranks say."""
+        if self._ranks is not None and self._loop is not None:
+            self._ranks.look(self._loop[1])
 
     def step_over(self) -> None:
         """A step has ended, on the training thread: do what was asked."""
         if self._lowered is not None:
             self._look_after_the_rate()
+        if self._ranks is not None:
+            self._take_what_is_due(self._ranks)
         while self._waiting:
-            arrived = self._waiting.popleft()
-            if arrived.instruction.key.value == RATE:
-                self._change_rate(arrived)
-            elif arrived.instruction.key.value == SAVE:
-                self._write_checkpoint(arrived)
+            asked = self._waiting.popleft()
+            if asked.key == RATE:
+                self._change_rate(asked)
+            elif asked.key == SAVE:
+                self._write_checkpoint(asked)
             else:
-                self._end(arrived)
+                self._end(asked)
+
+    # --- several ranks ---------------------------------------------------------------------------
+
+    def _propose(self, asked: Asked) -> str:
+        """Have it done after this step, or by all ranks after one that all can see coming."""
+        if self._ranks is None or self._loop is None:
+            self._waiting.append(asked)
+            return ""
+        return self._ranks.propose(asdict(asked), self._loop[1].number, self._step_s)
+
+    def _take_what_is_due(self, ranks: RankAgreement) -> None:
+        now = time.perf_counter()
+        took_s, self._stepped_at = now - self._stepped_at, now
+        self._step_s = min(took_s, 2 * self._step_s) if self._step_s else took_s
+        due = None if self._loop is None else ranks.due(self._loop[1].number)
+        if due is None:
+            return
+        asked = Asked(**due[0])
+        if due[1]:
+            self._waiting.append(asked)
+        else:
+            self._refuse(asked, "not every rank saw it in time, so none did it")
 
     # --- what is refused -------------------------------------------------------------------------
 
-    def _refusal(self, arrived: InstructionArrived) -> str:
+    def _refuse(self, asked: Asked, why: str) -> None:
+        self._answer(asked, "refused", f"{_NAMES[asked.key]} was refused: {why}.")
+
+    def _refusal(self, asked: Asked, arrived: InstructionArrived) -> str:
         if not arrived.is_authentic:
             return "the feed is not encrypted (AMPWATCH_INSECURE), so anybody may have sent it"
-        if self._why_not:
-            return self._why_not
         if arrived.number <= self._last_number:
             return "it came a second time"
         if not -1.0 <= arrived.age_s <= FRESH_S:  # the clock may have been set back a little
             return f"it came late (after {arrived.age_s:.0f} s)"
-        if arrived.instruction.key.value not in self._offers():
+        if asked.key not in self._offers():
             return "the training gave no function that saves: call watch.on_save(function)"
         if len(self._waiting) >= _MOST_WAITING:
             return "too many instructions wait for the step in progress to end"
         return ""
 
     def _offers(self) -> list[str]:
-        if self._why_not:
-            return []
         return [RATE, STOP] if self._save is None else [RATE, SAVE, STOP]
 
     # --- what is done ----------------------------------------------------------------------------
 
-    def _change_rate(self, arrived: InstructionArrived) -> None:
-        factor = arrived.instruction.value
+    def _change_rate(self, asked: Asked) -> None:
+        factor = asked.value
         assert factor is not None
         before, views = self._rates(), self._views()
         for view in views:
@@ -128,12 +160,12 @@ class Control:
                 view.multiply_rates(optimizer, factor)
         after = self._rates()
         if not views:
-            self._answer(arrived, "refused", "The learning rate stays: no optimizer was seen yet.")
+            self._answer(asked, "refused", "The learning rate stays: no optimizer was seen yet.")
             return
-        self._lowered = arrived.number, before, after
+        self._lowered = asked.number, before, after
         detail = {"factor": factor, "from": before, "to": after}
         told = f"The learning rate was changed{_from_to(before, after)}, on the page's request."
-        self._answer(arrived, "done", told, **detail)
+        self._answer(asked, "done", told, **detail)
 
     def _look_after_the_rate(self) -> None:
         """A step later: did the program set its rate back?"""
@@ -157,57 +189,49 @@ class Control:
         found = [number_of(group.get("lr")) for group in groups]
         return [rate for rate in found if math.isfinite(rate)]
 
-    def _write_checkpoint(self, arrived: InstructionArrived) -> None:
-        assert self._save is not None
+    def _write_checkpoint(self, asked: Asked) -> None:
+        if self._save is None:
+            return  # another rank of this training saves
         began = time.perf_counter()
-        if self._call(self._save, arrived, "on_save"):
+        if self._call(self._save, asked, "on_save"):
             took_s = time.perf_counter() - began
             told = f"A checkpoint was written in {took_s:.1f} s, on the page's request."
-            self._answer(arrived, "done", told)
+            self._answer(asked, "done", told)
 
-    def _end(self, arrived: InstructionArrived) -> None:
+    def _end(self, asked: Asked) -> None:
         told = "The training is ended after this step, on the page's request."
-        self._answer(arrived, "done", told)
+        self._answer(asked, "done", told)
         if self._stop is not None:
-            self._call(self._stop, arrived, "on_stop")
+            self._call(self._stop, asked, "on_stop")
         elif threading.current_thread() is threading.main_thread():
             signal.raise_signal(signal.SIGINT)  # as Ctrl-C: what the loop does then, it does now
         else:
             os.kill(os.getpid(), signal.SIGINT)
 
-    def _call(
-        self, function: Callable[[], object], arrived: InstructionArrived, given_to: str
-    ) -> bool:
+    def _call(self, function: Callable[[], object], asked: Asked, given_to: str) -> bool:
         """Call the user's function; what it raises is told, and training goes on."""
         try:
             function()
         except Exception as error:  # noqa: BLE001 - theirs may raise anything
             said = f"{type(error).__name__}: {str(error)[:200]}"
             told = f"The function given to {given_to} raised {said}. Training goes on."
-            self._answer(arrived, "failed", told)
+            self._answer(asked, "failed", told)
             return False
         return True
 
     # --- what is told ----------------------------------------------------------------------------
 
-    def _answer(self, arrived: InstructionArrived, outcome: str, told: str, **detail: Any) -> None:
-        key = arrived.instruction.key.value
-        about = {"asked": key, "number": arrived.number, "outcome": outcome, "told": told}
+    def _answer(self, asked: Asked, outcome: str, told: str, **detail: Any) -> None:
+        about = {"asked": asked.key, "number": asked.number, "outcome": outcome, "told": told}
         self._say({**about, **detail})
 
     def _offer(self) -> None:
-        why = {"why_not": self._why_not} if self._why_not else {}
-        self._say({"offers": self._offers(), **why})
+        self._say({"offers": self._offers()})
 
     def _say(self, detail: dict[str, Any]) -> None:
         if self._loop is not None:
             _, step, deliver = self._loop
             deliver(EventRecord(step.number, time.time_ns(), EventKind.CONTROL, detail))
-
-
-def _name(arrived: InstructionArrived) -> str:
-    names = {RATE: "A change of the learning rate", SAVE: "A checkpoint", STOP: "Stopping"}
-    return names[arrived.instruction.key.value]
 
 
 def _is_nearer(now: list[float], before: list[float], after: list[float]) -> bool:

@@ -101,6 +101,13 @@ class LiveSender(Protocol):
         """Send the end mark; whether it was acknowledged in time."""
 
 
+class Looking(Protocol):
+    """Who looks now and then at what came from elsewhere; `control.Control` is one."""
+
+    def look(self) -> None:
+        """Look; it must not wait."""
+
+
 class Courier:
     """Carries the records of one watch; `deliver` may be called from any thread."""
 
@@ -110,6 +117,7 @@ class Courier:
         log: Log,
         connect: Callable[[], LiveSender | None],
         sample_devices: Callable[[int], dict[str, list[Any]]],
+        control: Looking | None,
         guard: Guard,
     ) -> None:
         self.lost_rows = 0
@@ -120,6 +128,7 @@ class Courier:
         self._connect = connect
         self._sender: LiveSender | None = None
         self._sample_devices = sample_devices
+        self._control = control
         self._guard = guard
         self._queue: deque[StepRecord | EventRecord] = deque()
         self._record_bytes = 0  # of the largest record carried last
@@ -230,6 +239,8 @@ class Courier:
             self._file(batch)
         if self._sender is not None:
             self._sender.poll()
+        if self._control is not None:
+            self._guard.run(self._control.look)
 
     def _rows(self, row_maker: RowMaker, records: list[StepRecord | EventRecord]) -> list[Columns]:
         """The rows of these records; where that fails, of each whose rows can be made alone."""

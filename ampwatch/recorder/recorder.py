@@ -142,13 +142,13 @@ class Recorder:
         Returns the instruction's number, which the trainer's own rows repeat with the outcome.
         """
         process, run = self._process, self.runs.get(run_id)
-        ranks = () if run is None else run.ranks
-        if process is None or len(ranks) != 1 or not ranks[0].is_alive:
+        first = None if run is None else run.ranks[0]  # of several ranks it tells the others
+        if process is None or first is None or first.rank != 0 or not first.is_alive:
             return None
         with self._numbering:
             self._instructed = max(self._instructed + 1, time.time_ns())
             number = self._instructed
-        asked = Asked(run_id, ranks[0].rank, number, instruction)
+        asked = Asked(run_id, 0, number, instruction)
         return number if process.instruct(asked) else None
 
     def stop(self) -> None:

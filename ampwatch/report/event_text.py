@@ -78,8 +78,7 @@ def _exception(detail: Mapping[str, Any]) -> str:
 
 def _control(detail: Mapping[str, Any]) -> str:
     if "offers" in detail:
-        offers = detail["offers"]
-        return f"a page may ask for: {', '.join(map(str, offers))}" if offers else "a page may not"
+        return f"a page may ask for: {', '.join(map(str, detail['offers']))}"
     return str(detail.get("told") or "")
 
 

@@ -55,12 +55,12 @@ def test_the_rate_is_set_a_checkpoint_saved_and_the_training_stopped(one, folder
             field.fill("0.025")
             field.press("Enter")
             page.says("multiplied by 0.25")
-            page.page.get_by_role("button", name="Set the learning rate").click()
+            page.page.get_by_role("button", name="Set it").click()
             page.says("The learning rate was changed from 0.1 to 0.025")
 
             page.page.get_by_role("button", name="Save a checkpoint now").click()
             page.says("Save a checkpoint after the step in progress?")
-            page.page.get_by_role("button", name="Save a checkpoint now").click()
+            page.page.get_by_role("button", name="Save it").click()
             page.says("A checkpoint was written")
             assert "weight" in torch.load(folders / "steered.pt")
 
@@ -70,7 +70,7 @@ def test_the_rate_is_set_a_checkpoint_saved_and_the_training_stopped(one, folder
             assert child.poll() is None
             page.page.get_by_role("button", name="Stop after this step").click()
             page.says("It ends as by Ctrl-C.")
-            page.page.get_by_role("button", name="Stop after this step").click()
+            page.page.get_by_role("button", name="Stop it").click()
             assert child.wait() == -signal.SIGINT
             page.page.get_by_role("button", name="Stop after this step").wait_for(state="detached")
         assert page.troubles == []
@@ -92,5 +92,5 @@ def test_an_instruction_is_refused_where_the_feed_is_not_encrypted(one, folders,
         page.open(server.url)
         page.page.get_by_role("button", name="Stop after this step").click()
         page.says("It ends as by Ctrl-C.")
-        page.page.get_by_role("button", name="Stop after this step").click()
+        page.page.get_by_role("button", name="Stop it").click()
         page.says("Stopping was refused: the feed is not encrypted")

@@ -58,7 +58,7 @@ class Carried:
         self.row_maker = RowMaker(survey(None))
         devices = lambda time_ns: {"time_ns": [time_ns], "device": ["cpu"]}  # noqa: E731
         self.courier = Courier(
-            weakref.ref(self.row_maker), self.log, lambda: None, devices, Guard()
+            weakref.ref(self.row_maker), self.log, lambda: None, devices, None, Guard()
         )
 
     def step(self, number):

@@ -334,14 +334,19 @@ def test_an_instruction_goes_through_the_process_to_the_one_rank_that_is_connect
         assert recorder.instruct("ab" * 16, asked) is None
 
 
-def test_a_run_of_several_ranks_gets_no_instruction(tmp_path, copies):
+def test_of_several_ranks_the_first_is_asked_alone(tmp_path, copies):
+    taken = [[], []]
     with Recorder(ANY_PORT, copies) as recorder:
         trainers = [
-            Trainer(tmp_path / "log", recorder.endpoint, rank=rank, world_size=2).steps(range(3))
+            Trainer(tmp_path / "log", recorder.endpoint, rank=rank, world_size=2,
+                    on_instruction=taken[rank].append).steps(range(3))
             for rank in range(2)
-        ]
+        ]  # fmt: skip
         for trainer in trainers:
             until_acknowledged(trainer.sender, 3)
         eventually(lambda: [len(run.ranks) for run in recorder.runs.values()] == [2])
-        assert recorder.instruct("ab" * 16, feed.Instruction(feed.Key.STOP)) is None
+        assert recorder.instruct("ab" * 16, feed.Instruction(feed.Key.STOP)) is not None
+        eventually(lambda: taken[0], lambda: [trainer.sender.poll() for trainer in trainers])
         assert all(trainer.close() for trainer in trainers)
+    assert len(taken[0]) == 1
+    assert taken[1] == []
