@@ -374,7 +374,8 @@ def _underflowing_gradient(made: Training) -> None:
                 up.weight[first::every] /= 1e8 * case.size
 
     made.before_step.append(widen)
-    made.layers = frozenset(n for n, m in made.model.named_modules() if m is up)
+    # The second one's weight has the same few large values, and the rest is as small beside them.
+    made.layers = frozenset(n for n, m in made.model.named_modules() if m is up or m is down)
 
 
 def _cast_layers(model: nn.Module, recipe: str) -> list[str]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 # A fault is one, and health is health, by a margin.
 _CUT, _FLUSHED, _STALE = 0.003, 0.3, 2.5
+_CUT_OFF = 0.001
 _HEALTHY_CUT, _HEALTHY_FLUSHED, _HEALTHY_STALE = 0.01, 0.2, 2.0
 _LAST = 5  # shares of steps: of the last fifth of a training and of all since the fault began
 
@@ -88,7 +89,8 @@ class Truth:
         cut, flushed = _typical(self.cut), _typical(self.flushed)
         stale = _typical(self.stale)
         if case.fault is None:
-            return (
+            weights = self._made.model.parameters()
+            return all(bool(weight.isfinite().all()) for weight in weights) and (
                 max(cut.values(), default=0.0) < _HEALTHY_CUT
                 and max(flushed.values(), default=0.0) < _HEALTHY_FLUSHED
                 and max(stale.values(), default=0.0) < _HEALTHY_STALE
@@ -103,6 +105,12 @@ class Truth:
         return any(
             share > _FLUSHED for (n, r), share in flushed.items() if n in layers and r == role
         )
+
+    def confirms(self, code: str, layer: str) -> bool:
+        """Whether a faulty training really does this too, in this layer."""
+        shares = {"AMP701": _typical(self.cut), "AMP702": _typical(self.flushed)}.get(code, {})
+        limit = _CUT_OFF if code == "AMP701" else _FLUSHED
+        return any(share > limit for (name, _), share in shares.items() if name == layer)
 
 
 def is_cast(module: nn.Module) -> bool:

@@ -5,7 +5,7 @@
 A small transformer is trained in bf16 under a watch. At its last sampled step the operands of every
 layer are kept, and cast by torchao as each format casts them: the shares that became zero stand
 beside those that the watch told, and the layer's product beside that of the operands themselves.
-In three of its layers one channel of the normalisation is far larger than the rest, as large models
+In four of its layers one channel of the normalisation is far larger than the rest, as large models
 have them; the next layer makes up for it. Then the same training runs in fp8: with all layers cast,
 and with those left in bf16 of which the watch had told that they would lose too much.
 """
@@ -37,9 +37,7 @@ from ampwatch.diagnosis.rules.cast_losses import FLUSHED_SHARE  # noqa: E402
 from ampwatch.rows import WHAT_IF_FORMATS  # noqa: E402
 
 SHAPE = Shape("transformer", 64, 3, "lm_head", "gelu", tied=False, router="")
-OUTLYING = {
-    "layers.1.norm": "layers.1.up", "layers.3.norm": "layers.3.up", "layers.4.norm": "layers.4.qkv",
-}  # fmt: skip
+OUTLYING = {f"layers.{n}.norm": f"layers.{n}.{('qkv', 'up')[n % 2]}" for n in (1, 2, 3, 4)}
 FACTOR = 3e5
 WORDS, LENGTH, BATCH = 64, 32, 5  # no operand is larger than a sample of it
 ROLES = ("input", "weight", "grad")

@@ -75,9 +75,9 @@ class PrecisionHistory:
             name = rows.names[rows.layer[at]]
             if name in layers or len(layers) < MOST_LAYERS:
                 work = float(flops[at]) if flops[at] > 0 else None
-                sides = _sides(rows, at) if work else ()
-                output = names[codes[at]] if codes[at] >= 0 else ""
                 told = tuple(format_of(at) for format_of in formats)
+                sides = _sides(rows, at) if work or any(told) else ()
+                output = names[codes[at]] if codes[at] >= 0 else ""
                 layers[name] = Precision(
                     flops=work,
                     runs_half=bool(half[at]) or any(told),

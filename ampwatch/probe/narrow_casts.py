@@ -65,7 +65,7 @@ def _what_if(text: str) -> NumberFormat:
 
 
 WHAT_IF = tuple(map(_what_if, WHAT_IF_FORMATS))
-_COUNTS = 6 + len(WHAT_IF)  # of `counts_of`
+_COUNTS = 7 + len(WHAT_IF)  # of `counts_of`
 # Samples on a device that are counted together: one kernel costs as much for many as for one.
 _TOGETHER = 8
 
@@ -93,10 +93,17 @@ class CastSample:
 
     def counts(self, values: Sequence[float]) -> CastCounts | None:
         """What was counted, out of the step's pack; None of a tensor that was not finite."""
-        amax, nonzero, cut, flushed, spread, blocks, *what_if = values[self.at : self.at + _COUNTS]
+        amax, _, *counts = values[self.at : self.at + _COUNTS]
         if not math.isfinite(amax):
             return None
+        nonzero, cut, flushed, spread, blocks, *what_if = counts
         return CastCounts(nonzero, cut, flushed, spread, blocks, tuple(what_if))
+
+    def used(self, values: Sequence[float]) -> float | None:
+        """The maximum times a scale that does not follow from it, over the largest number."""
+        if self.scale is None or self.form is None or self.at < 0:
+            return None
+        return values[self.at + 1]
 
 
 class CastCounts(NamedTuple):
@@ -257,7 +264,7 @@ def counts_of(samples: Sequence[CastSample]) -> Tensor:
     is_told = top > 0
     octaves = _log2((top / magnitudes.mean(-2)).nan_to_num(1.0))  # of a block of zeros none
     unknown = torch.full_like(zeros, math.nan)
-    cut = flushed = unknown
+    cut = flushed = used = unknown
     form = samples[0].form
     if form is not None:
         scales = [one.scale for one in samples if one.scale is not None]
@@ -265,7 +272,8 @@ def counts_of(samples: Sequence[CastSample]) -> Tensor:
         scaled, element = _scaled(magnitudes, amax, form, scale), _ELEMENTS[form.element]
         cut = every - _at_most(scaled, element.cut_above)
         flushed = _at_most(scaled, element.flushed_to) - zeros
-    columns = [amax.view(-1), every - zeros, cut, flushed, octaves.sum(-1), is_told.sum(-1)]
+        used = unknown if scale is None else (amax * scale).view(-1) / element.largest
+    columns = [amax.view(-1), used, every - zeros, cut, flushed, octaves.sum(-1), is_told.sum(-1)]
     for other in WHAT_IF:
         if samples[0].what_if and _fits(other, width):
             scaled = _scaled(magnitudes, amax, other, None)

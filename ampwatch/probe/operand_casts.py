@@ -203,8 +203,13 @@ def _figures(taken: CastSample | None, values: Sequence[float]) -> tuple[Any, ..
 
 
 def _staleness(casts: LayerCasts, values: Sequence[float]) -> float | None:
-    """The worst of both passes; inf where a maximum was not finite."""
+    """The worst of both passes; inf where a maximum was not finite.
+
+    A library's newest maximum may be that of other ranks: an operand's own counts as well.
+    """
     used = [values[number.at] for number in casts.used if number.at >= 0]
+    own = (_sample(casts, role) for role in _ROLES)
+    used += [value for one in own if one is not None and (value := one.used(values)) is not None]
     if not used:
         return None
     return max(used) if all(map(math.isfinite, used)) else math.inf

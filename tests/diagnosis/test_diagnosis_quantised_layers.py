@@ -77,6 +77,33 @@ def test_a_router_is_told_by_its_name_and_its_few_outputs():
     assert found(layered(EMBED, wide, *BLOCKS, ("head", None))) == {}
 
 
+def test_a_gate_as_wide_as_its_input_is_a_router_if_it_stands_beside_experts():
+    gate = ("blocks.1.moe.gate", FP8, {"weight_shape": [64, 64]})
+    experts = tuple((f"blocks.1.moe.experts.{n}.up", FP8) for n in range(2))
+    others = (*BLOCKS, ("head", None))
+    assert found(layered(EMBED, gate, *experts, *others))["AMP704"].layer == gate[0]
+    assert found(layered(EMBED, gate, *others)) == {}
+
+
+def test_the_sides_of_a_librarys_own_layer_are_known_though_its_work_is_not():
+    router = ("blocks.1.moe.gate", FP8, {"weight_shape": [8, 64], "flops": 0.0})
+    run = layered(EMBED, router, *BLOCKS, ("head", None))
+    assert found(run)["AMP704"].layer == router[0]
+
+
+def test_the_end_of_the_last_block_is_no_head_though_no_other_block_has_such_a_layer():
+    """Attention and a feed-forward part in turn, and the embedding's weight for a head."""
+    blocks = (("layers.0.qkv", FP8), ("layers.0.out", FP8), ("layers.1.up", FP8),
+              ("layers.1.down", FP8))  # fmt: skip
+    assert found(layered(EMBED, *blocks)) == {}
+
+
+def test_a_head_in_the_last_of_numbered_parts_gives_what_no_other_layer_takes():
+    head = ("parts.1.project", FP8, {"weight_shape": [10, 64]})
+    run = layered(EMBED, ("parts.0.up", FP8), ("parts.0.down", FP8), head)
+    assert found(run)["AMP704"].layer == head[0]
+
+
 def test_a_head_in_the_attention_of_a_block_is_no_head_of_the_model():
     inner = tuple((f"blocks.{n}.attend.heads.0", FP8) for n in range(2))
     assert found(layered(EMBED, *inner, *BLOCKS, ("head", None))) == {}

@@ -85,6 +85,34 @@ def test_a_scale_that_keeps_up_is_no_finding(tmp_path):
     assert codes(trained(tmp_path, growth=1.0)[0]) == set()
 
 
+def test_maxima_of_other_ranks_are_seen_to_be_too_small_for_the_operands_here(tmp_path):
+    """A reduction over the wrong ranks leaves theirs as the newest maximum."""
+
+    class Reduced(Linear):
+        def cast(self, key, at, tensor, dtype, role):
+            given = super().cast(key, at, tensor, dtype, role)
+            self.fp8_meta[key].amax_history[0, at] /= 8
+            return given
+
+    torch.manual_seed(0)
+    model = Net(DelayedScaling())
+    model.blocks[1] = Reduced(32, 32, DelayedScaling())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with ampwatch.attach(
+        None, model, optimizer=optimizer, run="run", log_dir=tmp_path, endpoint="off"
+    ):
+        for _ in range(10):
+            with fp8_autocast(model):
+                loss = model(torch.randn(64, 32)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rows = rows_of(ampwatch.open_run(tmp_path / "run"), "blocks.1")
+    for row, done in list(zip(rows, model.blocks[1].passes, strict=True))[1:]:
+        assert row["amax_staleness"] == pytest.approx(max(done.used), rel=1e-5)
+    assert rows[-1]["amax_staleness"] > 5
+
+
 def test_a_newest_maximum_that_is_nan_is_seen_before_and_after_the_scales_are_renewed():
     layer = Linear(32, 32, DelayedScaling())
     layer.passes.append(None)

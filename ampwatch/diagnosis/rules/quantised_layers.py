@@ -78,12 +78,12 @@ def _sensitive(layers: Mapping[str, Precision]) -> dict[str, str]:
     ran = sorted((n for n, one in layers.items() if one.order >= 0), key=lambda n: layers[n].order)
     products = [name for name in ran if layers[name].flops or layers[name].is_quantised]
     found: dict[str, str] = {}
-    if products and not _is_in_row(products[-1], products):
+    if products and not _ends_block(products[-1], products, layers):
         found[products[-1]] = "the last matrix product of the model, its head"
     # A foreign log tells no order of layers, and only those that are quantised.
     named = [*products, *(n for n, one in layers.items() if one.order < 0 and one.is_quantised)]
     found |= {n: "a head by its name" for n in named if _is_head(n) and n not in found}
-    found |= {n: "a router by its name" for n in products if _is_router(n, layers[n])}
+    found |= {n: "a router by its name" for n in products if _is_router(n, layers)}
     embeds = [name for name in ran if "Embedding" in layers[name].kind]
     found |= {name: "an embedding" for name in embeds if name not in found}
     if products and products[0] not in found and not _is_in_row(products[0], products):
@@ -105,16 +105,44 @@ def _is_in_row(name: str, products: list[str]) -> bool:
     return False
 
 
+def _ends_block(name: str, products: list[str], layers: Mapping[str, Precision]) -> bool:
+    """Whether the last product is the end of a block and no head.
+
+    Blocks may differ, such as attention and a feed-forward part. But then the last product gives
+    numbers of the width that others take: a head gives as many as there are classes.
+    """
+    return _is_in_row(name, products) or (
+        _is_of_numbered(name, products)
+        and layers[name].sides[:1] in [layers[other].sides[1:2] for other in products[:-1]]
+    )
+
+
+def _is_of_numbered(name: str, products: list[str]) -> bool:
+    """Whether it lies in one of several numbered parts: `layers.3.down` beside `layers.2.out`."""
+    parts = name.split(".")
+    for at, part in enumerate(parts[:-1]):
+        before = "".join(f"{one}." for one in parts[:at])
+        other = re.compile(rf"{re.escape(before)}(?!{part}\.)\d+\.")
+        if part.isdigit() and any(other.match(one) for one in products):
+            return True
+    return False
+
+
 def _is_head(name: str) -> bool:
     parts = name.split(".")
     at = next((at for at, part in enumerate(parts) if part in _HEADS), None)
     return at is not None and not any(part.isdigit() for part in parts[:at])
 
 
-def _is_router(name: str, one: Precision) -> bool:
-    *_, last = name.split(".")
-    outputs, inputs = one.sides[:2] or (1, 0)
-    return last in _ROUTERS and _ROUTER_NARROWS * outputs <= inputs
+def _is_router(name: str, layers: Mapping[str, Precision]) -> bool:
+    """By its name, if it is narrow or stands beside experts: an MLP may have a wide gate."""
+    *parents, last = name.split(".")
+    outputs, inputs = layers[name].sides[:2] or (1, 0)
+    experts = ".".join([*parents, "experts"])
+    is_narrow = _ROUTER_NARROWS * outputs <= inputs
+    return last in _ROUTERS and (
+        is_narrow or any(f"{one}.".startswith(f"{experts}.") for one in layers)
+    )
 
 
 def _format_of(one: Precision) -> str:
