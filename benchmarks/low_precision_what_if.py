@@ -5,9 +5,12 @@
 A small transformer is trained in bf16 under a watch. At its last sampled step the operands of every
 layer are kept, and cast by torchao as each format casts them: the shares that became zero stand
 beside those that the watch told, and the layer's product beside that of the operands themselves.
-In four of its layers one channel of the normalisation is far larger than the rest, as large models
-have them; the next layer makes up for it. Then the same training runs in fp8: with all layers cast,
-and with those left in bf16 of which the watch had told that they would lose too much.
+In three of its layers one channel of the normalisation is far larger than the rest, as large models
+have them; the next layer makes up for it.
+
+Then a residual network with such channels learns a function: in bf16, in fp8 with all its inner
+layers cast, and in fp8 with those left in bf16 of which the watch of the bf16 run had told that
+they would lose too much.
 """
 
 from __future__ import annotations
@@ -30,42 +33,54 @@ sys.path[:0] = [str(ROOT)]
 logging.disable(logging.WARNING)  # torchao tells of kernels that a CPU does not have
 warnings.simplefilter("ignore")
 
-from low_precision_models import Language, Shape  # noqa: E402
+from low_precision_models import Shape, loss_of, make_model  # noqa: E402
 
 import ampwatch  # noqa: E402
 from ampwatch.diagnosis.rules.cast_losses import FLUSHED_SHARE  # noqa: E402
 from ampwatch.rows import WHAT_IF_FORMATS  # noqa: E402
 
 SHAPE = Shape("transformer", 64, 3, "lm_head", "gelu", tied=False, router="")
-OUTLYING = {f"layers.{n}.norm": f"layers.{n}.{('qkv', 'up')[n % 2]}" for n in (1, 2, 3, 4)}
+RESIDUAL = Shape("mlp", 64, 4, "head", "gelu", tied=False, router="")
+# A normalisation with a large channel, and the layer after it.
+OUTLYING = {
+    "layers.1.norm": "layers.1.up", "layers.3.norm": "layers.3.up", "layers.4.norm": "layers.4.qkv",
+}  # fmt: skip
+IN_BLOCKS = {f"blocks.{n}.norm": f"blocks.{n}.up" for n in range(RESIDUAL.blocks)}
 FACTOR = 3e5
 WORDS, LENGTH, BATCH = 64, 32, 5  # no operand is larger than a sample of it
 ROLES = ("input", "weight", "grad")
 EVERY = 20
+WIDE = {"first", "head", "lm_head"}  # what practice keeps in bf16
+Batch = Callable[[int], tuple[Tensor, Tensor]]
 
 
-def made(seed: int, factor: float = FACTOR) -> nn.Module:
-    """The transformer in bf16, with its outlying channels."""
+def plain(inputs: int, outputs: int, _part: str) -> nn.Module:
+    """A layer of torch's own."""
+    return nn.Linear(inputs, outputs, bias=False)
+
+
+def made(shape: Shape, outlying: dict[str, str], seed: int) -> nn.Module:
+    """A model in bf16 with outlying channels, which the optimizer leaves as they are.
+
+    One step of it would make such a channel all that the next layer sees.
+    """
     torch.manual_seed(seed)
-    model = Language(SHAPE, lambda inputs, outputs, _part: nn.Linear(inputs, outputs, bias=False))
+    model = make_model(shape, plain)
     with torch.no_grad():
-        for at, (norm, layer) in enumerate(OUTLYING.items()):
-            model.get_submodule(norm).weight[7 + at] *= factor
-            model.get_submodule(layer).weight[:, 7 + at] /= factor
-    return model.bfloat16()
-
-
-def hold_outliers(model: nn.Module) -> None:
-    """The optimizer leaves those channels alone: one step of it would make them all there is."""
-    for at, (norm, layer) in enumerate(OUTLYING.items()):
-        for name in (norm, layer):
+        for at, (norm, layer) in enumerate(outlying.items()):
+            model.get_submodule(norm).weight[7 + at] *= FACTOR
+            model.get_submodule(layer).weight[:, 7 + at] /= FACTOR
+    model = model.bfloat16()
+    for at, names in enumerate(outlying.items()):
+        for name in names:
             weight = model.get_submodule(name).weight
             kept = torch.ones_like(weight)
             kept[..., 7 + at] = 0
             weight.register_hook(kept.mul)
+    return model
 
 
-def batch(step: int) -> tuple[Tensor, Tensor]:
+def words(step: int) -> tuple[Tensor, Tensor]:
     """Each word follows from the one before it; one in twenty is any."""
     draw = torch.Generator().manual_seed(step)
     tokens = torch.randint(WORDS, (BATCH, LENGTH + 1), generator=draw)
@@ -76,22 +91,31 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def train(model: nn.Module, steps: int, before: Callable[[int], None] | None = None) -> float:
-    """The mean loss of the last tenth of the steps."""
-    hold_outliers(model)
+def numbers(step: int) -> tuple[Tensor, Tensor]:
+    """A function of 32 numbers that is not linear."""
+    x = torch.randn(128, 32, generator=torch.Generator().manual_seed(step))
+    return x.bfloat16(), torch.sin(2 * x) + 0.5 * x.roll(1, 1) * x
+
+
+def train(
+    model: nn.Module,
+    batch: Batch,
+    steps: int,
+    folder: Path,
+    before: Callable[[int], None] = lambda _step: None,
+) -> float:
+    """Train under a watch; the mean loss of the last tenth of the steps."""
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     losses = []
     watch = ampwatch.attach(
-        None, model, optimizer=optimizer, run="run", log_dir=FOLDER[-1], endpoint="off",
+        None, model, optimizer=optimizer, run="run", log_dir=folder, endpoint="off",
         layer_every=EVERY,
     )  # fmt: skip
     with watch:
         for step in range(steps):
-            if before is not None:
-                before(step)
+            before(step)
             x, wanted = batch(step)
-            logits = model(x).float()
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+            loss = loss_of(model(x), wanted)
             watch.log(loss=loss)
             loss.backward()
             optimizer.step()
@@ -100,7 +124,14 @@ def train(model: nn.Module, steps: int, before: Callable[[int], None] | None = N
     return statistics.fmean(losses[-steps // 10 :])
 
 
-FOLDER: list[str] = []  # of the runs
+def would_lose(folder: Path) -> list[str]:
+    """The layers whose input or weight would lose too much in E4M3, as the run's last rows tell."""
+    last: dict[str, list[float]] = {}
+    for row in ampwatch.open_run(folder / "run").layers.to_pylist():
+        told = [row[f"{role}_what_if"] for role in ("input", "weight")]
+        if all(told):
+            last[row["layer"]] = [shares[0] for shares in told]
+    return [name for name, shares in last.items() if max(shares) > FLUSHED_SHARE]
 
 
 # --- really cast ---------------------------------------------------------------------------------
@@ -194,35 +225,29 @@ def kept_operands(model: nn.Module, at_step: int) -> tuple[dict[str, Operands], 
 # --- the tables ----------------------------------------------------------------------------------
 
 
-def shares_table(steps: int) -> list[str]:
-    """Print told and real shares of the last sampled step; the layers that would lose too much."""
+def shares_tables(steps: int, folder: Path) -> None:
+    """Print told and real shares of the last sampled step, and the errors of the products."""
     at_step = (steps - 1) // EVERY * EVERY
-    model = made(seed=0)
+    model = made(SHAPE, OUTLYING, seed=0)
     operands, before = kept_operands(model, at_step)
-    train(model, steps, before)
-    rows = ampwatch.open_run(Path(FOLDER[-1]) / "run").layers.to_pylist()
+    train(model, words, steps, folder, before)
+    rows = ampwatch.open_run(folder / "run").layers.to_pylist()
     told = {row["layer"]: row for row in rows if row["step"] == at_step and row["input_what_if"]}
     heads = [text.split("/")[0].replace("float8_", "") for text in WHAT_IF_FORMATS]
+    print(f"Told / really flushed, %, at step {at_step}; and the error of the product.\n")
     print("| layer | operand | " + " | ".join(heads) + " |")
-    print("|---|---|" + "---|" * len(heads))
-    worst, losing = 0.0, []
+    print("|---|---|" + "---:|" * len(heads))
+    worst = 0.0
     for name, held in operands.items():
         for role in ROLES:
-            tensor = getattr(held, role)
-            real = [_flushed(tensor, cast) for cast in CASTS.values()]
+            real = [_flushed(getattr(held, role), cast) for cast in CASTS.values()]
             said = told[name][f"{role}_what_if"]
             worst = max(worst, *(abs(a - b) for a, b in zip(real, said, strict=True)))
             shown = [f"{100 * a:.2f} / {100 * b:.2f}" for a, b in zip(said, real, strict=True)]
             print(f"| {name} | {role} | " + " | ".join(shown) + " |")
-            if role != "grad" and said[0] > FLUSHED_SHARE:
-                losing.append(name)
-    print(f"\nLargest difference of a told share from the real one: {worst:.5f}.\n")
-    print("| layer | " + " | ".join(f"error in {head}" for head in heads) + " |")
-    print("|---|" + "---|" * len(heads))
-    for name, held in operands.items():
-        errors = [f"{100 * held.error(cast):.1f} %" for cast in CASTS.values()]
-        print(f"| {name} | " + " | ".join(errors) + " |")
-    return list(dict.fromkeys(losing))
+        errors = [f"{100 * held.error(cast):.1f}" for cast in CASTS.values()]
+        print("| | *error of the product* | " + " | ".join(errors) + " |")
+    print(f"\nLargest difference of a told share from the real one: {worst:.5f}.")
 
 
 def _flushed(tensor: Tensor, cast: Callable[[Tensor], Tensor]) -> float:
@@ -230,42 +255,43 @@ def _flushed(tensor: Tensor, cast: Callable[[Tensor], Tensor]) -> float:
     return int((there & (cast(tensor) == 0)).sum()) / max(1, int(there.sum()))
 
 
-def gain(steps: int, seeds: int, kept: list[str]) -> None:
-    """The loss after equal steps: bf16, fp8, and fp8 with those layers left in bf16."""
+def gain_table(steps: int, seeds: int) -> None:
+    """Print the loss after equal steps: bf16, fp8, and fp8 with the told layers left in bf16."""
+    print(f"\n| loss after {steps} steps | bf16 | fp8 | fp8, told layers in bf16 | told layers |")
+    print("|---|---:|---:|---:|---|")
+    for seed in range(seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            wide = _loss(seed, steps, Path(folder), None)
+            told = would_lose(Path(folder))
+        losses = [_loss(seed, steps, None, left) for left in ([], told)]
+        shown = " | ".join(f"{loss:.3f}" for loss in (wide, *losses))
+        print(f"| seed {seed} | {shown} | {', '.join(told)} |", flush=True)
+
+
+def _loss(seed: int, steps: int, folder: Path | None, left: list[str] | None) -> float:
+    """In fp8, tensorwise, if layers to be left in bf16 are given."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    def run(seed: int, left: list[str] | None) -> float:
-        model = made(seed)
-        if left is not None:
-            wide = {*left, "lm_head"}
-            convert_to_float8_training(
-                model, config=Float8LinearConfig(emulate=True),
-                module_filter_fn=lambda _module, name: name not in wide,
-            )  # fmt: skip
-        with tempfile.TemporaryDirectory() as folder:
-            FOLDER.append(folder)
-            return train(model, steps)
-
-    print(f"\n| loss after {steps} steps | " + " | ".join(f"seed {s}" for s in range(seeds)) + " |")
-    print("|---|" + "---|" * seeds)
-    for name, left in (
-        ("bf16", None), ("fp8 tensorwise, head in bf16", []),
-        (f"the same, and {', '.join(kept)} in bf16", kept),
-    ):  # fmt: skip
-        losses = [f"{run(seed, left):.3f}" for seed in range(seeds)]
-        print(f"| {name} | " + " | ".join(losses) + " |", flush=True)
+    model = made(RESIDUAL, IN_BLOCKS, seed)
+    if left is not None:
+        kept = WIDE | set(left)
+        convert_to_float8_training(
+            model, config=Float8LinearConfig(emulate=True),
+            module_filter_fn=lambda _module, name: name not in kept,
+        )  # fmt: skip
+    with tempfile.TemporaryDirectory() as other:
+        return train(model, numbers, steps, folder or Path(other))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=401)
+    parser.add_argument("--steps", type=int, default=601)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        FOLDER.append(folder)
-        kept = shares_table(options.steps)
-    gain(options.steps, options.seeds, kept)
+        shares_tables(options.steps, Path(folder))
+    gain_table(options.steps, options.seeds)
 
 
 if __name__ == "__main__":

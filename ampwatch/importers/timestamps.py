@@ -5,6 +5,7 @@ Such a timestamp names no time zone and is read as UTC: durations are right, the
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 
@@ -27,7 +28,12 @@ def find(text: str) -> re.Match[str] | None:
 def time_ns(text: str) -> int | None:
     """The time in a line's timestamp, in nanoseconds; None if it has none."""
     found = find(text)
-    times = None if found is None else times_ns([found[0].encode()])
+    return None if found is None else _one_ns(found[0])
+
+
+@functools.lru_cache(maxsize=256)  # a logger writes many lines within a millisecond
+def _one_ns(stamp: str) -> int | None:
+    times = times_ns([stamp.encode()])
     return None if times is None else int(times[0])
 
 

@@ -36,6 +36,7 @@ from ampwatch.importers.formats import (
 )
 
 FORMATS: tuple[Format, ...] = (
+    nvidia_inspector.FORMAT,  # the only one with a line for each figure: most lines by far
     apex.FORMAT,
     deepspeed.FORMAT,
     nvfp16.FORMAT,
@@ -59,7 +60,6 @@ FORMATS: tuple[Format, ...] = (
     dllogger.FORMAT,
     nanogpt.FORMAT,
     nemo.FORMAT,
-    nvidia_inspector.FORMAT,
     torchtitan.FORMAT,
     low_precision_options.FORMAT,
     giving_up.FORMAT,

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from ampwatch.importers.format import NUMBER, Format, number
-from ampwatch.importers.statements import LayerStats, Statement
+from ampwatch.importers.statements import LayerStats, Setup, Statement
 
 _LINE = re.compile(rf" - ([^\s]{{1,400}})\s+iteration=(\d{{1,12}})\s+value=({NUMBER})")
 _NAME = re.compile(
@@ -42,7 +42,10 @@ def read(line: str) -> Iterator[Statement]:
     """Yield what a line of the inspector states."""
     told = _LINE.search(line)
     name = _NAME.fullmatch(told[1]) if told else None
-    if told is None or name is None or name["columnwise"]:
+    if told is None or name is None:
+        return
+    yield Setup()  # the line is the inspector's, whatever figure it holds
+    if name["columnwise"]:
         return
     value, layer, step = number(told[3]), name["layer"], int(told[2])
     if name["stat"] in ("cur_amax", "l2_norm"):
