@@ -27,11 +27,13 @@ from dashboard_layers import many_layers
 from dashboard_lists import listing
 from dashboard_parts import (
     DRAWN,
+    RESTS_AFTER_S,
     VIEW,
     Cost,
     browser,
     count_refreshes,
     feeding,
+    hide,
     server_processes,
     until_coloured,
     watching,
@@ -191,19 +193,21 @@ def lateness(times_s: np.ndarray, seen: list[tuple[float, int]]) -> np.ndarray:
 
 
 def many_tabs(folder: Path, quick: bool) -> Iterator[Row]:
-    """The server's CPU for ten tabs on one live run, against one."""
+    """The server's CPU for ten tabs on one live run, all in view or only one, against one."""
     seconds = 10 if quick else 40
     costs = {}
-    for count in (1, 10):
-        place = folder / str(count)
+    for count, in_view in ((1, 1), (10, 10), (10, 1)):
+        place = folder / f"{count} {in_view}"
         with feeding(place, steps_a_second=20), Server([place]) as server, browser() as (one, pids):
-            for _ in range(count):
-                watching(one, server.url)
+            for page in [watching(one, server.url) for _ in range(count)][in_view:]:
+                hide(page)
+            time.sleep(RESTS_AFTER_S if in_view < count else 0)
             cost = Cost(server_processes(server), pids)
             time.sleep(seconds)
-            costs[count] = cost.server_share()
-    yield "server CPU, one tab", f"{costs[1]:.1%}", ""
-    yield "server CPU, ten tabs, times one", f"{costs[10] / costs[1]:.2f}", "4"
+            costs[count, in_view] = cost.server_share()
+    yield "server CPU, one tab", f"{costs[1, 1]:.1%}", ""
+    yield "server CPU, ten tabs in view, times one", f"{costs[10, 10] / costs[1, 1]:.2f}", "3"
+    yield "server CPU, ten tabs, one in view, times one", f"{costs[10, 1] / costs[1, 1]:.2f}", "3"
 
 
 def staying(folder: Path, quick: bool) -> Iterator[Row]:

@@ -35,6 +35,10 @@ BOX = """chart => {
 COLOURED = 25  # apart are a pixel's channels where a line or its title is; grids are grey
 LEAST_PIXELS = 60
 FEED_EVERY_S = 0.1
+HIDE = """() => {
+    Object.defineProperty(document, 'hidden', { configurable: true, get: () => true });
+    document.dispatchEvent(new Event('visibilitychange')); }"""
+RESTS_AFTER_S = 13.0  # when a tab that was hidden has told the server
 
 
 @contextmanager
@@ -84,6 +88,11 @@ def watching(one: Any, url: str) -> Any:
     page.goto(url)
     page.wait_for_function(DRAWN, arg=10, timeout=60_000)
     return page
+
+
+def hide(page: Any) -> None:
+    """As a browser does that shows another tab; headless ones show all of theirs."""
+    page.evaluate(HIDE)
 
 
 def count_refreshes(page: Any, seconds: float) -> int:

@@ -87,7 +87,7 @@ def link(page: str, address: Address) -> str:
 
 def read() -> Address:
     """What the address says now."""
-    query = st.query_params
+    query = st.query_params.to_dict()  # at once: each single look at it takes a lock
     return Address(
         run=query.get("run"),
         rank=_number(query.get("rank", "")),

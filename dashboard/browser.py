@@ -19,6 +19,7 @@ from ampwatch.report.painter import FOLDER
 from ampwatch.report.painter.message import pack
 
 _NAME = "ampwatch_live"
+_SERVER = "server"
 
 
 def component(data: bytes, key: str, **on_change: Any) -> Any:
@@ -36,7 +37,17 @@ def _declared() -> Any:
 
 def watch_server() -> None:
     """Let the page say when this server no longer answers, and how to start it again."""
-    component(pack({"component": "server", "command": start_command()}, {}), "server")
+    message = pack({"component": "server", "command": start_command()}, {})
+    component(message, _SERVER, on_rests_change=_heard)
+
+
+def rests() -> bool:
+    """Whether this tab lies hidden: it is brought up to date when it is looked at again."""
+    return getattr(st.session_state.get(_SERVER), "rests", None) is True
+
+
+def _heard() -> None:
+    """The page is drawn anew as the tab is looked at or no longer is; there is nothing else."""
 
 
 def start_command() -> str:

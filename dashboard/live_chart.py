@@ -89,14 +89,17 @@ def moment(look: Look, picked: int | None) -> int | None:
 
 def views(look: Look) -> tuple[str, ...]:
     """The views of layers that the run offers, the one that fits best first."""
-    return look.layers.views(look, is_live=look.is_live)
+    return look.once("views", lambda: look.layers.views(look, is_live=look.is_live))
 
 
 def layer_view(look: Look, where: address.Address, *, switch: bool = True) -> bytes | None:
     """The layers as the address says, or as fits the run; None where it tells nothing of them."""
     role = where.role if where.role in ROLES else None
     wanted = Wanted(where.format, role, where.step, where.layer)
-    return view_message(look, views(look), wanted, look.diagnosis, _level(look), switch=switch)
+    told = look.diagnosis, _level(look)
+    return look.once(
+        (wanted, switch), lambda: view_message(look, views(look), wanted, *told, switch=switch)
+    )
 
 
 def keep_view(key: str) -> None:

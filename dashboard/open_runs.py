@@ -8,11 +8,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from control_answers import ControlAnswers
@@ -29,6 +30,8 @@ from ampwatch.report.attempts import Attempt, attempts_of
 from ampwatch.report.settings import whole_settings
 from ampwatch.rows import Table
 from ampwatch.store import Run, RunInfo, summarize
+
+T = TypeVar("T")
 
 FRESH_S = 0.4  # younger than this, what another tab saw will do
 MOST_RUNS = 12  # kept open; the one not looked at for longest is let go
@@ -55,6 +58,7 @@ class Look:
     layers: KeptLayers  # what is kept of the layers' samples
     values: UserValues  # what the user's own code logged
     answers: ControlAnswers  # what the trainer allows a page, and has done
+    _made: dict[Hashable, Any] = field(default_factory=dict)
 
     def read(self, table: Table, columns: Sequence[str]) -> pa.Table:
         """These columns of a table, as they stand by now, of the ranks looked at."""
@@ -78,6 +82,13 @@ class Look:
         with self._follower.reading() as run:
             rank = min(run.ranks, default=0) if self.rank is None else self.rank
             return attempts_of(run, rank, goes_on=self.is_live)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What is made of this look, by whichever tab needs it first; it is the same for all."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
 
     @property
     def name(self) -> str:

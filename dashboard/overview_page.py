@@ -55,7 +55,7 @@ def _now(path: str, *, goes_on: bool) -> None:
     look = run_list.look(path)
     st.html(band(look))
     control_panel.show(look)
-    st.html(current_numbers(look))
+    st.html(look.once("numbers", lambda: current_numbers(look)))
     _charts(look)
     for note in () if look.verdict is None else look.verdict.notes:
         st.html(f'<div class="aw-muted">{said(note)}</div>')

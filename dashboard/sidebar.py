@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import address
+import browser
 import navigate
 import run_list
 import streamlit as st
@@ -16,6 +17,7 @@ from problems import guarded
 from run_list import Origin
 
 NOTES_SHOWN = 3
+_EVERY_S = 3.0
 LISTED = 9  # runs; the Runs page has the others
 OTHERS = 3  # of other folders or received, below as many own ones
 _MORE = {
@@ -33,7 +35,7 @@ def show(pages: Mapping[str, Any]) -> None:
     st.session_state[_SHOWN] = None if shown is None else _state(shown)
     with st.sidebar:
         st.html('<div class="aw-brand">ampwatch</div>')
-        _choose()
+        st.fragment(_choose, run_every=None if browser.rests() else _EVERY_S)()
         _choose_rank(shown)
         query = address.read().parameters()
         for page in pages.values():
@@ -43,15 +45,14 @@ def show(pages: Mapping[str, Any]) -> None:
 
 
 def follows() -> bool:
-    """Whether a live run is to be followed."""
-    return address.read().follow
+    """Whether a live run is to be followed: not in a tab that nobody sees."""
+    return address.read().follow and not browser.rests()
 
 
 def _follow_chosen() -> None:
     address.change(follow=bool(st.session_state[_FOLLOW]))
 
 
-@st.fragment(run_every=3.0)
 @guarded
 def _choose() -> None:
     """The list of runs; the page changes with the choice, and when a run begins or ends."""

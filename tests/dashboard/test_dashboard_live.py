@@ -62,6 +62,45 @@ def test_a_run_appears_moves_and_leaves_zoom_and_hover_to_the_reader(one, folder
         assert page.troubles == []
 
 
+# As a browser does that shows another tab.
+HIDE = """is_hidden => {
+  Object.defineProperty(document, 'hidden', { configurable: true, get: () => is_hidden });
+  document.dispatchEvent(new Event('visibilitychange'));
+}"""
+
+
+def steps_of(run):
+    return store.open_run(run).read("steps", columns=("step",)).num_rows if run.exists() else 0
+
+
+def test_a_tab_that_nobody_sees_asks_for_nothing_until_it_is_looked_at_again(one, folders):
+    runs = folders / "runs"
+    with Server([runs]) as server, tab(one) as page, training(runs, "trains", 10_000, 0.02):
+        frames = []
+        page.page.on(
+            "websocket",
+            lambda socket: socket.on("framereceived", lambda data: frames.append(len(data))),
+        )
+        page.page.clock.install()
+        page.open(server.url)
+        page.drawn(40)
+        page.refreshes(2)
+        page.page.evaluate(HIDE, arg=True)
+        page.page.clock.fast_forward(10_000)  # who comes back sooner has missed nothing
+        quiet = 0
+        while not quiet:  # until nothing comes while the run goes on
+            before, rows = len(frames), steps_of(runs / "trains")
+            while steps_of(runs / "trains") < rows + 100:
+                page.page.wait_for_timeout(100)
+            quiet = len(frames) == before
+        shown = int(page.page.locator("[data-drawn]").first.get_attribute("data-drawn"))
+        assert steps_of(runs / "trains") > shown
+        page.page.evaluate(HIDE, arg=False)
+        page.drawn(shown + 100)
+        page.refreshes(2)
+        assert page.troubles == []
+
+
 REMOVED = """
   window.removed = 0;
   new MutationObserver((changes) => {

@@ -6,13 +6,14 @@
 
 import { copied } from "./copying.js";
 import { make } from "./elements.js";
+import { TabRest } from "./tab_rest.js";
 
 const EVERY_MS = 1100; // a page that is told something each second need not ask
 const PATIENCE_MS = 1700; // with the pause before it, silence is said within three seconds
 const HEALTH = new URL("../../_stcore/health", import.meta.url);
 const SILENT = "aw-silent"; // the whole page's class while the server does not answer
 
-let watch;
+let watch, rest;
 
 // Whatever the server sends shows that it is there.
 export function heard() {
@@ -22,10 +23,12 @@ export function heard() {
 export class ServerWatch {
   constructor() {
     watch ??= new Watch(); // one a page, whatever Streamlit does to the place it was mounted in
+    rest ??= new TabRest();
   }
 
   show({ command }) {
     watch.command = command;
+    rest.report = this.report;
   }
 
   close() {}
