@@ -25,7 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "fleet"))
+sys.path.insert(0, str(ROOT / "tests"))
 
 import s3_server  # noqa: E402
 

@@ -14,7 +14,7 @@ import streamlit as st
 
 _COMPARED = ("runs", "base", "by", "outcome", "order")
 # Kept for another run: how a run is looked at.
-_KEPT = ("quantity", "map", "view", "values", *_COMPARED, "list", "find", "kinds")
+_KEPT = ("quantity", "map", "view", "values", *_COMPARED, "list", "fleet", "find", "kinds")
 _TEXTS = ("layer", "format", "role", *_KEPT, "alert")
 _NAMES = ("run", "rank", "span", "step", *_TEXTS, "follow")
 
@@ -42,6 +42,7 @@ class Address:
     outcome: str | None = None  # and what came of them
     order: str | None = None  # by which of their table is sorted; "-" before it is from the end
     list: str | None = None  # of the table of runs: filter, order, groups
+    fleet: str | None = None  # of the fleet: since when, grouped by what, what is left
     find: str | None = None  # what is searched for among the settings
     kinds: str | None = None  # what the timeline shows; all of it
     follow: bool = True  # what is live

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from run_list import Choice
+from run_list import Choice, Origin
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.report.settings import whole_settings
@@ -49,6 +49,8 @@ class EarlierRuns:
 
     def _known(self, choices: Sequence[Choice]) -> Iterator[tuple[Choice, RunInfo]]:
         for choice in choices:
+            if choice.origin is Origin.PUBLISHED:
+                continue  # each would have to be fetched
             try:
                 stamp = (Path(choice.path) / RUN_FILE).stat().st_mtime_ns
                 kept = self._infos.get(choice.path)

@@ -29,7 +29,7 @@ from ampwatch.follow import Look as Verdict
 from ampwatch.report.attempts import Attempt, attempts_of
 from ampwatch.report.settings import whole_settings
 from ampwatch.rows import Table
-from ampwatch.store import Run, RunInfo, summarize
+from ampwatch.store import Run, RunInfo
 
 T = TypeVar("T")
 
@@ -203,7 +203,7 @@ class _OpenRun:
 
     def _read(self, run: Run, rows: int, *, first: bool) -> StepCurves:
         """The curves as they are; of a long run at first only the scale and the skips."""
-        if first and summarize(run.path).steps > _MANY_ROWS:
+        if first and run.rows_logged(Table.STEPS, min(run.ranks, default=0)) > _MANY_ROWS:
             self._quick.take(run)
             self._loading = self._workers.submit(_loaded, run, self._shown)
         if self._loading is not None:

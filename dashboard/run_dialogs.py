@@ -20,6 +20,7 @@ from ampwatch.store import delete_run, edit_tags, size_of_run
 _OPEN, _OF = "dialog of runs", "runs of the dialog"
 _REMOVE = "remove:"
 _NAMED = 6
+_WHERE_PUBLISHED = "delete its row of the table `runs` in its place"
 _NAME_LENGTH = 60
 
 
@@ -56,6 +57,8 @@ def save_tags(told: Mapping[str, Any]) -> None:
 
 def _tag(choice: Choice, told: Mapping[str, Any]) -> str:
     """What went wrong as one run was tagged."""
+    if choice.origin is Origin.PUBLISHED:
+        return f"{choice.title} is published: tag it where it was made, and publish it again."
     try:
         edit_tags(
             choice.run.path,
@@ -189,6 +192,8 @@ def _why_it_stays(choice: Choice) -> str:
         return f"{choice.title} is live and stays."
     if choice.origin is Origin.ELSEWHERE:
         return f"{choice.title} is in another folder, {choice.run.path.parent}, and stays."
+    if choice.origin is Origin.PUBLISHED:
+        return f"{choice.title} is published, and stays: {_WHERE_PUBLISHED}."
     return ""
 
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from run_list import Choice
+import published_runs
+from run_list import Choice, Origin
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, KeptEntries, ListEntry, as_it_stands, entry_of, follow
@@ -25,7 +26,7 @@ class Made:
 
     stamp: str
     at_s: float
-    entry: ListEntry
+    entry: ListEntry | None  # of a published run that nobody judged
     problem: str = ""
     follower: Follower | None = None  # of a live run, whose engine goes on
 
@@ -40,10 +41,19 @@ class RunEntries:
         self._wanted: list[Choice] = []
         self._is_working = False
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="ampwatch-entries")
-        self.version = 0  # grows with each entry that is made
+        self._made_count = 0
+
+    @property
+    def version(self) -> int:
+        """Grows with each entry that is made."""
+        return self._made_count + published_runs.times_read()
 
     def of(self, choice: Choice) -> Made | None:
         """The run's entry as last made; None if there is none yet."""
+        if choice.origin is Origin.PUBLISHED:
+            # What `ampwatch fleet` found: to judge it here would fetch all of it.
+            entry = published_runs.entry_at(choice.path, choice.run.id)
+            return Made(choice.run.stamp, 0.0, entry)
         made = self._made.get(choice.path)
         if made is None and not choice.live:
             kept = self._on_disk.of(choice.run)
@@ -67,6 +77,8 @@ class RunEntries:
                 del self._made[path]
 
     def _is_due(self, choice: Choice) -> bool:
+        if choice.origin is Origin.PUBLISHED:
+            return False
         made = self.of(choice)
         if made is None:
             return True
@@ -79,8 +91,8 @@ class RunEntries:
             made = _made(choice)
             with self._lock:
                 self._made[choice.path] = made
-                self.version += 1
-            if not choice.live and not made.problem:
+                self._made_count += 1
+            if not choice.live and not made.problem and made.entry is not None:
                 self._on_disk.add(choice.run, made.entry)
             count += 1
             if count % _SAVE_EVERY == 0:

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 import address
+import published_runs
 import received_runs
 import streamlit as st
 from chart_points import Bases
@@ -42,6 +43,7 @@ class Origin(enum.Enum):
     HERE = "here"  # in the folders that are shown
     ELSEWHERE = "elsewhere"  # in another folder of this disk, where its trainer noted it
     RECEIVED = "received"  # over the feed, from a trainer whose log is not seen here
+    PUBLISHED = "published"  # in a place, to which somebody published it
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,9 @@ class Choice:
 def folders() -> list[Path]:
     """The folders given to `ampwatch dashboard`, else the usual one."""
     given = os.environ.get("AMPWATCH_DASHBOARD_DIRS")
-    return [Path(text) for text in given.split(os.pathsep)] if given else [store.default_log_dir()]
+    if given:
+        return [Path(text) for text in given.split(os.pathsep)]
+    return [] if published_runs.addresses() else [store.default_log_dir()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,10 @@ class RunList:
 
     @property
     def counts(self) -> str:
-        """How many of the folders' own go on and how many do not."""
+        """How many of the folders' own go on and how many do not; how many are published."""
+        published = len(self.of(Origin.PUBLISHED))
+        if published and published == len(self.choices):
+            return f"{published:,} published"
         own = [choice for choice in self.choices if choice.origin is Origin.HERE]
         live = sum(choice.live for choice in own)
         cut = sum(choice.cut_off for choice in own)
@@ -182,7 +189,7 @@ class _Folders:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        given = os.environ.get("AMPWATCH_DASHBOARD_DIRS")
+        given = os.environ.get("AMPWATCH_DASHBOARD_DIRS") or published_runs.addresses()
         received = feed().received
         also = [] if received is None else [received]
         self._catalogue = store.Catalogue(folders() if given else None, also=also)
@@ -234,9 +241,12 @@ class _Folders:
             if known is None or thorough or not is_same or names[run.path.name] > 1:
                 known = _choice(run, names, own)
             self._choices[str(run.path)] = known
+        published = [] if not published_runs.addresses() else _published(set(self._choices))
         made = sorted(self._choices.values(), key=lambda one: (_ORDER[one.origin], not one.live))
+        made += published
         self.seen_names |= {choice.name for choice in made}
         problems = [run.problem for run in found if run.problem is not None]
+        problems += [one.trouble for one in published_runs.look() if one.trouble]
         return RunList(tuple(made), (*self._unread(), *_unreadable(), *problems))
 
     def _unread(self) -> Iterator[str]:
@@ -267,6 +277,28 @@ def _choice(run: store.RunSummary, names: Counter[str], own: set[str]) -> Choice
         live=state is State.LIVE,
         cut_off=state is State.LOST and run.source == store.OWN_SOURCE,
     )
+
+
+def _published(taken: set[str]) -> list[Choice]:
+    """The runs of the places, the newest of each first, under names that no other run has."""
+    found = [run for place in published_runs.look() for run in place.runs]
+    names = Counter(_name_in_place(run) for run in found)
+    names.update(Path(path).name for path in taken)
+    return [
+        Choice(
+            run,
+            name if names[name] == 1 else f"{name}~{run.id[:6]}",
+            run.name,
+            Origin.PUBLISHED,
+            cut_off=not run.ended and run.source == store.OWN_SOURCE,
+        )
+        for run in found
+        for name in (_name_in_place(run),)
+    ]
+
+
+def _name_in_place(run: store.RunSummary) -> str:
+    return run.path.name.rpartition("#")[2]
 
 
 def _name(run: store.RunSummary, names: Counter[str]) -> str:

@@ -74,6 +74,8 @@ def _verdict_order(row: RunRow) -> int | None:
 
 
 def _verdict(row: RunRow) -> str:
+    if row.entry is None and row.made is not None:
+        return '<span class="aw-muted" title="ampwatch fleet PLACE judges it">not judged</span>'
     if row.entry is None:
         return '<span class="aw-muted">reading</span>'
     verdict = row.entry.verdict
@@ -104,7 +106,7 @@ def _badges(row: RunRow) -> list[str]:
     else:
         found.append(f'<span class="aw-badge">{row.state}</span>')
     if row.choice.origin is not Origin.HERE:
-        words = "received" if row.choice.origin is Origin.RECEIVED else "other folder"
+        words = "other folder" if row.choice.origin is Origin.ELSEWHERE else row.choice.origin.value
         where = html.escape(str(row.choice.run.path.parent))
         found.append(f'<span class="aw-badge" title="{where}">{words}</span>')
     return found
@@ -222,7 +224,7 @@ def groups_of(row: RunRow, group: str) -> tuple[str, ...]:
             return ("day unknown",)
         return (f"{datetime.fromtimestamp(run.added_ns / 1e9):%Y-%m-%d}",)
     if entry is None:
-        return ("reading",)
+        return ("not judged" if row.made else "reading",)
     if group == "verdict":
         return (entry.verdict,)
     if group == "finding":

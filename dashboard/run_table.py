@@ -24,6 +24,7 @@ _ORIGINS = {
     Origin.HERE: "this folder",
     Origin.ELSEWHERE: "other folders",
     Origin.RECEIVED: "received",
+    Origin.PUBLISHED: "published",
 }
 _OF_ENTRIES = {"verdict", "model", "rate", "scale", "skipped", "step"}
 _READ_ALL = 2000  # runs; of more, only those are judged that are seen, sorted or looked for
@@ -137,6 +138,8 @@ def _columns(rows: Sequence[RunRow]) -> tuple[str, ...]:
         unused.add("tags")
     if not any(row.entry and row.entry.model for row in rows):
         unused.add("model")
+    if all(row.choice.origin is Origin.PUBLISHED for row in rows):
+        unused |= {"skipped", "scale"}  # verdicts do not tell them
     return tuple(column.key for column in COLUMNS if column.key not in unused)
 
 

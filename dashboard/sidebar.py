@@ -24,6 +24,7 @@ _MORE = {
     Origin.HERE: "{}",
     Origin.ELSEWHERE: "{} in other folders",
     Origin.RECEIVED: "received {}",
+    Origin.PUBLISHED: "published {}",
 }
 _FOLLOW, _SHOWN, _RANK, _RUN = "follow", "shown", "rank", "chosen run"
 _ALL = "all"

@@ -15,6 +15,7 @@ import alerts_page
 import browser
 import compare_page
 import findings_page
+import fleet_page
 import layers_page
 import memory_page
 import navigate
@@ -98,6 +99,7 @@ PAGES: dict[str, tuple[str, Callable[[], None]]] = {
     "Timeline": ("timeline", partial(_of_run, "Timeline", timeline_page.show)),
     "Settings": ("settings", partial(_of_run, "Settings", settings_page.show)),
     "Compare": ("compare", _compare),
+    "Fleet": ("fleet", fleet_page.show),
     "Alerts": ("alerts", alerts_page.show),
 }
 

@@ -117,7 +117,9 @@ def _words(look: Look, head: Finding) -> str:
     words, lines = words_and_lines(head.action)
     if not lines:
         return said(words)
-    page = html.escape(address.link("findings", address.Address(run=Path(look.path).name)))
+    page = html.escape(
+        address.link("findings", address.Address(run=Path(look.path).name.rpartition("#")[2]))
+    )
     return f'{said(words)} <a class="aw-lines" href="{page}" target="_self">The lines to paste</a>'
 
 

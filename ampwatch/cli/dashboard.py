@@ -31,6 +31,7 @@ HELP = """Show runs in the browser, live and finished, until Ctrl-C. Listens on 
 Examples:
   ampwatch dashboard                   ./ampwatch-runs, and runs attached elsewhere
   ampwatch dashboard /data/runs more/
+  ampwatch dashboard s3://team/runs    what was published there, and how the fleet fares
   ampwatch dashboard --no-browser      on a server: only print the address
 
 From a checkout `streamlit run dashboard` does the same.
@@ -41,8 +42,8 @@ _PATIENCE_S = 60.0
 
 
 def command(
-    folders: list[Path] = typer.Argument(
-        None, metavar="DIR", help="Where to look for runs.", show_default=False
+    folders: list[str] = typer.Argument(
+        None, metavar="DIR|PLACE", help="Where to look for runs.", show_default=False
     ),
     port: int = typer.Option(
         0,
@@ -72,6 +73,11 @@ def command(
         server.wait()
 
 
+def _place(text: str) -> str:
+    """Its address; of a folder whole, because the server's own folder may be another."""
+    return text if "://" in text else str(Path(text).resolve())
+
+
 def missing_parts() -> str | None:
     """The missing packages, as a sentence with the remedy; None if all are there."""
     absent = [
@@ -86,12 +92,17 @@ class Server:
     """Streamlit as a child process; leaving the block ends it.
 
     Without folders it shows the runs of the default folder and those that were attached elsewhere.
+    A folder or an address at which runs were published is shown as a place.
     """
 
-    def __init__(self, folders: Sequence[Path], port: int = 0) -> None:
+    def __init__(self, folders: Sequence[Path | str], port: int = 0) -> None:
         self.port = _refuse_taken(port) if port else free_port(DEFAULT_PORT)
         self._is_asked = port != 0
-        self._folders = [str(folder.resolve()) for folder in folders]
+        from ampwatch.fleet import is_place
+
+        given = [str(one) for one in folders]
+        self._places = [_place(one) for one in given if is_place(one)]
+        self._folders = [str(Path(one).resolve()) for one in given if not is_place(one)]
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -103,8 +114,8 @@ class Server:
     def command(self) -> str:
         """The command that starts it again: the same folders, at the same address."""
         port = [] if self.port == DEFAULT_PORT else ["--port", str(self.port)]
-        words = ["ampwatch", "dashboard", *self._folders, *port]
-        where = [] if self._folders else ["cd", str(Path.cwd()), "&&"]
+        words = ["ampwatch", "dashboard", *self._folders, *self._places, *port]
+        where = [] if self._folders or self._places else ["cd", str(Path.cwd()), "&&"]
         return " ".join(word if word == "&&" else shlex.quote(word) for word in [*where, *words])
 
     def __enter__(self) -> Server:
@@ -118,12 +129,14 @@ class Server:
     def _starts(self) -> bool:
         """Whether the child prints its address; another process may answer at the port."""
         folders = {"AMPWATCH_DASHBOARD_DIRS": os.pathsep.join(self._folders)}
+        places = {"AMPWATCH_DASHBOARD_PLACES": "\n".join(self._places)}
         self._child = subprocess.Popen(
             command_line(self.port),
             env={
                 "MALLOC_ARENA_MAX": "2",  # glibc's default, one arena a thread, keeps freed memory
                 **os.environ,
                 **(folders if self._folders else {}),
+                **(places if self._places else {}),
                 "AMPWATCH_DASHBOARD_COMMAND": self.command,
                 "PYTHONPATH": search_path(),
                 "STREAMLIT_LOGGER_HIDE_WELCOME_MESSAGE": "false",  # we wait for this line

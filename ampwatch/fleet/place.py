@@ -291,6 +291,7 @@ def retried(act: Callable[[], bool], tries: int) -> bool:
 
 def _checked(text: str) -> tuple[str, str]:
     """How a place is shown, and how libraries are given it."""
+    text = re.sub(r"^([a-z][a-z0-9]+):/(?=[^/])", r"\1://", text)  # a Path makes one slash of two
     if "://" not in text:
         return text, str(Path(text).expanduser().absolute())
     parts = urlsplit(text)

@@ -69,6 +69,14 @@ class PublishedFiles:
         """What the published log lacked."""
         return self._notes[rank].lacks
 
+    def is_there(self) -> bool:
+        """That is seen when it is read."""
+        return True
+
+    def grows(self) -> bool:
+        """What is published later is another state of the run, to be opened anew."""
+        return False
+
     def is_written(self) -> bool:
         """A place is not where a trainer writes."""
         return False

@@ -95,7 +95,9 @@ class Follower:
             seen = self._judge(state, rows, silent_s)
         seen = replace(seen, state=state, silent_s=silent_s)
         if seen.is_over and self._engine is not None:
-            self._run, self._engine = open_run(self.path), None
+            self._engine = None
+            if self._run.files.grows():  # to open a published one again would fetch it again
+                self._run = open_run(self.path)
         return seen
 
     def _judge(self, state: State, rows: int, silent_s: float) -> Look:

@@ -13,7 +13,7 @@ import time
 from ampwatch.diagnosis.case import NATIVE
 from ampwatch.errors import NotARunError
 from ampwatch.rows import TABLES
-from ampwatch.store import RUN_FILE, Run, RunFolder, RunSummary, is_written
+from ampwatch.store import Run, RunFolder, RunSummary
 
 # A trainer on another machine, or a file system without locks, shows itself by its rows alone.
 QUIET_S = 60.0
@@ -51,12 +51,14 @@ class Liveness:
 
         NotARunError if it is gone.
         """
-        if not (run.path / RUN_FILE).is_file():
+        if not run.files.is_there():
             gone = f"{run.path} is gone: deleted, or its disk is away."
             raise NotARunError(gone, path=run.path)
-        is_held = is_written(run.path)  # before its rows: a lock set free says no more come
+        is_held = run.files.is_written()  # before its rows: a lock set free says no more come
         run.refresh()
         rows = sum(run.rows_logged(table, rank) for table in TABLES for rank in run.ranks)
+        if not run.files.grows():
+            return at_a_glance(run), rows
         return self._state(run, rows, is_held=is_held), rows
 
     def _state(self, run: Run, rows: int, *, is_held: bool) -> State:

@@ -18,7 +18,7 @@ from ampwatch.store import locks
 from ampwatch.store.copy_notes import read_copies
 from ampwatch.store.layout import rank_folder, ranks_in
 from ampwatch.store.rank_log import RankLog
-from ampwatch.store.run_info import RunInfo, read_info
+from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
 
 
 class RankRows(Protocol):
@@ -84,6 +84,12 @@ class RunFiles(Protocol):
     def lacks(self, rank: int) -> tuple[str, ...]:
         """Sentences: which batches of a rank are not here."""
 
+    def is_there(self) -> bool:
+        """Whether it can still be read, as far as that is cheap to know."""
+
+    def grows(self) -> bool:
+        """Whether rows may still come here; else it stands as it did when it was opened."""
+
     def is_written(self) -> bool:
         """Whether a process is writing the run; False if that cannot be known."""
 
@@ -115,6 +121,14 @@ class RunFolder:
     def lacks(self, rank: int) -> tuple[str, ...]:
         """What a copy lacks of the trainer's log."""
         return self.log(rank).lacks(read_copies(self._path).get(rank))
+
+    def is_there(self) -> bool:
+        """Whether its folder is there."""
+        return (self._path / RUN_FILE).is_file()
+
+    def grows(self) -> bool:
+        """A folder is where a trainer or a recorder writes."""
+        return True
 
     def is_written(self) -> bool:
         """Whether a lock of a rank is held."""

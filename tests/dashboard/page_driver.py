@@ -40,6 +40,7 @@ PAGES = {
     "Timeline": ("timeline", ".aw-lanes"),
     "Settings": ("settings", ".aw-part .aw-settings"),
     "Compare": ("compare", ".st-key-compare-table, .stMultiSelect"),
+    "Fleet": ("fleet", ".aw-strip, .stCode"),
     "Alerts": ("alerts", ".aw-receiver"),
 }
 
