@@ -16,11 +16,13 @@ import typer
 from ampwatch.cli.find import usual_folder
 from ampwatch.cli.mirror import LEAVING_WAIT_S, THIN_OPTION, TO_HELP, TO_OPTION, mirroring
 from ampwatch.cli.notify import NOTIFY_HELP, NOTIFY_OPTION, delivering
+from ampwatch.cli.publish_ended import PUBLISH_LIVE_OPTION, PUBLISH_OPTION, publishing
 from ampwatch.cli.terminal import say
 from ampwatch.errors import EndpointTakenError, FeedError
 
 if TYPE_CHECKING:
     from ampwatch.alerts import AlertSender
+    from ampwatch.fleet.run_publisher import RunPublisher
     from ampwatch.follow import FollowThread
     from ampwatch.recorder import Recorder
 
@@ -37,6 +39,7 @@ Examples:
   ampwatch record --bind tcp://0.0.0.0:5797 --dir /data/runs
   ampwatch record --notify slack://…            get a message when a run goes wrong
   ampwatch record --to prometheus://:9464       metrics of all runs for Prometheus
+  ampwatch record --publish s3://team/runs      copy each run to a bucket when it has ended
 
 {NOTIFY_HELP}
 {TO_HELP}"""
@@ -67,6 +70,8 @@ def command(
     notify: list[str] = NOTIFY_OPTION,
     to: list[str] = TO_OPTION,
     thin: int = THIN_OPTION,
+    publish: str = PUBLISH_OPTION,
+    publish_live: str = PUBLISH_LIVE_OPTION,
 ) -> None:
     """Record until interrupted."""
     from ampwatch import feed
@@ -79,11 +84,12 @@ def command(
         _flag_named(),
         _alerts(notify) as alerts,
         mirroring(to, thin, wait_s=LEAVING_WAIT_S) as workers,
+        publishing(where, publish, publish_live) as publishers,
     ):
         threads = [*alerts, *(worker.thread for worker in workers)]
         recorder = Recorder(
             bind or feed.DEFAULT_ENDPOINT, where, insecure=insecure, fallback=fallback,
-            on_rows=partial(_wake, threads), on_note=say,
+            on_rows=partial(_wake, [*threads, *publishers]), on_note=say,
         )  # fmt: skip
         with recorder:
             say(f"Recording from {recorder.endpoint} into {where}. Press Ctrl-C to end.")
@@ -101,7 +107,7 @@ def _say_what_came(recorder: Recorder) -> None:
     say(f"{stats.rows:,} rows of {what} received; all of them are on disk.")
 
 
-def _wake(threads: Sequence[FollowThread | AlertSender], folder: Path) -> None:
+def _wake(threads: Sequence[FollowThread | AlertSender | RunPublisher], folder: Path) -> None:
     """Wake everybody who follows a run for which rows have arrived."""
     for thread in threads:
         thread.wake(folder)

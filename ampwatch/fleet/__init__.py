@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from ampwatch.fleet.place import Place, is_place
 from ampwatch.fleet.published_run import open_published
-from ampwatch.fleet.publishing import Outcome, publish
+from ampwatch.fleet.publishing import publish
 from ampwatch.fleet.run_table import PublishedRun, list_published
+from ampwatch.fleet.share_writing import Outcome
 
 __all__ = [
     "Outcome",

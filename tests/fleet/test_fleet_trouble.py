@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.server
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import s3_server
+from relay import Relay
 from written_runs import write_run
 
 import ampwatch
@@ -82,41 +81,6 @@ def test_a_service_that_is_away_is_said(tmp_path):
     code, said = told(["runs", "s3://team/runs"], port)
     assert code == 2
     assert "cannot be reached: check the network" in said
-
-
-class Relay:
-    """A wire to the server, which can be cut."""
-
-    def __init__(self, port: int) -> None:
-        self._to = port
-        self.is_cut = False
-        self._ends: list[socket.socket] = []
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.port = self._door.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def cut(self) -> None:
-        self.is_cut = True
-        for end in self._ends:
-            with contextlib.suppress(OSError):  # it may have ended by itself
-                end.shutdown(socket.SHUT_RDWR)
-
-    def _serve(self) -> None:
-        while True:
-            caller, _ = self._door.accept()
-            if self.is_cut:
-                caller.close()
-                continue
-            server = socket.create_connection(("127.0.0.1", self._to))
-            self._ends += [caller, server]
-            for one, other in ((caller, server), (server, caller)):
-                threading.Thread(target=self._pass_on, args=(one, other), daemon=True).start()
-
-    def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := one.recv(1 << 16):
-                other.sendall(data)
-            other.shutdown(socket.SHUT_WR)
 
 
 def test_a_service_cut_off_in_between_is_said_and_the_next_call_goes_on(s3, s3_place, tmp_path):

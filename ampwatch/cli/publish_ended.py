@@ -1,0 +1,69 @@
+"""`--publish PLACE`, for the command that records."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from ampwatch.cli.terminal import say
+
+if TYPE_CHECKING:
+    from ampwatch.fleet.run_publisher import RunPublisher
+
+PUBLISH_OPTION = typer.Option(
+    None,
+    "--publish",
+    metavar="PLACE",
+    help="Copy each run to PLACE when it has ended or is lost, and those in DIR that PLACE lacks.",
+    show_default=False,
+)
+PUBLISH_LIVE_OPTION = typer.Option(
+    None,
+    "--publish-live",
+    metavar="EVERY",
+    help="With --publish: also runs that go on, each time EVERY (such as 5m) has passed.",
+    show_default=False,
+)
+
+_LEAVING_WAIT_S = 20.0
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_SHORTEST_S = 5.0
+
+
+@contextlib.contextmanager
+def publishing(folder: Path, place: str | None, every: str | None) -> Iterator[list[RunPublisher]]:
+    """A publisher of the folder's runs, if a place was given."""
+    if place is None:
+        if every is not None:
+            raise typer.BadParameter("--publish-live needs --publish PLACE.")
+        yield []
+        return
+    from ampwatch.fleet.run_publisher import RunPublisher
+
+    every_s = None if every is None else _seconds(every)
+    publisher = RunPublisher(folder, place, live_every_s=every_s, on_note=say)
+    is_whole = False
+    try:
+        yield [publisher]
+    finally:
+        is_whole = publisher.close(_LEAVING_WAIT_S)
+        what = "1 run" if publisher.published == 1 else f"{publisher.published:,} runs"
+        rest = "" if is_whole else (
+            f" Not all that have ended: `ampwatch publish {folder} {place}` publishes the rest."
+        )  # fmt: skip
+        say(f"{what} published to {place}.{rest}")
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if seconds < _SHORTEST_S:
+        raise typer.BadParameter(
+            f"--publish-live {text!r}: give a number and s, m or h, at least 5s, such as 5m."
+        )
+    return seconds

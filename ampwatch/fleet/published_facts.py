@@ -1,0 +1,104 @@
+"""What is said of a run when it is published: its row in `runs`, and a note for each rank."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import platform
+from collections.abc import Sequence
+
+import numpy as np
+
+from ampwatch.fleet.details import RankNote
+from ampwatch.fleet.run_table import PublishedRun
+from ampwatch.follow.liveness import State
+from ampwatch.rows import TABLES, Table
+from ampwatch.store import Run
+from ampwatch.store.rank_log import RankLog
+from ampwatch.store.tags import RunTags, read_tags
+
+_READ_AT_ONCE = 1 << 15  # rows between two places at which a reader of a long run may stop
+
+
+def note_of(run: Run, log: RankLog, edition: str) -> RankNote:
+    """What a rank's log says of itself."""
+    return RankNote(
+        rank=log.rank,
+        edition=edition,
+        held=tuple(log.held),
+        marks=log.marks,
+        ended=log.ended,
+        last_time_ns=log.last_time_ns,
+        notes=log.notes,
+        lacks=run.files.lacks(log.rank),
+        row_ends=_row_ends(log),
+    )
+
+
+def _row_ends(log: RankLog) -> dict[str, list[int]]:
+    """Where a reader of a long run may stop: after some batches, about as many rows apart."""
+    ends = log.row_ends()
+    if not len(ends):
+        return {table.value: [0] for table in TABLES}
+    wanted = np.arange(_READ_AT_ONCE, int(ends[-1]), _READ_AT_ONCE)
+    places = np.unique(np.append(np.searchsorted(ends, wanted), len(ends) - 1))
+    return {
+        table.value: [min(int(end), log.rows(table)) for end in log.row_ends(table)[places]]
+        for table in TABLES
+    }
+
+
+def row_of(
+    run: Run, name: str, state: State, stamp: str, notes: Sequence[RankNote]
+) -> PublishedRun:
+    """A run's row in `runs`, without the place of its detail."""
+    from ampwatch import __version__
+
+    info, told = run.info, read_tags(run.path)
+    return PublishedRun(
+        id=info.id,
+        name=name,
+        source=info.source,
+        host=info.host,
+        started=time_of(info.started_ns),
+        last_time=time_of(max([info.started_ns, *(note.last_time_ns for note in notes)])),
+        state=state.value,
+        steps=_steps(run),
+        ranks=len(run.ranks),
+        world_size=info.world_size,
+        config=json.dumps(json.loads(info.to_json())["config"]),
+        tags=told.tags,
+        note=told.note,
+        editions=(),
+        published=dt.datetime.now(dt.timezone.utc),
+        publisher=platform.node(),
+        ampwatch=__version__,
+        stamp=stamp,
+        detail_path="",
+        detail_offset=0,
+        detail_length=0,
+        detail_crc=0,
+    )
+
+
+def _steps(run: Run) -> int:
+    """From the first to the last logged, of the first rank, as the list of a folder has it."""
+    log = next(iter(run.logs), None)
+    if log is None or not log.rows(Table.STEPS):
+        return 0
+    rows = log.rows(Table.STEPS)
+    first = log.read(Table.STEPS, ["step"], 0, 1).column(0)[0].as_py()
+    last = log.read(Table.STEPS, ["step"], rows - 1, rows).column(0)[0].as_py()
+    return (last or 0) - (first or 0) + 1
+
+
+def time_of(time_ns: int) -> dt.datetime:
+    """A time as tables have it."""
+    # 9999 is the last year that tables know.
+    seconds = min(time_ns // 1000 / 1e6, 253_402_300_799.0)
+    return dt.datetime.fromtimestamp(seconds, dt.timezone.utc)
+
+
+def is_retold(told: RunTags, there: PublishedRun) -> bool:
+    """Whether its tags are others by now; a copy that has none takes none away."""
+    return told != RunTags() and (told.tags, told.note) != (there.tags, there.note)

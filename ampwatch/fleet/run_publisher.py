@@ -1,0 +1,171 @@
+"""Publishes the runs of a recorder as they end, in a process of its own.
+
+The process is told which runs got rows, and says what it did: a line of JSON each. Neither reading
+and encoding runs nor a place that is away keeps the recorder from receiving. A process that dies is
+started again; it looks through the whole folder first, so nothing that it was told is lost with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ampwatch.fleet.place import Place
+
+# The starter's import path, so that both import the same ampwatch.
+_PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from ampwatch.fleet import run_publisher, run_publisher_child
+run_publisher_child.main(run_publisher.PublishOrders.from_text(sys.argv[1]))
+"""
+_TELL_EVERY_S = 0.5
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # between a process that died and the next
+
+
+@dataclass(frozen=True, slots=True)
+class PublishOrders:
+    """What the process is to do."""
+
+    directory: str
+    place: str
+    live_every_s: float | None = None  # how often to publish runs that go on; None: not at all
+
+    def to_text(self) -> str:
+        """As one argument of a command."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> PublishOrders:
+        """What `to_text` wrote."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the process says: a sentence for the user, and how many runs it has published."""
+
+    sentence: str
+    published: int
+    waiting: int = 0  # runs that are over and not yet in the place
+
+    def to_line(self) -> bytes:
+        """As a line, its end included."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+class RunPublisher:
+    """Publishes what is in `directory` to `place`, and each run there that ends from now on."""
+
+    def __init__(
+        self,
+        directory: Path,
+        place: str,
+        *,
+        live_every_s: float | None = None,
+        on_note: Callable[[str], None],
+    ) -> None:
+        with Place(place).trouble("written"):  # PlaceError now, not in the process
+            pass
+        self.published = self.waiting = 0
+        self._orders = PublishOrders(str(directory.absolute()), place, live_every_s)
+        self._on_note = on_note
+        self._woken: set[str] = set()
+        self._lock = threading.Lock()
+        self._stirred = threading.Event()
+        self._is_closing = False
+        self._before = 0  # published by processes that died
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._work, name="ampwatch-publisher", daemon=True)
+        self._thread.start()
+
+    @property
+    def process_id(self) -> int | None:
+        """The id of the process that publishes at present."""
+        return None if self._process is None else self._process.pid
+
+    def wake(self, folder: Path) -> None:
+        """Take note that rows have come for a run; never waits."""
+        with self._lock:
+            self._woken.add(str(folder.absolute()))
+
+    def close(self, wait_s: float) -> bool:
+        """Publish what is over by now, for so long at most; whether that was done."""
+        self._is_closing = True
+        self._stirred.set()
+        self._thread.join(wait_s)
+        if not self._thread.is_alive():
+            return not self.waiting
+        if self._process is not None:
+            self._process.kill()
+        self._thread.join()
+        return False
+
+    # --- its thread ------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            self._before = self.published
+            reason = self._run_process()
+            if self._is_closing:
+                return
+            self._on_note(
+                f"The process that publishes ended by itself ({reason}). It is started again; runs "
+                "are received as before."
+            )
+            self._stirred.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _run_process(self) -> str:
+        """Have a process publish until it ends; how it ended."""
+        try:
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, self._orders.to_text(), json.dumps(sys.path)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            return error.strerror or str(error)
+        listener = threading.Thread(target=self._listen, args=(process,), daemon=True)
+        listener.start()
+        while process.poll() is None:
+            is_last = self._is_closing
+            if not self._tell(process) or is_last:
+                break
+            self._stirred.wait(_TELL_EVERY_S)
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        code = process.wait()
+        listener.join()
+        return f"exit status {code}" if code >= 0 else f"signal {-code}"
+
+    def _tell(self, process: subprocess.Popen[bytes]) -> bool:
+        """Pass on which runs got rows; False if nobody listens."""
+        with self._lock:
+            woken, self._woken = self._woken, set()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(b"".join(json.dumps(one).encode() + b"\n" for one in woken))
+            process.stdin.flush()
+        except OSError:
+            return False
+        return True
+
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not line.endswith(b"\n"):  # a process that is killed may leave half a line
+                break
+            told = Told(**json.loads(line))
+            self.published = self._before + told.published
+            self.waiting = told.waiting
+            if told.sentence:
+                self._on_note(told.sentence)
+        process.stdout.close()

@@ -1,0 +1,236 @@
+"""Write the rows of some runs to a place, many runs a file; nobody sees them before the commit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from ampwatch.errors import AmpwatchError, PlaceError, RunError
+from ampwatch.fleet.details import Detail
+from ampwatch.fleet.place import Added, Place
+from ampwatch.fleet.published_facts import is_retold, note_of, row_of, time_of
+from ampwatch.fleet.published_run import read_detail
+from ampwatch.fleet.row_files import Part, RowFile
+from ampwatch.fleet.run_table import PublishedRun, fresh_token
+from ampwatch.fleet.tables import DAY, FILE_SCHEMAS, layer_facts, published, with_places
+from ampwatch.follow.liveness import State, at_a_glance
+from ampwatch.ranges import Ranges
+from ampwatch.rows import TABLES, Table
+from ampwatch.store import Run, open_run
+from ampwatch.store.compaction import ROW_GROUP_ROWS, damage_of
+from ampwatch.store.layout import rank_folder, ranks_in
+from ampwatch.store.rank_log import RankLog
+from ampwatch.store.tags import read_tags
+
+# Files of this size are read at full speed by any engine; a publisher holds one batch in memory.
+_BATCH_BYTES = 64 << 20
+_HELD_ROWS = 1 << 20
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a call of `publish` did."""
+
+    published: list[str] = field(default_factory=list)  # names of runs
+    unchanged: list[str] = field(default_factory=list)
+    live: list[str] = field(default_factory=list)  # passed over because they go on
+    skipped: dict[str, str] = field(default_factory=dict)  # name -> why it cannot be published
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    def add(self, other: Outcome) -> None:
+        """What another call did, too."""
+        self.published += other.published
+        self.unchanged += other.unchanged
+        self.live += other.live
+        self.skipped |= other.skipped
+        self.bytes_read += other.bytes_read
+        self.bytes_written += other.bytes_written
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker must know."""
+
+    place: str
+    known: Mapping[str, PublishedRun]  # by id
+    live: bool = False
+
+
+@dataclass(slots=True)
+class Written:
+    """Files that are in the place and that nobody sees yet."""
+
+    outcome: Outcome
+    added: dict[Table, list[Added]] = field(default_factory=dict)
+    ready: dict[str, Ready] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Ready:
+    """A run whose rows were written."""
+
+    row: PublishedRun
+    detail: Detail
+
+
+def write_share(job: Job, folders: Sequence[Path]) -> list[Written]:
+    """Write the files of some runs; usually one file a table and day."""
+    done = []
+    batch = _Batch(Place(job.place))
+    for folder in folders:
+        try:
+            _add(batch, folder, job)
+        except PlaceError:
+            raise
+        except (AmpwatchError, OSError) as problem:
+            batch.outcome.skipped[folder.name] = str(problem)
+        if batch.is_full:
+            done.append(batch.written())
+            batch = _Batch(batch.place)
+    return [*done, batch.written()]
+
+
+def _add(batch: _Batch, folder: Path, job: Job) -> None:
+    """Add to the batch what is new of a run."""
+    run = open_run(folder)
+    state = at_a_glance(run)
+    if state is State.LIVE and not job.live:
+        batch.outcome.live.append(folder.name)
+        return
+    logs = [log for log in run.logs if isinstance(log, RankLog)]
+    stamp = _stamp(run, logs, state)
+    there = job.known.get(run.info.id)
+    if there is not None and there.stamp == stamp:
+        batch.outcome.unchanged.append(folder.name)
+        return
+    before = read_detail(batch.place, there) if there is not None else None
+    fresh = [log for log in logs if _has_more(log, before)]
+    is_told = there is None or is_retold(read_tags(folder), there)
+    if before is not None and not fresh and not is_told and not _tells_more(state, before):
+        batch.outcome.unchanged.append(folder.name)
+        return
+    batch.add(run, folder.name, state, stamp, fresh)
+    batch.outcome.bytes_read += bytes_in(folder)
+    batch.outcome.published.append(folder.name)
+
+
+def _has_more(log: RankLog, before: Detail | None) -> bool:
+    """Whether a rank's log has batches that are not in the place."""
+    notes = before.ranks if before else ()
+    held = next((Ranges(note.held) for note in notes if note.rank == log.rank), None)
+    return held is None or bool(list(log.held.without(held)))
+
+
+def _tells_more(state: State, before: Detail) -> bool:
+    """Whether it is known by now how a run ended that was published while it went on."""
+    return before.state == State.LIVE.value and state is not State.LIVE
+
+
+def _stamp(run: Run, logs: Sequence[RankLog], state: State) -> str:
+    """Tells one state of a run from another, wherever it lies and whether or not compacted."""
+    told = read_tags(run.path)
+    held = [(log.rank, list(log.held)) for log in logs]
+    facts = [run.info.to_json(), state.value, held, told.tags, told.note]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+class _Batch:
+    """Runs that become visible together, in few files: one a table and day."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.outcome = Outcome()
+        self._files: dict[tuple[Table, str], RowFile] = {}
+        self._owners: dict[RowFile, list[str]] = {}
+        self._ready: dict[str, Ready] = {}
+        self._token = fresh_token()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether to write what is in it."""
+        return sum(file.size for file in self._files.values()) >= _BATCH_BYTES
+
+    def add(self, run: Run, name: str, state: State, stamp: str, logs: Sequence[RankLog]) -> None:
+        """Encode what is new of a run; RunError, and nothing is added, if a log is damaged."""
+        edition = fresh_token()
+        day = time_of(run.info.started_ns).date().isoformat()
+        for rank, table, rows in _checked(logs, run.info.id, edition):
+            file = self._file(table, day)
+            file.add(table.value, rank, rows)
+            self._owners[file].append(run.info.id)
+        notes = tuple(note_of(run, log, edition) for log in logs)
+        row = row_of(run, name, state, stamp, notes)
+        self._ready[run.info.id] = Ready(row, Detail(run.info.to_json(), state.value, notes, ()))
+
+    def _file(self, table: Table, day: str) -> RowFile:
+        if (table, day) not in self._files:
+            path = f"{table.value}/{DAY}={day}/part-{self._token}.parquet"
+            file = RowFile(path, FILE_SCHEMAS[table])
+            self._files[table, day] = file
+            self._owners[file] = []
+        return self._files[table, day]
+
+    def written(self) -> Written:
+        """Put the files where they belong; nothing is visible by that."""
+        added: dict[Table, list[Added]] = {}
+        parts: dict[str, list[Part]] = {run_id: [] for run_id in self._ready}
+        for (table, day), file in self._files.items():
+            data, found = file.finish()
+            self.place.put(file.path, data)
+            self.outcome.bytes_written += len(data)
+            within = file.path.partition("/")[2]
+            added.setdefault(table, []).append(Added(within, len(data), file.stats, {DAY: day}))
+            for part, run_id in zip(found, self._owners[file], strict=True):
+                parts[run_id].append(part)
+        for run_id, ready in self._ready.items():
+            ready.detail = replace(ready.detail, parts=tuple(parts[run_id]))
+        return Written(self.outcome, added, self._ready)
+
+
+_Rows: TypeAlias = "tuple[int, Table, pa.Table]"  # of a rank
+
+
+def _checked(logs: Sequence[RankLog], run_id: str, edition: str) -> Iterable[_Rows]:
+    """The rows of some logs, once it is known that none is damaged.
+
+    Reading checks what is read, so the rows of a short run are read first; a long one, which is not
+    to be held in memory, is checked before.
+    """
+    rows = sum(log.rows(table) for log in logs for table in TABLES)
+    found: Iterable[_Rows] = _encoded(logs, run_id, edition)
+    if rows <= _HELD_ROWS:
+        found = list(found)
+    else:
+        for log in logs:
+            log.verify()
+    for log in logs:
+        if damage := damage_of(log):
+            raise RunError(f"Not published, because that would hide what is lost. {damage[0]}")
+    return found
+
+
+def _encoded(logs: Sequence[RankLog], run_id: str, edition: str) -> Iterator[_Rows]:
+    for log in logs:
+        facts = layer_facts(log)
+        for table in TABLES:
+            total = log.rows(table)
+            for start in range(0, total, ROW_GROUP_ROWS):
+                rows = with_places(log, table, start, min(total, start + ROW_GROUP_ROWS))
+                yield log.rank, table, published(table, rows, run_id, edition, facts)
+
+
+def bytes_in(folder: Path) -> int:
+    """What a run's files hold, without looking into files of other kinds."""
+    found = 0
+    for rank in ranks_in(folder):
+        with os.scandir(rank_folder(folder, rank)) as entries:
+            found += sum(one.stat(follow_symlinks=False).st_size for one in entries)
+    return found

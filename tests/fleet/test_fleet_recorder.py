@@ -1,0 +1,180 @@
+"""A recorder publishes what has ended, and goes on receiving whatever the place does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import s3_server
+from relay import Relay
+from written_runs import event_columns, fresh_id, more, step_columns, write_run
+
+import ampwatch
+from ampwatch import cli, codec, feed, open_run, store
+from ampwatch.fleet import list_published
+from ampwatch.fleet.run_publisher import PublishOrders, RunPublisher
+from ampwatch.fleet.run_publisher_child import PublishingRounds
+from ampwatch.rows import FORMAT, Table
+
+ROOT = Path(ampwatch.__file__).parents[1]
+PATIENCE_S = 120.0
+
+
+def until(condition) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end_s, "nothing came of it"
+        time.sleep(0.01)
+
+
+def names_in(place: str) -> set[str]:
+    return {run.name for run in list_published(place)}
+
+
+def train(log_dir: Path, endpoint: str, name: str) -> bool:
+    """A rank with a log of its own sends a run; whether all of it was acknowledged."""
+    info = store.RunInfo(id=fresh_id(name), name=name)
+    log = store.RankWriter(store.create_run(log_dir, info), 0)
+    hello = feed.Hello(info.id, 0, info.to_json(), FORMAT, "0")
+    sender = feed.Sender(endpoint, hello, log)
+    now = time.time_ns()
+    for batch in (
+        codec.encode(Table.STEPS, step_columns(50, 0, now)),
+        codec.encode(Table.EVENTS, event_columns([(0, "started", {}), (50, "ended", {})], now)),
+    ):
+        sender.send(log.append(batch), batch)
+    until(lambda: sender.poll() or sender.stats.acknowledged >= 2)
+    log.close()
+    return sender.close()
+
+
+@pytest.mark.slow_kills
+def test_a_recorder_receives_while_the_place_is_away_and_publishes_when_it_is_back(
+    s3, s3_place, tmp_path
+):
+    relay = Relay(s3.port)
+    relay.cut()
+    environment = {**os.environ, **s3_server.environment(relay.port), "PYTHONPATH": str(ROOT)}
+    words = ["record", "--bind", f"ipc://{tmp_path}/feed", "--dir", str(tmp_path / "filed")]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ampwatch", *words, "--publish", s3_place],
+        stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+    assert child.stderr is not None
+    try:
+        assert "Recording from" in child.stderr.readline()
+        train(tmp_path / "logs", f"ipc://{tmp_path}/feed", "first")
+        trouble = child.stderr.readline()
+        train(tmp_path / "logs", f"ipc://{tmp_path}/feed", "while-away")
+        relay.mend()
+        said = child.stderr.readline()
+        until(lambda: names_in(s3_place) == {"first", "while-away"})
+        child.send_signal(signal.SIGINT)
+        _, rest = child.communicate(timeout=PATIENCE_S)
+    finally:
+        child.kill()
+        child.communicate()
+    assert "cannot be reached" in trouble
+    assert "It is tried again; 1 run waits" in trouble
+    assert said.startswith(f"Published to {s3_place}: ")
+    assert f"2 runs published to {s3_place}." in rest
+    assert child.returncode == 0
+    for name in ("first", "while-away"):
+        assert open_run(f"{s3_place}#{name}").steps.num_rows == 50
+
+
+def test_a_publisher_that_is_killed_is_started_again_and_loses_nothing(tmp_path):
+    write_run(tmp_path / "runs", "early")
+    place, said = str(tmp_path / "place"), []
+    publisher = RunPublisher(tmp_path / "runs", place, on_note=said.append)
+    until(lambda: publisher.published == 1)
+    os.kill(publisher.process_id, signal.SIGKILL)
+    path = write_run(tmp_path / "runs", "late")
+    publisher.wake(path)
+    until(lambda: publisher.published == 2)
+    assert publisher.close(PATIENCE_S)
+    assert names_in(place) == {"early", "late"}
+    assert any("ended by itself (signal 9)" in sentence for sentence in said)
+
+
+def rounds(tmp_path: Path, said: list, live_every_s: float | None = None) -> PublishingRounds:
+    orders = PublishOrders(str(tmp_path / "runs"), str(tmp_path / "place"), live_every_s)
+    return PublishingRounds(orders, said.append)
+
+
+def test_a_run_that_goes_on_is_left_until_it_has_ended(tmp_path):
+    write_run(tmp_path / "runs", "over")
+    path = write_run(tmp_path / "runs", "live", accepted=30, ended=False)
+    said: list = []
+    looks = rounds(tmp_path, said)
+    writer = store.RankWriter(path, 0)
+    try:
+        looks.look()
+        assert names_in(str(tmp_path / "place")) == {"over"}
+        more(path, 20, first=30, ended=True, writer=writer)
+        looks.wake(path)
+    finally:
+        writer.close()
+    looks.look()  # just woken: in the next round
+    looks.look()
+    assert names_in(str(tmp_path / "place")) == {"over", "live"}
+    assert [told.published for told in said] == [1, 2]
+
+
+def test_a_run_that_goes_on_is_published_as_far_as_it_is_when_asked_for(tmp_path):
+    path = write_run(tmp_path / "runs", "live", accepted=30, ended=False)
+    looks = rounds(tmp_path, [], live_every_s=0.0)
+    writer = store.RankWriter(path, 0)
+    try:
+        looks.look()
+        (run,) = list_published(str(tmp_path / "place"))
+        assert (run.steps, run.state) == (30, "live")
+        more(path, 20, first=30, writer=writer)
+        looks.wake(path)
+        looks.look()
+        (run,) = list_published(str(tmp_path / "place"))
+        assert (run.steps, run.state) == (50, "live")
+    finally:
+        writer.close()
+
+
+def test_a_run_that_cannot_be_published_is_said_once_and_keeps_no_other_back(tmp_path):
+    path = write_run(tmp_path / "runs", "broken")
+    (path / "run.json").write_text("{")
+    write_run(tmp_path / "runs", "fine")
+    said: list = []
+    looks = rounds(tmp_path, said)
+    for _ in range(3):
+        looks.wake(path)
+        looks.look()  # just woken: in the next round
+        looks.look()
+    assert names_in(str(tmp_path / "place")) == {"fine"}
+    assert sum("Not published: broken:" in told.sentence for told in said) == 1
+
+
+def test_a_deleted_run_is_forgotten(tmp_path):
+    (tmp_path / "runs").mkdir()
+    said: list = []
+    looks = rounds(tmp_path, said)
+    looks.wake(tmp_path / "runs" / "gone")
+    looks.look()
+    looks.look()
+    assert not said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--publish-live", "5m"], "needs --publish PLACE"),
+        (["--publish", "place", "--publish-live", "often"], "give a number and s, m or h"),
+        (["--publish", "ftp://there/x"], "use s3://, gs://, az:// or a folder's path"),
+    ],
+)
+def test_options_that_make_no_sense_are_said(words, said, capsys):
+    assert cli.run(["record", "--bind", "tcp://127.0.0.1:*", *words]) == 2
+    assert said in capsys.readouterr().err
