@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.diagnosis.words import count_text, scale_text
+from ampwatch.report.facts import powers
 from ampwatch.report.last_known import Readable, last_known
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def windows_header(
     final = None if diagnosis is None else diagnosis.run.final_scale
     return {
         "component": "windows",
-        "sentence": windows_sentence(windows, level if level is not None else final),
+        "sentence": powers(windows_sentence(windows, final if level is None else level)),
         "rows": [_row(window, marked) for window in shown],
         "calm": diagnosis is None or diagnosis.calm is not None,
         "marked": marked.words if marked else "",
