@@ -7,7 +7,7 @@ from examples.gallery.vocabulary import Case
 
 def all_cases() -> tuple[Case, ...]:
     """Every case; loads torch."""
-    from examples.gallery import benign, formats, misuse, numbers, rates, scale
+    from examples.gallery import benign, formats, low_precision, misuse, numbers, rates, scale
     from examples.gallery.blind import benign as blind_benign
     from examples.gallery.blind import misuse as blind_misuse
     from examples.gallery.blind import numbers as blind_numbers
@@ -17,7 +17,7 @@ def all_cases() -> tuple[Case, ...]:
     from examples.gallery.held_out import numbers as unseen_numbers
     from examples.gallery.held_out import rates as unseen_rates
 
-    open_families = (misuse, formats, numbers, scale, rates, benign)
+    open_families = (misuse, formats, low_precision, numbers, scale, rates, benign)
     blind = (blind_misuse, blind_numbers, blind_rates, blind_benign)
     held_out = (unseen_misuse, unseen_numbers, unseen_rates, unseen_benign)
     return tuple(

@@ -40,7 +40,7 @@ def test_every_label_is_sound() -> None:
     for case in cases:
         label = case.label
         assert case.what.endswith("."), case.name
-        assert all(re.fullmatch(r"AMP[1-69]\d\d", c) for c in (*label.must, *label.tells))
+        assert all(re.fullmatch(r"AMP[1-79]\d\d", c) for c in (*label.must, *label.tells))
         assert label.advice in {None, "lower", "keep", "raise", "not-the-cause", "unknown"}
         assert label.is_healthy or label.onset is not None, case.name
         assert case.issue is None or re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", case.issue), case.name
@@ -91,6 +91,32 @@ def test_a_fault_is_told_and_its_twin_is_not(tmp_path: Path, name: str, code: st
     assert code in {finding.code for finding in fault.findings}
     assert twin.findings == ()
     assert twin.learning_rate.action.value == "keep"
+
+
+LOW_PRECISION = {
+    "fp8-reaches-the-head": "AMP704", "fp8-filter-matches-nothing": "AMP705",
+    "fp8-outlying-channels": "AMP702", "fp8-scale-is-never-renewed": "AMP703",
+    "fp8-maxima-of-the-wrong-group": "AMP701", "fp8-scale-is-frozen-by-nan": "AMP706",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "code"), LOW_PRECISION.items())
+def test_a_fault_below_sixteen_bits_is_told_and_its_twin_is_not(
+    tmp_path: Path, name: str, code: str
+) -> None:
+    pytest.importorskip("torchao.float8")
+    fault, twin = (ampwatch.diagnose(performed(n, tmp_path)) for n in (name, f"{name}.twin"))
+    assert code in {finding.code for finding in fault.findings}
+    assert [one.code for one in twin.findings if one.severity.value != "info"] == []
+
+
+@pytest.mark.slow
+def test_leaving_the_told_layers_in_bf16_gains_what_fp8_lost(tmp_path: Path) -> None:
+    pytest.importorskip("torchao.float8")
+    runs = [performed(f"fp8-outlying-channels{end}", tmp_path) for end in ("", ".twin")]
+    lost, gained = (sum(run.steps.column("loss").to_pylist()[-40:]) / 40 for run in runs)
+    assert gained < 0.7 * lost
 
 
 def test_a_case_is_not_performed_again_while_its_source_is_the_same(tmp_path: Path) -> None:
