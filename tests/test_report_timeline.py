@@ -200,6 +200,13 @@ def test_the_same_checkpoint_of_many_ranks_is_one():
     assert entry.count == 1
 
 
+def test_a_checkpoint_that_tells_where_it_was_written_is_one_with_the_scalers():
+    events = [(7, "state-saved", {"of": "scaler"}), (7, "state-saved", {"path": "runs/seven.pt"})]
+    (entry,) = told(events).entries
+    assert entry.count == 1
+    assert entry.words.endswith("; written to runs/seven.pt")
+
+
 # --- attempts -------------------------------------------------------------------------------------
 
 

@@ -326,11 +326,17 @@ def _ends_of(at: Integers) -> list[int]:
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
+def _path_of(told: _Told, saves: Integers) -> str | None:
+    """Where one of these saves was written, if it says so."""
+    paths = (told.event(int(one)).detail.get("path") for one in saves)
+    return next((str(path) for path in paths if path), None)
+
+
 def _checkpoints(told: _Told, diagnosis: Diagnosis | None) -> Iterator[Entry]:
-    """The saves of the scaler's state; what they held by what is known of the steps before."""
-    places = told.places(EventKind.STATE_SAVED.value)
-    _, at = np.unique(told.step[places], return_index=True)  # every rank saves its own
-    places = places[at]
+    """The saves that the record tells; what they held by what is known of the steps before."""
+    saves = told.places(EventKind.STATE_SAVED.value)
+    _, at = np.unique(told.step[saves], return_index=True)  # every rank saves its own
+    places = saves[at]
     restart = None if diagnosis is None else diagnosis.learning_rate.restart_checkpoint_step
     judged = [(*condition_of(int(told.step[one]), diagnosis), int(one)) for one in places]
     for mark in dict.fromkeys(mark for mark, _, _ in judged):
@@ -342,6 +348,8 @@ def _checkpoints(told: _Told, diagnosis: Diagnosis | None) -> Iterator[Entry]:
             count = len(steps[part])
             which = ", the first" if len(several) > 1 else ""
             text = words if count == 1 else f"{count:,} saves{which}: {words}"
+            if count == 1 and (path := _path_of(told, saves[told.step[saves] == first])):
+                text += f"; written to {path}"
             if restart is not None and restart in steps[part]:
                 text += f"; step {restart:,} is the one to restart from"
             yield Entry(
