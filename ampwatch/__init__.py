@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ampwatch.mirrors import mirror as mirror
     from ampwatch.probe import Watch as Watch
     from ampwatch.probe.attach import attach as attach
+    from ampwatch.recovery.restart_plan import plan as plan
     from ampwatch.store import Run as Run
     from ampwatch.store import list_runs as list_runs
     from ampwatch.store import open_run as open_run
@@ -34,6 +35,7 @@ _HOMES = {
     "watch_run": "ampwatch.alerts",
     "mirror": "ampwatch.mirrors",
     "publish": "ampwatch.fleet",
+    "plan": "ampwatch.recovery.restart_plan",
     "AmpwatchError": "ampwatch.errors",
 }
 
@@ -46,6 +48,7 @@ __all__ = [
     "list_runs",
     "mirror",
     "open_run",
+    "plan",
     "publish",
     "watch_run",
 ]

@@ -24,6 +24,7 @@ from ampwatch.cli import (
     export,
     import_,
     keys,
+    plan,
     prove,
     publish,
     record,
@@ -60,6 +61,7 @@ Then:
     ampwatch watch RUN                   a live view in the terminal
     ampwatch report RUN                  what is wrong, why, and what to do
     ampwatch prove RUN                   train again with a lower rate, and say which holds
+    ampwatch plan RUN                    how to start again, for people and launchers
     ampwatch compare RUN RUN             where runs differ, and which settings do
     ampwatch dashboard                   the same in the browser
 
@@ -75,6 +77,7 @@ _COMMANDS = (
     watch,
     report,
     prove,
+    plan,
     record,
     import_,
     compare,

@@ -2,8 +2,7 @@
 
 All of it runs on the training thread, so it only collects: values are put into the step's pack and
 computed on elsewhere. A step ends at `scaler.update()`; without an enabled scaler, at
-`optimizer.step()`; and where a call raises, so that the
-mistake has a row.
+`optimizer.step()`; and where a call raises, so that the mistake has a row.
 """
 
 from __future__ import annotations
@@ -236,9 +235,10 @@ class Loop:
         }
         self.current.event(EventKind.EXCEPTION, detail)
 
-    def state_saved(self) -> None:
-        """`scaler.state_dict()` was called: most likely for a checkpoint."""
-        self.current.event(EventKind.STATE_SAVED, {"of": "scaler"})
+    def state_saved(self, path: str | None = None) -> None:
+        """`scaler.state_dict()` was called, most likely for a checkpoint; or a path is told."""
+        told = {"of": "scaler"} if path is None else {"of": "checkpoint", "path": path}
+        self.current.event(EventKind.STATE_SAVED, told)
 
     def state_loaded(self, state: Any) -> None:
         """`scaler.load_state_dict()` was called."""

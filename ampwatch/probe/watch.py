@@ -25,6 +25,8 @@ from ampwatch.probe.records import EventRecord
 from ampwatch.probe.row_maker import RowMaker
 from ampwatch.rows import EventKind
 
+_LONGEST_PATH = 1000
+
 _LIVE: weakref.WeakSet[Watch] = weakref.WeakSet()
 
 
@@ -162,6 +164,11 @@ class Watch:
             return
         self._guard.run(self._loop.log, scalars)
 
+    def saved(self, path: str | os.PathLike[str]) -> None:
+        """Say where a checkpoint was written just now: `ampwatch plan` names it if it is clean."""
+        if not self._closed:
+            self._guard.run(self._loop.state_saved, os.fspath(path)[:_LONGEST_PATH])
+
     def on_save(self, save: Callable[[], object]) -> None:
         """Have this function write a checkpoint when a page asks for one; see `attach(control=)`.
 
@@ -281,6 +288,9 @@ class NoWatch:
     scales = False
 
     def log(self, **scalars: float | Tensor) -> None:
+        """Ignored."""
+
+    def saved(self, path: str | os.PathLike[str]) -> None:
         """Ignored."""
 
     def on_save(self, save: Callable[[], object]) -> None:

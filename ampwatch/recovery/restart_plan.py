@@ -1,0 +1,268 @@
+"""From a verdict to what a launcher does next: go on, start again so, or stop and ask a person.
+
+Only what a launcher and its script can do by themselves is a restart: load a checkpoint, multiply
+the rates, leave out batches, set the scaler, keep layers in float32. A mistake in the program is
+none of that.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ampwatch.diagnosis import Action, Diagnosis, Finding, Severity
+from ampwatch.diagnosis.evidence_text import evidence_text
+from ampwatch.diagnosis.findings import CUT_OFF, LIVE
+from ampwatch.diagnosis.signals import detail_of
+from ampwatch.follow import diagnose
+from ampwatch.recovery.proof import Proof, kept_proof
+from ampwatch.report.attempts import attempts_of
+from ampwatch.report.checkpoints import CLEAN, condition_of
+from ampwatch.rows import EventKind, Table
+from ampwatch.store import Run, open_run
+
+SCHEMA = 1
+MOST_RESTARTS = 5  # of one run: a cure that did not help so often will not help
+_ROOT = "(root)"
+_OUTPUT_LEAVES_FORMAT = "AMP203"
+_BAD_BATCH = ("AMP206", "AMP209")
+_OF_THE_SCALE = ("AMP103", "AMP104", "AMP108")
+_MOST_TO_WATCH = 3
+_MOST_SKIPPED = 20  # stretches of batches: more is no accident of the data
+
+
+class Next(str, enum.Enum):
+    """What to do."""
+
+    CONTINUE = "continue"
+    RESTART = "restart"
+    STOP = "stop"
+
+
+_WORDS = {Next.CONTINUE: "Go on.", Next.RESTART: "Start again.", Next.STOP: "Stop."}
+EXIT_CODES = {Next.CONTINUE: 0, Next.RESTART: 10, Next.STOP: 11}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A save that the record tells of; `path` is None where the script did not say it."""
+
+    step: int
+    path: str | None
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do next, and with what changed; empty parts stay as they were."""
+
+    action: Next
+    because: str
+    checkpoint: Checkpoint | None = None  # None: from the beginning
+    factor: float | None = None  # of every rate
+    base_rates: tuple[float, ...] = ()  # of the groups, with the factor
+    warmup_steps: int | None = None
+    clip: float | None = None
+    skip_steps: tuple[tuple[int, int], ...] = ()
+    init_scale: float | None = None
+    growth_interval: int | None = None
+    restores_scaler: bool = True
+    keep_in_float32: tuple[str, ...] = ()
+    watch_for: tuple[str, ...] = field(default=())
+
+    @property
+    def exit_code(self) -> int:
+        """For launchers."""
+        return EXIT_CODES[self.action]
+
+    def to_json(self) -> dict[str, Any]:
+        """As `ampwatch plan --json` prints it."""
+        saved = self.checkpoint
+        return {
+            "schema": SCHEMA,
+            "action": self.action.value,
+            "checkpoint": None
+            if saved is None
+            else {"step": saved.step, "path": saved.path, "state": saved.state},
+            "learning_rate": {
+                "factor": self.factor, "groups": list(self.base_rates),
+                "warmup_steps": self.warmup_steps, "clip": self.clip,
+            },
+            "skip_steps": [list(pair) for pair in self.skip_steps],
+            "scaler": {
+                "init_scale": self.init_scale, "growth_interval": self.growth_interval,
+                "restore": self.restores_scaler,
+            },
+            "keep_in_float32": list(self.keep_in_float32),
+            "watch_for": list(self.watch_for),
+            "because": self.because,
+        }  # fmt: skip
+
+
+def plan(run: Run | str | Path) -> Plan:
+    """What a launcher does next with a run as it stands."""
+    opened = run if isinstance(run, Run) else open_run(run)
+    return plan_of(opened, diagnose(opened), kept_proof(opened.path))
+
+
+def plan_of(run: Run, diagnosis: Diagnosis, proof: Proof | None = None) -> Plan:
+    """The plan for a run as it stands; what reruns have proved goes before what was estimated."""
+    head = diagnosis.headline
+    if head is None or head.severity is not Severity.ERROR:
+        return _without_error(run, diagnosis)
+    cured = _cure(run, diagnosis, head, proof)
+    if cured is None:
+        return Plan(Next.STOP, f"{head.summary} No launcher can mend that: {head.action}")
+    restarts = len(attempts_of(run, min(run.ranks, default=0), goes_on=False)) - 1
+    if restarts >= MOST_RESTARTS:
+        why = f"{head.summary} The run was started again {restarts} times: a person must look."
+        return Plan(Next.STOP, why)
+    return cured
+
+
+def _without_error(run: Run, diagnosis: Diagnosis) -> Plan:
+    state, raised = diagnosis.run.state, diagnosis.run.exception
+    if state == LIVE or not (raised or state == CUT_OFF):
+        return Plan(Next.CONTINUE, diagnosis.calm or "No error stands at the end of the record.")
+    saved = _clean_save(run, diagnosis, None)
+    if raised:
+        return Plan(Next.STOP, f"The program ended by {raised}, which its numbers do not explain.")
+    because = "The run was cut off while nothing was wrong with its numbers: nothing is changed."
+    return Plan(Next.RESTART, because, saved)
+
+
+def _cure(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | None) -> Plan | None:
+    """What makes an end of this error, as far as a launcher can; None if it cannot."""
+    advice = diagnosis.learning_rate
+    if advice.action is Action.LOWER and advice.factor is not None:
+        return _lower_rate(run, diagnosis, head, proof)
+    saved = _clean_save(run, diagnosis, head.first_step)
+    watch_for = _watch_for(head)
+    if head.code == _OUTPUT_LEAVES_FORMAT and head.layer and head.layer != _ROOT:
+        because = f"{head.summary} Run {head.layer} in float32."
+        return Plan(Next.RESTART, because, saved, keep_in_float32=(head.layer,),
+                    watch_for=watch_for, **_scaler(run, saved, head))  # fmt: skip
+    batches = _bad_batches(diagnosis)
+    if batches and (head.code in _BAD_BATCH or head.because_of in _BAD_BATCH):
+        because = f"{head.summary} Leave these batches out."
+        return Plan(Next.RESTART, because, saved, skip_steps=batches,
+                    watch_for=watch_for, **_scaler(run, saved, head))  # fmt: skip
+    return None
+
+
+def _lower_rate(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | None) -> Plan:
+    advice = diagnosis.learning_rate
+    assert advice.factor is not None
+    factor, told = advice.factor, "as estimated"
+    if proof is not None and proof.proved is not None and proof.base:
+        factor = proof.proved.value / proof.base
+        told = f"as proved by reruns of {proof.proved.steps:,} steps"
+    saved = _clean_save(run, diagnosis, advice.restart_from_step)
+    rates = tuple(rate * factor for rate in _base_rates(run, head))
+    return Plan(
+        Next.RESTART, f"{head.summary} Lower every rate to {factor:.3g} of it, {told}.", saved,
+        factor=factor, base_rates=rates, warmup_steps=advice.warmup_steps, clip=advice.clip,
+        watch_for=_watch_for(head), **_scaler(run, saved, head),
+    )  # fmt: skip
+
+
+# --- what the record tells ------------------------------------------------------------------------
+
+
+def _clean_save(run: Run, diagnosis: Diagnosis, until: int | None) -> Checkpoint | None:
+    """The last clean save, not after this step."""
+    found: Checkpoint | None = None
+    for step, path in sorted(_saves(run).items()):
+        state, _ = condition_of(step, diagnosis)
+        if state == CLEAN and (until is None or step <= until):
+            found = Checkpoint(step, path, state)
+    return found
+
+
+def _saves(run: Run) -> dict[int, str | None]:
+    """The path of each save by its step, as far as the script told it; of the lowest rank."""
+    rank = min(run.ranks, default=0)
+    found: dict[int, str | None] = {}
+    for row in run.read(Table.EVENTS, ("step", "kind", "detail"), rank).to_pylist():
+        if row["kind"] == EventKind.STATE_SAVED.value and row["step"] is not None:
+            path = detail_of(row["detail"]).get("path")
+            found[row["step"]] = path or found.get(row["step"])
+    return found
+
+
+def _base_rates(run: Run, head: Finding) -> list[float]:
+    """Each group's base rate as the trouble began."""
+    rows = run.read(Table.STEPS, ("step", "lr_bases"), min(run.ranks, default=0))
+    until = head.first_step
+    rates: list[float] = []
+    for step, told in zip(*(rows.column(n).to_pylist() for n in ("step", "lr_bases")), strict=True):
+        if told and (until is None or not rates or (step is not None and step <= until)):
+            rates = told
+    return rates
+
+
+def _scaler(run: Run, saved: Checkpoint | None, head: Finding) -> dict[str, Any]:
+    """Whether the saved scaler is loaded; if not, the scale that was in use at the save."""
+    interval = run.info.scaler.get("growth_interval")
+    if saved is None or head.code not in _OF_THE_SCALE:
+        return {"growth_interval": interval}
+    rows = run.read(Table.STEPS, ("step", "scale"), min(run.ranks, default=0))
+    step = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
+    at = int(np.searchsorted(step, saved.step, side="right")) - 1
+    scale = rows.column("scale")[max(0, at)].as_py() if len(step) else None
+    return {"growth_interval": interval, "init_scale": scale, "restores_scaler": False}
+
+
+def _bad_batches(diagnosis: Diagnosis) -> tuple[tuple[int, int], ...]:
+    """The steps whose batches stood out, as stretches; empty if they are too many to be rare."""
+    found = [one for one in diagnosis.findings if one.code in _BAD_BATCH]
+    steps = sorted(
+        {piece.step for one in found for piece in one.evidence if piece.step is not None}
+    )
+    stretches: list[tuple[int, int]] = []
+    for step in steps:
+        if stretches and step == stretches[-1][1] + 1:
+            stretches[-1] = stretches[-1][0], step
+        else:
+            stretches.append((step, step))
+    return tuple(stretches) if len(stretches) <= _MOST_SKIPPED else ()
+
+
+def _watch_for(head: Finding) -> tuple[str, ...]:
+    told = (evidence_text(piece) for piece in head.evidence[:_MOST_TO_WATCH])
+    return tuple(f"{head.code} {head.name}: {text}" for text in told)
+
+
+def sentences_of(plan: Plan) -> Sequence[str]:
+    """The plan in words, a line each."""
+    saved = plan.checkpoint
+    found = [f"{_WORDS[plan.action]} {plan.because}"]
+    if plan.action is not Next.RESTART:
+        return found
+    if saved is None:
+        found.append("From the beginning: no clean checkpoint is recorded before the trouble.")
+    else:
+        where = f", {saved.path}" if saved.path else ""
+        found.append(f"From the checkpoint of step {saved.step:,}{where} ({saved.state}).")
+    if plan.factor is not None:
+        rates = ", ".join(f"{rate:.4g}" for rate in plan.base_rates)
+        found.append(f"Learning rate: times {plan.factor:.3g}" + (f", {rates}." if rates else "."))
+    if plan.warmup_steps:
+        found.append(f"Warm up for {plan.warmup_steps:,} steps.")
+    if plan.clip:
+        found.append(f"Clip the gradient norm at {plan.clip:.3g}.")
+    if plan.skip_steps:
+        told = ", ".join(f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in plan.skip_steps)
+        found.append(f"Leave out the batches of the steps {told}.")
+    if not plan.restores_scaler:
+        scale = "" if plan.init_scale is None else f" at {plan.init_scale:g}"
+        found.append(f"Do not load the scaler's state; begin{scale}.")
+    if plan.keep_in_float32:
+        found.append(f"Keep in float32: {', '.join(plan.keep_in_float32)}.")
+    found += [f"Watch in the first hundred steps: {text}" for text in plan.watch_for]
+    return found

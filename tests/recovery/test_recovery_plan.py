@@ -1,0 +1,183 @@
+"""A plan says what a launcher can do, and stops where only a person can."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from written_runs import write_run
+
+import ampwatch
+from ampwatch import cli
+from ampwatch.codec import encode
+from ampwatch.diagnosis import Action, Advice, Diagnosis, Evidence, Finding, RunFacts, Severity
+from ampwatch.diagnosis.findings import CUT_OFF, ENDED, LIVE, Verdict
+from ampwatch.recovery.proof import Proof, Try
+from ampwatch.recovery.restart_plan import MOST_RESTARTS, Next, plan_of, sentences_of
+from ampwatch.rows import Table
+from ampwatch.store import RankWriter, open_run, read_info
+
+DOCS = (Path(ampwatch.__file__).parents[1] / "docs" / "recovery.md").read_text("utf-8")
+LOWER = Advice(
+    Action.LOWER, "too high", current=0.1, recommended=0.01, low=0.005, high=0.05, factor=0.1,
+    group=0, restart_from_step=62, warmup_steps=40, clip=1.0,
+)  # fmt: skip
+
+
+def run_with(folder, saves=(), events=()):
+    """A run of 80 steps and with these saves: pairs of a step and a path."""
+    path = write_run(folder, "train", accepted=80)
+    rows = [(step, "state-saved", {"of": "checkpoint", "path": saved}) for step, saved in saves]
+    rows += [(step, kind, {}) for step, kind in events]
+    if rows:
+        writer = RankWriter(path, 0, read_info(path))
+        columns = {
+            "step": [step for step, _, _ in rows],
+            "time_ns": [1] * len(rows),
+            "kind": [kind for _, kind, _ in rows],
+            "detail": [json.dumps(detail) for _, _, detail in rows],
+        }
+        writer.append(encode(Table.EVENTS, columns))
+        last = {"step": [80], "time_ns": [2], "loss": [1.0], "lr_bases": [[0.1, 0.05]]}
+        writer.append(encode(Table.STEPS, last))
+        writer.close()
+    return open_run(path)
+
+
+def finding(code, severity=Severity.ERROR, first=70, **others):
+    given = {"name": "trouble", "last_step": 79, "ranks": (0,), "layer": None,
+             "summary": "It broke.", "cause": "", "action": "Mend it."}  # fmt: skip
+    return Finding(code=code, severity=severity, first_step=first, **given | others)
+
+
+def diagnosis(*findings, advice=None, state=ENDED, exception=None, verdict=None):
+    failing = any(one.severity is Severity.ERROR for one in findings)
+    facts = RunFacts("id", "ampwatch", (0,), 80, None, None, state != CUT_OFF, 1.0, 1.0, 0, 0,
+                     state=state, exception=exception)  # fmt: skip
+    usual = Verdict.FAILING if failing else Verdict.HEALTHY
+    return Diagnosis(facts, verdict or usual, findings, advice or Advice(Action.KEEP, "fine"))
+
+
+@pytest.mark.parametrize("state", [LIVE, ENDED])
+def test_a_run_without_an_error_goes_on(tmp_path, state):
+    made = plan_of(run_with(tmp_path), diagnosis(finding("AMP105", Severity.WARNING), state=state))
+    assert (made.action, made.exit_code) == (Next.CONTINUE, 0)
+
+
+def test_a_run_that_was_killed_goes_on_from_its_last_clean_save_with_nothing_changed(tmp_path):
+    run = run_with(tmp_path, [(20, "a.pt"), (40, "b.pt")])
+    made = plan_of(run, diagnosis(state=CUT_OFF, verdict=Verdict.CUT_OFF))
+    assert (made.action, made.exit_code) == (Next.RESTART, 10)
+    assert (made.checkpoint.step, made.checkpoint.path) == (40, "b.pt")
+    assert made.factor is None
+    assert made.restores_scaler
+
+
+def test_a_program_that_ended_by_an_exception_of_its_own_needs_a_person(tmp_path):
+    made = plan_of(run_with(tmp_path), diagnosis(exception="KeyError: 'x'"))
+    assert (made.action, made.exit_code) == (Next.STOP, 11)
+    assert "KeyError" in made.because
+
+
+def test_too_high_a_rate_is_lowered_from_the_last_save_before_the_drift(tmp_path):
+    run = run_with(tmp_path, [(20, "a.pt"), (60, "b.pt"), (65, "late.pt"), (75, "bad.pt")])
+    head = finding("AMP301", evidence=(Evidence("loss", 71, 9.0, 1.0, "before"),))
+    made = plan_of(run, diagnosis(head, advice=LOWER)).to_json()
+    assert made["checkpoint"] == {"step": 60, "path": "b.pt", "state": "clean"}
+    assert made["learning_rate"] == {
+        "factor": 0.1, "groups": pytest.approx([0.01, 0.005]), "warmup_steps": 40, "clip": 1.0,
+    }  # fmt: skip
+    assert len(made["watch_for"]) == 1
+    assert made["scaler"]["restore"]
+
+
+def test_what_was_proved_goes_before_the_estimate(tmp_path):
+    tried = Try("lr", 0.02, 300, "healthy", True, "", {}, "x")
+    proof = Proof("train", 0.1, 300, (tried,))
+    made = plan_of(run_with(tmp_path), diagnosis(finding("AMP301"), advice=LOWER), proof)
+    assert made.factor == pytest.approx(0.2)
+    assert "proved by reruns of 300 steps" in made.because
+    nothing = Proof("train", 0.1, 300, ())
+    made = plan_of(run_with(tmp_path), diagnosis(finding("AMP301"), advice=LOWER), nothing)
+    assert made.factor == pytest.approx(0.1)
+
+
+def test_a_layer_that_leaves_the_format_is_kept_in_float32(tmp_path):
+    run = run_with(tmp_path, [(60, "b.pt"), (75, "bad.pt")])
+    made = plan_of(run, diagnosis(finding("AMP203", layer="block.3")))
+    assert made.action is Next.RESTART
+    assert made.keep_in_float32 == ("block.3",)
+    assert made.checkpoint.step == 60
+    of_the_whole = plan_of(run, diagnosis(finding("AMP203", layer="(root)")))
+    assert of_the_whole.action is Next.STOP
+
+
+def test_rare_bad_batches_are_left_out(tmp_path):
+    evidence = tuple(Evidence("input_amax", step, 1e9, 3.0, "before") for step in (30, 31, 70))
+    bad = finding("AMP206", Severity.WARNING, first=30, evidence=evidence)
+    broken = finding("AMP207", first=70, because_of="AMP206")
+    made = plan_of(run_with(tmp_path, [(20, "a.pt")]), diagnosis(broken, bad))
+    assert made.skip_steps == ((30, 31), (70, 70))
+    assert made.checkpoint.path == "a.pt"
+
+
+@pytest.mark.parametrize("code", ["AMP401", "AMP207", "AMP506", "AMP601", "AMP104"])
+def test_what_no_launcher_can_mend_stops_with_the_findings_own_advice(tmp_path, code):
+    made = plan_of(run_with(tmp_path, [(20, "a.pt")]), diagnosis(finding(code)))
+    assert made.action is Next.STOP
+    assert "Mend it." in made.because
+
+
+def test_a_run_that_was_started_again_often_enough_stops(tmp_path):
+    again = [(10 * n, "started") for n in range(MOST_RESTARTS + 1)]
+    made = plan_of(run_with(tmp_path, events=again), diagnosis(finding("AMP301"), advice=LOWER))
+    assert made.action is Next.STOP
+    assert "a person must look" in made.because
+
+
+def test_the_plan_is_said_in_words(tmp_path):
+    run = run_with(tmp_path, [(60, "b.pt")])
+    words = "\n".join(sentences_of(plan_of(run, diagnosis(finding("AMP301"), advice=LOWER))))
+    assert "From the checkpoint of step 60, b.pt (clean)." in words
+    assert "Learning rate: times 0.1" in words
+    assert "Warm up for 40 steps." in words
+    assert "Clip the gradient norm at 1." in words
+
+
+def test_the_command_prints_json_and_exits_with_the_plans_code(tmp_path, capsys):
+    path = write_run(tmp_path, "well", accepted=60)
+    assert cli.run(["plan", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["action"] == "continue"
+    assert ampwatch.plan(path).action is Next.CONTINUE
+    assert cli.run(["plan", str(tmp_path / "nothing")]) == 2
+
+
+@pytest.mark.slow
+def test_the_shell_loop_of_the_page_brings_a_failing_training_to_a_healthy_end(tmp_path):
+    loop = re.search(r"<!-- loop -->\n```bash\n(.*?)```", DOCS, re.DOTALL)
+    assert loop is not None
+    script = Path(__file__).with_name("restarted_training.py")
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    for name, words in {"ampwatch": "-m ampwatch", "python": ""}.items():
+        (bin_ / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+        (bin_ / name).chmod(stat.S_IRWXU)
+    root = str(Path(ampwatch.__file__).parents[1])
+    told = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "PYTHONPATH": root,
+            "OMP_NUM_THREADS": "1"}  # fmt: skip
+    told.pop("AMPWATCH_DIR", None)
+    text = loop[1].replace("train.py", f"{script} 5.0")
+    done = subprocess.run(
+        ["bash", "-c", text], cwd=tmp_path, env=told, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads((tmp_path / "plan.json").read_text())["action"] == "continue"
+    run = ampwatch.open_run(tmp_path / "ampwatch-runs" / "train")
+    assert run.steps.num_rows == 800  # failed, and once more
+    assert ampwatch.diagnose(run).verdict.value in {"healthy", "warning"}
