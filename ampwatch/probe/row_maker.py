@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ampwatch.probe.checkpoint_stamps import CheckpointStamps
 from ampwatch.probe.culprit import CulpritFinder
 from ampwatch.probe.forwards import data_magnitudes, first_bad_output, was_left_out
 from ampwatch.probe.layer_figures import LayerFigures, figures_of
@@ -48,6 +49,7 @@ class RowMaker:
         self._layers = LayerLog(survey)
         self._infos = LayerInfos(survey, self._groups.get)
         self._culprits = CulpritFinder(survey, self._infos.written)
+        self._stamps = CheckpointStamps()
         self._correction: dict[int, float] = {}  # exact over estimated weight norm, by optimizer
         self._inner_autocast: str | None = None  # where autocast is entered inside the model
 
@@ -79,6 +81,8 @@ class RowMaker:
             events += overflow
         rows: list[StepRow] = [(r, turn) for r in steps for turn in r.turns or (None,)]
         columns = {**_step_columns(rows), **self._update_columns(rows, moved)}
+        self._stamps.follow(columns["step"], columns["param_norm"])
+        self._stamps.stamp(events)
         tables += [
             (Table.STEPS, {**columns, "autocast_dtype": autocast}),
             (Table.EXTRAS, _extra_columns(steps)),

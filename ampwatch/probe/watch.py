@@ -7,9 +7,10 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -24,6 +25,9 @@ from ampwatch.probe.models import Survey
 from ampwatch.probe.records import EventRecord
 from ampwatch.probe.row_maker import RowMaker
 from ampwatch.rows import EventKind
+
+if TYPE_CHECKING:
+    from ampwatch.recovery.restart_plan import Checkpoint
 
 _LONGEST_PATH = 1000
 
@@ -169,6 +173,18 @@ class Watch:
         if not self._closed:
             self._guard.run(self._loop.state_saved, os.fspath(path)[:_LONGEST_PATH])
 
+    def last_clean_checkpoint(self) -> Checkpoint | None:
+        """The last save before any trouble; None if there is none, or no log that tells of it.
+
+        It reads the run's log as far as it is written: call it when something went wrong.
+        """
+        if self.run_folder is None:
+            return None
+        # By name: what judges runs stands above what runs beside a training.
+        judged = import_module("ampwatch.recovery.restart_plan")
+        found: Checkpoint | None = judged.last_clean_checkpoint(self.run_folder)
+        return found
+
     def on_save(self, save: Callable[[], object]) -> None:
         """Have this function write a checkpoint when a page asks for one; see `attach(control=)`.
 
@@ -292,6 +308,10 @@ class NoWatch:
 
     def saved(self, path: str | os.PathLike[str]) -> None:
         """Ignored."""
+
+    def last_clean_checkpoint(self) -> Checkpoint | None:
+        """None: nothing is recorded."""
+        return None
 
     def on_save(self, save: Callable[[], object]) -> None:
         """Ignored."""

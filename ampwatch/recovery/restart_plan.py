@@ -110,6 +110,12 @@ def plan(run: Run | str | Path) -> Plan:
     return plan_of(opened, diagnose(opened), kept_proof(opened.path))
 
 
+def last_clean_checkpoint(run: Run | str | Path) -> Checkpoint | None:
+    """The last save of a run that holds nothing of the trouble it is in."""
+    opened = run if isinstance(run, Run) else open_run(run)
+    return _clean_save(opened, diagnose(opened), None)
+
+
 def plan_of(run: Run, diagnosis: Diagnosis, proof: Proof | None = None) -> Plan:
     """The plan for a run as it stands; what reruns have proved goes before what was estimated."""
     head = diagnosis.headline
@@ -177,21 +183,21 @@ def _lower_rate(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | No
 def _clean_save(run: Run, diagnosis: Diagnosis, until: int | None) -> Checkpoint | None:
     """The last clean save, not after this step."""
     found: Checkpoint | None = None
-    for step, path in sorted(_saves(run).items()):
-        state, _ = condition_of(step, diagnosis)
+    for step, (path, stamp) in sorted(_saves(run).items()):
+        state = stamp or condition_of(step, diagnosis)[0]
         if state == CLEAN and (until is None or step <= until):
             found = Checkpoint(step, path, state)
     return found
 
 
-def _saves(run: Run) -> dict[int, str | None]:
-    """The path of each save by its step, as far as the script told it; of the lowest rank."""
+def _saves(run: Run) -> dict[int, tuple[str | None, str]]:
+    """By step, the path of each save as far as it was told, and its stamp; of the lowest rank."""
     rank = min(run.ranks, default=0)
-    found: dict[int, str | None] = {}
+    found: dict[int, tuple[str | None, str]] = {}
     for row in run.read(Table.EVENTS, ("step", "kind", "detail"), rank).to_pylist():
         if row["kind"] == EventKind.STATE_SAVED.value and row["step"] is not None:
-            path = detail_of(row["detail"]).get("path")
-            found[row["step"]] = path or found.get(row["step"])
+            told, (path, stamp) = detail_of(row["detail"]), found.get(row["step"], (None, ""))
+            found[row["step"]] = told.get("path") or path, str(told.get("state") or stamp)
     return found
 
 

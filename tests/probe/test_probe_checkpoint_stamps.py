@@ -1,0 +1,68 @@
+"""A save of broken weights is marked and said; the last clean one is found."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import ampwatch
+from ampwatch.errors import AmpwatchWarning
+
+
+def trained(folder, saves, broken_at=None, healed_at=None):
+    """A run that says it saved before these steps; its weights are nan for a while."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with ampwatch.attach(
+        None, model, optimizer=optimizer, run="run", log_dir=folder, endpoint="off"
+    ) as watch:
+        for step in range(60):
+            if step in saves:
+                watch.saved(folder / f"{step}.pt")
+            x = torch.randn(4, 8)
+            if step == broken_at:
+                x = x * torch.nan
+            if step == healed_at:
+                model.load_state_dict(kept)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        found = watch
+    return found, ampwatch.open_run(folder / "run")
+
+
+def saves_of(run):
+    rows = [row for row in run.events.to_pylist() if row["kind"] == "state-saved"]
+    return {row["step"]: json.loads(row["detail"]) for row in rows}
+
+
+def test_a_save_of_weights_that_are_not_finite_is_marked_and_said_at_once(tmp_path):
+    with pytest.warns(AmpwatchWarning, match=r"before step 40 \(.*40\.pt\).*do not keep this one"):
+        watch, run = trained(tmp_path, (20, 40), broken_at=30)
+    told = saves_of(run)
+    assert "state" not in told[20]
+    assert told[40]["state"] == "poisoned"
+    assert told[40]["path"] == str(tmp_path / "40.pt")
+    clean = watch.last_clean_checkpoint()
+    assert (clean.step, clean.path, clean.state) == (20, str(tmp_path / "20.pt"), "clean")
+
+
+def test_once_the_weights_are_finite_again_a_save_is_not_marked(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, run = trained(tmp_path, (20, 55), broken_at=30, healed_at=45)
+    assert [told.get("state") for told in saves_of(run).values()] == [None, None]
+
+
+def test_of_a_healthy_run_the_last_save_is_clean(tmp_path):
+    watch, _ = trained(tmp_path, (20, 40))
+    assert watch.last_clean_checkpoint().step == 40
+
+
+def test_a_run_that_saves_nothing_has_no_checkpoint(tmp_path):
+    watch, _ = trained(tmp_path, ())
+    assert watch.last_clean_checkpoint() is None
