@@ -94,7 +94,7 @@ def drawn(seed: int, number: int, share_of_faults: float = 0.5) -> Case:
         shape = dataclasses.replace(shape, tied=False)
     if fault == "quantised router":
         shape = dataclasses.replace(shape, family="mixture of experts")
-    steps, every = draw.randint(40, 70), draw.randint(3, 8)
+    steps, every = draw.randint(50, 90), draw.randint(3, 10)
     return Case(
         number=number,
         seed=draw.randrange(2**31),
@@ -287,7 +287,7 @@ def _inner(made: Training) -> tuple[str, nn.Module, nn.Module]:
         if isinstance(module, nn.LayerNorm):
             before = module
         elif hasattr(module, "weight") and module.weight.dim() == 2 and before is not None:
-            if not name.endswith(("down", "out", made.case.shape.router)):
+            if name.rpartition(".")[2] in ("up", "qkv", "widen") or name.startswith("net."):
                 pairs.append((name, module, before))
             before = None
     return pairs[made.case.block % len(pairs)]
@@ -297,16 +297,25 @@ def _outlying_channel(made: Training, factor: float) -> str:
     """One channel of a normalisation is so much larger; the next layer makes up for it."""
     name, layer, norm = _inner(made)
     channel = made.case.seed % norm.weight.numel()
+    takers = [layer, *_gates(made, name).values()]
 
     def grow(step: int) -> None:
         if step == made.case.begins:
             with torch.no_grad():
                 norm.weight[channel] *= factor
-                layer.weight[:, channel] /= factor
+                for taker in takers:
+                    taker.weight[:, channel] /= factor
 
     made.before_step.append(grow)
-    made.layers = frozenset({name})
+    made.layers = frozenset({name, *_gates(made, name)})
     return name
+
+
+def _gates(made: Training, name: str) -> dict[str, nn.Module]:
+    """The gate that takes the same input as this layer, if there is one."""
+    parent = name.rpartition(".")[0]
+    gate = getattr(made.model.get_submodule(parent), "gate", None) if parent else None
+    return {} if gate is None else {f"{parent}.gate": gate}
 
 
 def _healthy(made: Training) -> None:
@@ -320,6 +329,10 @@ def _healthy(made: Training) -> None:
         made.weights = lambda step, wanted: (
             torch.full((_rows(wanted),), 20 * case.size) if step == at else None
         )
+    else:  # losses of uneven size, as batches of uneven difficulty give
+        draw = random.Random(case.seed)
+        sizes = [math.exp(draw.gauss(0.0, 0.3)) for _ in range(case.steps)]
+        made.weights = lambda step, wanted: torch.full((_rows(wanted),), sizes[step])
 
 
 def _rows(wanted: Tensor) -> int:
@@ -328,13 +341,14 @@ def _rows(wanted: Tensor) -> int:
 
 def _saturating(made: Training) -> None:
     """A maximum of other ranks' channels is used, that know nothing of the outlying one."""
-    name = _outlying_channel(made, 20 * made.case.size)
+    factor = 2 + 4 * made.case.size
+    name = _outlying_channel(made, factor)
     layer = made.model.get_submodule(name)
-    state, factor = layer.fp8_meta["scaling_fwd"], 20 * made.case.size
+    state = layer.fp8_meta["scaling_fwd"]
     renew = state.renew
 
     def renewed() -> None:
-        state.amax_history[0, 0] /= factor if layer.weight is not None else 1
+        state.amax_history[0, 0] /= factor
         renew()
 
     def begin(step: int) -> None:
@@ -362,6 +376,8 @@ def _underflowing_gradient(made: Training) -> None:
         made.layers = frozenset(cast)
         return
     up, down = _pair(made)
+    name = next(name for name, module in made.model.named_modules() if module is up)
+    gate = next(iter(_gates(made, name).values()), None)
     every = 32 if case.recipe == "mxfp8" else up.out_features
     first = case.seed % every
     for layer in (up, down):  # an optimizer's step would be far larger than what is made small
@@ -375,7 +391,11 @@ def _underflowing_gradient(made: Training) -> None:
 
     made.before_step.append(widen)
     # The second one's weight has the same few large values, and the rest is as small beside them.
-    made.layers = frozenset(n for n, m in made.model.named_modules() if m is up or m is down)
+    made.layers = frozenset(
+        name
+        for name, module in made.model.named_modules()
+        if module in (up, down) or (module is not None and module is gate)
+    )
 
 
 def _cast_layers(model: nn.Module, recipe: str) -> list[str]:
@@ -397,7 +417,7 @@ def _pair(made: Training) -> tuple[nn.Module, nn.Module]:
 
 def _underflowing_input(made: Training) -> None:
     """One channel is so large that with one scale for the tensor the rest is nothing."""
-    _outlying_channel(made, 3e5 * made.case.size)
+    _outlying_channel(made, 6e4 * made.case.size)
 
 
 def _stale(made: Training) -> None:
@@ -406,7 +426,7 @@ def _stale(made: Training) -> None:
 
 
 def _growing(made: Training) -> None:
-    """The input of a frozen layer triples with each step, to the end."""
+    """The input of a frozen layer grows with each step, to the end."""
     name, layer, norm = _inner(made)
     made.layers = frozenset({name})
     layer.weight.requires_grad_(False)
@@ -415,8 +435,8 @@ def _growing(made: Training) -> None:
     def grow(step: int) -> None:
         if step >= first:
             with torch.no_grad():
-                norm.weight *= 3.0
-                layer.weight /= 3.0
+                norm.weight *= 2.5
+                layer.weight /= 2.5
 
     made.before_step.append(grow)
 
@@ -426,7 +446,7 @@ def _never_renewed(made: Training) -> None:
     case = made.case
     name, layer, norm = _inner(made)
     made.layers = frozenset({name})
-    begins, factor = max(case.begins, 4), 4 * case.size
+    begins, factor = max(case.begins, 4), 1.5 + 1.5 * case.size
     of_gradients = case.seed % 2 == 1
 
     def stop(step: int) -> None:
@@ -454,7 +474,7 @@ def _of_other_ranks(made: Training) -> None:
     renew = state.renew
 
     def smaller() -> None:
-        state.amax_history[0] /= 4 * case.size
+        state.amax_history[0] /= 1.5 + 1.5 * case.size
         renew()
 
     def begin(step: int) -> None:

@@ -38,6 +38,9 @@ class Shape:
     activation: str
     tied: bool  # the embedding is the head: no layer of its own
     router: str
+    gated: bool = False  # blocks have a gate, as wide as what it gates
+    mixed: str = "out"  # the name of the layer after attention
+    dropout: float = 0.0
 
     @classmethod
     def drawn(cls, draw: random.Random) -> Shape:
@@ -50,6 +53,9 @@ class Shape:
             activation=draw.choice(sorted(ACTIVATIONS)),
             tied=draw.random() < 0.2,
             router=draw.choice(("router", "gate", "gating")),
+            gated=draw.random() < 0.4,
+            mixed=draw.choice(("out", "proj", "score", "head")),
+            dropout=draw.choice((0.0, 0.0, 0.1)),
         )
 
 
@@ -61,10 +67,16 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(shape.width)
         self.up = make(shape.width, 2 * shape.width, INNER)
         self.down = make(2 * shape.width, shape.width, INNER)
+        self.gate = make(shape.width, 2 * shape.width, INNER) if shape.gated else None
         self.act = ACTIVATIONS[shape.activation]
+        self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(self.act(self.up(self.norm(x))))
+        seen = self.norm(x)
+        inner = self.act(self.up(seen) if self.gate is None else self.gate(seen))
+        if self.gate is not None:
+            inner = inner * self.up(seen)
+        return x + self.dropout(self.down(inner))
 
 
 class Attention(nn.Module):
@@ -74,14 +86,15 @@ class Attention(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(shape.width)
         self.qkv = make(shape.width, 3 * shape.width, INNER)
-        self.out = make(shape.width, shape.width, INNER)
+        self.mixed = shape.mixed
+        setattr(self, shape.mixed, make(shape.width, shape.width, INNER))
 
     def forward(self, x: Tensor) -> Tensor:
         width = x.shape[-1]
         parts = self.qkv(self.norm(x)).unflatten(-1, (3, 4, width // 4))
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return x + self.out(mixed.transpose(1, 2).flatten(-2))
+        return x + getattr(self, self.mixed)(mixed.transpose(1, 2).flatten(-2))
 
 
 class Experts(nn.Module):

@@ -19,7 +19,7 @@ from low_precision_cases import DELAYED, WIDE, Training
 from torch import Tensor, nn
 
 # A fault is one, and health is health, by a margin.
-_CUT, _FLUSHED, _STALE = 0.003, 0.3, 2.5
+_CUT, _FLUSHED, _STALE = 0.0015, 0.23, 2.2
 _CUT_OFF = 0.001
 _HEALTHY_CUT, _HEALTHY_FLUSHED, _HEALTHY_STALE = 0.01, 0.2, 2.0
 _LAST = 5  # shares of steps: of the last fifth of a training and of all since the fault began
