@@ -33,8 +33,6 @@ from rich.progress import track  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-logging.disable(logging.WARNING)  # torchao tells of kernels that a CPU does not have
-warnings.simplefilter("ignore")
 
 import variety  # noqa: E402
 from low_precision_cases import FAULTS, WIDE, Case, Training, drawn, training  # noqa: E402
@@ -202,6 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = variety.began()
     numbers = options.only or range(options.cases)
     shown = not sys.stderr.isatty()
+    logging.disable(logging.WARNING)  # torchao tells of kernels that a CPU does not have
+    warnings.simplefilter("ignore")
     _load_torchao()
     cases = [drawn(seed, number) for number in numbers]
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:

@@ -100,7 +100,7 @@ LOW_PRECISION = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.slow_trainings
 @pytest.mark.parametrize(("name", "code"), LOW_PRECISION.items())
 def test_a_fault_below_sixteen_bits_is_told_and_its_twin_is_not(
     tmp_path: Path, name: str, code: str
@@ -111,7 +111,7 @@ def test_a_fault_below_sixteen_bits_is_told_and_its_twin_is_not(
     assert [one.code for one in twin.findings if one.severity.value != "info"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow_trainings
 def test_leaving_the_told_layers_in_bf16_gains_what_fp8_lost(tmp_path: Path) -> None:
     pytest.importorskip("torchao.float8")
     runs = [performed(f"fp8-outlying-channels{end}", tmp_path) for end in ("", ".twin")]
