@@ -29,7 +29,7 @@ from open_runs import Look
 from problems import guarded, problem
 
 from ampwatch.report.format_losses import ROLES, STALENESS
-from ampwatch.report.layer_views import FP8
+from ampwatch.report.layer_views import FP8, WHAT_IF
 from ampwatch.report.loss_panels import fault_of
 from ampwatch.report.number_format_text import formats_text
 from ampwatch.report.overview_chart import column_panel
@@ -234,7 +234,8 @@ def _layer(
     if layer in names:
         browser.html(words, key="layer findings")
         _history(look, layer, grid, where)
-        facts = what_if_table(look, layer, where.step)
+        told = WHAT_IF in live_chart.views(look)
+        facts = what_if_table(look, layer, where.step) if told else ""
         facts += _histogram(look, layer, live_chart.moment(look, where.step))
         browser.html(facts, key="layer facts")
         return
