@@ -407,3 +407,15 @@ def test_no_two_labels_of_an_axis_are_alike_however_little_the_values_differ(
     assert max(map(len, axis["ticktext"])) <= 10
     first, last = axis["range"]
     assert (last - first > 0.9 * max(abs(low), abs(high))) is is_level
+
+
+def test_no_two_labels_of_a_time_axis_are_alike_late_in_a_long_run(one):
+    with tab(one) as opened:
+        texts = opened.page.evaluate(
+            f"""() => {{ {bundled("axes")};
+            const {{ timeTicks, timeText, distinctTexts }} = from_ticks;
+            const ticks = timeTicks([1658880, 1658895]);
+            return distinctTexts(ticks, timeText, [3, 4, 5, 6, 7]) }}"""
+        )
+    assert len(set(texts)) == len(texts) >= 2
+    assert texts[0].startswith("19.2")

@@ -1,6 +1,6 @@
 // An axis for the values in view: its range, its ticks, and how a value on it is written.
 
-import { linearTicks, logTicks, numberText, powerText, powerTicks } from "./ticks.js";
+import { distinctTexts, linearTicks, logTicks, numberText, powerText, powerTicks } from "./ticks.js";
 
 const LOG_RATIO = { number: 30, rate: 8 }; // a linear axis would hide the smaller values
 const ROOM = 0.08; // of the range, above and below
@@ -39,6 +39,5 @@ function linearAxis(low, high) {
 }
 
 function labelled(tickvals, text) {
-  const texts = DIGITS.map((digits) => tickvals.map((value) => text(value, digits)));
-  return { tickvals, ticktext: texts.find((some) => new Set(some).size === some.length) ?? texts[0] };
+  return { tickvals, ticktext: distinctTexts(tickvals, text, DIGITS) };
 }

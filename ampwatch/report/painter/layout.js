@@ -6,7 +6,7 @@ import { shortened, tone, widthOf } from "./elements.js";
 import { extent } from "./lines.js";
 import { isNoisy } from "./scene.js";
 import { usualExtent } from "./smoothing.js";
-import { countText, linearTicks, numberText, timeText, timeTicks } from "./ticks.js";
+import { countText, distinctTexts, linearTicks, numberText, timeText, timeTicks } from "./ticks.js";
 import { nameOf, shownLines } from "./view.js";
 
 export const LEFT = 54; // pixels, as all below
@@ -77,7 +77,9 @@ const TICKS = {
     return at.map((step, n) => [step, (n ? "" : "step ") + countText(step)]);
   },
   second(range, most) {
-    return timeTicks(range, most).map((second) => [second, timeText(second)]);
+    const seconds = timeTicks(range, most);
+    const texts = distinctTexts(seconds, timeText, [3, 4, 5, 6, 7]);
+    return seconds.map((second, at) => [second, texts[at]]);
   },
   number(range, most, label) {
     return linearTicks(range, most).map((value, n) => [value, n ? numberText(value) : `${shortened(label, AXIS_LETTERS)} ${numberText(value)}`]);

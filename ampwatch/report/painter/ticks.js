@@ -55,11 +55,17 @@ export function timeTicks([low, high], most = 6) {
   return between(Math.ceil(low / stride) * stride, high, stride);
 }
 
-export function timeText(seconds) {
+export function timeText(seconds, digits = 3) {
   if (seconds < 60) return `${Math.round(seconds)} s`;
-  if (seconds < 3600) return `${Number((seconds / 60).toPrecision(3))} min`;
-  if (seconds < 172800) return `${Number((seconds / 3600).toPrecision(3))} h`;
-  return `${Number((seconds / 86400).toPrecision(3))} days`;
+  if (seconds < 3600) return `${Number((seconds / 60).toPrecision(digits))} min`;
+  if (seconds < 172800) return `${Number((seconds / 3600).toPrecision(digits))} h`;
+  return `${Number((seconds / 86400).toPrecision(digits))} days`;
+}
+
+// The first of these numbers of digits that tells neighbours apart.
+export function distinctTexts(values, text, digits) {
+  const all = digits.map((count) => values.map((value) => text(value, count)));
+  return all.find((some) => new Set(some).size === some.length) ?? all[0];
 }
 
 function between(first, last, stride) {
