@@ -9,6 +9,7 @@ that has them, and two publishers of one run, each with other ranks of it, toget
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ def publish(
     folders = _folders(run)
     table = _prepared(place)
     job = Job(place.address, {row.id: row for row in of_rows(table.rows())}, live=live)
-    shares = _shares(folders)
+    shares = _shares(folders, workers)
     outcome, done = Outcome(), 0
     for share, written in in_order(write_share, job, shares, workers):
         for one in written:
@@ -91,17 +92,18 @@ def _started_ns(path: Path) -> int:
         return 0
 
 
-def _shares(folders: Sequence[Path]) -> list[list[Path]]:
-    """Runs that are written together, in files of a good size."""
-    shares: list[list[Path]] = []
-    total = 0
-    for folder in folders:
-        if not shares or len(shares[-1]) >= _SHARE_RUNS or total >= _SHARE_BYTES:
-            shares.append([])
-            total = 0
-        shares[-1].append(folder)
-        total += bytes_in(folder)
-    return shares
+def _shares(folders: Sequence[Path], workers: int) -> list[list[Path]]:
+    """Runs that are written together, in files of a good size; as much for each worker."""
+    weights = [max(1 / _SHARE_RUNS, bytes_in(folder) / _SHARE_BYTES) for folder in folders]
+    total = sum(weights)
+    count = math.ceil(total)
+    count = math.ceil(count / workers) * workers if count > 1 else 1
+    shares: list[list[Path]] = [[] for _ in range(count)]
+    before = 0.0
+    for folder, weight in zip(folders, weights, strict=True):
+        shares[min(int(before / total * count), count - 1)].append(folder)
+        before += weight
+    return [share for share in shares if share]
 
 
 def _prepared(place: Place) -> RunTable:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from ampwatch.codec import column
 from ampwatch.rows import DTYPES, SCHEMAS, Table
-from ampwatch.store.ordered_rows import ATTEMPT, RANK, View
+from ampwatch.store.ordered_rows import ATTEMPT, RANK
 from ampwatch.store.public_columns import LayerFacts, with_dtype_names
 from ampwatch.store.run_files import RankRows
 
@@ -129,8 +129,7 @@ def stored(table: Table, rows: pa.Table, names: Sequence[str]) -> pa.Table:
 
 def layer_facts(log: RankRows) -> LayerFacts:
     """What the layers of a rank are."""
-    names = SCHEMAS[Table.LAYER_INFO].names
-    return LayerFacts.of(View(Table.LAYER_INFO, names).update([log]))
+    return LayerFacts.of(with_places(log, Table.LAYER_INFO, 0, log.rows(Table.LAYER_INFO)))
 
 
 def with_places(log: RankRows, table: Table, start: int, stop: int) -> pa.Table:
