@@ -56,6 +56,10 @@ class LayerRows:
                 known[column] = text
                 self._changed.add(layer)
 
+    def tell_again(self) -> None:
+        """A new attempt begins: it tells what its layers are by itself."""
+        self._changed.update(self._numbers)
+
     @property
     def count(self) -> int:
         """How many layers were told of."""

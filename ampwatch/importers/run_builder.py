@@ -88,7 +88,10 @@ class RunBuilder:
         """Add what a line tells of a layer; its step has a row."""
         if statement.step != self._layers.step:
             self._layers.settle()
+            attempt = self._state.now
             self._state.meet(statement.step)
+            if self._state.now is not attempt:
+                self._layers.tell_again()
             time = {} if statement.time_ns is None else {"time_ns": statement.time_ns}
             self._take_settled(Stats(step=statement.step, values=time))
         self._layers.take(statement)

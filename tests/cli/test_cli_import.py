@@ -42,6 +42,21 @@ def test_a_log_is_reported_and_leaves_nothing_behind(capsys, log, tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["train.log"]
 
 
+def test_a_folder_with_a_log_of_each_rank_is_reported_as_one_run(capsys, tmp_path):
+    place = tmp_path / "nvdlfw_inspect_statistics_logs"
+    place.mkdir()
+    line = "2026-03-01 10:00:00,000 - INFO - fc_weight_underflows% \t iteration={} \t value={}\n"
+    for rank, share in ((0, "0.1000"), (1, "45.0000")):
+        text = "".join(line.format(step, share) for step in range(6))
+        (place / f"nvdlfw_inspect_globalrank-{rank}.log").write_text(text)
+    code, out, _ = ampwatch(capsys, "report", place, "--json")
+    told = json.loads(out)
+    assert (code, told["run"]["source"], told["run"]["ranks"]) == (0, "nvidia-inspector", [0, 1])
+    assert "AMP702" in [finding["code"] for finding in told["findings"]]
+    (tmp_path / "other").mkdir()
+    assert ampwatch(capsys, "report", tmp_path / "other")[0] != 0
+
+
 def test_fail_on_and_json_work_on_a_log(capsys, log):
     code, out, _ = ampwatch(capsys, "report", log, "--json", "--fail-on", "error")
     assert code == 1

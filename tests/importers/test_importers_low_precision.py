@@ -105,6 +105,15 @@ def test_an_iteration_that_falls_begins_a_new_attempt(tmp_path):
     assert run.layers.column("step").to_pylist() == [*range(8), *range(4, 9)]
 
 
+def test_a_trouble_that_a_new_attempt_does_not_have_is_over(tmp_path):
+    old = [("fc1_weight_underflows%", step, 45.0) for step in range(8)]
+    new = [("fc1_weight_underflows%", step, 0.1) for step in range(8)]
+    for name, rows, codes in (("ill", old, ["AMP702"]), ("mended", [*old, *new], [])):
+        (tmp_path / name).mkdir()
+        told = diagnose(inspected(tmp_path / name, rows)).findings
+        assert [one.code for one in told if one.code.startswith("AMP7")] == codes
+
+
 def test_an_event_of_torchtitan_is_never_read_by_its_words():
     line = (
         '{"rank": 0, "step": 3, "log_type_name": "note", "seq_id": 4, '
