@@ -1,0 +1,139 @@
+"""What earlier runs teach that are made of the same: which rates held, and which failed.
+
+Only a failure whose cause is the rate counts against a rate. A run that held proves its rate for
+the steps it took: where a longer one failed with that rate or a lower one, and later, it proves
+nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ampwatch.diagnosis.findings import Action, Diagnosis, Severity, Verdict
+from ampwatch.diagnosis.signature import Signature
+from ampwatch.diagnosis.words import count_text
+
+_CALM = frozenset((Verdict.HEALTHY.value, Verdict.CUT_OFF.value))
+_LEFT = frozenset((Action.KEEP.value, Action.RAISE.value))
+
+
+class Outcome(str, enum.Enum):
+    """What a run says of its rate."""
+
+    STABLE = "stable"
+    FAILING = "failing"  # because of its rate
+    NEITHER = "neither"  # failing for another reason, too short to be judged, or in between
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierRun:
+    """One run in short. `rate` is its base rate, of a stable one what it reached of that."""
+
+    id: str
+    name: str
+    started_ns: int
+    signature: Signature | None
+    outcome: Outcome
+    rate: float | None
+    steps: int  # that it held: until it ended, or failed
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What some earlier runs teach about the rate; None where none of them tells."""
+
+    runs: tuple[EarlierRun, ...]
+    stable_to: EarlierRun | None  # the highest rate that held
+    failing_from: EarlierRun | None  # the lowest that failed
+    are_alike: bool = True  # else only near: another width, depth or batch
+
+    @property
+    def text(self) -> str:
+        """The lesson as a sentence."""
+        how = "alike" if self.are_alike else "of the same kind at another width, depth or batch"
+        count = count_text(len(self.runs), "earlier run")
+        return f"{count} {how}: {self._rates()}{self._others()}."
+
+    def _rates(self) -> str:
+        held, failed = self.stable_to, self.failing_from
+        if held is None and failed is None:
+            return "none tells which rate holds"
+        if held is None:
+            return f"failing from {_rate(failed)} on, none stable"
+        stable = f"stable up to {_rate(held)} ({count_text(held.steps, 'step')})"
+        if failed is None:
+            return f"{stable}, none failed by its rate"
+        if _of(failed) > _of(held):
+            return f"{stable}, failing from {_rate(failed)} on"
+        return f"{stable}, yet others failed from {_rate(failed)} on"
+
+    def _others(self) -> str:
+        count = sum(one.outcome is Outcome.NEITHER for one in self.runs)
+        none = count == len(self.runs)
+        return f"; {count:,} did not tell" if count and not none else ""
+
+
+def lesson_of(
+    signature: Signature | None, others: Iterable[EarlierRun], *, run_id: str, started_ns: int
+) -> Lesson | None:
+    """What those of the others that started earlier teach a run; None if none is alike or near."""
+    if signature is None:
+        return None
+    earlier = [one for one in others if one.id != run_id and 0 < one.started_ns < started_ns]
+    told = [(one.signature, one) for one in earlier if one.signature is not None]
+    alike = [one for made, one in told if signature.is_alike(made)]
+    near = [one for made, one in told if signature.is_near(made)]
+    if not alike and not near:
+        return None
+    return replace(_lesson(alike or near), are_alike=bool(alike))
+
+
+def outcome_of(verdict: str, action: str) -> Outcome:
+    """What a run that was judged so says of its rate."""
+    if action == Action.LOWER.value:
+        return Outcome.FAILING if verdict == Verdict.FAILING.value else Outcome.NEITHER
+    is_left = verdict == Verdict.WARNING.value and action in _LEFT
+    return Outcome.STABLE if verdict in _CALM or is_left else Outcome.NEITHER
+
+
+def rate_told(advice_rate: float | None, group: int | None, reached: float | None) -> float | None:
+    """The rate that a stable run proves: what it reached, if it was ended while its rate rose.
+
+    `reached` is the highest rate of group 0, so it says nothing of another group.
+    """
+    if advice_rate is None or reached is None or group not in (None, 0):
+        return advice_rate
+    return min(advice_rate, reached)
+
+
+def steps_held(diagnosis: Diagnosis) -> int:
+    """How many steps a run took before the first error that stands at its end."""
+    errors = [one for one in diagnosis.findings if one.severity is Severity.ERROR]
+    began = [one.first_step for one in errors if one.first_step is not None]
+    return min([diagnosis.run.steps, *(max(0, step) for step in began)])
+
+
+def _lesson(runs: Sequence[EarlierRun]) -> Lesson:
+    failing = [one for one in runs if one.outcome is Outcome.FAILING and one.rate]
+    stable = [one for one in runs if one.outcome is Outcome.STABLE and one.rate]
+    proven = [one for one in stable if not any(_refutes(other, one) for other in failing)]
+    return Lesson(
+        runs=tuple(runs),
+        stable_to=max(proven, key=lambda one: (_of(one), one.steps), default=None),
+        failing_from=min(failing, key=_of, default=None),
+    )
+
+
+def _refutes(failed: EarlierRun, stable: EarlierRun) -> bool:
+    """Whether the stable run had simply ended before the step at which the other failed."""
+    return _of(failed) <= _of(stable) and stable.steps <= failed.steps
+
+
+def _of(one: EarlierRun) -> float:
+    return one.rate or 0.0
+
+
+def _rate(one: EarlierRun | None) -> str:
+    return f"{one.rate:.3g}" if one is not None and one.rate is not None else ""

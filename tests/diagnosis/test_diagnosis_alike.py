@@ -1,0 +1,104 @@
+"""What earlier runs teach: the highest rate that held, the lowest that failed by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ampwatch.diagnosis.alike import EarlierRun, Outcome, lesson_of, outcome_of, rate_told
+from ampwatch.diagnosis.signature import Signature
+
+SAME = Signature("k", "f", 6.0, 2.0, 5.0)
+WIDER = replace(SAME, key="other", width=7.0)
+NOW = 100
+
+
+def ran(name, outcome, rate, steps=1000, *, at=1, signature=SAME):
+    return EarlierRun(name, name, at, signature, Outcome(outcome), rate, steps)
+
+
+def said(*runs):
+    found = lesson_of(SAME, runs, run_id="me", started_ns=NOW)
+    return found.text if found else None
+
+
+def test_the_limit_is_told_between_the_rates_that_held_and_those_that_failed():
+    runs = [ran("a", "stable", 1e-4), ran("b", "stable", 3e-4), ran("c", "failing", 6e-4, 80)]
+    text = "3 earlier runs alike: stable up to 0.0003 (1,000 steps), failing from 0.0006 on."
+    assert said(*runs, ran("d", "failing", 1e-3, 70, at=NOW + 1)) == text
+
+
+def test_runs_that_failed_for_another_reason_are_counted_and_count_against_no_rate():
+    text = said(ran("a", "stable", 3e-4), ran("b", "neither", 1e-4))
+    assert text == (
+        "2 earlier runs alike: stable up to 0.0003 (1,000 steps), none failed by its rate; "
+        "1 did not tell."
+    )
+
+
+def test_where_none_held_that_is_said():
+    text = said(ran("a", "failing", 0.1), ran("b", "failing", 0.3))
+    assert text == "2 earlier runs alike: failing from 0.1 on, none stable."
+
+
+def test_a_run_that_was_ended_before_another_failed_at_its_rate_proves_nothing():
+    runs = [
+        ran("a", "stable", 1e-4),
+        ran("short", "stable", 1e-3, 50),
+        ran("c", "failing", 6e-4, 80),
+    ]
+    assert "stable up to 0.0001 (1,000 steps), failing from 0.0006 on" in said(*runs)
+
+
+def test_a_run_that_held_longer_than_another_at_a_lower_rate_contradicts_it():
+    text = said(ran("a", "stable", 1e-3), ran("b", "failing", 6e-4, 80))
+    assert "stable up to 0.001 (1,000 steps), yet others failed from 0.0006 on" in text
+
+
+def test_near_runs_are_told_as_such_and_only_where_none_is_alike():
+    near = ran("n", "failing", 1e-2, signature=WIDER)
+    assert said(near) == (
+        "1 earlier run of the same kind at another width, depth or batch: failing from 0.01 on, "
+        "none stable."
+    )
+    assert said(near, ran("a", "stable", 1e-4)).startswith("1 earlier run alike: stable")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ran("me", "stable", 1e-3),
+        ran("later", "stable", 1e-3, at=NOW),
+        ran("undated", "stable", 1e-3, at=0),
+        ran("strange", "stable", 1e-3, signature=replace(SAME, key="x", family="y")),
+        ran("unknown", "stable", 1e-3, signature=None),
+    ],
+)
+def test_the_run_itself_later_ones_and_strangers_teach_nothing(other):
+    assert said(other) is None
+
+
+@pytest.mark.parametrize(
+    ("verdict", "action", "outcome"),
+    [
+        ("failing", "lower", "failing"),
+        ("failing", "not-the-cause", "neither"),
+        ("failing", "unknown", "neither"),
+        ("warning", "lower", "neither"),
+        ("warning", "keep", "stable"),
+        ("warning", "not-the-cause", "neither"),
+        ("healthy", "keep", "stable"),
+        ("healthy", "lower", "neither"),
+        ("cut off", "raise", "stable"),
+        ("incomplete", "keep", "neither"),
+    ],
+)
+def test_only_a_failure_by_the_rate_counts_as_failing(verdict, action, outcome):
+    assert outcome_of(verdict, action).value == outcome
+
+
+def test_a_run_ended_while_its_rate_rose_proves_what_it_reached():
+    assert rate_told(1e-2, 0, 1e-3) == 1e-3
+    assert rate_told(1e-2, 1, 1e-3) == 1e-2  # what the first group reached tells not of the second
+    assert rate_told(None, None, 1e-3) is None
