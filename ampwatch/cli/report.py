@@ -12,12 +12,13 @@ import typer
 
 from ampwatch.cli.find import opened_run_or_log
 from ampwatch.cli.import_ import MAP_OPTION
-from ampwatch.cli.terminal import answer, answers
-from ampwatch.errors import ReportError
+from ampwatch.cli.terminal import answer, answers, say
+from ampwatch.errors import PlaceError, ReportError
 from ampwatch.files import draft_of
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis, Together
+    from ampwatch.diagnosis.alike import EarlierRun
     from ampwatch.store import Run
 
 NAME = "report"
@@ -35,6 +36,7 @@ Examples:
   ampwatch report train-1204 --html out.html     with charts and layers, as one file
   ampwatch report train-1204 --fail-on error     exit code 1 if there is an error
   ampwatch report rate-0.1 rate-0.03             one learning rate from both runs
+  ampwatch report train-1204 --earlier s3://team/runs    what runs like it showed there
 """
 
 
@@ -64,6 +66,14 @@ def command(
     as_: str = typer.Option(
         None, "--as", metavar="FORMAT", show_default=False, help="The format of FILE."
     ),
+    earlier: str = typer.Option(
+        None,
+        "--earlier",
+        metavar="PLACE",
+        envvar="AMPWATCH_EARLIER",
+        show_default=False,
+        help="Also say what runs in a place showed that are made of the same.",
+    ),
     mapped: list[str] = MAP_OPTION,
 ) -> None:
     """Print the report."""
@@ -82,17 +92,19 @@ def command(
             said = write_html(opened[0], html)
         else:
             said = diagnose(opened[0]) if len(opened) == 1 else diagnose_together(opened)
-            print_said(opened, said, json=json)
+            print_said(opened, said, json=json, earlier=earlier)
     worst = said.worst()
     if fail_on and worst and worst.weight >= Severity(fail_on.value).weight:
         raise typer.Exit(1)
 
 
-def print_said(runs: Sequence[Run], said: Diagnosis | Together, *, json: bool) -> None:
+def print_said(
+    runs: Sequence[Run], said: Diagnosis | Together, *, json: bool, earlier: str | None = None
+) -> None:
     """Print the report on one run or several, as text or JSON."""
     from ampwatch.diagnosis import Diagnosis
     from ampwatch.recovery.proof import kept_proof, sentence_of
-    from ampwatch.report import print_changes, print_report, print_reports, to_json
+    from ampwatch.report import print_changes, print_lesson, print_report, print_reports, to_json
     from ampwatch.report.settings_changes import changed_text
 
     if json:
@@ -100,11 +112,33 @@ def print_said(runs: Sequence[Run], said: Diagnosis | Together, *, json: bool) -
     elif isinstance(said, Diagnosis):
         print_report(answers(), runs[0].info.name, runs[0], said)
         print_changes(answers(), changed_text(runs[0]))
+        print_lesson(answers(), _lesson_text(runs[0], said, earlier))
         proof = kept_proof(runs[0].path)
         if proof is not None:
             answer(sentence_of(proof))
     else:
         print_reports(answers(), [run.info.name for run in runs], said)
+
+
+def _lesson_text(run: Run, said: Diagnosis, earlier: str | None) -> str:
+    """What earlier runs that are made of the same teach; nothing where there are none."""
+    from ampwatch.follow import KeptEntries, keep_for_later, lesson_for
+
+    kept = KeptEntries()
+    lesson = lesson_for(run, _published_runs(earlier) if earlier else (), kept)
+    keep_for_later(run, said, kept)
+    return lesson.text if lesson else ""
+
+
+def _published_runs(place: str) -> Sequence[EarlierRun]:
+    """The judged runs of a place; none, and why, where it cannot be read."""
+    from ampwatch.fleet.alike_runs import runs_in
+
+    try:
+        return runs_in(place)
+    except PlaceError as problem:
+        say(f"Earlier runs are left out: {problem}")
+        return []
 
 
 def write_html(run: Run, path: Path) -> Diagnosis:

@@ -82,6 +82,7 @@ def _merged(
                 tags=told.tags,
                 note=told.note,
                 steps=max(one.row.steps, there.steps if there else 0),
+                signature=one.row.signature or (there.signature if there else None),
                 last_time=_later(one.row.last_time, there.last_time if there else None),
                 detail_path=path,
                 detail_offset=len(data),

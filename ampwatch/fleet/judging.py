@@ -6,13 +6,17 @@ import datetime as dt
 import json
 from typing import Any
 
+import numpy as np
+
 from ampwatch.diagnosis import Diagnosis, Severity
+from ampwatch.diagnosis.signature import signature_of
 from ampwatch.fleet.lost_time import lost_time
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.published_run import open_row
 from ampwatch.fleet.run_table import PublishedRun
 from ampwatch.fleet.verdicts import RunVerdict, rules_version
 from ampwatch.follow import diagnose
+from ampwatch.rows import Table
 from ampwatch.store import Run
 
 
@@ -25,6 +29,7 @@ def judge_run(place: Place, row: PublishedRun) -> RunVerdict:
 def verdict_of(row: PublishedRun, run: Run, diagnosis: Diagnosis) -> RunVerdict:
     """The verdict of a run that was diagnosed so."""
     said, lost = diagnosis.to_json(), lost_time(run, diagnosis)
+    made = signature_of(run)
     codes, suspect = _codes(diagnosis), diagnosis.suspect
     return RunVerdict(
         run_id=row.id,
@@ -46,9 +51,10 @@ def verdict_of(row: PublishedRun, run: Run, diagnosis: Diagnosis) -> RunVerdict:
         config=json.loads(row.config or "{}"),
         tags=row.tags,
         note=row.note,
-        signature=None,
+        signature=made.text if made else None,
         findings_json=findings_text(said),
         judged=dt.datetime.now(dt.timezone.utc),
+        highest_rate=_highest_rate(run),
     )
 
 
@@ -61,6 +67,12 @@ def _codes(diagnosis: Diagnosis) -> tuple[str, ...]:
     """Errors and warnings, each once, the headline first; what is only information is none."""
     grave = [one.code for one in diagnosis.findings if one.severity is not Severity.INFO]
     return tuple(dict.fromkeys(grave))
+
+
+def _highest_rate(run: Run) -> float | None:
+    rates = run.read(Table.STEPS, ("lr",), min(run.ranks, default=0)).column("lr").drop_null()
+    known = rates.to_numpy()[np.isfinite(rates.to_numpy())]
+    return float(known.max()) if len(known) else None
 
 
 def _headline(diagnosis: Diagnosis) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ampwatch.diagnosis.signature import signature_of
 from ampwatch.fleet.details import RankNote
 from ampwatch.fleet.run_table import PublishedRun
 from ampwatch.follow.liveness import State
@@ -54,7 +55,7 @@ def row_of(
     """A run's row in `runs`, without the place of its detail."""
     from ampwatch import __version__
 
-    info, told = run.info, read_tags(run.path)
+    info, told, made = run.info, read_tags(run.path), signature_of(run)
     return PublishedRun(
         id=info.id,
         name=name,
@@ -74,6 +75,7 @@ def row_of(
         publisher=platform.node(),
         ampwatch=__version__,
         stamp=stamp,
+        signature=made.text if made else None,
         detail_path="",
         detail_offset=0,
         detail_length=0,

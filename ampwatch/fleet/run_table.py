@@ -56,6 +56,7 @@ class PublishedRun:
     publisher: str
     ampwatch: str
     stamp: str
+    signature: str | None
     detail_path: str
     detail_offset: int
     detail_length: int

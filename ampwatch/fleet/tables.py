@@ -70,6 +70,7 @@ RUNS_SCHEMA = pa.schema(
         pa.field("publisher", pa.string()),  # the host that published it
         pa.field("ampwatch", pa.string()),  # the version that published it
         pa.field("stamp", pa.string()),  # tells one state of a run from another
+        pa.field("signature", pa.string()),  # what the run is made of; null where it does not tell
         # Where what it takes to read the run is: a range of an object beside the tables.
         pa.field("detail_path", pa.string()),
         pa.field("detail_offset", pa.int64()),

@@ -27,7 +27,7 @@ from ampwatch.fleet.tables import DAY
 
 VERDICTS, FINDINGS = "verdicts", "findings"
 # What this package itself says of a run (its lost steps, its headline); raise it with a change.
-_EDITION = 1
+_EDITION = 2
 
 VERDICTS_SCHEMA = pa.schema(
     [
@@ -53,6 +53,7 @@ VERDICTS_SCHEMA = pa.schema(
         pa.field("signature", pa.string()),  # what the run is made of
         pa.field("findings_json", pa.string()),  # as in `report --json`
         pa.field("judged", pa.timestamp("us", "UTC")),
+        pa.field("highest_rate", pa.float64()),  # that the first group reached
     ]
 )
 FINDINGS_SCHEMA = pa.schema(
@@ -109,6 +110,7 @@ class RunVerdict:
     signature: str | None
     findings_json: str | None
     judged: dt.datetime
+    highest_rate: float | None = None
 
     @property
     def key(self) -> Key:

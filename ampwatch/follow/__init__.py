@@ -4,13 +4,15 @@
 
 `follow(path)` gives the process's one `Follower` of a run. A `Look` says whether the run is live,
 ended or lost, and what is found in it so far. `FollowThread` looks at runs again and again until
-they are over. Who wants rows as well reads them through the follower, too.
+they are over. Who wants rows as well reads them through the follower, too. `lesson_for` says what
+earlier runs teach.
 """
 
 from __future__ import annotations
 
 from ampwatch.follow.follow_thread import FollowThread
 from ampwatch.follow.follower import Follower, Look, NewFindings, follow
+from ampwatch.follow.lessons import keep_for_later, lesson_for
 from ampwatch.follow.list_entry import KeptEntries, ListEntry, entry_of
 from ampwatch.follow.liveness import Liveness, State, at_a_glance
 from ampwatch.follow.standing import as_it_stands, diagnose, diagnose_together
@@ -30,4 +32,6 @@ __all__ = [
     "diagnose_together",
     "entry_of",
     "follow",
+    "keep_for_later",
+    "lesson_for",
 ]

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from ampwatch.diagnosis import Diagnosis, Severity
+from ampwatch.diagnosis.alike import Outcome, outcome_of, rate_told, steps_held
 from ampwatch.diagnosis.findings import verdict_text
+from ampwatch.diagnosis.signature import Signature, signature_of
 from ampwatch.rows import Table
 from ampwatch.store import OWN_SOURCE, Reading, Run, RunSummary
 from ampwatch.store.kept_facts import KeptFacts
@@ -41,6 +43,13 @@ class ListEntry:
     model: str  # its class, else what the settings call it
     course: str  # of the scale: the lowest power of two of each part, so that no fall is lost
     damage: str = ""  # what is unreadable in the run's files
+    # What it teaches later runs, see `diagnosis.alike`.
+    run_id: str = ""
+    started_ns: int = 0
+    signature: str = ""  # empty if it does not tell what it is made of
+    outcome: str = Outcome.NEITHER.value
+    rate: float | None = None
+    steps_held: int = 0
 
 
 def entry_of(run: Run, diagnosis: Diagnosis) -> ListEntry:
@@ -48,6 +57,7 @@ def entry_of(run: Run, diagnosis: Diagnosis) -> ListEntry:
     facts, head = diagnosis.run, diagnosis.headline
     notes = run.notes if run.info.source == OWN_SOURCE else ()
     last_step, highest_rate, course = _curves(run)
+    advice, made = diagnosis.learning_rate, signature_of(run)
     is_grave = head is not None and head.severity is not Severity.INFO
     return ListEntry(
         verdict=diagnosis.verdict.value,
@@ -61,6 +71,12 @@ def entry_of(run: Run, diagnosis: Diagnosis) -> ListEntry:
         model=_model(run)[:_LONGEST_NAME],
         course=course,
         damage=next((note for note in notes if "damaged" in note or "missing" in note), ""),
+        run_id=run.info.id,
+        started_ns=run.info.started_ns,
+        signature=made.text if made else "",
+        outcome=outcome_of(diagnosis.verdict.value, advice.action.value).value,
+        rate=rate_told(advice.current, advice.group, highest_rate),
+        steps_held=steps_held(diagnosis),
     )
 
 
@@ -103,6 +119,9 @@ def _model(run: Run) -> str:
     return ", ".join(kinds) or next((name for name in named if isinstance(name, str)), "")
 
 
+Kept = tuple[str, str, ListEntry]  # a run's name, the stamp that its files had, its entry
+
+
 # --- kept ----------------------------------------------------------------------------------------
 
 
@@ -118,8 +137,23 @@ class KeptEntries:
 
     def add(self, run: RunSummary, entry: ListEntry) -> None:
         """Keep the entry of a run that is over."""
-        facts = [getattr(entry, field.name) for field in fields(ListEntry)]
+        facts = [getattr(entry, name) for name in _NAMES]
         self._folder(run).add(run.path.name, run.stamp, facts)
+
+    def of_kind(self, folder: Path, made: Signature, most: int) -> Iterator[Kept]:
+        """The runs of a folder that are alike or near, at most so many, as they were when kept.
+
+        The alike ones come first, and of each the newest: of many thousands few are looked into.
+        """
+        found = []
+        for name, stamp, facts in self._of_folder(folder).every():
+            text, started_ns = _signature_and_start(facts)
+            if made.family in text:
+                found.append((made.key in text, started_ns, name, stamp, facts))
+        for _, _, name, stamp, facts in sorted(found, key=_rank, reverse=True)[:most]:
+            entry = _entry_of(facts)
+            if entry is not None:
+                yield name, stamp, entry
 
     def save(self) -> None:
         """Write what is new; errors are ignored."""
@@ -127,27 +161,44 @@ class KeptEntries:
             kept.save()
 
     def _folder(self, run: RunSummary) -> KeptFacts:
-        folder = run.path.parent
+        return self._of_folder(run.path.parent)
+
+    def _of_folder(self, folder: Path) -> KeptFacts:
         if folder not in self._kept:
             self._kept[folder] = KeptFacts("entries", folder, _edition())
         return self._kept[folder]
 
 
+_NAMES = [field.name for field in fields(ListEntry)]
 _TEXT, _NUMBER, _MAYBE = (str,), (int,), (int, float, type(None))
 _KINDS: dict[str, tuple[type, ...]] = {
     "verdict": _TEXT, "words": _TEXT, "finding": _TEXT, "model": _TEXT, "damage": _TEXT,
     "steps": _NUMBER, "last_step": _NUMBER, "skipped": _NUMBER,
     "final_scale": _MAYBE, "highest_rate": _MAYBE, "course": _TEXT,
+    "run_id": _TEXT, "started_ns": _NUMBER, "signature": _TEXT, "outcome": _TEXT,
+    "rate": _MAYBE, "steps_held": _NUMBER,
 }  # fmt: skip
+
+
+def _signature_and_start(facts: Any) -> tuple[str, int]:
+    """Of what was kept, unchecked otherwise."""
+    if isinstance(facts, list) and len(facts) == len(_NAMES):
+        text, started_ns = facts[_NAMES.index("signature")], facts[_NAMES.index("started_ns")]
+        if isinstance(text, str) and isinstance(started_ns, int):
+            return text, started_ns
+    return "", 0
+
+
+def _rank(found: tuple[bool, int, str, str, Any]) -> tuple[bool, int]:
+    return found[:2]
 
 
 def _entry_of(facts: Any) -> ListEntry | None:
     """The entry that was kept, if it is one."""
-    names = [field.name for field in fields(ListEntry)]
-    if not isinstance(facts, list) or len(facts) != len(names):
+    if not isinstance(facts, list) or len(facts) != len(_NAMES):
         return None
-    values = dict(zip(names, facts, strict=True))
-    if not all(isinstance(values[name], _KINDS[name]) for name in names):
+    values = dict(zip(_NAMES, facts, strict=True))
+    if not all(isinstance(values[name], _KINDS[name]) for name in _NAMES):
         return None
     return ListEntry(**values)
 

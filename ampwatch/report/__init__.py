@@ -23,6 +23,7 @@ from ampwatch.report.tensorboard_export import write_event_files
 from ampwatch.report.terminal_report import (
     STYLES,
     print_changes,
+    print_lesson,
     print_report,
     print_reports,
     report_text,
@@ -44,6 +45,7 @@ __all__ = [
     "powers",
     "print_changes",
     "print_comparison",
+    "print_lesson",
     "print_report",
     "print_reports",
     "print_sweep",

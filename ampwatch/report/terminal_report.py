@@ -47,9 +47,18 @@ def print_report(console: Console, name: str, run: Record, diagnosis: Diagnosis)
 
 def print_changes(console: Console, text: str) -> None:
     """Print what changed since the script's last run, below the report's facts."""
+    _print_row(console, "changed", text)
+
+
+def print_lesson(console: Console, text: str) -> None:
+    """Print what earlier runs teach, below the report's facts."""
+    _print_row(console, "alike", text)
+
+
+def _print_row(console: Console, label: str, text: str) -> None:
     if text:
-        rows = [("changed", text)]
-        console.print(labelled(rows, writer(fancy=is_fancy(console)), width=13), highlight=False)
+        write = writer(fancy=is_fancy(console))
+        console.print(labelled([(label, text)], write, width=13), highlight=False)
 
 
 def print_reports(console: Console, names: Sequence[str], together: Together) -> None:

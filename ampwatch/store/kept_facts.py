@@ -44,6 +44,12 @@ class KeptFacts:
         known = self._kept.get(name)
         return known[1] if known and stamp and known[0] == self._edition + stamp else None
 
+    def every(self) -> Iterator[tuple[str, str, Any]]:
+        """Name, stamp and facts of every run that is kept; its files may have changed since."""
+        for name, (stamp, facts) in self._kept.items():
+            if stamp.startswith(self._edition):
+                yield name, stamp.removeprefix(self._edition), facts
+
     def add(self, name: str, stamp: str, facts: Any) -> None:
         """Keep facts, in JSON's types; an empty stamp says that nothing can be kept."""
         if stamp:

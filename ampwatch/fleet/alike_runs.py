@@ -1,0 +1,48 @@
+"""The judged runs of a place, as what later runs learn from; see `diagnosis.alike`."""
+
+from __future__ import annotations
+
+from ampwatch.diagnosis.alike import EarlierRun, outcome_of, rate_told
+from ampwatch.diagnosis.signature import Signature, signature_of
+from ampwatch.errors import RunError
+from ampwatch.fleet.place import Place
+from ampwatch.fleet.verdicts import RunVerdict, read_verdicts
+from ampwatch.store import Run
+
+
+def runs_in(place: Place | str) -> list[EarlierRun]:
+    """The runs of a place that were judged (`ampwatch fleet`) and tell what they are made of."""
+    return [_earlier_run(one) for one in read_verdicts(place) if one.signature]
+
+
+def alike_in(place: Place | str, run: Run) -> list[RunVerdict]:
+    """The verdicts on runs that are made of what this one is, the newest first.
+
+    RunError if the run does not tell what it is made of.
+    """
+    made = signature_of(run)
+    if made is None:
+        raise RunError(
+            f"{run.info.name} does not tell what it is made of: that takes its layers and its "
+            "optimizer, which a watched training logs and most other tools' logs lack.",
+            path=run.path,
+        )
+    return [one for one in read_verdicts(place) if _is_alike(made, one)]
+
+
+def _is_alike(made: Signature, one: RunVerdict) -> bool:
+    its = Signature.of_text(one.signature)
+    return its is not None and made.is_alike(its)
+
+
+def _earlier_run(one: RunVerdict) -> EarlierRun:
+    advice = one.learning_rate
+    return EarlierRun(
+        id=one.run_id,
+        name=one.name,
+        started_ns=int(one.started.timestamp() * 1e9),
+        signature=Signature.of_text(one.signature),
+        outcome=outcome_of(one.verdict, str(advice.get("action"))),
+        rate=rate_told(advice.get("current"), advice.get("group"), one.highest_rate),
+        steps=one.steps - one.lost_steps,
+    )

@@ -1,0 +1,70 @@
+"""What the runs beside a run teach it, from what lists of runs keep: no other run is opened.
+
+So a run counts once it was judged: by `ampwatch runs`, by a page, or by its own report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ampwatch.diagnosis import Diagnosis
+from ampwatch.diagnosis.alike import EarlierRun, Lesson, Outcome, lesson_of
+from ampwatch.diagnosis.signature import Signature, signature_of
+from ampwatch.follow.list_entry import KeptEntries, ListEntry, entry_of
+from ampwatch.store import Run, RunSummary
+from ampwatch.store.file_stamps import stamp_of
+
+_MOST = 200  # runs, the newest, of which it is made sure that they are as they were judged
+_OUTCOMES = {outcome.value for outcome in Outcome}
+
+
+def lesson_for(
+    run: Run, others: Sequence[EarlierRun] = (), kept: KeptEntries | None = None
+) -> Lesson | None:
+    """What earlier runs in its folder teach a run, and others that are known of."""
+    made = signature_of(run)
+    if made is None:
+        return None
+    by_id = {one.id: one for one in others}
+    by_id |= {one.id: one for one in _beside(run, made, kept or KeptEntries())}
+    return lesson_of(made, by_id.values(), run_id=run.info.id, started_ns=run.info.started_ns)
+
+
+def keep_for_later(run: Run, diagnosis: Diagnosis, kept: KeptEntries | None = None) -> None:
+    """Keep what a run that is over teaches those after it; if that cannot be, nothing is lost."""
+    path = run.path.absolute()
+    stamp = stamp_of(str(path)) if run.clean_end else None
+    if stamp is None or not stamp.text or signature_of(run) is None:
+        return
+    summary, kept = RunSummary(path, path.name, stamp=stamp.text), kept or KeptEntries()
+    if kept.of(summary) is None:
+        kept.add(summary, entry_of(run, diagnosis))
+        kept.save()
+
+
+def _beside(run: Run, made: Signature, kept: KeptEntries) -> list[EarlierRun]:
+    """The newest runs of its folder that are alike or near, and as they were when judged."""
+    folder = run.path.absolute().parent
+    return [
+        _of_entry(name, entry)
+        for name, stamp, entry in kept.of_kind(folder, made, _MOST)
+        if entry.outcome in _OUTCOMES and _is_still(folder / name, stamp)
+    ]
+
+
+def _is_still(folder: Path, stamp: str) -> bool:
+    now = stamp_of(str(folder))
+    return now is not None and now.text == stamp
+
+
+def _of_entry(name: str, entry: ListEntry) -> EarlierRun:
+    return EarlierRun(
+        id=entry.run_id,
+        name=name,
+        started_ns=entry.started_ns,
+        signature=Signature.of_text(entry.signature),
+        outcome=Outcome(entry.outcome),
+        rate=entry.rate,
+        steps=entry.steps_held,
+    )
