@@ -77,7 +77,7 @@ def _merged(
         rows.append(
             replace(
                 one.row,
-                editions=tuple(sorted({note.edition for note in detail.ranks})),
+                editions=detail.editions,
                 ranks=len(detail.ranks),
                 tags=told.tags,
                 note=told.note,

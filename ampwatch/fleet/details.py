@@ -10,7 +10,7 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ampwatch.errors import PlaceError
@@ -44,6 +44,12 @@ class Detail:
     ranks: tuple[RankNote, ...]
     parts: tuple[Part, ...]
 
+    @property
+    def editions(self) -> tuple[str, ...]:
+        """Those that make up its rows."""
+        named = {note.edition for note in self.ranks} | {part.edition for part in self.parts}
+        return tuple(sorted(named - {""}))
+
     def packed(self) -> bytes:
         """As bytes."""
         facts = asdict(self)
@@ -71,7 +77,7 @@ def unpacked(data: bytes, name: str) -> Detail:
 
 
 def _note(facts: Mapping[str, Any]) -> RankNote:
-    values = dict(facts)
+    values = _known(facts, RankNote)
     values["held"] = tuple((int(first), int(after)) for first, after in facts["held"])
     values["marks"] = tuple((int(number), str(kind)) for number, kind in facts["marks"])
     values["notes"] = tuple(map(str, facts["notes"]))
@@ -80,4 +86,9 @@ def _note(facts: Mapping[str, Any]) -> RankNote:
 
 
 def _part(facts: Mapping[str, Any]) -> Part:
-    return Part(**{**facts, "footer": base64.b64decode(facts["footer"])})
+    return Part(**_known(facts, Part) | {"footer": base64.b64decode(facts["footer"])})
+
+
+def _known(facts: Mapping[str, Any], kind: type[RankNote | Part]) -> dict[str, Any]:
+    """Without what a later ampwatch says beside it."""
+    return {one.name: facts[one.name] for one in fields(kind) if one.name in facts}

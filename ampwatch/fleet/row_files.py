@@ -42,6 +42,7 @@ class Part:
     length: int
     crc: int
     footer: bytes
+    edition: str = ""  # the publication that wrote them
 
 
 class RowFile:
@@ -57,7 +58,7 @@ class RowFile:
             schema,
             **parquet_options(schema) | {"write_statistics": [key], "store_schema": False},
         )
-        self._owners: list[tuple[str, int, int]] = []  # table, rank and rows of each group
+        self._owners: list[tuple[str, int, int, str]] = []  # a group: table, rank, rows, edition
         self._keys: list[str] = []
 
     @property
@@ -65,10 +66,10 @@ class RowFile:
         """Bytes written so far."""
         return self._sink.tell()
 
-    def add(self, table: str, rank: int, rows: pa.Table) -> None:
+    def add(self, table: str, rank: int, rows: pa.Table, edition: str = "") -> None:
         """Write rows of one run and rank as a row group."""
         self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
-        self._owners.append((table, rank, rows.num_rows))
+        self._owners.append((table, rank, rows.num_rows, edition))
         self._keys += rows.column(self._key).slice(0, 1).to_pylist()
 
     def finish(self) -> tuple[bytes, list[Part]]:
@@ -77,20 +78,19 @@ class RowFile:
         data = self._sink.getvalue()
         about = parquet.read_metadata(pa.BufferReader(data))
         length = int.from_bytes(data[-8:-4], "little")
-        footers = _footers(data[-8 - length : -8], [rows for _, _, rows in self._owners])
+        footers = _footers(data[-8 - length : -8], [rows for _, _, rows, _ in self._owners])
         parts = []
-        for number, (table, rank, rows) in enumerate(self._owners):
+        for number, (table, rank, rows, edition) in enumerate(self._owners):
             start, end = _extent(about.row_group(number))
             crc = zlib.crc32(memoryview(data)[start:end])
-            parts.append(
-                Part(table, rank, self.path, rows, start, end - start, crc, footers[number])
-            )
+            place = (self.path, rows, start, end - start, crc, footers[number])
+            parts.append(Part(table, rank, *place, edition))
         return data, parts
 
     @property
     def stats(self) -> str:
         """What a Delta table keeps of a file, by which readers pass over others."""
-        rows = sum(rows for _, _, rows in self._owners)
+        rows = sum(rows for _, _, rows, _ in self._owners)
         low, high = min(self._keys), max(self._keys)
         return json.dumps(
             {

@@ -19,6 +19,7 @@ from ampwatch.fleet.published_facts import is_retold, note_of, row_of, time_of
 from ampwatch.fleet.published_run import read_detail
 from ampwatch.fleet.row_files import Part, RowFile
 from ampwatch.fleet.run_table import PublishedRun, fresh_token
+from ampwatch.fleet.segments import Continuation, continuation
 from ampwatch.fleet.tables import DAY, FILE_SCHEMAS, layer_facts, published, with_places
 from ampwatch.follow.liveness import State, at_a_glance
 from ampwatch.ranges import Ranges
@@ -117,7 +118,9 @@ def _add(batch: _Batch, folder: Path, job: Job) -> None:
     if before is not None and not fresh and not is_told and not _tells_more(state, before):
         batch.outcome.unchanged.append(folder.name)
         return
-    batch.add(run, folder.name, state, stamp, fresh)
+    is_over = state is not State.LIVE
+    planned = [(log, continuation(log, before, is_over=is_over)) for log in fresh]
+    batch.add(run, folder.name, state, stamp, planned)
     batch.outcome.bytes_read += bytes_in(folder)
     batch.outcome.published.append(folder.name)
 
@@ -158,17 +161,18 @@ class _Batch:
         """Whether to write what is in it."""
         return sum(file.size for file in self._files.values()) >= _BATCH_BYTES
 
-    def add(self, run: Run, name: str, state: State, stamp: str, logs: Sequence[RankLog]) -> None:
+    def add(self, run: Run, name: str, state: State, stamp: str, planned: Planned) -> None:
         """Encode what is new of a run; RunError, and nothing is added, if a log is damaged."""
         edition = fresh_token()
         day = time_of(run.info.started_ns).date().isoformat()
-        for rank, table, rows in _checked(logs, run.info.id, edition):
+        for rank, table, rows in _checked(planned, run.info.id, edition):
             file = self._file(table, day)
-            file.add(table.value, rank, rows)
+            file.add(table.value, rank, rows, edition)
             self._owners[file].append(run.info.id)
-        notes = tuple(note_of(run, log, edition) for log in logs)
+        notes = tuple(note_of(run, log, edition) for log, _ in planned)
+        kept = tuple(part for _, plan in planned for part in plan.kept)
         row = row_of(run, name, state, stamp, notes)
-        self._ready[run.info.id] = Ready(row, Detail(run.info.to_json(), state.value, notes, ()))
+        self._ready[run.info.id] = Ready(row, Detail(run.info.to_json(), state.value, notes, kept))
 
     def _file(self, table: Table, day: str) -> RowFile:
         if (table, day) not in self._files:
@@ -191,38 +195,39 @@ class _Batch:
             for part, run_id in zip(found, self._owners[file], strict=True):
                 parts[run_id].append(part)
         for run_id, ready in self._ready.items():
-            ready.detail = replace(ready.detail, parts=tuple(parts[run_id]))
+            ready.detail = replace(ready.detail, parts=(*ready.detail.parts, *parts[run_id]))
         return Written(self.outcome, added, self._ready)
 
 
 _Rows: TypeAlias = "tuple[int, Table, pa.Table]"  # of a rank
+Planned: TypeAlias = "Sequence[tuple[RankLog, Continuation]]"
 
 
-def _checked(logs: Sequence[RankLog], run_id: str, edition: str) -> Iterable[_Rows]:
+def _checked(planned: Planned, run_id: str, edition: str) -> Iterable[_Rows]:
     """The rows of some logs, once it is known that none is damaged.
 
     Reading checks what is read, so the rows of a short run are read first; a long one, which is not
     to be held in memory, is checked before.
     """
-    rows = sum(log.rows(table) for log in logs for table in TABLES)
-    found: Iterable[_Rows] = _encoded(logs, run_id, edition)
+    rows = sum(log.rows(table) - plan.starts[table] for log, plan in planned for table in TABLES)
+    found: Iterable[_Rows] = _encoded(planned, run_id, edition)
     if rows <= _HELD_ROWS:
         found = list(found)
     else:
-        for log in logs:
+        for log, _ in planned:
             log.verify()
-    for log in logs:
+    for log, _ in planned:
         if damage := damage_of(log):
             raise RunError(f"Not published, because that would hide what is lost. {damage[0]}")
     return found
 
 
-def _encoded(logs: Sequence[RankLog], run_id: str, edition: str) -> Iterator[_Rows]:
-    for log in logs:
+def _encoded(planned: Planned, run_id: str, edition: str) -> Iterator[_Rows]:
+    for log, plan in planned:
         facts = layer_facts(log)
         for table in TABLES:
             total = log.rows(table)
-            for start in range(0, total, ROW_GROUP_ROWS):
+            for start in range(plan.starts[table], total, ROW_GROUP_ROWS):
                 rows = with_places(log, table, start, min(total, start + ROW_GROUP_ROWS))
                 yield log.rank, table, published(table, rows, run_id, edition, facts)
 

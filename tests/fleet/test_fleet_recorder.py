@@ -7,8 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import deltalake
+import pyarrow as pa
 import pytest
 import s3_server
 from relay import Relay
@@ -16,10 +19,14 @@ from written_runs import event_columns, fresh_id, more, step_columns, write_run
 
 import ampwatch
 from ampwatch import cli, codec, feed, open_run, store
-from ampwatch.fleet import list_published
+from ampwatch.fleet import Place, list_published, publish
+from ampwatch.fleet.published_run import read_detail
 from ampwatch.fleet.run_publisher import PublishOrders, RunPublisher
 from ampwatch.fleet.run_publisher_child import PublishingRounds
+from ampwatch.fleet.segments import FROM_THE_START, continuation
+from ampwatch.report import to_json
 from ampwatch.rows import FORMAT, Table
+from ampwatch.store.rank_log import RankLog
 
 ROOT = Path(ampwatch.__file__).parents[1]
 PATIENCE_S = 120.0
@@ -178,3 +185,62 @@ def test_a_deleted_run_is_forgotten(tmp_path):
 def test_options_that_make_no_sense_are_said(words, said, capsys):
     assert cli.run(["record", "--bind", "tcp://127.0.0.1:*", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def rows_of_each_commit(place: str) -> list[int]:
+    """How many steps each commit added, in order."""
+    table = deltalake.DeltaTable(f"{place}/steps")
+    files = pa.table(table.get_add_actions(flatten=True)).sort_by("modification_time")
+    return files.column("num_records").to_pylist()
+
+
+def test_of_a_run_that_goes_on_only_the_new_rows_are_written(tmp_path):
+    path = write_run(tmp_path / "runs", "live", accepted=400, ended=False)
+    place = str(tmp_path / "place")
+    writer = store.RankWriter(path, 0)
+    try:
+        publish(path, place, live=True)
+        for number in range(3):
+            more(path, 30, first=400 + 30 * number, writer=writer)
+            publish(path, place, live=True)
+        (run,) = list_published(place)
+        assert rows_of_each_commit(place) == [400, 30, 60, 30]  # the second 30 with the first
+        assert len(run.editions) == 3
+        assert run.steps == 490
+        assert_same(path, f"{place}#live")
+        more(path, 10, first=490, ended=True, writer=writer)
+    finally:
+        writer.close()
+    publish(path, place)
+    (run,) = list_published(place)
+    assert (len(run.editions), run.steps, run.state) == (1, 500, "ended")
+    assert_same(path, f"{place}#live")
+
+
+def test_a_published_beginning_that_is_another_is_written_anew(tmp_path):
+    """A copy that lacked a batch in between got it later: its rows stand elsewhere by now."""
+    place = str(tmp_path / "place")
+    path = write_run(tmp_path / "runs", "late", accepted=100, ended=False)
+    writer = store.RankWriter(path, 0)
+    try:
+        publish(path, place, live=True)
+        (row,) = list_published(place)
+        detail = read_detail(Place(place), row)
+        more(path, 50, first=100, writer=writer)
+        log = RankLog(path / "rank-0", 0)
+        holes = replace(detail.ranks[0], held=((0, 1), (2, 3)))
+        with_holes = replace(detail, ranks=(holes,))
+        assert continuation(log, with_holes, is_over=False) == FROM_THE_START
+        fewer = replace(detail.parts[0], rows=detail.parts[0].rows - 1)
+        other = replace(detail, parts=(fewer, *detail.parts[1:]))
+        assert continuation(log, other, is_over=False) == FROM_THE_START
+        assert continuation(log, detail, is_over=False).starts[Table.STEPS] == 100
+    finally:
+        writer.close()
+
+
+def assert_same(path: Path, published: str) -> None:
+    local, there = open_run(path), open_run(published)
+    for table in ("steps", "events", "layers", "devices"):
+        assert there.read(table).equals(local.read(table)), table
+    assert to_json(ampwatch.diagnose(there)) == to_json(ampwatch.diagnose(local))
