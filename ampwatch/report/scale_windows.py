@@ -88,7 +88,8 @@ def windows_sentence(windows: Sequence[Window], scale: float | None) -> str:
     if known is None:
         return ""
     above = [one for one in windows if one.is_empty or one.high < known]
-    below = [one for one in windows if one not in above and one.low is not None and one.low > known]
+    fitting = (one for one in windows if not one.is_empty and one.high >= known)
+    below = [one for one in fitting if one.low is not None and one.low > known]
     fits = len(windows) - len(above) - len(below)
     layers = count_text(len(windows), "layer")
     live = f"All {layers}" if fits == len(windows) > 1 else f"{fits:,} of {layers}"
