@@ -69,15 +69,17 @@ def _now(path: str) -> None:
     look = run_list.look(path)
     st.html(band(look))
     if look.diagnosis is not None:
-        browser.html(findings_html(look, look.diagnosis), key="findings")
+        lesson = run_list.lessons().of(look)
+        browser.html(findings_html(look, look.diagnosis, lesson), key="findings")
 
 
-def findings_html(look: Look, diagnosis: Diagnosis) -> str:
-    """The advice and every finding, as HTML."""
+def findings_html(look: Look, diagnosis: Diagnosis, lesson: str = "") -> str:
+    """The advice, what earlier runs teach of the rate, and every finding, as HTML."""
     found = [_finding(look, finding) for finding in diagnosis.findings]
     if not found:
         found = ['<div class="aw-muted">There is nothing to report.</div>']
-    return _rate(diagnosis.learning_rate) + "".join(found)
+    told = f'<p class="aw-muted">{said(lesson)}</p>' if lesson else ""
+    return _rate(diagnosis.learning_rate) + told + "".join(found)
 
 
 def _finding(look: Look, finding: Finding) -> str:

@@ -23,8 +23,9 @@ from step_curves import Numbers, Span, StepCurves
 from user_values import UserValues
 
 from ampwatch.diagnosis import Diagnosis, Severity
+from ampwatch.diagnosis.alike import Lesson
 from ampwatch.errors import AmpwatchError
-from ampwatch.follow import Follower, State, follow
+from ampwatch.follow import Follower, State, follow, lesson_for
 from ampwatch.follow import Look as Verdict
 from ampwatch.report.attempts import Attempt, attempts_of
 from ampwatch.report.settings import whole_settings
@@ -82,6 +83,11 @@ class Look:
         with self._follower.reading() as run:
             rank = min(run.ranks, default=0) if self.rank is None else self.rank
             return attempts_of(run, rank, goes_on=self.is_live)
+
+    def lesson(self) -> Lesson | None:
+        """What earlier runs in its folder teach it."""
+        with self._follower.reading() as run:
+            return lesson_for(run)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What is made of this look, by whichever tab needs it first; it is the same for all."""
