@@ -30,6 +30,7 @@ from ampwatch.cli import (
     record,
     report,
     runs,
+    sweep,
     tag,
     watch,
 )
@@ -84,6 +85,7 @@ _COMMANDS = (
     export,
     compact,
     publish,
+    sweep,
     alerts,
     keys,
     explain,

@@ -7,6 +7,7 @@ said beyond a few known words.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,6 +59,15 @@ class Added:
     size: int
     stats: str = ""
     partition: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An object, as the service lists it."""
+
+    path: str
+    size: int
+    modified: dt.datetime
 
 
 class Place:
@@ -114,6 +124,26 @@ class Place:
             found = obstore.list_with_delimiter(self._objects())
         paths = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
         return {str(path).rstrip("/").rpartition("/")[2] for path in paths}
+
+    def listed(self, prefix: str) -> list[Listed]:
+        """All objects whose paths begin so."""
+        import obstore
+
+        with self.trouble("read"):
+            pages = obstore.list(self._objects(), prefix)
+            return [
+                Listed(str(one["path"]), int(one["size"]), one["last_modified"])
+                for page in pages
+                for one in page
+            ]
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """Delete objects."""
+        import obstore
+
+        with self.trouble("written"):
+            if paths:
+                obstore.delete(self._objects(), list(paths))
 
     def _objects(self) -> Any:
         if self._store is None:
@@ -205,7 +235,7 @@ class Place:
                 data_change=True,
                 deletion_timestamp=now_ms,
                 size=one.size,
-                partition_values={},
+                partition_values=dict(one.partition or {}),
             )
             for one in removed
         ]

@@ -35,7 +35,11 @@ def open_row(place: Place, row: PublishedRun) -> Run:
 
 def read_detail(place: Place, row: PublishedRun) -> Detail:
     """What it takes to read a run, in one request."""
-    data = place.get(row.detail_path, row.detail_offset, row.detail_length)
+    return detail_in(place.get(row.detail_path, row.detail_offset, row.detail_length), row, place)
+
+
+def detail_in(data: bytes, row: PublishedRun, place: Place) -> Detail:
+    """The detail in the bytes that its row names; PlaceError if they are others."""
     if zlib.crc32(data) != row.detail_crc:
         raise PlaceError(
             f"What was published of {row.name} is damaged: publish the run again from its folder.",

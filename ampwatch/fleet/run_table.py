@@ -31,7 +31,7 @@ _MERGED_WITH = 4
 
 # Opening a Delta table takes 12 to 30 requests. Beside it stands which files it had at which
 # version; that holds if its log, which one request lists, has no later commit.
-_NOTE = "details/runs.json"
+NOTE = "details/runs.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def _to_merge(files: Sequence[Added]) -> list[Added]:
 def _noted_files(place: Place) -> list[Added] | None:
     """The table's files, if what is noted of them still holds."""
     try:
-        noted = json.loads(place.get_whole(_NOTE) or b"{}")
+        noted = json.loads(place.get_whole(NOTE) or b"{}")
         version = int(noted["version"])
         files = [Added(str(path), int(size)) for path, size in noted["files"]]
     except (ValueError, KeyError, TypeError):
@@ -198,7 +198,7 @@ def _noted_files(place: Place) -> list[Added] | None:
 
 def _note_files(place: Place, version: int, files: Sequence[Added]) -> None:
     noted = {"version": version, "files": [(one.path, one.size) for one in files]}
-    place.put(_NOTE, json.dumps(noted).encode())
+    place.put(NOTE, json.dumps(noted).encode())
 
 
 def fresh_token() -> str:

@@ -1,0 +1,51 @@
+"""`ampwatch sweep PLACE`: free what no run in a place needs any more."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+
+import typer
+
+from ampwatch.cli.terminal import answer
+
+NAME = "sweep"
+HELP = """Free what no run in a place needs any more.
+
+A run that was published again, deleted, or published by a command that was killed leaves files
+behind. Those that no run needs leave their tables, and are deleted once they have been out of them
+for the safe age; whoever reads meanwhile is not disturbed. No run is changed.
+
+\b
+Examples:
+  ampwatch sweep s3://team/runs --dry-run      say what it would free
+  ampwatch sweep s3://team/runs
+  ampwatch sweep s3://team/runs --older-than 30d
+"""
+
+_UNITS = {"h": "hours", "d": "days"}
+
+
+def command(
+    place: str = typer.Argument(metavar="PLACE", show_default=False, help="Where runs are."),
+    older_than: str = typer.Option(
+        "7d", "--older-than", metavar="AGE", help="The safe age, in hours or days: 12h, 7d."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would be freed."),
+) -> None:
+    """Sweep."""
+    from ampwatch.diagnosis.words import bytes_text
+    from ampwatch.fleet.sweeping import sweep
+
+    match = re.fullmatch(r"(\d{1,5})([hd])", older_than)
+    if match is None:
+        raise typer.BadParameter(f"--older-than {older_than!r}: give hours or days, such as 7d.")
+    found = sweep(
+        place, older_than=dt.timedelta(**{_UNITS[match[2]]: int(match[1])}), dry_run=dry_run
+    )
+    would = "would be " if dry_run else ""
+    answer(
+        f"{place}: {found.deleted:,} files {would}deleted, {bytes_text(found.deleted_bytes)}; "
+        f"{found.retired:,} more, {bytes_text(found.retired_bytes)}, {would or 'were '}taken out "
+        f"of their tables, to be deleted after {older_than}."
+    )

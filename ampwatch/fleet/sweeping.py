@@ -1,0 +1,126 @@
+"""Free what no run needs any more: rows and details of earlier editions, and what was cut off.
+
+A file that no run's detail names leaves its table, in a transaction, and is deleted when it has
+been out of the table for the safe age; until then whoever reads an earlier state of the table can.
+What a killed publisher left is in no table, and is deleted when it is that old. A publisher at work
+has younger files than that.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ampwatch.errors import PlaceError
+from ampwatch.fleet.committing import DETAILS
+from ampwatch.fleet.details import Detail
+from ampwatch.fleet.place import Added, Listed, Place
+from ampwatch.fleet.published_run import detail_in
+from ampwatch.fleet.run_table import NOTE, PublishedRun, list_published
+from ampwatch.fleet.tables import DAY, RUNS, TABLE_SCHEMAS
+from ampwatch.rows import TABLES, Table
+
+SAFE_AGE = dt.timedelta(days=7)
+LEAST_AGE = dt.timedelta(hours=1)
+
+
+@dataclass(slots=True)
+class Swept:
+    """What was freed, or with a dry run would be."""
+
+    deleted: int = 0
+    deleted_bytes: int = 0
+    retired: int = 0  # files that left their tables and are deleted by a later sweep
+    retired_bytes: int = 0
+
+
+def sweep(
+    place: Place | str, *, older_than: dt.timedelta = SAFE_AGE, dry_run: bool = False
+) -> Swept:
+    """Free what is older than that and needed by no run; PlaceError, and nothing was, if unsure."""
+    if older_than < LEAST_AGE:
+        raise PlaceError(
+            f"{older_than} is no safe age: a publisher at work may need what is so young. Give an "
+            "hour or more."
+        )
+    place = place if isinstance(place, Place) else Place(place)
+    runs = list_published(place)
+    used = {part.path for detail in _details(place, runs) for part in detail.parts}
+    swept = Swept()
+    for table in TABLES:
+        _retire(place, table, used, older_than, swept, dry_run=dry_run)
+    gone = [one for name in _table_names() for one in _out_of_table(place, name, used, older_than)]
+    named = {run.detail_path for run in runs} | {NOTE}
+    limit = dt.datetime.now(dt.timezone.utc) - older_than
+    gone += [
+        one for one in place.listed(f"{DETAILS}/") if one.path not in named and one.modified < limit
+    ]
+    swept.deleted, swept.deleted_bytes = len(gone), sum(one.size for one in gone)
+    if not dry_run:
+        place.delete([one.path for one in gone])
+    return swept
+
+
+def _table_names() -> list[str]:
+    return [RUNS, *(table.value for table in TABLES)]
+
+
+def _details(place: Place, runs: Iterable[PublishedRun]) -> Iterator[Detail]:
+    """What each run is read by; an object holds those of many."""
+    by_path: dict[str, list[PublishedRun]] = {}
+    for run in runs:
+        by_path.setdefault(run.detail_path, []).append(run)
+    for path, some in by_path.items():
+        data = place.get_whole(path) or b""
+        for run in some:
+            stop = run.detail_offset + run.detail_length
+            yield detail_in(data[run.detail_offset : stop], run, place)
+
+
+def _retire(
+    place: Place,
+    table: Table,
+    used: set[str],
+    older_than: dt.timedelta,
+    swept: Swept,
+    *,
+    dry_run: bool,
+) -> None:
+    """Take files that no run needs out of a table."""
+    opened = place.table(table.value)
+    if opened is None:
+        return
+    with place.trouble("read"):
+        files = pa.table(opened.get_add_actions(flatten=True))
+    limit_ms = (time.time() - older_than.total_seconds()) * 1e3
+    modified = files.column("modification_time").cast(pa.int64()).to_pylist()
+    paths, sizes = (files.column(name).to_pylist() for name in ("path", "size_bytes"))
+    old = [
+        Added(path, size, partition={DAY: path.partition("/")[0].removeprefix(f"{DAY}=")})
+        for path, size, at_ms in zip(paths, sizes, modified, strict=True)
+        if f"{table.value}/{path}" not in used and at_ms < limit_ms
+    ]
+    swept.retired += len(old)
+    swept.retired_bytes += sum(one.size for one in old)
+    if old and not dry_run:
+        place.commit(opened, TABLE_SCHEMAS[table], [], old)
+
+
+def _out_of_table(
+    place: Place, name: str, used: set[str], older_than: dt.timedelta
+) -> list[Listed]:
+    """Files that have been in no version of a table for so long."""
+    table = place.table(name)
+    if table is None:
+        return []
+    hours = int(older_than.total_seconds() // 3600)
+    with place.trouble("read"):
+        found = table.vacuum(
+            retention_hours=hours, dry_run=True, enforce_retention_duration=False, full=True
+        )
+    out = {f"{name}/{path}" for path in found} - used
+    return [one for one in place.listed(f"{name}/") if one.path in out]
