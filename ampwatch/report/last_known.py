@@ -62,12 +62,16 @@ def stored(columns: Iterable[str]) -> tuple[str, ...]:
 
 
 def values_of(rows: pa.Table, name: str) -> pa.ChunkedArray:
-    """A column, or one place of its lists."""
+    """A column, or one place of its lists: null where a list is shorter."""
     import pyarrow.compute as pc
 
     source, _, place = name.partition(".")
     values = rows.column(source)
-    return pc.list_element(values, int(place)) if place else values
+    if not place:
+        return values
+    first = int(place)
+    filled = pc.list_slice(values, first, first + 1, return_fixed_size_list=True)
+    return pc.list_element(filled, 0)
 
 
 def has_values(

@@ -158,8 +158,7 @@ def test_a_column_that_no_run_fills_is_left_out():
     assert "tags" not in shown([row("plain")]).columns
 
 
-def test_headings_say_how_they_sort_and_names_are_data(monkeypatch):
-    monkeypatch.setattr(st, "query_params", {})
+def test_headings_say_how_they_sort_and_names_are_data():
     assert 'aria-sort="descending"' in head(ListView(sort="-rate"), ["run", "rate"])
     assert 'data-value="rate"' in head(ListView(sort="-rate"), ["run", "rate"])
     hostile = row("<img src=x>\" onload='x' \u202egnp", tags=("<b>",), note="<i>")
