@@ -6,10 +6,10 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 
 from ampwatch.alerts.delivery import Retry
@@ -50,7 +50,9 @@ def _write(out: int, told: Told) -> None:
 
 
 def _heed_the_starter(rounds: PublishingRounds, is_over: threading.Event) -> None:
-    for line in sys.stdin.buffer:  # until the pipe's end
+    # Until the pipe's end. Not by sys.stdin: its lock, held while this waits, aborts the process
+    # when the main thread ends it.
+    for line in FileIO(0, closefd=False):
         if line.endswith(b"\n"):  # a starter that is killed may leave half a line
             rounds.wake(Path(json.loads(line)))
     is_over.set()
