@@ -11,6 +11,7 @@ Cut off: beyond the largest number by more than rounding. Flushed: not zero befo
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from ampwatch.probe.number_formats import NumberFormat
 from ampwatch.probe.readback import Pack
+from ampwatch.probe.tensors import extremes
 from ampwatch.rows import WHAT_IF_FORMATS
 
 # Below the size from which torch's CPU operations use several threads (32,768), for those are the
@@ -78,7 +80,7 @@ class CastSample:
     def __init__(
         self,
         values: Tensor,  # rows of whole blocks
-        extremes: tuple[Tensor, Tensor],  # of the whole tensor
+        extremes: tuple[Tensor, Tensor] | None,  # of the whole tensor; None: these are all of it
         form: NumberFormat | None,  # what it is really cast to
         scale: Tensor | None = None,  # in use, where it does not follow from the tensor
         *,
@@ -122,41 +124,50 @@ class CastCounts(NamedTuple):
 
 def sample(
     tensor: Tensor,
-    extremes: tuple[Tensor, Tensor],
+    found: tuple[Tensor, Tensor] | None,
     form: NumberFormat | None,
     scale: Tensor | None = None,
     *,
     what_if: bool = True,
 ) -> CastSample | None:
-    """Blocks spread over the tensor, copied; None if it has no blocks or its rows are too long."""
-    known = form if _is_countable(form, scale) else None
-    width = _width(tensor, known)
-    if width is None:
+    """Blocks spread over the tensor, copied; None if it has no blocks or its rows are too long.
+
+    `found` are its extremes, where they have been measured.
+    """
+    if not tensor.ndim:
         return None
-    rows = _rows(tensor.detach() if tensor.requires_grad else tensor, width)
-    return CastSample(rows.abs(), extremes, known, scale, what_if=what_if)
+    known, width = _known_and_width(form, tensor.shape[-1], has_scale=scale is not None)
+    if not width or not tensor.numel():
+        return None
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    rows = _rows(tensor, width)
+    if found is None and rows.numel() < tensor.numel():
+        found = extremes(tensor)
+    return CastSample(rows.abs(), found, known, scale, what_if=what_if)
 
 
-def _is_countable(form: NumberFormat | None, scale: Tensor | None) -> bool:
+@functools.lru_cache(maxsize=1024)  # asked of every operand, and there are but a few answers
+def _known_and_width(
+    form: NumberFormat | None, line: int, *, has_scale: bool
+) -> tuple[NumberFormat | None, int]:
+    """The format, if its shares can be counted; how many neighbours are sampled together, or 0."""
+    known = form if _is_countable(form, has_scale=has_scale) else None
+    if known is not None and known.granularity == "rowwise":
+        return known, line if line <= SAMPLE_LIMIT else 0
+    wanted = _block_of(known) or BLOCK
+    if line % wanted == 0:
+        return known, max(wanted, BLOCK) if line % BLOCK == 0 else wanted
+    return known, line if line <= SAMPLE_LIMIT else 0
+
+
+def _is_countable(form: NumberFormat | None, *, has_scale: bool) -> bool:
     """Whether we know how the format scales: squares of blocks and unknown recipes we do not."""
     if form is None or form.element not in _ELEMENTS:
         return False
     if form.scaling == "delayed":
-        return scale is not None
+        return has_scale
     return form.granularity in {"tensorwise", "rowwise"} or _block_of(form) is not None
-
-
-def _width(tensor: Tensor, form: NumberFormat | None) -> int | None:
-    """How many neighbours are sampled together."""
-    if tensor.ndim < 1 or not tensor.numel():
-        return None
-    line = tensor.shape[-1]
-    if form is not None and form.granularity == "rowwise":
-        return line if line <= SAMPLE_LIMIT else None
-    wanted = _block_of(form) or BLOCK
-    if line % wanted == 0:
-        return max(wanted, BLOCK) if line % BLOCK == 0 else wanted
-    return line if line <= SAMPLE_LIMIT else None
 
 
 def _block_of(form: NumberFormat | None) -> int | None:
@@ -169,6 +180,8 @@ def _block_of(form: NumberFormat | None) -> int | None:
 
 def _rows(tensor: Tensor, width: int) -> Tensor:
     """Not more than a sample of it, as rows of this width; a view where that is possible."""
+    if tensor.numel() <= SAMPLE_LIMIT:
+        return tensor.reshape(-1, width)
     if not tensor.is_contiguous():
         tensor = _fewer(tensor, width)
     rows = tensor.reshape(-1, width)
@@ -204,6 +217,7 @@ class CastBatches:
     """The samples of one step; those on a device are counted there, some at a time."""
 
     def __init__(self) -> None:
+        self._on_host: list[CastSample] = []  # counted by the courier, one by one on one thread
         self._waiting: dict[object, list[CastSample]] = {}  # those that can be counted together
         self._counted: list[tuple[list[CastSample], Tensor]] = []
         self._numbers: list[Number] = []
@@ -213,11 +227,14 @@ class CastBatches:
         values = one.values
         if values is None:
             return
-        kind = (one.form, one.scale is None, one.what_if)
+        if self._is_on_host(values):
+            self._on_host.append(one)
+            return
+        kind = (one.form, one.scale is None, one.what_if, one.extremes is None)
         alike = (kind, values.shape, values.dtype, values.device)
         waiting = self._waiting.setdefault(alike, [])
         waiting.append(one)
-        if len(waiting) == _TOGETHER and not self._is_on_host(one):
+        if len(waiting) == _TOGETHER:
             self._counted.append((waiting, counts_of(waiting)))
             del self._waiting[alike]
 
@@ -227,24 +244,20 @@ class CastBatches:
         self._numbers.append(number)
         return number
 
-    def _is_on_host(self, one: CastSample) -> bool:
-        """Then it waits for the courier, and is counted alone, on one thread."""
-        return one.extremes[0].is_cpu
+    def _is_on_host(self, values: Tensor) -> bool:
+        return values.is_cpu
 
     def put(self, pack: Pack) -> None:
         """Count what waits, and put all counts into the step's pack."""
-        for waiting in self._waiting.values():
-            size = 1 if self._is_on_host(waiting[0]) else _TOGETHER
-            for at in range(0, len(waiting), size):
-                part = waiting[at : at + size]
-                self._counted.append((part, counts_of(part)))
+        for part in (*self._waiting.values(), *([one] for one in self._on_host)):
+            self._counted.append((part, counts_of(part)))
         for part, counts in self._counted:
             at = pack.put(counts)
             for number, one in enumerate(part):
                 one.at = at + number * _COUNTS
         for known in self._numbers:
             known.at = pack.put(known.value)
-        self._waiting, self._counted, self._numbers = {}, [], []
+        self._on_host, self._waiting, self._counted, self._numbers = [], {}, [], []
 
 
 # -- counts, where the samples are ---------------------------------------------------------------
@@ -256,11 +269,12 @@ def counts_of(samples: Sequence[CastSample]) -> Tensor:
     rows = torch.stack([values for values in given if values is not None])
     # Blocks stand upright: then a scale a block is one vector, and all runs ten times as fast.
     magnitudes = rows.transpose(-1, -2).contiguous().float()
-    amax = torch.stack([torch.maximum(-one.extremes[0], one.extremes[1]) for one in samples])
-    amax = amax.float().view(-1, 1, 1)
+    top = magnitudes.amax(-2)
+    measured = [one.extremes for one in samples if one.extremes is not None]
+    maxima = [torch.maximum(-low, high) for low, high in measured]
+    amax = (torch.stack(maxima).float() if maxima else top.amax(-1)).view(-1, 1, 1)
     zeros, width = _at_most(magnitudes, 0.0), magnitudes.shape[-2]
     every = float(magnitudes[0].numel())
-    top = magnitudes.amax(-2)
     is_told = top > 0
     octaves = _log2((top / magnitudes.mean(-2)).nan_to_num(1.0))  # of a block of zeros none
     unknown = torch.full_like(zeros, math.nan)

@@ -59,14 +59,14 @@ WIDE_WEIGHT_GRADIENT = "wide-weight-gradient"  # its product is computed in high
 
 def read(module: Any, weight: Any) -> RoleFormats | None:
     """What torchao has made of this layer; None if nothing."""
-    held, classes = attributes(module), class_names(module)
+    held = attributes(module)
     if hasattr(held.get(LINEAR_CONFIG), CAST_OF_ROLE["input"]):
         return _float8(held[LINEAR_CONFIG])
     if MX_SCALES in held and MX_WIDE_GRADIENT in held:
         return _mx(held[MX_SCALES], wide=held[MX_WIDE_GRADIENT])
-    if NVFP4_LINEAR[0] in classes and NVFP4_LINEAR[1] in held:
+    if NVFP4_LINEAR[1] in held and NVFP4_LINEAR[0] in class_names(module):
         return of_all_roles(NumberFormat("nvfp4", "block16"))
-    if BLOCKWISE_LINEAR[0] in classes and BLOCKWISE_LINEAR[1] in held:
+    if BLOCKWISE_LINEAR[1] in held and BLOCKWISE_LINEAR[0] in class_names(module):
         return _blockwise(held[BLOCKWISE_LINEAR[1]])
     return _of_weight(weight)
 
@@ -113,6 +113,20 @@ def with_inner(weight: Any) -> list[Any]:
 
 
 def _float8(config: Any) -> RoleFormats | None:
+    """What a Float8LinearConfig says; it is frozen, and one serves many layers at every sample."""
+    known = _READ.get(id(config))
+    if known is None:
+        if len(_READ) >= _MOST_CONFIGS:
+            _READ.clear()
+        known = _READ[id(config)] = config, _of_config(config)
+    return known[1]
+
+
+_MOST_CONFIGS = 64
+_READ: dict[int, tuple[Any, RoleFormats | None]] = {}  # by id; kept alive, for ids are used again
+
+
+def _of_config(config: Any) -> RoleFormats | None:
     made = {role: _cast(getattr(config, name, None)) for role, name in CAST_OF_ROLE.items()}
     rounded = "down" if getattr(config, POWERS_OF_TWO, False) else ""
     wide = _cast(getattr(config, GRADIENT_FOR_WEIGHT, None)) is None
