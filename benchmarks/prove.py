@@ -171,7 +171,7 @@ def figures(rows: Sequence[dict[str, Any]]) -> str:
     restarted = [row for row in failing if row["plan"]["action"] == "restart"]
     wide = [math.log2(row["interval"][1] / row["interval"][0]) for row in bounded]
     lines = [
-        f"{len(rows)} cases, {len(failing)} of which fail; at most {TRIES} reruns of {STEPS} steps.",
+        f"{len(rows)} cases, {len(failing)} of which fail; at most {TRIES} reruns, {STEPS} steps.",
         "",
         "| what | wanted | measured |",
         "|---|---|---|",
