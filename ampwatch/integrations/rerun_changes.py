@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.recovery.change import NOTHING, RATE, Change
+from ampwatch.recovery.change import FLOAT32, LAYERS_BY, NOTHING, RATE, Change
 
 if TYPE_CHECKING:
     import torch
@@ -167,18 +167,21 @@ def _give_scaler(
     _wrap(torch.amp.GradScaler, "load_state_dict", loaded)
 
 
-def _layer_in_float32(change: Change) -> None:
-    """Run the layer of this name, in what is watched, in float32 under autocast."""
+def _layers_in_float32(change: Change) -> None:
+    """Run the layers of these names, in what is watched, in float32 under autocast."""
     from torch.nn.modules.module import register_module_forward_pre_hook
 
     from ampwatch.probe import live_watches
 
+    names = str(change.value).split(LAYERS_BY)
+
     def look(_module: nn.Module, _inputs: Any) -> None:
         for watch in live_watches():
-            layer = watch.layer(str(change.value))
-            if layer is not None:
+            layers = [watch.layer(name) for name in names]
+            if None not in layers:
                 waiting.remove()
-                _make_island(layer)
+                for layer in filter(None, layers):
+                    _make_island(layer)
                 change.note_done()
                 return
 
@@ -276,7 +279,7 @@ CHANGES: Mapping[str, Callable[[Change], None]] = {
     "autocast-off": _autocast_off,
     "bfloat16": _autocast_bfloat16,
     "scaler-off": _scaler_off,
-    "float32": _layer_in_float32,
+    FLOAT32: _layers_in_float32,
     "init_scale": _init_scale,
     "growth_interval": _growth_interval,
     "clip": _clip,

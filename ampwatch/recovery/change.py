@@ -9,6 +9,8 @@ from pathlib import Path
 CHANGE = "AMPWATCH_RERUN"  # the environment variable that holds it
 RATE = "lr"
 NOTHING = "nothing"  # the run as it was: does its trouble come back?
+FLOAT32, LAYERS_BY = "float32", ", "  # of layers, whose names stand in one value
+ROOT = "(root)"
 _DONE = "changed.txt"
 
 Value = float | str | bool | None
@@ -17,7 +19,7 @@ Value = float | str | bool | None
 WORDS = {
     "autocast-off": "autocast off",
     "scaler-off": "loss scaler off",
-    "float32": "{} in float32",
+    FLOAT32: "{} in float32",
     "bfloat16": "autocast to bfloat16",
     "plain-optimizer": "foreach and fused off",
     "deterministic": "deterministic algorithms",

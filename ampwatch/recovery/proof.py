@@ -126,8 +126,9 @@ def _shown(proof: Proof) -> str:
     if best is None:
         return f"{_failed_text(proof)}: nothing is proved."
     if best.change != RATE:
-        found = ", ".join(words_of(one) for one in proof.cures if one.is_stable)
-        each = "each of " if "," in found else ""
+        helped = [words_of(one) for one in proof.cures if one.is_stable]
+        each = "each of " if len(helped) > 1 else ""
+        found = "; ".join(helped)
         return f"Proved: the trouble is gone for {best.steps:,} steps with {each}{found}."
     held = f"Proved: a learning rate of {best.value:.3g} held for {best.steps:,} steps"
     if best.value != low:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ampwatch.diagnosis import Action, Diagnosis
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import follow
-from ampwatch.recovery.change import NOTHING, RATE, Value
+from ampwatch.recovery.change import FLOAT32, LAYERS_BY, NOTHING, RATE, ROOT, Value
 from ampwatch.recovery.proof import TIME_WAS_UP, Proof, Try, kept_proof, words_of
 from ampwatch.recovery.rerun import (
     Asked,
@@ -32,6 +32,7 @@ from ampwatch.recovery.switches import Trouble, bisect_of, cures_of, trouble_of
 WIDE_ENOUGH = 1.0  # octaves: what is left between a rate that holds and one that does not
 MOST_TRIES = 8  # for a rate
 FIRST_GUESS = 0.1  # of the run's rate, where no rate is advised
+MOST_LAYERS = 4  # kept in float32 one after the other, as reruns name them
 DOWN = 0.25  # below a rate that failed, where none holds yet; below several, as often again
 LEAST_STEPS, MOST_STEPS, LONGER = 100, 5000, 1.5  # of a rerun, by the step of the first trouble
 NOT_DETERMINISTIC = (
@@ -98,6 +99,7 @@ class _Search:
         self._count = 0
         self._proof = proof
         self._is_repeatable = True
+        self._layer: str | None = None  # where the last rerun's trouble shows
         self.trouble: str | None = None
         self.died_by: str | None = None
 
@@ -124,7 +126,9 @@ class _Search:
                 "rerun, and one rerun that holds proves nothing. `--steps` asks for more."
             )
             return self._proof
-        for name, value in changes:
+        waiting = list(changes)
+        while waiting:
+            name, value = waiting.pop(0)
             try:
                 done = self._try(name, value)
             except NotChangedError as problem:
@@ -132,6 +136,9 @@ class _Search:
                 continue
             if done is None or (done.is_stable and not all_of_them):
                 break
+            more = with_next_layer(name, value, None if done.is_stable else self._layer)
+            if more is not None:
+                waiting.insert(0, (name, more))
         return self._proof
 
     def _try(self, name: str, value: Value) -> Try | None:
@@ -145,7 +152,7 @@ class _Search:
         )
         self._folder = self._folder or self._reruns.place()
         shown = self._shown(name, value, self._folder / f"try-{self._count}")
-        done = shown.done
+        done, self._layer = shown.done, shown.layer
         if not done.is_stable and done.told == TIME_WAS_UP:
             self._reruns.tell(f"  the time was up after {done.steps:,} steps")
             return None
@@ -174,6 +181,16 @@ class _Search:
         self._proof, before = proof, kept_proof(self._path)
         if proof.proved is not None or before is None or before.proved is None:
             proof.keep(self._path)
+
+
+def with_next_layer(name: str, value: Value, layer: str | None) -> Value:
+    """The layers to keep in float32 once a rerun names another one; None if it names none."""
+    if name != FLOAT32 or not isinstance(value, str) or layer in (None, ROOT):
+        return None
+    layers = value.split(LAYERS_BY)
+    if layer in layers or len(layers) >= MOST_LAYERS:
+        return None
+    return LAYERS_BY.join([*layers, str(layer)])
 
 
 def next_rate(proof: Proof) -> float | None:

@@ -77,6 +77,7 @@ class Shown:
 
     done: Try
     repeats: bool  # it began as the run did; a training that is not deterministic does not
+    layer: str | None  # where its own trouble shows
 
 
 def rerun(command: Command, cwd: Path, folder: Path, asked: Asked) -> Shown:
@@ -103,10 +104,11 @@ def rerun(command: Command, cwd: Path, folder: Path, asked: Asked) -> Shown:
         record = record_of(run)
     _refuse_other_death(diagnosis, left_by_itself, asked, folder)
     _refuse_unchanged(change, record, asked)
+    suspect = diagnosis.suspect
     return Shown(
         _judged(str(follower.path), diagnosis, record, left_by_itself, asked),
-        _repeats(record, asked),
-    )
+        _repeats(record, asked), None if suspect is None else suspect.layer,
+    )  # fmt: skip
 
 
 def _until_shown(

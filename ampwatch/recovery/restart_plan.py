@@ -20,7 +20,7 @@ from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.findings import CUT_OFF, LIVE
 from ampwatch.diagnosis.signals import detail_of
 from ampwatch.follow import diagnose
-from ampwatch.recovery.change import RATE
+from ampwatch.recovery.change import FLOAT32, LAYERS_BY, RATE, ROOT
 from ampwatch.recovery.proof import Proof, Try, kept_proof, sentence_of, words_of
 from ampwatch.report.attempts import attempts_of
 from ampwatch.report.checkpoints import CLEAN, condition_of
@@ -29,7 +29,6 @@ from ampwatch.store import Run, open_run
 
 SCHEMA = 1
 MOST_RESTARTS = 5  # of one run: a cure that did not help so often will not help
-_ROOT = "(root)"
 _OUTPUT_LEAVES_FORMAT = "AMP203"
 _BAD_BATCH = ("AMP206", "AMP209")
 _OF_THE_SCALE = ("AMP103", "AMP104", "AMP108")
@@ -171,7 +170,7 @@ def _cure(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | None) ->
         return _as_proved(run, diagnosis, head, best)
     saved = _clean_save(run, diagnosis, head.first_step)
     watch_for = _watch_for(head)
-    if head.code == _OUTPUT_LEAVES_FORMAT and head.layer and head.layer != _ROOT:
+    if head.code == _OUTPUT_LEAVES_FORMAT and head.layer and head.layer != ROOT:
         because = f"{head.summary} Run {head.layer} in float32."
         return Plan(Next.RESTART, because, saved, keep_in_float32=(head.layer,),
                     watch_for=watch_for, **_scaler(run, saved, head))  # fmt: skip
@@ -207,7 +206,7 @@ def _proved_rate(proof: Proof | None) -> float | None:
 
 # Changes that have a place in a plan: how they are said in it.
 _SAID_BY_PLAN: Mapping[str, Callable[[Any], dict[str, Any]]] = {
-    "float32": lambda layer: {"keep_in_float32": (layer,)},
+    FLOAT32: lambda layers: {"keep_in_float32": tuple(layers.split(LAYERS_BY))},
     "clip": lambda norm: {"clip": norm},
     "init_scale": lambda scale: {"init_scale": scale, "restores_scaler": False},
     "growth_interval": lambda steps: {"growth_interval": int(steps)},

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from ampwatch.diagnosis import RULES, Diagnosis, Finding
-from ampwatch.recovery.change import Value
+from ampwatch.recovery.change import FLOAT32, ROOT, Value
 from ampwatch.report.scaler_settings import ScalerSettings, scaler_settings
 from ampwatch.rows import Table
 from ampwatch.store import Run
 
-_ROOT = "(root)"
 _MOST_NORMS = 200  # steps before the trouble whose median norm is the usual one
 
 
@@ -57,7 +56,7 @@ def _growth_interval(trouble: Trouble) -> Value:
 SWITCHES: Mapping[str, Switch] = {
     "autocast-off": Switch(lambda it: bool(it.autocast) or None),
     "scaler-off": Switch(lambda it: it.scales or None),
-    "float32": Switch(lambda it: it.layer if it.autocast else None),
+    FLOAT32: Switch(lambda it: it.layer if it.autocast else None),
     "bfloat16": Switch(lambda it: it.autocast == "float16" or None),
     "plain-optimizer": Switch(lambda _: True),
     "deterministic": Switch(lambda _: True),
@@ -72,7 +71,7 @@ SWITCHES: Mapping[str, Switch] = {
 def trouble_of(run: Run, diagnosis: Diagnosis) -> Trouble:
     """What is wrong with a run."""
     head, suspect = diagnosis.headline, diagnosis.suspect
-    layer = suspect.layer if suspect is not None and suspect.layer != _ROOT else None
+    layer = suspect.layer if suspect is not None and suspect.layer != ROOT else None
     rank = min(run.ranks, default=0)
     rows = run.read(Table.STEPS, ("step", "autocast_dtype", "grad_norm"), rank)
     kinds = sorted(kind for kind in rows.column("autocast_dtype").unique().to_pylist() if kind)
