@@ -122,6 +122,12 @@ class Watch:
         """Whether it watches just these models, and no scaler."""
         return not self._scaled and bool(roots) and self._is_on(roots)
 
+    def layer(self, name: str) -> nn.Module | None:
+        """The layer of this name; None if there is none, or it is gone."""
+        roots = (reference() for reference in self._roots)
+        layers = (layer for root in roots if root is not None for layer in root.modules())
+        return next((layer for layer in layers if self._names.get(id(layer)) == name), None)
+
     def _is_on(self, roots: tuple[nn.Module, ...]) -> bool:
         return tuple(reference() for reference in self._roots) == roots
 

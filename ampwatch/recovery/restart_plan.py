@@ -8,7 +8,7 @@ none of that.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.findings import CUT_OFF, LIVE
 from ampwatch.diagnosis.signals import detail_of
 from ampwatch.follow import diagnose
-from ampwatch.recovery.proof import Proof, kept_proof
+from ampwatch.recovery.change import FLOAT32, LAYERS_BY, RATE, ROOT
+from ampwatch.recovery.proof import Proof, Try, kept_proof, sentence_of, words_of
 from ampwatch.report.attempts import attempts_of
 from ampwatch.report.checkpoints import CLEAN, condition_of
 from ampwatch.rows import EventKind, Table
@@ -28,7 +29,6 @@ from ampwatch.store import Run, open_run
 
 SCHEMA = 1
 MOST_RESTARTS = 5  # of one run: a cure that did not help so often will not help
-_ROOT = "(root)"
 _OUTPUT_LEAVES_FORMAT = "AMP203"
 _BAD_BATCH = ("AMP206", "AMP209")
 _OF_THE_SCALE = ("AMP103", "AMP104", "AMP108")
@@ -116,19 +116,37 @@ def last_clean_checkpoint(run: Run | str | Path) -> Checkpoint | None:
     return _clean_save(opened, diagnose(opened), None)
 
 
+def checkpoint_before_trouble(run: Run | str | Path) -> Checkpoint | None:
+    """The last save of a run from before what is wrong with it began."""
+    opened = run if isinstance(run, Run) else open_run(run)
+    diagnosis = diagnose(opened)
+    advice, head = diagnosis.learning_rate, diagnosis.headline
+    until = advice.restart_from_step if advice.action is Action.LOWER else None
+    if until is None and head is not None and head.severity.weight:
+        until = head.first_step
+    return _clean_save(opened, diagnosis, until)
+
+
 def plan_of(run: Run, diagnosis: Diagnosis, proof: Proof | None = None) -> Plan:
     """The plan for a run as it stands; what reruns have proved goes before what was estimated."""
     head = diagnosis.headline
-    if head is None or head.severity is not Severity.ERROR:
+    if head is None or diagnosis.worst() is not Severity.ERROR:
         return _without_error(run, diagnosis)
     cured = _cure(run, diagnosis, head, proof)
     if cured is None:
-        return Plan(Next.STOP, f"{head.summary} No launcher can mend that: {head.action}")
+        return Plan(
+            Next.STOP, f"{head.summary} No launcher can mend that: {head.action}{_also(proof)}"
+        )
     restarts = len(attempts_of(run, min(run.ranks, default=0), goes_on=False)) - 1
     if restarts >= MOST_RESTARTS:
         why = f"{head.summary} The run was started again {restarts} times: a person must look."
         return Plan(Next.STOP, why)
     return cured
+
+
+def _also(proof: Proof | None) -> str:
+    """What reruns have shown that a plan has no place for."""
+    return "" if proof is None or proof.proved is None else f" {sentence_of(proof)}"
 
 
 def _without_error(run: Run, diagnosis: Diagnosis) -> Plan:
@@ -147,9 +165,12 @@ def _cure(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | None) ->
     advice = diagnosis.learning_rate
     if advice.action is Action.LOWER and advice.factor is not None:
         return _lower_rate(run, diagnosis, head, proof)
+    best = None if proof is None else proof.proved
+    if best is not None and best.change in _SAID_BY_PLAN:
+        return _as_proved(run, diagnosis, head, best)
     saved = _clean_save(run, diagnosis, head.first_step)
     watch_for = _watch_for(head)
-    if head.code == _OUTPUT_LEAVES_FORMAT and head.layer and head.layer != _ROOT:
+    if head.code == _OUTPUT_LEAVES_FORMAT and head.layer and head.layer != ROOT:
         because = f"{head.summary} Run {head.layer} in float32."
         return Plan(Next.RESTART, because, saved, keep_in_float32=(head.layer,),
                     watch_for=watch_for, **_scaler(run, saved, head))  # fmt: skip
@@ -165,9 +186,9 @@ def _lower_rate(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | No
     advice = diagnosis.learning_rate
     assert advice.factor is not None
     factor, told = advice.factor, "as estimated"
-    if proof is not None and proof.proved is not None and proof.base:
-        factor = proof.proved.value / proof.base
-        told = f"as proved by reruns of {proof.proved.steps:,} steps"
+    rate, current = _proved_rate(proof), advice.current or (proof and proof.base)
+    if proof is not None and rate is not None and current and rate < current:
+        factor, told = rate / current, f"as proved by reruns of {proof.steps:,} steps"
     saved = _clean_save(run, diagnosis, advice.restart_from_step)
     rates = tuple(rate * factor for rate in _base_rates(run, head))
     return Plan(
@@ -175,6 +196,32 @@ def _lower_rate(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | No
         factor=factor, base_rates=rates, warmup_steps=advice.warmup_steps, clip=advice.clip,
         watch_for=_watch_for(head), **_scaler(run, saved, head),
     )  # fmt: skip
+
+
+def _proved_rate(proof: Proof | None) -> float | None:
+    best = None if proof is None else proof.proved
+    value = best.value if best is not None and best.change == RATE else None
+    return value if isinstance(value, float) else None
+
+
+# Changes that have a place in a plan: how they are said in it.
+_SAID_BY_PLAN: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    FLOAT32: lambda layers: {"keep_in_float32": tuple(layers.split(LAYERS_BY))},
+    "clip": lambda norm: {"clip": norm},
+    "init_scale": lambda scale: {"init_scale": scale, "restores_scaler": False},
+    "growth_interval": lambda steps: {"growth_interval": int(steps)},
+}
+
+
+def _as_proved(run: Run, diagnosis: Diagnosis, head: Finding, best: Try) -> Plan:
+    """What a rerun has shown to be a cure."""
+    saved = _clean_save(run, diagnosis, head.first_step)
+    said = _scaler(run, saved, head) | _SAID_BY_PLAN[best.change](best.value)
+    because = (
+        f"{head.summary} A rerun of {best.steps:,} steps has proved that the trouble is gone with "
+        f"{words_of(best)}."
+    )
+    return Plan(Next.RESTART, because, saved, watch_for=_watch_for(head), **said)
 
 
 # --- what the record tells ------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def startup_has_failed(case: Case) -> bool:
         f"{100 * SAWTOOTH_WASTE:.0f} % of the steps, this is a warning.",
         example="growth_interval 2000: skips at steps 2001, 4003, 6005, each at 2^17.",
     ),
-    Ties(excludes_rate=always),
+    Ties(excludes_rate=always, cures=("growth_interval",)),
 )
 def growth_sawtooth(case: Case) -> Iterator[Seen]:
     """Isolated overflows just after the scale grew."""
@@ -174,6 +174,7 @@ def growth_sawtooth(case: Case) -> Iterator[Seen]:
             *codes("AMP604 AMP602 AMP202 AMP413"),
         ),
         spares_weights=True,
+        cures=("float32", "bfloat16", "autocast-off"),
     ),
 )
 def scale_collapse(case: Case) -> Iterator[Seen]:
@@ -351,6 +352,7 @@ def _ends_falling(case: Case, ending: Episode) -> Seen:
             *codes("AMP202 AMP604 AMP602 AMP108 AMP413 AMP206"),
         ),
         spares_weights=True,
+        cures=("growth_interval", "bfloat16"),
     ),
 )
 def overflow_storm(case: Case) -> Iterator[Seen]:
