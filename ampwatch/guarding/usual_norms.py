@@ -1,8 +1,9 @@
 """How large the gradients of one optimizer usually are; an outlier cannot move that.
 
-Only steps that were taken count. The limit stands well above their median: six robust deviations,
-a factor of four, and half as much again as the third largest of them, whichever is most. The last
-is for a training whose every thirtieth batch is large: that is usual, and a median does not see it.
+Only steps that were taken count. One is an outlier six robust deviations above their median, or ten
+times above the third largest of them: norms that differ by hundreds at the lower end have a wide
+deviation and yet none that large. It is none below four times the median, nor where it is not half
+as large again as the third largest: a training whose every thirtieth batch is large is used to it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ WINDOW = 128  # of the last steps that were taken: OLMo-core's
 WARM_UP = 64  # of them, before a limit is given
 DEVIATIONS = 6.0  # in octaves; also OLMo-core's, of deviations that an outlier can move
 LEAST_FACTOR = 4.0  # gradients of a calm training double by chance
-RARE, RARE_FACTOR = 3, 1.5  # two outliers of the warm-up do not raise the limit
+RARE = 3  # from the top: two outliers of the warm-up do not raise the limit
+LEAST_OVER_RARE, MOST_OVER_RARE = 1.5, 10.0  # ten is Megatron-Bridge's factor
 NEAR = 0.99  # of the limit: the same gradients may be above it on another rank
 _TO_SIGMA = 1.4826  # from the median absolute deviation to a normal distribution's deviation
 _EVERY = 8  # steps between two limits: sorting the window costs as much as all else
@@ -50,9 +52,10 @@ class UsualNorms:
         middle = ordered[len(ordered) // 2]
         distances = sorted(abs(one - middle) for one in ordered)
         deviation = _TO_SIGMA * distances[len(distances) // 2]
-        above = max(DEVIATIONS * deviation, math.log2(LEAST_FACTOR))
-        rare = ordered[-RARE] + math.log2(RARE_FACTOR)
-        self.median, self.limit = 2.0**middle, 2.0 ** max(middle + above, rare)
+        rare = ordered[-RARE]
+        far = min(middle + DEVIATIONS * deviation, rare + math.log2(MOST_OVER_RARE))
+        least = max(middle + math.log2(LEAST_FACTOR), rare + math.log2(LEAST_OVER_RARE))
+        self.median, self.limit = 2.0**middle, 2.0 ** max(far, least)
 
 
 @dataclass(frozen=True, slots=True)
