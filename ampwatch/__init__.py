@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis import diagnose as diagnose
     from ampwatch.errors import AmpwatchError as AmpwatchError
     from ampwatch.fleet import publish as publish
+    from ampwatch.guarding import guard as guard
     from ampwatch.mirrors import mirror as mirror
     from ampwatch.probe import Watch as Watch
     from ampwatch.probe.attach import attach as attach
@@ -36,6 +37,7 @@ _HOMES = {
     "mirror": "ampwatch.mirrors",
     "publish": "ampwatch.fleet",
     "plan": "ampwatch.recovery.restart_plan",
+    "guard": "ampwatch.guarding",
     "AmpwatchError": "ampwatch.errors",
 }
 
@@ -45,6 +47,7 @@ __all__ = [
     "Watch",
     "attach",
     "diagnose",
+    "guard",
     "list_runs",
     "mirror",
     "open_run",

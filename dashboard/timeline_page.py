@@ -26,7 +26,7 @@ _KEY, _KINDS = "timeline", "timeline kinds"
 _EVENTS = ("step", "time_ns", "rank", "kind", "detail")
 _COLORS = {
     Kind.ATTEMPT: "muted", Kind.FINDING: "skip", Kind.SKIP: "skip", Kind.CHECKPOINT: "healthy",
-    Kind.CHANGE: "rate", Kind.ERROR: "skip", Kind.GAP: "advice",
+    Kind.CHANGE: "rate", Kind.GUARD: "advice", Kind.ERROR: "skip", Kind.GAP: "advice",
 }  # fmt: skip
 _MARK_COLORS = {
     "clean": "healthy", "suspect": "advice", "poisoned": "skip",

@@ -55,6 +55,7 @@ _FORMS = {
     "spikes": _counted("spikes"),
     "lost_steps": _counted("steps spent on recoveries"),
     "left_out": _counted("steps that the loop left out"),
+    "guard_actions": _counted("actions of the guard"),
     "gaps": _counted("gaps in the record"),
     "growths": _counted("doublings of the scale"),
     "resets": _counted("resets of the scale"),

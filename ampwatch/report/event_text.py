@@ -79,6 +79,10 @@ def _exception(detail: Mapping[str, Any]) -> str:
 def _control(detail: Mapping[str, Any]) -> str:
     if "offers" in detail:
         return f"a page may ask for: {', '.join(map(str, detail['offers']))}"
+    return _told(detail)
+
+
+def _told(detail: Mapping[str, Any]) -> str:
     return str(detail.get("told") or "")
 
 
@@ -112,4 +116,5 @@ _SHOWN: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     EventKind.EXCEPTION.value: ("exception", _exception),
     EventKind.GAP.value: ("gap", _gap),
     EventKind.CONTROL.value: ("control", _control),
+    EventKind.GUARD.value: ("guard", _told),
 }  # fmt: skip
