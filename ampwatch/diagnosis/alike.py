@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ampwatch.diagnosis.findings import Action, Diagnosis, Severity, Verdict
+from ampwatch.diagnosis.learning_rate.earlier_rates import TriedRate, bounded
 from ampwatch.diagnosis.signature import Signature
 from ampwatch.diagnosis.words import count_text
 
@@ -56,6 +57,16 @@ class Lesson:
         count = count_text(len(self.runs), "earlier run")
         return f"{count} {how}: {self._rates()}{self._others()}."
 
+    @property
+    def tried(self) -> tuple[TriedRate, ...]:
+        """The rates that were tried by runs that are alike; near ones bound no advice."""
+        told = (Outcome.STABLE, Outcome.FAILING) if self.are_alike else ()
+        return tuple(
+            TriedRate(one.rate, one.steps, held=one.outcome is Outcome.STABLE)
+            for one in self.runs
+            if one.rate and one.outcome in told
+        )
+
     def _rates(self) -> str:
         held, failed = self.stable_to, self.failing_from
         if held is None and failed is None:
@@ -88,6 +99,17 @@ def lesson_of(
     if not alike and not near:
         return None
     return replace(_lesson(alike or near), are_alike=bool(alike))
+
+
+def with_lesson(diagnosis: Diagnosis, lesson: Lesson | None) -> Diagnosis:
+    """The diagnosis, its advice on the rate bounded by what earlier runs that are alike have shown.
+
+    Findings and verdict come from the run's own rows: they are the same whatever ran before.
+    """
+    if lesson is None:
+        return diagnosis
+    advice = bounded(diagnosis.learning_rate, lesson.tried, steps_held(diagnosis))
+    return replace(diagnosis, learning_rate=advice)
 
 
 def outcome_of(verdict: str, action: str) -> Outcome:
