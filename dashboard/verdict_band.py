@@ -15,7 +15,7 @@ from open_runs import Look
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.code_to_paste import words_and_lines
-from ampwatch.diagnosis.words import go_back_text, limit_text, restart_text
+from ampwatch.diagnosis.words import go_back_text, limit_text, restart_text, time_text
 from ampwatch.follow import State
 from ampwatch.recovery.proof import kept_proof, sentence_of
 from ampwatch.report.overview_chart import is_change
@@ -76,10 +76,8 @@ def _freshness(look: Look) -> str:
         since = (now - look.curves.last_step_ns) / 1e9
         usual = _usual_step_s(look)
         if look.curves.last_step_ns and since > max(_STALL_S, _STALL_STEPS * usual):
-            return (
-                f"live, but no step for {age_text(since)}; one usually takes {age_text(usual)}: "
-                "evaluating, saving, or hung"
-            )
+            takes = f"; one usually takes {time_text(1000 * usual)}" if usual else ""
+            return f"live, but no step for {age_text(since)}{takes}: evaluating, saving, or hung"
         return f"live, {counted_age(age)} ago"
     if look.state is State.ENDED:
         return f"ended {age_text(age)} ago"

@@ -92,7 +92,9 @@ class Liveness:
     def _is_given_up(self, now_s: float, *, is_abandoned: bool) -> bool:
         """Whether nobody writes it any more."""
         signs_s = [s for s in (self._held_s, self._grown_s) if s is not None]
-        if now_s - max([self._since_s, *signs_s]) < GRACE_S:
+        # Left long ago, by the clock of this machine: no grace, or it would look live at first.
+        is_old = is_abandoned and self._is_quiet and not signs_s and not self.began_ns
+        if not is_old and now_s - max([self._since_s, *signs_s]) < GRACE_S:
             return False
         if self._heard_s is not None and now_s - self._heard_s < _HEARD_S:
             return False
