@@ -35,9 +35,8 @@ def band(look: Look) -> str:
     if diagnosis.calm is not None or head is None:
         nothing = verdict == "incomplete" and diagnosis.little_seen is None
         calm = YET if look.is_live and nothing else diagnosis.calm or ""
-        return _band(
-            verdict, verdict.upper(), said(calm), f'<span class="aw-where">{_state(look)}</span>'
-        )
+        state = _state(look, says_why=verdict != "cut off")
+        return _band(verdict, verdict.upper(), said(calm), f'<span class="aw-where">{state}</span>')
     since = "" if head.first_step is None else f"since step {head.first_step:,} · "
     where = f'<span class="aw-where">{since}{said(_chain(diagnosis, head))} · {_state(look)}</span>'
     body = (
@@ -60,13 +59,13 @@ def _band(verdict: str, word: str, where: str, body: str) -> str:
     )
 
 
-def _state(look: Look) -> str:
+def _state(look: Look, *, says_why: bool = True) -> str:
     """The state of the record; a page whose server is gone hides it (server_watch.js)."""
-    return f'<span class="aw-state">{_freshness(look)}</span>'
+    return f'<span class="aw-state">{_freshness(look, says_why=says_why)}</span>'
 
 
-def _freshness(look: Look) -> str:
-    """Live and how fresh, silent, or ended."""
+def _freshness(look: Look, *, says_why: bool) -> str:
+    """Live and how fresh, silent, or ended; `says_why` it counts as cut off."""
     now = time.time_ns()
     if look.info.source != "ampwatch":  # other tools write no end mark, and many no times
         live = "live, " if look.is_live else ""
@@ -81,7 +80,8 @@ def _freshness(look: Look) -> str:
         return f"live, {counted_age(age)} ago"
     if look.state is State.ENDED:
         return f"ended {age_text(age)} ago"
-    return f"cut off {age_text(age)} ago: no end mark, and nobody writes it any more"
+    why = ": no end mark, and nobody writes it any more" if says_why else ""
+    return f"cut off {age_text(age)} ago{why}"
 
 
 def _usual_step_s(look: Look) -> float:

@@ -61,6 +61,8 @@ def test_a_run_that_was_left_long_ago_on_this_machine_never_looks_live(tmp_path)
     here = {"host": platform.node(), "ended": False}
     assert state_of(write_run(tmp_path, "old", **here)) is State.LOST
     assert state_of(write_run(tmp_path, "new", age_s=5.0, **here)) is State.LIVE
+    imported = write_run(tmp_path, "imported", source="fairseq", age_s=5.0, ended=False)
+    assert state_of(imported) is State.LOST  # the importer has let go of it
     resumed, liveness = write_run(tmp_path, "resumed", **here), Liveness()
     assert state_of(resumed, liveness) is State.LOST
     with contextlib.closing(store.RankWriter(resumed, 0)):
