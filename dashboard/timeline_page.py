@@ -84,8 +84,8 @@ def _choose_kinds(text: str | None) -> set[Kind]:
     st.session_state[_KINDS] = [_short(kind) for kind in chosen]
     labels = {_short(kind): kind.value for kind in Kind}
     st.pills(
-        "Show", list(labels), key=_KINDS, selection_mode="multi", on_change=_kinds_chosen,
-        format_func=lambda name: labels.get(name, name), label_visibility="collapsed",
+        "Show only", list(labels), key=_KINDS, selection_mode="multi", on_change=_kinds_chosen,
+        format_func=lambda name: labels.get(name, name),
     )  # fmt: skip
     return set(chosen or Kind)
 
