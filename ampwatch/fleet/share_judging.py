@@ -21,8 +21,8 @@ from ampwatch.fleet.verdicts import RunVerdict, rules_version
 from ampwatch.printable_text import printable
 
 # So many runs, or so many steps of all ranks, are one share: what a cut can cost a worker, and
-# enough that a request fetches the rows of many.
-_RUNS, _STEPS = 32, 1 << 18
+# enough that a request fetches the rows of many. Fewer cost less than it takes to start a worker.
+_RUNS, _LEAST_RUNS, _STEPS = 32, 16, 1 << 18
 
 # What rows that nobody meant to write make of arithmetic that expects others. Anything else is
 # a defect and ends the command.
@@ -43,7 +43,7 @@ class ShareVerdicts:
 def shares_of(rows: Sequence[PublishedRun], workers: int) -> list[list[PublishedRun]]:
     """Runs by the files that they lie in, the largest shares first."""
     order = sorted(rows, key=lambda row: (row.detail_path, row.detail_offset))
-    most = max(1, min(_RUNS, len(rows) // max(1, workers)))
+    most = min(_RUNS, max(_LEAST_RUNS, len(rows) // workers))
     shares: list[list[PublishedRun]] = []
     for row in order:
         last = shares[-1] if shares else []
