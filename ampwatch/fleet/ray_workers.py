@@ -90,7 +90,7 @@ def _connected(address: str | None, most: int | None) -> Iterator[Any]:
         }
     try:
         ray.init(log_to_driver=False, logging_level="ERROR", **told)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as problem:
+    except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as problem:
         raise AmpwatchError(
             f"Ray's cluster at {where or 'this machine'} cannot be used: {_said(problem)}"
         ) from problem
