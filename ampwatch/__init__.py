@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ampwatch.alerts import watch_run as watch_run
     from ampwatch.diagnosis import diagnose as diagnose
     from ampwatch.errors import AmpwatchError as AmpwatchError
+    from ampwatch.fleet import judge as fleet
     from ampwatch.fleet import publish as publish
     from ampwatch.guarding import guard as guard
     from ampwatch.mirrors import mirror as mirror
@@ -36,6 +37,7 @@ _HOMES = {
     "watch_run": "ampwatch.alerts",
     "mirror": "ampwatch.mirrors",
     "publish": "ampwatch.fleet",
+    "fleet": "ampwatch.fleet",
     "plan": "ampwatch.recovery.restart_plan",
     "guard": "ampwatch.guarding",
     "AmpwatchError": "ampwatch.errors",
@@ -47,6 +49,7 @@ __all__ = [
     "Watch",
     "attach",
     "diagnose",
+    "fleet",
     "guard",
     "list_runs",
     "mirror",
@@ -61,7 +64,9 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'ampwatch' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    module = import_module(home)
+    # A package by the name of a command is itself what is called.
+    value = module if home == f"{__name__}.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

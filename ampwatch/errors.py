@@ -15,6 +15,7 @@ AmpwatchError
 ├── MirrorError       a run cannot be mirrored as asked
 ├── PlaceError        a place for many runs cannot be used
 │   └── NotInPlaceError   it holds no run of that name
+├── SearchError       what is searched for cannot be understood
 └── FeedError         the endpoint or the keys cannot be used
     ├── EndpointTakenError  another program listens there
     └── FrameError        a message that is not a valid frame
@@ -97,6 +98,10 @@ class PlaceError(AmpwatchError):
 
 class NotInPlaceError(PlaceError):
     """The place holds no run of that name, or several."""
+
+
+class SearchError(AmpwatchError):
+    """What was typed to search for cannot be understood; the message says why."""
 
 
 class FeedError(AmpwatchError):

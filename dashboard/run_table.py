@@ -95,7 +95,7 @@ def _shown(listed: RunList, view: ListView) -> Shown:
     )
 
 
-def _search(text: str) -> tuple[Search, str]:
+def _search(text: str) -> tuple[Search[RunRow], str]:
     """What is looked for; everything, and why, if it cannot be understood."""
     try:
         return search_for(text), ""
@@ -103,7 +103,7 @@ def _search(text: str) -> tuple[Search, str]:
         return Search(), str(error)
 
 
-def _depends_on_entries(view: ListView, search: Search) -> bool:
+def _depends_on_entries(view: ListView, search: Search[RunRow]) -> bool:
     if search.needs_entries or view.group in ("verdict", "finding", "model"):
         return True
     return view.sort.removeprefix("-") in _OF_ENTRIES

@@ -22,6 +22,7 @@ from ampwatch.cli import (
     demo,
     explain,
     export,
+    fleet,
     import_,
     keys,
     plan,
@@ -64,6 +65,7 @@ Then:
     ampwatch prove RUN                   train again with a lower rate, and say which holds
     ampwatch plan RUN                    how to start again, for people and launchers
     ampwatch compare RUN RUN             where runs differ, and which settings do
+    ampwatch fleet PLACE                 what broke in the runs of a whole team
     ampwatch dashboard                   the same in the browser
 
 To try it, run `ampwatch demo`: it trains a small model and shows its loss scale collapse.
@@ -85,6 +87,7 @@ _COMMANDS = (
     export,
     compact,
     publish,
+    fleet,
     sweep,
     alerts,
     keys,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ampwatch.diagnosis.alike import EarlierRun, outcome_of, rate_told
-from ampwatch.diagnosis.signature import Signature, signature_of
-from ampwatch.errors import RunError
+from ampwatch.diagnosis.signature import Signature
+from ampwatch.fleet.chosen_runs import made_of
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.verdicts import RunVerdict, read_verdicts
 from ampwatch.store import Run
@@ -20,13 +20,7 @@ def alike_in(place: Place | str, run: Run) -> list[RunVerdict]:
 
     RunError if the run does not tell what it is made of.
     """
-    made = signature_of(run)
-    if made is None:
-        raise RunError(
-            f"{run.info.name} does not tell what it is made of: that takes its layers and its "
-            "optimizer, which a watched training logs and most other tools' logs lack.",
-            path=run.path,
-        )
+    made = made_of(run)
     return [one for one in read_verdicts(place) if _is_alike(made, one)]
 
 

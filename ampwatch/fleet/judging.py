@@ -6,23 +6,27 @@ import datetime as dt
 import json
 from typing import Any
 
-import numpy as np
-
 from ampwatch.diagnosis import Diagnosis, Severity
 from ampwatch.diagnosis.signature import signature_of
+from ampwatch.errors import RunError
 from ampwatch.fleet.lost_time import lost_time
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.published_run import open_row
 from ampwatch.fleet.run_table import PublishedRun
 from ampwatch.fleet.verdicts import RunVerdict, rules_version
 from ampwatch.follow import diagnose
-from ampwatch.rows import Table
 from ampwatch.store import Run
+
+_UNKNOWN_TIME = dt.datetime.fromtimestamp(0, dt.timezone.utc)
 
 
 def judge_run(place: Place, row: PublishedRun) -> RunVerdict:
     """What `report --json PLACE#RUN` says of a run; AmpwatchError if it is damaged."""
-    run = open_row(place, row)
+    return judge_opened(row, open_row(place, row))
+
+
+def judge_opened(row: PublishedRun, run: Run) -> RunVerdict:
+    """The same of a run that was opened."""
     return verdict_of(row, run, diagnose(run))
 
 
@@ -36,8 +40,8 @@ def verdict_of(row: PublishedRun, run: Run, diagnosis: Diagnosis) -> RunVerdict:
         stamp=row.stamp,
         rules=rules_version(),
         name=row.name,
-        started=row.started or dt.datetime.fromtimestamp(0, dt.timezone.utc),
-        last_time=row.last_time or row.started or dt.datetime.fromtimestamp(0, dt.timezone.utc),
+        started=row.started or _UNKNOWN_TIME,
+        last_time=row.last_time or row.started or _UNKNOWN_TIME,
         steps=diagnosis.run.steps,
         ranks=row.ranks,
         verdict=diagnosis.verdict.value,
@@ -48,13 +52,13 @@ def verdict_of(row: PublishedRun, run: Run, diagnosis: Diagnosis) -> RunVerdict:
         lost_steps=lost.steps,
         lost_hours=lost.lost_hours,
         hours=lost.hours,
-        config=json.loads(row.config or "{}"),
+        config=_config(row),
         tags=row.tags,
         note=row.note,
         signature=made.text if made else None,
         findings_json=findings_text(said),
         judged=dt.datetime.now(dt.timezone.utc),
-        highest_rate=_highest_rate(run),
+        highest_rate=lost.highest_rate,
     )
 
 
@@ -63,16 +67,20 @@ def findings_text(said: dict[str, Any]) -> str:
     return json.dumps(said["findings"], ensure_ascii=False, allow_nan=False)
 
 
+def _config(row: PublishedRun) -> dict[str, Any]:
+    try:
+        config = json.loads(row.config or "{}")
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise RunError(f"The settings of {row.name} are not those of a run: publish it again.")
+    return config
+
+
 def _codes(diagnosis: Diagnosis) -> tuple[str, ...]:
     """Errors and warnings, each once, the headline first; what is only information is none."""
     grave = [one.code for one in diagnosis.findings if one.severity is not Severity.INFO]
     return tuple(dict.fromkeys(grave))
-
-
-def _highest_rate(run: Run) -> float | None:
-    rates = run.read(Table.STEPS, ("lr",), min(run.ranks, default=0)).column("lr").drop_null()
-    known = rates.to_numpy()[np.isfinite(rates.to_numpy())]
-    return float(known.max()) if len(known) else None
 
 
 def _headline(diagnosis: Diagnosis) -> str:

@@ -1,4 +1,4 @@
-"""How many steps of a run were in vain, and how long they took.
+"""How many steps of a run were in vain, how long they took, and which rate they reached.
 
 A step is lost if it was skipped, or if it came after the first error that stands at the run's end:
 the engine lets an error fall to information when the run recovered from it, so what follows one
@@ -16,17 +16,21 @@ from ampwatch.diagnosis.signals import Floats, Integers, Mask, flags, numbers, s
 from ampwatch.rows import Table
 from ampwatch.store import Reading, Run
 
-_COLUMNS = ("step", "skipped", "time_ns", "step_time_ms")
+_COLUMNS = ("step", "skipped", "time_ns", "step_time_ms", "lr")
 _MS_PER_HOUR = 3.6e6
 
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """Steps in vain; hours are None where the rows tell no times."""
+    """Steps in vain; hours are None where the rows tell no times.
+
+    `highest_rate` is that of the first group; None where none is told.
+    """
 
     steps: int
     lost_hours: float | None
     hours: float | None
+    highest_rate: float | None
 
 
 def lost_time(run: Run, diagnosis: Diagnosis) -> LostTime:
@@ -40,6 +44,7 @@ def lost_time(run: Run, diagnosis: Diagnosis) -> LostTime:
         if rows.num_rows:
             times = numbers(rows, "time_ns"), numbers(rows, "step_time_ms")
             count.take(steps_of(rows), flags(rows, "skipped") == 1, *times)
+            count.take_rates(numbers(rows, "lr"))
             count.tells_skips |= bool((flags(rows, "skipped") >= 0).any())
     skipped = diagnosis.run.skipped
     # Rows that do not say which steps were skipped do not say whether those came before the error.
@@ -49,6 +54,7 @@ def lost_time(run: Run, diagnosis: Diagnosis) -> LostTime:
         steps=min(steps, max(diagnosis.run.steps, skipped)),
         lost_hours=None if lost_ms is None else lost_ms / _MS_PER_HOUR,
         hours=None if all_ms is None else all_ms / _MS_PER_HOUR,
+        highest_rate=count.highest_rate if np.isfinite(count.highest_rate) else None,
     )
 
 
@@ -65,8 +71,14 @@ class _Count:
         self.after = 0  # steps after the error that were not skipped
         self.lost_ms = self.all_ms = 0.0
         self.is_timed = self.tells_skips = False
+        self.highest_rate = -np.inf
         self._since = np.inf if since is None else since
         self._last: tuple[int, float] | None = None  # step and time of the row before
+
+    def take_rates(self, rates: Floats) -> None:
+        """Take in learning rates."""
+        highest = float(np.max(rates, initial=-np.inf, where=np.isfinite(rates)))
+        self.highest_rate = max(self.highest_rate, highest)
 
     def take(self, step: Integers, skipped: Mask, time_ns: Floats, step_ms: Floats) -> None:
         """Take in rows; of several for one step, one an optimizer, the first one's times count."""

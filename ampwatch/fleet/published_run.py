@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,19 @@ from ampwatch.store.run import Run
 from ampwatch.store.run_info import RunInfo
 
 
+class Source(Protocol):
+    """What published bytes are read from: a place, or what reads it for many runs at once."""
+
+    @property
+    def address(self) -> str:
+        """How the place is shown."""
+        ...
+
+    def get(self, path: str, start: int, length: int) -> bytes:
+        """A range of an object."""
+        ...
+
+
 def open_published(address: str) -> Run:
     """Open `PLACE#NAME`; the name may be the beginning of the run's id."""
     place_text, _, name = address.rpartition("#")
@@ -28,17 +42,19 @@ def open_published(address: str) -> Run:
     return open_row(place, find_published(place, name))
 
 
-def open_row(place: Place, row: PublishedRun) -> Run:
-    """Open a run that a row of `runs` names."""
-    return Run(Path(f"{place.address}#{row.name}"), PublishedFiles(place, row))
+def open_row(source: Source, row: PublishedRun, detail: Detail | None = None) -> Run:
+    """Open a run that a row of `runs` names; its detail, if it was read already."""
+    files = PublishedFiles(source, detail or read_detail(source, row))
+    return Run(Path(f"{source.address}#{row.name}"), files)
 
 
-def read_detail(place: Place, row: PublishedRun) -> Detail:
+def read_detail(source: Source, row: PublishedRun) -> Detail:
     """What it takes to read a run, in one request."""
-    return detail_in(place.get(row.detail_path, row.detail_offset, row.detail_length), row, place)
+    data = source.get(row.detail_path, row.detail_offset, row.detail_length)
+    return detail_in(data, row, source)
 
 
-def detail_in(data: bytes, row: PublishedRun, place: Place) -> Detail:
+def detail_in(data: bytes, row: PublishedRun, place: Source) -> Detail:
     """The detail in the bytes that its row names; PlaceError if they are others."""
     if zlib.crc32(data) != row.detail_crc:
         raise PlaceError(
@@ -51,9 +67,9 @@ def detail_in(data: bytes, row: PublishedRun, place: Place) -> Detail:
 class PublishedFiles:
     """What a published run is read from; see `store.RunFiles`."""
 
-    def __init__(self, place: Place, row: PublishedRun) -> None:
-        self._place = place
-        self._detail = read_detail(place, row)
+    def __init__(self, source: Source, detail: Detail) -> None:
+        self._source = source
+        self._detail = detail
         self._notes = {note.rank: note for note in self._detail.ranks}
 
     def info(self) -> RunInfo:
@@ -67,7 +83,7 @@ class PublishedFiles:
     def log(self, rank: int) -> PublishedLog:
         """A rank's rows."""
         parts = [part for part in self._detail.parts if part.rank == rank]
-        return PublishedLog(self._place, self._notes[rank], parts)
+        return PublishedLog(self._source, self._notes[rank], parts)
 
     def lacks(self, rank: int) -> tuple[str, ...]:
         """What the published log lacked."""
@@ -95,13 +111,13 @@ class PublishedLog:
 
     cuts = 0
 
-    def __init__(self, place: Place, note: RankNote, parts: Sequence[Part]) -> None:
+    def __init__(self, source: Source, note: RankNote, parts: Sequence[Part]) -> None:
         self.rank = note.rank
         self.ended = note.ended
         self.marks = note.marks
         self.notes = note.notes
         self.last_time_ns = note.last_time_ns
-        self._place = place
+        self._source = source
         self._row_ends = note.row_ends
         self._parts: Mapping[Table, list[Part]] = {
             table: [part for part in parts if part.table == table.value] for table in Table
@@ -162,4 +178,4 @@ class PublishedLog:
         return found
 
     def _fetch(self, part: Part) -> Fetch:
-        return lambda offset, length: self._place.get(part.path, offset, length)
+        return lambda offset, length: self._source.get(part.path, offset, length)

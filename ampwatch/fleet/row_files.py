@@ -25,7 +25,7 @@ _MAGIC = b"PAR1"
 _GROUPS = 4  # the field of a footer; the heads are those of Thrift's compact protocol
 _ROWS_HEAD, _ONE_GROUP_HEAD = b"\x16", b"\x19\x1c"
 # Up to so many bytes a row group is fetched whole; at 40 MB/s another request takes as long.
-_WHOLE_BYTES = 1 << 20
+WHOLE_BYTES = 1 << 20
 
 Fetch = Callable[[int, int], bytes]  # from an offset, so many bytes
 
@@ -104,7 +104,7 @@ class RowFile:
 
 def read_part(part: Part, names: Sequence[str], fetch: Fetch, whole: dict[Part, bytes]) -> pa.Table:
     """The columns `names` of a part, as far as it has them; small ones are kept in `whole`."""
-    if part.length <= _WHOLE_BYTES and part not in whole:
+    if part.length <= WHOLE_BYTES and part not in whole:
         data = fetch(part.offset, part.length)
         if zlib.crc32(data) != part.crc:
             raise _changed(part)

@@ -20,9 +20,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from ampwatch.diagnosis import Verdict
+from ampwatch.errors import PlaceError
 from ampwatch.fleet.keyed_table import KEY_NAMES, Key, KeyedTable
 from ampwatch.fleet.place import Place
-from ampwatch.fleet.run_table import list_published
+from ampwatch.fleet.run_table import PublishedRun, list_published
 from ampwatch.fleet.tables import DAY
 
 VERDICTS, FINDINGS = "verdicts", "findings"
@@ -146,7 +148,14 @@ def read_verdicts(place: Place | str, *, findings: bool = False) -> list[RunVerd
     which is most of the bytes, is not fetched. No verdicts: nobody ran `ampwatch fleet` there.
     """
     place = place if isinstance(place, Place) else Place(place)
-    stamps = {run.id: (run.stamp, number) for number, run in enumerate(list_published(place))}
+    return verdicts_on(place, list_published(place), findings=findings)
+
+
+def verdicts_on(
+    place: Place, runs: Sequence[PublishedRun], *, findings: bool = False
+) -> list[RunVerdict]:
+    """The same for some runs of a place, in their order."""
+    stamps = {run.id: (run.stamp, number) for number, run in enumerate(runs)}
     names = [name for name in VERDICTS_SCHEMA.names if findings or name != "findings_json"]
     rows = KeyedTable(place, VERDICTS, VERDICTS_SCHEMA).read(names)
     best: dict[str, tuple[bool, Any, int]] = {}
@@ -156,7 +165,7 @@ def read_verdicts(place: Place | str, *, findings: bool = False) -> list[RunVerd
             found = (rules == rules_version(), judged, at)
             best[run_id] = max(best.get(run_id, found), found)
     order = sorted(best, key=lambda run_id: stamps[run_id][1])
-    return _of_rows(rows.take(pa.array([best[run_id][2] for run_id in order], pa.int64())))
+    return _of_rows(rows.take(pa.array([best[run_id][2] for run_id in order], pa.int64())), place)
 
 
 def store_verdicts(tables: tuple[KeyedTable, KeyedTable], found: Sequence[RunVerdict]) -> None:
@@ -165,10 +174,10 @@ def store_verdicts(tables: tuple[KeyedTable, KeyedTable], found: Sequence[RunVer
     by_key = {one.key: one for one in found}
 
     def rows_of(keys: Collection[Key]) -> pa.Table:
-        return _verdict_rows(by_key[key] for key in keys)
+        return verdict_rows(by_key[key] for key in keys)
 
     def findings_of(keys: Collection[Key]) -> pa.Table:
-        return _finding_rows(by_key[key] for key in keys)
+        return finding_rows(by_key[key] for key in keys)
 
     verdicts.add(by_key, rows_of)
     findings.add((key for key, one in by_key.items() if one.findings), findings_of)
@@ -182,23 +191,37 @@ def tables_of(place: Place) -> tuple[KeyedTable, KeyedTable]:
     )
 
 
-def _of_rows(rows: pa.Table) -> list[RunVerdict]:
-    found = []
-    for row in rows.to_pylist():
-        row |= {name: json.loads(row[name]) for name in _AS_JSON}
-        row |= {name: tuple(row[name]) for name in ("codes", "tags")}
-        found.append(RunVerdict(**{"findings_json": None, **row}))
-    return found
+def _of_rows(rows: pa.Table, place: Place) -> list[RunVerdict]:
+    return [_of_row(row, place) for row in rows.to_pylist()]
 
 
-def _verdict_rows(verdicts: Iterable[RunVerdict]) -> pa.Table:
+def _of_row(row: dict[str, Any], place: Place) -> RunVerdict:
+    """A verdict from its row, which anybody may have written."""
+    try:
+        told: dict[str, Any] = {name: dict(json.loads(row[name])) for name in _AS_JSON}
+        told |= {name: tuple(map(str, row[name])) for name in ("codes", "tags")}
+        told |= {name: int(row[name]) for name in ("steps", "lost_steps", "ranks")}
+        told |= {"verdict": Verdict(row["verdict"]).value}
+        return RunVerdict(**{"findings_json": None, **row, **told})
+    except (ValueError, TypeError) as problem:
+        raise PlaceError(
+            f"The table {VERDICTS} in {place.address} says of the run {row['name']} what ampwatch "
+            f"never says: delete {VERDICTS} and {FINDINGS} there, and `ampwatch fleet` judges the "
+            "runs again.",
+            place=place.address,
+        ) from problem
+
+
+def verdict_rows(verdicts: Iterable[RunVerdict]) -> pa.Table:
+    """Verdicts as rows of their table."""
     rows = [{name: getattr(one, name) for name in VERDICTS_SCHEMA.names} for one in verdicts]
     texts = [{name: json.dumps(row[name]) for name in _AS_JSON} for row in rows]
     told = [row | text for row, text in zip(rows, texts, strict=True)]
     return pa.Table.from_pylist(told, schema=VERDICTS_SCHEMA)
 
 
-def _finding_rows(verdicts: Iterable[RunVerdict]) -> pa.Table:
+def finding_rows(verdicts: Iterable[RunVerdict]) -> pa.Table:
+    """Their findings as rows of theirs."""
     rows = [
         {
             **{name: getattr(one, name) for name in (*KEY_NAMES, "name", "started")},

@@ -9,16 +9,62 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
+
+from ampwatch.errors import AmpwatchError
 
 J = TypeVar("J")
 S = TypeVar("S")
 R = TypeVar("R")
 
 _AHEAD = 2  # shares a worker has waiting, so that it never waits itself
+LOSSES = 3  # of workers: then something in a share kills them
+
+
+class Workers(Protocol):
+    """Whoever does work: processes of this machine, or a cluster."""
+
+    @property
+    def count(self) -> int:
+        """How many shares are worked on at a time."""
+        ...
+
+    def as_done(
+        self, work: Callable[[J, S], R], job: J, shares: Sequence[S]
+    ) -> Iterator[tuple[S, R]]:
+        """Each share with what `work` returns for it, as they are done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWorkers:
+    """Processes of this machine; a worker that is killed is replaced, and its shares done again."""
+
+    count: int
+
+    def as_done(
+        self, work: Callable[[J, S], R], job: J, shares: Sequence[S]
+    ) -> Iterator[tuple[S, R]]:
+        """Each share with what `work` returns for it, as they are done."""
+        if min(self.count, len(shares)) < 2:
+            yield from ((share, work(job, share)) for share in shares)
+            return
+        left = list(shares)
+        for _ in range(LOSSES):
+            with suppress(BrokenProcessPool):
+                for share, result in _as_done(work, job, tuple(left), self.count):
+                    left.remove(share)
+                    yield share, result
+                return
+        raise AmpwatchError(
+            f"A process that judges was killed {LOSSES} times, perhaps because the machine has too "
+            "little memory: try again with --workers 1."
+        )
 
 
 def in_order(
@@ -29,10 +75,7 @@ def in_order(
     if workers < 2:
         yield from ((share, work(job, share)) for share in shares)
         return
-    # Started afresh: threads of the libraries that speak to object stores do not survive a fork.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(os.getpid(),))
-    try:
+    with _pool(workers) as pool:
         waiting: deque[tuple[S, Future[R]]] = deque()
         for share in shares:
             if len(waiting) >= workers * _AHEAD:
@@ -43,7 +86,37 @@ def in_order(
         while waiting:
             first, done = waiting.popleft()
             yield first, done.result()
+
+
+def _as_done(
+    work: Callable[[J, S], R], job: J, shares: Sequence[S], workers: int
+) -> Iterator[tuple[S, R]]:
+    waiting: dict[Future[R], S] = {}
+    coming = deque(shares)
+    with _pool(min(workers, len(shares))) as pool:
+        while waiting or coming:
+            while coming and len(waiting) < workers * _AHEAD:
+                share = coming.popleft()
+                with _without_main():
+                    waiting[pool.submit(work, job, share)] = share
+            for done in wait(waiting, return_when=FIRST_COMPLETED).done:
+                yield waiting.pop(done), done.result()
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes, which end at once when their results are no longer wanted."""
+    # Started afresh: threads of the libraries that speak to object stores do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    stop = context.RawValue("b", 0)  # no lock in it, which a worker that is killed might hold
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(os.getpid(), stop))
+    is_done = False
+    try:
+        yield pool
+        is_done = True
     finally:
+        if not is_done:
+            stop.value = 1
         pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -58,15 +131,15 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _begin(parent: int) -> None:
-    """A worker leaves Ctrl-C to its parent, and ends when the parent was killed."""
+def _begin(parent: int, stop: Any) -> None:
+    """A worker leaves Ctrl-C to its parent, and ends when the parent ends it or was killed."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent, stop), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
+def _end_with(parent: int, stop: Any) -> None:
+    while os.getppid() == parent and not stop.value:
+        time.sleep(0.25)
     os._exit(1)

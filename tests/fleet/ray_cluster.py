@@ -1,0 +1,137 @@
+"""A real Ray cluster on this machine: a head and a second node, each with processes of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 90.0
+
+
+@dataclass
+class Node:
+    """One `ray start --block`."""
+
+    child: subprocess.Popen[str]
+
+    def processes(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.child.pid).children(recursive=True)
+        return []
+
+    def workers(self, task: str) -> list[psutil.Process]:
+        """Those that are at this task now."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline()[:1] == [f"ray::{task}"]:
+                    found.append(process)
+        return found
+
+    def kill(self) -> None:
+        """As if the machine were gone."""
+        for process in [*self.processes(), psutil.Process(self.child.pid)]:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.child.wait(WAIT_S)
+
+
+@dataclass
+class Cluster:
+    address: str  # of the cluster itself
+    client: str  # ray://...
+    nodes: list[Node]
+
+    def add_node(self) -> Node:
+        node = _started("--address", self.address)
+        self.nodes.append(node)
+        _wait_until(lambda: len(_alive(self.address)) == len(self.nodes))
+        return node
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[Cluster]:
+    """A head and a second node with one CPU each."""
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: its sockets' paths have a limit
+    port, client = free_port(), free_port()
+    head = ["--head", "--port", str(port), "--ray-client-server-port", str(client),
+            "--include-dashboard", "false", "--temp-dir", folder]  # fmt: skip
+    made = Cluster(f"127.0.0.1:{port}", f"ray://127.0.0.1:{client}", [_started(*head)])
+    try:
+        _wait_until(lambda: _answers(client))
+        made.add_node()
+        yield made
+    finally:
+        for node in reversed(made.nodes):
+            with contextlib.suppress(psutil.Error):
+                node.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """What all who take part need: a secret of their own, and no file in the user's home."""
+    return {
+        "HOME": str(home),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
+
+
+def _started(*arguments: str) -> Node:
+    command = [
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus", "1",
+        "--node-ip-address", "127.0.0.1", "--object-store-memory", str(100 << 20),
+        # Ports that are free, for another cluster may be at work beside this one.
+        "--min-worker-port", "0", "--max-worker-port", "0",
+        "--dashboard-agent-listen-port", str(free_port()), "--disable-usage-stats", *arguments,
+    ]  # fmt: skip
+    return Node(
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
+    )
+
+
+def _alive(address: str) -> list[str]:
+    """The nodes that the head knows of, asked by a process of its own."""
+    asked = (
+        "import ray, sys; ray.init(address=sys.argv[1], logging_level='ERROR', "
+        "log_to_driver=False); print(*[n['NodeID'] for n in ray.nodes() if n['Alive']])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", asked, address],
+        capture_output=True, text=True, timeout=WAIT_S, check=False,
+    )  # fmt: skip
+    return done.stdout.split()
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        return True
+    return False
+
+
+def _wait_until(is_so) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the cluster did not start")
+        time.sleep(0.1)
