@@ -1,8 +1,8 @@
-"""Many runs: published to a place, and read from there as from a disk.
+"""Many runs: published to a place, and read from there like runs on disk.
 
-A *place* is a folder or a prefix in object storage that holds Delta tables: a row table for each of
-`rows.py`, and `runs`, whose row for a run is written last. A run that `runs` does not name is not
-there, whatever else is. Needs the extra `fleet`; nothing that runs beside a training comes here.
+A *place* is a folder or a prefix in object storage that holds Delta tables: one for each table of
+`rows.py`, and `runs`, whose row for a run is written last. A run without a row in `runs` is not
+published. Needs the extra `fleet`; the training process never imports this package.
 """
 
 from __future__ import annotations

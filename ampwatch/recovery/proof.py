@@ -1,4 +1,4 @@
-"""What reruns have shown, kept beside the run."""
+"""The results of reruns, saved in the run's folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """One rerun: what was changed, and how far it came."""
+    """One rerun: what was changed, and how many steps it trained."""
 
     change: str
     value: float
@@ -34,7 +34,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """All reruns of one run, and what follows from them."""
+    """All reruns of one run, and their conclusion."""
 
     run: str
     base: float  # the rate that the run was started with, and that failed
@@ -43,12 +43,12 @@ class Proof:
 
     @property
     def proved(self) -> Try | None:
-        """The rerun with the highest rate that held."""
+        """The rerun with the highest stable rate."""
         return max((one for one in self.tries if one.is_stable), key=_value, default=None)
 
     @property
     def interval(self) -> tuple[float | None, float | None]:
-        """The highest rate that held, and the lowest above it that did not; None if none."""
+        """The highest stable rate, and the lowest failing rate above it; None if there is none."""
         best = self.proved
         low = None if best is None else best.value
         failed = [self.base, *(one.value for one in self.tries if not one.is_stable)]
@@ -67,7 +67,7 @@ class Proof:
         }  # fmt: skip
 
     def keep(self, run_folder: Path) -> None:
-        """Write it beside the run; readers see the old one or the new one, whole."""
+        """Save it in the run's folder; readers see the old file or the new one, never a part."""
         text = json.dumps(self.to_json(), indent=1, ensure_ascii=False)
         try:
             replace_file(run_folder / PROOF_FILE, text.encode())
@@ -77,7 +77,7 @@ class Proof:
 
 
 def kept_proof(run_folder: Path) -> Proof | None:
-    """What was proved of a run before; None if nothing was, or it cannot be read."""
+    """The saved proof of a run; None if there is none, or it cannot be read."""
     try:
         told = json.loads(read_at_most(run_folder / PROOF_FILE, _MOST_BYTES))
         tries = tuple(Try(**one) for one in told["tries"])
@@ -91,7 +91,7 @@ def _value(one: Try) -> float:
 
 
 def sentence_of(proof: Proof) -> str:
-    """What the reruns have shown, in words."""
+    """The conclusion as a sentence."""
     best, (low, high) = proof.proved, proof.interval
     if best is None:
         lowest = min((one.value for one in proof.tries), default=None)
@@ -106,14 +106,14 @@ def sentence_of(proof: Proof) -> str:
 
 
 def table_of(tries: Sequence[Try]) -> list[tuple[str, ...]]:
-    """The reruns as cells: rate, steps, verdict, loss, what was told."""
+    """The reruns as cells of a table: rate, steps, verdict, loss, headline."""
     at = _common_step(tries)
     head = ("rate", "steps", "held", "verdict", f"loss at step {at}" if at else "loss", "")
     return [head, *(_cells(one, at) for one in sorted(tries, key=_value))]
 
 
 def _common_step(tries: Sequence[Try]) -> str | None:
-    """The last step of which all have a loss: losses are compared at equal steps."""
+    """The last step at which all reruns have a loss, to compare them at equal steps."""
     shared = set.intersection(*(set(one.loss_at) for one in tries)) if tries else set()
     return max(shared, key=int, default=None)
 

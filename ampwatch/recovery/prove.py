@@ -1,4 +1,4 @@
-"""Search for a rate that holds: the advised one first, then halving what is left between."""
+"""Search for the highest stable rate: the advised one first, then by bisection."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def prove(
     first: float | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Proof:
-    """Rerun until the highest rate that holds is known within an octave, or the budget is spent.
+    """Rerun until the highest stable rate is known within an octave, or the budget is spent.
 
-    `command` makes what starts a rerun with a rate, `place` the folder of the reruns; `first` is
-    the rate to try first.
+    `command` returns the command of a rerun with a rate, `place` the folder of the reruns; `first`
+    is the rate to try first.
     """
     until_s = time.monotonic() + budget.seconds
     look = follow(path).look()
@@ -79,7 +79,7 @@ def next_rate(proof: Proof) -> float | None:
 
 
 def base_rate(diagnosis: Diagnosis, *, is_asked: bool) -> float:
-    """The rate that advice is about: what the script was told."""
+    """The rate that the advice refers to: the one that the script was given."""
     advice = diagnosis.learning_rate
     if advice.action is not Action.LOWER and not is_asked:
         raise AmpwatchError(
@@ -92,7 +92,7 @@ def base_rate(diagnosis: Diagnosis, *, is_asked: bool) -> float:
 
 
 def steps_to_survive(diagnosis: Diagnosis) -> int:
-    """Half as many again as the run took until trouble began."""
+    """1.5 times as many steps as the run took until trouble began."""
     head = diagnosis.headline
     begun = diagnosis.run.steps if head is None or head.severity.weight == 0 else head.first_step
     return int(min(MOST_STEPS, max(LEAST_STEPS, math.ceil(LONGER * (begun or 0)))))

@@ -1,4 +1,4 @@
-"""One rerun: the run's own command with a change, followed until it has shown enough."""
+"""One rerun: the run's own command with a change, until its outcome is known."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _LOSS_AT = 12  # steps whose losses are kept
 _RATE_SHARE = 0.02  # a rate that differs by less is the one that was asked for
 
 Command = Callable[[Path], tuple[Sequence[str], Mapping[str, str]]]
-"""What starts a rerun whose runs go to a folder: arguments and environment."""
+"""Arguments and environment that start a rerun whose runs go to a folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a rerun is to show."""
+    """The request for one rerun."""
 
     rate: float
     base: float  # the rate of the run's first step that the factor is of
@@ -66,9 +66,9 @@ def rerun(command: Command, cwd: Path, folder: Path, asked: Asked) -> Try:
 def _until_shown(
     child: subprocess.Popen[bytes], runs: Path, asked: Asked
 ) -> tuple[Follower, Diagnosis] | None:
-    """Follow the rerun until it has come far enough, has failed, ends, or time is up.
+    """Follow the rerun until it has trained enough steps, fails, ends, or time is up.
 
-    Its diagnosis is that of this moment: that we end it then is no fault of its own.
+    Returns its diagnosis of this moment, taken before we end the process.
     """
     follower: Follower | None = None
     while True:
@@ -90,7 +90,7 @@ def _found(runs: Path) -> Follower | None:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End it and what it started: asked first, so that its log is whole."""
+    """End the process and its children: first by a signal, so that its log is complete."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, number)
@@ -129,7 +129,7 @@ def _told(diagnosis: Diagnosis, *, came_far: bool, code: int | None) -> str:
 
 
 def _columns(follower: Follower) -> tuple[dict[str, float], dict[int, float]]:
-    """Some losses and all rates by step."""
+    """Sampled losses and all rates, by step."""
     with follower.reading() as run:
         rows = run.read(Table.STEPS, columns=("step", "loss", "lr"))
     step = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
@@ -145,7 +145,7 @@ def _columns(follower: Follower) -> tuple[dict[str, float], dict[int, float]]:
 
 
 def _refuse_other_rates(rates: Mapping[int, float], asked: Asked) -> None:
-    """What was asked for is what was trained with: else nothing is proved."""
+    """Raise if the rerun did not train with the requested rate: it would prove nothing."""
     factor = asked.rate / asked.base
     shared = [step for step in rates if asked.rates.get(step)]
     wrong = [
