@@ -1,8 +1,8 @@
-"""What a rerun does otherwise, applied in the process that trains: its rate, and where it writes.
+"""Applies a rerun's changes in the process that trains: its rate, and where it writes.
 
-Each parameter group's rate is multiplied as the group is made: schedulers made after it take their
-rates from there. The script's files are not overwritten: what it opens for writing goes to a folder
-of the rerun's, and is read from there again. Parts that write without Python are not held back.
+Each parameter group's rate is multiplied when the group is created, so schedulers start from the
+new rate. The script's files are not overwritten: what it opens for writing is redirected to a
+folder of the rerun, and read back from there. Libraries that write without Python are not covered.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_asked_for() -> bool:
 
 
 def prepare() -> None:
-    """Turn away what would write over the user's files, from now on."""
+    """Redirect writes to the user's files, from now on."""
     outputs = Outputs(Path(_change().outputs))
     builtins.open = io.open = outputs.opening(builtins.open)
     os.open = outputs.opening_number(os.open)
@@ -40,7 +40,7 @@ def prepare() -> None:
 
 
 def change_torch() -> None:
-    """Multiply the rates of the groups that are made, and write torch's files through Python."""
+    """Multiply the rates of new parameter groups, and write torch's files through Python."""
     import torch
 
     factor = _change().rate_factor
@@ -80,7 +80,7 @@ class Outputs:
         self._free = (own, f"{os.path.realpath(state_folder())}{os.sep}", *_SYSTEMS)
 
     def opening(self, really: Callable[..., Any]) -> Callable[..., Any]:
-        """`open`, elsewhere where it would write."""
+        """`open`, redirected if it would write."""
 
         @functools.wraps(really)
         def opened(file: Any, mode: str = "r", *more: Any, **named: Any) -> Any:
@@ -93,7 +93,7 @@ class Outputs:
         return opened
 
     def opening_number(self, really: Callable[..., int]) -> Callable[..., int]:
-        """`os.open`, elsewhere where it would write."""
+        """`os.open`, redirected if it would write."""
 
         @functools.wraps(really)
         def opened(path: Any, flags: int, *more: Any, **named: Any) -> int:
@@ -106,7 +106,7 @@ class Outputs:
         return opened
 
     def changing(self, really: Callable[..., Any]) -> Callable[..., Any]:
-        """A call that removes or moves files: of those that are not its own, a copy."""
+        """A call that removes or moves files; files of the user are copied first."""
 
         @functools.wraps(really)
         def changed(*paths: Any, **named: Any) -> Any:
@@ -120,7 +120,7 @@ class Outputs:
         return changed
 
     def _to_write(self, path: Any, *, keeps: bool) -> Any:
-        """Where a file is to be written; one that is changed, not replaced, is copied before."""
+        """Where to write a file; a file that is changed, not replaced, is copied first."""
         if isinstance(path, int) or self._is_free(path):
             return path
         own = self._own(path)
@@ -130,7 +130,7 @@ class Outputs:
         return str(own)
 
     def _to_read(self, path: Any) -> Any:
-        """Where a file is to be read: what the rerun wrote, if it did."""
+        """Where to read a file: the rerun's own copy, if it has one."""
         if isinstance(path, int) or self._is_free(path):
             return path
         own = self._own(path)
@@ -140,7 +140,7 @@ class Outputs:
         return self._folder / os.path.realpath(os.fsdecode(path)).lstrip(os.sep)
 
     def _is_free(self, path: Any) -> bool:
-        """Whether it is nobody's but the rerun's or the system's."""
+        """Whether the file belongs to the rerun or the system, not to the user."""
         return os.path.realpath(os.fsdecode(path)).startswith(self._free)
 
 
