@@ -1,4 +1,4 @@
-"""`ampwatch prove RUN`: train again with other rates, and say which one holds."""
+"""`ampwatch prove RUN`: train again with other rates, and report which one is stable."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ampwatch.store import RunInfo
 
 NAME = "prove"
-HELP = """Train again with other learning rates, and say which one holds.
+HELP = """Train again with other learning rates, and report which one is stable.
 
-Starts the run's own command again, watched and with nothing changed but the rate: first the advised
-one, then halving what is left, until the limit is known within a factor of two or the time is up.
-What the script writes goes to a folder of the reruns; your files stay as they are.
+Starts the run's own command again and changes only the learning rate: first to the advised one,
+then by bisection, until the limit is known within a factor of two or the time is up. Files that the
+script writes go to a folder of the reruns; your files stay unchanged.
 
 \b
 Examples:
@@ -37,7 +37,7 @@ Examples:
   ampwatch prove RUN --rate-argument --lr          the script takes its rate as --lr
   ampwatch prove RUN -- python train.py --small    this command instead of the run's own
 
-Exits with 0 if a rate held, with 3 if none did.
+Exits with 0 if a rate was stable, with 3 if none was.
 """
 CONTEXT = {"allow_interspersed_args": True}
 
@@ -48,11 +48,11 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 def command(
     run: str = RUN_ARGUMENT,
     own_command: list[str] = typer.Argument(
-        None, metavar="[-- COMMAND...]", show_default=False, help="What to start instead."
+        None, metavar="[-- COMMAND...]", show_default=False, help="A command to start instead."
     ),
     steps: int = typer.Option(
         None, metavar="N", min=1, show_default=False,
-        help="Steps to survive.  [default: half as many again as the run took to fail]",
+        help="Steps to train.  [default: 1.5 times as many as the run took to fail]",
     ),
     budget: str = typer.Option("15m", metavar="TIME", help="Time for all reruns: 90s, 15m, 2h."),
     set_: str = typer.Option(
@@ -60,20 +60,20 @@ def command(
     ),
     rate_argument: str = typer.Option(
         None, metavar="OPTION", show_default=False,
-        help="The script's own option that holds its rate, where it sets the rate itself.",
+        help="The script's own option for the rate, if the script sets the rate itself.",
     ),
     place: Path = typer.Option(
         None, "--dir", metavar="DIR", show_default=False,
         help="Where the reruns go.  [default: a new folder beside the run]",
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print what was found as JSON."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:  # fmt: skip
-    """Rerun, and print what held."""
+    """Rerun, and print the result."""
     from ampwatch.recovery.prove import Budget, prove
     from ampwatch.store import read_info
 
     if os.name != "posix":
-        raise AmpwatchError("Reruns need a system that can end a process with all it started.")
+        raise AmpwatchError("Reruns need a POSIX system, to end a process with all its children.")
     path = find_run(run)
     info = read_info(path)
     arguments, cwd = _arguments(info, own_command or ())
@@ -90,7 +90,7 @@ def command(
 
 
 def _arguments(info: RunInfo, own: Sequence[str]) -> tuple[list[str], Path]:
-    """What to start, and where."""
+    """The command to start, and its folder."""
     from ampwatch.store.masking import MASK
 
     folder = Path(info.origin.get("folder") or ".")
@@ -99,7 +99,7 @@ def _arguments(info: RunInfo, own: Sequence[str]) -> tuple[list[str], Path]:
     script = info.origin.get("script")
     give = "Give the command: `ampwatch prove RUN -- python train.py ...`."
     if not script or not info.command:
-        raise AmpwatchError(f"The run does not say which script trained it. {give}")
+        raise AmpwatchError(f"The run does not record which script trained it. {give}")
     if info.world_size > 1:
         raise AmpwatchError(
             f"The run had {info.world_size} ranks, which a launcher started. {give}"
