@@ -1,4 +1,4 @@
-"""The tables of a comparison as HTML: where runs part, their figures, the settings that differ."""
+"""The tables of a comparison as HTML: where runs diverge, their figures, settings that differ."""
 
 from __future__ import annotations
 

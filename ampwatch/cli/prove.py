@@ -54,11 +54,11 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 def command(
     run: str = RUN_ARGUMENT,
     own_command: list[str] = typer.Argument(
-        None, metavar="[-- COMMAND...]", show_default=False, help="What to start instead."
+        None, metavar="[-- COMMAND...]", show_default=False, help="A command to start instead."
     ),
     steps: int = typer.Option(
         None, metavar="N", min=1, show_default=False,
-        help="Steps to survive.  [default: half as many again as the run took to fail]",
+        help="Steps to train.  [default: 1.5 times as many as the run took to fail]",
     ),
     budget: str = typer.Option("15m", metavar="TIME", help="Time for all reruns: 90s, 15m, 2h."),
     bisect: bool = typer.Option(
@@ -69,7 +69,7 @@ def command(
     ),
     rate_argument: str = typer.Option(
         None, metavar="OPTION", show_default=False,
-        help="The script's own option that holds its rate, where it sets the rate itself.",
+        help="The script's own option for the rate, if the script sets the rate itself.",
     ),
     resume_argument: str = typer.Option(
         None, metavar="OPTION", show_default=False,
@@ -79,14 +79,14 @@ def command(
         None, "--dir", metavar="DIR", show_default=False,
         help="Where the reruns go.  [default: a new folder beside the run]",
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print what was found as JSON."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:  # fmt: skip
     """Rerun, and print what held."""
     from ampwatch.recovery.prove import Budget, Reruns, prove
     from ampwatch.store import read_info
 
     if os.name != "posix":
-        raise AmpwatchError("Reruns need a system that can end a process with all it started.")
+        raise AmpwatchError("Reruns need a POSIX system, to end a process with all its children.")
     path = find_run(run)
     arguments, cwd = _arguments(read_info(path), own_command or ())
     saved = None if resume_argument is None else _checkpoint(path, cwd)
@@ -122,7 +122,7 @@ def _checkpoint(path: Path, cwd: Path) -> Checkpoint | None:
 
 
 def _arguments(info: RunInfo, own: Sequence[str]) -> tuple[list[str], Path]:
-    """What to start, and where."""
+    """The command to start, and its folder."""
     from ampwatch.store.masking import MASK
 
     folder = Path(info.origin.get("folder") or ".")
@@ -131,7 +131,7 @@ def _arguments(info: RunInfo, own: Sequence[str]) -> tuple[list[str], Path]:
     script = info.origin.get("script")
     give = "Give the command: `ampwatch prove RUN -- python train.py ...`."
     if not script or not info.command:
-        raise AmpwatchError(f"The run does not say which script trained it. {give}")
+        raise AmpwatchError(f"The run does not record which script trained it. {give}")
     if info.world_size > 1:
         raise AmpwatchError(
             f"The run had {info.world_size} ranks, which a launcher started. {give}"

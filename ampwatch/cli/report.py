@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ampwatch.cli.find import opened_run_or_log
-from ampwatch.cli.import_ import MAP_OPTION
+from ampwatch.cli.log_import import MAP_OPTION
 from ampwatch.cli.terminal import answer, answers, say
 from ampwatch.errors import PlaceError, ReportError
 from ampwatch.files import draft_of

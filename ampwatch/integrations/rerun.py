@@ -30,7 +30,7 @@ def is_asked_for() -> bool:
 
 
 def prepare() -> None:
-    """Turn away what would write over the user's files, from now on."""
+    """Redirect writes to the user's files, from now on."""
     outputs = Outputs(Path(_change().outputs))
     builtins.open = io.open = outputs.opening(builtins.open)
     os.open = outputs.opening_number(os.open)
@@ -74,7 +74,7 @@ class Outputs:
         self._asked = threading.local()  # whether the thread is in here: its calls are ours
 
     def opening(self, really: Callable[..., Any]) -> Callable[..., Any]:
-        """`open`, elsewhere where it would write."""
+        """`open`, redirected if it would write."""
 
         @functools.wraps(really)
         def opened(file: Any, mode: str = "r", *more: Any, **named: Any) -> Any:
@@ -87,7 +87,7 @@ class Outputs:
         return opened
 
     def opening_number(self, really: Callable[..., int]) -> Callable[..., int]:
-        """`os.open`, elsewhere where it would write."""
+        """`os.open`, redirected if it would write."""
 
         @functools.wraps(really)
         def opened(path: Any, flags: int, *more: Any, **named: Any) -> int:
@@ -100,7 +100,7 @@ class Outputs:
         return opened
 
     def changing(self, really: Callable[..., Any]) -> Callable[..., Any]:
-        """A call that removes or moves files: of those that are not its own, a copy."""
+        """A call that removes or moves files; files of the user are copied first."""
 
         @functools.wraps(really)
         def changed(*paths: Any, **named: Any) -> Any:
@@ -156,7 +156,7 @@ class Outputs:
             return str(own) if own.exists() and not theirs.is_dir() else path
 
     def _to_write(self, path: Any, *, keeps: bool) -> Any:
-        """Where a file is to be written; one that is changed, not replaced, is copied before."""
+        """Where to write a file; a file that is changed, not replaced, is copied first."""
         if isinstance(path, int) or self._is_free(path):
             return path
         own = self._own(path)
@@ -166,7 +166,7 @@ class Outputs:
         return str(own)
 
     def _to_read(self, path: Any) -> Any:
-        """Where a file is to be read: what the rerun wrote, if it did."""
+        """Where to read a file: the rerun's own copy, if it has one."""
         if isinstance(path, int) or self._is_free(path):
             return path
         own = self._own(path)

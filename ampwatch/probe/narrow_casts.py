@@ -1,10 +1,10 @@
-"""What a format below sixteen bits does to a tensor: how much it cuts off, how much it flushes.
+"""The loss of a cast to a format below sixteen bits: how many values are cut off, how many flushed.
 
-A sample of whole blocks is taken where the tensor lives, when a layer takes or gives it, and
-counted by tensor operations: on a device without waiting for it, of a CPU's tensors on the
-courier's thread. The scale is worked out as the library does it, from the maximum of the whole
-tensor, of each row or of each block, so of a tensor that fits into the sample the counts are those
-of the cast itself.
+A sample of whole blocks is copied on the tensor's own device, when a layer receives or returns the
+tensor, and counted by tensor operations: on a device without waiting for it; for CPU tensors on the
+courier's thread. The scale is computed as the library does, from the maximum of the whole tensor,
+of each row or of each block. So for a tensor that fits into the sample, the counts are exactly
+those of the cast.
 
 Cut off: beyond the largest number by more than rounding. Flushed: not zero before, zero after.
 """
@@ -73,7 +73,7 @@ _TOGETHER = 8
 
 
 class CastSample:
-    """Some blocks of a tensor, as magnitudes, and what is needed to cast them."""
+    """Some blocks of a tensor, as magnitudes, and the data needed to cast them."""
 
     __slots__ = ("at", "extremes", "form", "scale", "values", "what_if")
 
@@ -94,7 +94,7 @@ class CastSample:
         self.at = -1  # of its counts, in the step's pack
 
     def counts(self, values: Sequence[float]) -> CastCounts | None:
-        """What was counted, out of the step's pack; None of a tensor that was not finite."""
+        """The counts from the step's pack; None if the tensor was not finite."""
         amax, _, *counts = values[self.at : self.at + _COUNTS]
         if not math.isfinite(amax):
             return None
@@ -102,14 +102,14 @@ class CastSample:
         return CastCounts(nonzero, cut, flushed, spread, blocks, tuple(what_if))
 
     def used(self, values: Sequence[float]) -> float | None:
-        """The maximum times a scale that does not follow from it, over the largest number."""
+        """The maximum times a scale that is not computed from it, over the largest number."""
         if self.scale is None or self.form is None or self.at < 0:
             return None
         return values[self.at + 1]
 
 
 class CastCounts(NamedTuple):
-    """What was counted in one sample, or in several together."""
+    """The counts of one sample, or of several together."""
 
     nonzero: float
     cut: float
@@ -171,7 +171,7 @@ def _is_countable(form: NumberFormat | None, *, has_scale: bool) -> bool:
 
 
 def _block_of(form: NumberFormat | None) -> int | None:
-    """The length of a block along a row; None for other granularities."""
+    """The length of a block along a row; None if the format has no such blocks."""
     if form is None or not form.granularity.startswith("block"):
         return None
     lines, _, length = form.granularity.removeprefix("block").rpartition("x")
@@ -195,7 +195,7 @@ def _rows(tensor: Tensor, width: int) -> Tensor:
 
 
 def _fewer(tensor: Tensor, width: int) -> Tensor:
-    """Every so many rows of a tensor that cannot be viewed as rows."""
+    """Evenly spaced rows of a tensor that cannot be viewed as rows."""
     for axis, size in enumerate(tensor.shape[:-1]):
         step = min(size, -(-tensor.numel() // max(SAMPLE_LIMIT, width)))
         if step > 1:
@@ -214,7 +214,7 @@ class Number:
 
 
 class CastBatches:
-    """The samples of one step; those on a device are counted there, some at a time."""
+    """The samples of one step; those on a device are counted there, several at a time."""
 
     def __init__(self) -> None:
         self._on_host: list[CastSample] = []  # counted by the courier, one by one on one thread
@@ -223,7 +223,7 @@ class CastBatches:
         self._numbers: list[Number] = []
 
     def add(self, one: CastSample) -> None:
-        """Take a sample; the memory of a device is soon given back."""
+        """Add a sample; samples on a device are counted soon, to free its memory."""
         values = one.values
         if values is None:
             return
@@ -239,7 +239,7 @@ class CastBatches:
             del self._waiting[alike]
 
     def add_number(self, value: Tensor) -> Number:
-        """Take a number that is known already, where it is."""
+        """Add a number that is already computed, on its device."""
         number = Number(value)
         self._numbers.append(number)
         return number
@@ -264,7 +264,7 @@ class CastBatches:
 
 
 def counts_of(samples: Sequence[CastSample]) -> Tensor:
-    """The counts of samples of one shape and format, a row each; the samples are let go."""
+    """The counts of samples of one shape and format, one row each; releases the samples."""
     given = [one.values for one in samples]
     rows = torch.stack([values for values in given if values is not None])
     # Blocks stand upright: then a scale a block is one vector, and all runs ten times as fast.
@@ -300,14 +300,14 @@ def counts_of(samples: Sequence[CastSample]) -> Tensor:
 
 
 def _log2(values: Tensor) -> Tensor:
-    """On a CPU numpy's: torch's is MKL's, whose threads would wait for the training's."""
+    """log2; on a CPU by numpy, because torch's uses MKL threads that would block training."""
     if values.is_cpu:
         return torch.from_numpy(np.log2(values.numpy()))
     return torch.log2(values)
 
 
 def _at_most(values: Tensor, limit: float) -> Tensor:
-    """How many of each sample's values are no larger; numpy counts five times faster."""
+    """How many values of each sample are at most this; numpy is five times faster."""
     if values.is_cpu:
         counts = [np.count_nonzero(one <= limit) for one in values.numpy()]
         return torch.tensor(counts, dtype=torch.float32)
@@ -321,7 +321,7 @@ def _fits(form: NumberFormat, width: int) -> bool:
 
 
 def _scaled(magnitudes: Tensor, amax: Tensor, form: NumberFormat, scale: Tensor | None) -> Tensor:
-    """The magnitudes as the element's format sees them."""
+    """The scaled magnitudes, as cast to the element's format."""
     element = _ELEMENTS[form.element]
     if scale is not None:
         return magnitudes * scale
@@ -339,7 +339,7 @@ def _scaled(magnitudes: Tensor, amax: Tensor, form: NumberFormat, scale: Tensor 
 
 
 def _scale(top: Tensor, element: _Element, form: NumberFormat) -> Tensor:
-    """torchao's arithmetic: in float64, then float32, and down to a power of two where asked."""
+    """torchao's arithmetic: float64, then float32, rounded down to a power of two if asked."""
     exact = element.largest / top.double().clamp(min=_LEAST_MAXIMUM)
     scale = exact.float()
     return _power_below(scale) if form.rounded_scales == "down" else scale
@@ -374,7 +374,7 @@ def _as_nvfp4(magnitudes: Tensor, amax: Tensor) -> Tensor:
 
 
 def _in_blocks(magnitudes: Tensor, block: int) -> Tensor:
-    """Upright rows cut into blocks."""
+    """Transposed rows, split into blocks."""
     samples, _, rows = magnitudes.shape
     return magnitudes.view(samples, -1, block, rows)
 

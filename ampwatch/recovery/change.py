@@ -1,4 +1,4 @@
-"""What a rerun does otherwise than the run, as it travels to the process that trains."""
+"""How a rerun differs from the run, as passed to the process that trains."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Change:
     outputs: str
 
     def to_text(self) -> str:
-        """As the environment holds it."""
+        """The text for the environment variable."""
         return json.dumps(asdict(self))
 
     @classmethod

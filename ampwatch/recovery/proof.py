@@ -1,4 +1,4 @@
-"""What reruns have shown, kept beside the run."""
+"""The results of reruns, saved in the run's folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONTRACT = ("change", "value", "steps", "verdict", "loss_at", "run")  # of a tr
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """One rerun: what was changed, and how far it came."""
+    """One rerun: what was changed, and how many steps it trained."""
 
     change: str
     value: Value
@@ -35,7 +35,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """All reruns of one run, and what follows from them."""
+    """All reruns of one run, and their conclusion."""
 
     run: str
     base: float | None  # the rate that the run was started with, and that failed
@@ -99,7 +99,7 @@ class Proof:
 
 
 def kept_proof(run_folder: Path) -> Proof | None:
-    """What was proved of a run before; None if nothing was, or it cannot be read."""
+    """The saved proof of a run; None if there is none, or it cannot be read."""
     try:
         told = json.loads(read_at_most(run_folder / PROOF_FILE, _MOST_BYTES))
         tries = tuple(Try(**one) for one in told["tries"])
@@ -166,7 +166,7 @@ def table_of(tries: Sequence[Try]) -> list[tuple[str, ...]]:
 
 
 def _common_step(tries: Sequence[Try]) -> str | None:
-    """The last step of which all have a loss: losses are compared at equal steps."""
+    """The last step at which all reruns have a loss, to compare them at equal steps."""
     shared = set.intersection(*(set(one.loss_at) for one in tries)) if tries else set()
     return max(shared, key=int, default=None)
 

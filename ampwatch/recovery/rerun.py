@@ -1,4 +1,4 @@
-"""One rerun: the run's own command with a change, followed until it has shown enough."""
+"""One rerun: the run's own command with a change, until its outcome is known."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RATE_SHARE = 0.02  # a rate that differs by less is the one that was asked for
 _SAME_LOSS = 1e-3  # of a first loss: kernels may sum in another order
 
 Command = Callable[[Path], tuple[Sequence[str], Mapping[str, str]]]
-"""What starts a rerun whose runs go to a folder: arguments and environment."""
+"""Arguments and environment that start a rerun whose runs go to a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ def rerun(command: Command, cwd: Path, folder: Path, asked: Asked) -> Shown:
 def _until_shown(
     child: subprocess.Popen[bytes], runs: Path, asked: Asked
 ) -> tuple[Follower, Diagnosis] | None:
-    """Follow the rerun until it has come far enough, has failed, ends, or time is up.
+    """Follow the rerun until it has trained enough steps, fails, ends, or time is up.
 
-    Its diagnosis is that of this moment: that we end it then is no fault of its own.
+    Returns its diagnosis of this moment, taken before we end the process.
     """
     follower: Follower | None = None
     while True:
@@ -139,7 +139,7 @@ def _found(runs: Path) -> Follower | None:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End it and what it started: asked first, so that its log is whole."""
+    """End the process and its children: first by a signal, so that its log is complete."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, number)

@@ -1,8 +1,8 @@
-"""From a verdict to what a launcher does next: go on, start again so, or stop and ask a person.
+"""From a verdict to what a launcher does next: continue, restart with changes, or stop.
 
-Only what a launcher and its script can do by themselves is a restart: load a checkpoint, multiply
-the rates, leave out batches, set the scaler, keep layers in float32. A mistake in the program is
-none of that.
+A restart consists only of what a launcher and its script can do by themselves: load a checkpoint,
+multiply the rates, skip batches, set the scaler, keep layers in float32. A mistake in the program
+cannot be fixed that way.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ EXIT_CODES = {Next.CONTINUE: 0, Next.RESTART: 10, Next.STOP: 11}
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A save that the record tells of; `path` is None where the script did not say it."""
+    """A recorded save; `path` is None if the script did not report it."""
 
     step: int
     path: str | None
@@ -59,7 +59,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do next, and with what changed; empty parts stay as they were."""
+    """What to do next, and with which changes; empty fields change nothing."""
 
     action: Next
     because: str
@@ -105,13 +105,13 @@ class Plan:
 
 
 def plan(run: Run | str | Path) -> Plan:
-    """What a launcher does next with a run as it stands."""
+    """What a launcher should do next with a run in its current state."""
     opened = run if isinstance(run, Run) else open_run(run)
     return plan_of(opened, diagnose(opened), kept_proof(opened.path))
 
 
 def last_clean_checkpoint(run: Run | str | Path) -> Checkpoint | None:
-    """The last save of a run that holds nothing of the trouble it is in."""
+    """The last save from before the run's trouble."""
     opened = run if isinstance(run, Run) else open_run(run)
     return _clean_save(opened, diagnose(opened), None)
 
@@ -128,7 +128,7 @@ def checkpoint_before_trouble(run: Run | str | Path) -> Checkpoint | None:
 
 
 def plan_of(run: Run, diagnosis: Diagnosis, proof: Proof | None = None) -> Plan:
-    """The plan for a run as it stands; what reruns have proved goes before what was estimated."""
+    """The plan for a run in its current state; a rate proved by reruns precedes an estimate."""
     head = diagnosis.headline
     if head is None or diagnosis.worst() is not Severity.ERROR:
         return _without_error(run, diagnosis)
@@ -161,7 +161,7 @@ def _without_error(run: Run, diagnosis: Diagnosis) -> Plan:
 
 
 def _cure(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | None) -> Plan | None:
-    """What makes an end of this error, as far as a launcher can; None if it cannot."""
+    """The changes that fix this error; None if a launcher cannot fix it."""
     advice = diagnosis.learning_rate
     if advice.action is Action.LOWER and advice.factor is not None:
         return _lower_rate(run, diagnosis, head, proof)
@@ -238,7 +238,7 @@ def _clean_save(run: Run, diagnosis: Diagnosis, until: int | None) -> Checkpoint
 
 
 def _saves(run: Run) -> dict[int, tuple[str | None, str]]:
-    """By step, the path of each save as far as it was told, and its stamp; of the lowest rank."""
+    """By step, each save's path, if reported, and its stamp; of the lowest rank."""
     rank = min(run.ranks, default=0)
     found: dict[int, tuple[str | None, str]] = {}
     for row in run.read(Table.EVENTS, ("step", "kind", "detail"), rank).to_pylist():
@@ -249,7 +249,7 @@ def _saves(run: Run) -> dict[int, tuple[str | None, str]]:
 
 
 def _base_rates(run: Run, head: Finding) -> list[float]:
-    """Each group's base rate as the trouble began."""
+    """Each group's base rate when the trouble began."""
     rows = run.read(Table.STEPS, ("step", "lr_bases"), min(run.ranks, default=0))
     until = head.first_step
     rates: list[float] = []
@@ -260,7 +260,7 @@ def _base_rates(run: Run, head: Finding) -> list[float]:
 
 
 def _scaler(run: Run, saved: Checkpoint | None, head: Finding) -> dict[str, Any]:
-    """Whether the saved scaler is loaded; if not, the scale that was in use at the save."""
+    """Whether to load the saved scaler; if not, the scale in use at the save."""
     interval = run.info.scaler.get("growth_interval")
     if saved is None or head.code not in _OF_THE_SCALE:
         return {"growth_interval": interval}
@@ -272,7 +272,7 @@ def _scaler(run: Run, saved: Checkpoint | None, head: Finding) -> dict[str, Any]
 
 
 def _bad_batches(diagnosis: Diagnosis) -> tuple[tuple[int, int], ...]:
-    """The steps whose batches stood out, as stretches; empty if they are too many to be rare."""
+    """The steps with outlying batches, as ranges; empty if they are too many to be rare."""
     found = [one for one in diagnosis.findings if one.code in _BAD_BATCH]
     steps = sorted(
         {piece.step for one in found for piece in one.evidence if piece.step is not None}
@@ -292,7 +292,7 @@ def _watch_for(head: Finding) -> tuple[str, ...]:
 
 
 def sentences_of(plan: Plan) -> Sequence[str]:
-    """The plan in words, a line each."""
+    """The plan in words, one sentence per line."""
     saved = plan.checkpoint
     found = [f"{_WORDS[plan.action]} {plan.because}"]
     if plan.action is not Next.RESTART:

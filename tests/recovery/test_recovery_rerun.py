@@ -135,7 +135,7 @@ def test_the_scripts_own_option_is_set_in_either_form():
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"origin": {}}, "does not say which script"),
+        ({"origin": {}}, "does not record which script"),
         ({"world_size": 4}, "had 4 ranks"),
         ({"command": ["train.py", "--api-key", "***"]}, "held a secret"),
         ({"origin": {"script": "/nowhere/train.py", "folder": "/"}}, "is gone"),

@@ -1,8 +1,8 @@
-"""torchao: layers and weights that its training conversions leave in a model.
+"""torchao: the layers and weights that its training conversions create.
 
-Tried with 0.18, emulated on a CPU: `Float8Linear` with the recipes tensorwise, rowwise and
+Tested with 0.18, emulated on a CPU: `Float8Linear` with the recipes tensorwise, rowwise and
 rowwise_with_gw_hp, weights for MXFP8 training, quantised weights of MX and NVFP4. The layer for
-NVFP4 training, the one for blocks of 128 and weights behind FSDP2 need a GPU: not run yet.
+NVFP4 training, the one for blocks of 128 and weights under FSDP2 need a GPU: not tested yet.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read(module: Any, weight: Any) -> RoleFormats | None:
 
 
 def conversion_asked_for() -> str | None:
-    """The conversion that this process has run, whether it reached a layer or not."""
+    """The conversion that this process has called, whether or not it converted a layer."""
     return CONVERSION if CONVERSION_RAN in sys.modules else None
 
 
@@ -102,7 +102,7 @@ def _of_weight(weight: Any) -> RoleFormats | None:
 
 
 def with_inner(weight: Any) -> list[Any]:
-    """A weight, and the tensors that it wraps, one in the other."""
+    """A weight, and the tensors nested inside it."""
     found: list[Any] = []
     while weight is not None and len(found) <= len(INNER_TENSORS):
         found.append(weight)
@@ -139,7 +139,7 @@ def _of_config(config: Any) -> RoleFormats | None:
 
 
 def _cast(cast: Any) -> tuple[str, str, str] | None:
-    """Element, granularity and scaling of one operand; None where it is not cast."""
+    """Element, granularity and scaling of one operand; None if it is not cast."""
     scaling = str(getattr(getattr(cast, "scaling_type", None), "value", ""))
     if cast is None or scaling == "disabled":
         return None
