@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-FORMAT = 3
+FORMAT = 4
 
 
 class Table(str, enum.Enum):
@@ -238,6 +238,11 @@ COLUMNS: Mapping[Table, tuple[Column, ...]] = {
         ),
         Column("weight_what_if", pa.list_(_f32), "the same of the weight"),
         Column("grad_what_if", pa.list_(_f32), "the same of the output gradient"),
+        Column(
+            "input_scale", _f32, "delayed scale that the input was cast with", "scale of the input"
+        ),
+        Column("weight_scale", _f32, "the same of the weight", "scale of the weight"),
+        Column("grad_scale", _f32, "the same of the output gradient", "scale of the gradient"),
     ),
     # What seldom changes: a row when a layer is first seen and on each change, valid from `step`.
     Table.LAYER_INFO: (
@@ -342,6 +347,7 @@ ADDED: Mapping[int, Mapping[Table, tuple[str, ...]]] = {
         ),
         Table.LAYER_INFO: ("input_format", "weight_format", "grad_format"),
     },
+    4: {Table.LAYERS: ("input_scale", "weight_scale", "grad_scale")},
 }
 
 

@@ -47,6 +47,7 @@ _LAYER_NUMBERS = (
     "param_group", "flops", "rows", "order", "amax_staleness",
     "input_saturated_share", "weight_saturated_share", "grad_saturated_share",
     "input_flushed_share", "weight_flushed_share", "grad_flushed_share",
+    "input_scale", "weight_scale", "grad_scale",
 )  # fmt: skip
 _LAYER_DTYPES = ("output_dtype", "param_dtype", "input_format", "weight_format", "grad_format")
 LAYER_COLUMNS = (

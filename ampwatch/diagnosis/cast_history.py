@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from ampwatch.diagnosis.blocks import Block, LayerRows
 from ampwatch.diagnosis.layer_history import MOST_LAYERS
-from ampwatch.diagnosis.signals import Floats, Integers
+from ampwatch.diagnosis.signals import Event, Floats, Integers
+from ampwatch.rows import EventKind
 
 # A layer is judged by its last samples, so that what begins late is seen and what is over is not.
 LAST_SAMPLES = 8
@@ -27,11 +28,31 @@ class CastSamples:
 
 
 @dataclass(frozen=True, slots=True)
+class Scales:
+    """The delayed scales of one layer in one step: of each role the least and the largest of ranks.
+
+    nan where a role has none.
+    """
+
+    step: int
+    least: tuple[float, ...]
+    largest: tuple[float, ...]
+
+    def with_rank(self, values: Sequence[float]) -> Scales:
+        """The same, with those of one more rank."""
+        least, largest = np.fmin(self.least, values), np.fmax(self.largest, values)
+        return Scales(self.step, tuple(least.tolist()), tuple(largest.tolist()))
+
+
+@dataclass(frozen=True, slots=True)
 class CastHistory:
     """What is remembered of them; `fold` makes a new one."""
 
     operands: dict[tuple[str, str], CastSamples] = field(default_factory=dict)  # by layer and role
     staleness: dict[str, tuple[tuple[int, ...], tuple[float, ...]]] = field(default_factory=dict)
+    scales: dict[str, tuple[Scales, ...]] = field(default_factory=dict)  # by layer
+    resumed_at: int | None = None  # where the last attempt went on from a checkpoint
+    after_resume: dict[str, Scales] = field(default_factory=dict)  # the first sample of each layer
 
     def fold(self, block: Block) -> CastHistory:
         """The history with one more block."""
@@ -43,6 +64,11 @@ class CastHistory:
                 history = history._with_role(rows, role, cut, flushed)
         if not np.isnan(rows.numbers["amax_staleness"]).all():
             history = history._with_stale(rows)
+        for step in map(_resumed_at, block.events):
+            if step is not None and step != history.resumed_at:
+                history = replace(history, resumed_at=step, after_resume={})
+        if not all(np.isnan(rows.numbers[f"{role}_scale"]).all() for role in ROLES):
+            history = history._with_scales(rows)
         return history
 
     def _before(self, block: Block) -> CastHistory:
@@ -59,7 +85,12 @@ class CastHistory:
             for name, known in self.staleness.items()
             if (left := [one for one in zip(*known, strict=True) if one[0] < first])
         }
-        return CastHistory(operands, staleness)
+        scales = {
+            name: earlier
+            for name, held in self.scales.items()
+            if (earlier := tuple(one for one in held if one.step < first))
+        }
+        return CastHistory(operands, staleness, scales)
 
     def _with_role(self, rows: LayerRows, role: str, cut: Floats, flushed: Floats) -> CastHistory:
         operands = dict(self.operands)
@@ -83,6 +114,38 @@ class CastHistory:
                 steps, kept = zip(*_worst_of_each_step([*old, *told]), strict=True)
                 staleness[name] = (steps, kept)
         return replace(self, staleness=staleness)
+
+    def _with_scales(self, rows: LayerRows) -> CastHistory:
+        scales, after_resume = dict(self.scales), dict(self.after_resume)
+        values = np.stack([rows.numbers[f"{role}_scale"] for role in ROLES])
+        told = np.flatnonzero(~np.isnan(values).all(axis=0) & (rows.layer >= 0))
+        for at in told[np.argsort(rows.step[told], kind="stable")].tolist():
+            name, step = rows.names[rows.layer[at]], int(rows.step[at])
+            known = scales.get(name, ())
+            if name not in scales and len(scales) >= MOST_LAYERS:
+                continue
+            one = tuple(values[:, at].tolist())
+            if known and known[-1].step == step:
+                known = (*known[:-1], known[-1].with_rank(one))
+            else:
+                known = (*known, Scales(step, one, one))[-LAST_SAMPLES:]
+            scales[name] = known
+            first = after_resume.get(name)
+            is_first = self.resumed_at is not None and step >= self.resumed_at and (
+                first is None or first.step == step
+            )  # fmt: skip
+            if is_first:
+                after_resume[name] = known[-1]
+        return replace(self, scales=scales, after_resume=after_resume)
+
+
+def _resumed_at(event: Event) -> int | None:
+    """The first step of an attempt that goes on from a checkpoint."""
+    if event.kind != EventKind.STARTED.value:
+        return None
+    start = event.detail.get("start_step")
+    step = start if isinstance(start, int) else event.step
+    return step if step > 0 else None
 
 
 def _worst_of_each_step(told: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

@@ -22,6 +22,7 @@ from ampwatch.probe.number_formats import (
     formats_of,
     inner_weight,
     is_linear,
+    is_of_torch,
     scales_in_use,
 )
 from ampwatch.probe.tensors import HALF, is_shard, measurable, parameter_shape
@@ -40,7 +41,7 @@ class Noted(Protocol):
 class LayerCasts:
     """The samples of one layer's operands; its own formats."""
 
-    __slots__ = ("formats", "grad", "input", "room", "scales", "used", "weight")
+    __slots__ = ("formats", "grad", "input", "room", "scale_numbers", "scales", "used", "weight")
 
     def __init__(self, formats: RoleFormats, scales: dict[str, Tensor]) -> None:
         self.formats = formats
@@ -50,6 +51,7 @@ class LayerCasts:
         self.grad: GradientCast | None = None
         self.room: DelayedRoom | None = None  # of delayed scales
         self.used: list[Number] = []  # of it: forward, then backward
+        self.scale_numbers: dict[str, Number] = {}  # the scales, by role
 
 
 class GradientCast:
@@ -104,16 +106,28 @@ class Operands:
         if not formats and not (self.what_if and linear and (half or _is_half(weight))):
             return None
         casts = LayerCasts(formats, scales_in_use(module, formats))
+        casts.scale_numbers = {
+            role: self.batches.add_number(scale) for role, scale in casts.scales.items()
+        }
         if taken is not None and linear:
             casts.input = self._input(taken, casts)
         casts.weight = self._weight(weight, casts)
         return casts
 
-    def leave(self, number: int, casts: LayerCasts) -> None:
-        """The layer has run: delayed scales are as they were for this pass."""
-        casts.room = delayed_room(self._survey.layers[number].module, casts.formats)
+    def leave(self, number: int, casts: LayerCasts | None) -> LayerCasts | None:
+        """The layer has run: delayed scales are as they were for this pass.
+
+        A library may decide on its formats in the first pass, so they are asked for once more.
+        """
+        module = self._survey.layers[number].module
+        if casts is None and not is_of_torch(module):
+            casts = self.begin(number, None, half=False)
+        if casts is None:
+            return None
+        casts.room = delayed_room(module, casts.formats)
         if casts.room is not None:
             casts.used.append(self.batches.add_number(casts.room.forward))
+        return casts
 
     def end(self, every: Iterable[LayerCasts | None]) -> None:
         """The step is over, so the newest maxima of the gradients are there."""
@@ -182,6 +196,8 @@ def cast_columns(layers: Sequence[LayerCasts | None], values: Sequence[float]) -
         f"{role}_{figure}": [] for role in _ROLES for figure in _FIGURES
     }
     columns["amax_staleness"] = [None if one is None else _staleness(one, values) for one in layers]
+    for role in _ROLES:
+        columns[f"{role}_scale"] = [_scale(one, role, values) for one in layers]
     for one in layers:
         for role in _ROLES:
             figures = _figures(None if one is None else _sample(one, role), values)
@@ -217,6 +233,11 @@ def _staleness(casts: LayerCasts, values: Sequence[float]) -> float | None:
     if not used:
         return None
     return max(used) if all(map(math.isfinite, used)) else math.inf
+
+
+def _scale(casts: LayerCasts | None, role: str, values: Sequence[float]) -> float | None:
+    number = None if casts is None else casts.scale_numbers.get(role)
+    return None if number is None or number.at < 0 else values[number.at]
 
 
 def _share(count: float, counts: CastCounts) -> float | None:

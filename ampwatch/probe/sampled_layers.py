@@ -227,9 +227,9 @@ class StepNotes:
         for seen in self._note(tensors):
             seen.sampled = seen.dtype in HALF
             visit.outputs.append(seen)
-        if visit.casts is not None and visit.calls == 1:
-            self.operands.leave(number, visit.casts)
-            if visit.outputs:
+        if visit.calls == 1:
+            visit.casts = self.operands.leave(number, visit.casts)
+            if visit.casts is not None and visit.outputs:
                 self.operands.follow_gradient(visit.casts, visit.outputs[0])
 
     def _cast_operands(self, number: int, visit: Visit, inputs: Sequence[SeenTensor]) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ampwatch.diagnosis.rules.cast_losses import STALE_FACTOR, most_cut, most_flushed
+from ampwatch.diagnosis.rules.cast_losses import most_cut, most_flushed
+from ampwatch.diagnosis.rules.delayed_scales import STALE_FACTOR
 from ampwatch.report.last_known import Readable, last_known
 from ampwatch.report.number_format_text import FORMAT_FACTS, formats_text
 from ampwatch.rows import WHAT_IF_FORMATS

@@ -2,8 +2,8 @@
 
 It mirrors the source of version 2.20: `fp8_meta["scaling_fwd"|"scaling_bwd"]` with `scale` and
 `amax_history`, row 0 for the pass in progress; at the autocast's end, and at the end of a backward
-pass, the scales are renewed and the history rolls (`_amax_and_scale_update`). The casts are torch's
-own. It is no test of that library.
+pass, the scales are renewed and the history rolls (`_amax_and_scale_update`). `fp8` is set in the
+first pass. The casts are torch's own. It is no test of that library.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 
@@ -33,6 +34,7 @@ class DelayedScaling:
     fp8_format: Format = Format.HYBRID
     amax_history_len: int = 4
     amax_compute_algo: str = "max"
+    reduce_amax: bool = True  # over all ranks, if there are several
     backward_override: None = None
 
 
@@ -45,8 +47,12 @@ class State:
         self.amax_history = torch.zeros(recipe.amax_history_len, count)
 
     def renew(self) -> None:
-        """`_amax_and_scale_update` with `_default_sf_compute`."""
+        """`_amax_and_scale_update` with `_default_sf_compute`, after the reduction over ranks."""
         history = self.amax_history
+        if self.recipe.reduce_amax and dist.is_available() and dist.is_initialized():
+            newest = history[0].clone()
+            dist.all_reduce(newest, op=dist.ReduceOp.MAX)
+            history[0] = newest
         amax = history.amax(0) if self.recipe.amax_compute_algo == "max" else history[0].clone()
         history.copy_(torch.roll(history, -1, 0))
         history[0].fill_(0.0)
@@ -87,13 +93,28 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs) / inputs**0.5)
         largest = recipe.fp8_format.value
-        self.fp8 = self.fp8_initialized = True
+        self.fp8 = self.fp8_initialized = False
         self.fp8_meta: dict[str, Any] = {
             "recipe": recipe, "num_gemms": 1, "fp8_checkpoint": True,
             "scaling_fwd": State(recipe, 3, largest.max_fwd),
             "scaling_bwd": State(recipe, 2, largest.max_bwd),
         }  # fmt: skip
         self.passes: list[Pass] = []
+
+    def get_extra_state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps, under `…_extra_state`."""
+        kept = {}
+        for end, key in (("fwd", "scaling_fwd"), ("bwd", "scaling_bwd")):
+            state = self.fp8_meta[key]
+            kept |= {f"scale_{end}": state.scale.clone(),
+                     f"amax_history_{end}": state.amax_history.clone()}  # fmt: skip
+        return kept
+
+    def set_extra_state(self, kept: dict[str, Tensor]) -> None:
+        """From a checkpoint."""
+        for end, key in (("fwd", "scaling_fwd"), ("bwd", "scaling_bwd")):
+            self.fp8_meta[key].scale.copy_(kept[f"scale_{end}"])
+            self.fp8_meta[key].amax_history.copy_(kept[f"amax_history_{end}"])
 
     def cast(self, key: str, at: int, tensor: Tensor, dtype: torch.dtype, role: str) -> Tensor:
         """A saturating cast with the scale in use, and back; notes the maximum."""
@@ -106,6 +127,7 @@ class Linear(nn.Module):
         return scaled.to(dtype).to(tensor.dtype) / scale
 
     def forward(self, x: Tensor) -> Tensor:
+        self.fp8 = self.fp8_initialized = True
         self.passes.append(Pass())
         return _Multiply.apply(x, self.weight, self)
 

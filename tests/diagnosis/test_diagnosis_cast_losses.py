@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hand_built import HandBuiltRun, layer_table, step_table
+from hand_built import HandBuiltRun, event_table, layer_table, step_table
 from narrow_models import Language, float8, mxfp8, needs_torchao
 from torch import nn
 
@@ -102,6 +102,55 @@ def test_a_maximum_that_is_not_finite_freezes_the_scale():
     assert codes(run) == {"AMP701": "warning", "AMP706": "error"}
     assert found(run)["AMP701"].because_of == "AMP706"
     assert codes(sampled(delayed, amax_staleness=[0.9, math.inf, 0.9, 0.9, 0.9, 0.9])) == {}
+
+
+DELAYED = "float8_e4m3fn/tensorwise/delayed"
+
+
+def resumed_at(step, scales):
+    """A run that goes on from a checkpoint, with the input's and weight's scale of each sample."""
+    run = sampled(DELAYED, amax_staleness=[1.0] * len(scales),
+                  input_scale=[one for one, _ in scales],
+                  weight_scale=[other for _, other in scales])  # fmt: skip
+    started = (step, "started", {"start_step": step, "resume": step > 0})
+    return HandBuiltRun(run.steps, layers=run.layers, events=event_table([started]))
+
+
+def test_scales_that_begin_anew_at_a_resume_are_told_with_what_they_are_later():
+    one = found(resumed_at(20, [(60.0, 900.0)] * 2 + [(1.0, 1.0)] + [(58.0, 910.0)] * 5))["AMP703"]
+    assert (one.first_step, one.last_step, one.severity.value) == (20, 20, "warning")
+    assert next((e.value, e.against) for e in one.evidence) == (1.0, 910.0)
+
+
+def test_scales_of_one_at_the_start_of_a_training_or_later_or_for_good_are_no_finding():
+    fresh = [(1.0, 1.0)] + [(58.0, 910.0)] * 7
+    assert codes(resumed_at(0, fresh)) == {}
+    kept = [(60.0, 900.0)] * 2 + [(58.0, 910.0)] * 6
+    assert codes(resumed_at(20, kept)) == {}
+    by_chance = [(60.0, 900.0)] * 2 + [(1.0, 910.0)] + [(58.0, 910.0)] * 5
+    assert codes(resumed_at(20, by_chance)) == {}
+    assert codes(resumed_at(20, [(1.0, 1.0)] * 8)) == {}  # a library that does not tell them
+
+
+def of_two_ranks(first, second):
+    """Input scales of two ranks at each sample."""
+    rows = []
+    for rank, scales in enumerate((first, second)):
+        table = sampled(DELAYED, amax_staleness=[1.0] * len(scales), input_scale=scales).layers
+        rows += [{**row, "rank": rank} for row in table.to_pylist()]
+    rows.sort(key=lambda row: (row["step"], row["rank"]))
+    count = 10 * len(first)
+    each = [step for step in range(count) for _ in range(2)]
+    steps = step_table(step=each, rank=[0, 1] * count, loss=[1.0 + 0.1 * n for n in each])
+    return HandBuiltRun(steps, layers=layer_table(rows))
+
+
+def test_ranks_with_different_scales_are_information_and_a_rounded_last_place_is_not():
+    one = found(of_two_ranks([60.0] * 6, [12.0] * 6))["AMP703"]
+    assert (one.severity.value, one.layer) == ("info", "blocks.1.up")
+    assert "5 times apart" in one.cause
+    assert codes(of_two_ranks([60.0] * 6, [60.01] * 6)) == {}
+    assert codes(of_two_ranks([60.0] * 6, [60.0] * 5 + [12.0])) == {}
 
 
 # --- real trainings -------------------------------------------------------------------------------

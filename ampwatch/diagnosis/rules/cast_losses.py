@@ -1,8 +1,7 @@
-"""AMP701 to AMP703 and AMP706: values that formats below sixteen bits cut off or flush to zero."""
+"""AMP701 and AMP702: what formats below sixteen bits cut off and flush to zero."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 
@@ -22,8 +21,6 @@ CUT_SHARE, CUT_SHARE_OF_BLOCKS = 0.001, 0.02
 # fifth is flushed, most of the rest is subnormal, with one or two digits. NVFP4 has so few numbers
 # that it flushes six to ten per cent of a normally distributed tensor.
 FLUSHED_SHARE, FLUSHED_SHARE_OF_FP4 = 0.2, 0.4
-# Maxima of healthy runs vary by a factor of two from batch to batch.
-STALE_FACTOR = 2.0
 
 
 def most_cut(form: str) -> float:
@@ -152,7 +149,7 @@ def _worst(
     for key, samples in case.casts.operands.items():
         limit = limit_of(_form(case, *key))
         values = values_of(samples)
-        if _is_lasting([share > limit for share in values]):
+        if is_lasting([share > limit for share in values]):
             losing[key] = statistics.median(values) / limit
     if not losing:
         return None
@@ -165,7 +162,7 @@ def _worst(
     return worst
 
 
-def _is_lasting(over: Sequence[bool]) -> bool:
+def is_lasting(over: Sequence[bool]) -> bool:
     """In most of the samples, in enough of them, and in the last."""
     count = sum(over)
     return count >= LEAST_SAMPLES and 2 * count > len(over) and over[-1]
@@ -175,87 +172,3 @@ def _form(case: Case, layer: str, role: str) -> str:
     """The format of a layer's role, as its latest sample says."""
     known = case.precision.layers.get(layer)
     return (None if known is None else known.formats[ROLES.index(role)]) or "its format"
-
-
-@rule(
-    "AMP703",
-    "stale-scale",
-    Severity.WARNING,
-    Page(
-        meaning="With delayed scaling, a scale comes from the maxima of earlier steps. The newest "
-        "maximum is far larger than that scale can hold, so the largest values are cut off.",
-        looks=f"The newest maximum times the scale in use is more than {STALE_FACTOR:.0f} times "
-        "the format's largest number (`amax_staleness`), in most of a layer's last "
-        f"{LAST_SAMPLES} samples and in {LEAST_SAMPLES} at least.",
-        not_to_confuse="A single outlier, to which the scale adapts. AMP706, where the maximum "
-        "itself is not finite.",
-        do="Use a shorter history or the most recent maximum, set a margin, or scale from the "
-        "tensor itself. After a resume, load the scales and maxima with the weights. On several "
-        "ranks, reduce the maxima over all that share the weight.",
-        example="amax_history_len=1 with a growing gradient; a checkpoint without "
-        "`amax_history_fwd`.",
-    ),
-    Ties(explained_by=("AMP706",)),
-)
-def stale_scale(case: Case) -> Iterator[Seen]:
-    """A delayed scale that the newest maximum does not fit."""
-    found = {
-        name: values
-        for name, (_, values) in case.casts.staleness.items()
-        if _is_lasting([STALE_FACTOR < value < math.inf for value in values])
-    }
-    if not found:
-        return
-    worst = max(found, key=lambda name: statistics.median(found[name]))
-    steps, values = case.casts.staleness[worst]
-    over = [step for step, value in zip(steps, values, strict=True) if value > STALE_FACTOR]
-    yield Seen(
-        first_step=over[0],
-        last_step=steps[-1],
-        layer=worst,
-        summary=f"The newest maximum of {worst} is {statistics.median(values):.2g} times what its "
-        "scale can hold.",
-        cause=f"In {len(over)} of its last {count_text(len(steps), 'sample')} the scale came from "
-        "older, smaller maxima.",
-        evidence=(Evidence("amax_staleness", steps[-1], values[-1], STALE_FACTOR, "threshold"),),
-    )
-
-
-@rule(
-    "AMP706",
-    "scale-frozen",
-    Severity.ERROR,
-    Page(
-        meaning="With delayed scaling, a maximum that is nan or inf leaves the scale as it was. "
-        "As long as that lasts, the scale is frozen and no longer fits the values.",
-        looks="The newest maximum of a layer is not finite in most of its last "
-        f"{LAST_SAMPLES} samples and in {LEAST_SAMPLES} at least.",
-        not_to_confuse="AMP703, where the maximum is finite and larger than expected. One nan that "
-        "a loss scaler skipped.",
-        do="Look for the first nan or inf in the activations or gradients (AMP203, AMP204, AMP211) "
-        "and fix that; the scale then recovers by itself.",
-        example="a masked row of attention gives nan: the scale stays at its value of 900 steps "
-        "ago.",
-    ),
-    Ties(explained_by=("AMP207", "AMP203", "AMP204", "AMP209", "AMP211")),
-)
-def scale_frozen(case: Case) -> Iterator[Seen]:
-    """Maxima that are not finite, so that their scale is not updated."""
-    found = [
-        name
-        for name, (_, values) in case.casts.staleness.items()
-        if _is_lasting([math.isinf(value) for value in values])
-    ]
-    if not found:
-        return
-    steps, values = case.casts.staleness[found[0]]
-    bad = [step for step, value in zip(steps, values, strict=True) if math.isinf(value)]
-    yield Seen(
-        first_step=bad[0],
-        last_step=steps[-1],
-        layer=found[0],
-        summary=f"The scale of {list_text(found)} is frozen: its newest maximum is not finite.",
-        cause=f"This holds for {len(bad)} of its last {count_text(len(steps), 'sample')}; a "
-        "maximum that is nan or inf leaves the scale unchanged.",
-        evidence=(Evidence("amax_staleness", steps[-1], "not finite"),),
-    )

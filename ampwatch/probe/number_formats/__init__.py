@@ -23,7 +23,7 @@ from ampwatch.probe.number_formats.transformer_engine import DelayedRoom
 
 __all__ = [
     "NONE", "DelayedRoom", "NumberFormat", "RoleFormats", "conversions_asked_for", "delayed_room",
-    "formats_of", "inner_weight", "is_linear", "may_be_quantised", "scales_in_use",
+    "formats_of", "inner_weight", "is_linear", "is_of_torch", "may_be_quantised", "scales_in_use",
 ]  # fmt: skip
 
 _READERS = (torchao.read, transformer_engine.read, unknown_library.read)
@@ -46,10 +46,14 @@ def formats_of(module: Any, weight: Any) -> RoleFormats:
 
 
 def may_be_quantised(module: Any, weight: Any) -> bool:
-    """Whether there may be a format to read: torch's own layers and weights have none."""
-    of_torch = module is None or type(module).__module__.startswith("torch.nn.modules.")
+    """Whether there is anything to read: torch's own layers and weights hold no formats."""
     plain = type(weight) in _PLAIN_WEIGHTS and (weight is None or weight.dtype in _WIDE)
-    return not (of_torch and plain)
+    return not (is_of_torch(module) and plain)
+
+
+def is_of_torch(module: Any) -> bool:
+    """Whether a module is one of torch's own layers."""
+    return module is None or type(module).__module__.startswith("torch.nn.modules.")
 
 
 def conversions_asked_for(survey: Survey) -> list[str]:

@@ -7,6 +7,7 @@ needs a GPU and was not run.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,7 +36,10 @@ _FORWARD_ROLES, _BACKWARD_ROLES = ("input", "weight"), ("grad",)  # of a layer w
 ELEMENTS = "fp8_format"  # an enum: E4M3, E5M2 or HYBRID, which is E4M3 forward and E5M2 backward
 BACKWARD = "backward_override"  # None: the backward pass is quantised too
 LINE_WEIGHTS = "disable_2d_quantization"  # of NVFP4: blocks of 16 and not of 16 x 16
+SQUARE_WEIGHTS = "enable_2d_quantization"  # of MXFP8: blocks of 32 x 32 and not of 32
 ROUNDED = "use_power_2_scales"
+EXACT_SCALES = "use_f32_scales"  # of blocks of 128; else powers of two
+BLOCK_SIDES = ("x_block_scaling_dim", "w_block_scaling_dim", "grad_block_scaling_dim")
 
 
 def read(module: Any, _weight: Any) -> RoleFormats | None:
@@ -112,14 +116,11 @@ def _of_recipe(recipe: Any) -> RoleFormats:
     if "MXFP8BlockScaling" in kinds:
         first = NumberFormat(f"mxfp8_{forward[7:11]}", "block32", rounded_scales="up")
         last = NumberFormat(f"mxfp8_{backward[7:11]}", "block32", rounded_scales="up")
+        if getattr(recipe, SQUARE_WEIGHTS, False):
+            return RoleFormats(first, replace(first, granularity="block32x32"), last)
         return RoleFormats(first, first, last)
     if "Float8BlockScaling" in kinds:
-        line = NumberFormat(forward, "block1x128", "dynamic")
-        return RoleFormats(
-            line,
-            NumberFormat(forward, "block128x128", "dynamic"),
-            NumberFormat(backward, "block1x128", "dynamic"),
-        )
+        return _of_blocks(recipe, forward, backward)
     if "NVFP4BlockScaling" in kinds:
         line = NumberFormat("nvfp4", "block16")
         square = (
@@ -133,6 +134,20 @@ def _of_tensors(forward: str, backward: str, scaling: str, rounded: str) -> Role
     first = NumberFormat(forward, "tensorwise", scaling, rounded_scales=rounded)
     last = NumberFormat(backward, "tensorwise", scaling, rounded_scales=rounded)
     return RoleFormats(first, first, last)
+
+
+def _of_blocks(recipe: Any, forward: str, backward: str) -> RoleFormats:
+    """Blocks of 128, or of 128 x 128, as the recipe says of each role."""
+    rounded = "" if getattr(recipe, EXACT_SCALES, False) else "down"
+    input_side, weight_side, grad_side = (
+        "block128x128" if getattr(recipe, name, usual) == 2 else "block1x128"
+        for name, usual in zip(BLOCK_SIDES, (1, 2, 1), strict=True)
+    )
+    return RoleFormats(
+        NumberFormat(forward, input_side, "dynamic", rounded_scales=rounded),
+        NumberFormat(forward, weight_side, "dynamic", rounded_scales=rounded),
+        NumberFormat(backward, grad_side, "dynamic", rounded_scales=rounded),
+    )
 
 
 def _elements(recipe: Any) -> tuple[str, str]:

@@ -1,0 +1,195 @@
+"""AMP703 and AMP706: delayed scales that do not fit, that were lost, and that are frozen."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.cast_history import LAST_SAMPLES, ROLES, Scales
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.registry import Page, Seen, Ties, rule
+from ampwatch.diagnosis.rules.cast_losses import LEAST_SAMPLES, is_lasting
+from ampwatch.diagnosis.words import count_text, list_text
+
+# Maxima of healthy runs vary by a factor of two from batch to batch.
+STALE_FACTOR = 2.0
+# Reduced maxima give equal scales to the bit; a foreign log may have rounded them.
+APART = 1.001
+# Transformer Engine's before the first maximum; later they are 448 or 57344 over a maximum.
+FIRST_SCALE = 1.0
+
+
+@rule(
+    "AMP703",
+    "stale-scale",
+    Severity.WARNING,
+    Page(
+        meaning="With delayed scaling, a scale comes from the maxima of earlier steps. The newest "
+        "maximum is far larger than that scale can hold: what is above it is cut off.",
+        looks=f"The newest maximum times the scale in use is more than {STALE_FACTOR:.0f} times "
+        "the format's largest number (`amax_staleness`), in most of a layer's last "
+        f"{LAST_SAMPLES} samples and in {LEAST_SAMPLES} at least. Or every scale of a layer is "
+        f"{FIRST_SCALE:.0f} in the first step after a resume and another one later: the "
+        "checkpoint's was not loaded. As information: ranks use different scales for one layer "
+        "(`input_scale` and the like).",
+        not_to_confuse="A single outlier, after which the scale follows. AMP706, where the maximum "
+        "itself is not finite. Ranks that are told not to reduce their maxima: that is right as "
+        "long as each casts for itself.",
+        do="Use a shorter history or the most recent maximum, set a margin, or scale from the "
+        "tensor itself. After a resume, load the scales and maxima with the weights: in the state "
+        "dict they stand under `…_extra_state`. On several ranks, reduce the maxima over all that "
+        "share the layer (`fp8_group`, `reduce_amax`).",
+        example="amax_history_len=1 with a growing gradient; a checkpoint without "
+        "`amax_history_fwd`.",
+    ),
+    Ties(explained_by=("AMP706",)),
+)
+def stale_scale(case: Case) -> Iterator[Seen]:
+    """A delayed scale that the newest maximum does not fit, or that is not the one it should be."""
+    yield from _outgrown(case)
+    yield from _lost_at_resume(case)
+    yield from _apart(case)
+
+
+def _outgrown(case: Case) -> Iterator[Seen]:
+    """The newest maximum does not fit."""
+    found = {
+        name: values
+        for name, (_, values) in case.casts.staleness.items()
+        if is_lasting([STALE_FACTOR < value < math.inf for value in values])
+    }
+    if not found:
+        return
+    worst = max(found, key=lambda name: statistics.median(found[name]))
+    steps, values = case.casts.staleness[worst]
+    over = [step for step, value in zip(steps, values, strict=True) if value > STALE_FACTOR]
+    yield Seen(
+        first_step=over[0],
+        last_step=steps[-1],
+        layer=worst,
+        summary=f"The newest maximum of {worst} is {statistics.median(values):.2g} times what its "
+        "scale can hold.",
+        cause=f"In {len(over)} of its last {count_text(len(steps), 'sample')} the scale came from "
+        "older, smaller maxima.",
+        evidence=(Evidence("amax_staleness", steps[-1], values[-1], STALE_FACTOR, "threshold"),),
+    )
+
+
+def _lost_at_resume(case: Case) -> Iterator[Seen]:
+    """Scales that began anew, though the training went on."""
+    found = {
+        name: (first, case.casts.scales[name][-1])
+        for name, first in case.casts.after_resume.items()
+        if _is_new(first) and name in case.casts.scales and not _is_new(case.casts.scales[name][-1])
+    }
+    if not found:
+        return
+    layer, (first, last) = next(iter(found.items()))
+    of_all = len(case.casts.after_resume)
+    yield Seen(
+        first_step=first.step,
+        last_step=first.step,
+        layer=layer,
+        summary=f"The delayed scales of {count_text(len(found), 'layer')} of {of_all} began anew "
+        f"when the run was resumed at step {first.step}.",
+        cause=f"There every scale of {list_text(list(found))} is {FIRST_SCALE:.0f}, as before the "
+        "first maximum: the checkpoint's scales and maxima were not loaded. Small values, mostly "
+        "gradients, became zero in that step, and large ones were cut off.",
+        action="Save the whole `model.state_dict()` and load all of it: the scales and maxima "
+        "stand under keys that end in `_extra_state`, which `strict=False` or a filter may drop.",
+        evidence=(
+            Evidence("weight_scale", first.step, first.least[1], last.least[1], "later"),
+            Evidence("grad_scale", first.step, first.least[2], last.least[2], "later"),
+        ),
+    )
+
+
+def _is_new(scales: Scales) -> bool:
+    """Whether all of them are those of a layer that has seen no maximum yet."""
+    told = [one for one in (*scales.least, *scales.largest) if not math.isnan(one)]
+    return bool(told) and all(one == FIRST_SCALE for one in told)
+
+
+def _apart(case: Case) -> Iterator[Seen]:
+    """Ranks with different scales for one layer."""
+    found = {
+        name: max(map(_times_apart, known))
+        for name, known in case.casts.scales.items()
+        if is_lasting([_times_apart(one) > APART for one in known])
+    }
+    if not found:
+        return
+    worst = max(found, key=lambda name: found[name])
+    known = [one for one in case.casts.scales[worst] if _times_apart(one) > APART]
+    last = known[-1]
+    at = max(range(len(ROLES)), key=lambda at: _ratio(last, at))
+    yield Seen(
+        first_step=known[0].step,
+        last_step=last.step,
+        layer=worst,
+        severity=Severity.INFO,
+        summary=f"The ranks use different delayed scales in {count_text(len(found), 'layer')}.",
+        cause=f"Those of {worst} lie {_times_apart(last):.3g} times apart: the maxima are not "
+        "reduced over these ranks.",
+        action="Nothing, if each rank casts for itself. If a tensor is cast and then gathered "
+        "(tensor or sequence parallel, an all-gather in fp8), or if training is to go on the same "
+        "with other ranks, reduce the maxima over all ranks that share the layer (`fp8_group`, "
+        "`reduce_amax=True`).",
+        evidence=(
+            Evidence(
+                f"{ROLES[at]}_scale", last.step, last.largest[at], last.least[at], "of another rank"
+            ),
+        ),
+    )
+
+
+def _times_apart(scales: Scales) -> float:
+    return max(_ratio(scales, at) for at in range(len(ROLES)))
+
+
+def _ratio(scales: Scales, at: int) -> float:
+    """The largest over the least; 1 where a role has none."""
+    least, largest = scales.least[at], scales.largest[at]
+    return largest / least if least > 0 and math.isfinite(largest) else 1.0
+
+
+@rule(
+    "AMP706",
+    "scale-frozen",
+    Severity.ERROR,
+    Page(
+        meaning="With delayed scaling, a maximum that is nan or inf leaves the scale as it was. "
+        "While such maxima go on, the scale is frozen and no longer fits the values.",
+        looks="The newest maximum of a layer is not finite in most of its last "
+        f"{LAST_SAMPLES} samples and in {LEAST_SAMPLES} at least.",
+        not_to_confuse="AMP703, where the maximum is finite and larger than expected. One nan that "
+        "a loss scaler skipped.",
+        do="Look for the first nan or inf in the activations or gradients (AMP203, AMP204, AMP211) "
+        "and mend that; the scale then follows by itself.",
+        example="a masked row of attention gives nan: the scale stays at its value of 900 steps "
+        "ago.",
+    ),
+    Ties(explained_by=("AMP207", "AMP203", "AMP204", "AMP209", "AMP211")),
+)
+def scale_frozen(case: Case) -> Iterator[Seen]:
+    """Maxima that are not finite, so that their scale stays."""
+    found = [
+        name
+        for name, (_, values) in case.casts.staleness.items()
+        if is_lasting([math.isinf(value) for value in values])
+    ]
+    if not found:
+        return
+    steps, values = case.casts.staleness[found[0]]
+    bad = [step for step, value in zip(steps, values, strict=True) if math.isinf(value)]
+    yield Seen(
+        first_step=bad[0],
+        last_step=steps[-1],
+        layer=found[0],
+        summary=f"The scale of {list_text(found)} is frozen: its newest maximum is not finite.",
+        cause=f"So it is in {len(bad)} of its last {count_text(len(steps), 'sample')}; a maximum "
+        "that is nan or inf keeps the scale that was there.",
+        evidence=(Evidence("amax_staleness", steps[-1], "not finite"),),
+    )
