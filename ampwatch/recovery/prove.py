@@ -36,8 +36,8 @@ MOST_LAYERS = 4  # kept in float32 one after the other, as reruns name them
 DOWN = 0.25  # below a rate that failed, where none holds yet; below several, as often again
 LEAST_STEPS, MOST_STEPS, LONGER = 100, 5000, 1.5  # of a rerun, by the step of the first trouble
 NOT_DETERMINISTIC = (
-    "The training is not deterministic, or loads what it saved itself: a rerun began with another "
-    "loss than the run. What held was tried twice."
+    "The training is not deterministic, or loads what it saved itself: the first step of a rerun "
+    "was another than the run's. What held was tried twice."
 )
 
 

@@ -17,7 +17,7 @@ from ampwatch.diagnosis import Action, Diagnosis
 from ampwatch.diagnosis.findings import Verdict
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, follow
-from ampwatch.recovery.change import CHANGE, RATE, Change, Value
+from ampwatch.recovery.change import CHANGE, NOTHING, RATE, Change, Value
 from ampwatch.recovery.proof import TIME_WAS_UP, Try
 from ampwatch.rows import Table
 from ampwatch.store import Run, list_runs
@@ -28,7 +28,7 @@ _LEAVING_S = 10.0  # to end by itself once it was asked to
 _LAST_WORDS = 400  # characters of what a rerun printed before it died
 _LOSS_AT, _SMOOTH = 12, 8  # steps whose losses are kept, each over an eighth of those before it
 _RATE_SHARE = 0.02  # a rate that differs by less is the one that was asked for
-_SAME_LOSS = 1e-3  # of a first loss: kernels may sum in another order
+_SAME_START = 1e-3  # of a first step's numbers: kernels may sum in another order
 
 Command = Callable[[Path], tuple[Sequence[str], Mapping[str, str]]]
 """Arguments and environment that start a rerun whose runs go to a folder."""
@@ -36,10 +36,11 @@ Command = Callable[[Path], tuple[Sequence[str], Mapping[str, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Losses and rates by step."""
+    """Losses, rates and gradient norms by step, where they are known."""
 
     losses: Mapping[int, float]
     rates: Mapping[int, float]
+    norms: Mapping[int, float]
 
     @property
     def first_step(self) -> int:
@@ -154,15 +155,16 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def record_of(run: Run) -> Record:
-    """A run's losses and rates."""
-    rows = run.read(Table.STEPS, ("step", "loss", "lr"), min(run.ranks, default=0))
+    """What is known of a run's steps."""
+    names = ("loss", "lr", "grad_norm")
+    rows = run.read(Table.STEPS, ("step", *names), min(run.ranks, default=0))
     step = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
-    columns = (np.asarray(rows.column(name).to_numpy(), float) for name in ("loss", "lr"))
+    columns = (np.asarray(rows.column(name).to_numpy(), float) for name in names)
     known = [(np.isfinite(values), values) for values in columns]
-    losses, rates = (
-        dict(zip(step[told].tolist(), values[told].tolist(), strict=True)) for told, values in known
-    )
-    return Record(losses, rates)
+    return Record(
+        *(dict(zip(step[told].tolist(), values[told].tolist(), strict=True))
+          for told, values in known)
+    )  # fmt: skip
 
 
 def _judged(path: str, diagnosis: Diagnosis, record: Record, code: int | None, asked: Asked) -> Try:
@@ -204,13 +206,18 @@ def _some_losses(record: Record, steps: int) -> dict[str, float]:
 
 
 def _repeats(record: Record, asked: Asked) -> bool:
-    """Whether it began with the loss of the run: a change of the rate shows only afterwards."""
-    at = record.first_step
-    theirs = asked.own.losses.get(at + _offset(record, asked))
-    loss = record.losses.get(at)
-    if theirs is None or loss is None:
+    """Whether it began as the run did: a change of the rate shows only after the first step."""
+    if asked.name not in (RATE, NOTHING):
         return True
-    return abs(loss - theirs) <= _SAME_LOSS * max(abs(theirs), abs(loss))
+    at, theirs = record.first_step, asked.own
+    of_run = at + _offset(record, asked)
+    pairs = [(record.losses.get(at), theirs.losses.get(of_run)),
+             (record.norms.get(at), theirs.norms.get(of_run))]  # fmt: skip
+    return all(
+        abs(one - other) <= _SAME_START * max(abs(one), abs(other))
+        for one, other in pairs
+        if one is not None and other is not None
+    )
 
 
 def _offset(record: Record, asked: Asked) -> int:

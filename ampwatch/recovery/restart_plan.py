@@ -24,6 +24,7 @@ from ampwatch.recovery.change import FLOAT32, LAYERS_BY, RATE, ROOT
 from ampwatch.recovery.proof import Proof, Try, kept_proof, sentence_of, words_of
 from ampwatch.report.attempts import attempts_of
 from ampwatch.report.checkpoints import CLEAN, condition_of
+from ampwatch.report.scaler_settings import worthwhile_settings
 from ampwatch.rows import EventKind, Table
 from ampwatch.store import Run, open_run
 
@@ -152,7 +153,14 @@ def _also(proof: Proof | None) -> str:
 def _without_error(run: Run, diagnosis: Diagnosis) -> Plan:
     state, raised = diagnosis.run.state, diagnosis.run.exception
     if state == LIVE or not (raised or state == CUT_OFF):
-        return Plan(Next.CONTINUE, diagnosis.calm or "No error stands at the end of the record.")
+        calm = diagnosis.calm or "No error stands at the end of the record."
+        better = worthwhile_settings(run, diagnosis)
+        if better is None:
+            return Plan(Next.CONTINUE, calm)
+        return Plan(
+            Next.CONTINUE, f"{calm} At the next start: {better.text}",
+            init_scale=better.init_scale, growth_interval=better.growth_interval,
+        )  # fmt: skip
     saved = _clean_save(run, diagnosis, None)
     if raised:
         return Plan(Next.STOP, f"The program ended by {raised}, which its numbers do not explain.")

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from ampwatch.diagnosis import Diagnosis
+from ampwatch.diagnosis import Diagnosis, Record, Severity
 from ampwatch.diagnosis.words import count_text, scale_text
 from ampwatch.rows import Table
-from ampwatch.store import Run
 
 DEFAULT_INTERVAL = 2000  # torch's own: growth costs one skip in 2,001 steps
 _FIRST_STEPS = 20  # whose windows the first scale has to suit
@@ -56,6 +56,14 @@ class ScalerSettings:
         return f"{saved}; below a scale of {scale_text(self.minimum)} layers lose gradients."
 
 
+def worthwhile_settings(run: Record, diagnosis: Diagnosis) -> ScalerSettings | None:
+    """Settings that save skipped steps; None where they would not, or an error comes first."""
+    if diagnosis.run.skipped < _WORTH_SKIPS or diagnosis.worst() is Severity.ERROR:
+        return None
+    found = scaler_settings(run, diagnosis)
+    return found if found is not None and found.is_worth_it else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Windows:
     """At each step the largest scale at which nothing overflows, and the smallest that loses
@@ -65,18 +73,19 @@ class _Windows:
     low: Floats
 
 
-def scaler_settings(run: Run, diagnosis: Diagnosis) -> ScalerSettings | None:
+def scaler_settings(run: Record, diagnosis: Diagnosis) -> ScalerSettings | None:
     """What the windows of a run suggest; None without a scaler, or without windows."""
     told = run.info.scaler
     first, interval = diagnosis.run.first_scale, told.get("growth_interval")
     if not told.get("enabled") or not first or not isinstance(interval, int):
         return None
     rank = min(run.ranks, default=0)
-    steps = run.read(Table.STEPS, ("step",), rank).column("step").to_numpy()
+    rows = run.read(Table.STEPS, ("step", "scale", "skipped"), rank)
+    steps = rows.column("step").to_numpy()
     windows = _windows_of(run, steps)
     if windows is None:
         return None
-    start = _start(windows)
+    start = min(_start(windows), _found_by_search(rows))
     kept = _costs(windows.high, first, interval)
     by_skips = [(_costs(windows.high, start, one), one) for one in _intervals(interval)]
     least, best = min(by_skips)
@@ -86,7 +95,7 @@ def scaler_settings(run: Run, diagnosis: Diagnosis) -> ScalerSettings | None:
     )  # fmt: skip
 
 
-def _windows_of(run: Run, steps: Sequence[int]) -> _Windows | None:
+def _windows_of(run: Record, steps: Sequence[int]) -> _Windows | None:
     """The windows of all layers together, at each step; of all ranks, which share one scale."""
     rows = run.read(Table.LAYERS, ("step", "scale_low", "scale_high"))
     at = np.searchsorted(steps, rows.column("step").fill_null(-1).to_numpy())
@@ -117,6 +126,16 @@ def _carried(values: Floats) -> Floats:
 def _start(windows: _Windows) -> float:
     """The largest power of two that the first steps can live with."""
     return 2.0 ** math.floor(math.log2(windows.high[:_FIRST_STEPS].min()))
+
+
+def _found_by_search(rows: pa.Table) -> float:
+    """The first scale that worked, where the run had to search for it; else inf."""
+    skipped = np.asarray(rows.column("skipped").fill_null(fill_value=False).to_numpy(), bool)
+    accepted = np.flatnonzero(~skipped)
+    if not len(accepted) or not accepted[0]:
+        return math.inf
+    scale = rows.column("scale")[int(accepted[0])].as_py()
+    return float(scale) if scale and scale > 0 else math.inf
 
 
 def _intervals(interval: int) -> list[int]:

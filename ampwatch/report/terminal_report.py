@@ -20,6 +20,7 @@ from ampwatch.diagnosis.words import count_text, limit_text, restart_text
 from ampwatch.printable_text import printable
 from ampwatch.report.facts import facts_of, powers, ruled_out
 from ampwatch.report.painter import LIGHT, SEVERITY_COLOR, VERDICT_COLOR
+from ampwatch.report.scaler_settings import worthwhile_settings
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Advice, Diagnosis, Finding, Record, Together
@@ -216,12 +217,15 @@ def _lines(findings: Sequence[tuple[int, Finding]], write: Write) -> Group:
 def _advice_and_cleared(
     run: Record, diagnosis: Diagnosis, head: Finding | None, write: Write
 ) -> Grid:
-    """What to do with the learning rate and why, and what is ruled out."""
+    """What to do with the learning rate and the scaler, why, and what is ruled out."""
     advice = diagnosis.learning_rate
     because = advice.because
     if advice.explained_by is not None:  # the finding stands above, in full
         because = f"{advice.explained_by} explains what happened."
     rows = [("learning rate", f"{advised(advice)}. {because}")]
+    settings = worthwhile_settings(run, diagnosis)
+    if settings is not None:
+        rows.append(("loss scaler", settings.text))
     cleared = ruled_out(run, diagnosis) if head is not None else []
     if cleared:
         rows.append(("ruled out", "; ".join(cleared)))

@@ -211,26 +211,47 @@ def test_the_command_prints_json_and_exits_with_the_plans_code(tmp_path, capsys)
     assert cli.run(["plan", str(tmp_path / "nothing")]) == 2
 
 
-@pytest.mark.slow
-def test_the_shell_loop_of_the_page_brings_a_failing_training_to_a_healthy_end(tmp_path):
-    loop = re.search(r"<!-- loop -->\n```bash\n(.*?)```", DOCS, re.DOTALL)
-    assert loop is not None
-    script = Path(__file__).with_name("restarted_training.py")
-    bin_ = tmp_path / "bin"
+def programs(folder):
+    """A folder with the programs that the page's loops call, as this checkout has them."""
+    bin_ = folder / "bin"
     bin_.mkdir()
-    for name, words in {"ampwatch": "-m ampwatch", "python": ""}.items():
+    names = {"ampwatch": "-m ampwatch", "python": "", "torchrun": "-m torch.distributed.run"}
+    for name, words in names.items():
         (bin_ / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
         (bin_ / name).chmod(stat.S_IRWXU)
+    return bin_
+
+
+def loop_done(folder, mark, arguments):
+    """A loop of the page, run to its end with our script as train.py."""
+    loop = re.search(rf"<!-- {mark} -->\n```bash\n(.*?)```", DOCS, re.DOTALL)
+    assert loop is not None
+    script = Path(__file__).with_name("restarted_training.py")
     root = str(Path(ampwatch.__file__).parents[1])
-    told = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "PYTHONPATH": root,
+    told = {**os.environ, "PATH": f"{programs(folder)}:{os.environ['PATH']}", "PYTHONPATH": root,
             "OMP_NUM_THREADS": "1"}  # fmt: skip
     told.pop("AMPWATCH_DIR", None)
-    text = loop[1].replace("train.py", f"{script} 5.0")
+    text = loop[1].replace("train.py", f"{script} {arguments}")
     done = subprocess.run(
-        ["bash", "-c", text], cwd=tmp_path, env=told, capture_output=True, text=True
+        ["bash", "-c", text], cwd=folder, env=told, capture_output=True, text=True, timeout=350
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads((tmp_path / "plan.json").read_text())["action"] == "continue"
-    run = ampwatch.open_run(tmp_path / "ampwatch-runs" / "train")
+    assert json.loads((folder / "plan.json").read_text())["action"] == "continue"
+    return ampwatch.open_run(folder / "ampwatch-runs" / "train")
+
+
+@pytest.mark.slow_trainings
+@pytest.mark.timeout(400)
+def test_the_shell_loop_of_the_page_brings_a_failing_training_to_a_healthy_end(tmp_path):
+    run = loop_done(tmp_path, "loop", "5.0")
     assert run.steps.num_rows == 800  # failed, and once more
+    assert ampwatch.diagnose(run).verdict.value in {"healthy", "warning"}
+
+
+@pytest.mark.slow_ranks
+@pytest.mark.timeout(400)
+def test_the_torchrun_loop_of_the_page_brings_two_failing_ranks_to_a_healthy_end(tmp_path):
+    run = loop_done(tmp_path, "torchrun", "5.0 200")
+    assert run.ranks == (0, 1)
+    assert run.read(Table.STEPS, ("step",), 1).num_rows >= 400
     assert ampwatch.diagnose(run).verdict.value in {"healthy", "warning"}
