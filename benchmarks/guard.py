@@ -3,8 +3,9 @@
     python benchmarks/guard.py --seed N [--runs N] [--misses FILE]
     python benchmarks/guard.py --draw --first-look      a number nobody has seen
 
-Each run is trained three times: with its bad batches, with them under a guard that acts (defaults
-but `dry_run=False`), and without them: those steps are not taken, and the schedule goes on.
+Each run is trained three times: with its bad batches, with them under a guard that acts, and
+without them: those steps are not taken, and the schedule goes on. The guard has its defaults but
+for `dry_run=False` and `lower_rate=False`: a training of a second is over before any advice comes.
 Every third is also trained with no bad batch at all, with a guard and without. The nets and tasks
 are those of `examples/gallery/variety`; loss is that of held-out batches at the end.
 """
@@ -42,7 +43,7 @@ from examples.gallery.variety.training.loops import TORCH, Loop, Plan  # noqa: E
 from examples.gallery.variety.training.nets import NETS, Batch  # noqa: E402
 
 NEAR = 1.02  # of another loss: as good
-_HELD_OUT = 40  # batches
+_HELD_OUT = 20  # batches
 KINDS = ("loss", "input", "target", "labels", "nan", "stretch", "long-updates")
 
 
@@ -151,7 +152,7 @@ class Spiking(Loop):
 def drawn(seed: int, number: int) -> Case:
     """The case of this number."""
     random = np.random.default_rng([seed, number])
-    steps = int(random.integers(250, 500))
+    steps = int(random.integers(200, 360))
     kind = KINDS[int(random.integers(len(KINDS)))]
     many = int(random.integers(1, 6))
     bad = sorted({int(one) for one in random.uniform(0.15, 0.95, many) * steps})
@@ -173,13 +174,15 @@ def drawn(seed: int, number: int) -> Case:
     return Case(number, plan, kind, tuple(bad), size)
 
 
-def rate_that_learns(case: Case) -> float | None:
-    """Of three rates the highest at which the training without bad batches learns."""
-    for factor in (1.0, 0.25, 0.06):
-        losses = Spiking(case, case.plan.nominal * factor, bad=False).go()
+def twin_that_learns(case: Case) -> tuple[Spiking, float] | None:
+    """The training without bad batches, at the higher of two rates at which it learns."""
+    for factor in (0.5, 0.06):
+        rate = case.plan.nominal * factor
+        twin = Spiking(case, rate, without=True)
+        losses = twin.go()
         end = final(losses)
         if end is not None and end < 0.9 * losses[0]:
-            return case.plan.nominal * factor * 0.7
+            return twin, rate
     return None
 
 
@@ -188,11 +191,11 @@ def rate_that_learns(case: Case) -> float | None:
 
 def perform(case: Case) -> Outcome | None:
     """Train it three times, or five; None where no rate learns."""
-    rate = rate_that_learns(case)
-    if rate is None:
+    found = twin_that_learns(case)
+    if found is None:
         return None
-    twin, unguarded = Spiking(case, rate, without=True), Spiking(case, rate)
-    twin.go()
+    twin, rate = found
+    unguarded = Spiking(case, rate)
     unguarded.go()
     guarded, told = trained_under_guard(Spiking(case, rate))
     outcome = Outcome(
@@ -220,7 +223,7 @@ def trained_under_guard(loop: Spiking) -> tuple[Spiking, list[tuple[int, dict[st
             watch = ampwatch.attach(
                 None, of.model, optimizer=of.optimizer, log_dir=folder, run="run", endpoint="off"
             )
-            ampwatch.guard(watch, dry_run=False)
+            ampwatch.guard(watch, dry_run=False, lower_rate=False)
             return watch
 
         loop.go(watched)
