@@ -20,6 +20,7 @@ import os
 import secrets
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -294,14 +295,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("ampwatch.guard").setLevel(logging.ERROR)
-    began, outcomes = variety.began(), []
-    for number in range(options.runs):
-        made = perform(drawn(seed, number))
+    began, outcomes, done = variety.began(), [], 0
+    until = time.monotonic() + 60 * options.minutes
+    while done < options.runs and time.monotonic() < until:
+        made = perform(drawn(seed, done))
         outcomes += [] if made is None else [made]
-        if number % 10 == 9:
-            print(f"{number + 1} of {options.runs}", file=sys.stderr, flush=True)
-    about = f"{began}: {options.runs} spiking bf16 trainings under `ampwatch.guard` "
-    about += f"(`benchmarks/guard.py`); {options.runs - len(outcomes)} of them learnt at no rate. "
+        done += 1
+        print(f"{done} of {options.runs}", file=sys.stderr, flush=True)
+    about = f"{began}: {done} spiking bf16 trainings under `ampwatch.guard` "
+    about += f"(`benchmarks/guard.py`); {done - len(outcomes)} of them learnt at no rate. "
     about += options.note
     text = f"## Number {seed}\n\n{about.strip()}\n\n{table(outcomes)}\n"
     print(text)
@@ -324,6 +326,7 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     which.add_argument("--seed", type=int)
     which.add_argument("--draw", action="store_true", help="a number nobody has seen")
     parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="at most so long")
     parser.add_argument("--first-look", action="store_true", help="write it down")
     parser.add_argument("--misses", type=Path)
     parser.add_argument("--note", default="", help="a sentence that stands with the first look")
