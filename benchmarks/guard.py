@@ -3,8 +3,9 @@
     python benchmarks/guard.py --seed N [--runs N] [--misses FILE]
     python benchmarks/guard.py --draw --first-look      a number nobody has seen
 
-Each run is trained three times: with its bad batches, with them under a guard that acts (defaults
-but `dry_run=False`), and without them: those steps are not taken, and the schedule goes on.
+Each run is trained three times: with its bad batches, with them under a guard that acts, and
+without them: those steps are not taken, and the schedule goes on. The guard has its defaults but
+for `dry_run=False` and `lower_rate=False`: a training of a second is over before any advice comes.
 Every third is also trained with no bad batch at all, with a guard and without. The nets and tasks
 are those of `examples/gallery/variety`; loss is that of held-out batches at the end.
 """
@@ -19,6 +20,7 @@ import os
 import secrets
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +44,7 @@ from examples.gallery.variety.training.loops import TORCH, Loop, Plan  # noqa: E
 from examples.gallery.variety.training.nets import NETS, Batch  # noqa: E402
 
 NEAR = 1.02  # of another loss: as good
-_HELD_OUT = 40  # batches
+_HELD_OUT = 20  # batches
 KINDS = ("loss", "input", "target", "labels", "nan", "stretch", "long-updates")
 
 
@@ -151,7 +153,7 @@ class Spiking(Loop):
 def drawn(seed: int, number: int) -> Case:
     """The case of this number."""
     random = np.random.default_rng([seed, number])
-    steps = int(random.integers(250, 500))
+    steps = int(random.integers(200, 360))
     kind = KINDS[int(random.integers(len(KINDS)))]
     many = int(random.integers(1, 6))
     bad = sorted({int(one) for one in random.uniform(0.15, 0.95, many) * steps})
@@ -173,13 +175,15 @@ def drawn(seed: int, number: int) -> Case:
     return Case(number, plan, kind, tuple(bad), size)
 
 
-def rate_that_learns(case: Case) -> float | None:
-    """Of three rates the highest at which the training without bad batches learns."""
-    for factor in (1.0, 0.25, 0.06):
-        losses = Spiking(case, case.plan.nominal * factor, bad=False).go()
+def twin_that_learns(case: Case) -> tuple[Spiking, float] | None:
+    """The training without bad batches, at the higher of two rates at which it learns."""
+    for factor in (0.5, 0.06):
+        rate = case.plan.nominal * factor
+        twin = Spiking(case, rate, without=True)
+        losses = twin.go()
         end = final(losses)
         if end is not None and end < 0.9 * losses[0]:
-            return case.plan.nominal * factor * 0.7
+            return twin, rate
     return None
 
 
@@ -188,11 +192,11 @@ def rate_that_learns(case: Case) -> float | None:
 
 def perform(case: Case) -> Outcome | None:
     """Train it three times, or five; None where no rate learns."""
-    rate = rate_that_learns(case)
-    if rate is None:
+    found = twin_that_learns(case)
+    if found is None:
         return None
-    twin, unguarded = Spiking(case, rate, without=True), Spiking(case, rate)
-    twin.go()
+    twin, rate = found
+    unguarded = Spiking(case, rate)
     unguarded.go()
     guarded, told = trained_under_guard(Spiking(case, rate))
     outcome = Outcome(
@@ -220,7 +224,7 @@ def trained_under_guard(loop: Spiking) -> tuple[Spiking, list[tuple[int, dict[st
             watch = ampwatch.attach(
                 None, of.model, optimizer=of.optimizer, log_dir=folder, run="run", endpoint="off"
             )
-            ampwatch.guard(watch, dry_run=False)
+            ampwatch.guard(watch, dry_run=False, lower_rate=False)
             return watch
 
         loop.go(watched)
@@ -291,14 +295,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("ampwatch.guard").setLevel(logging.ERROR)
-    began, outcomes = variety.began(), []
-    for number in range(options.runs):
-        made = perform(drawn(seed, number))
+    began, outcomes, done = variety.began(), [], 0
+    until = time.monotonic() + 60 * options.minutes
+    while done < options.runs and time.monotonic() < until:
+        made = perform(drawn(seed, done))
         outcomes += [] if made is None else [made]
-        if number % 10 == 9:
-            print(f"{number + 1} of {options.runs}", file=sys.stderr, flush=True)
-    about = f"{began}: {options.runs} spiking bf16 trainings under `ampwatch.guard` "
-    about += f"(`benchmarks/guard.py`); {options.runs - len(outcomes)} of them learnt at no rate. "
+        done += 1
+        print(f"{done} of {options.runs}", file=sys.stderr, flush=True)
+    about = f"{began}: {done} spiking bf16 trainings under `ampwatch.guard` "
+    about += f"(`benchmarks/guard.py`); {done - len(outcomes)} of them learnt at no rate. "
     about += options.note
     text = f"## Number {seed}\n\n{about.strip()}\n\n{table(outcomes)}\n"
     print(text)
@@ -321,6 +326,7 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     which.add_argument("--seed", type=int)
     which.add_argument("--draw", action="store_true", help="a number nobody has seen")
     parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="at most so long")
     parser.add_argument("--first-look", action="store_true", help="write it down")
     parser.add_argument("--misses", type=Path)
     parser.add_argument("--note", default="", help="a sentence that stands with the first look")

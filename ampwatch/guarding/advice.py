@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE_S = 120.0
-_LEAST, _MOST = 1 / 64, 0.95  # of a factor that is worth lowering by
+_MOST = 0.95  # of a factor that is worth lowering by
 
 
 class Advice:
@@ -85,6 +84,6 @@ def _factor_of(told: dict[str, Any] | None) -> tuple[float | None, str]:
     factor = rate.get("factor")
     if rate.get("action") != "lower" or not isinstance(factor, (int, float)):
         return None, f"the diagnosis does not say to lower it ({rate.get('action')})"
-    if not math.isfinite(factor) or factor > _MOST:
+    if not 0.0 < factor <= _MOST:
         return None, "the diagnosis would change it by next to nothing"
-    return max(float(factor), _LEAST), "as the diagnosis advises"
+    return float(factor), "as the diagnosis advises"

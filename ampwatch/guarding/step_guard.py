@@ -252,8 +252,9 @@ class StepGuard:
         count = self._let_pass[why] = self._let_pass.get(why, 0) + 1
         if count & (count - 1):  # of many the first, second, fourth, eighth is told
             return
+        acted = "would have acted" if self.settings.dry_run else "has acted"
         reasons = {
-            "capped": f"the guard has acted as often as it may, {self.cap.words}",
+            "capped": f"the guard {acted} as often as it may, {self.cap.words}",
             "vetoed": "the function given to on_action forbids more",
             "ranks": "not all ranks could agree on it",
         }
@@ -271,7 +272,8 @@ class StepGuard:
     def _stops(self, optimizer: Any, seen: Seen, step: int) -> bool:
         """Whether the training is stopped after this step, which is left out."""
         dry = self.settings.dry_run
-        told = f"{seen.words}, though the guard has acted as often as it may, {self.cap.words}: "
+        acted = "would have acted" if dry else "has acted"
+        told = f"{seen.words}, though the guard {acted} as often as it may, {self.cap.words}: "
         told += "the training " + ("would be stopped (dry run)." if dry else "is stopped.")
         allowed = dry or self.allows(Proposed(STOP, step, seen.detail, told))
         if not self.together.agreed(f"stop/{step}", mine=allowed):

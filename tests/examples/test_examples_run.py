@@ -169,6 +169,15 @@ def test_bfloat16_without_a_scaler_logs_what_it_is_told(watched: Callable[[str],
     assert all(norm > 0 for norm in column(run, "grad_norm"))
 
 
+def test_a_guarded_loop_is_logged_as_it_printed_and_says_that_a_guard_is_on(
+    watched: Callable[[str], Ran],
+) -> None:
+    ran = watched("guarded")
+    run = the_run(ran.folder)
+    agree(column(run, "loss"), [loss for _, loss in printed(ran.output, "step N loss N")])
+    assert run.events["kind"].to_pylist().count("guard") == 1
+
+
 def test_a_head_quantised_by_mistake_is_named_with_the_lines_that_keep_it(
     watched: Callable[[str], Ran],
 ) -> None:

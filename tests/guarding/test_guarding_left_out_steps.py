@@ -106,6 +106,15 @@ def test_an_optimizer_that_moves_without_gradients_is_found_out_and_let_be(tmp_p
     assert "moves weights" in told[-1][1]["told"]
 
 
+def test_an_optimizer_that_evaluates_several_times_in_a_step_is_found_out_too(tmp_path):
+    def make(parameters):
+        return torch.optim.LBFGS(parameters, lr=0.05, max_iter=3)
+
+    guarded = Training(make).attach(tmp_path, dry_run=False).steps(100, BAD, closure=True)
+    _, told = guarded.close()
+    assert "is not guarded any more" in told[-1][1]["told"]
+
+
 def test_the_gradients_are_there_again_after_the_step(tmp_path):
     guarded = Training().attach(tmp_path, dry_run=False).steps(80)
     guarded.one(torch.randn(16, 6), 1e4, closure=False)
