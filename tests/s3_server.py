@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+SECRET = "hush-hush"
+
 
 def start(log: Path) -> tuple[subprocess.Popen[str], int]:
     """A server and its port."""
@@ -22,7 +24,7 @@ def environment(port: int) -> dict[str, str]:
     """What clients need to know of it."""
     return {
         "AWS_ACCESS_KEY_ID": "somebody",
-        "AWS_SECRET_ACCESS_KEY": "hush-hush",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_REGION": "us-east-1",
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_ALLOW_HTTP": "true",

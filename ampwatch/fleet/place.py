@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from ampwatch.errors import PlaceError
+from ampwatch.fleet.addresses import checked_address
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 PLACE_FORMAT = 1
 _ABOUT = "ampwatch place, format "
-_SCHEMES = {"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file"}
 _TRIES = 4  # of a request that a service did not answer; each waits longer
 _CHECKPOINT_EVERY = 10  # commits: opening a table reads each one since
 
@@ -32,6 +31,9 @@ _COMMIT = re.compile(r"/\d{20}\.json$")
 
 # What services say, and what it means. The first that matches counts.
 _CAUSES: tuple[tuple[str, str], ...] = (
+    (r"RequestTimeTooSkewed|RequestExpired|AuthenticationFailed.*\bDate\b",
+     ("it refuses this machine's clock: set the clock (such as with NTP), then run the same "
+      "command again; it goes on where it stopped")),
     (r"NoSuchBucket|bucket does not exist|ContainerNotFound",
      "the bucket does not exist: create it, or mend the address"),
     ((r"\b401\b|\b403\b|Forbidden|AccessDenied|SignatureDoesNotMatch|InvalidAccessKeyId|Unauthor|"
@@ -74,7 +76,7 @@ class Place:
     """Where many runs are stored. No request is made before the first use."""
 
     def __init__(self, text: str | Path) -> None:
-        self.address, self.url = _checked(str(text))
+        self.address, self.url = checked_address(str(text))
         self._store: Any = None
 
     def __repr__(self) -> str:
@@ -317,29 +319,6 @@ def retried(act: Callable[[], bool], tries: int) -> bool:
             return True
         time.sleep(random.uniform(0.0, min(2.0, 0.05 * 2**turn)))  # noqa: S311
     return False
-
-
-def _checked(text: str) -> tuple[str, str]:
-    """The address as shown to users, and as passed to libraries."""
-    text = re.sub(r"^([a-z][a-z0-9]+):/(?=[^/])", r"\1://", text)  # a Path makes one slash of two
-    if "://" not in text:
-        return text, str(Path(text).expanduser().absolute())
-    parts = urlsplit(text)
-    is_account = parts.scheme in {"abfs", "abfss"}  # CONTAINER@ACCOUNT
-    if (parts.username and not is_account) or parts.password or parts.query:
-        raise PlaceError(
-            f"{parts.scheme}://{parts.hostname or ''}{parts.path} was given with credentials in "
-            "it: take them out, change them where they were seen, and set them in the environment."
-        )
-    if parts.scheme not in _SCHEMES:
-        raise PlaceError(
-            f"{parts.scheme}:// is no address that runs can be published to: use s3://, gs://, "
-            "az:// or a folder's path.",
-            place=text,
-        )
-    if parts.scheme == "file":
-        return text, parts.path.rstrip("/")
-    return text.rstrip("/"), text.rstrip("/")
 
 
 def _cause(said: str) -> str:

@@ -25,6 +25,11 @@ class Continuation:
     starts: Mapping[Table, int]
     kept: tuple[Part, ...] = ()
 
+    @property
+    def is_from_the_start(self) -> bool:
+        """Whether all of the log is written."""
+        return not any(self.starts.values())
+
 
 FROM_THE_START = Continuation(dict.fromkeys(TABLES, 0))
 

@@ -32,7 +32,7 @@ from ampwatch.store.tags import read_tags
 
 # Files of this size are read at full speed by any engine; a publisher holds one batch in memory.
 _BATCH_BYTES = 64 << 20
-_HELD_ROWS = 1 << 20
+_HELD_ROWS = 1 << 18  # of a run: of the widest table 90 MB
 
 
 @dataclass(slots=True)
@@ -154,12 +154,14 @@ class _Batch:
         self._files: dict[tuple[Table, str], RowFile] = {}
         self._owners: dict[RowFile, list[str]] = {}
         self._ready: dict[str, Ready] = {}
-        self._token = fresh_token()
+        self._added: dict[Table, list[Added]] = {}
+        self._parts: dict[str, list[Part]] = {}
 
     @property
     def is_full(self) -> bool:
-        """Whether the batch is large enough to be written."""
-        return sum(file.size for file in self._files.values()) >= _BATCH_BYTES
+        """Whether to write what is in it."""
+        held = sum(file.size for file in self._files.values())
+        return held + self.outcome.bytes_written >= _BATCH_BYTES
 
     def add(self, run: Run, name: str, state: State, stamp: str, planned: Planned) -> None:
         """Encode a run's new rows; if a log is damaged, RunError, and nothing is added."""
@@ -169,6 +171,8 @@ class _Batch:
             file = self._file(table, day)
             file.add(table.value, rank, rows, edition)
             self._owners[file].append(run.info.id)
+            if file.size >= _BATCH_BYTES:  # of a long run, which need not fit into memory
+                self._put(table, day)
         notes = tuple(note_of(run, log, edition) for log, _ in planned)
         kept = tuple(part for _, plan in planned for part in plan.kept)
         row = row_of(run, name, state, stamp, notes)
@@ -176,27 +180,32 @@ class _Batch:
 
     def _file(self, table: Table, day: str) -> RowFile:
         if (table, day) not in self._files:
-            path = f"{table.value}/{DAY}={day}/part-{self._token}.parquet"
+            path = f"{table.value}/{DAY}={day}/part-{fresh_token()}.parquet"
             file = RowFile(path, FILE_SCHEMAS[table])
             self._files[table, day] = file
             self._owners[file] = []
         return self._files[table, day]
 
+    def _put(self, table: Table, day: str) -> None:
+        """Put a file where it belongs."""
+        file = self._files.pop((table, day))
+        data, found = file.finish()
+        self.place.put(file.path, data)
+        self.outcome.bytes_written += len(data)
+        within = file.path.partition("/")[2]
+        added = Added(within, len(data), file.stats, {DAY: day})
+        self._added.setdefault(table, []).append(added)
+        for part, run_id in zip(found, self._owners.pop(file), strict=True):
+            self._parts.setdefault(run_id, []).append(part)
+
     def written(self) -> Written:
-        """Upload the files; they stay invisible until the commit."""
-        added: dict[Table, list[Added]] = {}
-        parts: dict[str, list[Part]] = {run_id: [] for run_id in self._ready}
-        for (table, day), file in self._files.items():
-            data, found = file.finish()
-            self.place.put(file.path, data)
-            self.outcome.bytes_written += len(data)
-            within = file.path.partition("/")[2]
-            added.setdefault(table, []).append(Added(within, len(data), file.stats, {DAY: day}))
-            for part, run_id in zip(found, self._owners[file], strict=True):
-                parts[run_id].append(part)
+        """Put the files where they belong; nothing is visible by that."""
+        for table, day in list(self._files):
+            self._put(table, day)
         for run_id, ready in self._ready.items():
-            ready.detail = replace(ready.detail, parts=(*ready.detail.parts, *parts[run_id]))
-        return Written(self.outcome, added, self._ready)
+            parts = (*ready.detail.parts, *self._parts.get(run_id, ()))
+            ready.detail = replace(ready.detail, parts=parts)
+        return Written(self.outcome, self._added, self._ready)
 
 
 _Rows: TypeAlias = "tuple[int, Table, pa.Table]"  # of a rank
@@ -212,6 +221,9 @@ def _checked(planned: Planned, run_id: str, edition: str) -> Iterable[_Rows]:
     rows = sum(log.rows(table) - plan.starts[table] for log, plan in planned for table in TABLES)
     found: Iterable[_Rows] = _encoded(planned, run_id, edition)
     if rows <= _HELD_ROWS:
+        for log, plan in planned:
+            if plan.is_from_the_start:
+                log.hold()
         found = list(found)
     else:
         for log, _ in planned:

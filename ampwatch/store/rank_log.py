@@ -34,6 +34,7 @@ class RankLog:
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank = rank
         self.folder = folder
+        self._whole: dict[Table, pa.Table] = {}  # what is held; see `hold`
         self._load()
 
     # --- what there is ---------------------------------------------------------------------------
@@ -85,6 +86,10 @@ class RankLog:
     ) -> pa.Table:
         """The columns `names` of the rows from `start` on, or up to `stop`."""
         return self._undisturbed(lambda: self._read(table, names, start, stop))
+
+    def hold(self) -> None:
+        """Read every table now and keep it while the log stands still: who needs all reads once."""
+        self._whole = {table: self.read(table, SCHEMAS[table].names) for table in TABLES}
 
     def newest(self, table: Table, names: Sequence[str], most: int) -> pa.Table:
         """The last rows that can be read, at most so many, though the log's end be damaged."""
@@ -175,6 +180,7 @@ class RankLog:
             return None
 
     def _start(self) -> None:
+        self._whole = {}
         self._live = LiveLog(self.folder, self.generation)
         self._marks = list(self._base.marks) if self._base else []
         self._events_seen = self._base_rows(Table.EVENTS)
@@ -187,6 +193,7 @@ class RankLog:
         for sequence in fresh["sequence"].tolist():
             self._held.add(sequence)
         if len(fresh):
+            self._whole = {}
             self._read_marks()
         return len(fresh) > 0
 
@@ -209,6 +216,8 @@ class RankLog:
     def _read(self, table: Table, names: Sequence[str], start: int, stop: int | None) -> pa.Table:
         base_rows = self._base_rows(table)
         stop = self.rows(table) if stop is None else stop
+        if table in self._whole:
+            return self._whole[table].select(names).slice(start, max(0, stop - start))
         schema = pa.schema([SCHEMAS[table].field(name) for name in names])
         parts = [pa.Table.from_batches([], schema)]
         if self._base is not None and start < base_rows:
