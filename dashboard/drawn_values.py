@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 import address
@@ -11,6 +12,7 @@ from step_curves import TIME
 from user_values import Value, grouped
 
 from ampwatch.diagnosis.words import count_text
+from ampwatch.printable_text import printable
 from ampwatch.report.painter.message import Arrays, Axis, Panel, Stroke, odd_arrays
 
 AT_FIRST = 3  # drawn before anything is chosen
@@ -45,7 +47,7 @@ def panels(look: Look, names: list[str]) -> Iterator[Panel]:
         if value.odd_count:
             first = f"{count_text(value.odd_count, 'value')} not finite, first at step"
             title += [(", ", "muted"), (f"{first} {int(value.odd.first[0]):,}", "skip")]
-        yield Panel(tuple(title), (Stroke(key_of(name), name, "ink"),), height=84)
+        yield Panel(tuple(title), (Stroke(key_of(name), _as_data(name), "ink"),), height=84)
 
 
 def arrays(look: Look, names: list[str], span: tuple[int, int] | None) -> Arrays:
@@ -71,7 +73,12 @@ def axes(look: Look, names: list[str]) -> Iterator[Axis]:
 def choose(look: Look) -> None:
     """The list to choose from; a prefix stands for all of its values."""
     names = list(look.values.look())
-    choose_among(names, chosen(look, address.read().values), _KEY)
+    drawn = chosen(look, address.read().values)
+    choose_among(names, drawn, _KEY)
+    wanted = set(address.names_in(address.read().values or "")).intersection(names)
+    if len(wanted) > len(drawn):
+        words = f"{len(drawn)} of the {len(wanted):,} chosen values are drawn, the most at once."
+        st.html(f'<div class="aw-muted">{words}</div>')
 
 
 def choose_among(names: Sequence[str], drawn: Sequence[str], key: str, more: str = "") -> None:
@@ -103,7 +110,12 @@ def _is_axis(value: Value) -> bool:
 
 
 def _short(name: str) -> str:
-    if len(name) <= _LONGEST:
-        return name
     half = _LONGEST // 2
-    return f"{name[:half]}…{name[-half + 1 :]}"
+    return _as_data(name if len(name) <= _LONGEST else f"{name[:half]}…{name[-half + 1 :]}")
+
+
+def _as_data(name: str) -> str:
+    """A name that turns nothing around: what stands beside it keeps its order."""
+    text = printable(name)
+    turns = any(unicodedata.bidirectional(letter) in {"R", "AL", "AN"} for letter in text)
+    return f"\u2068{text}\u2069" if turns else text

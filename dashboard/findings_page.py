@@ -9,6 +9,7 @@ from pathlib import Path
 
 import browser
 import run_list
+import sidebar
 import small_charts
 import streamlit as st
 from formatting import rate_text, said, said_lines
@@ -51,7 +52,7 @@ def show(path: str, *, follow: bool) -> None:
     """The page of findings, kept up to date while the run goes on."""
     look = run_list.look(path)
     waits = look.is_live or not look.is_judged
-    st.fragment(_now, run_every=_EVERY_S if waits and follow else None)(path)
+    st.fragment(_now, run_every=sidebar.every_s(_EVERY_S) if waits and follow else None)(path)
     st.download_button(
         "Download HTML report", partial(_as_file, path), f"{Path(path).name}.html",
         "text/html", on_click="ignore", help="One file: findings, charts, layers and settings",

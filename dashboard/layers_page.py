@@ -15,6 +15,7 @@ import live_chart
 import navigate
 import numpy as np
 import run_list
+import sidebar
 import small_charts
 import streamlit as st
 from chart_points import thinned_lines
@@ -78,7 +79,9 @@ def show(path: str, *, follow: bool) -> None:
     st.session_state.pop(_SENT, None)  # the browser may have lost it with the page before
     look = run_list.look(path)
     choices(live_chart.views(look), address.read())
-    st.fragment(_now, run_every=_EVERY_S if look.is_live and follow else None)(path)
+    st.fragment(_now, run_every=sidebar.every_s(_EVERY_S) if look.is_live and follow else None)(
+        path
+    )
 
 
 @guarded

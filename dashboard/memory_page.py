@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import live_chart
 import numpy as np
 import run_list
+import sidebar
 import streamlit as st
 from chart_points import thinned_lines
 from formatting import said
@@ -44,7 +45,9 @@ class Device:
 def show(path: str, *, follow: bool) -> None:
     """The page of devices, kept up to date while the run goes on."""
     look = run_list.look(path)
-    st.fragment(_now, run_every=_EVERY_S if look.is_live and follow else None)(path)
+    st.fragment(_now, run_every=sidebar.every_s(_EVERY_S) if look.is_live and follow else None)(
+        path
+    )
 
 
 @guarded

@@ -14,6 +14,7 @@ import live_chart
 import navigate
 import numpy as np
 import run_list
+import sidebar
 import streamlit as st
 from formatting import rate_text, said, short_dtype
 from open_runs import Look
@@ -37,7 +38,8 @@ def show(path: str, *, follow: bool) -> None:
     live_chart.forget_sent()
     look = run_list.look(path)
     waits = look.is_live or not look.is_judged
-    st.fragment(_now, run_every=1.0 if waits and follow else None)(path, goes_on=waits)
+    every_s = sidebar.every_s(1.0) if waits and follow else None
+    st.fragment(_now, run_every=every_s)(path, goes_on=waits)
     if len(look.curves) and st.button("Open in Plotly", help="The chart to change and to save"):
         _in_plotly(path)
     if hint := control_panel.how_to_allow(look):

@@ -12,6 +12,7 @@ import address
 import browser
 import navigate
 import run_list
+import sidebar
 import streamlit as st
 from earlier_runs import EarlierRun
 from formatting import said
@@ -64,7 +65,9 @@ SECTIONS = (
 def show(path: str, *, follow: bool) -> None:
     """The page of settings; a live run may still record its optimizer and cards."""
     look = run_list.look(path)
-    st.fragment(_now, run_every=_EVERY_S if look.is_live and follow else None)(path)
+    st.fragment(_now, run_every=sidebar.every_s(_EVERY_S) if look.is_live and follow else None)(
+        path
+    )
 
 
 @guarded

@@ -14,7 +14,9 @@ import streamlit as st
 from formatting import said
 from list_view import view_in
 from problems import guarded
+from refresh_pace import TabsInView
 from run_list import Origin
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 NOTES_SHOWN = 3
 _EVERY_S = 3.0
@@ -27,6 +29,7 @@ _MORE = {
     Origin.PUBLISHED: "published {}",
 }
 _FOLLOW, _SHOWN, _RANK, _RUN = "follow", "shown", "rank", "chosen run"
+_PACE = "refreshed every"
 _ALL = "all"
 
 
@@ -34,6 +37,7 @@ def show(pages: Mapping[str, Any]) -> None:
     """The whole sidebar."""
     shown = run_list.chosen(address.read().run)
     st.session_state[_SHOWN] = None if shown is None else _state(shown)
+    st.session_state[_PACE] = _note_tab()
     with st.sidebar:
         st.html('<div class="aw-brand">ampwatch</div>')
         st.fragment(_choose, run_every=None if browser.rests() else _EVERY_S)()
@@ -50,6 +54,25 @@ def follows() -> bool:
     return address.read().follow and not browser.rests()
 
 
+def every_s(usual: float) -> float:
+    """Seconds between two refreshes of this tab: the page's usual ones, or more with many tabs."""
+    return max(usual, st.session_state.get(_PACE, usual))
+
+
+@st.cache_resource(show_spinner=False)
+def _tabs() -> TabsInView:
+    return TabsInView()
+
+
+def _note_tab() -> float:
+    """Note whether this tab is in view; how often it is to be refreshed."""
+    context = get_script_run_ctx()
+    if context is not None:
+        note = _tabs().leave if browser.rests() else _tabs().hear
+        note(context.session_id)
+    return _tabs().every_s
+
+
 def _follow_chosen() -> None:
     address.change(follow=bool(st.session_state[_FOLLOW]))
 
@@ -57,6 +80,8 @@ def _follow_chosen() -> None:
 @guarded
 def _choose() -> None:
     """The list of runs; the page changes with the choice, and when a run begins or ends."""
+    if _note_tab() != st.session_state.get(_PACE) and follows():
+        st.rerun()
     feed, listed = run_list.feed(), run_list.current()
     state = f"{feed.state} · {listed.counts}" if listed.choices else feed.state
     st.html(f'<div class="aw-muted">{said(state)}</div>')
@@ -66,6 +91,10 @@ def _choose() -> None:
         navigate.link(
             "Runs", words, list=replace(view_in(address.read().list), origin=origin).text()
         )
+    pace = st.session_state[_PACE]
+    if pace > 1 and address.read().follow:
+        words = f"{_tabs().count} tabs are in view: each is refreshed every {pace:.0f} s."
+        st.html(f'<div class="aw-muted aw-note">{words}</div>')
     for sentence in (*listed.problems[:NOTES_SHOWN], *feed.notes[-NOTES_SHOWN:]):
         st.html(f'<div class="aw-muted aw-note">{said(sentence)}</div>')
 

@@ -10,6 +10,7 @@ import address
 import browser
 import numpy as np
 import run_list
+import sidebar
 import streamlit as st
 from formatting import said
 from open_runs import Look
@@ -45,7 +46,7 @@ def show(path: str, *, follow: bool) -> None:
     """The page of what happened, growing while the run goes on."""
     look = run_list.look(path)
     waits = look.is_live or not look.is_judged
-    st.fragment(_now, run_every=_EVERY_S if waits and follow else None)(path)
+    st.fragment(_now, run_every=sidebar.every_s(_EVERY_S) if waits and follow else None)(path)
 
 
 @guarded

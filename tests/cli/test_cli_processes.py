@@ -107,7 +107,7 @@ def test_watching_ends_when_the_run_ends(tmp_path, environment):
 
 
 def test_ctrl_c_while_watching_is_no_error(tmp_path, environment):
-    child = start(["watch", write_run(tmp_path, ended=False)], environment)
+    child = start(["watch", write_run(tmp_path, ended=False, age_s=0)], environment)
     child.stdout.readline()
     child.send_signal(signal.SIGINT)
     code, _, err = finish(child)

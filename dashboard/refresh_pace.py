@@ -1,0 +1,49 @@
+"""How often a tab asks for what is new: each second, and less often where many tabs are in view.
+
+A refresh costs the server the same in each tab. So that its load does not grow with every colleague
+who looks, it makes a few refreshes a second in all, and the tabs take turns.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+REFRESHES_A_SECOND = 5  # of all tabs together
+LONGEST_S = 5.0  # between two refreshes of one tab
+_FORGOTTEN_AFTER_S = 8.0  # a tab in view says each three seconds that it is there
+
+
+class TabsInView:
+    """The tabs that were heard of just now; safe to be asked by many threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._heard: dict[str, float] = {}
+
+    def hear(self, tab: str) -> None:
+        """Note that a tab is in view."""
+        now = self._clock()
+        with self._lock:
+            self._heard[tab] = now
+            self._heard = {t: s for t, s in self._heard.items() if now - s < _FORGOTTEN_AFTER_S}
+
+    def leave(self, tab: str) -> None:
+        """Note that nobody sees it any more."""
+        with self._lock:
+            self._heard.pop(tab, None)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        now = self._clock()
+        with self._lock:
+            return sum(now - heard < _FORGOTTEN_AFTER_S for heard in self._heard.values())
+
+    @property
+    def every_s(self) -> float:
+        """Between two refreshes of a tab, in whole seconds."""
+        return min(LONGEST_S, max(1.0, float(math.ceil(self.count / REFRESHES_A_SECOND))))
