@@ -71,8 +71,9 @@ def short_trainings(folder: Path) -> Path:
         )
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4 * 4 ** (number % 9))
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (10 + number % 9))
+        told = {"model": f"mlp-{width}", "user": ("ada", "grace", "linus")[number % 3]}
         name = f"short-{number:03}"
-        with ampwatch.attach(scaler, model, run=name, log_dir=folder, endpoint="off"):
+        with ampwatch.attach(scaler, model, run=name, log_dir=folder, endpoint="off", config=told):
             for _ in range(60 + 7 * number):
                 x = torch.randn(batch, width)
                 with torch.autocast("cpu", torch.float16):

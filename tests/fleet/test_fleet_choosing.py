@@ -133,6 +133,7 @@ def test_like_leaves_the_runs_that_are_made_of_the_same(tmp_path, capsys):
     assert cli.run(["fleet", place, "--like", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "2 runs" in shown
+    assert "2 earlier runs alike: stable up to 0.003 (120 steps)" in shown
     assert "wide" not in shown
 
 
