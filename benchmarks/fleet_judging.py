@@ -35,6 +35,7 @@ from ampwatch.fleet.judging import findings_text  # noqa: E402
 from ampwatch.fleet.place_judging import judge_place  # noqa: E402
 from ampwatch.fleet.verdicts import read_verdicts  # noqa: E402
 from ampwatch.fleet.workers import LocalWorkers  # noqa: E402
+from ampwatch.report import write_event_files  # noqa: E402
 
 SHORT, COMPARED = 100, 500
 OTHERS = 40  # runs that TensorBoard and MLflow read
@@ -205,10 +206,9 @@ def measure_others(folder: Path, mlflow: str | None, result: Result) -> None:
     result.tell("CPU to read, judge and store a run", f"{ours * 1e3:.0f} ms")
     events = folder / "events"
     for path in runs:
-        if not (events / path.name).exists():
-            command = [sys.executable, "-m", "ampwatch", "export", str(path), "--to",
-                       "tensorboard", str(events / path.name)]  # fmt: skip
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        if not (events / path.name).exists():  # as `ampwatch export --to tensorboard` does
+            run = ampwatch.open_run(path)
+            write_event_files(run, ampwatch.diagnose(run), events / path.name)
     theirs = cpu_of(lambda: read_events(events)) / len(runs)
     told = f"{theirs * 1e3:.0f} ms, {theirs / ours:.1f} times ours"
     result.tell("CPU to read a run's curves from its TensorBoard folder", told)
