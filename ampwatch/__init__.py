@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ampwatch.errors import AmpwatchError as AmpwatchError
     from ampwatch.fleet import judge as fleet
     from ampwatch.fleet import publish as publish
+    from ampwatch.guarding import guard as guard
     from ampwatch.mirrors import mirror as mirror
     from ampwatch.probe import Watch as Watch
     from ampwatch.probe.attach import attach as attach
@@ -38,6 +39,7 @@ _HOMES = {
     "publish": "ampwatch.fleet",
     "fleet": "ampwatch.fleet",
     "plan": "ampwatch.recovery.restart_plan",
+    "guard": "ampwatch.guarding",
     "AmpwatchError": "ampwatch.errors",
 }
 
@@ -48,6 +50,7 @@ __all__ = [
     "attach",
     "diagnose",
     "fleet",
+    "guard",
     "list_runs",
     "mirror",
     "open_run",

@@ -2,6 +2,7 @@
 
 AmpwatchError
 ├── AttachError       attach() was given something it cannot watch
+├── GuardError        guard() was given something it cannot act on
 ├── RunError          a run cannot be opened, created or written
 │   ├── NotARunError      the path holds no run
 │   ├── FutureRunError    the run was written by a newer ampwatch
@@ -33,6 +34,10 @@ class AmpwatchError(Exception):
 
 class AttachError(AmpwatchError, TypeError):
     """`attach` was called with something it cannot watch; the message names the fix."""
+
+
+class GuardError(AmpwatchError, TypeError):
+    """`guard` was called with something it cannot act on; the message names the fix."""
 
 
 class RunError(AmpwatchError):

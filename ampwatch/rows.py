@@ -57,6 +57,7 @@ class EventKind(str, enum.Enum):
     EXCEPTION = "exception"
     GAP = "gap"
     CONTROL = "control"
+    GUARD = "guard"
 
 
 class Mark(str, enum.Enum):

@@ -2,7 +2,7 @@
 
 Each has a normalisation before its inner layers, as large models do, heads of different names, and
 a task of its own. What makes the layers decides which are cast: the models know only which of them
-practice keeps wide.
+are usually kept wide.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-# Makes a layer of so many inputs and outputs; its part, where practice keeps it wide.
+# Makes a layer of so many inputs and outputs; its part, if it is usually kept wide.
 Maker = Callable[[int, int, str], nn.Module]
 INNER, FIRST, HEAD, ROUTER = "", "first", "head", "router"
 HEADS = (

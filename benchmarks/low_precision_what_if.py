@@ -50,7 +50,7 @@ FACTOR = 3e5
 WORDS, LENGTH, BATCH = 64, 32, 5  # no operand is larger than a sample of it
 ROLES = ("input", "weight", "grad")
 EVERY = 20
-WIDE = {"first", "head", "lm_head"}  # what practice keeps in bf16
+WIDE = {"first", "head", "lm_head"}  # usually kept in bf16
 Batch = Callable[[int], tuple[Tensor, Tensor]]
 
 

@@ -1,4 +1,4 @@
-"""The tables of a comparison as HTML: where runs part, their figures, the settings that differ."""
+"""The tables of a comparison as HTML: where runs diverge, their figures, settings that differ."""
 
 from __future__ import annotations
 
@@ -198,7 +198,9 @@ def _cells(
         f'<span class="aw-muted">{said(head)}</span></td>'
     )
     if _beside(comparison):
-        yield from (f"<td>{_value(row[run])}</td>" for row in comparison.settings.values())
+        for row in comparison.settings.values():  # a command may be long; the loss stays in sight
+            title = _attribute(printable(row[run] or ""))
+            yield f'<td class="aw-set"><span title="{title}">{_value(row[run])}</span></td>'
     for figure in names:
         apart = comparison.differences.get(figure, ())
         more = f' <span class="aw-muted">{said(apart[run])}</span>' if run and apart else ""

@@ -143,7 +143,7 @@ class ComparedRuns:
             self._due_at[choice.path] = ended + max(_LEAST_S, _REST * (ended - began))
 
     def _part(self, keys: Sequence[_Pair]) -> None:
-        """Where these runs part from one and the same."""
+        """Where these runs diverge from one baseline."""
         for key, found in zip(keys, _divergences(keys), strict=False):
             with self._lock:
                 self._pairs[key[0], key[2]] = key, found

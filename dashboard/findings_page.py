@@ -27,9 +27,10 @@ from ampwatch.diagnosis import (
     conclude,
     evidence_text,
 )
+from ampwatch.diagnosis.alike import with_lesson
 from ampwatch.diagnosis.code_to_paste import WHEN_LOADED, rate_lines, words_and_lines
 from ampwatch.diagnosis.words import list_text
-from ampwatch.follow import as_it_stands
+from ampwatch.follow import as_it_stands, lesson_for
 from ampwatch.report import html_report
 from ampwatch.report.overview_chart import is_change
 from ampwatch.report.painter import SEVERITY_COLOR
@@ -61,7 +62,8 @@ def _as_file(path: str) -> str:
     """The report that `ampwatch report --html` writes, made when it is asked for."""
     run = open_run(path)
     case = Engine().feed(run).case()
-    return html_report(run, as_it_stands(run, conclude(case)), case.scale.level)
+    diagnosis = with_lesson(as_it_stands(run, conclude(case)), lesson_for(run))
+    return html_report(run, diagnosis, case.scale.level)
 
 
 @guarded
@@ -69,8 +71,9 @@ def _now(path: str) -> None:
     look = run_list.look(path)
     st.html(band(look))
     if look.diagnosis is not None:
-        lesson = run_list.lessons().of(look)
-        browser.html(findings_html(look, look.diagnosis, lesson), key="findings")
+        lesson = look.lesson()
+        told = lesson.text if lesson else ""
+        browser.html(findings_html(look, look.diagnosis, told), key="findings")
 
 
 def findings_html(look: Look, diagnosis: Diagnosis, lesson: str = "") -> str:

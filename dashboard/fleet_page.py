@@ -162,5 +162,5 @@ def _teach() -> None:
         "ampwatch publish ampwatch-runs s3://team/runs\n"
         "ampwatch fleet s3://team/runs\n"
         "ampwatch dashboard s3://team/runs",
-        language="bash",
+        language=None,  # the colours of shell words are too pale for AA
     )

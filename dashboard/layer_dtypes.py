@@ -84,7 +84,7 @@ def _group(group: _Group, path: str, *, is_open: bool) -> str:
     place = f"{path}.{first.name}" if path else first.name
     if not group.inside:
         return f'<div class="aw-tree-row">{_leaf(_name(group), place)}{_types(first)}</div>'
-    own = _leaf(f"open {said(shortened(first.name, _LETTERS))} itself", place)
+    own = _leaf(f"{said(shortened(first.name, _LETTERS))} as a whole", place)
     return (
         f'<details data-key="{html.escape(place)}"{" open" * is_open}>'
         f'<summary class="aw-tree-row"><span>{_name(group)}</span>{_types(first)}</summary>'

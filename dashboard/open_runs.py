@@ -18,14 +18,15 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from control_answers import ControlAnswers
 from kept_layers import KeptLayers
+from kept_lesson import KeptLesson
 from rank_curves import MOST, RankNumbers
 from step_curves import Numbers, Span, StepCurves
 from user_values import UserValues
 
 from ampwatch.diagnosis import Diagnosis, Severity
-from ampwatch.diagnosis.alike import Lesson
+from ampwatch.diagnosis.alike import Lesson, with_lesson
 from ampwatch.errors import AmpwatchError
-from ampwatch.follow import Follower, State, follow, lesson_for
+from ampwatch.follow import Follower, State, follow
 from ampwatch.follow import Look as Verdict
 from ampwatch.report.attempts import Attempt, attempts_of
 from ampwatch.report.settings import whole_settings
@@ -56,6 +57,7 @@ class Look:
     verdict: Verdict | None  # none while the first diagnosis is made
     _is_judged: bool
     _follower: Follower
+    _lesson: KeptLesson
     layers: KeptLayers  # what is kept of the layers' samples
     values: UserValues  # what the user's own code logged
     answers: ControlAnswers  # what the trainer allows a page, and has done
@@ -86,8 +88,7 @@ class Look:
 
     def lesson(self) -> Lesson | None:
         """What earlier runs in its folder teach it."""
-        with self._follower.reading() as run:
-            return lesson_for(run)
+        return self._lesson.now()
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What is made of this look, by whichever tab needs it first; it is the same for all."""
@@ -104,7 +105,13 @@ class Look:
     @property
     def diagnosis(self) -> Diagnosis | None:
         """The diagnosis, if one was made yet; of a run that goes on, as of one that does."""
-        return None if self.verdict is None else self.verdict.diagnosis
+        if self.verdict is None:
+            return None
+        judged = self.verdict.diagnosis
+        if not judged.learning_rate.has_interval:  # nothing that earlier runs could bound
+            return judged
+        bounded: Diagnosis = self.once("diagnosis", lambda: with_lesson(judged, self.lesson()))
+        return bounded
 
     @property
     def is_live(self) -> bool:
@@ -161,6 +168,7 @@ class _OpenRun:
         self._layers = KeptLayers(self._follower, None)
         self._values = UserValues(self._follower, None)
         self._answers = ControlAnswers(self._follower)
+        self._lesson = KeptLesson(self._follower, clock)
         self._loading: Future[Numbers | RankNumbers] | None = None
         self._seen: Look | None = None
         self._seen_at = 0.0
@@ -200,6 +208,7 @@ class _OpenRun:
             verdict=self._judge.verdict,
             _is_judged=is_judged,
             _follower=self._follower,
+            _lesson=self._lesson,
             layers=self._layers,
             values=self._values,
             answers=self._answers,

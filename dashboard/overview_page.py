@@ -96,59 +96,65 @@ def _layer_chosen() -> None:
 def current_numbers(look: Look) -> str:
     """One line: scale, skips, loss, gradient norm, learning rate, step time, memory, autocast."""
     cells = [
-        f'<div class="aw-number"><span>{said(label)}</span><b>{said(text)}</b></div>'
-        for label, text in _numbers(look)
+        f'<div class="aw-number"><span>{said(label)}</span><b>{said(text)}</b>{_aside(more)}</div>'
+        for label, text, more in _numbers(look)
     ]
     return f'<div class="aw-strip">{"".join(cells)}</div>'
 
 
-def _numbers(look: Look) -> Iterator[tuple[str, str]]:
+def _aside(text: str) -> str:
+    return f"<small>{said(text)}</small>" if text else ""
+
+
+def _numbers(look: Look) -> Iterator[tuple[str, str, str]]:
+    """Of each number its name, how it is written, and what is to be known of it."""
     curves = look.curves
     if look.diagnosis is not None:
         yield from _scale(look)
     else:
-        yield "steps", f"{len(curves):,}"
+        yield "steps", f"{len(curves):,}", ""
     for name in _SHOWN:
         if name in curves.present:
             differs = any(column_of(name, rank) in curves.present for rank in look.shown)
             who = f", rank {look.shown[0]}" if differs else ""
-            yield column(Table.STEPS, name).label + who, _latest(look, name)
+            yield column(Table.STEPS, name).label + who, *_latest(look, name)
     times = curves.columns["step_time_ms"][-_RECENT:]
     if np.isfinite(times).any():
-        yield "step time", time_text(float(np.nanmedian(times)))
+        yield "step time", time_text(float(np.nanmedian(times))), ""
     memory = _memory(look)
     if memory:
-        yield "GPU memory", memory
+        yield "GPU memory", *memory
     if curves.autocast_dtype:
-        yield "autocast", short_dtype(curves.autocast_dtype)
+        yield "autocast", short_dtype(curves.autocast_dtype), ""
 
 
-def _scale(look: Look) -> Iterator[tuple[str, str]]:
+def _scale(look: Look) -> Iterator[tuple[str, str, str]]:
     assert look.diagnosis is not None
     facts = look.diagnosis.run
     if facts.final_scale is None:
-        yield "steps", f"{facts.steps:,}"
+        yield "steps", f"{facts.steps:,}", ""
         return
     scale = scale_text(facts.final_scale)
     small = scale.startswith("2^") and abs(int(scale[2:])) <= 4
-    yield "loss scale", f"{scale} = {facts.final_scale:.4g}" if small else scale
+    yield "loss scale", f"{scale} = {facts.final_scale:.4g}" if small else scale, ""
     share = f" · {share_text(facts.skipped, facts.steps)}" if facts.skipped else ""
-    yield "skipped", f"{facts.skipped:,} of {facts.steps:,}{share}"
+    yield "skipped", f"{facts.skipped:,} of {facts.steps:,}{share}", ""
 
 
-def _latest(look: Look, name: str) -> str:
+def _latest(look: Look, name: str) -> tuple[str, str]:
     value, _ = look.curves.latest(name)
     if value is None:
-        return "never finite"
+        return "never finite", ""
     age = look.curves.age(name)
     text = rate_text(value) if name == "lr" else f"{value:.4g}"
-    return text + age_text(age.step, is_broken=age.is_broken)
+    return text, age_text(age.step, is_broken=age.is_broken)
 
 
-def _memory(look: Look) -> str:
+def _memory(look: Look) -> tuple[str, str] | None:
     last = look.last_rows(Table.DEVICES, ("used_bytes", "total_bytes", "time_ns"), 1).to_pylist()
     if not last or not last[0]["used_bytes"] or not last[0]["total_bytes"]:
-        return ""
+        return None
     text = f"{bytes_text(last[0]['used_bytes'])} of {bytes_text(last[0]['total_bytes'])}"
     late_ms = (look.last_time_ns - (last[0]["time_ns"] or 0)) / 1e6
-    return f"{text}, {duration_text(late_ms)} before the last row" if late_ms > _LATE_MS else text
+    late = f", {duration_text(late_ms)} before the last row" if late_ms > _LATE_MS else ""
+    return text, late

@@ -34,7 +34,6 @@ _LABEL_LENGTH = 36
 
 if TYPE_CHECKING:  # which import this file
     from earlier_runs import EarlierRuns
-    from lessons_shown import LessonsShown
     from run_entries import RunEntries
 
 
@@ -350,14 +349,6 @@ def earlier_runs() -> EarlierRuns:
     from earlier_runs import EarlierRuns
 
     return EarlierRuns()
-
-
-@st.cache_resource(show_spinner=False)
-def lessons() -> LessonsShown:
-    """What earlier runs teach those that are looked at, shared by all tabs."""
-    from lessons_shown import LessonsShown
-
-    return LessonsShown()
 
 
 @st.cache_resource(show_spinner=False)

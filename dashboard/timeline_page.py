@@ -26,7 +26,7 @@ _KEY, _KINDS = "timeline", "timeline kinds"
 _EVENTS = ("step", "time_ns", "rank", "kind", "detail")
 _COLORS = {
     Kind.ATTEMPT: "muted", Kind.FINDING: "skip", Kind.SKIP: "skip", Kind.CHECKPOINT: "healthy",
-    Kind.CHANGE: "rate", Kind.ERROR: "skip", Kind.GAP: "advice",
+    Kind.CHANGE: "rate", Kind.GUARD: "advice", Kind.ERROR: "skip", Kind.GAP: "advice",
 }  # fmt: skip
 _MARK_COLORS = {
     "clean": "healthy", "suspect": "advice", "poisoned": "skip",
@@ -84,8 +84,8 @@ def _choose_kinds(text: str | None) -> set[Kind]:
     st.session_state[_KINDS] = [_short(kind) for kind in chosen]
     labels = {_short(kind): kind.value for kind in Kind}
     st.pills(
-        "Show", list(labels), key=_KINDS, selection_mode="multi", on_change=_kinds_chosen,
-        format_func=lambda name: labels.get(name, name), label_visibility="collapsed",
+        "Show only", list(labels), key=_KINDS, selection_mode="multi", on_change=_kinds_chosen,
+        format_func=lambda name: labels.get(name, name),
     )  # fmt: skip
     return set(chosen or Kind)
 

@@ -15,7 +15,7 @@ from open_runs import Look
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.code_to_paste import words_and_lines
-from ampwatch.diagnosis.words import go_back_text, limit_text, restart_text
+from ampwatch.diagnosis.words import go_back_text, limit_text, restart_text, time_text
 from ampwatch.follow import State
 from ampwatch.recovery.proof import kept_proof, sentence_of
 from ampwatch.report.overview_chart import is_change
@@ -35,9 +35,8 @@ def band(look: Look) -> str:
     if diagnosis.calm is not None or head is None:
         nothing = verdict == "incomplete" and diagnosis.little_seen is None
         calm = YET if look.is_live and nothing else diagnosis.calm or ""
-        return _band(
-            verdict, verdict.upper(), said(calm), f'<span class="aw-where">{_state(look)}</span>'
-        )
+        state = _state(look, says_why=verdict != "cut off")
+        return _band(verdict, verdict.upper(), said(calm), f'<span class="aw-where">{state}</span>')
     since = "" if head.first_step is None else f"since step {head.first_step:,} · "
     where = f'<span class="aw-where">{since}{said(_chain(diagnosis, head))} · {_state(look)}</span>'
     body = (
@@ -60,13 +59,13 @@ def _band(verdict: str, word: str, where: str, body: str) -> str:
     )
 
 
-def _state(look: Look) -> str:
+def _state(look: Look, *, says_why: bool = True) -> str:
     """The state of the record; a page whose server is gone hides it (server_watch.js)."""
-    return f'<span class="aw-state">{_freshness(look)}</span>'
+    return f'<span class="aw-state">{_freshness(look, says_why=says_why)}</span>'
 
 
-def _freshness(look: Look) -> str:
-    """Live and how fresh, silent, or ended."""
+def _freshness(look: Look, *, says_why: bool) -> str:
+    """Live and how fresh, silent, or ended; `says_why` it counts as cut off."""
     now = time.time_ns()
     if look.info.source != "ampwatch":  # other tools write no end mark, and many no times
         live = "live, " if look.is_live else ""
@@ -76,14 +75,13 @@ def _freshness(look: Look) -> str:
         since = (now - look.curves.last_step_ns) / 1e9
         usual = _usual_step_s(look)
         if look.curves.last_step_ns and since > max(_STALL_S, _STALL_STEPS * usual):
-            return (
-                f"live, but no step for {age_text(since)}; one usually takes {age_text(usual)}: "
-                "evaluating, saving, or hung"
-            )
+            takes = f"; one usually takes {time_text(1000 * usual)}" if usual else ""
+            return f"live, but no step for {age_text(since)}{takes}: evaluating, saving, or hung"
         return f"live, {counted_age(age)} ago"
     if look.state is State.ENDED:
         return f"ended {age_text(age)} ago"
-    return f"cut off {age_text(age)} ago: no end mark, and nobody writes it any more"
+    why = ": no end mark, and nobody writes it any more" if says_why else ""
+    return f"cut off {age_text(age)} ago{why}"
 
 
 def _usual_step_s(look: Look) -> float:

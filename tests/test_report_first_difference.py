@@ -150,7 +150,7 @@ def test_the_sentence_names_step_column_both_values_and_layer(tmp_path):
     first = run_of(tmp_path, "a", range(STEPS))
     one = divergence_of(first, run_of(tmp_path, "b", range(STEPS), layers, input_amax=60, loss=60))
     text = parting_text(one, "A", "B")
-    assert text.startswith("They part at step 60, by the batch (largest input ")
+    assert text.startswith("They diverge at step 60, in the batch (largest input ")
     assert "The 60 common steps before are identical to the bit." in text
     assert "There also: loss (" in text
     assert "The first layer to differ is head (activation maximum 2 against 4)." in text
@@ -176,8 +176,8 @@ def test_runs_that_part_alike_are_one_group_and_the_largest_is_first(tmp_path):
     partings = [divergence_of(first, run_of(tmp_path, n, lr=s)) for n, s in steps.items()]
     groups = grouped_partings(partings)
     assert groups == [
-        ("part at step 30 by the learning rate", [2, 3, 4]),
-        ("part at step 10 by the learning rate", [1]),
+        ("diverge at step 30 in the learning rate", [2, 3, 4]),
+        ("diverge at step 10 in the learning rate", [1]),
     ]
 
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ampwatch.cli.runs import age_text
-from ampwatch.cli.terminal import FAILED, answer, complain
+from ampwatch.cli.terminal import FAILED, age_text, answer, complain
 from ampwatch.errors import AlertError
 
 if TYPE_CHECKING:

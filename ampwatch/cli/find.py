@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ampwatch.cli.log_import import make_run, wanted_of
 from ampwatch.errors import NotARunError
 
 if TYPE_CHECKING:
@@ -74,7 +75,6 @@ def opened_run_or_log(
     if source is None and not mapped and (text != "-" and not _is_log(text)):
         yield open_named(text)
         return
-    from ampwatch.cli.import_ import make_run, wanted_of
     from ampwatch.store import open_run
 
     with TemporaryDirectory(prefix="ampwatch-") as folder:

@@ -1,4 +1,4 @@
-"""`ampwatch plan RUN`: what a launcher does next, in words, as JSON and as an exit code."""
+"""`ampwatch plan RUN`: what a launcher should do next, in words, as JSON and as an exit code."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from ampwatch.cli.find import RUN_ARGUMENT, opened_run_or_log
 from ampwatch.cli.terminal import answer
 
 NAME = "plan"
-HELP = """Say how to start a run again, or that it goes on, or stops.
+HELP = """Say whether to continue, restart or stop a run, and how to restart it.
 
-Names the checkpoint to load, the factor of the learning rate, the batches to leave out, the layers
-to keep in float32, and what to watch. What `ampwatch prove` has proved goes before an estimate.
+Names the checkpoint to load, the factor for the learning rate, the batches to skip, the layers to
+keep in float32, and what to watch. A rate proved by `ampwatch prove` takes precedence over an
+estimate.
 
 \b
 Examples:
@@ -23,8 +24,8 @@ Examples:
 
 \b
 Exits with
-   0  go on: nothing to change
-  10  start again, as planned
+   0  continue: nothing to change
+  10  restart as planned
   11  stop: a person must look
 """
 

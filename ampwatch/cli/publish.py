@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 NAME = "publish"
 HELP = """Copy runs to a bucket or a shared folder, as Delta tables.
 
-PLACE is s3://BUCKET/PREFIX, gs://..., az://... or a folder. Runs that are there already are passed
-over, so the same command, again, adds what is new and goes on where it was cut. Credentials come
-from the environment. Nothing is ever half visible: a run is there when all of it is.
+PLACE is s3://BUCKET/PREFIX, gs://..., az://... or a folder. Runs that are already published are
+skipped, so the same command adds new runs, and continues after an interruption. Credentials come
+from the environment. A run becomes visible only when all of it is published.
 
 \b
 Examples:
@@ -37,9 +37,11 @@ def command(
     run: str = typer.Argument(
         metavar="RUN|DIR", show_default=False, help="A run, or a folder of runs."
     ),
-    place: str = typer.Argument(metavar="PLACE", show_default=False, help="Where to."),
+    place: str = typer.Argument(
+        metavar="PLACE", show_default=False, help="The bucket or folder to publish to."
+    ),
     live: bool = typer.Option(
-        False, "--live", help="Also runs that go on, as far as they are by now."
+        False, "--live", help="Also publish live runs, with the rows they have now."
     ),
 ) -> None:
     """Publish."""
@@ -59,7 +61,7 @@ def command(
     _tell(outcome, place)
     if outcome.skipped:
         raise AmpwatchError(
-            f"{len(outcome.skipped):,} runs were not published; the reasons stand above."
+            f"{len(outcome.skipped):,} runs were not published; see the reasons above."
         )
 
 
@@ -78,11 +80,11 @@ def _tell(outcome: Outcome, place: str) -> None:
         say(f"And {len(outcome.skipped) - _SAID:,} more.")
     if outcome.live:
         say(
-            f"Not published because they go on: {len(outcome.live):,} runs; --live publishes them "
-            "as far as they are."
+            f"Not published because they are live: {len(outcome.live):,} runs; --live publishes "
+            "the rows they have now."
         )
     size = f", {bytes_text(outcome.bytes_written)}" if outcome.published else ""
     answer(
         f"{place}: {len(outcome.published):,} runs published{size}, "
-        f"{len(outcome.unchanged):,} were there already."
+        f"{len(outcome.unchanged):,} were already there."
     )

@@ -19,14 +19,14 @@ PUBLISH_OPTION = typer.Option(
     None,
     "--publish",
     metavar="PLACE",
-    help="Copy each run to PLACE when it has ended or is lost, and those in DIR that PLACE lacks.",
+    help="Publish runs to PLACE when they end or are lost, and runs in DIR that PLACE lacks.",
     show_default=False,
 )
 PUBLISH_LIVE_OPTION = typer.Option(
     None,
     "--publish-live",
     metavar="EVERY",
-    help="With --publish: also runs that go on, each time EVERY (such as 5m) has passed.",
+    help="With --publish: also publish live runs, at this interval (such as 5m).",
     show_default=False,
 )
 

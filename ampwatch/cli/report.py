@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import typer
 
 from ampwatch.cli.find import opened_run_or_log
-from ampwatch.cli.import_ import MAP_OPTION
+from ampwatch.cli.log_import import MAP_OPTION
 from ampwatch.cli.terminal import answer, answers, say
 from ampwatch.errors import PlaceError, ReportError
 from ampwatch.files import draft_of
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis, Together
-    from ampwatch.diagnosis.alike import EarlierRun
+    from ampwatch.diagnosis.alike import EarlierRun, Lesson
     from ampwatch.store import Run
 
 NAME = "report"
@@ -89,7 +89,7 @@ def command(
         opened = [stack.enter_context(opened_run_or_log(run, as_, mapped)) for run in runs]
         said: Diagnosis | Together
         if html:
-            said = write_html(opened[0], html)
+            said = write_html(opened[0], html, earlier)
         else:
             said = diagnose(opened[0]) if len(opened) == 1 else diagnose_together(opened)
             print_said(opened, said, json=json, earlier=earlier)
@@ -103,16 +103,21 @@ def print_said(
 ) -> None:
     """Print the report on one run or several, as text or JSON."""
     from ampwatch.diagnosis import Diagnosis
+    from ampwatch.diagnosis.alike import with_lesson
     from ampwatch.recovery.proof import kept_proof, sentence_of
     from ampwatch.report import print_changes, print_lesson, print_report, print_reports, to_json
     from ampwatch.report.settings_changes import changed_text
 
+    lesson = None
+    if isinstance(said, Diagnosis):
+        lesson = _lesson(runs[0], said, earlier)
+        said = with_lesson(said, lesson)
     if json:
         typer.echo(to_json(said))
     elif isinstance(said, Diagnosis):
         print_report(answers(), runs[0].info.name, runs[0], said)
         print_changes(answers(), changed_text(runs[0]))
-        print_lesson(answers(), _lesson_text(runs[0], said, earlier))
+        print_lesson(answers(), lesson.text if lesson else "")
         proof = kept_proof(runs[0].path)
         if proof is not None:
             answer(sentence_of(proof))
@@ -120,14 +125,14 @@ def print_said(
         print_reports(answers(), [run.info.name for run in runs], said)
 
 
-def _lesson_text(run: Run, said: Diagnosis, earlier: str | None) -> str:
-    """What earlier runs that are made of the same teach; nothing where there are none."""
+def _lesson(run: Run, said: Diagnosis, earlier: str | None) -> Lesson | None:
+    """What earlier runs that are made of the same teach; None where there are none."""
     from ampwatch.follow import KeptEntries, keep_for_later, lesson_for
 
     kept = KeptEntries()
     lesson = lesson_for(run, _published_runs(earlier) if earlier else (), kept)
     keep_for_later(run, said, kept)
-    return lesson.text if lesson else ""
+    return lesson
 
 
 def _published_runs(place: str) -> Sequence[EarlierRun]:
@@ -141,15 +146,17 @@ def _published_runs(place: str) -> Sequence[EarlierRun]:
         return []
 
 
-def write_html(run: Run, path: Path) -> Diagnosis:
+def write_html(run: Run, path: Path, earlier: str | None = None) -> Diagnosis:
     """Write the report as one file, which appears complete or not at all."""
     from ampwatch.diagnosis import Engine, conclude
+    from ampwatch.diagnosis.alike import with_lesson
     from ampwatch.follow import as_it_stands
     from ampwatch.report import html_report
 
     refuse_no_file(path)
     case = Engine().feed(run).case()
     diagnosis = as_it_stands(run, conclude(case))
+    diagnosis = with_lesson(diagnosis, _lesson(run, diagnosis, earlier))
     write_page(path, html_report(run, diagnosis, case.scale.level))
     return diagnosis
 

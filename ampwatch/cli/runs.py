@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -10,8 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from ampwatch.cli.find import usual_folder
-from ampwatch.cli.place_runs import print_place
-from ampwatch.cli.terminal import answer, answers, asides
+from ampwatch.cli.terminal import age_text, answer, answers, asides
 from ampwatch.errors import AmpwatchError, NotARunError
 from ampwatch.printable_text import printable
 
@@ -36,7 +36,11 @@ Examples:
 # How many runs of other folders are listed without --all.
 ELSEWHERE = 20
 
+# Lines of a place's table; more than that nobody reads.
+MOST_IN_PLACE = 50
+
 COLUMNS = ("run", "verdict", "steps", "skips", "final scale", "age", "tags", "source")
+PLACE_COLUMNS = ("run", "state", "steps", "ranks", "started", "id")
 
 
 def command(
@@ -53,7 +57,7 @@ def command(
     from ampwatch.store import list_runs
 
     if folder and _is_place(folder):
-        print_place(folder, every=every)
+        _print_place(folder, every=every)
         return
     if folder and not Path(folder).is_dir():
         raise NotARunError(f"{folder} is not a folder.", path=folder)
@@ -188,9 +192,31 @@ def _age(summary: RunSummary) -> str:
     return age_text((time.time_ns() - summary.last_time_ns) / 1e9)
 
 
-def age_text(seconds: float) -> str:
-    """How long ago, in its largest unit."""
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"
+# --- a place ---
+
+
+def _print_place(place: str, *, every: bool) -> None:
+    """Print the newest runs in a place, or all."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from ampwatch.fleet import list_published
+
+    found = list_published(place)
+    shown = found if every else found[:MOST_IN_PLACE]
+    names = Counter(run.name for run in found)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in PLACE_COLUMNS:
+        numeric = name in {"steps", "ranks", "started"}
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for run in shown:
+        age_s = time.time() - run.started.timestamp() if run.started else 0.0
+        started = f"{age_text(age_s)} ago" if run.started and run.started.timestamp() else ""
+        # Of several with one name, each is opened by its id.
+        told = run.id[:8] if names[run.name] > 1 else ""
+        state = "cut off" if run.state == "lost" else run.state
+        cells = (run.name, state, f"{run.steps:,}", f"{run.ranks:,}", started, told)
+        table.add_row(*map(printable, cells))
+    answers().print(table)
+    if len(shown) < len(found):
+        answer(f"{len(found) - len(shown):,} older runs: ampwatch runs {place} --all.")

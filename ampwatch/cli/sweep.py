@@ -1,4 +1,4 @@
-"""`ampwatch sweep PLACE`: free what no run in a place needs any more."""
+"""`ampwatch sweep PLACE`: delete what no run in a place needs any more."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import typer
 from ampwatch.cli.terminal import answer
 
 NAME = "sweep"
-HELP = """Free what no run in a place needs any more.
+HELP = """Delete what no run in a place needs any more.
 
-A run that was published again, deleted, or published by a command that was killed leaves files
-behind. Those that no run needs leave their tables, and are deleted once they have been out of them
-for the safe age; whoever reads meanwhile is not disturbed. No run is changed.
+Files remain when a run is published again or deleted, and when `publish` is killed. Those that no
+run needs are first removed from their tables, and deleted after the safe age has passed, so that
+readers are not disturbed. No run is changed.
 
 \b
 Examples:
-  ampwatch sweep s3://team/runs --dry-run      say what it would free
+  ampwatch sweep s3://team/runs --dry-run      show what it would delete
   ampwatch sweep s3://team/runs
   ampwatch sweep s3://team/runs --older-than 30d
 """
@@ -27,11 +27,13 @@ _UNITS = {"h": "hours", "d": "days"}
 
 
 def command(
-    place: str = typer.Argument(metavar="PLACE", show_default=False, help="Where runs are."),
+    place: str = typer.Argument(
+        metavar="PLACE", show_default=False, help="The bucket or folder with the runs."
+    ),
     older_than: str = typer.Option(
         "7d", "--older-than", metavar="AGE", help="The safe age, in hours or days: 12h, 7d."
     ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would be freed."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only show what would be deleted."),
 ) -> None:
     """Sweep."""
     from ampwatch.diagnosis.words import bytes_text
@@ -46,6 +48,6 @@ def command(
     would = "would be " if dry_run else ""
     answer(
         f"{place}: {found.deleted:,} files {would}deleted, {bytes_text(found.deleted_bytes)}; "
-        f"{found.retired:,} more, {bytes_text(found.retired_bytes)}, {would or 'were '}taken out "
-        f"of their tables, to be deleted after {older_than}."
+        f"{found.retired:,} more, {bytes_text(found.retired_bytes)}, {would or 'were '}removed "
+        f"from their tables, to be deleted after {older_than}."
     )

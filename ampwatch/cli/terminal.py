@@ -50,3 +50,11 @@ def answer(text: str) -> None:
     """Print plain lines on stdout, without wrapping."""
     lines = [printable(line) for line in text.split("\n")]
     answers().print("\n".join(lines), soft_wrap=True)
+
+
+def age_text(seconds: float) -> str:
+    """How long ago, in its largest unit."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"

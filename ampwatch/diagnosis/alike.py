@@ -1,8 +1,7 @@
-"""What earlier runs teach that are made of the same: which rates held, and which failed.
+"""What earlier runs with the same structure have shown: which rates were stable, which failed.
 
-Only a failure whose cause is the rate counts against a rate. A run that held proves its rate for
-the steps it took: where a longer one failed with that rate or a lower one, and later, it proves
-nothing.
+Only a failure caused by the rate counts against a rate. A stable run proves its rate for the number
+of steps it ran. It proves nothing if another run failed at that rate or a lower one, but later.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ampwatch.diagnosis.findings import Action, Diagnosis, Severity, Verdict
+from ampwatch.diagnosis.learning_rate.earlier_rates import TriedRate, bounded
 from ampwatch.diagnosis.signature import Signature
 from ampwatch.diagnosis.words import count_text
 
@@ -20,7 +20,7 @@ _LEFT = frozenset((Action.KEEP.value, Action.RAISE.value))
 
 
 class Outcome(str, enum.Enum):
-    """What a run says of its rate."""
+    """What a run shows about its rate."""
 
     STABLE = "stable"
     FAILING = "failing"  # because of its rate
@@ -29,7 +29,7 @@ class Outcome(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class EarlierRun:
-    """One run in short. `rate` is its base rate, of a stable one what it reached of that."""
+    """An earlier run. `rate` is its base rate; of a stable run, the highest that it reached."""
 
     id: str
     name: str
@@ -42,7 +42,7 @@ class EarlierRun:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What some earlier runs teach about the rate; None where none of them tells."""
+    """What earlier runs have shown about the rate; None if none of them shows it."""
 
     runs: tuple[EarlierRun, ...]
     stable_to: EarlierRun | None  # the highest rate that held
@@ -55,6 +55,16 @@ class Lesson:
         how = "alike" if self.are_alike else "of the same kind at another width, depth or batch"
         count = count_text(len(self.runs), "earlier run")
         return f"{count} {how}: {self._rates()}{self._others()}."
+
+    @property
+    def tried(self) -> tuple[TriedRate, ...]:
+        """The rates that were tried by runs that are alike; near ones bound no advice."""
+        told = (Outcome.STABLE, Outcome.FAILING) if self.are_alike else ()
+        return tuple(
+            TriedRate(one.rate, one.steps, held=one.outcome is Outcome.STABLE)
+            for one in self.runs
+            if one.rate and one.outcome in told
+        )
 
     def _rates(self) -> str:
         held, failed = self.stable_to, self.failing_from
@@ -78,7 +88,7 @@ class Lesson:
 def lesson_of(
     signature: Signature | None, others: Iterable[EarlierRun], *, run_id: str, started_ns: int
 ) -> Lesson | None:
-    """What those of the others that started earlier teach a run; None if none is alike or near."""
+    """What the earlier ones of these runs have shown; None if none is similar."""
     if signature is None:
         return None
     earlier = [one for one in others if one.id != run_id and 0 < one.started_ns < started_ns]
@@ -90,8 +100,19 @@ def lesson_of(
     return replace(_lesson(alike or near), are_alike=bool(alike))
 
 
+def with_lesson(diagnosis: Diagnosis, lesson: Lesson | None) -> Diagnosis:
+    """The diagnosis, its advice on the rate bounded by what earlier runs that are alike have shown.
+
+    Findings and verdict come from the run's own rows: they are the same whatever ran before.
+    """
+    if lesson is None:
+        return diagnosis
+    advice = bounded(diagnosis.learning_rate, lesson.tried, steps_held(diagnosis))
+    return replace(diagnosis, learning_rate=advice)
+
+
 def outcome_of(verdict: str, action: str) -> Outcome:
-    """What a run that was judged so says of its rate."""
+    """What a run with this diagnosis shows about its rate."""
     if action == Action.LOWER.value:
         return Outcome.FAILING if verdict == Verdict.FAILING.value else Outcome.NEITHER
     is_left = verdict == Verdict.WARNING.value and action in _LEFT
@@ -99,9 +120,9 @@ def outcome_of(verdict: str, action: str) -> Outcome:
 
 
 def rate_told(advice_rate: float | None, group: int | None, reached: float | None) -> float | None:
-    """The rate that a stable run proves: what it reached, if it was ended while its rate rose.
+    """The rate that a stable run proves: the rate it reached, if it ended during its warm-up.
 
-    `reached` is the highest rate of group 0, so it says nothing of another group.
+    `reached` is the highest rate of group 0; it does not apply to other groups.
     """
     if advice_rate is None or reached is None or group not in (None, 0):
         return advice_rate
@@ -109,7 +130,7 @@ def rate_told(advice_rate: float | None, group: int | None, reached: float | Non
 
 
 def steps_held(diagnosis: Diagnosis) -> int:
-    """How many steps a run took before the first error that stands at its end."""
+    """How many steps a run took before the first error that still holds at its end."""
     errors = [one for one in diagnosis.findings if one.severity is Severity.ERROR]
     began = [one.first_step for one in errors if one.first_step is not None]
     return min([diagnosis.run.steps, *(max(0, step) for step in began)])
@@ -127,7 +148,7 @@ def _lesson(runs: Sequence[EarlierRun]) -> Lesson:
 
 
 def _refutes(failed: EarlierRun, stable: EarlierRun) -> bool:
-    """Whether the stable run had simply ended before the step at which the other failed."""
+    """Whether the stable run ended before the step at which the other one failed."""
     return _of(failed) <= _of(stable) and stable.steps <= failed.steps
 
 

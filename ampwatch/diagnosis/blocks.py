@@ -25,6 +25,7 @@ from ampwatch.diagnosis.signals import (
     steps_of,
     texts,
 )
+from ampwatch.rows import EventKind
 
 # Numbers that each step has once: of several optimizers the first's.
 _STEP_NUMBERS = (
@@ -56,6 +57,7 @@ DEVICE_COLUMNS = (
     "time_ns", "device", "name", "capability", "utilisation",
     "allocated_bytes", "reserved_bytes", "peak_bytes", "used_bytes", "total_bytes",
 )  # fmt: skip
+_STEPS_ON_NOTHING = ("leave-out", "stop")  # actions of a guard
 _FEW = 8  # to look for each by itself
 
 
@@ -112,6 +114,7 @@ class Block:
     update_seen: Flags
     bypassed: Mask  # an optimizer stepped past the scaler
     left_out: Mask  # numbers were not finite, and the loop itself left the step out
+    guarded: Mask  # a guard left the step out
     loss_known: Mask
     norm_known: Mask
     applied_bad: Mask  # what the optimizer was given was not finite
@@ -197,6 +200,7 @@ def block_of(
         update_seen=update_seen,
         bypassed=(here < 0) & (_fold(np.maximum, flags(rows, "stepped"), firsts) == 1),
         left_out=(update_seen == 0) & _is_left_out(step, columns, loss_known, made),
+        guarded=_is_guarded(step, made),
         loss_known=loss_known,
         **_norms(rows, firsts),
         autocast_dtypes=_dtypes(rows),
@@ -246,6 +250,18 @@ def _is_left_out(
     guarded = np.isin(step, [event.step for event in events if event.is_guarded])
     loss_bad = loss_known & ~np.isfinite(columns["loss"])
     return np.asarray(no_turn & (loss_bad | guarded))
+
+
+def _is_guarded(step: Integers, events: Sequence[Event]) -> Mask:
+    """Whether a guard (`ampwatch.guard`) had the optimizer step on nothing."""
+    found = [
+        event.step
+        for event in events
+        if event.kind == EventKind.GUARD.value
+        and event.detail.get("done")
+        and event.detail.get("action") in _STEPS_ON_NOTHING
+    ]
+    return np.isin(step, found) if found else np.zeros(len(step), np.bool_)
 
 
 def _fold(operation: np.ufunc, values: npt.NDArray[Any], firsts: Integers) -> Any:

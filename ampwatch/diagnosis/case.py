@@ -20,6 +20,7 @@ from ampwatch.diagnosis.device_history import DeviceHistory
 from ampwatch.diagnosis.episodes import Fall, Span
 from ampwatch.diagnosis.event_history import Ledger
 from ampwatch.diagnosis.findings import Advice, Standing
+from ampwatch.diagnosis.guard_history import GuardHistory
 from ampwatch.diagnosis.layer_history import LayerHistory
 from ampwatch.diagnosis.loop_history import LoopHistory
 from ampwatch.diagnosis.loss_spikes import LossSpikes
@@ -127,6 +128,7 @@ class Case:
     rises: LossSpikes = field(default_factory=LossSpikes, metadata=_OWN)
     rounding: RoundingHistory = field(default_factory=RoundingHistory, metadata=_OWN)
     setup: RateSetup = field(default_factory=RateSetup, metadata=_OWN)
+    guard: GuardHistory = field(default_factory=GuardHistory, metadata=_OWN)
 
     # --- folding ---------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""How evidence is written: its label, its value with its unit, and what it is compared with.
+"""Evidence, and how it is written: its label, its value with its unit, what it is compared with.
 
 One form for the report, the page and the JSON.
 """
@@ -6,13 +6,26 @@ One form for the report, the page and the JSON.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from ampwatch.diagnosis.words import bytes_text, duration_text, scale_text
 from ampwatch.rows import Table, column
 
-if TYPE_CHECKING:
-    from ampwatch.diagnosis.findings import Evidence
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One number that supports a finding, and what it is compared with.
+
+    `signal` is a column's name or one of those below; `against_is` says what the second number
+    is: the median before, a threshold.
+    """
+
+    signal: str
+    step: int | None
+    value: float | str | None
+    against: float | str | None = None
+    against_is: str = ""
 
 
 class _Form(NamedTuple):
@@ -55,6 +68,7 @@ _FORMS = {
     "spikes": _counted("spikes"),
     "lost_steps": _counted("steps spent on recoveries"),
     "left_out": _counted("steps that the loop left out"),
+    "guard_actions": _counted("actions of the guard"),
     "gaps": _counted("gaps in the record"),
     "growths": _counted("doublings of the scale"),
     "resets": _counted("resets of the scale"),

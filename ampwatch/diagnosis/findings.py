@@ -11,6 +11,7 @@ import enum
 import math
 from typing import Any
 
+from ampwatch.diagnosis.evidence_text import Evidence as Evidence  # noqa: PLC0414 - a part of findings
 from ampwatch.diagnosis.evidence_text import evidence_text
 
 SCHEMA = 1
@@ -70,21 +71,6 @@ class Action(str, enum.Enum):
     RAISE = "raise"
     NOT_THE_CAUSE = "not-the-cause"
     UNKNOWN = "unknown"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Evidence:
-    """One number that supports a finding, and what it is compared with.
-
-    `signal` is a column's name or one of evidence_text.py; `against_is` says what the second number
-    is: the median before, a threshold.
-    """
-
-    signal: str
-    step: int | None
-    value: float | str | None
-    against: float | str | None = None
-    against_is: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class LoopHistory:
         skipped_before = np.concatenate(([self.last_skipped], block.skipped[:-1]))
         known = skipped_before & np.isfinite(lr) & np.isfinite(lr_before)
         move = columns["update_norm"]
-        pushed = ~block.skipped & (lr > 0) & np.isfinite(columns["grad_norm"])
+        pushed = ~block.skipped & ~block.guarded & (lr > 0) & np.isfinite(columns["grad_norm"])
         pushed &= columns["grad_norm"] > 0
         given = columns["grad_norm_applied"] / np.where(pushed, columns["grad_norm"], np.nan)
         starved = np.zeros(len(block), bool)
@@ -70,7 +70,7 @@ class LoopHistory:
             skipped_in_part=self.skipped_in_part.and_where(block.skipped_in_part, block),
             still=self.still.and_where(pushed & (move == 0), block),
             moved=self.moved + int((pushed & (move > 0)).sum()),
-            unmoved=self.unmoved + int((move == 0).sum()),
+            unmoved=self.unmoved + int(((move == 0) & ~block.guarded).sum()),
             updates=self.updates + int((move > 0).sum()),
             searched=self.searched + _searched(block),
             last_lr=float(lr[-1]),

@@ -84,7 +84,8 @@ class NonfiniteGradients:
 def _not_finite(block: Block) -> Mask:
     """Gradients that were not finite at a step that nobody skipped, below a loss that was."""
     bad = (block.norm_known & ~np.isfinite(block.columns["grad_norm"])) | block.applied_bad
-    return np.asarray(bad & ~block.loss_bad & ~block.skipped & ~block.left_out)
+    taken = ~block.skipped & ~block.left_out & ~block.guarded
+    return np.asarray(bad & ~block.loss_bad & taken)
 
 
 def _maker(block: Block, at: Integers) -> str | None:
@@ -106,4 +107,5 @@ def _is_still(block: Block) -> Mask:
     """Steps that moved no weight though a rate and a gradient were there; null is no zero."""
     columns = block.columns
     pushed = ~(columns["grad_norm"] == 0) & ~(columns["lr"] <= DEAD_RATE)
-    return np.asarray((columns["update_norm"] == 0) & pushed & ~block.skipped & ~block.left_out)
+    taken = ~block.skipped & ~block.left_out & ~block.guarded
+    return np.asarray((columns["update_norm"] == 0) & pushed & taken)

@@ -103,6 +103,8 @@ class Ties:
         False  # what stands beside it may be cause or effect: the first one is the cause
     )
     spares_weights: bool = False  # it cannot be what made weights not finite
+    cures: tuple[str, ...] = ()  # changes from outside that may mend it (`recovery.switches`), the
+    # likeliest first; a lower rate is none of them
 
 
 _NO_TIES = Ties()

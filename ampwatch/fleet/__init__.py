@@ -1,4 +1,4 @@
-"""Many runs: published to a place, and read from there as from a disk.
+"""Many runs: published to a place, and read from there like runs on disk.
 
 A *place* is a folder or a prefix in object storage that holds Delta tables: a row table for each of
 `rows.py`, and `runs`, whose row for a run is written last. A run that `runs` does not name is not

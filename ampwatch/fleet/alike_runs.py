@@ -1,4 +1,4 @@
-"""The judged runs of a place, as what later runs learn from; see `diagnosis.alike`."""
+"""The judged runs of a place, to compare a new run with; see `diagnosis.alike`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ampwatch.store import Run
 
 
 def runs_in(place: Place | str) -> list[EarlierRun]:
-    """The runs of a place that were judged (`ampwatch fleet`) and tell what they are made of."""
+    """The runs of a place that have a verdict (`ampwatch fleet`) and a signature."""
     return [_earlier_run(one) for one in read_verdicts(place) if one.signature]
 
 
 def alike_in(place: Place | str, run: Run) -> list[RunVerdict]:
-    """The verdicts on runs that are made of what this one is, the newest first.
+    """The verdicts on runs with the same structure as this one, the newest first.
 
-    RunError if the run does not tell what it is made of.
+    RunError if the run does not record its structure.
     """
     made = made_of(run)
     return [one for one in read_verdicts(place) if _is_alike(made, one)]

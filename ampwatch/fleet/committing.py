@@ -1,6 +1,6 @@
-"""Make written rows part of their tables, and then their runs visible.
+"""Commit written rows to their tables, then make their runs visible.
 
-What another publisher committed meanwhile is joined with: of each rank the one who has more counts.
+What another publisher committed meanwhile is merged: for each rank, the copy with more rows counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TRIES = 60  # to be the one who commits to `runs`, which takes a tenth of a sec
 
 
 def commit(place: Place, written: Written) -> None:
-    """Make rows part of their tables, each in one transaction, and then the runs visible."""
+    """Commit rows to their tables, one transaction per table, then make the runs visible."""
     if not written.ready:
         return
     for table, files in written.added.items():
@@ -60,7 +60,7 @@ def commit(place: Place, written: Written) -> None:
 def _merged(
     place: Place, table: RunTable, ready: Mapping[str, Ready]
 ) -> tuple[list[PublishedRun], bytes]:
-    """The rows to commit, and their details one after the other."""
+    """The rows to commit, and their concatenated details."""
     known = {row.id: row for row in of_rows(table.rows())}
     path = f"{DETAILS}/{fresh_token()}"
     rows, data = [], bytearray()
@@ -99,7 +99,7 @@ def _later(one: dt.datetime | None, other: dt.datetime | None) -> dt.datetime | 
 
 
 def _joined(new: Detail, old: Detail, told: RunTags, there: PublishedRun) -> Detail | None:
-    """Each rank from whoever holds more of it; None if the place has all that is new."""
+    """For each rank the copy with more rows; None if the place already has all new rows."""
     kept = {note.rank: (note, old) for note in old.ranks}
     for note in new.ranks:
         known = kept.get(note.rank)

@@ -1,7 +1,7 @@
-"""What it takes to read a published run: its run.json, what each rank's log says, where rows are.
+"""A published run's detail, needed to read it: its run.json, each rank's log, where its rows are.
 
-One range of an object for each run, beside the tables, so that `runs` itself stays short enough to
-be read whole.
+Each run's detail is one range of an object beside the tables, so that `runs` itself stays short
+enough to be read whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_BYTES = 256 << 20  # of a run of 10 million steps and 1,024 ranks these ar
 
 @dataclass(frozen=True, slots=True)
 class RankNote:
-    """What a rank's log said of itself when it was published."""
+    """Facts about a rank's log at the time of its publication."""
 
     rank: int
     edition: str
@@ -37,7 +37,7 @@ class RankNote:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """A published run."""
+    """The detail of a published run."""
 
     info: str  # the text of its run.json
     state: str  # live, ended or lost, when it was published
@@ -46,7 +46,7 @@ class Detail:
 
     @property
     def editions(self) -> tuple[str, ...]:
-        """Those that make up its rows."""
+        """The editions that contain its rows."""
         named = {note.edition for note in self.ranks} | {part.edition for part in self.parts}
         return tuple(sorted(named - {""}))
 
@@ -59,7 +59,7 @@ class Detail:
 
 
 def unpacked(data: bytes, name: str) -> Detail:
-    """The detail from its bytes; PlaceError if they are not one."""
+    """The detail read from bytes; PlaceError if they are not a detail."""
     try:
         inflater = zlib.decompressobj()
         text = inflater.decompress(data, _MOST_BYTES)
@@ -90,5 +90,5 @@ def _part(facts: Mapping[str, Any]) -> Part:
 
 
 def _known(facts: Mapping[str, Any], kind: type[RankNote | Part]) -> dict[str, Any]:
-    """Without what a later ampwatch says beside it."""
+    """Only the keys that this version knows; a later one may add others."""
     return {one.name: facts[one.name] for one in fields(kind) if one.name in facts}

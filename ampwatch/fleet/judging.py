@@ -31,7 +31,7 @@ def judge_opened(row: PublishedRun, run: Run) -> RunVerdict:
 
 
 def verdict_of(row: PublishedRun, run: Run, diagnosis: Diagnosis) -> RunVerdict:
-    """The verdict of a run that was diagnosed so."""
+    """The row of `verdicts` for a run with this diagnosis."""
     said, lost = diagnosis.to_json(), lost_time(run, diagnosis)
     made = signature_of(run)
     codes, suspect = _codes(diagnosis), diagnosis.suspect
@@ -78,7 +78,7 @@ def _config(row: PublishedRun) -> dict[str, Any]:
 
 
 def _codes(diagnosis: Diagnosis) -> tuple[str, ...]:
-    """Errors and warnings, each once, the headline first; what is only information is none."""
+    """Errors and warnings, each once, the headline first; without those of severity info."""
     grave = [one.code for one in diagnosis.findings if one.severity is not Severity.INFO]
     return tuple(dict.fromkeys(grave))
 

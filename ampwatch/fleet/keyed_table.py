@@ -1,9 +1,9 @@
-"""A table to which rows are only added, each key's once, by any number of writers at a time.
+"""A table to which rows are only added, once per key, by any number of concurrent writers.
 
-A key is a run's id, its stamp and the rules. Whoever adds rows reads which keys are there, and
-commits only if nobody else committed since; else it looks again. So two who judge the same runs
-store them once, and who is killed leaves what was committed. Files are immutable, so each is asked
-for its keys once.
+A key is a run's id, its stamp and the rules. A writer reads which keys exist, and commits only if
+nobody committed since; otherwise it reads again. So two writers that judge the same runs store them
+once, and a killed writer leaves only what it committed. Files are immutable, so the keys of each
+are read once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MANY_FILES = 64  # are made few when there are more
 
 
 class KeyedTable:
-    """One such table of a place; its files are partitioned by `day` where its schema has one."""
+    """Such a table in a place; its files are partitioned by `day` if its schema has that column."""
 
     def __init__(self, place: Place, name: str, schema: pa.Schema) -> None:
         self.place = place
@@ -43,7 +43,7 @@ class KeyedTable:
         self._keys: dict[str, frozenset[Key]] = {}  # of each file that was asked
 
     def keys(self) -> set[Key]:
-        """The keys that are there now; none if there is no table."""
+        """The keys in the table now; none if there is no table."""
         table = self.place.table(self.name)
         return set() if table is None else self._keys_of(table)
 
@@ -56,7 +56,7 @@ class KeyedTable:
             return table.to_pyarrow_dataset().to_table(columns=list(columns))
 
     def add(self, keys: Iterable[Key], rows_of: Callable[[set[Key]], pa.Table]) -> set[Key]:
-        """Add the rows of those keys that are not there; which those were."""
+        """Add the rows whose keys are not in the table; return those keys."""
         wanted, added = set(keys), set[Key]()
 
         def try_once() -> bool:
@@ -77,7 +77,7 @@ class KeyedTable:
         return added
 
     def tidy(self) -> None:
-        """Make many small files few; somebody else's commit meanwhile is no harm."""
+        """Join many small files into few; gives up if another writer commits meanwhile."""
         from deltalake.exceptions import CommitFailedError
 
         table = self.place.table(self.name)

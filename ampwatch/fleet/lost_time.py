@@ -1,8 +1,8 @@
 """How many steps of a run were in vain, how long they took, and which rate they reached.
 
-A step is lost if it was skipped, or if it came after the first error that stands at the run's end:
-the engine lets an error fall to information when the run recovered from it, so what follows one
-that stands was not recovered from.
+A step is lost if it was skipped, or if it came after the first error that still holds at the run's
+end. When a run recovers from an error, the engine lowers its severity to info, so such errors do
+not count.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LostTime:
 
 
 def lost_time(run: Run, diagnosis: Diagnosis) -> LostTime:
-    """What a run lost, by the rows of its lowest rank; memory does not grow with the run."""
+    """The lost steps and hours of a run, from its lowest rank's rows, in constant memory."""
     since = first_standing_error(diagnosis)
     count = _Count(since)
     reading, taken = Reading(run), 0
@@ -59,13 +59,13 @@ def lost_time(run: Run, diagnosis: Diagnosis) -> LostTime:
 
 
 def first_standing_error(diagnosis: Diagnosis) -> int | None:
-    """The step with which the first error began that stands at the end; None if none does."""
+    """The first step of the first error that still holds at the end; None if there is none."""
     errors = [one for one in diagnosis.findings if one.severity is Severity.ERROR]
     return min((one.first_step for one in errors if one.first_step is not None), default=None)
 
 
 class _Count:
-    """What was counted so far, of rows in their order."""
+    """The counts so far, over rows in their order."""
 
     def __init__(self, since: int | None) -> None:
         self.after = 0  # steps after the error that were not skipped
@@ -81,7 +81,7 @@ class _Count:
         self.highest_rate = max(self.highest_rate, highest)
 
     def take(self, step: Integers, skipped: Mask, time_ns: Floats, step_ms: Floats) -> None:
-        """Take in rows; of several for one step, one an optimizer, the first one's times count."""
+        """Add rows. If a step has several, one per optimizer, the times of the first count."""
         last_step, last_ns = self._last or (int(step[0]) - 1, np.nan)
         before = np.concatenate([[last_step], step[:-1]])
         first = np.flatnonzero(step != before)

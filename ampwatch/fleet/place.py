@@ -1,4 +1,4 @@
-"""A place: its objects, its Delta tables, and what can be wrong with it, in sentences.
+"""A place: its objects, its Delta tables, and error messages for what can be wrong with it.
 
 Credentials come from the environment or the cloud's own chain (a role, an instance's identity),
 never from an address: one that holds a password is refused, and no error repeats what a service
@@ -71,7 +71,7 @@ class Listed:
 
 
 class Place:
-    """Where many runs are. Nothing is asked of it before it is used."""
+    """Where many runs are stored. No request is made before the first use."""
 
     def __init__(self, text: str | Path) -> None:
         self.address, self.url = _checked(str(text))
@@ -109,7 +109,7 @@ class Place:
                 return None
 
     def has_commit_after(self, name: str, version: int) -> bool:
-        """Whether anybody changed a table since it had this version."""
+        """Whether a table has a commit newer than this version."""
         import obstore
 
         log = f"{name}/_delta_log/"
@@ -128,7 +128,7 @@ class Place:
         return {str(path).rstrip("/").rpartition("/")[2] for path in paths}
 
     def listed(self, prefix: str) -> list[Listed]:
-        """All objects whose paths begin so."""
+        """All objects whose paths have this prefix."""
         import obstore
 
         with self.trouble("read"):
@@ -166,7 +166,7 @@ class Place:
     # --- tables ----------------------------------------------------------------------------------
 
     def table(self, name: str) -> DeltaTable | None:
-        """A table as it stands now; None if there is none of ours."""
+        """The current version of a table; None if there is none of ours."""
         with self.trouble("read"):
             found = self._open(name)
         if found is not None:
@@ -174,7 +174,7 @@ class Place:
         return found
 
     def create(self, name: str, schema: pa.Schema, partition_by: Sequence[str]) -> DeltaTable:
-        """A table, made if there is none; two who make it at once get the same."""
+        """A table, created if missing; two processes that create it at once get the same one."""
         found = self.table(name)
         if found is not None:
             return found
@@ -209,7 +209,7 @@ class Place:
         *,
         alone: bool = False,
     ) -> bool:
-        """Make files part of a table and others no longer, in one transaction.
+        """Add files to a table and remove others, in one transaction.
 
         `alone`: False, and nothing happened, if anybody committed since the table was read.
         """
@@ -291,7 +291,7 @@ class Place:
 
     @contextmanager
     def trouble(self, done: str) -> Iterator[None]:
-        """Whatever a library or a service raises becomes a PlaceError that says what to do."""
+        """Turn any error of a library or service into a PlaceError that says what to do."""
         try:
             from deltalake.exceptions import DeltaError
             from obstore.exceptions import BaseError
@@ -310,7 +310,7 @@ class Place:
 
 
 def retried(act: Callable[[], bool], tries: int) -> bool:
-    """Whether one of so many tries succeeded; each waits a random time, longer than the last."""
+    """Try up to that many times, with random and growing pauses; whether one try succeeded."""
     import random
     import time
 
@@ -322,7 +322,7 @@ def retried(act: Callable[[], bool], tries: int) -> bool:
 
 
 def _checked(text: str) -> tuple[str, str]:
-    """How a place is shown, and how libraries are given it."""
+    """The address as shown to users, and as passed to libraries."""
     text = re.sub(r"^([a-z][a-z0-9]+):/(?=[^/])", r"\1://", text)  # a Path makes one slash of two
     if "://" not in text:
         return text, str(Path(text).expanduser().absolute())

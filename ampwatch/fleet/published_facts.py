@@ -1,4 +1,4 @@
-"""What is said of a run when it is published: its row in `runs`, and a note for each rank."""
+"""The facts published about a run: its row in `runs`, and a note for each rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _READ_AT_ONCE = 1 << 15  # rows between two places at which a reader of a long r
 
 
 def note_of(run: Run, log: RankLog, edition: str) -> RankNote:
-    """What a rank's log says of itself."""
+    """The note on a rank's log."""
     return RankNote(
         rank=log.rank,
         edition=edition,
@@ -37,7 +37,7 @@ def note_of(run: Run, log: RankLog, edition: str) -> RankNote:
 
 
 def _row_ends(log: RankLog) -> dict[str, list[int]]:
-    """Where a reader of a long run may stop: after some batches, about as many rows apart."""
+    """Row numbers at which a reader of a long run may stop: ends of batches, evenly spaced."""
     ends = log.row_ends()
     if not len(ends):
         return {table.value: [0] for table in TABLES}
@@ -84,7 +84,7 @@ def row_of(
 
 
 def _steps(run: Run) -> int:
-    """From the first to the last logged, of the first rank, as the list of a folder has it."""
+    """Steps from the first to the last logged one, of the first rank, as in a folder's list."""
     log = next(iter(run.logs), None)
     if log is None or not log.rows(Table.STEPS):
         return 0
@@ -95,12 +95,12 @@ def _steps(run: Run) -> int:
 
 
 def time_of(time_ns: int) -> dt.datetime:
-    """A time as tables have it."""
+    """A time in the tables' format."""
     # 9999 is the last year that tables know.
     seconds = min(time_ns // 1000 / 1e6, 253_402_300_799.0)
     return dt.datetime.fromtimestamp(seconds, dt.timezone.utc)
 
 
 def is_retold(told: RunTags, there: PublishedRun) -> bool:
-    """Whether its tags are others by now; a copy that has none takes none away."""
+    """Whether its tags or note changed; a copy without any removes none."""
     return told != RunTags() and (told.tags, told.note) != (there.tags, there.note)

@@ -1,4 +1,4 @@
-"""A run that was published, read as if it lay on this disk: only the columns that are asked for."""
+"""A published run, read like one on disk; only the requested columns are fetched."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def detail_in(data: bytes, row: PublishedRun, place: Source) -> Detail:
 
 
 class PublishedFiles:
-    """What a published run is read from; see `store.RunFiles`."""
+    """The files of a published run; see `store.RunFiles`."""
 
     def __init__(self, source: Source, detail: Detail) -> None:
         self._source = source
@@ -86,23 +86,23 @@ class PublishedFiles:
         return PublishedLog(self._source, self._notes[rank], parts)
 
     def lacks(self, rank: int) -> tuple[str, ...]:
-        """What the published log lacked."""
+        """What was missing from the log when it was published."""
         return self._notes[rank].lacks
 
     def is_there(self) -> bool:
-        """That is seen when it is read."""
+        """Always true: a missing run is noticed when it is read."""
         return True
 
     def grows(self) -> bool:
-        """What is published later is another state of the run, to be opened anew."""
+        """Never: a later publication is another state, to be opened anew."""
         return False
 
     def is_written(self) -> bool:
-        """A place is not where a trainer writes."""
+        """Never: trainers do not write to a place."""
         return False
 
     def is_abandoned(self, host: str) -> bool:  # noqa: ARG002
-        """Whether that was known when the run was published."""
+        """Whether the run was known to be lost when it was published."""
         return self._detail.state == "lost"
 
 
@@ -125,7 +125,7 @@ class PublishedLog:
         self._whole: dict[Part, bytes] = {}
 
     def refresh(self) -> bool:
-        """What was published does not grow; open the run anew to see what was published since."""
+        """Does nothing; open the run anew to see what was published since."""
         return False
 
     def rows(self, table: Table) -> int:
@@ -143,7 +143,7 @@ class PublishedLog:
         return pa.concat_tables(pieces)
 
     def row_ends(self, table: Table | None = None) -> np.ndarray:
-        """How many rows of a table, or of all, stand before each of some places in the log."""
+        """Row counts, of one table or all, at some positions in the log."""
         if table is not None:
             return np.array(self._row_ends[table.value], np.int64)
         ends: np.ndarray = sum((self.row_ends(one) for one in Table), np.zeros(1, np.int64))
@@ -166,7 +166,7 @@ class PublishedLog:
     def _stretches(
         self, table: Table, names: Sequence[str], start: int, stop: int | None
     ) -> list[tuple[pa.Table, int, int]]:
-        """The parts that hold some of these rows, and which of theirs are asked for."""
+        """The parts that hold these rows, and which rows of each are requested."""
         stop = self.rows(table) if stop is None else stop
         found, before = [], 0
         for part in self._parts[table]:

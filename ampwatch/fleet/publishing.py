@@ -1,10 +1,10 @@
 """Publish runs: rows first, each table's in one transaction, and the runs' own rows last.
 
-Killed at any point, a run is in the place as it was before or whole. What a killed publisher left
-is named by no row of `runs`, so nobody reads it, and publishing again starts where it stopped: runs
-that are there already, with nothing new, are passed over. Runs are told apart by their id and, rank
-by rank, by the numbers of the batches that are held, so a copy that lacks some never replaces one
-that has them, and two publishers of one run, each with other ranks of it, together publish all.
+If the publisher is killed at any point, a run in the place is either as it was before or complete.
+No row of `runs` names what a killed publisher left behind, so nobody reads it. Publishing again
+continues: it skips runs that are already published and have nothing new. Runs are compared by id
+and, rank by rank, by the numbers of their batches. So a copy that lacks batches never replaces one
+that has them, and two publishers with different ranks of one run together publish all of it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def publish(
 
 
 def _folders(run: str | Path | Iterable[Path]) -> list[Path]:
-    """The runs; of a folder in an order in which those of a day come together."""
+    """The run folders, those of one day together."""
     if not isinstance(run, str | Path):
         return list(run)
     folder = Path(run)
@@ -75,7 +75,7 @@ def _folders(run: str | Path | Iterable[Path]) -> list[Path]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """What may be runs in a folder, the oldest first."""
+    """Folders that may be runs, the oldest first."""
     found = [path for path in folder.iterdir() if path.is_dir() and _may_be_run(path)]
     return sorted(found, key=lambda path: (_started_ns(path), path.name))
 
@@ -93,7 +93,7 @@ def _started_ns(path: Path) -> int:
 
 
 def _shares(folders: Sequence[Path], workers: int) -> list[list[Path]]:
-    """Runs that are written together, in files of a good size; as much for each worker."""
+    """Groups of runs that are written together, of about equal size."""
     weights = [max(1 / _SHARE_RUNS, bytes_in(folder) / _SHARE_BYTES) for folder in folders]
     total = sum(weights)
     count = math.ceil(total)
@@ -107,7 +107,7 @@ def _shares(folders: Sequence[Path], workers: int) -> list[list[Path]]:
 
 
 def _prepared(place: Place) -> RunTable:
-    """The place's tables, made if there are none; refused if it holds something else."""
+    """The place's tables, created if missing; PlaceError if the place holds something else."""
     if place.table(RUNS) is None:
         others = place.names() - {table.value for table in TABLES} - {RUNS, DETAILS}
         if others:

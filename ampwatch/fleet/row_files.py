@@ -1,7 +1,7 @@
 """Many runs' rows in one Parquet file: a row group for each, found again without the file's footer.
 
 Any Parquet reader opens the whole file. Whoever opens one run asks for that run's row group alone:
-its place and a footer that describes nothing else stand in the run's row of the table `runs`, so it
+its position and a footer that describes only this group are in the run's detail, so it
 takes one request where the file's own footer, which grows with the runs in it, would take two more.
 """
 
@@ -32,7 +32,7 @@ Fetch = Callable[[int, int], bytes]  # from an offset, so many bytes
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where some rows of a rank are."""
+    """The position of some rows of a rank."""
 
     table: str
     rank: int
@@ -46,7 +46,7 @@ class Part:
 
 
 class RowFile:
-    """A file of one table as it is written, in memory, a row group at a time."""
+    """A file of one table, written in memory one row group at a time."""
 
     def __init__(self, path: str, schema: pa.Schema, key: str = "run_id") -> None:
         self.path = path
@@ -89,7 +89,7 @@ class RowFile:
 
     @property
     def stats(self) -> str:
-        """What a Delta table keeps of a file, by which readers pass over others."""
+        """The file statistics of a Delta table, by which readers skip files."""
         rows = sum(rows for _, _, rows, _ in self._owners)
         low, high = min(self._keys), max(self._keys)
         return json.dumps(

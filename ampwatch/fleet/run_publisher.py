@@ -1,8 +1,8 @@
 """Publishes the runs of a recorder as they end, in a process of its own.
 
-The process is told which runs got rows, and says what it did: a line of JSON each. Neither reading
-and encoding runs nor a place that is away keeps the recorder from receiving. A process that dies is
-started again; it looks through the whole folder first, so nothing that it was told is lost with it.
+The recorder sends the process a line of JSON for each run with new rows, and gets one back for each
+result. So neither encoding runs nor an unreachable place keeps the recorder from receiving. If the
+process dies it is started again, and scans the whole folder first, so no run is missed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # between a process that died and 
 
 @dataclass(frozen=True, slots=True)
 class PublishOrders:
-    """What the process is to do."""
+    """The instructions for the process."""
 
     directory: str
     place: str
-    live_every_s: float | None = None  # how often to publish runs that go on; None: not at all
+    live_every_s: float | None = None  # how often to publish live runs; None: never
 
     def to_text(self) -> str:
-        """As one argument of a command."""
+        """The text of one command-line argument."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -49,14 +49,14 @@ class PublishOrders:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the process says: a sentence for the user, and how many runs it has published."""
+    """A report of the process: a sentence for the user, and how many runs it has published."""
 
     sentence: str
     published: int
     waiting: int = 0  # runs that are over and not yet in the place
 
     def to_line(self) -> bytes:
-        """As a line, its end included."""
+        """One line of JSON, with its newline."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
@@ -91,12 +91,12 @@ class RunPublisher:
         return None if self._process is None else self._process.pid
 
     def wake(self, folder: Path) -> None:
-        """Take note that rows have come for a run; never waits."""
+        """Note that a run has new rows; never waits."""
         with self._lock:
             self._woken.add(str(folder.absolute()))
 
     def close(self, wait_s: float) -> bool:
-        """Publish what is over by now, for so long at most; whether that was done."""
+        """Publish the runs that have ended, within this time; whether all were published."""
         self._is_closing = True
         self._stirred.set()
         self._thread.join(wait_s)
@@ -124,7 +124,7 @@ class RunPublisher:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _run_process(self) -> str:
-        """Have a process publish until it ends; how it ended."""
+        """Run the process until it ends; how it ended."""
         try:
             self._process = process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, self._orders.to_text(), json.dumps(sys.path)],
@@ -147,7 +147,7 @@ class RunPublisher:
         return f"exit status {code}" if code >= 0 else f"signal {-code}"
 
     def _tell(self, process: subprocess.Popen[bytes]) -> bool:
-        """Pass on which runs got rows; False if nobody listens."""
+        """Tell the process which runs have new rows; False if it does not listen."""
         with self._lock:
             woken, self._woken = self._woken, set()
         assert process.stdin is not None

@@ -1,4 +1,4 @@
-"""What runs in the process that publishes for a recorder, until its starter ends or asks it to."""
+"""The process that publishes for a recorder, until the recorder ends or stops it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 
 from ampwatch.alerts.delivery import Retry
@@ -50,17 +50,19 @@ def _write(out: int, told: Told) -> None:
 
 
 def _heed_the_starter(rounds: PublishingRounds, is_over: threading.Event) -> None:
-    for line in sys.stdin.buffer:  # until the pipe's end
+    # Until the pipe's end. Not by sys.stdin: its lock, held while this waits, aborts the process
+    # when the main thread ends it.
+    for line in FileIO(0, closefd=False):
         if line.endswith(b"\n"):  # a starter that is killed may leave half a line
             rounds.wake(Path(json.loads(line)))
     is_over.set()
 
 
 class PublishingRounds:
-    """Looks again and again at the runs that got rows, and publishes those that are over.
+    """Checks, in rounds, the runs that have new rows, and publishes those that have ended.
 
-    Before the first round every run in the folder counts as one that got rows: those that are in
-    the place are passed over.
+    In the first round every run in the folder counts as one with new rows; those that are already
+    published are skipped.
     """
 
     def __init__(self, orders: PublishOrders, say: Say) -> None:
@@ -68,7 +70,7 @@ class PublishingRounds:
         self._say = say
         self._woken: set[Path] = set()  # since the last round
         self._lock = threading.Lock()
-        self._open: set[Path] = set()  # to be published once they are over
+        self._open: set[Path] = set()  # to be published when they end
         self._has_begun = False
         self._retry = Retry(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         self._live_s = time.monotonic()
@@ -76,12 +78,12 @@ class PublishingRounds:
         self._told: set[tuple[str, str]] = set()
 
     def wake(self, folder: Path) -> None:
-        """Take note that a run got rows; any thread may."""
+        """Note that a run has new rows; safe from any thread."""
         with self._lock:
             self._woken.add(folder)
 
     def look(self, *, is_last: bool = False) -> None:
-        """One round. The last one does not wait for what was to be tried later."""
+        """One round. The last one also retries now what was postponed."""
         fresh = self._take_woken()
         if self._retry.due_in_s and not is_last:
             return
@@ -109,7 +111,7 @@ class PublishingRounds:
         return woken
 
     def _by_state(self, folders: set[Path]) -> tuple[set[Path], set[Path]]:
-        """Those that are over, and those that go on; one that is gone is forgotten."""
+        """The runs that have ended, and those still live; deleted ones are forgotten."""
         found = {folder: _state(folder) for folder in folders}
         self._open -= {folder for folder, state in found.items() if state is None}
         live = {folder for folder, state in found.items() if state is State.LIVE}
@@ -151,14 +153,14 @@ class PublishingRounds:
 
     def _sentence(self, outcome: Outcome, *, live: bool) -> str:
         names = outcome.published
-        if not names or live:  # what goes on is published again and again
+        if not names or live:  # a live run is published repeatedly
             return ""
         named = ", ".join(names[:_NAMED]) if len(names) <= _NAMED else f"{len(names):,} runs"
         return f"Published to {self._orders.place}: {named}."
 
 
 def _state(folder: Path) -> State | None:
-    """How a run stands; None if it is gone."""
+    """The state of a run; None if it was deleted."""
     try:
         return at_a_glance(open_run(folder))
     except (AmpwatchError, OSError):  # publishing says why it cannot be read

@@ -1,7 +1,7 @@
-"""The table `runs` of a place: one row a run. A run is there once its row is.
+"""The table `runs` of a place: one row per run. A run is published once its row exists.
 
-Its files are few and short: a commit that replaces a run's row, or finds many small files, writes
-their rows anew into one.
+Its files are few and short: a commit that replaces a row, or finds many small files, rewrites their
+rows into one file.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ assert tuple(RUNS_SCHEMA.names) == _NAMES
 
 
 class RunTable:
-    """`runs` as it stood when it was opened."""
+    """The table `runs`, as of when it was opened."""
 
     def __init__(self, place: Place, files: Sequence[Added], table: DeltaTable | None = None):
         self.place = place
@@ -104,7 +104,7 @@ class RunTable:
         return found.take(order)
 
     def replace(self, fresh: pa.Table) -> bool:
-        """Put these rows in the place of those with their ids; False if others were first."""
+        """Replace the rows with these ids; False if another writer committed first."""
         ids = fresh.column("id").combine_chunks()
         held = {one.path: self._rows_of(one) for one in self._files}
         old = [one for one in self._files if _holds_any(held[one.path], ids)]
@@ -144,7 +144,7 @@ def list_published(place: Place | str) -> list[PublishedRun]:
 
 
 def of_rows(rows: pa.Table) -> list[PublishedRun]:
-    """The rows of `runs` as they are spoken of."""
+    """The rows of `runs` as objects."""
     lists = ("editions", "tags")
     return [
         PublishedRun(**row | {name: tuple(row[name]) for name in lists}) for row in rows.to_pylist()
@@ -176,7 +176,7 @@ def find_published(place: Place, name: str) -> PublishedRun:
 
 
 def _to_merge(files: Sequence[Added]) -> list[Added]:
-    """The files that are short beside those that are shorter still."""
+    """The files that are small compared with the smaller ones together."""
     found: list[Added] = []
     for one in sorted(files, key=lambda one: one.size):
         if one.size > max(_SMALL_BYTES, _MERGED_WITH * sum(other.size for other in found)):
@@ -186,7 +186,7 @@ def _to_merge(files: Sequence[Added]) -> list[Added]:
 
 
 def _noted_files(place: Place) -> list[Added] | None:
-    """The table's files, if what is noted of them still holds."""
+    """The noted list of the table's files, if it is still current."""
     try:
         noted = json.loads(place.get_whole(NOTE) or b"{}")
         version = int(noted["version"])
@@ -202,7 +202,7 @@ def _note_files(place: Place, version: int, files: Sequence[Added]) -> None:
 
 
 def fresh_token() -> str:
-    """A name that nothing else has."""
+    """A unique name."""
     import secrets
 
     return secrets.token_hex(8)

@@ -1,9 +1,9 @@
-"""What of a run that goes on is to be written: the rows that the place lacks, not all again.
+"""Which rows of a live run to write: only those that the place lacks.
 
-Each publication of a rank's rows is a segment of it, with an edition of its own. So that a run that
-is published every few minutes can still be read with a few requests, a segment is written again
-together with the new rows once these are as many; one of a full row group never is. A row is thus
-written a few times in all, and when the run is over its short segments become one.
+Each publication of a rank's rows is a segment, with an edition of its own. A run that is published
+every few minutes must still be readable with few requests, so a segment is rewritten together with
+the new rows once these are as many, unless it fills a row group. Each row is thus written a few
+times in all, and when the run ends its short segments become one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ampwatch.store.rank_log import RankLog
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Where to go on with a rank's rows, and what stays as it is before them."""
+    """From where to write a rank's rows, and which published parts before them stay."""
 
     starts: Mapping[Table, int]
     kept: tuple[Part, ...] = ()
@@ -30,7 +30,7 @@ FROM_THE_START = Continuation(dict.fromkeys(TABLES, 0))
 
 
 def continuation(log: RankLog, before: Detail | None, *, is_over: bool) -> Continuation:
-    """What of a rank is to be written, `before` being what the place has of the run."""
+    """Which rows of a rank to write; `before` is what the place already has of the run."""
     parts = [part for part in before.parts if part.rank == log.rank] if before else []
     if before is None or not _holds_the_beginning(log, before, parts):
         return FROM_THE_START
@@ -47,7 +47,7 @@ def continuation(log: RankLog, before: Detail | None, *, is_over: bool) -> Conti
 
 
 def _holds_the_beginning(log: RankLog, before: Detail, parts: list[Part]) -> bool:
-    """Whether the parts are the log's first batches, in the order in which it has them now."""
+    """Whether the parts are the log's first batches, in the log's current order."""
     held = next((note.held for note in before.ranks if note.rank == log.rank), ())
     mine = list(log.held)
     if len(held) != 1 or not mine or mine[0][0] != held[0][0] or mine[0][1] < held[0][1]:

@@ -1,4 +1,4 @@
-"""Write the rows of some runs to a place, many runs a file; nobody sees them before the commit."""
+"""Write the rows of some runs to a place, many runs per file; invisible until the commit."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _HELD_ROWS = 1 << 20
 
 @dataclass(slots=True)
 class Outcome:
-    """What a call of `publish` did."""
+    """The result of a call of `publish`."""
 
     published: list[str] = field(default_factory=list)  # names of runs
     unchanged: list[str] = field(default_factory=list)
-    live: list[str] = field(default_factory=list)  # passed over because they go on
+    live: list[str] = field(default_factory=list)  # skipped because they are live
     skipped: dict[str, str] = field(default_factory=dict)  # name -> why it cannot be published
     bytes_read: int = 0
     bytes_written: int = 0
 
     def add(self, other: Outcome) -> None:
-        """What another call did, too."""
+        """Add the result of another call."""
         self.published += other.published
         self.unchanged += other.unchanged
         self.live += other.live
@@ -58,7 +58,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker must know."""
+    """The parameters of a worker."""
 
     place: str
     known: Mapping[str, PublishedRun]  # by id
@@ -67,7 +67,7 @@ class Job:
 
 @dataclass(slots=True)
 class Written:
-    """Files that are in the place and that nobody sees yet."""
+    """Files that are in the place but not visible yet."""
 
     outcome: Outcome
     added: dict[Table, list[Added]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Ready:
 
 
 def write_share(job: Job, folders: Sequence[Path]) -> list[Written]:
-    """Write the files of some runs; usually one file a table and day."""
+    """Write the files of some runs; usually one per table and day."""
     done = []
     batch = _Batch(Place(job.place))
     for folder in folders:
@@ -100,7 +100,7 @@ def write_share(job: Job, folders: Sequence[Path]) -> list[Written]:
 
 
 def _add(batch: _Batch, folder: Path, job: Job) -> None:
-    """Add to the batch what is new of a run."""
+    """Add a run's new rows to the batch."""
     run = open_run(folder)
     state = at_a_glance(run)
     if state is State.LIVE and not job.live:
@@ -133,12 +133,12 @@ def _has_more(log: RankLog, before: Detail | None) -> bool:
 
 
 def _tells_more(state: State, before: Detail) -> bool:
-    """Whether it is known by now how a run ended that was published while it went on."""
+    """Whether a run that was published live has ended since."""
     return before.state == State.LIVE.value and state is not State.LIVE
 
 
 def _stamp(run: Run, logs: Sequence[RankLog], state: State) -> str:
-    """Tells one state of a run from another, wherever it lies and whether or not compacted."""
+    """Identifies a state of a run, independent of its folder and of compaction."""
     told = read_tags(run.path)
     held = [(log.rank, list(log.held)) for log in logs]
     facts = [run.info.to_json(), state.value, held, told.tags, told.note]
@@ -146,7 +146,7 @@ def _stamp(run: Run, logs: Sequence[RankLog], state: State) -> str:
 
 
 class _Batch:
-    """Runs that become visible together, in few files: one a table and day."""
+    """Runs that become visible together, in few files: one per table and day."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -158,11 +158,11 @@ class _Batch:
 
     @property
     def is_full(self) -> bool:
-        """Whether to write what is in it."""
+        """Whether the batch is large enough to be written."""
         return sum(file.size for file in self._files.values()) >= _BATCH_BYTES
 
     def add(self, run: Run, name: str, state: State, stamp: str, planned: Planned) -> None:
-        """Encode what is new of a run; RunError, and nothing is added, if a log is damaged."""
+        """Encode a run's new rows; if a log is damaged, RunError, and nothing is added."""
         edition = fresh_token()
         day = time_of(run.info.started_ns).date().isoformat()
         for rank, table, rows in _checked(planned, run.info.id, edition):
@@ -183,7 +183,7 @@ class _Batch:
         return self._files[table, day]
 
     def written(self) -> Written:
-        """Put the files where they belong; nothing is visible by that."""
+        """Upload the files; they stay invisible until the commit."""
         added: dict[Table, list[Added]] = {}
         parts: dict[str, list[Part]] = {run_id: [] for run_id in self._ready}
         for (table, day), file in self._files.items():
@@ -204,10 +204,10 @@ Planned: TypeAlias = "Sequence[tuple[RankLog, Continuation]]"
 
 
 def _checked(planned: Planned, run_id: str, edition: str) -> Iterable[_Rows]:
-    """The rows of some logs, once it is known that none is damaged.
+    """The rows of some logs, after a check that none is damaged.
 
-    Reading checks what is read, so the rows of a short run are read first; a long one, which is not
-    to be held in memory, is checked before.
+    Reading a log checks it, so a short run is simply read before any row is passed on. A long run,
+    which must not be held in memory, is checked first.
     """
     rows = sum(log.rows(table) - plan.starts[table] for log, plan in planned for table in TABLES)
     found: Iterable[_Rows] = _encoded(planned, run_id, edition)
@@ -233,7 +233,7 @@ def _encoded(planned: Planned, run_id: str, edition: str) -> Iterator[_Rows]:
 
 
 def bytes_in(folder: Path) -> int:
-    """What a run's files hold, without looking into files of other kinds."""
+    """The size of a run's log files; other files in the folder are not counted."""
     found = 0
     for rank in ranks_in(folder):
         with os.scandir(rank_folder(folder, rank)) as entries:

@@ -1,7 +1,7 @@
-"""Many verdicts in a few numbers: pure functions, from verdicts to counts.
+"""Statistics over many verdicts: pure functions.
 
-Steps and hours are counted once: under the finding that heads a run's report, in the week in which
-it started. A run with several findings, or several tags, is a run of each of them.
+Lost steps and hours are counted once: under the headline finding of a run, in the week in which it
+started. A run with several findings or tags is counted as a run under each of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_DEPTH = 6
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What some runs come to; `key` says which, in the words of the function that made it.
+    """The sums over a group of runs; `key` names the group.
 
     `incomplete` are the runs too short to be judged, and those that were cut off while healthy.
     `lost_hours` and `hours` leave out the runs whose rows tell no times.
@@ -54,7 +54,7 @@ def total(verdicts: Iterable[RunVerdict]) -> Tally:
 def by_code(verdicts: Iterable[RunVerdict]) -> list[Tally]:
     """By finding, the most frequent first: errors and warnings.
 
-    `runs` and their verdicts count each run that has it; what was lost counts under the first.
+    `runs` and the verdicts count every run that has it; lost steps count under the headline only.
     """
     verdicts = list(verdicts)
     groups: dict[str, list[RunVerdict]] = defaultdict(list)
@@ -73,14 +73,14 @@ def by_week(verdicts: Iterable[RunVerdict]) -> list[Tally]:
 def by_setting(verdicts: Iterable[RunVerdict], name: str) -> list[Tally]:
     """By a setting of the runs' configuration (`optimizer.name`), or tag, person or model.
 
-    The one with the most runs first; `UNKNOWN` are those that do not say.
+    The most frequent value first; `UNKNOWN` if a run has none.
     """
     pairs = ((value, one) for one in verdicts for value in values_of(one, name))
     return sorted(_grouped(pairs), key=lambda tally: (-tally.runs, tally.key))
 
 
 def worst(verdicts: Iterable[RunVerdict], count: int) -> list[RunVerdict]:
-    """The failing and warning runs that lost most."""
+    """The failing and warning runs with the most lost steps."""
     bad = [one for one in verdicts if one.verdict in _GRAVITY]
     return sorted(bad, key=_badness)[:count]
 
@@ -99,7 +99,7 @@ def setting_names(verdicts: Iterable[RunVerdict]) -> list[str]:
 
 
 def values_of(one: RunVerdict, name: str) -> tuple[str, ...]:
-    """What a run says under a name; several for tags, UNKNOWN for nothing."""
+    """A run's values of a setting: several for tags, UNKNOWN if it has none."""
     if name == TAG:
         return one.tags or (UNKNOWN,)
     settings = settings_of(one.config)

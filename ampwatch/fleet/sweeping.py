@@ -1,9 +1,9 @@
-"""Free what no run needs any more: rows and details of earlier editions, and what was cut off.
+"""Delete what no run needs any more: rows and details of old editions, and of killed publishers.
 
-A file that no run's detail names leaves its table, in a transaction, and is deleted when it has
-been out of the table for the safe age; until then whoever reads an earlier state of the table can.
-What a killed publisher left is in no table, and is deleted when it is that old. A publisher at work
-has younger files than that.
+A file that no run's detail names is removed from its table in a transaction, and deleted after it
+has been out of the table for the safe age; until then, readers of an earlier version still work.
+Files of a killed publisher are in no table, and are deleted when they are that old. The files of a
+working publisher are younger.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Swept:
 def sweep(
     place: Place | str, *, older_than: dt.timedelta = SAFE_AGE, dry_run: bool = False
 ) -> Swept:
-    """Free what is older than that and needed by no run; PlaceError, and nothing was, if unsure."""
+    """Delete what is older and needed by no run; if unsure, PlaceError, and nothing is deleted."""
     if older_than < LEAST_AGE:
         raise PlaceError(
             f"{older_than} is no safe age: a publisher at work may need what is so young. Give an "
@@ -70,7 +70,7 @@ def _table_names() -> list[str]:
 
 
 def _details(place: Place, runs: Iterable[PublishedRun]) -> Iterator[Detail]:
-    """What each run is read by; an object holds those of many."""
+    """The details of all runs; one object holds those of many."""
     by_path: dict[str, list[PublishedRun]] = {}
     for run in runs:
         by_path.setdefault(run.detail_path, []).append(run)
@@ -113,7 +113,7 @@ def _retire(
 def _out_of_table(
     place: Place, name: str, used: set[str], older_than: dt.timedelta
 ) -> list[Listed]:
-    """Files that have been in no version of a table for so long."""
+    """Files that have been in no version of a table for that long."""
     table = place.table(name)
     if table is None:
         return []

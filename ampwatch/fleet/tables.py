@@ -1,9 +1,9 @@
 """The tables of a place, and stored rows as published ones and back.
 
 A row table has the columns of `rows.py` and before them `run_id`, `edition`, `rank` and `attempt`;
-where rows.py stores a layer or a data type by number, its name stands here, and a layer's number
-beside it. An *edition* is one publication of a rank's rows: a run that was published again has
-rows of an earlier one, which no row of `runs` names any more.
+where rows.py stores a layer or a data type by number, these tables have its name, and for a layer
+also its number. An *edition* is one publication of a rank's rows: after a run was published again,
+rows of the old edition remain, but no row of `runs` names them.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def published_names(names: Sequence[str]) -> list[str]:
 
 
 def stored(table: Table, rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """The stored columns again; where an earlier ampwatch published none, they are null."""
+    """The stored columns; null where an earlier version did not publish them."""
     columns = []
     for name, there in zip(names, published_names(names), strict=True):
         kind = SCHEMAS[table].field(name).type
@@ -129,7 +129,7 @@ def stored(table: Table, rows: pa.Table, names: Sequence[str]) -> pa.Table:
 
 
 def layer_facts(log: RankRows) -> LayerFacts:
-    """What the layers of a rank are."""
+    """The facts about the layers of a rank."""
     return LayerFacts.of(with_places(log, Table.LAYER_INFO, 0, log.rows(Table.LAYER_INFO)))
 
 

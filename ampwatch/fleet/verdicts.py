@@ -1,9 +1,9 @@
-"""The tables `verdicts` and `findings` of a place: what the engine says of each published run.
+"""The tables `verdicts` and `findings` of a place: the diagnosis of each published run.
 
-A verdict belongs to one state of a run, its *stamp*, and to one version of the *rules*. Another
-state or other rules make another row; what stands is never changed. `findings` says the same once
-more, a row a finding, for those who ask with SQL; it follows from `verdicts`, so a call that was
-killed between the two is made good by the next.
+A verdict belongs to one state of a run, its *stamp*, and to one version of the *rules*. A new state
+or new rules add a row; existing rows never change. `findings` has the same findings, one a row, for
+SQL queries. It is derived from `verdicts`, so after a crash between the two the next call completes
+it.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class RunVerdict:
 
     @property
     def key(self) -> Key:
-        """Which state of which run it is of, and by which rules."""
+        """The run, its state, and the version of the rules."""
         return self.run_id, self.stamp, self.rules
 
     @property
@@ -144,8 +144,8 @@ def rules_version() -> str:
 def read_verdicts(place: Place | str, *, findings: bool = False) -> list[RunVerdict]:
     """The verdict on each published run that was judged since it changed, the newest run first.
 
-    That of this ampwatch's rules if there is one, else the latest. Without `findings` their JSON,
-    which is most of the bytes, is not fetched. No verdicts: nobody ran `ampwatch fleet` there.
+    The one by this version's rules if there is one, otherwise the latest. Without `findings` their
+    JSON, which is most of the bytes, is not fetched. Empty if nobody ran `ampwatch fleet` there.
     """
     place = place if isinstance(place, Place) else Place(place)
     return verdicts_on(place, list_published(place), findings=findings)
@@ -169,7 +169,7 @@ def verdicts_on(
 
 
 def store_verdicts(tables: tuple[KeyedTable, KeyedTable], found: Sequence[RunVerdict]) -> None:
-    """Add verdicts, and then their findings, that nobody has stored meanwhile."""
+    """Add verdicts that nobody has stored meanwhile, then their findings."""
     verdicts, findings = tables
     by_key = {one.key: one for one in found}
 
@@ -184,7 +184,7 @@ def store_verdicts(tables: tuple[KeyedTable, KeyedTable], found: Sequence[RunVer
 
 
 def tables_of(place: Place) -> tuple[KeyedTable, KeyedTable]:
-    """`verdicts` and `findings`; made when something is stored."""
+    """The tables `verdicts` and `findings`; created with the first rows."""
     return (
         KeyedTable(place, VERDICTS, VERDICTS_SCHEMA),
         KeyedTable(place, FINDINGS, FINDINGS_SCHEMA),

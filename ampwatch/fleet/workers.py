@@ -1,4 +1,4 @@
-"""Work that is shared among processes of this machine."""
+"""Work distributed over processes on this machine."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class LocalWorkers:
 def in_order(
     work: Callable[[J, S], R], job: J, shares: Sequence[S], workers: int
 ) -> Iterator[tuple[S, R]]:
-    """Each share with what `work` returns for it, in order; by this process if one is enough."""
+    """Each share with the result of `work`, in order; in this process if one is enough."""
     workers = min(workers, len(shares))
     if workers < 2:
         yield from ((share, work(job, share)) for share in shares)
@@ -122,7 +122,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """A worker that starts now does not run the program that called us: it need have no guard."""
+    """Workers started in this context do not run the caller's script, so it needs no guard."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:

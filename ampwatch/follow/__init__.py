@@ -1,11 +1,11 @@
-"""Follow runs while they go on: one reader and one engine a run, however many look at it.
+"""Follow live runs: one reader and one engine per run, however many consumers it has.
 
     run's log -> Follower (state, engine) -> Look -> alerts, mirrors, `ampwatch watch`, dashboard
 
 `follow(path)` gives the process's one `Follower` of a run. A `Look` says whether the run is live,
-ended or lost, and what is found in it so far. `FollowThread` looks at runs again and again until
-they are over. Who wants rows as well reads them through the follower, too. `lesson_for` says what
-earlier runs teach.
+ended or lost, and what is found in it so far. `FollowThread` checks runs repeatedly until they
+are over. Consumers that need rows read them through the follower, too. `lesson_for` says what
+earlier runs have shown.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What the runs beside a run teach it, from what lists of runs keep: no other run is opened.
+"""What earlier runs in the same folder have shown about the rate; no other run is opened.
 
-So a run counts once it was judged: by `ampwatch runs`, by a page, or by its own report.
+The facts come from the entries kept for lists of runs, so a run counts once it was judged: by
+`ampwatch runs`, by a page, or by its own report.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from ampwatch.follow.list_entry import KeptEntries, ListEntry, entry_of
 from ampwatch.store import Run, RunSummary
 from ampwatch.store.file_stamps import stamp_of
 
-_MOST = 200  # runs, the newest, of which it is made sure that they are as they were judged
+_MOST = 200  # the newest runs, which are checked to be unchanged since they were judged
 _OUTCOMES = {outcome.value for outcome in Outcome}
 
 
 def lesson_for(
     run: Run, others: Sequence[EarlierRun] = (), kept: KeptEntries | None = None
 ) -> Lesson | None:
-    """What earlier runs in its folder teach a run, and others that are known of."""
+    """What earlier runs in the run's folder, and other known runs, have shown."""
     made = signature_of(run)
     if made is None:
         return None
@@ -32,7 +33,7 @@ def lesson_for(
 
 
 def keep_for_later(run: Run, diagnosis: Diagnosis, kept: KeptEntries | None = None) -> None:
-    """Keep what a run that is over teaches those after it; if that cannot be, nothing is lost."""
+    """Keep the facts of a run that is over for later runs; a failure to do so is ignored."""
     path = run.path.absolute()
     stamp = stamp_of(str(path)) if run.clean_end else None
     if stamp is None or not stamp.text or signature_of(run) is None:
@@ -44,7 +45,7 @@ def keep_for_later(run: Run, diagnosis: Diagnosis, kept: KeptEntries | None = No
 
 
 def _beside(run: Run, made: Signature, kept: KeptEntries) -> list[EarlierRun]:
-    """The newest runs of its folder that are alike or near, and as they were when judged."""
+    """The newest similar runs of the folder, if unchanged since they were judged."""
     folder = run.path.absolute().parent
     return [
         _of_entry(name, entry)

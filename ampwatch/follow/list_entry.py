@@ -1,7 +1,7 @@
-"""A run in one line of a list: its verdict, its gravest finding and its figures.
+"""A run's entry in a list: its verdict, its gravest finding and its figures.
 
-A diagnosis takes longer than a list may, so the entries of runs that are over are kept in the
-user's state folder until the run's files change, or the code that judges them.
+A diagnosis is too slow for a list, so the entries of runs that are over are kept in the user's
+state folder until the run's files or the diagnosis code change.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """What a list says of a run beside its name and its age."""
+    """What a list shows of a run besides its name and age."""
 
     verdict: str
     words: str  # the verdict, and whether the run was cut off
@@ -43,17 +43,17 @@ class ListEntry:
     model: str  # its class, else what the settings call it
     course: str  # of the scale: the lowest power of two of each part, so that no fall is lost
     damage: str = ""  # what is unreadable in the run's files
-    # What it teaches later runs, see `diagnosis.alike`.
+    # Facts for later runs, see `diagnosis.alike`.
     run_id: str = ""
     started_ns: int = 0
-    signature: str = ""  # empty if it does not tell what it is made of
+    signature: str = ""  # empty if the run has no signature
     outcome: str = Outcome.NEITHER.value
     rate: float | None = None
     steps_held: int = 0
 
 
 def entry_of(run: Run, diagnosis: Diagnosis) -> ListEntry:
-    """The line of a run that was judged so."""
+    """The entry of a run with this diagnosis."""
     facts, head = diagnosis.run, diagnosis.headline
     notes = run.notes if run.info.source == OWN_SOURCE else ()
     last_step, highest_rate, course = _curves(run)
@@ -132,7 +132,7 @@ class KeptEntries:
         self._kept: dict[Path, KeptFacts] = {}
 
     def of(self, run: RunSummary) -> ListEntry | None:
-        """The entry that is kept of this run, if nothing has changed since."""
+        """The kept entry of this run, if nothing has changed since."""
         return _entry_of(self._folder(run).of(run.path.name, run.stamp))
 
     def add(self, run: RunSummary, entry: ListEntry) -> None:
@@ -141,9 +141,9 @@ class KeptEntries:
         self._folder(run).add(run.path.name, run.stamp, facts)
 
     def of_kind(self, folder: Path, made: Signature, most: int) -> Iterator[Kept]:
-        """The runs of a folder that are alike or near, at most so many, as they were when kept.
+        """The similar runs of a folder, at most a given number, as they were when kept.
 
-        The alike ones come first, and of each the newest: of many thousands few are looked into.
+        Those that are alike come first, then by age, so that few of many thousands are checked.
         """
         found = []
         for name, stamp, facts in self._of_folder(folder).every():
@@ -156,7 +156,7 @@ class KeptEntries:
                 yield name, stamp, entry
 
     def save(self) -> None:
-        """Write what is new; errors are ignored."""
+        """Write new entries; errors are ignored."""
         for kept in self._kept.values():
             kept.save()
 
@@ -181,7 +181,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def _signature_and_start(facts: Any) -> tuple[str, int]:
-    """Of what was kept, unchecked otherwise."""
+    """The signature and start of a kept entry, without further checks."""
     if isinstance(facts, list) and len(facts) == len(_NAMES):
         text, started_ns = facts[_NAMES.index("signature")], facts[_NAMES.index("started_ns")]
         if isinstance(text, str) and isinstance(started_ns, int):
@@ -194,7 +194,7 @@ def _rank(found: tuple[bool, int, str, str, Any]) -> tuple[bool, int]:
 
 
 def _entry_of(facts: Any) -> ListEntry | None:
-    """The entry that was kept, if it is one."""
+    """The kept entry, if it is valid."""
     if not isinstance(facts, list) or len(facts) != len(_NAMES):
         return None
     values = dict(zip(_NAMES, facts, strict=True))
@@ -205,7 +205,7 @@ def _entry_of(facts: Any) -> ListEntry | None:
 
 @functools.cache
 def _edition() -> str:
-    """What tells the code that judges runs from what it was when an entry was kept."""
+    """Identifies the diagnosis code, so that entries of other versions are not used."""
     import ampwatch.diagnosis
 
     files = [*_sources(Path(ampwatch.diagnosis.__file__).parent), Path(__file__)]

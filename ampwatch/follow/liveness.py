@@ -8,6 +8,7 @@ process is killed, or, where a lock tells nothing, no row has come for a minute.
 from __future__ import annotations
 
 import enum
+import platform
 import time
 
 from ampwatch.diagnosis.case import NATIVE
@@ -75,7 +76,11 @@ class Liveness:
         is_whole = len(ended) >= run.info.world_size  # else a rank may yet begin
         if is_marked and (is_whole or self._is_quiet):
             return State.ENDED
-        if not self._is_given_up(now_s, is_abandoned=run.files.is_abandoned(run.info.host)):
+        # Who imports another tool's log runs here; the times in that log tell nothing of today.
+        is_import = run.info.source != NATIVE
+        is_abandoned = run.files.is_abandoned(platform.node() if is_import else run.info.host)
+        is_old = is_abandoned and (is_import or self._is_quiet)
+        if not self._is_given_up(now_s, is_abandoned=is_abandoned, is_old=is_old):
             return State.LIVE
         return State.ENDED if is_marked else State.LOST
 
@@ -89,10 +94,11 @@ class Liveness:
             return max(0.0, (time.time_ns() - self._last_time_ns) / 1e9)
         return time.monotonic() - (self._grown_s or self._since_s)
 
-    def _is_given_up(self, now_s: float, *, is_abandoned: bool) -> bool:
-        """Whether nobody writes it any more."""
+    def _is_given_up(self, now_s: float, *, is_abandoned: bool, is_old: bool) -> bool:
+        """Whether nobody writes it any more; of one that was left long ago that is so at once."""
         signs_s = [s for s in (self._held_s, self._grown_s) if s is not None]
-        if now_s - max([self._since_s, *signs_s]) < GRACE_S:
+        was_left = is_old and not signs_s and not self.began_ns
+        if not was_left and now_s - max([self._since_s, *signs_s]) < GRACE_S:
             return False
         if self._heard_s is not None and now_s - self._heard_s < _HEARD_S:
             return False

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ampwatch.errors import AttachError, MirrorError
+from ampwatch.errors import AttachError, GuardError, MirrorError
+from ampwatch.guarding import NoGuard, StepGuard, guard
 from ampwatch.probe import NoWatch, Watch, attach, warn
 
 
 def attach_parts(
     scaler: Any, model: Any, optimizers: Any, options: Mapping[str, Any]
 ) -> Watch | NoWatch:
-    """Attach to what a framework wraps; without a scaler the optimizers show the steps."""
+    """Attach to what a framework wraps; without a scaler the optimizers show the steps.
+
+    The option `guard` is not `attach`'s: True, or the arguments of `ampwatch.guard` as a dict.
+    """
     several = optimizers if isinstance(optimizers, Sequence) else [optimizers]
     plain = [getattr(one, "optimizer", one) for one in several]
-    return attach(scaler, model, optimizer=plain if scaler is None else None, **options)
+    attached = {name: value for name, value in options.items() if name != "guard"}
+    watch = attach(scaler, model, optimizer=plain if scaler is None else None, **attached)
+    if options.get("guard"):
+        put_guard(watch, options["guard"])
+    return watch
+
+
+def put_guard(watch: Watch | NoWatch, asked: Any) -> StepGuard | NoGuard:
+    """The guard that was asked for: True, or its arguments."""
+    if asked is not True and not isinstance(asked, Mapping):
+        raise GuardError("guard is True, or a dict of ampwatch.guard's arguments.")
+    return guard(watch, **({} if asked is True else asked))
 
 
 class FrameworkWatch:
@@ -24,7 +39,9 @@ class FrameworkWatch:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
         self._mirror = self._options.pop("mirror", None)
+        self._asked_guard = self._options.pop("guard", None)
         self.watch: Watch | NoWatch | None = None
+        self.guard: StepGuard | NoGuard = NoGuard()  # the last training's, when it is over
 
     def begin(self, scaler: Any, model: Any, optimizers: Any, **options: Any) -> None:
         """Attach; what the user asked for goes before what the callback would choose.
@@ -38,8 +55,20 @@ class FrameworkWatch:
         except AttachError as error:
             warn(f"this training is not watched: {error}")
             return
+        if self._asked_guard:
+            self._put_guard(self.watch)
         if self._mirror is not None:
             self._show(self.watch)
+
+    def _put_guard(self, watch: Watch | NoWatch) -> None:
+        try:
+            self.guard = put_guard(watch, self._asked_guard)
+        except GuardError as error:
+            warn(f"this training is not guarded: {error}")
+
+    def on_stop(self, stop: Callable[[], object]) -> None:
+        """Have the guard end the training by this function, not as Ctrl-C does."""
+        self.guard.on_stop(stop)
 
     def _show(self, watch: Watch | NoWatch) -> None:
         """Mirror the first rank, whose process has the framework's loggers."""

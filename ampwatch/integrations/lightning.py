@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -24,8 +25,9 @@ class AmpwatchCallback(Callback):
     """Watches the fit with the scaler of the trainer's precision plugin, or without one.
 
     Takes what `ampwatch.attach` takes beside scaler, model and optimizer: `run`, `log_dir`,
-    `endpoint`, `layer_every`, `config`; and `mirror`, which is `ampwatch.mirror`'s `to`: "active"
-    is the run of the framework's own logger. A fit resumed by `ckpt_path` goes on in the run that
+    `endpoint`, `layer_every`, `config`; `mirror`, which is `ampwatch.mirror`'s `to`: "active" is
+    the run of the framework's own logger; and `guard`, True or a dict of `ampwatch.guard`'s
+    arguments. A fit resumed by `ckpt_path` goes on in the run that
     the checkpoint was saved from.
     """
 
@@ -34,12 +36,18 @@ class AmpwatchCallback(Callback):
         self._resumed: dict[str, Any] = {}
         self._loss: Tensor | None = None
 
+    @property
+    def exit_code(self) -> int:
+        """0, or if the guard has stopped the training, what `ampwatch plan` says: for sys.exit."""
+        return self._watch.guard.exit_code
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin where the checkpoint, if any, left off."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._watch.begin(
             scaler, pl_module, trainer.optimizers, start_step=trainer.global_step, **self._resumed
         )
+        self._watch.on_stop(partial(_stop, trainer))
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
         """Note the loss where no scaler is given it: the micro-batches' parts add up."""
@@ -68,3 +76,8 @@ class AmpwatchCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """A fit that resumes goes on in that run."""
         self._resumed = dict(state_dict)
+
+
+def _stop(trainer: Any) -> None:
+    """End the fit after the step in progress."""
+    trainer.should_stop = True

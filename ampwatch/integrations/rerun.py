@@ -1,25 +1,24 @@
-"""What a rerun does otherwise, applied in the process that trains: its rate, and where it writes.
+"""What a rerun does otherwise, in the process that trains: one thing, and where it writes.
 
-Each parameter group's rate is multiplied as the group is made: schedulers made after it take their
-rates from there. The script's files are not overwritten: what it opens for writing goes to a folder
-of the rerun's, and is read from there again. Parts that write without Python are not held back.
+The script's files are not overwritten: what it opens for writing goes to a folder of the rerun's,
+and is read from there again; so do folders that it makes. Parts that write without Python are not
+held back.
 """
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import io
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ampwatch.environment import state_folder
 from ampwatch.recovery.change import CHANGE, Change
-
-if TYPE_CHECKING:
-    import torch
 
 _SYSTEMS = ("/dev/", "/proc/", "/sys/")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -31,30 +30,24 @@ def is_asked_for() -> bool:
 
 
 def prepare() -> None:
-    """Turn away what would write over the user's files, from now on."""
+    """Redirect writes to the user's files, from now on."""
     outputs = Outputs(Path(_change().outputs))
     builtins.open = io.open = outputs.opening(builtins.open)
     os.open = outputs.opening_number(os.open)
     for name in ("remove", "unlink", "rmdir", "rename", "replace", "truncate"):
         setattr(os, name, outputs.changing(getattr(os, name)))
+    for name in ("stat", "lstat", "listdir", "scandir"):
+        setattr(os, name, outputs.looking(getattr(os, name)))
+    os.mkdir = outputs.making(os.mkdir)
 
 
 def change_torch() -> None:
-    """Multiply the rates of the groups that are made, and write torch's files through Python."""
+    """Do the change, and write torch's files through Python."""
     import torch
 
-    factor = _change().rate_factor
-    kind = torch.optim.Optimizer
-    made = kind.add_param_group
+    from ampwatch.integrations.rerun_changes import do
 
-    @functools.wraps(made)
-    def add_param_group(self: torch.optim.Optimizer, group: dict[str, Any]) -> None:
-        made(self, group)
-        for name in ("lr", "initial_lr"):
-            if name in self.param_groups[-1]:
-                self.param_groups[-1][name] *= factor
-
-    setattr(kind, "add_param_group", add_param_group)  # noqa: B010
+    do(_change())
     save = torch.save
 
     @functools.wraps(save)
@@ -78,9 +71,10 @@ class Outputs:
         self._folder = folder
         own = f"{os.path.realpath(folder.parent)}{os.sep}"
         self._free = (own, f"{os.path.realpath(state_folder())}{os.sep}", *_SYSTEMS)
+        self._asked = threading.local()  # whether the thread is in here: its calls are ours
 
     def opening(self, really: Callable[..., Any]) -> Callable[..., Any]:
-        """`open`, elsewhere where it would write."""
+        """`open`, redirected if it would write."""
 
         @functools.wraps(really)
         def opened(file: Any, mode: str = "r", *more: Any, **named: Any) -> Any:
@@ -93,7 +87,7 @@ class Outputs:
         return opened
 
     def opening_number(self, really: Callable[..., int]) -> Callable[..., int]:
-        """`os.open`, elsewhere where it would write."""
+        """`os.open`, redirected if it would write."""
 
         @functools.wraps(really)
         def opened(path: Any, flags: int, *more: Any, **named: Any) -> int:
@@ -106,7 +100,7 @@ class Outputs:
         return opened
 
     def changing(self, really: Callable[..., Any]) -> Callable[..., Any]:
-        """A call that removes or moves files: of those that are not its own, a copy."""
+        """A call that removes or moves files; files of the user are copied first."""
 
         @functools.wraps(really)
         def changed(*paths: Any, **named: Any) -> Any:
@@ -119,8 +113,50 @@ class Outputs:
 
         return changed
 
+    def looking(self, really: Callable[..., Any]) -> Callable[..., Any]:
+        """A call that looks at a path: at the rerun's own where it made it."""
+
+        @functools.wraps(really)
+        def looked(path: Any = ".", *more: Any, **named: Any) -> Any:
+            if named.get("dir_fd") is None and not getattr(self._asked, "inside", False):
+                path = self._to_look_at(path)
+            return really(path, *more, **named)
+
+        return looked
+
+    def making(self, really: Callable[..., None]) -> Callable[..., None]:
+        """`os.mkdir`, elsewhere; a folder that the run made before may be made again."""
+
+        @functools.wraps(really)
+        def made(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+            if dir_fd is not None or self._is_free(path):
+                return really(path, mode, dir_fd=dir_fd)
+            own = self._own(path)
+            with self._inside():
+                own.parent.mkdir(parents=True, exist_ok=True)
+                really(str(own), mode)
+            return None
+
+        return made
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        was, self._asked.inside = getattr(self._asked, "inside", False), True
+        try:
+            yield
+        finally:
+            self._asked.inside = was
+
+    def _to_look_at(self, path: Any) -> Any:
+        """A file or folder of the rerun's where it has one; a folder of the user's stays whole."""
+        with self._inside():
+            if isinstance(path, int) or not path or self._is_free(path):
+                return path
+            own, theirs = self._own(path), Path(os.fsdecode(path))
+            return str(own) if own.exists() and not theirs.is_dir() else path
+
     def _to_write(self, path: Any, *, keeps: bool) -> Any:
-        """Where a file is to be written; one that is changed, not replaced, is copied before."""
+        """Where to write a file; a file that is changed, not replaced, is copied first."""
         if isinstance(path, int) or self._is_free(path):
             return path
         own = self._own(path)
@@ -130,18 +166,20 @@ class Outputs:
         return str(own)
 
     def _to_read(self, path: Any) -> Any:
-        """Where a file is to be read: what the rerun wrote, if it did."""
+        """Where to read a file: the rerun's own copy, if it has one."""
         if isinstance(path, int) or self._is_free(path):
             return path
         own = self._own(path)
         return str(own) if own.exists() else path
 
     def _own(self, path: Any) -> Path:
-        return self._folder / os.path.realpath(os.fsdecode(path)).lstrip(os.sep)
+        with self._inside():
+            return self._folder / os.path.realpath(os.fsdecode(path)).lstrip(os.sep)
 
     def _is_free(self, path: Any) -> bool:
         """Whether it is nobody's but the rerun's or the system's."""
-        return os.path.realpath(os.fsdecode(path)).startswith(self._free)
+        with self._inside():
+            return os.path.realpath(os.fsdecode(path)).startswith(self._free)
 
 
 def _is_folder(path: Any) -> bool:

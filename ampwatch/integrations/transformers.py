@@ -20,14 +20,20 @@ class AmpwatchCallback(TrainerCallback):
     """Watches the training with the scaler that Accelerate gave the optimizer, or without one.
 
     Takes what `ampwatch.attach` takes beside scaler, model and optimizer: `run`, `log_dir`,
-    `endpoint`, `layer_every`, `config`; and `mirror`, which is `ampwatch.mirror`'s `to`: "active"
-    is the run of the framework's own logger. Steps are the trainer's: a training resumed from a
+    `endpoint`, `layer_every`, `config`; `mirror`, which is `ampwatch.mirror`'s `to`: "active" is
+    the run of the framework's own logger; and `guard`, True or a dict of `ampwatch.guard`'s
+    arguments. Steps are the trainer's: a training resumed from a
     checkpoint begins at its step.
     """
 
     def __init__(self, **options: Any) -> None:
         self._watch = FrameworkWatch(options)
         self._loss = _LossOfModel()
+
+    @property
+    def exit_code(self) -> int:
+        """0, or if the guard has stopped the training, what `ampwatch plan` says: for sys.exit."""
+        return self._watch.guard.exit_code
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Attach; the optimizer has its scaler by now."""
@@ -36,6 +42,7 @@ class AmpwatchCallback(TrainerCallback):
         if scaler is None:
             self._loss.follow(model)
         self._watch.begin(scaler, model, optimizer, start_step=state.global_step)
+        self._watch.on_stop(partial(_stop, control))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Log the loss to the step in progress."""
@@ -47,6 +54,11 @@ class AmpwatchCallback(TrainerCallback):
         """Close the watch: the log is complete."""
         self._loss.release()
         self._watch.end()
+
+
+def _stop(control: Any) -> None:
+    """End the training after the step in progress."""
+    control.should_training_stop = True
 
 
 class _LossOfModel:

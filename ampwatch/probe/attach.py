@@ -32,7 +32,7 @@ from ampwatch.probe.models import Survey, survey
 from ampwatch.probe.number_formats import conversions_asked_for
 from ampwatch.probe.optimizers import takes_hooks
 from ampwatch.probe.origin import origin
-from ampwatch.probe.rank_agreement import RankAgreement, store_of_process_group
+from ampwatch.probe.rank_agreement import RankAgreement, Ranks, store_of_process_group
 from ampwatch.probe.row_maker import RowMaker
 from ampwatch.probe.sampling import Sampling
 from ampwatch.probe.watch import NoWatch, Watch, live_watches
@@ -171,7 +171,9 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     row_maker = RowMaker(surveyed)
     devices = DeviceSampler(_devices(surveyed))
     several_ranks = own_info.world_size > 1
-    control = _control(own_info, rank, settings)
+    meeting = partial(store_of_process_group, f"{own_info.id}/{_attached}")
+    ranks = Ranks(rank, own_info.world_size, meeting)
+    control = _control(ranks, settings)
     courier = Courier(
         weakref.ref(row_maker),
         log,
@@ -194,18 +196,15 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     for one in optimizers:
         loop.turns.view(one)
     return Watch(
-        scaler, surveyed, loop, observer, row_maker, courier, devices, guard, run_folder, rank
+        scaler, surveyed, loop, observer, row_maker, courier, devices, guard, run_folder, ranks
     )
 
 
-def _control(info: RunInfo, rank: int, settings: Settings) -> Control | None:
+def _control(ranks: Ranks, settings: Settings) -> Control | None:
     """What a page may do, if anything; where there are several ranks they agree on a step."""
     if not settings.control:
         return None
-    if info.world_size == 1:
-        return Control()
-    store = partial(store_of_process_group, f"{info.id}/{_attached}")
-    return Control(RankAgreement(rank, info.world_size, store))
+    return Control(RankAgreement(ranks) if ranks.world_size > 1 else None)
 
 
 def _run_info(scaler: Any, settings: Settings) -> tuple[RunInfo, int]:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from ampwatch.probe.hooks import Guard, Handle, Hook, hook_after, hook_before
 from ampwatch.probe.models import Layer, Survey
-from ampwatch.probe.own_gradients import LocalCapture, LocalGradients
+from ampwatch.probe.own_gradients import LocalGradients
 from ampwatch.probe.readback import Pack
+from ampwatch.probe.records import LocalCapture
 from ampwatch.probe.sampled_layers import SampledLayers, StepNotes
 from ampwatch.probe.tensors import extremes, measurable, tensors_in
 

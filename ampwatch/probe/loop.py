@@ -23,7 +23,9 @@ from ampwatch.probe.current_step import CurrentStep
 from ampwatch.probe.forwards import BatchSize, Forwards, was_left_out
 from ampwatch.probe.guard import Guard, warn
 from ampwatch.probe.models import Survey
+from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_turns import Turns
+from ampwatch.probe.optimizers import OptimizerView
 from ampwatch.probe.readback import put_scalar
 from ampwatch.probe.records import EventRecord, Stale, StepRecord, Turn
 from ampwatch.probe.sampling import Sampling
@@ -33,6 +35,8 @@ from ampwatch.rows import EventKind
 
 # Of one step, however many micro-batches it accumulates; later ones are not looked at.
 MOST_FORWARDS = 2048
+
+Stepping = tuple[OptimizerView, Turn]
 
 # torch's words where no step and no unscale_ has come before an update.
 NO_CHECKS = "No inf checks were recorded prior to update"
@@ -46,6 +50,19 @@ class Owner(Protocol):
 
     def end_if_over(self) -> None:
         """An optimizer is gone: is anybody left?"""
+
+
+class Follower(Protocol):
+    """Who acts on the steps, where the user allows it; `guarding.StepGuard`."""
+
+    def step_over(self) -> None:
+        """A step has ended."""
+
+    def settled(self, record: StepRecord) -> None:
+        """The values of this step have arrived."""
+
+    def release(self) -> None:
+        """The watch ends."""
 
 
 class Loop:
@@ -63,6 +80,7 @@ class Loop:
         # Who owns us must live as long as the scaler or the optimizer that calls us.
         self.owner: Owner | None = None
         self.control: Control | None = None  # where a page may act
+        self.follower: Follower | None = None  # where a guard may
         self.forwards = Forwards(several_models=len(survey.roots) > 1)
         self.current = CurrentStep(scaler, sampling, self.forwards, deliver, start_step)
         self.sampling = sampling
@@ -342,6 +360,22 @@ class Loop:
             losses.begin_step(sampled=sampling.sampled)
         if self.control is not None:
             self.control.step_over()
+        if self.follower is not None:
+            self.follower.step_over()
+
+    def stepping(self, optimizer: Any) -> Stepping | None:
+        """This optimizer's turn, whose step is about to run; None if it is part of another's."""
+        turns = self.turns
+        if turns.stepping is optimizer:
+            return turns.in_step
+        if self._unscaled_steps.begun is optimizer:
+            view = turns.view(optimizer)
+            return view, turns.turn(view)
+        return None
+
+    def evaluated(self, view: OptimizerView) -> NormCapture | None:
+        """The norms that a closure's backward has left, while this optimizer steps."""
+        return self._unscaled_steps.evaluated(view)
 
     def _close_forwards(self, record: StepRecord) -> None:
         """Put what the step's forward passes have shown into its record."""
@@ -383,6 +417,8 @@ class Loop:
             if turn.stale is not None:
                 self._report_stale(turn, turn.stale, record)
         self._deliver(record)
+        if self.follower is not None:
+            self.follower.settled(record)
 
     def _counts(self, *, left_out: bool) -> bool:
         """Whether a doubtful step counts; if so, the numbers of the steps after it go up by one."""
@@ -413,6 +449,9 @@ class Loop:
         for record in self._settling:
             record.pack.wait()
         self.settle()
+        if self.follower is not None:
+            self.follower.release()
+            self.follower = None
         self.owner = None
         self.turns.release()
         self._unscaled_steps.release()

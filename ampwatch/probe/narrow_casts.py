@@ -1,16 +1,17 @@
-"""What a format below sixteen bits does to a tensor: how much it cuts off, how much it flushes.
+"""The loss of a cast to a format below sixteen bits: how many values are cut off, how many flushed.
 
-A sample of whole blocks is taken where the tensor lives, when a layer takes or gives it, and
-counted by tensor operations: on a device without waiting for it, of a CPU's tensors on the
-courier's thread. The scale is worked out as the library does it, from the maximum of the whole
-tensor, of each row or of each block, so of a tensor that fits into the sample the counts are those
-of the cast itself.
+A sample of whole blocks is copied on the tensor's own device, when a layer receives or returns the
+tensor, and counted by tensor operations: on a device without waiting for it; for CPU tensors on the
+courier's thread. The scale is computed as the library does, from the maximum of the whole tensor,
+of each row or of each block. So for a tensor that fits into the sample, the counts are exactly
+those of the cast.
 
 Cut off: beyond the largest number by more than rounding. Flushed: not zero before, zero after.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from ampwatch.probe.number_formats import NumberFormat
 from ampwatch.probe.readback import Pack
+from ampwatch.probe.tensors import extremes
 from ampwatch.rows import WHAT_IF_FORMATS
 
 # Below the size from which torch's CPU operations use several threads (32,768), for those are the
@@ -71,14 +73,14 @@ _TOGETHER = 8
 
 
 class CastSample:
-    """Some blocks of a tensor, as magnitudes, and what is needed to cast them."""
+    """Some blocks of a tensor, as magnitudes, and the data needed to cast them."""
 
     __slots__ = ("at", "extremes", "form", "scale", "values", "what_if")
 
     def __init__(
         self,
         values: Tensor,  # rows of whole blocks
-        extremes: tuple[Tensor, Tensor],  # of the whole tensor
+        extremes: tuple[Tensor, Tensor] | None,  # of the whole tensor; None: these are all of it
         form: NumberFormat | None,  # what it is really cast to
         scale: Tensor | None = None,  # in use, where it does not follow from the tensor
         *,
@@ -92,7 +94,7 @@ class CastSample:
         self.at = -1  # of its counts, in the step's pack
 
     def counts(self, values: Sequence[float]) -> CastCounts | None:
-        """What was counted, out of the step's pack; None of a tensor that was not finite."""
+        """The counts from the step's pack; None if the tensor was not finite."""
         amax, _, *counts = values[self.at : self.at + _COUNTS]
         if not math.isfinite(amax):
             return None
@@ -100,14 +102,14 @@ class CastSample:
         return CastCounts(nonzero, cut, flushed, spread, blocks, tuple(what_if))
 
     def used(self, values: Sequence[float]) -> float | None:
-        """The maximum times a scale that does not follow from it, over the largest number."""
+        """The maximum times a scale that is not computed from it, over the largest number."""
         if self.scale is None or self.form is None or self.at < 0:
             return None
         return values[self.at + 1]
 
 
 class CastCounts(NamedTuple):
-    """What was counted in one sample, or in several together."""
+    """The counts of one sample, or of several together."""
 
     nonzero: float
     cut: float
@@ -122,45 +124,54 @@ class CastCounts(NamedTuple):
 
 def sample(
     tensor: Tensor,
-    extremes: tuple[Tensor, Tensor],
+    found: tuple[Tensor, Tensor] | None,
     form: NumberFormat | None,
     scale: Tensor | None = None,
     *,
     what_if: bool = True,
 ) -> CastSample | None:
-    """Blocks spread over the tensor, copied; None if it has no blocks or its rows are too long."""
-    known = form if _is_countable(form, scale) else None
-    width = _width(tensor, known)
-    if width is None:
+    """Blocks spread over the tensor, copied; None if it has no blocks or its rows are too long.
+
+    `found` are its extremes, where they have been measured.
+    """
+    if not tensor.ndim:
         return None
-    rows = _rows(tensor.detach() if tensor.requires_grad else tensor, width)
-    return CastSample(rows.abs(), extremes, known, scale, what_if=what_if)
+    known, width = _known_and_width(form, tensor.shape[-1], has_scale=scale is not None)
+    if not width or not tensor.numel():
+        return None
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    rows = _rows(tensor, width)
+    if found is None and rows.numel() < tensor.numel():
+        found = extremes(tensor)
+    return CastSample(rows.abs(), found, known, scale, what_if=what_if)
 
 
-def _is_countable(form: NumberFormat | None, scale: Tensor | None) -> bool:
+@functools.lru_cache(maxsize=1024)  # asked of every operand, and there are but a few answers
+def _known_and_width(
+    form: NumberFormat | None, line: int, *, has_scale: bool
+) -> tuple[NumberFormat | None, int]:
+    """The format, if its shares can be counted; how many neighbours are sampled together, or 0."""
+    known = form if _is_countable(form, has_scale=has_scale) else None
+    if known is not None and known.granularity == "rowwise":
+        return known, line if line <= SAMPLE_LIMIT else 0
+    wanted = _block_of(known) or BLOCK
+    if line % wanted == 0:
+        return known, max(wanted, BLOCK) if line % BLOCK == 0 else wanted
+    return known, line if line <= SAMPLE_LIMIT else 0
+
+
+def _is_countable(form: NumberFormat | None, *, has_scale: bool) -> bool:
     """Whether we know how the format scales: squares of blocks and unknown recipes we do not."""
     if form is None or form.element not in _ELEMENTS:
         return False
     if form.scaling == "delayed":
-        return scale is not None
+        return has_scale
     return form.granularity in {"tensorwise", "rowwise"} or _block_of(form) is not None
 
 
-def _width(tensor: Tensor, form: NumberFormat | None) -> int | None:
-    """How many neighbours are sampled together."""
-    if tensor.ndim < 1 or not tensor.numel():
-        return None
-    line = tensor.shape[-1]
-    if form is not None and form.granularity == "rowwise":
-        return line if line <= SAMPLE_LIMIT else None
-    wanted = _block_of(form) or BLOCK
-    if line % wanted == 0:
-        return max(wanted, BLOCK) if line % BLOCK == 0 else wanted
-    return line if line <= SAMPLE_LIMIT else None
-
-
 def _block_of(form: NumberFormat | None) -> int | None:
-    """The length of a block along a row; None for other granularities."""
+    """The length of a block along a row; None if the format has no such blocks."""
     if form is None or not form.granularity.startswith("block"):
         return None
     lines, _, length = form.granularity.removeprefix("block").rpartition("x")
@@ -169,6 +180,8 @@ def _block_of(form: NumberFormat | None) -> int | None:
 
 def _rows(tensor: Tensor, width: int) -> Tensor:
     """Not more than a sample of it, as rows of this width; a view where that is possible."""
+    if tensor.numel() <= SAMPLE_LIMIT:
+        return tensor.reshape(-1, width)
     if not tensor.is_contiguous():
         tensor = _fewer(tensor, width)
     rows = tensor.reshape(-1, width)
@@ -182,7 +195,7 @@ def _rows(tensor: Tensor, width: int) -> Tensor:
 
 
 def _fewer(tensor: Tensor, width: int) -> Tensor:
-    """Every so many rows of a tensor that cannot be viewed as rows."""
+    """Evenly spaced rows of a tensor that cannot be viewed as rows."""
     for axis, size in enumerate(tensor.shape[:-1]):
         step = min(size, -(-tensor.numel() // max(SAMPLE_LIMIT, width)))
         if step > 1:
@@ -201,66 +214,67 @@ class Number:
 
 
 class CastBatches:
-    """The samples of one step; those on a device are counted there, some at a time."""
+    """The samples of one step; those on a device are counted there, several at a time."""
 
     def __init__(self) -> None:
+        self._on_host: list[CastSample] = []  # counted by the courier, one by one on one thread
         self._waiting: dict[object, list[CastSample]] = {}  # those that can be counted together
         self._counted: list[tuple[list[CastSample], Tensor]] = []
         self._numbers: list[Number] = []
 
     def add(self, one: CastSample) -> None:
-        """Take a sample; the memory of a device is soon given back."""
+        """Add a sample; samples on a device are counted soon, to free its memory."""
         values = one.values
         if values is None:
             return
-        kind = (one.form, one.scale is None, one.what_if)
+        if self._is_on_host(values):
+            self._on_host.append(one)
+            return
+        kind = (one.form, one.scale is None, one.what_if, one.extremes is None)
         alike = (kind, values.shape, values.dtype, values.device)
         waiting = self._waiting.setdefault(alike, [])
         waiting.append(one)
-        if len(waiting) == _TOGETHER and not self._is_on_host(one):
+        if len(waiting) == _TOGETHER:
             self._counted.append((waiting, counts_of(waiting)))
             del self._waiting[alike]
 
     def add_number(self, value: Tensor) -> Number:
-        """Take a number that is known already, where it is."""
+        """Add a number that is already computed, on its device."""
         number = Number(value)
         self._numbers.append(number)
         return number
 
-    def _is_on_host(self, one: CastSample) -> bool:
-        """Then it waits for the courier, and is counted alone, on one thread."""
-        return one.extremes[0].is_cpu
+    def _is_on_host(self, values: Tensor) -> bool:
+        return values.is_cpu
 
     def put(self, pack: Pack) -> None:
         """Count what waits, and put all counts into the step's pack."""
-        for waiting in self._waiting.values():
-            size = 1 if self._is_on_host(waiting[0]) else _TOGETHER
-            for at in range(0, len(waiting), size):
-                part = waiting[at : at + size]
-                self._counted.append((part, counts_of(part)))
+        for part in (*self._waiting.values(), *([one] for one in self._on_host)):
+            self._counted.append((part, counts_of(part)))
         for part, counts in self._counted:
             at = pack.put(counts)
             for number, one in enumerate(part):
                 one.at = at + number * _COUNTS
         for known in self._numbers:
             known.at = pack.put(known.value)
-        self._waiting, self._counted, self._numbers = {}, [], []
+        self._on_host, self._waiting, self._counted, self._numbers = [], {}, [], []
 
 
 # -- counts, where the samples are ---------------------------------------------------------------
 
 
 def counts_of(samples: Sequence[CastSample]) -> Tensor:
-    """The counts of samples of one shape and format, a row each; the samples are let go."""
+    """The counts of samples of one shape and format, one row each; releases the samples."""
     given = [one.values for one in samples]
     rows = torch.stack([values for values in given if values is not None])
     # Blocks stand upright: then a scale a block is one vector, and all runs ten times as fast.
     magnitudes = rows.transpose(-1, -2).contiguous().float()
-    amax = torch.stack([torch.maximum(-one.extremes[0], one.extremes[1]) for one in samples])
-    amax = amax.float().view(-1, 1, 1)
+    top = magnitudes.amax(-2)
+    measured = [one.extremes for one in samples if one.extremes is not None]
+    maxima = [torch.maximum(-low, high) for low, high in measured]
+    amax = (torch.stack(maxima).float() if maxima else top.amax(-1)).view(-1, 1, 1)
     zeros, width = _at_most(magnitudes, 0.0), magnitudes.shape[-2]
     every = float(magnitudes[0].numel())
-    top = magnitudes.amax(-2)
     is_told = top > 0
     octaves = _log2((top / magnitudes.mean(-2)).nan_to_num(1.0))  # of a block of zeros none
     unknown = torch.full_like(zeros, math.nan)
@@ -286,14 +300,14 @@ def counts_of(samples: Sequence[CastSample]) -> Tensor:
 
 
 def _log2(values: Tensor) -> Tensor:
-    """On a CPU numpy's: torch's is MKL's, whose threads would wait for the training's."""
+    """log2; on a CPU by numpy, because torch's uses MKL threads that would block training."""
     if values.is_cpu:
         return torch.from_numpy(np.log2(values.numpy()))
     return torch.log2(values)
 
 
 def _at_most(values: Tensor, limit: float) -> Tensor:
-    """How many of each sample's values are no larger; numpy counts five times faster."""
+    """How many values of each sample are at most this; numpy is five times faster."""
     if values.is_cpu:
         counts = [np.count_nonzero(one <= limit) for one in values.numpy()]
         return torch.tensor(counts, dtype=torch.float32)
@@ -307,7 +321,7 @@ def _fits(form: NumberFormat, width: int) -> bool:
 
 
 def _scaled(magnitudes: Tensor, amax: Tensor, form: NumberFormat, scale: Tensor | None) -> Tensor:
-    """The magnitudes as the element's format sees them."""
+    """The scaled magnitudes, as cast to the element's format."""
     element = _ELEMENTS[form.element]
     if scale is not None:
         return magnitudes * scale
@@ -325,7 +339,7 @@ def _scaled(magnitudes: Tensor, amax: Tensor, form: NumberFormat, scale: Tensor 
 
 
 def _scale(top: Tensor, element: _Element, form: NumberFormat) -> Tensor:
-    """torchao's arithmetic: in float64, then float32, and down to a power of two where asked."""
+    """torchao's arithmetic: float64, then float32, rounded down to a power of two if asked."""
     exact = element.largest / top.double().clamp(min=_LEAST_MAXIMUM)
     scale = exact.float()
     return _power_below(scale) if form.rounded_scales == "down" else scale
@@ -360,7 +374,7 @@ def _as_nvfp4(magnitudes: Tensor, amax: Tensor) -> Tensor:
 
 
 def _in_blocks(magnitudes: Tensor, block: int) -> Tensor:
-    """Upright rows cut into blocks."""
+    """Transposed rows, split into blocks."""
     samples, _, rows = magnitudes.shape
     return magnitudes.view(samples, -1, block, rows)
 

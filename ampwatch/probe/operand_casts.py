@@ -24,7 +24,7 @@ from ampwatch.probe.number_formats import (
     is_linear,
     scales_in_use,
 )
-from ampwatch.probe.tensors import HALF, extremes, is_shard, measurable, parameter_shape
+from ampwatch.probe.tensors import HALF, is_shard, measurable, parameter_shape
 
 Extremes = tuple[Tensor, Tensor]
 
@@ -90,7 +90,7 @@ class Operands:
         self.batches = CastBatches()
         self.what_if = True
         self._survey = survey
-        self._inputs: dict[tuple[int, NumberFormat | None], CastSample | None] = {}
+        self._inputs: dict[tuple[int, int], CastSample | None] = {}  # by ids of tensor and format
 
     def begin(self, number: int, taken: Noted | None, *, half: bool) -> LayerCasts | None:
         """A layer is about to run; None if it is no product of interest."""
@@ -138,7 +138,7 @@ class Operands:
     def _input(self, taken: Noted, casts: LayerCasts) -> CastSample | None:
         """A tensor that several layers take is sampled once for each format."""
         form, scale = casts.formats.input, casts.scales.get("input")
-        key = (id(taken), form)
+        key = (id(taken), id(form))
         if key not in self._inputs or scale is not None:
             tensor = taken.reference()
             found = (taken.extremes[0], taken.extremes[1])
@@ -149,10 +149,14 @@ class Operands:
         held = inner_weight(weight)
         if held is None or is_shard(weight) or not measurable(held):
             return None
-        return self._add(held, extremes(held), casts.formats.weight, casts.scales.get("weight"))
+        return self._add(held, None, casts.formats.weight, casts.scales.get("weight"))
 
     def _add(
-        self, tensor: Tensor, found: Extremes, form: NumberFormat | None, scale: Tensor | None
+        self,
+        tensor: Tensor,
+        found: Extremes | None,
+        form: NumberFormat | None,
+        scale: Tensor | None,
     ) -> CastSample | None:
         taken = sample(tensor, found, form, scale, what_if=self.what_if)
         if taken is not None:

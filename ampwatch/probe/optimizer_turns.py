@@ -70,7 +70,7 @@ class Turns:
         self._seen_optimizers = 0
         self._positions: dict[int, int] = {}  # of the survey's parameters, by their ids
         self._number_parameters()
-        self._in_step: tuple[OptimizerView, Turn] | None = None  # of the optimizer inside
+        self.in_step: tuple[OptimizerView, Turn] | None = None  # of the optimizer inside
         self._before: Any = None  # the slices of the optimizer that steps
         self._gradients: list[Any] | None = None  # likewise, until they have been measured
         # The gradients' versions as `unscale_`, called by hand, left them; by optimizer.
@@ -180,8 +180,8 @@ class Turns:
 
     def after_unscale(self, optimizer: Any) -> None:
         """The gradients are unscaled now and nobody has touched them since."""
-        if self._in_step is not None:
-            view, turn = self._in_step
+        if self.in_step is not None:
+            view, turn = self.in_step
         else:
             view = self.view(optimizer)
             turn = self.turn(view)
@@ -201,7 +201,7 @@ class Turns:
         if view is None or not as_before:
             view = self.view(optimizer)
         turn = self.turn(view)
-        self.stepping, self._in_step = optimizer, (view, turn)
+        self.stepping, self.in_step = optimizer, (view, turn)
         if as_before:
             turn.lrs, turn.lr_bases = view.lrs, view.lr_bases
         else:
@@ -229,9 +229,9 @@ class Turns:
 
     def after_step(self, scaler: Any, optimizer: Any) -> None:
         """`scaler.step(optimizer)` has returned; its `found_inf` is still there."""
-        assert self._in_step is not None, "before_step has run"
-        view, turn = self._in_step
-        self.stepping = self._in_step = self._gradients = None
+        assert self.in_step is not None, "before_step has run"
+        view, turn = self.in_step
+        self.stepping = self.in_step = self._gradients = None
         record = self._step.record or self._step.begin()
         scale, state = scaler._scale, scaler._per_optimizer_states.get(id(optimizer))
         values = record.pack.values
@@ -255,17 +255,17 @@ class Turns:
         """`optimizer.step()` has run."""
         if _is_compiling():
             return
-        if self._in_step is None or self.stepping is not optimizer:
+        if self.in_step is None or self.stepping is not optimizer:
             self._stepped_alone(optimizer)
         else:
-            self._in_step[1].stepped = True
+            self.in_step[1].stepped = True
 
     def _optimizer_gone(self, _reference: Any) -> None:
         self._gone()
 
     def abandon(self, optimizer: Any) -> str | None:
         """An exception has left a call; how far the scaler was with this optimizer."""
-        self.stepping = self._in_step = self._gradients = None
+        self.stepping = self.in_step = self._gradients = None
         state = self._step.scaler()._per_optimizer_states.get(id(optimizer), {})
         stage: str | None = getattr(state.get("stage"), "name", None)
         return stage
@@ -443,4 +443,4 @@ class Turns:
         self._positions.clear()
         self._stale.release()
         self._unscaled.clear()
-        self.stepping = self._in_step = self._before = self._gradients = None
+        self.stepping = self.in_step = self._before = self._gradients = None

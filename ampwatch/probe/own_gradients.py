@@ -12,44 +12,20 @@ gradients are joined before they arrive), and sparse gradients.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from ampwatch.probe.hooks import Guard, Handle, Hook, hook_gradient
+from ampwatch.probe.layer_rows import LayerStep
 from ampwatch.probe.models import Survey
 from ampwatch.probe.readback import Pack
+from ampwatch.probe.records import LocalCapture, StepRecord
 from ampwatch.probe.tensors import PLAIN, extremes, measurable
 
-if TYPE_CHECKING:
-    from ampwatch.probe.layer_rows import LayerStep
-    from ampwatch.probe.records import StepRecord
-
 Extremes = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class LocalCapture:
-    """Where a step's largest magnitudes stand in its pack."""
-
-    parameters: Mapping[int, tuple[int, ...]]  # by the parameter's position, one for each pass
-    first: tuple[int, ...]  # of what reached the first layer's output, one for each call
-
-    def finite(self, pack: Pack) -> dict[int, bool]:
-        """Which parameters' own gradients were finite, as far as they were seen."""
-        return {
-            position: all(math.isfinite(pack.values[at]) for at in places)
-            for position, places in self.parameters.items()
-        }
-
-    def first_finite(self, pack: Pack) -> bool | None:
-        """Whether what reached the first layer was; None if nothing was seen there."""
-        if not self.first:
-            return None
-        return all(math.isfinite(pack.values[at]) for at in self.first)
 
 
 class LocalGradients:

@@ -46,6 +46,18 @@ class Store(Protocol):
     def add(self, key: str, amount: int) -> int:
         """Add to a number, and read it."""
 
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        """Write if what is there is as expected, nothing if ""; read what is there then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among those of one training, and where they meet."""
+
+    rank: int
+    world_size: int
+    find_store: Callable[[], Store | None]  # None while the process group is not there
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -57,12 +69,12 @@ class Proposal:
 
 
 class RankAgreement:
-    """One rank's part; `find_store` gives None while the process group is not there."""
+    """One rank's part."""
 
-    def __init__(self, rank: int, world_size: int, find_store: Callable[[], Store | None]) -> None:
-        self.look_s = max(LOOK_S, world_size / _RANKS_A_SECOND)
-        self._rank, self._others = rank, world_size - 1
-        self._find_store = find_store
+    def __init__(self, ranks: Ranks) -> None:
+        self.look_s = max(LOOK_S, ranks.world_size / _RANKS_A_SECOND)
+        self._rank, self._others = ranks.rank, ranks.world_size - 1
+        self._find_store = ranks.find_store
         self._store: Store | None = None
         self._agreed: Proposal | None = None
         self._decided = False  # for it; rank 0 alone knows before the step

@@ -9,7 +9,7 @@ rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_state import StateCapture
-from ampwatch.probe.own_gradients import LocalCapture
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.weight_slices import UpdateCapture
 from ampwatch.rows import EventKind
@@ -46,6 +45,27 @@ class Loss:
     pack: Pack
     at: int
     counted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCapture:
+    """Where a step's largest magnitudes stand in its pack."""
+
+    parameters: Mapping[int, tuple[int, ...]]  # by the parameter's position, one for each pass
+    first: tuple[int, ...]  # of what reached the first layer's output, one for each call
+
+    def finite(self, pack: Pack) -> dict[int, bool]:
+        """Which parameters' own gradients were finite, as far as they were seen."""
+        return {
+            position: all(math.isfinite(pack.values[at]) for at in places)
+            for position, places in self.parameters.items()
+        }
+
+    def first_finite(self, pack: Pack) -> bool | None:
+        """Whether what reached the first layer was; None if nothing was seen there."""
+        if not self.first:
+            return None
+        return all(math.isfinite(pack.values[at]) for at in self.first)
 
 
 @dataclass(frozen=True, slots=True)

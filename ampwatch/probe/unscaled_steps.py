@@ -57,7 +57,7 @@ class UnscaledSteps:
         self._guarded = guard.run
         self._adopt = adopt
         self._close_step = close_step
-        self._begun: Any = None  # the optimizer that steps without our scaler
+        self.begun: Any = None  # the optimizer that steps without our scaler
         # Norms taken at the end of a backward, and the gradients then, by optimizer.
         self._early: dict[int, _Early] = {}
         self._unedited_steps = 0
@@ -69,7 +69,7 @@ class UnscaledSteps:
         """Let go of every optimizer."""
         self._hook.remove()
         self._early.clear()
-        self._begun = None
+        self.begun = None
 
     def begins(self, optimizer: Any) -> None:
         """Some optimizer of this process steps, and not through our scaler."""
@@ -79,9 +79,14 @@ class UnscaledSteps:
         """`optimizer.step()` has run, not by our scaler."""
         self._guarded(self._end, optimizer)
 
+    def evaluated(self, view: OptimizerView) -> NormCapture | None:
+        """What the last backward within a step has left of this optimizer's gradients."""
+        early = self._early.get(view.number)
+        return None if early is None else early.norms
+
     def backward_ended(self) -> None:
         """A backward has accumulated gradients, and no scaler will unscale them."""
-        inside = self._begun is not None  # a closure's: the optimizer evaluates within its step
+        inside = self.begun is not None  # a closure's: the optimizer evaluates within its step
         learnt = self._unedited_steps >= STEPS_TO_LEARN_CLIPPING
         if learnt and not inside and not self._looks_for_edits():
             return
@@ -106,7 +111,7 @@ class UnscaledSteps:
         turn.bypassed = self._step.enabled and other is None
         if other is not None:
             self._adopt(other)
-        self._begun = optimizer
+        self.begun = optimizer
         self.turns.take_before(optimizer, view, turn)
         if idle:  # nobody has looked whether somebody clipped
             turn.applied = view.meter.measure(self._step.begin().pack)
@@ -114,9 +119,9 @@ class UnscaledSteps:
             self._take_norms(view, turn)
 
     def _end(self, optimizer: Any) -> None:
-        if self._begun is not optimizer:
+        if self.begun is not optimizer:
             return
-        self._begun = None
+        self.begun = None
         view = self.turns.view(optimizer)
         turn = self.turns.turn(view)
         turn.stepped = True
@@ -133,7 +138,7 @@ class UnscaledSteps:
         """Whether a wrapper (ZeroRedundancyOptimizer, Lookahead) steps, and by it this one."""
         if self.turns.is_stood_in_for(optimizer):
             return True
-        outer = self._begun
+        outer = self.begun
         return outer is not None and outer is not optimizer and _steps_around_us(outer)
 
     def _take_norms(self, view: OptimizerView, turn: Turn) -> None:

@@ -22,6 +22,7 @@ from ampwatch.probe.guard import Guard, warn
 from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey
+from ampwatch.probe.rank_agreement import Ranks
 from ampwatch.probe.records import EventRecord
 from ampwatch.probe.row_maker import RowMaker
 from ampwatch.rows import EventKind
@@ -53,10 +54,11 @@ class Watch:
         devices: DeviceSampler,
         guard: Guard,
         run_folder: Path | None,
-        rank: int,
+        ranks: Ranks,
     ) -> None:
         self.run_folder = run_folder
-        self.rank = rank
+        self.ranks = ranks
+        self.rank = ranks.rank
         self.began_ns = time.time_ns()
         self._afterwards: list[Callable[[], None]] = []
         # Scalers, and the classes we gave them; a loop may make one each step and let it go.
@@ -100,6 +102,16 @@ class Watch:
         """Whether it also watches a scaler that the loop makes later."""
         return self._loop.current.enabled
 
+    @property
+    def loop(self) -> Loop:
+        """The loop as the watch sees it: for what acts on it, `guarding`."""
+        return self._loop
+
+    @property
+    def errors(self) -> Guard:
+        """Where a failure of ours ends."""
+        return self._guard
+
     def knows(self, optimizer: Any) -> bool:
         """Whether this optimizer's steps are this training's."""
         return not self._closed and self._loop.turns.knows(optimizer)
@@ -121,6 +133,12 @@ class Watch:
     def is_without_scaler_on(self, roots: tuple[nn.Module, ...]) -> bool:
         """Whether it watches just these models, and no scaler."""
         return not self._scaled and bool(roots) and self._is_on(roots)
+
+    def layer(self, name: str) -> nn.Module | None:
+        """The layer of this name; None if there is none, or it is gone."""
+        roots = (reference() for reference in self._roots)
+        layers = (layer for root in roots if root is not None for layer in root.modules())
+        return next((layer for layer in layers if self._names.get(id(layer)) == name), None)
 
     def _is_on(self, roots: tuple[nn.Module, ...]) -> bool:
         return tuple(reference() for reference in self._roots) == roots

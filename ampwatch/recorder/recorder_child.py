@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from functools import partial
+from io import FileIO
 
 from ampwatch import feed
 from ampwatch.errors import AmpwatchError, EndpointTakenError
@@ -85,7 +85,9 @@ def _own_stdout() -> int:
 
 
 def _heed_the_starter(is_over: threading.Event, asked: deque[Asked]) -> None:
-    for line in sys.stdin.buffer:  # until the pipe's end
+    # Until the pipe's end. Not by sys.stdin: its lock, held while this waits, aborts the process
+    # when the main thread ends it.
+    for line in FileIO(0, closefd=False):
         if line.endswith(b"\n"):  # a starter that is killed may leave half a line
             asked.append(Asked.from_line(line))
     is_over.set()

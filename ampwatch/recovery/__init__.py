@@ -2,8 +2,8 @@
 
     run -> rerun (the same command, one Change, a folder of its own) -> Try -> Proof
 
-A `Plan` says what a launcher does next: go on, start again so, or stop.
+A `Plan` tells a launcher what to do next: continue, restart with changes, or stop.
 
-A rerun is a process like the first: `ampwatch run` watches it, the same engine judges it. What is
-changed reaches it by an environment variable, and `integrations` applies it there.
+A rerun is an ordinary process: `ampwatch run` watches it and the same engine judges it. The change
+is passed in an environment variable, and `integrations` applies it.
 """

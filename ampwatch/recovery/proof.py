@@ -1,4 +1,4 @@
-"""What reruns have shown, kept beside the run."""
+"""The results of reruns, saved in the run's folder."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from typing import Any
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.files import read_at_most, replace_file
+from ampwatch.recovery.change import NOTHING, RATE, Value, switch_text
 
 PROOF_FILE = "proved.json"
 _MOST_BYTES = 1 << 20
 SCHEMA = 1
+TIME_WAS_UP = "time was up"
+_CONTRACT = ("change", "value", "steps", "verdict", "loss_at", "run")  # of a try, as printed
 
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """One rerun: what was changed, and how far it came."""
+    """One rerun: what was changed, and how many steps it trained."""
 
     change: str
-    value: float
+    value: Value
     steps: int
     verdict: str
-    is_stable: (
-        bool  # it came as far as asked, and trouble with the rate is not among what was found
-    )
+    is_stable: bool  # it came as far as asked, and the run's trouble was not found
     told: str  # its headline, or why it ended
     loss_at: dict[str, float]  # by step
     run: str  # its folder
@@ -34,25 +35,49 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """All reruns of one run, and what follows from them."""
+    """All reruns of one run, and their conclusion."""
 
     run: str
-    base: float  # the rate that the run was started with, and that failed
+    base: float | None  # the rate that the run was started with, and that failed
     steps: int  # that a rerun was to survive
     tries: tuple[Try, ...]
+    notes: tuple[str, ...] = ()  # sentences on how far to trust it
 
     @property
     def proved(self) -> Try | None:
-        """The rerun with the highest rate that held."""
-        return max((one for one in self.tries if one.is_stable), key=_value, default=None)
+        """Of the rates that held the one whose loss is lowest; else the first other cure."""
+        others = (one for one in self.cures if one.is_stable)
+        at = _common_step(self._held)
+        if at is None:
+            return max(self._held, key=_value, default=None) or next(others, None)
+        return min(self._held, key=lambda one: (one.loss_at[at], -_value(one)))
+
+    @property
+    def cures(self) -> list[Try]:
+        """The reruns in which something else than the rate was changed."""
+        return [one for one in self.tries if one.change not in (RATE, NOTHING)]
 
     @property
     def interval(self) -> tuple[float | None, float | None]:
         """The highest rate that held, and the lowest above it that did not; None if none."""
-        best = self.proved
-        low = None if best is None else best.value
-        failed = [self.base, *(one.value for one in self.tries if not one.is_stable)]
-        return low, min((value for value in failed if low is None or value > low), default=None)
+        low = max(map(_value, self._held), default=None)
+        failed = {self.base, *self._failed} if self._rates else set()
+        above = (one for one in failed if one is not None and (low is None or one > low))
+        return low, min(above, default=None)
+
+    @property
+    def _rates(self) -> list[Try]:
+        return [one for one in self.tries if one.change == RATE]
+
+    @property
+    def _held(self) -> list[Try]:
+        """The reruns whose rate held in each of its tries."""
+        return [one for one in self._rates if one.is_stable and one.value not in self._failed]
+
+    @property
+    def _failed(self) -> set[float]:
+        """Rates of which one rerun did not hold."""
+        return {_value(one) for one in self._rates if not one.is_stable}
 
     def to_json(self) -> dict[str, Any]:
         """As `ampwatch prove --json` prints it."""
@@ -60,15 +85,12 @@ class Proof:
         held = None
         if best is not None:
             held = {name: getattr(best, name) for name in ("change", "value", "steps", "verdict")}
-        tries = [asdict(one) for one in self.tries]
-        return {
-            "schema": SCHEMA, "run": self.run, "base": self.base, "steps": self.steps,
-            "proved": held, "interval": list(self.interval), "tries": tries,
-        }  # fmt: skip
+        tries = [{name: getattr(one, name) for name in _CONTRACT} for one in self.tries]
+        return {"schema": SCHEMA, "proved": held, "interval": list(self.interval), "tries": tries}
 
     def keep(self, run_folder: Path) -> None:
         """Write it beside the run; readers see the old one or the new one, whole."""
-        text = json.dumps(self.to_json(), indent=1, ensure_ascii=False)
+        text = json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, ensure_ascii=False)
         try:
             replace_file(run_folder / PROOF_FILE, text.encode())
         except OSError as problem:
@@ -77,43 +99,74 @@ class Proof:
 
 
 def kept_proof(run_folder: Path) -> Proof | None:
-    """What was proved of a run before; None if nothing was, or it cannot be read."""
+    """The saved proof of a run; None if there is none, or it cannot be read."""
     try:
         told = json.loads(read_at_most(run_folder / PROOF_FILE, _MOST_BYTES))
         tries = tuple(Try(**one) for one in told["tries"])
-        return Proof(str(told["run"]), told["base"], int(told["steps"]), tries)
+        notes = tuple(str(one) for one in told.get("notes", ()))
+        return Proof(str(told["run"]), told["base"], int(told["steps"]), tries, notes)
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
 def _value(one: Try) -> float:
-    return one.value
+    return one.value if isinstance(one.value, float) else 0.0
+
+
+# --- in words -------------------------------------------------------------------------------------
 
 
 def sentence_of(proof: Proof) -> str:
     """What the reruns have shown, in words."""
+    return " ".join([_shown(proof), *proof.notes])
+
+
+def _shown(proof: Proof) -> str:
     best, (low, high) = proof.proved, proof.interval
     if best is None:
-        lowest = min((one.value for one in proof.tries), default=None)
-        tried = (
-            "No rerun came to an end" if lowest is None else f"No rate down to {lowest:.3g} held"
-        )
-        return f"{tried}: nothing is proved."
+        return f"{_failed_text(proof)}: nothing is proved."
+    if best.change != RATE:
+        helped = [words_of(one) for one in proof.cures if one.is_stable]
+        each = "each of " if len(helped) > 1 else ""
+        found = "; ".join(helped)
+        return f"Proved: the trouble is gone for {best.steps:,} steps with {each}{found}."
     held = f"Proved: a learning rate of {best.value:.3g} held for {best.steps:,} steps"
+    if best.value != low:
+        held += ", with the lowest loss of those that held"
     if high is None or low is None:
         return f"{held}."
     return f"{held}; the limit lies between {low:.3g} and {high:.3g}."
 
 
+def _failed_text(proof: Proof) -> str:
+    rates = [_value(one) for one in proof.tries if one.change == RATE]
+    if rates:
+        return f"No rate down to {min(rates):.3g} held"
+    tried = ", ".join(words_of(one) for one in proof.cures)
+    if tried:
+        return f"The trouble comes back with {tried}"
+    is_gone = any(one.change == NOTHING and one.is_stable for one in proof.tries)
+    return "The trouble did not come back" if is_gone else "No rerun came to an end"
+
+
+def words_of(one: Try) -> str:
+    """What a rerun changed, in words."""
+    if one.change == RATE:
+        return f"rate {_value(one):.3g}"
+    if one.change == NOTHING:
+        return "nothing changed"
+    return switch_text(one.change, one.value)
+
+
 def table_of(tries: Sequence[Try]) -> list[tuple[str, ...]]:
-    """The reruns as cells: rate, steps, verdict, loss, what was told."""
+    """The reruns as cells: what was changed, steps, verdict, loss, what was told."""
     at = _common_step(tries)
-    head = ("rate", "steps", "held", "verdict", f"loss at step {at}" if at else "loss", "")
+    head = ("changed", "steps", "held", "verdict", f"loss at step {at}" if at else "loss", "")
     return [head, *(_cells(one, at) for one in sorted(tries, key=_value))]
 
 
 def _common_step(tries: Sequence[Try]) -> str | None:
-    """The last step of which all have a loss: losses are compared at equal steps."""
+    """The last step at which all reruns have a loss, to compare them at equal steps."""
     shared = set.intersection(*(set(one.loss_at) for one in tries)) if tries else set()
     return max(shared, key=int, default=None)
 
@@ -121,6 +174,6 @@ def _common_step(tries: Sequence[Try]) -> str | None:
 def _cells(one: Try, at: str | None) -> tuple[str, ...]:
     loss = one.loss_at.get(at) if at else None
     return (
-        f"{one.value:.3g}", f"{one.steps:,}", "yes" if one.is_stable else "no", one.verdict,
+        words_of(one), f"{one.steps:,}", "yes" if one.is_stable else "no", one.verdict,
         "" if loss is None else f"{loss:.4g}", one.told,
     )  # fmt: skip

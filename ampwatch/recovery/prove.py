@@ -1,27 +1,44 @@
-"""Search for a rate that holds: the advised one first, then halving what is left between."""
+"""Train again with one thing changed until it is known what helps.
+
+Where the rate is the cause: the advised rate first, then halving what is left between. Where
+another cause is named: the cures that the rule of the finding declares, one after the other.
+To bisect: everything that can be switched, one thing at a time.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
 
 from ampwatch.diagnosis import Action, Diagnosis
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import follow
-from ampwatch.recovery.proof import Proof, Try
-from ampwatch.recovery.rerun import Asked, Command, rerun
-from ampwatch.rows import Table
+from ampwatch.recovery.change import FLOAT32, LAYERS_BY, NOTHING, RATE, ROOT, Value
+from ampwatch.recovery.proof import TIME_WAS_UP, Proof, Try, kept_proof, words_of
+from ampwatch.recovery.rerun import (
+    Asked,
+    Command,
+    NotChangedError,
+    Record,
+    Shown,
+    record_of,
+    rerun,
+)
+from ampwatch.recovery.switches import Trouble, bisect_of, cures_of, trouble_of
 
 WIDE_ENOUGH = 1.0  # octaves: what is left between a rate that holds and one that does not
-MOST_TRIES = 8
+MOST_TRIES = 8  # for a rate
 FIRST_GUESS = 0.1  # of the run's rate, where no rate is advised
-DOWN = 0.25  # below a rate that failed, where none holds yet
+MOST_LAYERS = 4  # kept in float32 one after the other, as reruns name them
+DOWN = 0.25  # below a rate that failed, where none holds yet; below several, as often again
 LEAST_STEPS, MOST_STEPS, LONGER = 100, 5000, 1.5  # of a rerun, by the step of the first trouble
+NOT_DETERMINISTIC = (
+    "The training is not deterministic, or loads what it saved itself: a rerun began with another "
+    "loss than the run. What held was tried twice."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,86 +47,198 @@ class Budget:
 
     seconds: float
     steps: int | None = None  # of a rerun; None: half as many again as the run took to fail
+    tries: int = MOST_TRIES
+
+
+@dataclass(frozen=True, slots=True)
+class Reruns:
+    """How a run is trained again."""
+
+    command: Callable[[str, Value], Command]  # what starts a rerun with this change
+    cwd: Path
+    place: Callable[[], Path]  # the folder of the reruns
+    from_step: int = 0  # of the checkpoint that they are to load
+    tell: Callable[[str], None] = lambda _: None
 
 
 def prove(
-    path: Path,
-    command: Callable[[float], Command],
-    cwd: Path,
-    place: Callable[[], Path],
-    budget: Budget,
-    *,
-    first: float | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    path: Path, reruns: Reruns, budget: Budget, *, first: float | None = None, bisects: bool = False
 ) -> Proof:
-    """Rerun until the highest rate that holds is known within an octave, or the budget is spent.
+    """Rerun until it is known what helps, or the budget is spent; what was proved is kept.
 
-    `command` makes what starts a rerun with a rate, `place` the folder of the reruns; `first` is
-    the rate to try first.
+    `first` is a rate to try, whatever the cause; to bisect is to switch one thing at a time.
     """
-    until_s = time.monotonic() + budget.seconds
     look = follow(path).look()
-    base = base_rate(look.diagnosis, is_asked=first is not None)
-    rates = _rates(path)
-    steps = budget.steps or steps_to_survive(look.diagnosis)
-    proof, folder = Proof(str(path), base, steps, ()), place()
-    advised = look.diagnosis.learning_rate.recommended
-    rate: float | None = first or advised or base * FIRST_GUESS
-    while rate is not None and len(proof.tries) < MOST_TRIES and time.monotonic() < until_s:
-        tell(f"rerun {len(proof.tries) + 1}: {steps:,} steps with a rate of {rate:.3g}")
-        asked = Asked(rate, base, steps, until_s, rates)
-        done = rerun(command(rate), cwd, folder / f"try-{len(proof.tries) + 1}", asked)
-        if not done.is_stable and done.told == "time was up":
-            break  # it shows nothing
-        proof = Proof(proof.run, base, steps, (*proof.tries, done))
-        proof.keep(path)
-        tell(_said(done))
-        rate = next_rate(proof)
-    return proof
+    with follow(path).reading() as run:
+        own, trouble = record_of(run), trouble_of(run, look.diagnosis)
+    of_rate = first is not None or (look.diagnosis.learning_rate.action is Action.LOWER)
+    changes = bisect_of(trouble) if bisects else cures_of(trouble)
+    if bisects or not of_rate:
+        _refuse_what_nothing_helps(look.diagnosis, trouble, changes)
+    base = base_rate(look.diagnosis) if of_rate and not bisects else None
+    steps = budget.steps or steps_to_survive(look.diagnosis, reruns.from_step)
+    search = _Search(path, reruns, budget, Proof(str(path), base, steps, ()), own)
+    search.died_by = look.diagnosis.run.exception
+    if base is not None:
+        advised = look.diagnosis.learning_rate.recommended
+        return search.for_a_rate(first or advised or base * FIRST_GUESS)
+    assert trouble.finding is not None
+    search.trouble = trouble.finding.code
+    return search.among(changes, all_of_them=bisects)
+
+
+class _Search:
+    """The reruns of one run, while they are made."""
+
+    def __init__(
+        self, path: Path, reruns: Reruns, budget: Budget, proof: Proof, own: Record
+    ) -> None:
+        self._path, self._reruns, self._budget, self._own = path, reruns, budget, own
+        self._until_s = time.monotonic() + budget.seconds
+        self._folder: Path | None = None
+        self._count = 0
+        self._proof = proof
+        self._is_repeatable = True
+        self._layer: str | None = None  # where the last rerun's trouble shows
+        self.trouble: str | None = None
+        self.died_by: str | None = None
+
+    def for_a_rate(self, rate: float | None) -> Proof:
+        """Find the highest rate that holds, within an octave."""
+        while rate is not None and len(self._proof.tries) < self._budget.tries:
+            done = self._try(RATE, rate)
+            if done is None:
+                break
+            if done.is_stable and not self._is_repeatable and not self._was_tried_twice(rate):
+                continue
+            rate = next_rate(self._proof)
+        return self._proof
+
+    def among(self, changes: Iterable[tuple[str, Value]], *, all_of_them: bool) -> Proof:
+        """Try these changes one at a time, if the trouble comes back without them."""
+        control = self._try(NOTHING, None)
+        if control is None:
+            return self._proof
+        if control.is_stable:
+            self._note(
+                "Trained again with nothing changed, the run's trouble did not come back within "
+                f"{control.steps:,} steps: it is not deterministic, or began earlier than the "
+                "rerun, and one rerun that holds proves nothing. `--steps` asks for more."
+            )
+            return self._proof
+        waiting = list(changes)
+        while waiting:
+            name, value = waiting.pop(0)
+            try:
+                done = self._try(name, value)
+            except NotChangedError as problem:
+                self._reruns.tell(f"  {problem}")
+                continue
+            if done is None or (done.is_stable and not all_of_them):
+                break
+            more = with_next_layer(name, value, None if done.is_stable else self._layer)
+            if more is not None:
+                waiting.insert(0, (name, more))
+        return self._proof
+
+    def _try(self, name: str, value: Value) -> Try | None:
+        """One rerun; None once the time is up, and it has shown nothing."""
+        if time.monotonic() >= self._until_s:
+            return None
+        wanted = Try(name, value, 0, "", is_stable=False, told="", loss_at={}, run="")
+        self._count += 1
+        self._reruns.tell(
+            f"rerun {self._count}: {self._proof.steps:,} steps with {words_of(wanted)}"
+        )
+        self._folder = self._folder or self._reruns.place()
+        shown = self._shown(name, value, self._folder / f"try-{self._count}")
+        done, self._layer = shown.done, shown.layer
+        if not done.is_stable and done.told == TIME_WAS_UP:
+            self._reruns.tell(f"  the time was up after {done.steps:,} steps")
+            return None
+        self._keep(replace(self._proof, tries=(*self._proof.tries, done)))
+        self._reruns.tell(_said(done))
+        if not shown.repeats and self._is_repeatable:
+            self._is_repeatable = False
+            self._note(NOT_DETERMINISTIC)
+        return done
+
+    def _shown(self, name: str, value: Value, folder: Path) -> Shown:
+        asked = Asked(
+            name, value, self._proof.base, self._proof.steps, self._until_s, self._own,
+            self.trouble, self.died_by, self._reruns.from_step,
+        )  # fmt: skip
+        return rerun(self._reruns.command(name, value), self._reruns.cwd, folder, asked)
+
+    def _was_tried_twice(self, rate: float) -> bool:
+        return sum(one.value == rate for one in self._proof.tries) > 1
+
+    def _note(self, sentence: str) -> None:
+        self._keep(replace(self._proof, notes=(*self._proof.notes, sentence)))
+
+    def _keep(self, proof: Proof) -> None:
+        """Keep it beside the run; what was proved before stays until something else is."""
+        self._proof, before = proof, kept_proof(self._path)
+        if proof.proved is not None or before is None or before.proved is None:
+            proof.keep(self._path)
+
+
+def with_next_layer(name: str, value: Value, layer: str | None) -> Value:
+    """The layers to keep in float32 once a rerun names another one; None if it names none."""
+    if name != FLOAT32 or not isinstance(value, str) or layer in (None, ROOT):
+        return None
+    layers = value.split(LAYERS_BY)
+    if layer in layers or len(layers) >= MOST_LAYERS:
+        return None
+    return LAYERS_BY.join([*layers, str(layer)])
 
 
 def next_rate(proof: Proof) -> float | None:
     """The rate to try next; None once the limit is known well enough."""
     low, high = proof.interval
     if low is None:
-        return None if high is None else high * DOWN
+        down = sum(not one.is_stable for one in proof.tries)
+        return None if high is None else high * DOWN ** max(1, down)
     if high is None or math.log2(high / low) <= WIDE_ENOUGH:
         return None
     return math.sqrt(low * high)
 
 
-def base_rate(diagnosis: Diagnosis, *, is_asked: bool) -> float:
+def base_rate(diagnosis: Diagnosis) -> float:
     """The rate that advice is about: what the script was told."""
-    advice = diagnosis.learning_rate
-    if advice.action is not Action.LOWER and not is_asked:
-        raise AmpwatchError(
-            f"A lower rate is not what this run needs: {advice.because} "
-            "To try a rate all the same, pass --set lr=RATE."
-        )
-    if advice.current is None or not advice.current > 0:
+    current = diagnosis.learning_rate.current
+    if current is None or not current > 0:
         raise AmpwatchError("The run recorded no learning rate: there is none to change.")
-    return advice.current
+    return current
 
 
-def steps_to_survive(diagnosis: Diagnosis) -> int:
-    """Half as many again as the run took until trouble began."""
+def steps_to_survive(diagnosis: Diagnosis, from_step: int = 0) -> int:
+    """Half as many again as the run took until trouble began, from its start or a checkpoint."""
     head = diagnosis.headline
     begun = diagnosis.run.steps if head is None or head.severity.weight == 0 else head.first_step
-    return int(min(MOST_STEPS, max(LEAST_STEPS, math.ceil(LONGER * (begun or 0)))))
+    took = max(0, (begun or 0) - from_step)
+    return int(min(MOST_STEPS, max(LEAST_STEPS, math.ceil(LONGER * took))))
 
 
-def _rates(path: Path) -> dict[int, float]:
-    with follow(path).reading() as run:
-        rows = run.read(Table.STEPS, columns=("step", "lr"))
-    step = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
-    rate = np.asarray(rows.column("lr").to_numpy(), float)
-    known = np.isfinite(rate) & (rate > 0)
-    return dict(zip(step[known].tolist(), rate[known].tolist(), strict=True))
+def _refuse_what_nothing_helps(
+    diagnosis: Diagnosis, trouble: Trouble, changes: list[tuple[str, Value]]
+) -> None:
+    """Reruns need a trouble that a change may end."""
+    found = trouble.finding
+    if found is None:
+        calm = diagnosis.calm or "Nothing is wrong with this run."
+        raise AmpwatchError(
+            f"{calm} There is nothing to prove. To try a rate all the same, pass --set lr=RATE."
+        )
+    if not changes:
+        raise AmpwatchError(
+            f"A lower rate is not what this run needs, and {found.code} {found.name} has no cure "
+            f"that can be tried from outside: {found.action} To switch one thing at a time, pass "
+            "--bisect; to try a rate all the same, --set lr=RATE."
+        )
 
 
 def _said(done: Try) -> str:
     if done.is_stable:
-        return f"  {done.value:.3g} held for {done.steps:,} steps"
-    return (
-        f"  {done.value:.3g} did not hold: {done.told or done.verdict} within {done.steps:,} steps"
-    )
+        return f"  it held for {done.steps:,} steps"
+    return f"  it did not hold: {done.told or done.verdict} within {done.steps:,} steps"

@@ -1,4 +1,4 @@
-"""One rerun: the run's own command with a change, followed until it has shown enough."""
+"""One rerun: the run's own command with a change, until its outcome is known."""
 
 from __future__ import annotations
 
@@ -17,37 +17,75 @@ from ampwatch.diagnosis import Action, Diagnosis
 from ampwatch.diagnosis.findings import Verdict
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, follow
-from ampwatch.recovery.change import CHANGE, Change
-from ampwatch.recovery.proof import Try
+from ampwatch.recovery.change import CHANGE, RATE, Change, Value
+from ampwatch.recovery.proof import TIME_WAS_UP, Try
 from ampwatch.rows import Table
-from ampwatch.store import list_runs
+from ampwatch.store import Run, list_runs
 
 LOOK_EVERY_S = 0.3
+_LOOK_SHARE = 5  # a look waits at least so many times as long as the last one took
 _LEAVING_S = 10.0  # to end by itself once it was asked to
 _LAST_WORDS = 400  # characters of what a rerun printed before it died
-_LOSS_AT = 12  # steps whose losses are kept
+_LOSS_AT, _SMOOTH = 12, 8  # steps whose losses are kept, each over an eighth of those before it
 _RATE_SHARE = 0.02  # a rate that differs by less is the one that was asked for
+_SAME_LOSS = 1e-3  # of a first loss: kernels may sum in another order
 
 Command = Callable[[Path], tuple[Sequence[str], Mapping[str, str]]]
-"""What starts a rerun whose runs go to a folder: arguments and environment."""
+"""Arguments and environment that start a rerun whose runs go to a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Losses and rates by step."""
+
+    losses: Mapping[int, float]
+    rates: Mapping[int, float]
+
+    @property
+    def first_step(self) -> int:
+        """Of those that have either."""
+        return min((*self.losses, *self.rates), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a rerun is to show."""
+    """What a rerun changes and is to show."""
 
-    rate: float
-    base: float  # the rate of the run's first step that the factor is of
+    name: str
+    value: Value
+    base: float | None  # the rate of the run that a changed one is a factor of
     steps: int
     until_s: float  # by the monotonic clock
-    rates: Mapping[int, float]  # the run's own, by step
+    own: Record  # the run's
+    trouble: str | None  # the code of what is to be gone; None: trouble with the rate
+    died_by: str | None  # the exception that ended the run
+    from_step: int  # of the checkpoint that the rerun is to load
+
+    @property
+    def factor(self) -> float | None:
+        """What the rates are to be multiplied by; None where they are to stay."""
+        if self.name != RATE:
+            return None
+        assert isinstance(self.value, float)
+        assert self.base is not None
+        return self.value / self.base
 
 
-def rerun(command: Command, cwd: Path, folder: Path, asked: Asked) -> Try:
-    """Train again with another rate, in a folder of its own."""
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a rerun has shown by its end."""
+
+    done: Try
+    repeats: bool  # it began as the run did; a training that is not deterministic does not
+    layer: str | None  # where its own trouble shows
+
+
+def rerun(command: Command, cwd: Path, folder: Path, asked: Asked) -> Shown:
+    """Train again with one thing changed, in a folder of its own."""
     folder.mkdir(parents=True)
     arguments, environment = command(folder / "runs")
-    change = Change(asked.rate / asked.base, str(folder / "outputs"))
+    value = asked.value if asked.factor is None else asked.factor
+    change = Change(asked.name, value, str((folder / "outputs").resolve()))
     with (folder / "printed.txt").open("wb") as printed:
         child = subprocess.Popen(
             list(arguments), cwd=cwd, env={**environment, CHANGE: change.to_text()},
@@ -57,23 +95,34 @@ def rerun(command: Command, cwd: Path, folder: Path, asked: Asked) -> Try:
         try:
             shown = _until_shown(child, folder / "runs", asked)
         finally:
+            left_by_itself = child.poll()
             _end(child)
     if shown is None:
-        raise AmpwatchError(_died(child.returncode, folder))
-    return _judged(*shown, child.returncode, asked)
+        raise AmpwatchError(_without_a_step(left_by_itself, folder))
+    follower, diagnosis = shown
+    with follower.reading() as run:
+        record = record_of(run)
+    _refuse_other_death(diagnosis, left_by_itself, asked, folder)
+    _refuse_unchanged(change, record, asked)
+    suspect = diagnosis.suspect
+    return Shown(
+        _judged(str(follower.path), diagnosis, record, left_by_itself, asked),
+        _repeats(record, asked), None if suspect is None else suspect.layer,
+    )  # fmt: skip
 
 
 def _until_shown(
     child: subprocess.Popen[bytes], runs: Path, asked: Asked
 ) -> tuple[Follower, Diagnosis] | None:
-    """Follow the rerun until it has come far enough, has failed, ends, or time is up.
+    """Follow the rerun until it has trained enough steps, fails, ends, or time is up.
 
-    Its diagnosis is that of this moment: that we end it then is no fault of its own.
+    Returns its diagnosis of this moment, taken before we end the process.
     """
     follower: Follower | None = None
     while True:
         is_over = child.poll() is not None or time.monotonic() >= asked.until_s
         follower = follower or _found(runs)
+        began = time.monotonic()
         if follower is not None:
             diagnosis = follower.look().diagnosis
             has_shown = diagnosis.run.steps >= asked.steps or diagnosis.verdict is Verdict.FAILING
@@ -81,7 +130,7 @@ def _until_shown(
                 return follower, diagnosis
         if is_over:
             return None
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(max(LOOK_EVERY_S, _LOOK_SHARE * (time.monotonic() - began)))
 
 
 def _found(runs: Path) -> Follower | None:
@@ -90,7 +139,7 @@ def _found(runs: Path) -> Follower | None:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End it and what it started: asked first, so that its log is whole."""
+    """End the process and its children: first by a signal, so that its log is complete."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, number)
@@ -104,68 +153,128 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 # --- what it has shown ----------------------------------------------------------------------------
 
 
-def _judged(follower: Follower, diagnosis: Diagnosis, code: int | None, asked: Asked) -> Try:
+def record_of(run: Run) -> Record:
+    """A run's losses and rates."""
+    rows = run.read(Table.STEPS, ("step", "loss", "lr"), min(run.ranks, default=0))
+    step = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
+    columns = (np.asarray(rows.column(name).to_numpy(), float) for name in ("loss", "lr"))
+    known = [(np.isfinite(values), values) for values in columns]
+    losses, rates = (
+        dict(zip(step[told].tolist(), values[told].tolist(), strict=True)) for told, values in known
+    )
+    return Record(losses, rates)
+
+
+def _judged(path: str, diagnosis: Diagnosis, record: Record, code: int | None, asked: Asked) -> Try:
     steps = diagnosis.run.steps
-    losses, rates = _columns(follower)
-    _refuse_other_rates(rates, asked)
-    is_failing = diagnosis.verdict is Verdict.FAILING
     came_far = steps >= asked.steps or (code == 0 and steps > 0)
-    lowers = diagnosis.learning_rate.action is Action.LOWER
+    is_over = diagnosis.verdict is not Verdict.FAILING and not _is_troubled(diagnosis, asked)
     return Try(
-        change="lr", value=asked.rate, steps=steps, verdict=diagnosis.verdict.value,
-        is_stable=came_far and not is_failing and not lowers,
-        told=_told(diagnosis, came_far=came_far, code=code),
-        loss_at=losses, run=str(follower.path),
+        change=asked.name, value=asked.value, steps=steps, verdict=diagnosis.verdict.value,
+        is_stable=came_far and is_over, told=_told(diagnosis, came_far=came_far),
+        loss_at=_some_losses(record, steps), run=path,
     )  # fmt: skip
 
 
-def _told(diagnosis: Diagnosis, *, came_far: bool, code: int | None) -> str:
+def _is_troubled(diagnosis: Diagnosis, asked: Asked) -> bool:
+    """Whether what was wrong with the run is wrong with its rerun too."""
+    if asked.trouble is None:
+        return diagnosis.learning_rate.action is Action.LOWER
+    return any(one.code == asked.trouble and one.severity.weight > 0 for one in diagnosis.findings)
+
+
+def _told(diagnosis: Diagnosis, *, came_far: bool) -> str:
     head = diagnosis.headline
     if head is not None and head.severity.weight > 0:
         return f"{head.code} {head.name}"
-    if came_far:
-        return ""
-    return "time was up" if code is None or code < 0 else f"it ended with {code} before"
+    return "" if came_far else TIME_WAS_UP
 
 
-def _columns(follower: Follower) -> tuple[dict[str, float], dict[int, float]]:
-    """Some losses and all rates by step."""
-    with follower.reading() as run:
-        rows = run.read(Table.STEPS, columns=("step", "loss", "lr"))
-    step = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
-    loss, rate = (np.asarray(rows.column(name).to_numpy(), float) for name in ("loss", "lr"))
-    known = np.flatnonzero(np.isfinite(loss))
-    losses = {}
-    for at in (10 * 2**n for n in range(_LOSS_AT)):
-        before = known[step[known] <= at]
-        if len(before) and at <= step.max():
-            losses[str(at)] = float(loss[before[-1]])
-    told = np.isfinite(rate)
-    return losses, dict(zip(step[told].tolist(), rate[told].tolist(), strict=True))
+def _some_losses(record: Record, steps: int) -> dict[str, float]:
+    """The loss at some steps and at the last one: the median of the steps up to there."""
+    known = sorted(record.losses)
+    found = {}
+    for at in (*(10 * 2**n for n in range(_LOSS_AT)), steps):
+        end = int(np.searchsorted(known, at, side="right"))
+        if end and at <= known[-1] + 1:
+            begin = int(np.searchsorted(known, at - max(1, at // _SMOOTH)))
+            near = [record.losses[step] for step in known[min(begin, end - 1) : end]]
+            found[str(at)] = float(np.median(near))
+    return found
 
 
-def _refuse_other_rates(rates: Mapping[int, float], asked: Asked) -> None:
+def _repeats(record: Record, asked: Asked) -> bool:
+    """Whether it began with the loss of the run: a change of the rate shows only afterwards."""
+    at = record.first_step
+    theirs = asked.own.losses.get(at + _offset(record, asked))
+    loss = record.losses.get(at)
+    if theirs is None or loss is None:
+        return True
+    return abs(loss - theirs) <= _SAME_LOSS * max(abs(theirs), abs(loss))
+
+
+def _offset(record: Record, asked: Asked) -> int:
+    """What makes a step's number that of the run: a rerun from a checkpoint may count from 0."""
+    return 0 if record.first_step >= asked.from_step else asked.from_step
+
+
+# --- what shows nothing ---------------------------------------------------------------------------
+
+
+def _refuse_unchanged(change: Change, record: Record, asked: Asked) -> None:
     """What was asked for is what was trained with: else nothing is proved."""
-    factor = asked.rate / asked.base
-    shared = [step for step in rates if asked.rates.get(step)]
-    wrong = [
-        step for step in shared
-        if abs(rates[step] - factor * asked.rates[step]) > _RATE_SHARE * factor * asked.rates[step]
-    ]  # fmt: skip
+    factor = asked.factor
+    if factor is None:
+        if not change.was_done:
+            raise NotChangedError(
+                f"The rerun was to train with another {asked.name}, and met nothing that it is "
+                "about."
+            )
+        return
+    offset = _offset(record, asked)
+    wanted = {at: factor * asked.own.rates.get(at + offset, 0.0) for at in record.rates}
+    shared = [step for step, rate in wanted.items() if rate]
+    wrong = [at for at in shared if abs(record.rates[at] - wanted[at]) > _RATE_SHARE * wanted[at]]
     if len(wrong) > len(shared) // 10:
         step = wrong[0]
         raise AmpwatchError(
             f"The rerun was to train at {factor:.3g} times the rate, and did not: at step {step} "
-            f"it had {rates[step]:.3g}, where the run had {asked.rates[step]:.3g}. The script sets "
-            "its rate itself: name the argument that holds it, as in `--rate-argument --lr`."
+            f"it had {record.rates[step]:.3g}, where the run had {wanted[step] / factor:.3g}. The "
+            "script sets its rate itself: name the argument that holds it, as in "
+            "`--rate-argument --lr`."
         )
 
 
-def _died(code: int | None, folder: Path) -> str:
-    last = (folder / "printed.txt").read_text(errors="replace").strip()[-_LAST_WORDS:]
-    how = f"ended with {code} before its first step"
+class NotChangedError(AmpwatchError):
+    """The training has nothing that the change is about."""
+
+
+def _refuse_other_death(diagnosis: Diagnosis, code: int | None, asked: Asked, folder: Path) -> None:
+    """A rerun that died of something else says nothing about what was changed."""
+    steps, raised = diagnosis.run.steps, diagnosis.run.exception
+    if code is None or code == 0 or steps >= asked.steps or diagnosis.verdict is Verdict.FAILING:
+        return
+    if raised and asked.died_by and raised.partition(":")[0] == asked.died_by.partition(":")[0]:
+        return
+    raise AmpwatchError(
+        f"The rerun ended with {code} at step {steps:,}, for another reason than what was "
+        f"changed, so it shows nothing. {_last_words(folder)}"
+    )
+
+
+def _without_a_step(code: int | None, folder: Path) -> str:
+    said = _last_words(folder)
+    if code is None:
+        return (
+            "The rerun had no step within the time. If it takes long to start, give it more, as in "
+            f"`--budget 1h`. {said}"
+        )
     if code == 0:
-        how = "trained no step that could be watched"
-    elif code is None or code < 0:
-        how = "had no step within the time"
-    return f"The rerun {how}" + (f". It printed last: {last}" if last else ", and printed nothing.")
+        return f"The rerun trained no step that could be watched. {said}"
+    asks = " A rerun cannot answer what the script asks for." * ("EOFError" in said)
+    return f"The rerun ended with {code} before its first step.{asks} {said}"
+
+
+def _last_words(folder: Path) -> str:
+    last = (folder / "printed.txt").read_text(errors="replace").strip()[-_LAST_WORDS:]
+    return f"It printed last: {last}" if last else "It printed nothing."

@@ -1,14 +1,14 @@
-"""From a verdict to what a launcher does next: go on, start again so, or stop and ask a person.
+"""From a verdict to what a launcher does next: continue, restart with changes, or stop.
 
-Only what a launcher and its script can do by themselves is a restart: load a checkpoint, multiply
-the rates, leave out batches, set the scaler, keep layers in float32. A mistake in the program is
-none of that.
+A restart consists only of what a launcher and its script can do by themselves: load a checkpoint,
+multiply the rates, skip batches, set the scaler, keep layers in float32. A mistake in the program
+cannot be fixed that way.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.findings import CUT_OFF, LIVE
 from ampwatch.diagnosis.signals import detail_of
 from ampwatch.follow import diagnose
-from ampwatch.recovery.proof import Proof, kept_proof
+from ampwatch.recovery.change import FLOAT32, LAYERS_BY, RATE, ROOT
+from ampwatch.recovery.proof import Proof, Try, kept_proof, sentence_of, words_of
 from ampwatch.report.attempts import attempts_of
 from ampwatch.report.checkpoints import CLEAN, condition_of
 from ampwatch.rows import EventKind, Table
@@ -28,7 +29,6 @@ from ampwatch.store import Run, open_run
 
 SCHEMA = 1
 MOST_RESTARTS = 5  # of one run: a cure that did not help so often will not help
-_ROOT = "(root)"
 _OUTPUT_LEAVES_FORMAT = "AMP203"
 _BAD_BATCH = ("AMP206", "AMP209")
 _OF_THE_SCALE = ("AMP103", "AMP104", "AMP108")
@@ -50,7 +50,7 @@ EXIT_CODES = {Next.CONTINUE: 0, Next.RESTART: 10, Next.STOP: 11}
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A save that the record tells of; `path` is None where the script did not say it."""
+    """A recorded save; `path` is None if the script did not report it."""
 
     step: int
     path: str | None
@@ -59,7 +59,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do next, and with what changed; empty parts stay as they were."""
+    """What to do next, and with which changes; empty fields change nothing."""
 
     action: Next
     because: str
@@ -105,30 +105,48 @@ class Plan:
 
 
 def plan(run: Run | str | Path) -> Plan:
-    """What a launcher does next with a run as it stands."""
+    """What a launcher should do next with a run in its current state."""
     opened = run if isinstance(run, Run) else open_run(run)
     return plan_of(opened, diagnose(opened), kept_proof(opened.path))
 
 
 def last_clean_checkpoint(run: Run | str | Path) -> Checkpoint | None:
-    """The last save of a run that holds nothing of the trouble it is in."""
+    """The last save from before the run's trouble."""
     opened = run if isinstance(run, Run) else open_run(run)
     return _clean_save(opened, diagnose(opened), None)
 
 
+def checkpoint_before_trouble(run: Run | str | Path) -> Checkpoint | None:
+    """The last save of a run from before what is wrong with it began."""
+    opened = run if isinstance(run, Run) else open_run(run)
+    diagnosis = diagnose(opened)
+    advice, head = diagnosis.learning_rate, diagnosis.headline
+    until = advice.restart_from_step if advice.action is Action.LOWER else None
+    if until is None and head is not None and head.severity.weight:
+        until = head.first_step
+    return _clean_save(opened, diagnosis, until)
+
+
 def plan_of(run: Run, diagnosis: Diagnosis, proof: Proof | None = None) -> Plan:
-    """The plan for a run as it stands; what reruns have proved goes before what was estimated."""
+    """The plan for a run in its current state; a rate proved by reruns precedes an estimate."""
     head = diagnosis.headline
-    if head is None or head.severity is not Severity.ERROR:
+    if head is None or diagnosis.worst() is not Severity.ERROR:
         return _without_error(run, diagnosis)
     cured = _cure(run, diagnosis, head, proof)
     if cured is None:
-        return Plan(Next.STOP, f"{head.summary} No launcher can mend that: {head.action}")
+        return Plan(
+            Next.STOP, f"{head.summary} No launcher can mend that: {head.action}{_also(proof)}"
+        )
     restarts = len(attempts_of(run, min(run.ranks, default=0), goes_on=False)) - 1
     if restarts >= MOST_RESTARTS:
         why = f"{head.summary} The run was started again {restarts} times: a person must look."
         return Plan(Next.STOP, why)
     return cured
+
+
+def _also(proof: Proof | None) -> str:
+    """What reruns have shown that a plan has no place for."""
+    return "" if proof is None or proof.proved is None else f" {sentence_of(proof)}"
 
 
 def _without_error(run: Run, diagnosis: Diagnosis) -> Plan:
@@ -143,13 +161,16 @@ def _without_error(run: Run, diagnosis: Diagnosis) -> Plan:
 
 
 def _cure(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | None) -> Plan | None:
-    """What makes an end of this error, as far as a launcher can; None if it cannot."""
+    """The changes that fix this error; None if a launcher cannot fix it."""
     advice = diagnosis.learning_rate
     if advice.action is Action.LOWER and advice.factor is not None:
         return _lower_rate(run, diagnosis, head, proof)
+    best = None if proof is None else proof.proved
+    if best is not None and best.change in _SAID_BY_PLAN:
+        return _as_proved(run, diagnosis, head, best)
     saved = _clean_save(run, diagnosis, head.first_step)
     watch_for = _watch_for(head)
-    if head.code == _OUTPUT_LEAVES_FORMAT and head.layer and head.layer != _ROOT:
+    if head.code == _OUTPUT_LEAVES_FORMAT and head.layer and head.layer != ROOT:
         because = f"{head.summary} Run {head.layer} in float32."
         return Plan(Next.RESTART, because, saved, keep_in_float32=(head.layer,),
                     watch_for=watch_for, **_scaler(run, saved, head))  # fmt: skip
@@ -165,9 +186,9 @@ def _lower_rate(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | No
     advice = diagnosis.learning_rate
     assert advice.factor is not None
     factor, told = advice.factor, "as estimated"
-    if proof is not None and proof.proved is not None and proof.base:
-        factor = proof.proved.value / proof.base
-        told = f"as proved by reruns of {proof.proved.steps:,} steps"
+    rate, current = _proved_rate(proof), advice.current or (proof and proof.base)
+    if proof is not None and rate is not None and current and rate < current:
+        factor, told = rate / current, f"as proved by reruns of {proof.steps:,} steps"
     saved = _clean_save(run, diagnosis, advice.restart_from_step)
     rates = tuple(rate * factor for rate in _base_rates(run, head))
     return Plan(
@@ -175,6 +196,32 @@ def _lower_rate(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | No
         factor=factor, base_rates=rates, warmup_steps=advice.warmup_steps, clip=advice.clip,
         watch_for=_watch_for(head), **_scaler(run, saved, head),
     )  # fmt: skip
+
+
+def _proved_rate(proof: Proof | None) -> float | None:
+    best = None if proof is None else proof.proved
+    value = best.value if best is not None and best.change == RATE else None
+    return value if isinstance(value, float) else None
+
+
+# Changes that have a place in a plan: how they are said in it.
+_SAID_BY_PLAN: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    FLOAT32: lambda layers: {"keep_in_float32": tuple(layers.split(LAYERS_BY))},
+    "clip": lambda norm: {"clip": norm},
+    "init_scale": lambda scale: {"init_scale": scale, "restores_scaler": False},
+    "growth_interval": lambda steps: {"growth_interval": int(steps)},
+}
+
+
+def _as_proved(run: Run, diagnosis: Diagnosis, head: Finding, best: Try) -> Plan:
+    """What a rerun has shown to be a cure."""
+    saved = _clean_save(run, diagnosis, head.first_step)
+    said = _scaler(run, saved, head) | _SAID_BY_PLAN[best.change](best.value)
+    because = (
+        f"{head.summary} A rerun of {best.steps:,} steps has proved that the trouble is gone with "
+        f"{words_of(best)}."
+    )
+    return Plan(Next.RESTART, because, saved, watch_for=_watch_for(head), **said)
 
 
 # --- what the record tells ------------------------------------------------------------------------
@@ -191,7 +238,7 @@ def _clean_save(run: Run, diagnosis: Diagnosis, until: int | None) -> Checkpoint
 
 
 def _saves(run: Run) -> dict[int, tuple[str | None, str]]:
-    """By step, the path of each save as far as it was told, and its stamp; of the lowest rank."""
+    """By step, each save's path, if reported, and its stamp; of the lowest rank."""
     rank = min(run.ranks, default=0)
     found: dict[int, tuple[str | None, str]] = {}
     for row in run.read(Table.EVENTS, ("step", "kind", "detail"), rank).to_pylist():
@@ -202,7 +249,7 @@ def _saves(run: Run) -> dict[int, tuple[str | None, str]]:
 
 
 def _base_rates(run: Run, head: Finding) -> list[float]:
-    """Each group's base rate as the trouble began."""
+    """Each group's base rate when the trouble began."""
     rows = run.read(Table.STEPS, ("step", "lr_bases"), min(run.ranks, default=0))
     until = head.first_step
     rates: list[float] = []
@@ -213,7 +260,7 @@ def _base_rates(run: Run, head: Finding) -> list[float]:
 
 
 def _scaler(run: Run, saved: Checkpoint | None, head: Finding) -> dict[str, Any]:
-    """Whether the saved scaler is loaded; if not, the scale that was in use at the save."""
+    """Whether to load the saved scaler; if not, the scale in use at the save."""
     interval = run.info.scaler.get("growth_interval")
     if saved is None or head.code not in _OF_THE_SCALE:
         return {"growth_interval": interval}
@@ -225,7 +272,7 @@ def _scaler(run: Run, saved: Checkpoint | None, head: Finding) -> dict[str, Any]
 
 
 def _bad_batches(diagnosis: Diagnosis) -> tuple[tuple[int, int], ...]:
-    """The steps whose batches stood out, as stretches; empty if they are too many to be rare."""
+    """The steps with outlying batches, as ranges; empty if they are too many to be rare."""
     found = [one for one in diagnosis.findings if one.code in _BAD_BATCH]
     steps = sorted(
         {piece.step for one in found for piece in one.evidence if piece.step is not None}
@@ -245,7 +292,7 @@ def _watch_for(head: Finding) -> tuple[str, ...]:
 
 
 def sentences_of(plan: Plan) -> Sequence[str]:
-    """The plan in words, a line each."""
+    """The plan in words, one sentence per line."""
     saved = plan.checkpoint
     found = [f"{_WORDS[plan.action]} {plan.because}"]
     if plan.action is not Next.RESTART:

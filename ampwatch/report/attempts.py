@@ -1,4 +1,4 @@
-"""The attempts of a run: each start of it, which steps it took, and how it ended."""
+"""The attempts of a run: each start, its steps, and how it ended."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from ampwatch.store.run_files import RankRows
 
 _MARKS = (EventKind.STARTED.value, EventKind.ENDED.value, EventKind.EXCEPTION.value)
 _MOST_LETTERS = 160  # of an exception's message
-# What a later attempt may have otherwise than the first, of which run.json tells.
+# What may differ in a later attempt; run.json has the values of the first.
 _SETTINGS = {"config": "config", "scaler": "scaler", "origin": "code"}
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One start of a run, as one of its ranks tells it."""
+    """One start of a run, as recorded by one of its ranks."""
 
     number: int  # from 1
     first_step: int | None = None  # None if it took none
     last_step: int | None = None
     started_ns: int | None = None
     last_ns: int | None = None  # of its last step or event
-    ending: str = ""  # in words; empty if its source tells of no end
+    ending: str = ""  # in words; empty if its source records no end
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings that each attempt tells, by dotted name; long ones cut."""
+        """The settings recorded by each attempt, by dotted name; long ones are cut."""
         told = {section: self.detail.get(name) for name, section in _SETTINGS.items()}
         return {name: text for name, text in flat("", told) if text and text != "null"}
 
 
 def attempts_of(run: Run, rank: int, *, goes_on: bool) -> tuple[Attempt, ...]:
-    """The attempts of one rank, the first one first; `goes_on` says whether the last one does."""
+    """The attempts of one rank, the first one first; `goes_on`: the last one is live."""
     log = next((log for log in run.logs if log.rank == rank), None)
     if log is None:
         return ()

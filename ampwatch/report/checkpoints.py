@@ -1,4 +1,4 @@
-"""Whether a checkpoint is clean, by what the record says of the steps before it."""
+"""Whether a checkpoint is clean, judged by the recorded steps before it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLEAN, SUSPECT, POISONED = "clean", "suspect", "poisoned"
 
 
 def condition_of(step: int, diagnosis: Diagnosis | None) -> tuple[str, str]:
-    """The mark of what was saved before this step, and its reason."""
+    """The mark of a checkpoint saved before this step, and its reason."""
     if diagnosis is None:
         return "", "it is not judged yet"
     before = step - 1

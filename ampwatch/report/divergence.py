@@ -1,8 +1,8 @@
 """Where two runs diverge: the first common step at which loss, scale or skips differ.
 
-Two runs of one setting differ by noise (another seed, another order of sums). So for the loss there
-are two steps: the first at which any bit differs, and the first at which the difference is beyond
-the usual change from step to step. A scale or a skip is the same or is not.
+Two runs with the same settings differ by noise (another seed, another order of sums). So the loss
+has two steps: the first at which any bit differs, and the first at which the difference exceeds
+the usual change from step to step. Scales and skips are compared exactly.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where a run differs from another; None where it does not within their common steps."""
+    """Where a run differs from another; None where all common steps are the same."""
 
     common_steps: int
     last_common_step: int | None = None
@@ -66,7 +66,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """One quantity of both runs at the steps at which both have it."""
+    """One quantity of both runs, at the steps that both recorded."""
 
     step: Integers
     one: Floats
@@ -86,7 +86,7 @@ def divergence_of(first: Run, second: Run) -> Divergence:
 
 
 def divergence_of_rows(first: Run, one: StepRows, second: Run) -> Divergence:
-    """The same with the first run's rows at hand: many runs are compared with it."""
+    """The same, given the first run's rows: many runs are compared with it."""
     other = step_rows(second)
     step, mine, its = np.intersect1d(one.step, other.step, return_indices=True)
     if not len(step):
@@ -122,7 +122,7 @@ def _with_layer(
 
 
 def _told(rows: StepRows) -> tuple[tuple[Floats, Mask], ...]:
-    """Loss, scale and skips; in logs that state only what the scale became, that."""
+    """Loss, scale and skips; for the scale, its value after the step if a log has only that."""
     nothing: tuple[Floats, Mask] = (
         np.full(len(rows.step), np.nan),
         np.zeros(len(rows.step), np.bool_),
@@ -139,7 +139,7 @@ def _pair(step: Integers, one: Floats, other: Floats, known: Mask) -> _Pair:
 
 
 def _unequal(pair: _Pair) -> NDArray[np.intp]:
-    """Where they differ; two nan are the same."""
+    """Where they differ; two nan are equal."""
     return np.flatnonzero(~same(pair.one, pair.other))
 
 

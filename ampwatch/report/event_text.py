@@ -1,4 +1,4 @@
-"""What an event of a run's record says, in words."""
+"""Events of a run as text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _MOST_RATES = 3
 
 
 def title_of(kind: str) -> str:
-    """What it is called; a kind of a later ampwatch has its own name."""
+    """The title of an event; an unknown kind, of a later version, is its own title."""
     return _SHOWN[kind][0] if kind in _SHOWN else kind
 
 
 def text_of(event: Event) -> str:
-    """What it says beyond its title."""
+    """The text beside the title."""
     words = _SHOWN[event.kind][1] if event.kind in _SHOWN else _unknown
     return words(event.detail)
 
@@ -32,7 +32,7 @@ def _from_to(detail: Mapping[str, Any]) -> str:
 
 
 def _which(detail: Mapping[str, Any], *names: str) -> str:
-    """Of which optimizer or group, unless it is the first."""
+    """The optimizer or group, unless it is the first."""
     told = [f"{name} {detail[name]}" for name in names if detail.get(name)]
     return f" of {' '.join(told)}" if told else ""
 
@@ -79,6 +79,10 @@ def _exception(detail: Mapping[str, Any]) -> str:
 def _control(detail: Mapping[str, Any]) -> str:
     if "offers" in detail:
         return f"a page may ask for: {', '.join(map(str, detail['offers']))}"
+    return _told(detail)
+
+
+def _told(detail: Mapping[str, Any]) -> str:
     return str(detail.get("told") or "")
 
 
@@ -112,4 +116,5 @@ _SHOWN: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     EventKind.EXCEPTION.value: ("exception", _exception),
     EventKind.GAP.value: ("gap", _gap),
     EventKind.CONTROL.value: ("control", _control),
+    EventKind.GUARD.value: ("guard", _told),
 }  # fmt: skip

@@ -145,7 +145,7 @@ def age_text(step: int | None, *, is_broken: bool = False) -> str:
     """Of when a number is, after it, where it is not the newest step's."""
     if step is None:
         return ""
-    return f" at step {step:,}; not finite since" if is_broken else f" at step {step:,}"
+    return f" at step {step:,}, not finite since then" if is_broken else f" at step {step:,}"
 
 
 def rows_of_first_optimizer(run: Record, columns: Sequence[str]) -> Any:

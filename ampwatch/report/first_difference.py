@@ -1,7 +1,7 @@
 """The first step at which two runs differ in anything that both recorded, and in which layer.
 
-Several columns may differ at that step. They are named in the order of cause: what comes into a
-step from outside (the batch, the rate, the scale) before what follows from it (loss, gradients).
+Several columns may differ at that step. They are named in causal order: inputs of the step (the
+batch, the rate, the scale) before their results (loss, gradients).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _STRETCH, _LONGER = 64, 8
 
 
 class Readable(Protocol):
-    """A run whose rows can be read a stretch of steps at a time."""
+    """A run whose rows can be read in ranges of steps."""
 
     @property
     def ranks(self) -> tuple[int, ...]: ...  # noqa: D102
@@ -57,7 +57,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """A run's columns, a row a step in rising order: of repeated ones (a restart), the last."""
+    """A run's columns, one row per step in rising order; of repeated steps, the last row."""
 
     step: Integers
     columns: Mapping[str, tuple[Floats, Mask]]  # each with the mask of what is known
@@ -75,10 +75,10 @@ class ColumnDifference:
 
 @dataclass(frozen=True, slots=True)
 class LayerDifference:
-    """Where the difference shows among the layers, at the first step of which both have samples.
+    """Which layer differs, at the first step that both sampled.
 
-    `is_where_it_began` says that this is the step at which the runs part: then the layer is the
-    first in the order of the computation. Else it is the one that differs most.
+    `is_where_it_began`: the runs diverge at this very step. Then the layer is the first one in the
+    order of computation; otherwise it is the one that differs most.
     """
 
     step: int
@@ -93,7 +93,7 @@ class LayerDifference:
 
 @dataclass(frozen=True, slots=True)
 class FirstDifference:
-    """The step at which two runs part: what differs there, and what follows later."""
+    """The step at which two runs diverge: what differs there, and what differs later."""
 
     step: int
     columns: tuple[ColumnDifference, ...]
@@ -103,12 +103,12 @@ class FirstDifference:
 
     @property
     def column(self) -> str:
-        """The first of the columns, in the order of cause."""
+        """The first of the columns, in causal order."""
         return self.columns[0].column
 
 
 def step_rows(run: Record) -> StepRows:
-    """What a run recorded by step, of its first optimizer."""
+    """A run's columns by step, for its first optimizer."""
     names = (*GIVEN, *RESULTS)
     rows = rows_of_first_optimizer(run, ("step", *names))
     step = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
@@ -144,7 +144,7 @@ def compared_columns(one: StepRows, other: StepRows) -> tuple[str, ...]:
 
 
 def first_difference(one: StepRows, other: StepRows) -> FirstDifference | None:
-    """Where the rows begin to differ; None where they are the same in every column of both."""
+    """Where the rows begin to differ; None if every common column is the same."""
     step, mine, its = np.intersect1d(one.step, other.step, return_indices=True)
     found = []
     for name, (values, known) in one.columns.items():
@@ -167,7 +167,7 @@ def first_difference(one: StepRows, other: StepRows) -> FirstDifference | None:
 
 
 def same(one: Floats, other: Floats) -> Mask:
-    """Where values are the same to the bit; two nan are."""
+    """Where values are bit-identical; two nan count as equal."""
     return np.asarray((one == other) | (np.isnan(one) & np.isnan(other)))
 
 
@@ -190,7 +190,7 @@ def words_of(name: str, table: Table = Table.STEPS) -> str:
 def layer_difference(
     one: Readable, other: Readable, step: int, last: int
 ) -> LayerDifference | None:
-    """The layer in which the difference of this step shows; None where none was recorded."""
+    """The layer that shows the difference at this step; None if no layer was recorded."""
     first, length = step, _STRETCH
     while first <= last:
         end = min(last, first + length - 1)
@@ -251,7 +251,7 @@ def _among(
 
 
 def _holds_others(name: str, names: Sequence[str]) -> bool:
-    """Whether a module is made of others: what differs in it differs in one of them."""
+    """Whether a module contains others: a difference in it is one in a module inside."""
     return name == _ROOT or any(other.startswith(f"{name}.") for other in names)
 
 
@@ -266,7 +266,7 @@ def _unequal(one: _Sample, other: _Sample) -> list[int]:
 
 
 def _where_it_began(differing: Mapping[str, list[int]]) -> tuple[str, int]:
-    """In the forward pass the first layer; where that is the same, the first of the backward."""
+    """The first layer that differs in the forward pass; if none does, in the backward pass."""
     for name, columns in differing.items():
         if columns[0] < len(_FORWARD):
             return name, columns[0]
@@ -275,7 +275,7 @@ def _where_it_began(differing: Mapping[str, list[int]]) -> tuple[str, int]:
 
 
 def _times(one: _Sample, other: _Sample, at: int) -> float:
-    """How many times the one is the other; a value that is not finite exceeds all."""
+    """The ratio of two values, at least 1; inf if one is not finite."""
     first, second = abs(one.values[at]), abs(other.values[at])
     if not np.isfinite(first) or not np.isfinite(second) or not min(first, second):
         return np.inf

@@ -1,6 +1,6 @@
-"""What formats below sixteen bits lose of each layer: those in use, and those that might be used.
+"""What each layer loses in formats below sixteen bits: those in use, and alternatives.
 
-The limits are those of AMP701 to AMP703: what a view marks is what a finding would name.
+The limits are those of AMP701 to AMP703, so a view marks what a finding would name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ampwatch.rows import WHAT_IF_FORMATS
 ROLES = {"input": "input", "weight": "weight", "grad": "gradient"}
 # What if: the formats as people call them.
 FORMAT_NAMES = dict(zip(("E4M3", "E5M2", "MXFP8", "NVFP4"), WHAT_IF_FORMATS, strict=True))
-# fp8 as it is used: the gradient's range is wide, its digits matter less.
+# fp8 as commonly used: gradients need range more than digits.
 USUAL_FP8 = {"input": "E4M3", "weight": "E4M3", "grad": "E5M2"}
 
 CAST_COLUMNS = tuple(f"{role}_{kind}_share" for role in ROLES for kind in ("flushed", "saturated"))
@@ -39,7 +39,7 @@ class Loss:
 
     @property
     def excess(self) -> float:
-        """How many times as much as in health."""
+        """The loss divided by the limit."""
         return max(self.flushed / most_flushed(self.form), self.cut / most_cut(self.form))
 
     @property
@@ -61,7 +61,7 @@ class CastLayer:
 
     @property
     def excess(self) -> float:
-        """How many times as much is lost as in health, where it is worst."""
+        """The loss of the worst role, divided by its limit."""
         stale = 0.0 if self.staleness is None else self.staleness / STALE_FACTOR
         return max(stale, *(loss.excess for loss in self.losses.values()), 0.0)
 
@@ -80,7 +80,7 @@ class WhatIfLayer:
     losses: Mapping[tuple[str, str], Loss]  # by role and format; what cannot be is left out
 
     def worst(self, name: str, role: str | None = None) -> tuple[str, Loss] | None:
-        """What a format would lose of a role, or of the role of which it loses most."""
+        """The share that a format would flush of a role, or of the worst role."""
         found = [
             (one, loss)
             for (one, form), loss in self.losses.items()
@@ -89,7 +89,7 @@ class WhatIfLayer:
         return max(found, key=lambda pair: pair[1].flushed, default=None)
 
     def usual(self) -> tuple[str, Loss] | None:
-        """What fp8 as it is used would lose, of the role of which it loses most."""
+        """The share that fp8 as commonly used would flush of the worst role."""
         found = [(role, self.losses.get((role, name))) for role, name in USUAL_FP8.items()]
         known = [(role, loss) for role, loss in found if loss is not None]
         return max(known, key=lambda pair: pair[1].flushed, default=None)
@@ -122,7 +122,7 @@ _KINDS = ("flushed", "saturated")
 
 
 def what_if_layers(run: Readable, step: int | None) -> list[WhatIfLayer]:
-    """The layers of which it is told, as last sampled at a step or at the end, in forward order."""
+    """The layers with such samples, as last sampled at a step or at the end, in forward order."""
     found = last_known(run, ("order", *WHAT_IF_COLUMNS.values()), step)
     told = (_what_if_layer(name, facts) for name, facts in found.items() if name)
     return _in_order(one for one in told if one.losses)

@@ -1,6 +1,6 @@
 """Each layer's last known values, at a step or at the end of a run.
 
-A column of lists is asked for by the place in the list: `input_what_if.2`.
+An element of a list column is requested by its index: `input_what_if.2`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Readable(Protocol):
     def last_rows(
         self, table: Table, columns: Sequence[str], most: int, *, step: int | None = None
     ) -> pa.Table:
-        """The last rows up to a step, or of all: at most so many."""
+        """The last rows up to a step, or of all, at most a given number."""
 
 
 def last_known(
@@ -41,7 +41,7 @@ def last_known(
 ) -> dict[str, dict[str, Any]]:
     """For each layer the last known value of each column, at a step or at the end.
 
-    Where several ranks have a value of the same step, the worst: a scale has to suit them all.
+    If several ranks have a value at the same step, the worst: one scale has to suit all ranks.
     """
     rows = _telling_rows(run, columns, step)
     coded = rows.column("layer").combine_chunks().cast("string").dictionary_encode()
@@ -57,12 +57,12 @@ def last_known(
 
 
 def stored(columns: Iterable[str]) -> tuple[str, ...]:
-    """The columns that hold these, each once."""
+    """The stored columns that contain these, each once."""
     return tuple(dict.fromkeys(name.partition(".")[0] for name in columns))
 
 
 def values_of(rows: pa.Table, name: str) -> pa.ChunkedArray:
-    """A column, or one place of its lists: null where a list is shorter."""
+    """A column, or one element of its lists; null if a list is shorter."""
     import pyarrow.compute as pc
 
     source, _, place = name.partition(".")
@@ -88,7 +88,7 @@ def has_values(
 def _last_of(
     values: pa.ChunkedArray, name: str, layer: Integers, steps: Integers, layers: int
 ) -> Iterator[tuple[int, Any]]:
-    """Each layer that has a value, and its last one: of numbers of the same step the worst."""
+    """The last value of each layer that has one; the worst if a step has several."""
     import pyarrow as pa
 
     known = np.flatnonzero(values.is_valid().to_numpy())
@@ -107,7 +107,7 @@ def _last_of(
 
 
 def _telling_rows(run: Readable, columns: Sequence[str], step: int | None) -> pa.Table:
-    """The last rows that hold a number of any of the columns; where none does, the last ones."""
+    """The last rows with a number in any of the columns; if there are none, the last rows."""
     import pyarrow.compute as pc
 
     numbers = [name for name in stored(columns) if name not in _FACTS]

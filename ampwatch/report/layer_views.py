@@ -1,6 +1,6 @@
-"""The views of a run's layers: usable loss scales, the casts in use, or other formats' losses.
+"""The views of a run's layers: usable loss scales, casts in use, or the losses of other formats.
 
-A run offers those it recorded. The one that fits it is shown until its reader chooses another.
+A run has the views for which it has data. The best one is shown until the reader chooses another.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VIEWS = tuple(_TOLD_BY)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a reader chose of the layers; None is no choice."""
+    """What a reader chose for the layers; None is no choice."""
 
     view: str | None = None
     role: str | None = None
@@ -42,16 +42,16 @@ class Wanted:
 
 
 def offered(run: Readable, *, quick: bool = False) -> tuple[str, ...]:
-    """The views that the run has numbers for, the one that fits best first.
+    """The views for which the run has data, the best one first.
 
-    A quick look at the last rows finds what is told at each sample.
+    The last rows are enough to know: each sample has all columns of its view.
     """
     there = has_values(run, list(_TOLD_BY.values()), quick=quick)
     return tuple(view for view, is_there in zip(_TOLD_BY, there, strict=True) if is_there)
 
 
 def chosen_view(views: Sequence[str], wanted: str | None) -> str | None:
-    """The view to show: the one wanted if it is offered, else the one that fits."""
+    """The view to show: the chosen one if the run has it, otherwise the best."""
     return wanted if wanted in views else next(iter(views), None)
 
 
@@ -64,10 +64,10 @@ def view_message(
     *,
     switch: bool = True,
 ) -> bytes | None:
-    """What the painter draws of the layers; None where the run has none of it.
+    """The message for the painter; None if the run has no layer data.
 
-    `level` is the scale that the run had established; `switch` is whether the panel
-    itself offers the other views and roles.
+    `level` is the established scale; `switch` is whether the panel itself offers the other views
+    and roles.
     """
     view = chosen_view(views, wanted.view)
     if view is None:

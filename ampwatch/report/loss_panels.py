@@ -1,4 +1,4 @@
-"""The panels of formats below sixteen bits: what the painter draws, and the sentence above it."""
+"""The panels for formats below sixteen bits, as drawn by the painter, with their sentences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WORST = "worst"  # of a layer's roles, instead of one of them
 def casts_header(
     run: Readable, step: int | None, diagnosis: Diagnosis | None, chosen: str | None = None
 ) -> dict[str, Any] | None:
-    """What is drawn of the casts in use; None where nothing is cast."""
+    """The panel of the casts in use; None if nothing is cast."""
     layers = cast_layers(run, step)
     if not layers:
         return None
@@ -64,7 +64,7 @@ def what_if_header(
     chosen: str | None = None,
     role: str | None = None,
 ) -> dict[str, Any] | None:
-    """What is drawn of formats that might be used; None where it was not told."""
+    """The panel of alternative formats; None if they were not recorded."""
     layers = what_if_layers(run, step)
     if not layers:
         return None
@@ -92,7 +92,7 @@ def what_if_header(
 
 
 def fault_of(diagnosis: Diagnosis | None) -> dict[str, str] | None:
-    """The layer that the findings name, and how a view says so."""
+    """The layer that the findings name, and the text for it."""
     suspect = None if diagnosis is None else diagnosis.suspect
     if suspect is None or diagnosis is None:
         return None
@@ -104,7 +104,7 @@ def fault_of(diagnosis: Diagnosis | None) -> dict[str, str] | None:
 
 
 def casts_sentence(layers: Sequence[CastLayer]) -> str:
-    """In what the layers multiply, and what that loses."""
+    """The formats in which the layers multiply, and what is lost."""
     return f"{_recipes(layers)} {_losses_text(layers)}".strip()
 
 
@@ -152,7 +152,7 @@ def _stale_text(layer: CastLayer) -> str:
 
 
 def _loses(loss: Loss, what: str) -> str:
-    """`flushes 12 % of its input to zero`, or what it cuts off where that is worse."""
+    """`flushes 12 % of its input to zero`, or the share cut off if that is worse."""
     only_cut = Loss(loss.form, 0.0, loss.cut)
     if only_cut.excess == loss.excess:
         return f"cuts off {percent_text(loss.cut)} of its {what}"
@@ -160,7 +160,7 @@ def _loses(loss: Loss, what: str) -> str:
 
 
 def what_if_sentence(layers: Sequence[WhatIfLayer]) -> str:
-    """How many layers would survive which format, and the one that would lose most."""
+    """How many layers would survive in which format, and which one would lose most."""
     usual = [(one.layer, found) for one in layers if (found := one.usual())]
     parts = []
     if usual:
@@ -192,7 +192,7 @@ def _count_of(count: int, total: int) -> str:
 
 
 def _worst(layers: Sequence[Any], excess: Mapping[str, float], named: set[str | None]) -> list[Any]:
-    """The layers to show: where there are too many, those named and those that lose most."""
+    """The layers to show; if there are too many, the named ones and those that lose most."""
     ranked = sorted(layers, key=lambda one: (one.layer not in named, -excess[one.layer]))
     kept = {one.layer for one in ranked[:MOST_ROWS]}
     return [one for one in layers if one.layer in kept]
@@ -261,7 +261,7 @@ def _cell(
 
 
 def short_percent(share: float) -> str:
-    """A share in per cent without its sign, as short as a narrow cell wants it."""
+    """A share in per cent without the sign, short enough for a narrow cell."""
     percent = 100 * share
     if not percent:
         return "0"

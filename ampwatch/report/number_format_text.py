@@ -10,7 +10,7 @@ _ROLES = ("input", "weight", "gradient")
 
 
 def formats_text(facts: Mapping[str, Any]) -> str:
-    """What a layer multiplies in, roles with the same format named once; empty if in nothing."""
+    """The formats in which a layer multiplies, equal ones named once; empty if none is narrow."""
     told = [_short(facts.get(name)) for name in FORMAT_FACTS]
     if not any(told):
         return ""
@@ -22,7 +22,7 @@ def formats_text(facts: Mapping[str, Any]) -> str:
 
 
 def _beside(forward: str, gradient: str) -> str:
-    """A gradient's format, its element alone where the rest is as in the forward pass."""
+    """A gradient's format; only its element type if the rest is as in the forward pass."""
     family, *rest = forward.split()
     own, *others = gradient.split() or ["wide"]
     same = own == family == "fp8" and rest[1:] == others[1:]
@@ -30,7 +30,7 @@ def _beside(forward: str, gradient: str) -> str:
 
 
 def _short(text: Any) -> str:
-    """`float8_e4m3fn/rowwise/dynamic` as `fp8 e4m3 rowwise`; a delayed scale is said."""
+    """`float8_e4m3fn/rowwise/dynamic` as `fp8 e4m3 rowwise`; delayed scales are named."""
     parts = str(text or "").split("/")
     known = [part for part in parts if part not in {"", "dynamic"}]
     return " ".join(known).replace("float8_e4m3fn", "fp8 e4m3").replace("float8_", "fp8 ")

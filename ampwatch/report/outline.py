@@ -1,4 +1,4 @@
-"""A run in outline: what a comparison shows of it, in a size that does not grow with the run."""
+"""A run's outline: what a comparison shows of it, independent of the run's length."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What became of one value over a run. Values that are not finite are counted, not compared."""
+    """The course of one value over a run. Values that are not finite are counted, not compared."""
 
     count: int
     first: float | None  # the first and the last finite one
@@ -74,7 +74,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What is compared of a run."""
+    """The compared facts of a run."""
 
     name: str
     diagnosis: Diagnosis
@@ -94,14 +94,14 @@ class Outline:
 
 
 def outline_of(run: Run) -> Outline:
-    """The outline of a run, diagnosed as it stands."""
+    """The outline of a run in its current state; diagnoses it."""
     case = Engine().feed(run).case()
     judged = conclude(case)
     return outline_as(run, as_it_stands(run, judged), ForSeveral.of(case, judged))
 
 
 def outline_as(run: Run, diagnosis: Diagnosis, for_several: ForSeveral) -> Outline:
-    """The outline of a run whose diagnosis is known."""
+    """The outline of a run with this diagnosis."""
     rows = rows_of_first_optimizer(run, _COLUMNS)
     loss = course_of(_steps(rows), rows.column("loss"), LOSS)
     peak, is_host = peak_bytes(run)
@@ -154,7 +154,7 @@ def higher_is_better(name: str) -> bool | None:
 
 
 def _own_values(run: Run) -> Iterator[tuple[str, Course]]:
-    """What `watch.log` was given, of the lowest rank that logged any."""
+    """The values given to `watch.log`, from the lowest rank that logged any."""
     rows = run.read(Table.EXTRAS, columns=("rank", "step", "name", "value"))
     if not rows.num_rows:
         return
@@ -185,7 +185,7 @@ def _median(rows: Any, name: str) -> float | None:
 
 
 def peak_bytes(run: HasTables) -> tuple[int | None, bool]:
-    """The card's peak as torch counts it, else the memory in use, else the process's."""
+    """The peak of the device memory by torch, else the memory in use, else that of the process."""
     rows = run.read(Table.DEVICES, ("peak_bytes", "used_bytes", "host_rss_bytes"))
     for column in rows.column_names:
         known = rows.column(column).drop_null()

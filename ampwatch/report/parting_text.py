@@ -1,4 +1,4 @@
-"""Where runs part, in sentences: for the terminal, for the page, and for a file."""
+"""Where runs diverge, in sentences: for the terminal, the page and the HTML file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SCALES = frozenset({"scale", "scale_after"})
 
 
 def parting_text(one: Divergence, first: str, second: str) -> str:
-    """Where the second run parts from the first, and by what; `first` and `second` name them."""
+    """Where the second run diverges from the first, and in what; `first` and `second` name them."""
     return " ".join(parting_parts(one, first, second))
 
 
 def parting_parts(one: Divergence, first: str, second: str) -> list[str]:
-    """The same by sentence, of which the first says most."""
+    """The same as separate sentences, the most important one first."""
     if not one.common_steps:
         return ["They have no step in common."]
     if not one.compared:
@@ -37,7 +37,7 @@ def parting_parts(one: Divergence, first: str, second: str) -> list[str]:
         names = list_text([words_of(name) for name in one.compared], 4)
         steps = count_text(one.common_steps, "step")
         return [f"Identical to the bit over {steps}, in everything that both recorded: {names}."]
-    parts = [f"They part at step {found.step:,}, by the {_column_text(found, first, second)}."]
+    parts = [f"They diverge at step {found.step:,}, in the {_column_text(found, first, second)}."]
     if found.same_before:
         before = count_text(found.same_before, "common step")
         verb = "is" if found.same_before == 1 else "are"
@@ -48,7 +48,7 @@ def parting_parts(one: Divergence, first: str, second: str) -> list[str]:
 
 
 def parted_by(one: Divergence) -> str:
-    """The same in a few words, to group runs that part alike."""
+    """The same in a few words, to group runs that diverge alike."""
     if not one.common_steps:
         return "no step in common"
     if not one.compared:
@@ -56,11 +56,11 @@ def parted_by(one: Divergence) -> str:
     if one.first is None:
         return "identical to the bit"
     names = [words_of(part.column) for part in one.first.columns]
-    return f"part at step {one.first.step:,} by the {list_text(names, 1)}"
+    return f"diverge at step {one.first.step:,} in the {list_text(names, 1)}"
 
 
 def grouped_partings(partings: Sequence[Divergence]) -> list[tuple[str, list[int]]]:
-    """The runs that part alike, by number, where the first run is 0; the largest group first."""
+    """The runs that diverge alike, by number (the first run is 0); the largest group first."""
     groups: dict[str, list[int]] = {}
     for number, one in enumerate(partings, 1):
         groups.setdefault(parted_by(one), []).append(number)
@@ -68,7 +68,7 @@ def grouped_partings(partings: Sequence[Divergence]) -> list[tuple[str, list[int
 
 
 def layer_text(found: LayerDifference) -> str:
-    """In which layer it shows."""
+    """The layer that shows the difference."""
     label = words_of(found.column, Table.LAYERS)
     pair = _pair(found.first, found.second)
     if found.is_where_it_began:
@@ -86,7 +86,7 @@ def _column_text(found: FirstDifference, first: str, second: str) -> str:
 
 
 def _rest_text(found: FirstDifference, first: str, second: str) -> str:
-    """What else differs there, and what follows."""
+    """What else differs there, and what differs later."""
     there = [_said(part, first, second) for part in found.columns[1:]]
     later = [f"{words_of(part.column)} from step {part.step:,}" for part in found.later]
     sentences = []
@@ -107,7 +107,7 @@ def _said(part: ColumnDifference, first: str, second: str) -> str:
 
 
 def _pair(first: float | str, second: float | str) -> str:
-    """Both values, with as many digits as it takes to see that they differ."""
+    """Both values, with enough digits to see that they differ."""
     if isinstance(first, str) or isinstance(second, str):
         return f"{first} against {second}"
     if math.isfinite(first) != math.isfinite(second):
@@ -122,7 +122,7 @@ def _pair(first: float | str, second: float | str) -> str:
 
 
 def parting_sentences(one: Divergence, first: str, second: str) -> Iterator[str]:
-    """Where two runs part, and of loss, scale and skips where each begins to differ."""
+    """Where two runs diverge, and where loss, scale and skips each begin to differ."""
     yield parting_text(one, first, second)
     if not one.common_steps:
         return

@@ -33,7 +33,7 @@ def settings_of(run: Run) -> dict[str, str]:
 
 
 def whole_settings(run: Run) -> dict[str, str]:
-    """The same with every text whole and autocast as in the newest step: quick at any length."""
+    """The same with uncut texts and the newest step's autocast; fast for runs of any length."""
     last = run.last_rows(Table.STEPS, ("autocast_dtype",), 1).column("autocast_dtype").to_pylist()
     return _told(run, (last or [""])[0] or "")
 
@@ -60,14 +60,14 @@ def _told(run: Run, autocast: str) -> dict[str, str]:
 
 
 def assumed_settings(info: RunInfo) -> dict[str, str]:
-    """The framework's defaults that a foreign log's scale was read against, by dotted name."""
+    """The framework's defaults that were assumed for a foreign log, by dotted name."""
     marks = info.marks
     every = dict(flat("scaler", info.scaler))
     return {name: text for name, text in every.items() if Mark.ASSUMED.value in marks.get(name, ())}
 
 
 def flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
-    """What a value holds, as dotted names and texts."""
+    """The contents of a value, as dotted names and texts."""
     if isinstance(value, Mapping):
         for name, inside in value.items():
             yield from flat(f"{prefix}.{name}" if prefix else str(name), inside)
@@ -82,7 +82,7 @@ def _text(value: Any) -> str:
 
 
 def _optimizers(run: Run) -> dict[str, Any]:
-    """Each optimizer as first seen; by number where there are several."""
+    """Each optimizer's first settings; with its number if there are several."""
     events = run.read(Table.EVENTS, ("kind", "detail"), min(run.ranks, default=0))
     told = events.filter(pc.equal(events.column("kind"), EventKind.OPTIMIZER.value))
     found: dict[str, Any] = {}
@@ -93,7 +93,7 @@ def _optimizers(run: Run) -> dict[str, Any]:
 
 
 def _by_group(detail: Mapping[str, Any]) -> dict[str, Any]:
-    """Its groups by number where there are several."""
+    """Its groups, with their numbers if there are several."""
     groups = detail.get("groups")
     rest = {name: value for name, value in detail.items() if name not in {"groups", "optimizer"}}
     if not isinstance(groups, list):
@@ -109,7 +109,7 @@ def _autocast(run: Run) -> str:
 
 
 def _precision(run: Run) -> dict[str, str]:
-    """How many layers have weights and outputs of which data type, as last described."""
+    """How many layers have which data type of weights and outputs."""
     rank = min(run.ranks, default=0)
     rows = run.read(Table.LAYER_INFO, ("name", "param_dtype", "output_dtype"), rank).to_pylist()
     last = {row["name"]: row for row in rows}.values()

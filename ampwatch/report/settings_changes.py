@@ -1,4 +1,4 @@
-"""What changed in a run's settings since the run of the same script before it."""
+"""What changed in the settings since the previous run of the same script."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MOST_BESIDE = 500  # runs of a folder that are looked at, the newest: 0.2 ms ea
 _MOST_TOLD = 5
 _MOST_LETTERS = 40  # of a value in a sentence
 
-# What a run's name gets to be told from others: a time, a part of an id, a number.
+# What makes a run's name unique: a time, a part of an id, a number.
 _OWN_PART = re.compile(r"(?:[-_. ~](?:\d{8}-\d{6}|[0-9a-f]{8}|\d+))+$")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One setting that two runs have otherwise; None where a run does not have it."""
+    """One setting that differs between two runs; None if a run does not have it."""
 
     name: str
     before: str | None
@@ -40,14 +40,14 @@ class Change:
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Change, ...]:
-    """The settings that differ, in the order of the later run; then those that it lacks."""
+    """The settings that differ, in the later run's order, then those that it lacks."""
     names = dict.fromkeys([*after, *before])
     both = (Change(name, before.get(name), after.get(name)) for name in names)
     return tuple(change for change in both if change.before != change.after)
 
 
 def run_before(info: RunInfo, others: Iterable[tuple[T, RunInfo]]) -> T | None:
-    """Of other runs, each beside a key, the key of the last that started before, of its script."""
+    """The key of the previous run of the same script, among other runs with their keys."""
     earlier = [
         (other.started_ns, key)
         for key, other in others
@@ -57,7 +57,7 @@ def run_before(info: RunInfo, others: Iterable[tuple[T, RunInfo]]) -> T | None:
 
 
 def same(one: RunInfo, other: RunInfo) -> bool:
-    """Whether two runs are of one script; where it is not known of both, of one name."""
+    """Whether two runs have the same script, or, if one is unknown, the same name."""
     if one.source != other.source:
         return False
     scripts = one.origin.get("script"), other.origin.get("script")
@@ -67,12 +67,12 @@ def same(one: RunInfo, other: RunInfo) -> bool:
 
 
 def name_stem(name: str) -> str:
-    """A run's name without the time, id or number that tells it from others."""
+    """A run's name without the time, id or number that makes it unique."""
     return _OWN_PART.sub("", name) or name
 
 
 def changed_text(run: Run) -> str:
-    """What changed since the last run of its script in its folder, as a sentence; or nothing."""
+    """What changed since the previous run of the script in this folder; empty if nothing."""
     path = run_before(run.info, _beside(run))
     if path is None:
         return ""
@@ -86,7 +86,7 @@ def changed_text(run: Run) -> str:
 
 
 def _beside(run: Run) -> Iterator[tuple[Path, RunInfo]]:
-    """The other runs of its folder, as far as they can be read."""
+    """The other readable runs of its folder."""
     for path in _newest_beside(Path(run.path)):
         info = _info_of(path)
         if info is not None:

@@ -1,4 +1,4 @@
-"""Stretches of steps at which a value was not finite: a line breaks there, and a chart says why."""
+"""Ranges of steps at which a value was not finite: charts break the line there and mark it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Stretches:
         return len(self.first)
 
     def within(self, first: int, last: int) -> Stretches:
-        """Those that reach into a span, as fine as it can show them."""
+        """Those that overlap a span, at the resolution that it can show."""
         inside = (self.last >= first) & (self.first <= last)
         some = Stretches(self.first[inside], self.last[inside])
         return some.closed((last - first + 1) / _CELLS)
 
     def closed(self, gap: float) -> Stretches:
-        """Those as one between which fewer than `gap` steps lie."""
+        """The ranges, joined if fewer than `gap` steps are between them."""
         if len(self) < 2:
             return self
         order = np.argsort(self.first, kind="stable")
@@ -43,7 +43,7 @@ EMPTY = Stretches(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 class NotFinite:
-    """One column's stretches, grown by what is new."""
+    """One column's ranges, updated with new rows."""
 
     def __init__(self) -> None:
         self._first: list[int] = []
@@ -55,7 +55,7 @@ class NotFinite:
         return bool(self._first)
 
     def add(self, step: Steps, is_finite: NDArray[np.bool_]) -> None:
-        """Take in the next rows that hold a value."""
+        """Add the next rows that have a value."""
         if not len(step):
             return
         goes_back = np.diff(step, prepend=max(self._newest, int(step[0]))) < 0
@@ -73,7 +73,7 @@ class NotFinite:
 
     @property
     def stretches(self) -> Stretches:
-        """What there is by now."""
+        """The ranges so far."""
         if not self._first:
             return EMPTY
         return Stretches(np.array(self._first, np.int64), np.array(self._last, np.int64))
@@ -87,7 +87,7 @@ class NotFinite:
 
 
 def not_finite(step: Steps, values: NDArray[np.floating]) -> Stretches:
-    """The stretches of one column; `values` are those that were logged, all of them."""
+    """The ranges of one column; `values` are all logged ones."""
     found = NotFinite()
     found.add(step, np.isfinite(values))
     return found.stretches

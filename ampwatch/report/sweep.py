@@ -1,7 +1,7 @@
-"""A sweep: runs that differ in a setting, and what became of them. Where does it begin to fail?
+"""A sweep: runs that differ in a setting, and from which value on they fail.
 
 The boundary is counted, not estimated: the highest value at which no run failed, and the lowest at
-which one did. Where the runs contradict one another, no boundary is told but the reason.
+which one did. If the runs contradict each other, the reason is given instead of a boundary.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ampwatch.report.outline import Outline
 
 RATE = "learning rate"
 _RATES = ("optimizer.lr", "optimizer.group.0.lr", "config.lr", "config.learning_rate")
-# They differ from run to run and say nothing of what became of it.
+# They differ from run to run without any effect.
 _ASIDE = re.compile(r"^(command|host(\..*)?)$|seed", re.IGNORECASE)
 _NAMED = 3  # runs or settings in a sentence
 
 
 class Fate(str, enum.Enum):
-    """What became of a run, as far as the setting is concerned."""
+    """How a run ended, with regard to the setting."""
 
     STABLE = "stable"
     FAILED = "failed"
@@ -47,7 +47,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting that differs between runs: what each has, and as numbers if all are."""
+    """A setting that differs between runs: each run's value, also as a number if all are."""
 
     name: str
     texts: tuple[str | None, ...]
@@ -56,7 +56,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The runs by a setting, the lowest value first, and where they begin to fail."""
+    """The runs sorted by a setting, and from which value on they fail."""
 
     setting: str
     outcome: str
@@ -69,7 +69,7 @@ class Sweep:
 
 
 def settings_to_sweep(runs: Sequence[Outline]) -> list[Setting]:
-    """The settings that differ and may matter: the rate first, each only once."""
+    """The settings that differ and may matter: the rate first, each once."""
     rates = tuple(_rate(run) for run in runs)
     found = []
     if len(set(rates) - {None}) > 1:
@@ -100,7 +100,7 @@ def sweep_of(
     *,
     higher_is_better: bool = False,
 ) -> Sweep:
-    """The sweep over a setting; `told` is what came of each run, as a number and as a text."""
+    """The sweep over a setting; `told` is each run's outcome, as a number and as text."""
     values = setting.numbers or (None,) * len(runs)
     points = [
         Point(
@@ -165,7 +165,7 @@ def _fate(run: Outline, *, of_rate: bool) -> Fate:
 
 
 def _limits(points: Sequence[Point]) -> tuple[float | None, float | None]:
-    """The highest value that is stable and the lowest that failed, where the runs agree."""
+    """The highest stable value and the lowest failing one, if the runs agree."""
     top = max(_values(points, Fate.STABLE), default=None)
     low = min(_values(points, Fate.FAILED), default=None)
     return (None, None) if top is not None and low is not None and top >= low else (top, low)
@@ -176,7 +176,7 @@ def _values(points: Sequence[Point], fate: Fate) -> list[float]:
 
 
 def _sentence(setting: Setting, points: Sequence[Point], names: Sequence[str]) -> str:
-    """Up to where it is stable and from where on it fails, or why that cannot be told."""
+    """The sentence on the boundary, or on why it is unknown."""
     if setting.numbers is None:
         return _by_value(points)
     stable, failed = (_values(points, fate) for fate in (Fate.STABLE, Fate.FAILED))
@@ -222,7 +222,7 @@ def _contradiction(setting: Setting, points: Sequence[Point], names: Sequence[st
 
 
 def _by_value(points: Sequence[Point]) -> str:
-    """Of a setting that is no number: how many failed at each value."""
+    """For a setting that is not a number: how many runs failed at each value."""
     groups: dict[str, list[Point]] = {}
     for one in points:
         groups.setdefault(one.text, []).append(one)
@@ -234,7 +234,7 @@ def _by_value(points: Sequence[Point]) -> str:
 
 
 def _aside(points: Sequence[Point]) -> str:
-    """The runs that say nothing of the boundary."""
+    """The runs that do not count for the boundary."""
     told: Mapping[str, int] = {
         fate.value: count
         for fate in (Fate.ELSEWHERE, Fate.UNJUDGED)
@@ -251,7 +251,7 @@ def _count(points: Sequence[Point], fate: Fate) -> int:
 
 
 def besides_text(sweep: Sweep) -> str:
-    """Which other settings differ; nothing where none does."""
+    """The sentence on other settings that differ; empty if none does."""
     if not sweep.besides:
         return ""
     verb = "differs" if len(sweep.besides) == 1 else "differ"

@@ -1,7 +1,7 @@
 """A sweep drawn: each run as a mark over its setting, and all settings side by side.
 
-The drawings are HTML whose places are per cent, so that they fit any width and their words keep
-their size. What became of a run is told by its mark's shape and words, never by colour alone.
+The charts are HTML with positions in per cent, so that they fit any width while the text keeps its
+size. A run's outcome is shown by the mark's shape and text, never by colour alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Link = Callable[[int], str]  # the attributes that make an element of this run l
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis from 0 to 1; `place` of a value, and the ones that are written on it."""
+    """An axis from 0 to 1, with its labelled values."""
 
     low: float
     high: float
@@ -38,7 +38,7 @@ class Axis:
     ticks: tuple[float, ...]
 
     def place(self, value: float) -> float:
-        """Where a value lies, 0 to 1."""
+        """The position of a value, 0 to 1."""
         low, high, at = (self._scaled(one) for one in (self.low, self.high, value))
         return 0.5 if high == low else (at - low) / (high - low)
 
@@ -47,7 +47,7 @@ class Axis:
 
 
 def axis_of(values: Sequence[float], *, is_log: bool | None = None) -> Axis:
-    """The axis of these values, which are its ticks as far as they have room."""
+    """The axis of these values; as many of them as fit are its ticks."""
     low, high = min(values), max(values)
     log = low > 0 and (high > _LOG_RATIO * low if is_log is None else is_log)
     axis = Axis(low, high, log, ())
@@ -62,7 +62,7 @@ def axis_of(values: Sequence[float], *, is_log: bool | None = None) -> Axis:
 
 
 def sweep_html(sweep: Sweep, names: Sequence[str], link: Link) -> str:
-    """The runs over the setting; empty where it is no number, or has one value."""
+    """The runs over the setting; empty if it is not a number or has one value only."""
     points = [point for point in sweep.points if point.value is not None]
     values = [point.value for point in points if point.value is not None]
     if len(set(values)) < 2:
@@ -82,7 +82,7 @@ def sweep_html(sweep: Sweep, names: Sequence[str], link: Link) -> str:
 
 
 def _key(sweep: Sweep) -> str:
-    """What the marks say, of those that are drawn."""
+    """The legend of the marks that are drawn."""
     shown = dict.fromkeys(
         (_MARKS[point.fate], _TONES[point.fate], point.fate.value) for point in sweep.points
     )
@@ -93,7 +93,7 @@ def _key(sweep: Sweep) -> str:
 
 
 def _lane(points: Sequence[Point]) -> str:
-    """Above the axis, where runs stand whose outcome is no number."""
+    """The lane above the axis for runs whose outcome is not a number."""
     words = {point.outcome_text for point in points if point.outcome is None}
     if not words:
         return ""
@@ -102,7 +102,7 @@ def _lane(points: Sequence[Point]) -> str:
 
 
 def _band(sweep: Sweep, x: Axis) -> str:
-    """Where the limit lies: above what is stable, below what failed."""
+    """The band between the highest stable and the lowest failing value."""
     if sweep.stable is None or sweep.failing is None:
         return ""
     left, right = x.place(sweep.stable), x.place(sweep.failing)
@@ -138,7 +138,7 @@ def _columns(x: Axis) -> str:
 def _marks(
     points: Sequence[Point], sweep: Sweep, names: Sequence[str], x: Axis, y: Axis | None, link: Link
 ) -> Iterator[str]:
-    """Those that have one place stand beside one another about it."""
+    """The marks; those at the same position are drawn side by side."""
     places: dict[tuple[float, float], list[Point]] = {}
     for point in points:
         assert point.value is not None
@@ -174,7 +174,7 @@ def _tip(point: Point, sweep: Sweep, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One axis of the parallel view: where each run lies on it, and what is written at it."""
+    """One axis of the parallel view: each run's position, and the labels."""
 
     name: str
     places: tuple[float | None, ...]
@@ -246,7 +246,7 @@ def _outcome_column(sweep: Sweep, count: int) -> _Column:
 def _line(
     columns: Sequence[_Column], apart: float, point: Point, sweep: Sweep, name: str, link: str
 ) -> str:
-    """Through the axes of which the run has a value."""
+    """The line through the axes for which the run has a value."""
     at = [
         (n * apart, 100 - 100 * place)
         for n, column in enumerate(columns)

@@ -72,7 +72,7 @@ def stepped_line(step: Steps, values: Floats) -> Line:
 
 
 def thinned(step: Steps, values: Floats, most: int = MAX_POINTS) -> tuple[Steps, Floats]:
-    """At most `most` points, the extremes among them."""
+    """At most `most` points, extremes included."""
     if len(step) <= most:
         return step, values
     from tsdownsample import MinMaxLTTBDownsampler
@@ -82,7 +82,7 @@ def thinned(step: Steps, values: Floats, most: int = MAX_POINTS) -> tuple[Steps,
 
 
 def coarser(line: Line, most: int) -> Line:
-    """The same line with about so many points: where many are drawn over one another."""
+    """The same line with about that many points, for charts with many lines."""
     if len(line.x) <= most:
         return line
     breaks = np.flatnonzero(np.isnan(line.y))
@@ -112,7 +112,7 @@ def merged(events: Steps, first: int, last: int) -> Rug:
 
 
 def merged_ticks(ticks: Rug, first: int, last: int) -> Rug:
-    """The same of events that stand merged already, in cells no wider than those of the axis."""
+    """The same for events that are merged already, in cells no wider than those of the axis."""
     within = np.flatnonzero((ticks.last >= first) & (ticks.first <= last))
     order = within[np.argsort(ticks.first[within], kind="stable")]
     if not len(order):
@@ -130,7 +130,7 @@ def merged_ticks(ticks: Rug, first: int, last: int) -> Rug:
 def _parts(
     step: Steps, values: Floats, usual: float = 0.0, *, inf_breaks: bool = False
 ) -> list[tuple[Steps, Floats]]:
-    """The parts between holes: missing steps that would be visible, or a step back."""
+    """The parts between holes, which are visible numbers of missing steps, or steps back."""
     known = np.isfinite(values)
     broken = np.cumsum(np.isinf(values) & inf_breaks)[known]
     if not known.all():
@@ -144,14 +144,14 @@ def _parts(
 
 
 def usual_hole(step: Steps) -> float:
-    """Missing steps that are usual for this log: two and a half of its usual intervals."""
+    """The usual number of missing steps in this log: 2.5 of its usual intervals."""
     ahead = np.diff(step)
     usual = float(np.median(ahead[ahead > 0])) if (ahead > 0).any() else 0.0
     return MISSED_SHARE * usual if usual > 1 else 0.0
 
 
 def _joined(pieces: list[tuple[Steps, Floats]]) -> Line:
-    """The parts one after the other, with a break between them."""
+    """The parts, joined with a break between each two."""
     if not pieces:
         return NO_LINE
     xs = [np.append(x, x[-1]) for x, _ in pieces]

@@ -36,6 +36,7 @@ class Kind(str, enum.Enum):
     SKIP = "skips and overflows"
     CHECKPOINT = "checkpoints"
     CHANGE = "changes"
+    GUARD = "the guard"
     ERROR = "errors"
     GAP = "gaps"
 
@@ -217,6 +218,7 @@ _KINDS = {
     EventKind.MISUSE.value: Kind.ERROR,
     EventKind.EXCEPTION.value: Kind.ERROR,
     EventKind.GAP.value: Kind.GAP,
+    EventKind.GUARD.value: Kind.GUARD,
 }
 
 

@@ -27,6 +27,13 @@ from ampwatch.errors import CodecError, RunError
 from ampwatch.files import open_regular, read_at_most
 from ampwatch.rows import SCHEMAS, TABLES, EventKind, Table, schema_of
 from ampwatch.store.index import MAX_OFFSET, MAX_SEQUENCE, RECORD, plausible, refuse_future
+from ampwatch.store.parquet_file import (
+    Chunk,
+    TableFile,
+    footer_of,
+    groups_for,
+    intact_groups,
+)
 
 if TYPE_CHECKING:
     from ampwatch.store.parquet_limits import Declared
@@ -37,21 +44,6 @@ _MAX_INDEX_BYTES = 2 << 30  # the batches of two months
 _MARKS = {EventKind.STARTED.value, EventKind.ENDED.value}
 _CRC_END = 1 << 32
 _BAD_VALUES = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-
-Chunk = tuple[int, int, int]  # a column chunk's offset, length and CRC32
-
-
-@dataclass(frozen=True, slots=True)
-class TableFile:
-    """One table's Parquet file: its name, size, rows and checksums."""
-
-    file: str
-    size: int
-    rows: int
-    footer_crc: int
-    row_group_rows: tuple[int, ...]
-    chunks: tuple[Mapping[str, Chunk], ...]  # by row group, then by column
-    format: int  # an earlier one lacks the columns that were added since
 
 
 @dataclass(slots=True)
@@ -122,7 +114,7 @@ class CompactedLog:
         if not unchecked:
             return
         good = self._good_groups.get(table, len(entry.chunks))
-        intact = _intact_groups(self._map(entry), entry, unchecked)
+        intact = intact_groups(self._map(entry), entry, unchecked)
         if min(good, intact) < len(entry.chunks):
             self._good_groups[table] = min(good, intact)
         self._verified.update((table, name) for name in unchecked)
@@ -136,7 +128,7 @@ class CompactedLog:
             return pa.Table.from_batches([], schema)
         entry = self.tables[table]
         path = self.folder / entry.file
-        groups, skipped = _groups_for(entry, start, stop)
+        groups, skipped = groups_for(entry, start, stop)
         try:
             rows = self._read_groups(table, entry, groups, names)
             columns = [
@@ -214,41 +206,6 @@ def damaged(path: Path) -> RunError:
         f"came after the compaction, move the damaged file away.",
         path=path,
     )
-
-
-# --- a Parquet file's parts -----------------------------------------------------------------------
-
-
-def footer_of(data: mmap.mmap | bytes) -> bytes:
-    """A Parquet file's footer with its length and magic; empty if it has none."""
-    if len(data) < 12:
-        return b""
-    length = int.from_bytes(data[-8:-4], "little")
-    return bytes(data[-8 - length :]) if length + 12 <= len(data) else b""
-
-
-def _intact_groups(data: mmap.mmap | bytes, entry: TableFile, names: Sequence[str]) -> int:
-    """How many row groups, from the first on, are undamaged in these columns."""
-    if len(data) != entry.size or zlib.crc32(footer_of(data)) != entry.footer_crc:
-        return 0
-    view = memoryview(data)
-    for number, group in enumerate(entry.chunks):
-        for offset, length, crc in (group[name] for name in names):
-            if zlib.crc32(view[offset : offset + length]) != crc:
-                return number
-    return len(entry.chunks)
-
-
-def _groups_for(entry: TableFile, start: int, stop: int) -> tuple[list[int], int]:
-    """The row groups that hold rows `start` to `stop`, and how many rows come before them."""
-    groups: list[int] = []
-    first_row = skipped = 0
-    for number, rows in enumerate(entry.row_group_rows):
-        if first_row + rows > start and first_row < stop:
-            skipped = first_row if not groups else skipped
-            groups.append(number)
-        first_row += rows
-    return groups, skipped
 
 
 # --- base.json ------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from ampwatch.codec.columns import raw, valid
 from ampwatch.errors import CodecError
 from ampwatch.ranges import Range
 from ampwatch.rows import Table, schema_of
-from ampwatch.store.compacted_log import Chunk, TableFile
+from ampwatch.store.parquet_file import Chunk, TableFile
 
 Struct = dict[int, Any]  # a field's number -> its value
 

@@ -40,7 +40,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """A residual network whose first layer and head practice keeps wide."""
+    """A residual network whose first layer and head are usually kept wide."""
 
     def __init__(self, make: Callable[[int, int], nn.Module] = nn.Linear) -> None:
         super().__init__()

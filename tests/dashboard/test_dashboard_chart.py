@@ -419,3 +419,22 @@ def test_no_two_labels_of_a_time_axis_are_alike_late_in_a_long_run(one):
         )
     assert len(set(texts)) == len(texts) >= 2
     assert texts[0].startswith("19.2")
+
+
+FEW_OR_MANY = """() => { %s;
+    const { linearTicks, timeTicks, timeText, distinctTexts } = from_ticks, wrong = [];
+    for (const ticks of [linearTicks, timeTicks]) for (const most of [2, 3, 5, 9])
+        for (let width = 2; width < 3e6; width *= 1.07)
+            for (const low of [0, 0.3 * width, 12345.6]) {
+                const found = ticks([low, low + width], most);
+                const texts = distinctTexts(found, timeText, [3, 4, 5, 6, 7]);
+                const count = new Set(texts).size;
+                const fits = count >= 2 && count <= most + 1 && count === found.length;
+                if (!fits) wrong.push([ticks.name, most, low, width]);
+            }
+    return wrong; }"""
+
+
+def test_an_axis_has_two_labels_at_least_and_none_that_has_no_room(one):
+    with tab(one) as opened:
+        assert opened.page.evaluate(FEW_OR_MANY % bundled("axes")) == []

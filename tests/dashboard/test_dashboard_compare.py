@@ -95,7 +95,7 @@ def test_two_runs_say_at_once_at_which_step_and_by_what_they_part(page, server):
     compared(page, server, ["twin-a", "other"])
     said = page.page.locator(".aw-partings").inner_text()
     assert said.startswith(
-        f"They part at step {PARTED_AT}, by the batch (largest input 3 against 30)"
+        f"They diverge at step {PARTED_AT}, in the batch (largest input 3 against 30)"
     )
     assert f"The {PARTED_AT} common steps before are identical to the bit." in said
 
@@ -291,7 +291,7 @@ def test_a_foreign_log_of_few_columns_is_compared_in_what_it_tells(page, server,
     name = import_log(log, place).name
     compared(page, server, [name, "twin-a"])
     said = page.page.locator(".aw-partings").inner_text()
-    assert said.startswith("They part at step 0, by the loss (4 against ")
+    assert said.startswith("They diverge at step 0, in the loss (4 against ")
     assert "120 steps in common, the last 119." in said
     assert "Scale: not recorded by both." in said
     row = next(row for row in rows(page) if name in row.inner_text())

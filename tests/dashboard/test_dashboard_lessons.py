@@ -22,6 +22,7 @@ def place(folder):
         )
         keep_for_later(run, diagnose(run))
     write_structured(folder, "next", hour=9)
+    write_structured(folder, "failed", rate=0.2, fails=True, hour=10)
     write_run(folder, "bare")
     return folder
 
@@ -33,3 +34,8 @@ def test_the_findings_page_says_at_which_rates_earlier_runs_held_and_failed(page
     page.open(f"{server.url}/findings?run=bare")
     page.page.get_by_text("Learning rate:").first.wait_for()
     assert page.page.get_by_text("earlier run").count() == 0
+
+
+def test_the_page_bounds_the_advised_rate_by_what_they_showed(page, server):
+    page.open(f"{server.url}/findings?run=failed")
+    page.page.get_by_text("failed at 0.1, which bounds the interval").first.wait_for()

@@ -163,7 +163,7 @@ def test_the_strip_says_of_when_a_number_is(tmp_path):
 
     path = write_run(tmp_path, accepted=3, skipped=250)
     shown = current_numbers(OpenRuns().look(str(path)))
-    assert "<b>1.961 at step 2; not finite since</b>" in shown
+    assert "<b>1.961</b><small> at step 2, not finite since then</small>" in shown
     assert "<b>0.1</b>" in shown
 
 

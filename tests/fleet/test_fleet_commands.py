@@ -22,7 +22,7 @@ def test_publish_says_how_many_were_published_and_how_many_were_there(place, fol
     assert cli.run(["publish", str(folder), place]) == 0
     assert "2 runs published" in capsys.readouterr().out
     assert cli.run(["publish", str(folder), place]) == 0
-    assert "0 runs published, 2 were there already" in capsys.readouterr().out
+    assert "0 runs published, 2 were already there" in capsys.readouterr().out
 
 
 def test_publish_names_what_it_could_not_publish_and_publishes_the_rest(folder, tmp_path, capsys):

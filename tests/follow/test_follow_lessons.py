@@ -9,8 +9,10 @@ from structured_runs import write_structured
 from written_runs import more, write_run
 
 from ampwatch import cli, store
+from ampwatch.diagnosis.alike import with_lesson
 from ampwatch.diagnosis.signature import signature_of
 from ampwatch.follow import KeptEntries, diagnose, keep_for_later, lesson_for
+from ampwatch.report import to_json
 
 
 @pytest.fixture
@@ -79,3 +81,41 @@ def test_each_report_teaches_the_next(tmp_path, capsys):
     second = write_structured(tmp_path / "runs", "second", hour=1)
     assert cli.run(["report", str(second)]) == 0
     assert "1 earlier run alike: failing from 0.1 on, none stable." in capsys.readouterr().out
+
+
+def as_json(path, capsys):
+    capsys.readouterr()
+    assert cli.run(["report", str(path), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_what_earlier_runs_showed_bounds_the_advice_and_no_finding(sweep, tmp_path, capsys):
+    alone = as_json(write_structured(tmp_path / "alone", "next", rate=0.2, fails=True), capsys)
+    beside = as_json(write_structured(sweep, "next", rate=0.2, fails=True, hour=9), capsys)
+    own, bounded = alone["learning_rate"], beside["learning_rate"]
+    assert own["action"] == bounded["action"] == "lower"
+    assert own["high"] > 0.1 > bounded["high"]
+    assert "failed at 0.1" in bounded["because"]
+    assert bounded["because"].startswith(own["because"])
+    assert beside["findings"] == alone["findings"]
+    assert beside["verdict"] == alone["verdict"]
+
+
+def test_without_earlier_runs_the_report_is_that_of_the_rows(tmp_path, capsys):
+    path = write_structured(tmp_path / "alone", "one", rate=0.2, fails=True)
+    assert cli.run(["report", str(path), "--json"]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == to_json(diagnose(store.open_run(path)))
+
+
+def test_the_report_as_one_file_says_the_same(sweep, tmp_path, capsys):
+    path = write_structured(sweep, "next", rate=0.2, fails=True, hour=9)
+    assert cli.run(["report", str(path), "--html", str(tmp_path / "out.html")]) == 0
+    assert "failed at 0.1, which bounds the interval" in (tmp_path / "out.html").read_text()
+
+
+def test_near_runs_bound_nothing(tmp_path):
+    keep(write_structured(tmp_path, "wide", rate=0.05, fails=True, width=128))
+    path = write_structured(tmp_path, "next", rate=0.2, fails=True, hour=9)
+    run = store.open_run(path)
+    assert "at another width" in lesson(path)
+    assert with_lesson(diagnose(run), lesson_for(run)) == diagnose(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import signal
 import time
 from pathlib import Path
@@ -54,6 +55,18 @@ def test_a_quiet_trainer_that_is_heard_of_or_is_this_process_is_not_lost(tmp_pat
     heard.hear()
     own.began_ns = 1
     assert (state_of(path, heard), state_of(path, own)) == (State.LIVE, State.LIVE)
+
+
+def test_a_run_that_was_left_long_ago_on_this_machine_never_looks_live(tmp_path):
+    here = {"host": platform.node(), "ended": False}
+    assert state_of(write_run(tmp_path, "old", **here)) is State.LOST
+    assert state_of(write_run(tmp_path, "new", age_s=5.0, **here)) is State.LIVE
+    imported = write_run(tmp_path, "imported", source="fairseq", age_s=5.0, ended=False)
+    assert state_of(imported) is State.LOST  # the importer has let go of it
+    resumed, liveness = write_run(tmp_path, "resumed", **here), Liveness()
+    assert state_of(resumed, liveness) is State.LOST
+    with contextlib.closing(store.RankWriter(resumed, 0)):
+        assert state_of(resumed, liveness) is State.LIVE
 
 
 def test_a_run_that_has_just_been_let_go_gets_some_seconds(tmp_path):

@@ -99,3 +99,23 @@ def test_a_fabric_loop_is_logged_under_the_models_own_layer_names(tmp_path, fabr
     assert None not in run.steps["loss"].to_pylist()
     skips = [bool(s) for s in run.steps["skipped"].to_pylist()]
     assert any(skips) == (kind == "16-mixed")
+
+
+def test_an_accelerate_loop_takes_a_guard(tmp_path, accelerator):
+    from ampwatch.integrations.accelerate import attach
+
+    one = accelerator()
+    model, optimizer = one.prepare(*parts())
+    before = []
+    with attach(
+        one, model, optimizer, log_dir=tmp_path, run="a", endpoint="off", guard={"dry_run": False}
+    ):
+        for step in range(90):
+            before.append([p.detach().clone() for p in model.parameters()])
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(batch()).float().square().mean() * (1e6 if step == 80 else 1.0)
+            one.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert all(map(torch.equal, before[80], before[81]))
+    assert not any(map(torch.equal, before[81], before[82]))

@@ -1,5 +1,6 @@
 """Real fits by Lightning, in half precision on the CPU."""
 
+import json
 import warnings
 
 import pytest
@@ -142,3 +143,61 @@ def test_the_fit_is_the_same_to_the_last_bit(tmp_path):
 
     watched = weights(AmpwatchCallback(log_dir=tmp_path / "runs"))
     assert torch.equal(watched, weights(lightning.Callback()))
+
+
+class Regression(lightning.LightningModule):
+    """Some batches are bad, and of some the user's own step makes nothing."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def training_step(self, batch, _index):
+        x, factor = batch
+        if factor[0] == 0:
+            return None
+        loss = (self.net(x).squeeze(1).float() - x.sin().sum(1)).square().mean()
+        return loss * factor[0]
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+def fit_regression(folder, bad, own, leave_out=(), count=110, **options):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 8, 6, generator=generator)
+    factor = torch.ones(count, 8)
+    factor[list(bad)], factor[list(own)] = 1000.0, 0.0
+    kept = [step for step in range(count) if step not in leave_out]
+    data = torch.utils.data.TensorDataset(x[kept].flatten(0, 1), factor[kept].flatten())
+    model, loader = Regression(), torch.utils.data.DataLoader(data, batch_size=8)
+    callback = AmpwatchCallback(log_dir=folder, run="fit", endpoint="off", **options)
+    one = trainer(folder, callback, precision="bf16-mixed", gradient_clip_val=1.0)
+    one.fit(model, loader)
+    return callback, one, model.state_dict()
+
+
+def guard_events(folder):
+    rows = ampwatch.open_run(folder / "fit").events.to_pylist()
+    told = [(row["step"], json.loads(row["detail"])) for row in rows if row["kind"] == "guard"]
+    return [(step, one["decided"]) for step, one in told]
+
+
+def test_a_guard_and_steps_that_the_module_leaves_out_itself_go_together(tmp_path):
+    guarded = {"dry_run": False}
+    _, _, weights = fit_regression(tmp_path / "a", {90}, {30, 91}, guard=guarded)
+    _, _, never = fit_regression(tmp_path / "b", {90}, {30, 91}, leave_out={90})
+    assert all(torch.equal(weights[name], never[name]) for name in never)
+    assert guard_events(tmp_path / "a") == [(0, "begin"), (90, "leave-out")]
+    assert guard_events(tmp_path / "b") == []
+
+
+def test_a_guard_that_may_stops_the_fit_with_a_plan_and_its_exit_code(tmp_path):
+    guarded = {"dry_run": False, "stop": True, "lower_rate": False, "most": (2, 1000)}
+    callback, one, _ = fit_regression(tmp_path, {80, 84, 88, 92}, (), guard=guarded)
+    assert one.global_step == 89
+    assert guard_events(tmp_path)[-1] == (88, "stop")
+    assert callback.exit_code == 11
+    plan = json.loads((tmp_path / "fit" / "plan.json").read_text("utf-8"))
+    assert plan["action"] == "stop"

@@ -4,6 +4,8 @@ Accelerate refuses fp16 on a CPU, so the half-precision test gives it the scaler
 that it would make on a GPU; everything else is the Trainer's own.
 """
 
+import json
+
 import pytest
 import torch
 
@@ -129,3 +131,31 @@ def test_a_label_smoothing_trainer_has_no_loss_rather_than_a_wrong_one(tmp_path)
     one = trainer(tmp_path, [callback(tmp_path)], label_smoothing_factor=0.1, max_steps=3)
     one.train()
     assert run_of(tmp_path).steps["loss"].to_pylist() == [None] * 3
+
+
+class Bad(torch.nn.Module):
+    """A language model whose loss is a thousand times too large in some calls."""
+
+    def __init__(self, bad):
+        super().__init__()
+        self.inner, self.bad, self.calls = language_model(), bad, 0
+
+    def forward(self, input_ids=None, labels=None, **_):
+        output = self.inner(input_ids=input_ids, labels=labels)
+        output.loss = output.loss * (1000.0 if self.calls in self.bad else 1.0)
+        self.calls += 1
+        return output
+
+
+def test_a_guard_leaves_a_step_out_and_stops_the_trainer_with_a_plan(tmp_path):
+    guarded = {"dry_run": False, "stop": True, "lower_rate": False, "most": (1, 1000)}
+    callback = AmpwatchCallback(log_dir=tmp_path, run="a", endpoint="off", guard=guarded)
+    one = trainer(tmp_path / "out", [callback], Bad({80, 85}), max_steps=100)
+    one.train()
+    assert one.state.global_step == 86
+    assert callback.exit_code == 11
+    rows = ampwatch.open_run(tmp_path / "a").events.to_pylist()
+    told = [(row["step"], json.loads(row["detail"])) for row in rows if row["kind"] == "guard"]
+    decided = [(step, detail["decided"]) for step, detail in told]
+    assert decided == [(0, "begin"), (80, "leave-out"), (85, "stop")]
+    assert (tmp_path / "a" / "plan.json").exists()

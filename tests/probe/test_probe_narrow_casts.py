@@ -252,3 +252,38 @@ def test_samples_that_are_counted_together_give_the_same_counts(monkeypatch):
     monkeypatch.setattr(CastBatches, "_is_on_host", lambda _self, _one: False)
     assert [repr(one) for one in run()] == [repr(one) for one in alone]
     assert max(waiting) == 3
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn/tensorwise", "float8_e4m3fn/rowwise",
+                                  "float8_e4m3fn/block1x128", "mxfp8_e4m3/block32",
+                                  "nvfp4/block16"])  # fmt: skip
+def test_counting_on_a_device_never_waits_for_it(name):
+    """On `meta` as on a device, but no value can be read: whatever asks for one raises."""
+    form = NumberFormat(*name.split("/"))
+    given = normal(96, 256).to("meta")
+    batches = CastBatches()
+    for found in (None, torch.aminmax(given)):
+        taken = sample(given, found, form)
+        assert taken.values.is_meta
+        batches.add(taken)
+    counts = []
+    pack = Pack()
+    pack.put = lambda value: counts.append(value) or 0  # it copies without waiting; its own tests
+    batches.put(pack)
+    assert [one.is_meta for one in counts] == [True, True]
+    with pytest.raises(RuntimeError, match="meta"):
+        counts[0].sum().item()
+
+
+def test_a_sample_that_is_the_whole_tensor_knows_the_maximum_itself():
+    tensor = normal(96, 320)
+    form = NumberFormat(E4M3, "tensorwise", "dynamic")
+
+    def of(found):
+        taken, batches, pack = sample(tensor, found, form), CastBatches(), Pack()
+        batches.add(taken)
+        batches.put(pack)
+        return taken.counts(pack.values)
+
+    assert repr(of(None)) == repr(of(torch.aminmax(tensor)))
+    assert sample(normal(4096, 320), None, form).extremes is not None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import re
+import sys
+
 import pytest
 import torch
 from narrow_models import Language, float8, mxfp8, needs_torchao
@@ -128,6 +132,36 @@ def test_what_casts_would_do_is_told_of_every_nth_step_and_what_they_do_of_every
     _, rows, _ = train(tmp_path / "fp8", model, every=2)
     assert [row["input_what_if"] is None for row in rows] == [False, True, False]
     assert None not in [row["input_flushed_share"] for row in rows]
+
+
+def test_nothing_of_ours_runs_for_a_cast_in_a_step_that_is_not_sampled(tmp_path):
+    needs_torchao()
+    model = float8(Language().bfloat16())
+    calls = collections.Counter()
+    number = 0
+
+    def called(frame, event, _arg):
+        if event == "call" and OURS.search(frame.f_code.co_filename):
+            calls[number] += 1
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    sampled = 10  # the first steps are
+    with ampwatch.attach(
+        None, model, optimizer=optimizer, run="run", log_dir=tmp_path, endpoint="off"
+    ):
+        sys.setprofile(called)  # of this thread, which trains
+        try:
+            for number in range(sampled + 10):
+                model(batch(number)).float().square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        finally:
+            sys.setprofile(None)
+    assert sorted(calls) == [*range(sampled)]
+    assert min(calls.values()) > 100
+
+
+OURS = re.compile(r"ampwatch/probe/(narrow_casts|operand_casts|number_formats/\w+)\.py$")
 
 
 def test_a_run_in_float32_is_not_looked_into(tmp_path):

@@ -28,6 +28,7 @@ from recorder_parts import (
 from ampwatch import feed, store
 from ampwatch.errors import FeedError, RunError
 from ampwatch.recorder import Recorder
+from ampwatch.recorder.recorder_process import Orders, RecorderProcess
 
 
 def test_what_a_caller_raises_when_rows_come_is_noted_and_recording_goes_on(tmp_path, copies):
@@ -64,6 +65,18 @@ def test_what_is_acknowledged_is_in_the_files_when_the_recorder_stops(tmp_path, 
 def test_a_taken_port_is_said(copies):
     with Here(copies) as first, pytest.raises(FeedError, match="is taken"):
         Recorder(first.endpoint, copies).start()
+
+
+def test_a_process_that_finds_its_port_taken_ends_by_itself_though_its_starter_waits(copies):
+    with Here(copies) as first:
+        orders = Orders(first.endpoint, copies, insecure=False, fallback=False, port_wait_s=0.0)
+        process = RecorderProcess(orders, os.environ)
+        try:
+            (said,) = process.messages()  # its end of the pipe is open until here
+            assert process.wait() == "exit status 0"
+        finally:
+            process.kill()
+    assert "is taken" in said.sentence
 
 
 def test_a_free_port_is_taken_where_that_is_wanted_and_trainers_find_it(copies, tmp_path):
@@ -169,6 +182,7 @@ def test_peers_that_flood_with_hellos_and_are_killed_do_not_end_the_recording(tm
 HOLDER = """
 import sys
 from ampwatch.recorder import Recorder
+from ampwatch.recorder.recorder_process import Orders, RecorderProcess
 recorder = Recorder(sys.argv[1], sys.argv[2]).start()
 print(recorder.process_id, recorder.endpoint, flush=True)
 sys.stdin.readline()

@@ -108,6 +108,59 @@ def test_what_was_proved_goes_before_the_estimate(tmp_path):
     assert made.factor == pytest.approx(0.1)
 
 
+def test_a_rate_that_was_proved_and_failed_all_the_same_is_not_planned_again(tmp_path):
+    tried = Try("lr", 0.1, 300, "healthy", True, "", {}, "x")
+    proof = Proof("train", 1.0, 300, (tried,))
+    made = plan_of(run_with(tmp_path), diagnosis(finding("AMP301"), advice=LOWER), proof)
+    assert made.factor == pytest.approx(0.1)
+    assert "as estimated" in made.because
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "where", "told"),
+    [
+        ("float32", "block.3", ("keep_in_float32",), ["block.3"]),
+        ("init_scale", 1024.0, ("scaler", "init_scale"), 1024.0),
+        ("growth_interval", 2000.0, ("scaler", "growth_interval"), 2000),
+        ("clip", 0.5, ("learning_rate", "clip"), 0.5),
+    ],
+)
+def test_a_cure_that_reruns_have_proved_is_planned(tmp_path, change, value, where, told):
+    proof = Proof("train", None, 300, (Try(change, value, 300, "healthy", True, "", {}, "x"),))
+    run = run_with(tmp_path, [(60, "b.pt")])
+    made = plan_of(run, diagnosis(finding("AMP105")), proof)
+    assert made.action is Next.RESTART
+    assert made.checkpoint.step == 60
+    found = made.to_json()
+    for key in where:
+        found = found[key]
+    assert found == told
+
+
+def test_a_cure_that_a_plan_has_no_place_for_is_said_to_the_person(tmp_path):
+    proof = Proof("train", None, 300, (Try("scaler-off", True, 9, "healthy", True, "", {}, "x"),))
+    made = plan_of(run_with(tmp_path), diagnosis(finding("AMP105")), proof)
+    assert made.action is Next.STOP
+    assert "loss scaler off" in made.because
+
+
+def test_an_error_that_a_mere_warning_explains_is_planned_for(tmp_path):
+    head = finding("AMP302", Severity.WARNING)
+    broken = finding("AMP204", because_of="AMP302")
+    made = plan_of(run_with(tmp_path), diagnosis(head, broken, advice=LOWER))
+    assert made.action is Next.RESTART
+
+
+def test_the_plan_has_the_keys_of_the_contract_and_the_clipping_besides(tmp_path):
+    told = plan_of(run_with(tmp_path), diagnosis(finding("AMP301"), advice=LOWER)).to_json()
+    assert set(told) == {
+        "schema", "action", "checkpoint", "learning_rate", "skip_steps", "scaler",
+        "keep_in_float32", "watch_for", "because",
+    }  # fmt: skip
+    assert set(told["learning_rate"]) == {"factor", "groups", "warmup_steps", "clip"}
+    assert set(told["scaler"]) == {"init_scale", "growth_interval", "restore"}
+
+
 def test_a_layer_that_leaves_the_format_is_kept_in_float32(tmp_path):
     run = run_with(tmp_path, [(60, "b.pt"), (75, "bad.pt")])
     made = plan_of(run, diagnosis(finding("AMP203", layer="block.3")))

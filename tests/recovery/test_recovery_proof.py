@@ -35,6 +35,51 @@ def test_the_highest_rate_that_held_is_proved_and_bounded_by_the_lowest_above_th
     }  # fmt: skip
 
 
+def test_of_the_rates_that_held_the_one_with_the_lowest_loss_at_an_equal_step_is_proved():
+    tries = (
+        tried(0.05, held=True, at160=2.0, at320=0.9), tried(0.1, held=True, at160=2.5),
+        tried(0.2, held=False, at10=90.0),
+    )  # fmt: skip
+    proof = proof_of(*tries)
+    assert proof.proved.value == 0.05
+    assert proof.interval == (0.1, 0.2)
+    assert sentence_of(proof) == (
+        "Proved: a learning rate of 0.05 held for 300 steps, with the lowest loss of those that "
+        "held; the limit lies between 0.1 and 0.2."
+    )
+
+
+def test_a_rate_that_held_once_and_failed_once_is_not_proved():
+    proof = proof_of(tried(0.1, held=True), tried(0.1, held=False), tried(0.05, held=True))
+    assert proof.proved.value == 0.05
+    assert proof.interval == (0.05, 0.1)
+
+
+def test_another_change_than_the_rate_is_proved_where_the_trouble_is_gone_with_it():
+    tries = [
+        Try("nothing", None, 60, "failing", False, "AMP203 forward-overflow", {}, "a"),
+        Try("float32", "block.3", 300, "healthy", True, "", {}, "b"),
+        Try("bfloat16", True, 300, "healthy", True, "", {}, "c"),
+    ]
+    proof = Proof("run", None, 300, tuple(tries))
+    assert proof.proved.value == "block.3"
+    assert proof.interval == (None, None)
+    assert sentence_of(proof) == (
+        "Proved: the trouble is gone for 300 steps with each of block.3 in float32, autocast to "
+        "bfloat16."
+    )
+    none = Proof("run", None, 300, tuple(tries[:1]))
+    assert none.proved is None
+    assert sentence_of(none) == "No rerun came to an end: nothing is proved."
+
+
+def test_the_printed_object_has_the_keys_of_the_contract_and_no_others():
+    told = proof_of(tried(0.1, held=True, at10=2.0)).to_json()
+    assert set(told) == {"schema", "proved", "interval", "tries"}
+    assert set(told["proved"]) == {"change", "value", "steps", "verdict"}
+    assert set(told["tries"][0]) == {"change", "value", "steps", "verdict", "loss_at", "run"}
+
+
 def test_where_none_held_nothing_is_proved():
     proof = proof_of(tried(0.1, held=False), tried(0.02, held=False))
     assert proof.proved is None
@@ -61,8 +106,8 @@ def test_losses_are_compared_at_a_step_that_all_have():
         tried(0.2, held=False, at10=3.0, at20=90.0), tried(0.1, held=True, at10=2.0),
     ])  # fmt: skip
     assert head[4] == "loss at step 10"
-    assert (low[0], low[4]) == ("0.1", "2")
-    assert (high[0], high[4], high[5]) == ("0.2", "3", "AMP301 lr-too-high")
+    assert (low[0], low[4]) == ("rate 0.1", "2")
+    assert (high[0], high[4], high[5]) == ("rate 0.2", "3", "AMP301 lr-too-high")
 
 
 def test_a_proof_is_kept_beside_the_run_and_read_again(tmp_path):

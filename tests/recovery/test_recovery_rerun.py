@@ -18,8 +18,9 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="ends processes by th
 
 # A rate of 0.1 trains; 3 blows up within twenty steps.
 SCRIPT = """
-import pathlib, shutil, sys, torch, ampwatch
+import os, pathlib, shutil, sys, torch, ampwatch
 torch.manual_seed(0)
+os.mkdir("made-anew")  # fails where it is there, as it is by the time of the reruns
 model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=3.0, momentum=0.9)
 plan = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))
@@ -64,6 +65,10 @@ def files_of(folder):
         for path in folder.rglob("*")
         if path.is_file() and not path.is_relative_to(folder / ".state")
     }
+
+
+def said_by(done):
+    return " ".join(done.stderr.split())
 
 
 def prove(folder, *arguments):
@@ -118,7 +123,7 @@ def test_a_script_that_sets_its_rate_itself_is_noticed_and_given_it_by_its_argum
     asked = (run, "--steps", "60", "--budget", "2m", "--set", "lr=0.05")
     done = prove(tmp_path, *asked)
     assert done.returncode == 2
-    assert "name the argument that holds it" in " ".join(done.stderr.split())
+    assert "name the argument that holds it" in said_by(done)
 
 
 def test_the_scripts_own_option_is_set_in_either_form():
@@ -130,7 +135,7 @@ def test_the_scripts_own_option_is_set_in_either_form():
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"origin": {}}, "does not say which script"),
+        ({"origin": {}}, "does not record which script"),
         ({"world_size": 4}, "had 4 ranks"),
         ({"command": ["train.py", "--api-key", "***"]}, "held a secret"),
         ({"origin": {"script": "/nowhere/train.py", "folder": "/"}}, "is gone"),
@@ -147,8 +152,8 @@ def test_what_cannot_be_started_again_is_said(tmp_path, changed, says):
     (path / "run.json").write_text(json.dumps(told | changed))
     done = prove(tmp_path, path)
     assert done.returncode == 2
-    assert says in " ".join(done.stderr.split())
-    assert "Give the command" in " ".join(done.stderr.split())
+    assert says in said_by(done)
+    assert "Give the command" in said_by(done)
 
 
 def test_a_healthy_run_is_not_trained_again(tmp_path):
@@ -162,4 +167,199 @@ def test_a_healthy_run_is_not_trained_again(tmp_path):
     (path / "run.json").write_text(json.dumps(told))
     done = prove(tmp_path, path)
     assert done.returncode == 2
-    assert "A lower rate is not what this run needs" in " ".join(done.stderr.split())
+    assert "Nothing is wrong with this run. There is nothing to prove." in said_by(done)
+
+
+# --- bad circumstances ----------------------------------------------------------------------------
+
+
+def failing_run(folder, script, *arguments):
+    """A run whose loss scale collapses, and whose command runs this script."""
+    from written_runs import write_run
+
+    path = write_run(folder / "own-runs", accepted=60, skipped=60)
+    (folder / "train.py").write_text(script)
+    told = json.loads((path / "run.json").read_text())
+    told |= {
+        "command": ["train.py", *arguments],
+        "origin": {"script": str(folder / "train.py"), "folder": str(folder)},
+    }
+    (path / "run.json").write_text(json.dumps(told))
+    return path
+
+
+RATE = ("--set", "lr=0.001")
+
+
+@pytest.mark.parametrize(
+    ("script", "budget", "says"),
+    [
+        ("answer = input('Which data? ')", "60s", "A rerun cannot answer what the script asks for"),
+        ("import time; time.sleep(600)", "3s", "If it takes long to start, give it more"),
+        ("open('nowhere/data.bin')", "60s", "No such file or directory: 'nowhere/data.bin'"),
+        ("print('all done')", "60s", "trained no step that could be watched. It printed last: all"),
+    ],
+)
+def test_a_script_that_does_not_get_to_its_first_step_is_said(tmp_path, script, budget, says):
+    done = prove(tmp_path, failing_run(tmp_path, script), *RATE, "--budget", budget)
+    assert done.returncode == 2
+    assert says in said_by(done)
+
+
+TRAINING = """
+import os, sys, torch, ampwatch
+ALSO_FIRST
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+at = 0
+if "--resume" in sys.argv:
+    state = torch.load(sys.argv[sys.argv.index("--resume") + 1], weights_only=True)
+    model.load_state_dict(state["model"]); optimizer.load_state_dict(state["optimizer"])
+    at = state["at"]
+with ampwatch.attach(None, model, optimizer=optimizer, run="toy", start_step=at, log_dir="own-runs"
+                     ) as watch:
+    for step in range(at, 150):
+        if step == 20:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                        "at": step}, "saved.pt")
+            watch.saved("saved.pt")
+        if "--breaks" in sys.argv and step == 40:
+            for group in optimizer.param_groups: group["lr"] *= 1e6
+        ALSO_EACH
+        torch.manual_seed(step)
+        x = torch.randn(8, 4)
+        optimizer.zero_grad(); ((model(x) - x.sum(1, keepdim=True)) ** 2).mean().backward()
+        optimizer.step()
+"""
+
+
+def training(first="torch.manual_seed(0)", each="pass"):
+    return TRAINING.replace("ALSO_FIRST", first).replace("ALSO_EACH", each)
+
+
+def trained_in(folder, script, *arguments):
+    """The run of this script, trained in this folder."""
+    (folder / "train.py").write_text(script)
+    subprocess.run(
+        [sys.executable, "train.py", *arguments],
+        cwd=folder, env=environment_of(folder), check=False, timeout=300,
+    )  # fmt: skip
+    return folder / "own-runs" / "toy"
+
+
+@pytest.mark.slow_starts
+def test_a_rerun_that_dies_of_something_else_shows_nothing(tmp_path):
+    run = trained_in(tmp_path, training())
+    (tmp_path / "train.py").write_text(
+        training(each="assert step < 10, 'the disk has no room left'")
+    )
+    done = prove(tmp_path, run, "--set", "lr=0.005", "--steps", "60", "--budget", "2m")
+    assert done.returncode == 2
+    assert "ended with 1 at step" in said_by(done)
+    assert "for another reason than what was changed, so it shows nothing" in said_by(done)
+    assert "the disk has no room left" in said_by(done)
+    assert kept_proof(run) is None
+
+
+@pytest.mark.slow_starts
+def test_a_training_that_is_not_deterministic_is_noticed_and_what_holds_is_tried_twice(tmp_path):
+    run = trained_in(tmp_path, training(first="torch.manual_seed(os.getpid())"))
+    asked = ("--set", "lr=0.01", "--steps", "40", "--budget", "3m")
+    done = prove(tmp_path, run, *asked)
+    assert done.returncode == 0, done.stderr
+    proof = kept_proof(run)
+    assert [(one.value, one.is_stable) for one in proof.tries[:2]] == [(0.01, True), (0.01, True)]
+    assert "The training is not deterministic" in " ".join(done.stdout.split())
+
+
+@pytest.mark.slow_starts
+def test_reruns_begin_at_the_last_clean_checkpoint_where_the_script_can_resume(tmp_path):
+    run = trained_in(tmp_path, training(), "--breaks")
+    asked = (run, "--steps", "60", "--budget", "2m", "--resume-argument", "--resume")
+    done = prove(tmp_path, *asked, "--set", "lr=0.000001")
+    assert "The reruns begin at step 20, from saved.pt." in said_by(done)
+    proof = kept_proof(run)
+    assert proof is not None, done.stderr
+    rates = store.open_run(proof.tries[0].run).read("steps", columns=("step", "lr")).to_pylist()
+    assert rates[0]["step"] == 20
+    # The saved optimizer's rate is multiplied too.
+    assert rates[0]["lr"] == pytest.approx(0.01 * proof.tries[0].value / proof.base, rel=1e-6)
+
+
+def test_where_no_clean_checkpoint_is_recorded_it_is_said(tmp_path):
+    run = failing_run(tmp_path, "raise SystemExit(4)")
+    done = prove(tmp_path, run, *RATE, "--resume-argument", "--resume", "--budget", "60s")
+    assert "No clean checkpoint before the trouble is recorded with its file" in said_by(done)
+    assert "ended with 4 before its first step" in said_by(done)
+
+
+# --- other causes than the rate -------------------------------------------------------------------
+
+OVERFLOWS = """
+import torch
+torch.manual_seed(0)
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.wide, self.last = (torch.nn.Linear(8, 8) for _ in range(3))
+    def forward(self, x):
+        return self.last(torch.tanh(self.wide(self.first(x)).float() / 1e6))
+model = Model()
+with torch.no_grad(): model.wide.weight.copy_(5e4 * torch.eye(8))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+for step in range(60):
+    x = 4 + torch.randn(16, 8)
+    with torch.autocast("cpu", torch.float16):
+        out = model(x)
+    loss = ((out.float() - 1) ** 2).mean()
+    optimizer.zero_grad(); scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
+"""
+
+
+@pytest.fixture(scope="module")
+def overflowed(tmp_path_factory):
+    """The run of a training whose layer `wide` overflows half precision."""
+    folder = tmp_path_factory.mktemp("overflows")
+    (folder / "train.py").write_text(OVERFLOWS)
+    subprocess.run(
+        [sys.executable, "-m", "ampwatch", "run", "--run", "toy", "train.py"],
+        cwd=folder, env=environment_of(folder), check=True, timeout=300,
+    )  # fmt: skip
+    return folder, folder / "ampwatch-runs" / "toy"
+
+
+@pytest.mark.slow_trainings
+def test_the_cure_that_the_findings_rule_declares_is_proved_and_then_planned(overflowed, tmp_path):
+    folder, run = overflowed
+    before = files_of(folder)
+    done = prove(folder, run, "--dir", tmp_path, "--budget", "3m", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["proved"] == {
+        "change": "float32", "value": "wide", "steps": 60, "verdict": told["proved"]["verdict"],
+    }  # fmt: skip
+    assert told["interval"] == [None, None]
+    assert [one["change"] for one in told["tries"]] == ["nothing", "float32"]
+    after = files_of(folder)
+    assert after.pop((run / "proved.json").relative_to(folder))
+    assert after == before
+    planned = subprocess.run(
+        [sys.executable, "-m", "ampwatch", "plan", str(run), "--json"],
+        cwd=folder, env=environment_of(folder), capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert planned.returncode == 10
+    assert json.loads(planned.stdout)["keep_in_float32"] == ["wide"]
+
+
+@pytest.mark.slow_trainings
+def test_one_thing_is_switched_at_a_time_and_what_helps_is_named(overflowed, tmp_path):
+    folder, run = overflowed
+    done = prove(folder, run, "--dir", tmp_path, "--budget", "5m", "--bisect")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    held = {line.split("  ")[0] for line in lines if "  yes  " in line}
+    assert held == {"autocast off", "wide in float32", "autocast to bfloat16"}
+    assert any(line.startswith("loss scaler off") and "  no  " in line for line in lines)
+    assert "met nothing that it is about" in said_by(done)  # torch.compile is not called
+    assert lines[-1].startswith("Proved: the trouble is gone for 60 steps with each of ")

@@ -37,7 +37,7 @@ SCORE_OCTAVES = 2.0
         "a z-loss or weight decay on the two projections slows the growth.",
         example="scores of 20 at step 20,000 and of 2,600 at step 71,000, 40,000 at 100,000.",
     ),
-    Ties(explained_by=RATE),
+    Ties(explained_by=RATE, cures=("float32", "bfloat16")),
 )
 def attention_logit_growth(case: Case) -> Iterator[Seen]:
     """Scores that have grown for long and will exceed the format's range."""

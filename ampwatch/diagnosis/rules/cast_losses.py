@@ -1,4 +1,4 @@
-"""AMP701 to AMP703 and AMP706: what formats below sixteen bits cut off and flush to zero."""
+"""AMP701 to AMP703 and AMP706: values that formats below sixteen bits cut off or flush to zero."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ampwatch.diagnosis.words import count_text, list_text
 
 # In most of a layer's last samples, and in at least so many: one batch may be an outlier.
 LEAST_SAMPLES = 3
-# A scale that follows from the tensor or the row cuts nothing off, so one value in a thousand is
-# no chance. MX with scales rounded down cuts off about one in two hundred in health.
+# A scale computed from the tensor or the row cuts nothing off, so one value in a thousand is not
+# chance. Healthy MX runs with scales rounded down cut off about one in two hundred.
 CUT_SHARE, CUT_SHARE_OF_BLOCKS = 0.001, 0.02
-# Of a normal distribution the smallest fifth holds less than a hundredth of the squared norm; but
-# where a fifth is flushed, most of what is left is subnormal, with one or two digits. NVFP4 has so
-# few numbers that it flushes six to ten in a hundred of a normal tensor.
+# In a normal distribution the smallest fifth has less than a hundredth of the squared norm. If a
+# fifth is flushed, most of the rest is subnormal, with one or two digits. NVFP4 has so few numbers
+# that it flushes six to ten per cent of a normally distributed tensor.
 FLUSHED_SHARE, FLUSHED_SHARE_OF_FP4 = 0.2, 0.4
 # Maxima of healthy runs vary by a factor of two from batch to batch.
 STALE_FACTOR = 2.0
 
 
 def most_cut(form: str) -> float:
-    """The share that a format may cut off in health."""
+    """The share that a format may cut off in a healthy run."""
     return CUT_SHARE_OF_BLOCKS if "block" in form else CUT_SHARE
 
 
 def most_flushed(form: str) -> float:
-    """The share that a format may flush to zero in health."""
+    """The share that a format may flush to zero in a healthy run."""
     return FLUSHED_SHARE_OF_FP4 if "fp4" in form else FLUSHED_SHARE
 
 
@@ -45,15 +45,14 @@ _ROLE_NAMES = {"input": "input", "weight": "weight", "grad": "output gradient"}
     Severity.WARNING,
     Page(
         meaning="A layer's values are larger than its narrow format can hold at the scale in use. "
-        "The cast cuts them off at the format's end, so the largest ones, which matter most, are "
-        "all the same.",
+        "The cast clamps them to the largest number of the format, so the largest values, which "
+        "matter most, all become equal.",
         looks=f"Of the non-zero values of an operand more than {100 * CUT_SHARE:.1f} % "
         f"({100 * CUT_SHARE_OF_BLOCKS:.0f} % where blocks have scales) are cut off "
         "(`input_saturated_share` and the like), in most of a layer's last "
         f"{LAST_SAMPLES} samples and in {LEAST_SAMPLES} at least.",
         not_to_confuse="AMP702, where small values are lost. MX scales that are rounded down, "
-        "which cut a few values off in every block that ends high: that is information in the "
-        "columns, and no finding.",
+        "which cut off a few values in many blocks: the columns show it, but it is not a finding.",
         do="If the scale is delayed, shorten its history, use the most recent maximum, or scale "
         "from the tensor itself; with MX, round scales up (RCEIL). Or keep the layer in bf16.",
         example="delayed scaling after a resume without the saved maxima: 3 % of the inputs of "
@@ -62,7 +61,7 @@ _ROLE_NAMES = {"input": "input", "weight": "weight", "grad": "output gradient"}
     Ties(explained_by=("AMP706", "AMP703")),
 )
 def fp8_saturation(case: Case) -> Iterator[Seen]:
-    """Operands that are cut off at their format's end."""
+    """Operands with values beyond the largest number of their format."""
     worst = _worst(case, lambda one: one.cut, most_cut)
     if worst is None:
         return
@@ -86,23 +85,23 @@ def fp8_saturation(case: Case) -> Iterator[Seen]:
     Severity.WARNING,
     Page(
         meaning="A layer's small values become zero in its narrow format. Usually a few large "
-        "values set the scale (an outlying channel or token), and the rest is too small beside "
-        "them.",
+        "values determine the scale (an outlying channel or token), and the others are too small "
+        "for it.",
         looks=f"Of the non-zero values of an operand more than {100 * FLUSHED_SHARE:.0f} % "
         f"({100 * FLUSHED_SHARE_OF_FP4:.0f} % in fp4) become zero (`input_flushed_share` and the "
         f"like), in most of a layer's last {LAST_SAMPLES} samples and in {LEAST_SAMPLES} at "
         "least.",
         not_to_confuse="Zeros that a ReLU or dropout made: only values that are not zero before "
         "the cast count. AMP201, the same in fp16, where the loss scale helps.",
-        do="Give the layer more scales (rowwise, MX), gradients E5M2, or keep it in bf16. "
-        "`…_what_if` says what other formats would flush.",
+        do="Use finer scales for the layer (rowwise, MX), E5M2 for gradients, or keep it in bf16. "
+        "`…_what_if` shows what other formats would flush.",
         example="one channel of the inputs is 30,000 times larger than the rest: with one scale "
         "for the tensor, 40 % of the inputs become zero, with MX 2 %.",
     ),
     Ties(explained_by=("AMP706",)),
 )
 def fp8_underflow(case: Case) -> Iterator[Seen]:
-    """Operands of which a good part becomes zero."""
+    """Operands of which a large share becomes zero."""
     worst = _worst(case, lambda one: one.flushed, most_flushed)
     if worst is None:
         return
@@ -114,7 +113,7 @@ def fp8_underflow(case: Case) -> Iterator[Seen]:
         f"{worst.layer} to zero.",
         cause=f"In {worst.over} of its last {count_text(worst.samples, 'sample')} these values "
         f"were below half of the smallest number at the scale in use.{worst.others_text}",
-        action="Give it a scale a row or a block, or keep it in bf16. "
+        action="Use one scale per row or block for it, or keep it in bf16. "
         + leave_out(case.precision.layers, worst.layers),
         evidence=(
             Evidence("flushed_share", worst.last_step, worst.last, worst.limit, "threshold"),
@@ -139,9 +138,9 @@ class _Worst:
 
     @property
     def others_text(self) -> str:
-        """Other layers of which the same is true."""
+        """A sentence on other layers with the same problem."""
         others = self.layers[1:]
-        return f" So it is with {list_text(others)}." if others else ""
+        return f" The same holds for {list_text(others)}." if others else ""
 
 
 def _worst(
@@ -184,11 +183,11 @@ def _form(case: Case, layer: str, role: str) -> str:
     Severity.WARNING,
     Page(
         meaning="With delayed scaling, a scale comes from the maxima of earlier steps. The newest "
-        "maximum is far larger than that scale can hold: what is above it is cut off.",
+        "maximum is far larger than that scale can hold, so the largest values are cut off.",
         looks=f"The newest maximum times the scale in use is more than {STALE_FACTOR:.0f} times "
         "the format's largest number (`amax_staleness`), in most of a layer's last "
         f"{LAST_SAMPLES} samples and in {LEAST_SAMPLES} at least.",
-        not_to_confuse="A single outlier, after which the scale follows. AMP706, where the maximum "
+        not_to_confuse="A single outlier, to which the scale adapts. AMP706, where the maximum "
         "itself is not finite.",
         do="Use a shorter history or the most recent maximum, set a margin, or scale from the "
         "tensor itself. After a resume, load the scales and maxima with the weights. On several "
@@ -228,20 +227,20 @@ def stale_scale(case: Case) -> Iterator[Seen]:
     Severity.ERROR,
     Page(
         meaning="With delayed scaling, a maximum that is nan or inf leaves the scale as it was. "
-        "While such maxima go on, the scale is frozen and no longer fits the values.",
+        "As long as that lasts, the scale is frozen and no longer fits the values.",
         looks="The newest maximum of a layer is not finite in most of its last "
         f"{LAST_SAMPLES} samples and in {LEAST_SAMPLES} at least.",
         not_to_confuse="AMP703, where the maximum is finite and larger than expected. One nan that "
         "a loss scaler skipped.",
         do="Look for the first nan or inf in the activations or gradients (AMP203, AMP204, AMP211) "
-        "and mend that; the scale then follows by itself.",
+        "and fix that; the scale then recovers by itself.",
         example="a masked row of attention gives nan: the scale stays at its value of 900 steps "
         "ago.",
     ),
     Ties(explained_by=("AMP207", "AMP203", "AMP204", "AMP209", "AMP211")),
 )
 def scale_frozen(case: Case) -> Iterator[Seen]:
-    """Maxima that are not finite, so that their scale stays."""
+    """Maxima that are not finite, so that their scale is not updated."""
     found = [
         name
         for name, (_, values) in case.casts.staleness.items()
@@ -256,7 +255,7 @@ def scale_frozen(case: Case) -> Iterator[Seen]:
         last_step=steps[-1],
         layer=found[0],
         summary=f"The scale of {list_text(found)} is frozen: its newest maximum is not finite.",
-        cause=f"So it is in {len(bad)} of its last {count_text(len(steps), 'sample')}; a maximum "
-        "that is nan or inf keeps the scale that was there.",
+        cause=f"This holds for {len(bad)} of its last {count_text(len(steps), 'sample')}; a "
+        "maximum that is nan or inf leaves the scale unchanged.",
         evidence=(Evidence("amax_staleness", steps[-1], "not finite"),),
     )

@@ -44,6 +44,7 @@ from ampwatch.diagnosis.words import alone_text, count_text, list_text, steps_te
         explained_by=("AMP209", *MIXED, *RATE, "AMP207", "AMP211", "AMP210"),
         excludes_rate=before_any_update,
         shown_late=True,
+        cures=("autocast-off", "bfloat16"),
     ),
 )
 def loss_not_finite(case: Case) -> Iterator[Seen]:
@@ -123,6 +124,7 @@ def _loss_action(case: Case, times: Times) -> str:
         excludes_rate=before_any_update,
         shown_late=True,
         in_strict_order=True,
+        cures=("clip", "autocast-off"),
     ),
 )
 def weights_not_finite(case: Case) -> Iterator[Seen]:

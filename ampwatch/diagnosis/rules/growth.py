@@ -105,7 +105,7 @@ def scale_runaway(case: Case) -> Iterator[Seen]:
         "scaler.state_dict() with the checkpoint and load it.",
         example="growth_interval 2000 in a fine-tune of 600 steps that starts at 2^10.",
     ),
-    Ties(excludes_rate=always),
+    Ties(excludes_rate=always, cures=("init_scale",)),
 )
 def scale_never_grows(case: Case) -> Iterator[Seen]:
     """No growth, if it costs gradients or if resets prevent it."""

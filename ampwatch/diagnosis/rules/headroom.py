@@ -107,7 +107,7 @@ def _first_due(layers: LayerHistory) -> tuple[int, float] | None:
         do="Run one of the two layers in float32, rescale its loss or its output, or use bf16.",
         example="an embedding that needs 2^20 beside a head that tolerates 2^14.",
     ),
-    Ties(explained_by=RATE),
+    Ties(explained_by=RATE, cures=("float32", "bfloat16")),
 )
 def no_scale_fits(case: Case) -> Iterator[Seen]:
     """Layers whose scale windows do not overlap."""

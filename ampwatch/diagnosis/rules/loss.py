@@ -67,6 +67,7 @@ _EACH_SHARE, _DATA_SHARE, _DATA_SPIKES = 1 / 15, 1 / 10, 16
         "the input.",
         example="one image in float values of 0 to 65535 among images of 0 to 1.",
     ),
+    Ties(cures=("clip",)),
 )
 def bad_batch(case: Case) -> Iterator[Seen]:
     """Isolated batches that stand out."""
@@ -148,7 +149,7 @@ def _most(case: Case) -> float:
         example="a 13B model whose scale went from 65536 to 4096 and was back within 500 steps, "
         "with nothing changed.",
     ),
-    Ties(explained_by=("AMP206",)),
+    Ties(explained_by=("AMP206",), cures=("clip",)),
 )
 def recoverable_spike(case: Case) -> Iterator[Seen]:
     """Spikes of the loss, or bursts of skips, from which the run recovered."""
@@ -250,7 +251,7 @@ def _burst(case: Case) -> Seen:
         do="As for AMP301, which names the cause.",
         example="a loss of 2.3 that is 40 after 200 steps, at a steady scale of 2^16.",
     ),
-    Ties(explained_by=(*NOT_ITS_GRADIENTS, *RATE, "AMP306")),
+    Ties(explained_by=(*NOT_ITS_GRADIENTS, *RATE, "AMP306"), cures=("clip",)),
 )
 def diverging_without_overflow(case: Case) -> Iterator[Seen]:
     """A loss that diverges while the scale is steady."""

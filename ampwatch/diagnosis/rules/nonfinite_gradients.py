@@ -46,7 +46,7 @@ _MOST_SHARE, _MOST_STEPS = 1 / 2, policy.NO_ACCIDENT_STEPS
         example="x.norm(dim=-1) of a row that is all zeros, in bf16: a loss of 2.1, a gradient of "
         "nan.",
     ),
-    Ties(explained_by=("AMP209", *MIXED, *RATE), in_strict_order=True),
+    Ties(explained_by=("AMP209", *MIXED, *RATE), in_strict_order=True, cures=("autocast-off",)),
 )
 def gradients_not_finite(case: Case) -> Iterator[Seen]:
     """Gradients that are not finite where nothing skips the step."""

@@ -16,7 +16,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Rows
 from ampwatch.diagnosis.medians import median_of_known
-from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.registry import Page, Seen, Ties, rule
 from ampwatch.diagnosis.signals import Integers
 
 # Endings of the record, each about two thirds of the one before, so that one of them begins where
@@ -44,6 +44,7 @@ BEYOND_BEFORE = 2.0
         "overflow; save a checkpoint.",
         example="a norm of 0.5 at step 2,000, 0.9 at 4,000, 2.3 at 8,000.",
     ),
+    Ties(cures=("clip",)),
 )
 def gradient_norm_drift(case: Case) -> Iterator[Seen]:
     """A gradient norm that keeps rising."""

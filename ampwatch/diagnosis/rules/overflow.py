@@ -66,6 +66,7 @@ _OUTPUTS = {
     Ties(
         explained_by=codes("AMP408 AMP401 AMP107 AMP208 AMP413 AMP604 AMP602 AMP103"),
         excludes_rate=always,
+        cures=("init_scale", "float32", "bfloat16"),
     ),
 )
 def gradient_underflow(case: Case) -> Iterator[Seen]:
@@ -121,7 +122,11 @@ def _keep_gradients(case: Case) -> str | None:
         "gradient explodes (sqrt, division, log near 0). Run it in float32.",
         example="encoder.11.output.dense named in 14 of 15 overflows.",
     ),
-    Ties(explained_by=(*RATE, "AMP602", "AMP303"), groundless_beside=MIXED),
+    Ties(
+        explained_by=(*RATE, "AMP602", "AMP303"),
+        groundless_beside=MIXED,
+        cures=("float32", "bfloat16"),
+    ),
 )
 def backward_overflow(case: Case) -> Iterator[Seen]:
     """The same layer overflows again and again in the backward pass."""
@@ -171,7 +176,9 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
         example="a feed-forward output of 66,246 in a model that was trained in bf16.",
     ),
     Ties(
-        explained_by=("AMP209", *MIXED, *RATE, "AMP207", "AMP210"), excludes_rate=before_any_update
+        explained_by=("AMP209", *MIXED, *RATE, "AMP207", "AMP210"),
+        excludes_rate=before_any_update,
+        cures=("float32", "bfloat16", "autocast-off"),
     ),
 )
 def forward_overflow(case: Case) -> Iterator[Seen]:

@@ -1,4 +1,4 @@
-"""AMP704 and AMP705: which layers run below sixteen bits, though they should not, or do not."""
+"""AMP704 and AMP705: layers that should not run below sixteen bits, or that should and do not."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _NARROW = re.compile(r"fp8|float8|fp4|float4")
     "sensitive-layer-quantised",
     Severity.WARNING,
     Page(
-        meaning="A layer that practice keeps in bf16 multiplies in a narrower format: the head, "
+        meaning="A layer that is usually kept in bf16 multiplies in a narrower format: the head, "
         "the first layer, the router of a mixture of experts, or an embedding. Its rounding errors "
-        "reach the loss without other layers to average them, or change which expert is chosen. "
-        "Often a filter by name no longer fits the model and lets the layer through.",
+        "reach the loss without being averaged by other layers, or change which expert is chosen. "
+        "Often a filter by name no longer matches the model and does not exclude the layer.",
         looks="A format below 16 bits (`input_format`, `weight_format`, `grad_format`) on the last "
-        "matrix product of the forward pass that is not one of a row of blocks; on the first, "
+        "matrix product of the forward pass that is not part of repeated blocks; on the first, "
         "if no embedding runs before it; on a layer named as a head or a router; on an embedding.",
-        not_to_confuse="The last block of a transformer in a narrow format while its head is not: "
-        "that is the usual recipe. A wide gate inside an MLP, which is no router.",
-        do="Leave the layer out of the conversion, by its full name.",
+        not_to_confuse="The last block of a transformer in a narrow format, with the head in bf16: "
+        "that is the usual recipe. A wide gate inside an MLP, which is not a router.",
+        do="Exclude the layer from the conversion, by its full name.",
         example="the filter names `output`, and the model's head is called `lm_head`.",
     ),
 )
@@ -64,7 +64,7 @@ def sensitive_layer_quantised(case: Case) -> Iterator[Seen]:
         layer=first,
         summary=f"{first} is {found[first]}, and multiplies in {form}.",
         cause=f"Of {count_text(len(kept), 'quantised layer')} "
-        f"{count_text(len(found), 'is one', 'are some')} that practice keeps in bf16: {told}.",
+        f"{count_text(len(found), 'is one', 'are some')} that is usually kept in bf16: {told}.",
         action=leave_out(layers, list(found)),
         evidence=(Evidence("input_format", case.scale.last_step, form, "bfloat16", "usual"),),
     )
@@ -74,13 +74,13 @@ _MOST_TOLD = 3
 
 
 def _sensitive(layers: Mapping[str, Precision]) -> dict[str, str]:
-    """Layers that practice keeps in bf16, and what each is; the head first."""
+    """Layers that are usually kept in bf16, and what each is; the head first."""
     ran = sorted((n for n, one in layers.items() if one.order >= 0), key=lambda n: layers[n].order)
     products = [name for name in ran if layers[name].flops or layers[name].is_quantised]
     found: dict[str, str] = {}
     if products and not _ends_block(products[-1], products, layers):
         found[products[-1]] = "the last matrix product of the model, its head"
-    # A foreign log tells no order of layers, and only those that are quantised.
+    # A foreign log has no order of layers, and only the quantised ones.
     named = [*products, *(n for n, one in layers.items() if one.order < 0 and one.is_quantised)]
     found |= {n: "a head by its name" for n in named if _is_head(n) and n not in found}
     found |= {n: "a router by its name" for n in products if _is_router(n, layers)}
@@ -94,7 +94,7 @@ def _sensitive(layers: Mapping[str, Precision]) -> dict[str, str]:
 
 
 def _is_in_row(name: str, products: list[str]) -> bool:
-    """Whether the layer is part of a block that others stand beside: `blocks.11.mlp.fc2`."""
+    """Whether the layer is part of a repeated block: `blocks.11.mlp.fc2`."""
     parts = name.split(".")
     for at, part in enumerate(parts[:-1]):
         if part.isdigit():
@@ -106,10 +106,10 @@ def _is_in_row(name: str, products: list[str]) -> bool:
 
 
 def _ends_block(name: str, products: list[str], layers: Mapping[str, Precision]) -> bool:
-    """Whether the last product is the end of a block and no head.
+    """Whether the last product is the end of a block, not a head.
 
-    Blocks may differ, such as attention and a feed-forward part. But then the last product gives
-    numbers of the width that others take: a head gives as many as there are classes.
+    Blocks may differ, such as attention and a feed-forward part. But then the output of the last
+    product is as wide as other layers' inputs; a head's output is as wide as the number of classes.
     """
     return _is_in_row(name, products) or (
         _is_of_numbered(name, products)
@@ -118,7 +118,7 @@ def _ends_block(name: str, products: list[str], layers: Mapping[str, Precision])
 
 
 def _is_of_numbered(name: str, products: list[str]) -> bool:
-    """Whether it lies in one of several numbered parts: `layers.3.down` beside `layers.2.out`."""
+    """Whether it is in one of several numbered modules: `layers.3.down` with `layers.2.out`."""
     parts = name.split(".")
     for at, part in enumerate(parts[:-1]):
         before = "".join(f"{one}." for one in parts[:at])
@@ -135,7 +135,7 @@ def _is_head(name: str) -> bool:
 
 
 def _is_router(name: str, layers: Mapping[str, Precision]) -> bool:
-    """By its name, if it is narrow or stands beside experts: an MLP may have a wide gate."""
+    """By its name, if it is narrow or has experts beside it: an MLP may have a wide gate."""
     *parents, last = name.split(".")
     outputs, inputs = layers[name].sides[:2] or (1, 0)
     experts = ".".join([*parents, "experts"])
@@ -150,7 +150,7 @@ def _format_of(one: Precision) -> str:
 
 
 def leave_out(layers: Mapping[str, Precision], names: list[str]) -> str:
-    """The lines that keep these layers out, for the library that converted them."""
+    """The lines that exclude these layers, for the library that converted them."""
     kinds = {layers[name].kind for name in names}
     kept = "{" + ", ".join(repr(name) for name in names) + "}"
     if any("Float8Linear" in kind for kind in kinds):
@@ -167,10 +167,10 @@ quantize_(
 )"""
     else:
         return (
-            f"Run {list_text(names)} outside of the low-precision autocast, or leave "
-            "them out of the recipe by their full names."
+            f"Run {list_text(names)} outside the low-precision autocast, or exclude "
+            "them from the recipe by their full names."
         )
-    return with_lines("Leave out of the conversion, by full name:", lines)
+    return with_lines("Exclude from the conversion, by full name:", lines)
 
 
 @rule(
@@ -180,21 +180,21 @@ quantize_(
     Page(
         meaning="The training asks for a format below 16 bits, and no layer runs in one: a filter "
         "matched nothing, the conversion was made on another copy of the model, or an option was "
-        "read and never used. Training is as slow as before, and nothing says so.",
+        "read and never used. Training is as slow as before, without any message.",
         looks="A conversion was called in this process, or the settings given to `attach` ask for "
         "fp8 or fp4, and after the first samples no layer has an `input_format` or "
         "`weight_format`.",
-        not_to_confuse="An option that is off. A run whose compiled model is closed to us: its "
-        "layers are not seen, and the finding is silent.",
-        do="Print the names that the filter is given (`[name for name, _ in "
-        "model.named_modules()]`) and match them; convert the model that is trained, before the "
-        "optimizer is made and before attach.",
+        not_to_confuse="An option that is off. A compiled model, whose layers ampwatch cannot see: "
+        "then the finding stays silent.",
+        do="Print the names that the filter receives (`[name for name, _ in "
+        "model.named_modules()]`) and match them; convert the model that is trained, before "
+        "creating the optimizer and before attach.",
         example="module_filter_fn returns False for every layer, because the names begin with "
         "`_orig_mod.`.",
     ),
 )
 def quantisation_matched_nothing(case: Case) -> Iterator[Seen]:
-    """Asked for, and not there."""
+    """A narrow format was requested, and no layer runs in one."""
     products = case.precision.products
     if not products or any(one.is_quantised for one in case.precision.layers.values()):
         return

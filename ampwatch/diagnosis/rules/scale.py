@@ -1,8 +1,7 @@
-"""AMP101 to AMP103, AMP105 and AMP108: findings that the loss scale itself shows."""
+"""AMP101 to AMP103 and AMP108: findings that the loss scale itself shows."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from ampwatch.diagnosis import policy
@@ -20,7 +19,7 @@ from ampwatch.diagnosis.registry import (
     codes,
     rule,
 )
-from ampwatch.diagnosis.scale_levels import Ending, Sink
+from ampwatch.diagnosis.scale_levels import Sink
 from ampwatch.diagnosis.words import count_text, scale_text, share_text
 
 # A search from 2^32 may halve twenty times and be healthy; beyond that something else is wrong.
@@ -41,11 +40,6 @@ SAWTOOTH_WASTE = 1 / 4
 SINK_INTERVALS, SINK_SHARE = 20, 0.25
 # A record that ends during a fall: half the depth of a collapse, without an accepted step between.
 ENDING_OCTAVES = policy.COLLAPSE_OCTAVES / 2
-# A storm that begins late shows in the last part of the record. Over eight growth intervals or
-# more, chance does not cause as many skips as growth does.
-STORM_INTERVALS = 8
-# Most of the last steps are skipped: hardly anything is learnt any more.
-STORM_ERROR_SHARE = 0.5
 
 
 @rule(
@@ -117,7 +111,7 @@ def startup_has_failed(case: Case) -> bool:
         f"{100 * SAWTOOTH_WASTE:.0f} % of the steps, this is a warning.",
         example="growth_interval 2000: skips at steps 2001, 4003, 6005, each at 2^17.",
     ),
-    Ties(excludes_rate=always),
+    Ties(excludes_rate=always, cures=("growth_interval",)),
 )
 def growth_sawtooth(case: Case) -> Iterator[Seen]:
     """Isolated overflows just after the scale grew."""
@@ -174,6 +168,7 @@ def growth_sawtooth(case: Case) -> Iterator[Seen]:
             *codes("AMP604 AMP602 AMP202 AMP413"),
         ),
         spares_weights=True,
+        cures=("float32", "bfloat16", "autocast-off"),
     ),
 )
 def scale_collapse(case: Case) -> Iterator[Seen]:
@@ -323,97 +318,6 @@ def _ends_falling(case: Case, ending: Episode) -> Seen:
         "see whether steps are accepted again.",
         evidence=(Evidence("scale", last, ending.scale_after, ending.streak_scale, "before"),),
     )
-
-
-@rule(
-    "AMP105",
-    "overflow-storm",
-    Severity.WARNING,
-    Page(
-        meaning="Steps are skipped more often than the growth of the scale explains. Each skip "
-        "wastes a forward and a backward pass.",
-        looks="More skips than one in each growth interval, and more than a search that goes on "
-        f"(AMP101) makes; most of them isolated: up to {policy.SAWTOOTH_SKIPS} in a row. An error "
-        f"if over {100 * STORM_ERROR_SHARE:.0f} % of the last {policy.STORM_WINDOW_STEPS} steps "
-        "were skipped; or, in a log without a scale, if no gradient norm is finite any more.",
-        not_to_confuse="AMP102, one skip after each doubling; AMP103, one long fall; AMP303, "
-        "one burst from which the run recovers.",
-        do="Find the layer that overflows (AMP202, AMP203), and check whether these batches "
-        "differ from the others.",
-        example="growth_interval 2000, 900 skips in 10,000 steps.",
-    ),
-    Ties(
-        explained_by=(
-            "AMP209",
-            *NOT_ITS_GRADIENTS,
-            *RATE,
-            *NOT_FINITE,
-            *codes("AMP202 AMP604 AMP602 AMP108 AMP413 AMP206"),
-        ),
-        spares_weights=True,
-    ),
-)
-def overflow_storm(case: Case) -> Iterator[Seen]:
-    """More skips than growth explains."""
-    scale, loose = case.scale, case.loose
-    if scale.first_accepted is None or not loose.skips or case.loop_tells_skips:
-        return
-    recent = len(scale.recent_skips)
-    full = scale.steps - scale.first_accepted >= policy.STORM_WINDOW_STEPS
-    most = full and recent > STORM_ERROR_SHARE * policy.STORM_WINDOW_STEPS
-    crowd = _crowd(case, most=most)
-    if crowd is None:
-        return
-    quiet = max(policy.STORM_WINDOW_STEPS, policy.RECENT_SHARE * scale.steps)
-    calm = full and scale.steps - loose.last_position > quiet and not recent
-    wasted, allowed = share_text(scale.skips, scale.steps), _allowed(case, crowd.steps)
-    is_late = loose.first_position < scale.steps - crowd.steps
-    late = f" in the last {crowd.steps:,} steps" if is_late else ""
-    began = (scale.last_step or 0) - crowd.steps + 1 if is_late else loose.first_step
-    yield Seen(
-        severity=Severity.ERROR if most else Severity.INFO if calm else Severity.WARNING,
-        first_step=began,
-        last_step=loose.last_step,
-        summary=f"{count_text(crowd.loose_skips, 'skip')}{late} that the scale's growth does not "
-        "explain" + (", none of them recent." if calm else "."),
-        cause=f"Growth explains about {math.floor(allowed)}. In all, {wasted} of the steps were "
-        "computed and discarded.",
-        evidence=(
-            Evidence(
-                "skipped", loose.last_step, float(crowd.loose_skips), float(math.floor(allowed)),
-                "explained by growth",
-            ),
-        ),
-    )  # fmt: skip
-
-
-def _crowd(case: Case, *, most: bool) -> Ending | None:
-    """The whole record, or the last part of it, with more skips than growth explains.
-
-    Bursts do not count: a burst is a spike or a fall, which has a finding of its own.
-    """
-    scale, loose = case.scale, case.loose
-    assert scale.first_accepted is not None, "before that all is a search"
-    since = scale.steps - scale.first_accepted
-    if 2 * loose.episodes > loose.skips:  # isolated ones are counted from the first of them
-        since = scale.steps - loose.first_position
-    endings = [Ending(since, loose.skips, loose.lone_skips)]
-    if case.standing_fall is None:  # after a fall skips are part of it
-        least = STORM_INTERVALS * scale.scaler.growth_interval
-        endings += scale.recent_levels.endings(scale.steps, least)
-    crowded = [
-        one
-        for one in endings
-        if one.loose_skips > _allowed(case, one.steps)
-        and (2 * one.lone_skips > one.loose_skips or most)
-    ]
-    return max(crowded, key=lambda one: one.loose_skips / _allowed(case, one.steps), default=None)
-
-
-def _allowed(case: Case, steps: int) -> float:
-    """The skips that growth, and a loss summed over more micro-batches, cause in so many steps."""
-    growths = case.scale.scaler.skips_by_growth(steps)
-    return policy.STORM_FREE_SKIPS + growths + case.scale.accumulation_octaves
 
 
 @rule(

@@ -1,8 +1,8 @@
-"""In which number format a layer multiplies: below sixteen bits a library decides that, not torch.
+"""The number format in which a layer multiplies. Below sixteen bits a library decides, not torch.
 
-One file a library, which lists the attributes that it reads and the versions they were tried with.
-Nothing here imports a library: a module or a weight is asked for what it holds. Read when a layer
-is first sampled and, while nothing has changed, not again.
+One file per library lists the attributes that it reads and the versions it was tested with. Nothing
+here imports a library: modules and weights are inspected by their attributes. A layer's formats are
+read at its first sample, and again only after a change.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ def formats_of(module: Any, weight: Any) -> RoleFormats:
 
 
 def may_be_quantised(module: Any, weight: Any) -> bool:
-    """Whether there is anything to read: torch's own layers and weights hold no formats."""
+    """Whether there may be a format to read: torch's own layers and weights have none."""
     of_torch = module is None or type(module).__module__.startswith("torch.nn.modules.")
     plain = type(weight) in _PLAIN_WEIGHTS and (weight is None or weight.dtype in _WIDE)
     return not (of_torch and plain)
 
 
 def conversions_asked_for(survey: Survey) -> list[str]:
-    """The conversions that were called in this process and reached nothing that is known.
+    """The conversions that were called in this process and converted no layer.
 
-    A layer elsewhere, say of a teacher, shows that the call had its effect: then it is not listed.
-    So does a model that was watched before, in a script that trains one after the other.
+    A call is not listed if any converted layer exists, for example in a teacher model, or existed
+    in a model that was watched before in the same process.
     """
     asked = torchao.conversion_asked_for()
     if asked is None or _SEEN_CONVERTED:
@@ -72,7 +72,7 @@ _SEEN_CONVERTED: set[str] = set()  # by conversions of this process
 
 
 def inner_weight(weight: Any) -> Any:
-    """The plain tensor with a weight's own numbers; None if there is none."""
+    """The plain tensor inside a weight; None if there is none."""
     if weight is None or type(weight) in _PLAIN_WEIGHTS:
         return weight
     inside = torchao.with_inner(weight)[-1]
@@ -80,12 +80,12 @@ def inner_weight(weight: Any) -> Any:
 
 
 def is_linear(module: Any) -> bool:
-    """Whether a library's own layer multiplies just what it is given, as torch's Linear does."""
+    """Whether a library's layer multiplies its input unchanged, as torch's Linear does."""
     return transformer_engine.LINEAR in class_names(module)
 
 
 def delayed_room(module: Any, formats: RoleFormats) -> DelayedRoom | None:
-    """What shows whether a layer's delayed scales still fit, after its forward pass."""
+    """The values that show whether a layer's delayed scales still fit, after its forward pass."""
     if not _is_delayed(formats):
         return None
     return transformer_engine.delayed_room(module)
@@ -96,7 +96,7 @@ def _is_delayed(formats: RoleFormats) -> bool:
 
 
 def scales_in_use(module: Any, formats: RoleFormats) -> dict[str, torch.Tensor]:
-    """The scales that do not follow from the operands, by role; copies, for they change."""
+    """The scales that are not computed from the operands, by role; copies, because they change."""
     if not _is_delayed(formats):
         return {}
     return transformer_engine.scales_in_use(module)

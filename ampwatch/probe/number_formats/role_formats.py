@@ -1,4 +1,4 @@
-"""A number format as a layer uses it, and those of a layer's three roles."""
+"""A number format, and the formats of a layer's three roles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class NumberFormat:
     element: str  # such as `float8_e4m3fn`, `mxfp8_e4m3`, `nvfp4`
     granularity: str  # how many values share a scale: `tensorwise`, `rowwise`, `block32`
     scaling: str = ""  # `dynamic`: from this tensor; `delayed`: from earlier ones
-    note: str = ""  # what else the recipe says of this operand
+    note: str = ""  # other properties of the operand in the recipe
     rounded_scales: str = ""  # to a power of two: `down`, `up`, `floor`; not shown
 
     @property
@@ -50,12 +50,12 @@ def short_name(dtype: object) -> str:
 
 
 def attributes(thing: Any) -> Mapping[str, Any]:
-    """What a module, a weight or a recipe holds, without running code of its own class."""
+    """The attributes of a module, weight or recipe, read without running code of its class."""
     held: Mapping[str, Any] = getattr(thing, "__dict__", {})
     stored = {**held.get("_buffers", {}), **held.get("_parameters", {})}
     return {**stored, **held} if stored else held
 
 
 def class_names(thing: Any) -> list[str]:
-    """The names of a thing's class and of those it is made from."""
+    """The names of an object's class and its base classes."""
     return [one.__name__ for one in type(thing).__mro__]

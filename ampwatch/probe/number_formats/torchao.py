@@ -1,8 +1,8 @@
-"""torchao: layers and weights that its training conversions leave in a model.
+"""torchao: the layers and weights that its training conversions create.
 
-Tried with 0.18, emulated on a CPU: `Float8Linear` with the recipes tensorwise, rowwise and
+Tested with 0.18, emulated on a CPU: `Float8Linear` with the recipes tensorwise, rowwise and
 rowwise_with_gw_hp, weights for MXFP8 training, quantised weights of MX and NVFP4. The layer for
-NVFP4 training, the one for blocks of 128 and weights behind FSDP2 need a GPU: not run yet.
+NVFP4 training, the one for blocks of 128 and weights under FSDP2 need a GPU: not tested yet.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ WIDE_WEIGHT_GRADIENT = "wide-weight-gradient"  # its product is computed in high
 
 def read(module: Any, weight: Any) -> RoleFormats | None:
     """What torchao has made of this layer; None if nothing."""
-    held, classes = attributes(module), class_names(module)
+    held = attributes(module)
     if hasattr(held.get(LINEAR_CONFIG), CAST_OF_ROLE["input"]):
         return _float8(held[LINEAR_CONFIG])
     if MX_SCALES in held and MX_WIDE_GRADIENT in held:
         return _mx(held[MX_SCALES], wide=held[MX_WIDE_GRADIENT])
-    if NVFP4_LINEAR[0] in classes and NVFP4_LINEAR[1] in held:
+    if NVFP4_LINEAR[1] in held and NVFP4_LINEAR[0] in class_names(module):
         return of_all_roles(NumberFormat("nvfp4", "block16"))
-    if BLOCKWISE_LINEAR[0] in classes and BLOCKWISE_LINEAR[1] in held:
+    if BLOCKWISE_LINEAR[1] in held and BLOCKWISE_LINEAR[0] in class_names(module):
         return _blockwise(held[BLOCKWISE_LINEAR[1]])
     return _of_weight(weight)
 
 
 def conversion_asked_for() -> str | None:
-    """The conversion that this process has run, whether it reached a layer or not."""
+    """The conversion that this process has called, whether or not it converted a layer."""
     return CONVERSION if CONVERSION_RAN in sys.modules else None
 
 
@@ -102,7 +102,7 @@ def _of_weight(weight: Any) -> RoleFormats | None:
 
 
 def with_inner(weight: Any) -> list[Any]:
-    """A weight, and the tensors that it wraps, one in the other."""
+    """A weight, and the tensors nested inside it."""
     found: list[Any] = []
     while weight is not None and len(found) <= len(INNER_TENSORS):
         found.append(weight)
@@ -113,6 +113,20 @@ def with_inner(weight: Any) -> list[Any]:
 
 
 def _float8(config: Any) -> RoleFormats | None:
+    """What a Float8LinearConfig says; it is frozen, and one serves many layers at every sample."""
+    known = _READ.get(id(config))
+    if known is None:
+        if len(_READ) >= _MOST_CONFIGS:
+            _READ.clear()
+        known = _READ[id(config)] = config, _of_config(config)
+    return known[1]
+
+
+_MOST_CONFIGS = 64
+_READ: dict[int, tuple[Any, RoleFormats | None]] = {}  # by id; kept alive, for ids are used again
+
+
+def _of_config(config: Any) -> RoleFormats | None:
     made = {role: _cast(getattr(config, name, None)) for role, name in CAST_OF_ROLE.items()}
     rounded = "down" if getattr(config, POWERS_OF_TWO, False) else ""
     wide = _cast(getattr(config, GRADIENT_FOR_WEIGHT, None)) is None
@@ -125,7 +139,7 @@ def _float8(config: Any) -> RoleFormats | None:
 
 
 def _cast(cast: Any) -> tuple[str, str, str] | None:
-    """Element, granularity and scaling of one operand; None where it is not cast."""
+    """Element, granularity and scaling of one operand; None if it is not cast."""
     scaling = str(getattr(getattr(cast, "scaling_type", None), "value", ""))
     if cast is None or scaling == "disabled":
         return None

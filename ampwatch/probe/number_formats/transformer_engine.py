@@ -1,7 +1,7 @@
 """Transformer Engine: layers whose products run in a recipe of `fp8_autocast`.
 
-Written from the source of version 2.20 and tried with stand-ins that mirror it: not run yet, for it
-needs a GPU.
+Written from the source of version 2.20 and tested with stand-ins that mirror it. The library itself
+needs a GPU and was not run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROUNDED = "use_power_2_scales"
 
 
 def read(module: Any, _weight: Any) -> RoleFormats | None:
-    """What the layer's last forward pass ran in; None if it is no layer of this library."""
+    """The formats of the layer's last forward pass; None if it is no layer of this library."""
     held = attributes(module)
     meta = held.get(META)
     if not isinstance(meta, dict) or RUNS_IN_FP8 not in held:
@@ -68,10 +68,10 @@ def scales_in_use(module: Any) -> dict[str, Any]:
 
 
 class DelayedRoom:
-    """How much of a format the newest maxima of a layer use, at the scales that were in use.
+    """A layer's newest maxima relative to what its scales in use can hold.
 
-    Made when a forward pass of the layer is over, before the autocast's end renews its scales. Then
-    row 0 holds the newest maxima; once scales are renewed, it is zero and the last row holds them.
+    Created after a forward pass of the layer, before the end of the autocast updates the scales.
+    Until then row 0 holds the newest maxima; afterwards it is zero and the last row holds them.
     """
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ class DelayedRoom:
         self._largest = largest[1]
 
     def backward(self) -> torch.Tensor | None:
-        """Likewise of the gradients, once the backward pass is over."""
+        """The same for the gradients, after the backward pass."""
         if self._after is None or self._scale is None:
             return None
         maxima = getattr(self._after, MAXIMA)
@@ -93,7 +93,7 @@ class DelayedRoom:
 
 
 def delayed_room(module: Any) -> DelayedRoom | None:
-    """Of a layer with delayed scales, after its forward pass."""
+    """The values for a layer with delayed scales, after its forward pass."""
     meta = attributes(module).get(META, {})
     if not hasattr(meta.get(FORWARD_SCALES), MAXIMA):
         return None

@@ -1,6 +1,6 @@
-"""Libraries that we do not know: weights that are stored in a float8 format say so themselves.
+"""Unknown libraries: the format of weights that are stored in a float8 data type.
 
-Tried with layers that keep such a weight beside its scales, as several libraries do.
+Tested with layers that store such a weight next to its scales, as several libraries do.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ampwatch.probe.number_formats.role_formats import (
     short_name,
 )
 
-# Where a layer keeps the scales of its weight, and a tensor those of what it holds.
+# Attributes in which layers keep their weight's scales, and tensors their own.
 SCALES_OF_LAYER = ("weight_scale_inv", "weight_scale", "scale_inv", "scale")
 SCALES_OF_TENSOR = ("_scale_inv", "_scale", "scale_inv", "scale")
 HELD_IN_TENSOR = ("_data", "qdata", "_fp8_data", "_rowwise_data")
 
 
 def read(module: Any, weight: Any) -> RoleFormats | None:
-    """The format that the weight is stored in; what the layer computes in is not known."""
+    """The format in which the weight is stored; the format of the product is unknown."""
     if weight is None:
         return None
     held, scale = _stored(module, weight)
@@ -32,7 +32,7 @@ def read(module: Any, weight: Any) -> RoleFormats | None:
 
 
 def _stored(module: Any, weight: Any) -> tuple[Any, Any]:
-    """The tensor that holds the numbers, and the one that holds their scales, if there is one."""
+    """The tensor with the numbers, and the tensor with their scales, if there is one."""
     inside = attributes(weight)
     held = next((inside[n] for n in HELD_IN_TENSOR if hasattr(inside.get(n), "dtype")), weight)
     at, names = (attributes(module), SCALES_OF_LAYER)

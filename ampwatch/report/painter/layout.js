@@ -73,7 +73,7 @@ function lineOf(line, points, lit) {
 
 const TICKS = {
   step(range, most) {
-    const at = linearTicks(range, most).filter(Number.isInteger);
+    const at = linearTicks(range, most).filter((step) => Number.isInteger(step) && step >= 0); // a single step has room about it
     return at.map((step, n) => [step, (n ? "" : "step ") + countText(step)]);
   },
   second(range, most) {

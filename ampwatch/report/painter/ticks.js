@@ -34,8 +34,7 @@ export function powerTicks([low, high]) {
 export function linearTicks([low, high], most = 5) {
   const rough = (high - low) / most || 1;
   const unit = 10 ** Math.floor(Math.log10(rough));
-  const stride = [1, 2, 5, 10].find((size) => size * unit >= rough) * unit;
-  return between(Math.ceil(low / stride) * stride, high, stride).map((v) => Number(v.toPrecision(12)));
+  return spread([low, high], [0.2, 0.5, 1, 2, 5, 10].map((size) => size * unit), most).map((v) => Number(v.toPrecision(12)));
 }
 
 // Powers of ten, and where these are few 1, 2 and 5 times them.
@@ -50,13 +49,13 @@ export function logTicks([low, high]) {
 
 // Seconds since the start, at strides that people count in.
 export function timeTicks([low, high], most = 6) {
-  const strides = [1, 5, 10, 30, 60, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400];
-  const stride = strides.find((size) => (high - low) / size <= most) ?? 86400 * Math.ceil((high - low) / 86400 / most);
-  return between(Math.ceil(low / stride) * stride, high, stride);
+  const strides = [0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
+  const days = 86400 * Math.ceil((high - low) / 86400 / most); // the only one wide enough, of a long run
+  return spread([low, high], days > 86400 ? [...strides, days] : strides, most);
 }
 
 export function timeText(seconds, digits = 3) {
-  if (seconds < 60) return `${Math.round(seconds)} s`;
+  if (seconds < 60) return `${Number(seconds.toPrecision(digits))} s`;
   if (seconds < 3600) return `${Number((seconds / 60).toPrecision(digits))} min`;
   if (seconds < 172800) return `${Number((seconds / 3600).toPrecision(digits))} h`;
   return `${Number((seconds / 86400).toPrecision(digits))} days`;
@@ -66,6 +65,17 @@ export function timeText(seconds, digits = 3) {
 export function distinctTexts(values, text, digits) {
   const all = digits.map((count) => values.map((value) => text(value, count)));
   return all.find((some) => new Set(some).size === some.length) ?? all[0];
+}
+
+// The widest stride's ticks that are not too many; where that leaves fewer than two, some of a finer
+// one's: an axis with a single label tells no distance.
+function spread([low, high], strides, most) {
+  const at = strides.findIndex((size) => (high - low) / size <= most);
+  const of = (size) => between(Math.ceil(low / size) * size, high, size);
+  const found = of(strides[at]);
+  if (found.length >= 2 || at === 0) return found;
+  const finer = of(strides[at - 1]);
+  return finer.filter((_, n) => n % Math.ceil(finer.length / Math.max(2, most)) === 0);
 }
 
 function between(first, last, stride) {

@@ -1,0 +1,101 @@
+"""AMP904: what a guard did, and whether it hides a fault that stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.guard_history import GuardHistory
+from ampwatch.diagnosis.registry import NOT_FINITE, RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.words import count_text, share_text
+
+# One bad batch in a hundred is a matter of the data; a single step is none, however short the run.
+_OFTEN_SHARE, _ALONE = 0.01, 1
+
+
+@rule(
+    "AMP904",
+    "guard-acts",
+    Severity.INFO,
+    Page(
+        meaning="A guard (ampwatch.guard) acted in this training, or in a dry run would have: it "
+        "left steps out, lowered the learning rate or stopped the training. A guard that must act "
+        "again and again hides a fault that stands.",
+        looks="Events of kind guard. A warning if outlying steps went on when it had acted as "
+        f"often as it may, if it left out more than {100 * _OFTEN_SHARE:.0f} % of the steps, or if "
+        "it lowered the rate; an error if it stopped the training.",
+        not_to_confuse="AMP212, where the loop itself leaves steps out; a skip of the scaler. "
+        "What was wrong with the batches is another finding's: AMP206, AMP211, AMP301.",
+        do="Look at the batches of those steps, and at the finding that names the cause. Do not "
+        "raise the cap: a step in a hundred may be the data, more is the training.",
+        example="3 steps were left out within 40 steps, and 12 more outlying ones were taken: the "
+        "rate was too high.",
+    ),
+    Ties(explained_by=("AMP209", *NOT_FINITE, "AMP211", *RATE)),
+)
+def guard_acts(case: Case) -> Iterator[Seen]:
+    """A guard acted, or would have."""
+    seen = case.guard
+    acted = seen.left_out.joined(seen.lowered).joined(seen.stopped)
+    times = acted.joined(seen.would).joined(seen.capped)
+    if not times.count:
+        return
+    steps = case.numbers.steps
+    yield Seen(
+        severity=_severity(seen, steps),
+        at=times,
+        summary=_summary(seen),
+        cause=_cause(seen, steps),
+        action="Look at the batches of these steps: a rare bad one needs nothing else."
+        if _severity(seen, steps) is Severity.INFO
+        else None,
+        evidence=(
+            Evidence(
+                "guard_actions", times.last_step, float(acted.count), float(steps), "steps in all"
+            ),
+        ),
+    )
+
+
+def _severity(seen: GuardHistory, steps: int) -> Severity:
+    if seen.stopped.count:
+        return Severity.ERROR
+    often = seen.left_out.count > max(_ALONE, _OFTEN_SHARE * steps)
+    hides = seen.capped.count or seen.lowered.count or often
+    return Severity.WARNING if hides and not seen.would.count else Severity.INFO
+
+
+def _summary(seen: GuardHistory) -> str:
+    if seen.stopped.count:
+        return f"The guard stopped the training at step {seen.stopped.last_step:,}."
+    if seen.would.count:
+        return f"A guard would have acted {count_text(seen.would.count, 'time')} (dry run)."
+    parts = [f"left out {count_text(seen.left_out.count, 'step')}"] * bool(seen.left_out.count)
+    parts += ["lowered the learning rate"] * bool(seen.lowered.count)
+    parts = parts or ["was at its cap"]
+    return f"The guard {' and '.join(parts)}."
+
+
+def _cause(seen: GuardHistory, steps: int) -> str:
+    told = []
+    if seen.left_out.count:
+        share = share_text(seen.left_out.count, steps)
+        told.append(
+            f"The gradients of {count_text(seen.left_out.count, 'step')} ({share}) were not finite "
+            "or far above what is usual here; no weight moved in them."
+        )
+    if seen.would.count:
+        told.append(
+            "Gradients were not finite or far above what is usual here; the steps were taken."
+        )
+    if seen.capped.count:
+        which = count_text(seen.capped.count, "more outlying step")
+        what = "would have been" if seen.would.count else "were"
+        told.append(f"At least {which} {what} taken, since the guard had acted as often as it may.")
+    if seen.lowered.count:
+        when = f"at step {seen.lowered.last_step:,}"
+        told.append(f"A second one followed soon, and the rate was lowered for a while {when}.")
+    if seen.out_of_work:
+        told.append(seen.out_of_work)
+    return " ".join(told) or "Outlying steps went on when it had acted as often as it may."

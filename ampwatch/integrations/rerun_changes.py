@@ -1,0 +1,302 @@
+"""How each change of `recovery.switches` is done in the process that trains, once torch is there.
+
+A change notes that it was done when it meets what it is about: an autocast that was on, a scaler,
+the layer. A training that has none of that was not changed, and a rerun of it proves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.recovery.change import FLOAT32, LAYERS_BY, NOTHING, RATE, Change
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_RATES = ("lr", "initial_lr")  # of a group
+_KEPT = ("base_lrs", "_last_lr", "min_lrs")  # of a scheduler
+# Rates that a scheduler is given, not its optimizer.
+_GIVEN = {
+    "OneCycleLR": ("max_lr",), "CyclicLR": ("base_lr", "max_lr"), "ReduceLROnPlateau": ("min_lr",),
+    "CosineAnnealingLR": ("eta_min",), "CosineAnnealingWarmRestarts": ("eta_min",),
+}  # fmt: skip
+
+
+def do(change: Change) -> None:
+    """Train otherwise from now on."""
+    CHANGES[change.name](change)
+
+
+# --- the rate -------------------------------------------------------------------------------------
+
+
+def _multiply_rates(change: Change) -> None:
+    """Multiply the rates of the groups and schedulers that are made or loaded.
+
+    What is saved is divided again: a file means the same in the run and in its rerun.
+    """
+    import torch
+
+    assert isinstance(change.value, float)
+    factor, kind = change.value, torch.optim.Optimizer
+
+    def added(made: Callable[..., None], self: Any, group: dict[str, Any]) -> None:
+        made(self, group)
+        change.note_done()
+        _times(self.param_groups[-1], _RATES, factor)
+
+    def loaded(load: Callable[..., Any], self: Any, state: Mapping[str, Any]) -> None:
+        load(self, state)
+        for group in self.param_groups:
+            _times(group, _RATES, factor)
+
+    def saved(save: Callable[..., Any], self: Any) -> dict[str, Any]:
+        state: dict[str, Any] = save(self)
+        groups = [dict(group) for group in state["param_groups"]]
+        for group in groups:
+            _times(group, _RATES, 1 / factor)
+        return {**state, "param_groups": groups}
+
+    _wrap(kind, "add_param_group", added)
+    _wrap(kind, "load_state_dict", loaded)
+    _wrap(kind, "state_dict", saved)
+    _multiply_schedulers(factor)
+
+
+def _multiply_schedulers(factor: float) -> None:
+    from torch.optim import lr_scheduler
+
+    def loaded(load: Callable[..., Any], self: Any, state: Mapping[str, Any]) -> None:
+        load(self, state)
+        _times(vars(self), _KEPT, factor)
+
+    def saved(save: Callable[..., Any], self: Any) -> dict[str, Any]:
+        state = dict(save(self))
+        _times(state, _KEPT, 1 / factor)
+        return state
+
+    def made(init: Callable[..., None], self: Any, *given: Any, **named: Any) -> None:
+        bound = inspect.signature(init).bind(self, *given, **named)
+        _times(bound.arguments, _GIVEN[type(self).__name__], factor)
+        init(*bound.args, **bound.kwargs)
+
+    for name, kind in list(vars(lr_scheduler).items()):
+        if inspect.isclass(kind) and issubclass(kind, lr_scheduler.LRScheduler):
+            if "load_state_dict" in vars(kind):
+                _wrap(kind, "load_state_dict", loaded)
+                _wrap(kind, "state_dict", saved)
+            if name in _GIVEN:
+                _wrap(kind, "__init__", made)
+
+
+def _times(holder: Any, names: tuple[str, ...], factor: float) -> None:
+    for name in names:
+        if name not in holder:
+            continue
+        told = holder[name]
+        many = isinstance(told, (list, tuple))
+        holder[name] = [one * factor for one in told] if many else told * factor
+
+
+# --- autocast, the scaler, the layer --------------------------------------------------------------
+
+
+def _autocast_off(change: Change) -> None:
+    def made(init: Callable[..., None], self: Any, *given: Any, **named: Any) -> None:
+        init(self, *given, **named)
+        if self._enabled:
+            change.note_done()
+            self._enabled = False
+
+    _wrap_autocast(made)
+
+
+def _autocast_bfloat16(change: Change) -> None:
+    import torch
+
+    def made(init: Callable[..., None], self: Any, *given: Any, **named: Any) -> None:
+        init(self, *given, **named)
+        if self._enabled and self.fast_dtype == torch.float16:
+            change.note_done()
+            self.fast_dtype = torch.bfloat16
+
+    _wrap_autocast(made)
+
+
+def _wrap_autocast(made: Callable[..., None]) -> None:
+    import torch
+
+    _wrap(torch.autocast, "__init__", made)
+
+
+def _scaler_off(change: Change) -> None:
+    _give_scaler(change, {"enabled": False})
+
+
+def _init_scale(change: Change) -> None:
+    _give_scaler(change, {"init_scale": change.value}, {"scale": change.value})
+
+
+def _growth_interval(change: Change) -> None:
+    _give_scaler(change, {"growth_interval": change.value}, {"growth_interval": change.value})
+
+
+def _give_scaler(
+    change: Change, given_: Mapping[str, Any], loaded_: Mapping[str, Any] | None = None
+) -> None:
+    """Make each scaler with these settings, and keep them where a saved state is loaded."""
+    import torch
+
+    def made(init: Callable[..., None], self: Any, *given: Any, **named: Any) -> None:
+        bound = inspect.signature(init).bind(self, *given, **named)
+        if bound.arguments.get("enabled", True):
+            change.note_done()
+            bound.arguments.update(given_)
+        init(*bound.args, **bound.kwargs)
+
+    def loaded(load: Callable[..., Any], self: Any, state: Mapping[str, Any]) -> None:
+        load(self, {**state, **(loaded_ or {})} if state else state)
+
+    _wrap(torch.amp.GradScaler, "__init__", made)
+    _wrap(torch.amp.GradScaler, "load_state_dict", loaded)
+
+
+def _layers_in_float32(change: Change) -> None:
+    """Run the layers of these names, in what is watched, in float32 under autocast."""
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    from ampwatch.probe import live_watches
+
+    names = str(change.value).split(LAYERS_BY)
+
+    def look(_module: nn.Module, _inputs: Any) -> None:
+        for watch in live_watches():
+            layers = [watch.layer(name) for name in names]
+            if None not in layers:
+                waiting.remove()
+                for layer in filter(None, layers):
+                    _make_island(layer)
+                change.note_done()
+                return
+
+    waiting = register_module_forward_pre_hook(look)
+
+
+def _make_island(layer: nn.Module) -> None:
+    import torch
+
+    forward = layer.forward
+
+    def full(value: Any) -> Any:
+        half = isinstance(value, torch.Tensor) and value.dtype in (torch.half, torch.bfloat16)
+        return value.float() if half else value
+
+    @functools.wraps(forward)
+    def island(*inputs: Any, **named: Any) -> Any:
+        named = {name: full(value) for name, value in named.items()}
+        device = next(layer.parameters(), torch.empty(0)).device.type
+        with torch.autocast(device, enabled=False):
+            return forward(*map(full, inputs), **named)
+
+    layer.float()
+    layer.forward = island
+
+
+# --- the optimizer, the kernels -------------------------------------------------------------------
+
+
+def _clip(change: Change) -> None:
+    """Bound the norm of what each optimizer's step takes, after what the script does itself."""
+    from torch.nn.utils import clip_grad_norm_
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    assert isinstance(change.value, float)
+    most = change.value
+
+    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        change.note_done()
+        scale = getattr(optimizer, "grad_scale", None)  # fused: its gradients are still scaled
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        clip_grad_norm_(parameters, most if scale is None else most * float(scale))
+
+    register_optimizer_step_pre_hook(before_step)
+
+
+def _plain_optimizer(change: Change) -> None:
+    import torch
+
+    def added(made: Callable[..., None], self: Any, group: dict[str, Any]) -> None:
+        made(self, group)
+        for name in ("foreach", "fused"):
+            if name in self.param_groups[-1]:
+                change.note_done()
+                self.param_groups[-1][name] = False
+
+    _wrap(torch.optim.Optimizer, "add_param_group", added)
+
+
+def _deterministic(change: Change) -> None:
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    change.note_done()
+
+
+def _compile_off(change: Change) -> None:
+    import torch
+
+    def uncompiled(model: Any = None, **_: Any) -> Any:
+        change.note_done()
+        return (lambda one: one) if model is None else model
+
+    torch.compile = uncompiled
+
+
+def _tf32_off(change: Change) -> None:
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    if torch.cuda.is_available():
+        change.note_done()
+
+
+def _nothing(change: Change) -> None:
+    change.note_done()
+
+
+CHANGES: Mapping[str, Callable[[Change], None]] = {
+    NOTHING: _nothing,
+    RATE: _multiply_rates,
+    "autocast-off": _autocast_off,
+    "bfloat16": _autocast_bfloat16,
+    "scaler-off": _scaler_off,
+    FLOAT32: _layers_in_float32,
+    "init_scale": _init_scale,
+    "growth_interval": _growth_interval,
+    "clip": _clip,
+    "plain-optimizer": _plain_optimizer,
+    "deterministic": _deterministic,
+    "compile-off": _compile_off,
+    "tf32-off": _tf32_off,
+}
+
+
+def _wrap(kind: Any, name: str, around: Callable[..., Any]) -> None:
+    """Have `around` called in place of a method, with the method first."""
+    plain = getattr(kind, name)
+
+    @functools.wraps(plain)
+    def wrapped(self: Any, *given: Any, **named: Any) -> Any:
+        return around(plain, self, *given, **named)
+
+    with contextlib.suppress(AttributeError):
+        setattr(kind, name, wrapped)

@@ -1,0 +1,153 @@
+"""Settings of the loss scaler that the layers' windows suggest, and the skipped steps they save.
+
+A layer's window is known where it was sampled; between samples it is taken to stay. What a setting
+costs follows from it by the scaler's own arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampwatch.diagnosis import Diagnosis
+from ampwatch.diagnosis.words import count_text, scale_text
+from ampwatch.rows import Table
+from ampwatch.store import Run
+
+DEFAULT_INTERVAL = 2000  # torch's own: growth costs one skip in 2,001 steps
+_FIRST_STEPS = 20  # whose windows the first scale has to suit
+_USUAL_SHARE = 90  # percent of samples whose lower limit the scale must not fall below
+_WORTH_SKIPS, _WORTH_SHARE = 3, 0.01  # fewer are not worth a change
+
+Floats = NDArray[np.floating]
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerSettings:
+    """What to give the scaler; None where the record does not tell."""
+
+    init_scale: float | None
+    growth_interval: int | None
+    minimum: float | None  # below it layers lose gradients
+    skips: int  # that the run's own settings cost, by the windows
+    saved: int  # of these
+    steps: int
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether it saves more than a few steps."""
+        return self.saved >= max(_WORTH_SKIPS, _WORTH_SHARE * self.steps)
+
+    @property
+    def text(self) -> str:
+        """The advice in words."""
+        told = [f"{name}={value}" for name, value in (
+            ("init_scale", None if self.init_scale is None else _power(self.init_scale)),
+            ("growth_interval", self.growth_interval),
+        ) if value is not None]  # fmt: skip
+        saved = f"GradScaler({', '.join(told)}) saves about {self.saved:,} of "
+        saved += f"{count_text(self.skips, 'skipped step')} in {self.steps:,}"
+        if self.minimum is None:
+            return f"{saved}."
+        return f"{saved}; below a scale of {scale_text(self.minimum)} layers lose gradients."
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """At each step the largest scale at which nothing overflows, and the smallest that loses
+    nothing; nan where it is not known."""
+
+    high: Floats
+    low: Floats
+
+
+def scaler_settings(run: Run, diagnosis: Diagnosis) -> ScalerSettings | None:
+    """What the windows of a run suggest; None without a scaler, or without windows."""
+    told = run.info.scaler
+    first, interval = diagnosis.run.first_scale, told.get("growth_interval")
+    if not told.get("enabled") or not first or not isinstance(interval, int):
+        return None
+    rank = min(run.ranks, default=0)
+    steps = run.read(Table.STEPS, ("step",), rank).column("step").to_numpy()
+    windows = _windows_of(run, steps)
+    if windows is None:
+        return None
+    start = _start(windows)
+    kept = _costs(windows.high, first, interval)
+    by_skips = [(_costs(windows.high, start, one), one) for one in _intervals(interval)]
+    least, best = min(by_skips)
+    return ScalerSettings(
+        init_scale=start, growth_interval=best, minimum=_minimum(windows, start),
+        skips=kept, saved=max(0, kept - least), steps=len(steps),
+    )  # fmt: skip
+
+
+def _windows_of(run: Run, steps: Sequence[int]) -> _Windows | None:
+    """The windows of all layers together, at each step; of all ranks, which share one scale."""
+    rows = run.read(Table.LAYERS, ("step", "scale_low", "scale_high"))
+    at = np.searchsorted(steps, rows.column("step").fill_null(-1).to_numpy())
+    high = np.asarray(rows.column("scale_high").to_numpy(), float)
+    low = np.asarray(rows.column("scale_low").to_numpy(), float)
+    count = len(steps)
+    fits = (at < count) & np.isfinite(high) & (high > 0)
+    if not fits.any():
+        return None
+    lowest, highest = np.full(count, np.inf), np.full(count, -np.inf)
+    np.minimum.at(lowest, at[fits], high[fits])
+    known = (at < count) & np.isfinite(low)
+    np.maximum.at(highest, at[known], low[known])
+    return _Windows(_carried(np.where(np.isinf(lowest), np.nan, lowest)),
+                    _carried(np.where(np.isinf(highest), np.nan, highest)))  # fmt: skip
+
+
+def _carried(values: Floats) -> Floats:
+    """Each unknown value as the one before it; the first ones as the first that is known."""
+    known = np.flatnonzero(np.isfinite(values))
+    if not len(known):
+        return values
+    place = np.clip(np.searchsorted(known, np.arange(len(values)), side="right") - 1, 0, None)
+    carried: Floats = values[known[place]]
+    return carried
+
+
+def _start(windows: _Windows) -> float:
+    """The largest power of two that the first steps can live with."""
+    return 2.0 ** math.floor(math.log2(windows.high[:_FIRST_STEPS].min()))
+
+
+def _intervals(interval: int) -> list[int]:
+    """Growth intervals to compare: the run's own, and longer ones up to torch's own."""
+    found = [interval]
+    while found[-1] < DEFAULT_INTERVAL:
+        found.append(min(DEFAULT_INTERVAL, 4 * found[-1]))
+    return found
+
+
+def _costs(high: Floats, scale: float, interval: int) -> int:
+    """How many steps GradScaler skips where nothing overflows up to these scales."""
+    skips = good = 0
+    for limit in high.tolist():
+        if scale > limit:
+            scale, good, skips = scale / 2, 0, skips + 1
+            continue
+        good += 1
+        if good >= interval:
+            scale, good = 2 * scale, 0
+    return skips
+
+
+def _minimum(windows: _Windows, start: float) -> float | None:
+    """What the scale must not fall below; None where no scale suits all layers."""
+    known = windows.low[np.isfinite(windows.low) & (windows.low > 0)]
+    if not len(known):
+        return None
+    needed: float = 2.0 ** math.ceil(math.log2(float(np.percentile(known, _USUAL_SHARE))))
+    return needed if needed <= start else None
+
+
+def _power(scale: float) -> str:
+    return f"2.0**{round(math.log2(scale))}"

@@ -1,0 +1,331 @@
+"""Does a guard help spiking bf16 trainings, and leave healthy ones alone? Drawn from one number.
+
+    python benchmarks/guard.py --seed N [--runs N] [--misses FILE]
+    python benchmarks/guard.py --draw --first-look      a number nobody has seen
+
+Each run is trained three times: with its bad batches, with them under a guard that acts (defaults
+but `dry_run=False`), and without them: those steps are not taken, and the schedule goes on.
+Every third is also trained with no bad batch at all, with a guard and without. The nets and tasks
+are those of `examples/gallery/variety`; loss is that of held-out batches at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import os
+import secrets
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+for _threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_threads, "1")
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import variety  # noqa: E402
+
+import ampwatch  # noqa: E402
+from examples.gallery.variety.training.limits import final  # noqa: E402
+from examples.gallery.variety.training.loops import TORCH, Loop, Plan  # noqa: E402
+from examples.gallery.variety.training.nets import NETS, Batch  # noqa: E402
+
+NEAR = 1.02  # of another loss: as good
+_HELD_OUT = 40  # batches
+KINDS = ("loss", "input", "target", "labels", "nan", "stretch", "long-updates")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One drawn training."""
+
+    number: int
+    plan: Plan
+    kind: str
+    bad: tuple[int, ...]  # steps
+    size: float  # how far off a bad batch is
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the three ended, and what the guard did."""
+
+    case: Case
+    twin: float
+    unguarded: float
+    guarded: float
+    left_out: tuple[int, ...]
+    is_same_when_healthy: bool | None = None
+    healthy_actions: int = 0
+
+    @property
+    def mattered(self) -> bool:
+        """Whether the bad batches did harm."""
+        return not self.unguarded <= NEAR * self.twin
+
+    @property
+    def is_near_twin(self) -> bool:
+        """Whether the guarded one ends as if there had been no bad batch."""
+        return self.guarded <= NEAR * self.twin
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the guard did harm."""
+        return math.isfinite(self.unguarded) and not self.guarded <= NEAR * self.unguarded
+
+
+class Spiking(Loop):
+    """A training with bad batches at some steps; `without` leaves those steps out."""
+
+    def __init__(self, case: Case, rate: float, *, bad: bool = True, without: bool = False) -> None:
+        self.case, self.without = case, without
+        self.bad = frozenset(case.bad) if bad else frozenset()
+        super().__init__(case.plan, rate)
+
+    def one(self) -> None:
+        """One step, unless it is a bad one and those are left out."""
+        if self.without and self.now in self.bad and self.case.kind != "long-updates":
+            self.batch()
+            self.schedule()
+            return
+        super().one()
+
+    def batch(self) -> Batch:
+        """What the step is made with; another generator makes it bad, so the others stay."""
+        x, y = super().batch()
+        if self.now not in self.bad:
+            return x, y
+        own = torch.Generator().manual_seed(self.now)
+        kind = self.case.kind
+        if kind == "input" and x.is_floating_point():
+            return x * self.case.size, y
+        if kind == "target" and y.is_floating_point():
+            return x, y * self.case.size
+        if kind == "labels":
+            return x, y[torch.randperm(len(y), generator=own)]
+        return x, y
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The forward pass; of a bad batch the loss is off where the data cannot be."""
+        found = super().loss(x, y)
+        kind = self.case.kind
+        shown = (kind == "input" and x.is_floating_point()) or kind in {"labels", "long-updates"}
+        if self.now not in self.bad or shown or (kind == "target" and y.is_floating_point()):
+            return found
+        return found * (math.nan if kind == "nan" else self.case.size)
+
+    def factor(self, step: int) -> float:
+        """The rate; some trainings spike because of it, with no bad batch."""
+        leaps = self.case.kind == "long-updates" and step in self.bad and not self.without
+        return super().factor(step) * (self.case.size if leaps else 1.0)
+
+    def held_out(self) -> float:
+        """The loss of batches that it has not seen."""
+        random = torch.Generator().manual_seed(self.plan.seed + 2)
+        self.now = -1
+        with torch.no_grad():
+            batches = [self.net.batch(random) for _ in range(_HELD_OUT)]
+            losses = [float(self.loss(self._as_weights(x), y)) for x, y in batches]
+        mean = sum(losses) / len(losses)
+        return mean if math.isfinite(mean) else math.inf
+
+    def _as_weights(self, x: torch.Tensor) -> torch.Tensor:
+        narrow = self.plan.precision == "bf16-weights" and x.is_floating_point()
+        return x.to(torch.bfloat16) if narrow else x
+
+
+# --- drawing --------------------------------------------------------------------------------------
+
+
+def drawn(seed: int, number: int) -> Case:
+    """The case of this number."""
+    random = np.random.default_rng([seed, number])
+    steps = int(random.integers(250, 500))
+    kind = KINDS[int(random.integers(len(KINDS)))]
+    many = int(random.integers(1, 6))
+    bad = sorted({int(one) for one in random.uniform(0.15, 0.95, many) * steps})
+    if kind in {"stretch", "long-updates"}:
+        bad = [bad[0] + n for n in range(int(random.integers(2, 4)))]
+    nets = list(NETS)
+    plan = Plan(
+        net=nets[int(random.integers(len(nets)))],
+        optimizer=str(random.choice(TORCH)),
+        schedule=str(random.choice(["constant", "warm-up", "cosine"])),
+        precision=str(random.choice(["bf16", "bf16", "bf16-weights"])),
+        steps=steps,
+        seed=int(random.integers(2**31)),
+        at=bad[0],
+        severity=float(random.random()),
+        clip=float(random.choice([0.3, 1.0, 3.0])) if random.random() < 0.3 else None,
+    )
+    size = 10 ** float(random.uniform(1.0, 1.7 if kind == "long-updates" else 3.0))
+    return Case(number, plan, kind, tuple(bad), size)
+
+
+def rate_that_learns(case: Case) -> float | None:
+    """Of three rates the highest at which the training without bad batches learns."""
+    for factor in (1.0, 0.25, 0.06):
+        losses = Spiking(case, case.plan.nominal * factor, bad=False).go()
+        end = final(losses)
+        if end is not None and end < 0.9 * losses[0]:
+            return case.plan.nominal * factor * 0.7
+    return None
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def perform(case: Case) -> Outcome | None:
+    """Train it three times, or five; None where no rate learns."""
+    rate = rate_that_learns(case)
+    if rate is None:
+        return None
+    twin, unguarded = Spiking(case, rate, without=True), Spiking(case, rate)
+    twin.go()
+    unguarded.go()
+    guarded, told = trained_under_guard(Spiking(case, rate))
+    outcome = Outcome(
+        case, twin.held_out(), unguarded.held_out(), guarded.held_out(),
+        tuple(step for step, one in told if one.get("action") == "leave-out" and one["done"]),
+    )  # fmt: skip
+    if case.number % 3:
+        return outcome
+    bare = Spiking(case, rate, bad=False)
+    bare.go()
+    watched, told = trained_under_guard(Spiking(case, rate, bad=False))
+    states = [one.model.state_dict() for one in (bare, watched)]
+    same = all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    return Outcome(
+        case, outcome.twin, outcome.unguarded, outcome.guarded, outcome.left_out, same,
+        sum(bool(one.get("done")) for _, one in told),
+    )  # fmt: skip
+
+
+def trained_under_guard(loop: Spiking) -> tuple[Spiking, list[tuple[int, dict[str, Any]]]]:
+    """Train it with a guard that acts; what the guard's events say."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def watched(of: Loop) -> Any:
+            watch = ampwatch.attach(
+                None, of.model, optimizer=of.optimizer, log_dir=folder, run="run", endpoint="off"
+            )
+            ampwatch.guard(watch, dry_run=False)
+            return watch
+
+        loop.go(watched)
+        rows = ampwatch.open_run(Path(folder) / "run").events.to_pylist()
+    told = [(row["step"], json.loads(row["detail"])) for row in rows if row["kind"] == "guard"]
+    return loop, told
+
+
+# --- telling --------------------------------------------------------------------------------------
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """The figures, in all and by what was wrong."""
+    head = (
+        "| | runs | harmed without a guard | within 2 % of the twin: guarded | unguarded | "
+        "worse than unguarded | steps left out of the bad | good steps left out |\n"
+        "|---|---|---|---|---|---|---|---|"
+    )
+    groups = [("all", outcomes)]
+    groups += [(kind, [o for o in outcomes if o.case.kind == kind]) for kind in KINDS]
+    groups += [
+        (f"{count} bad steps", [o for o in outcomes if len(o.case.bad) == count])
+        for count in range(1, 6)
+    ]
+    rows = [_row(name, several) for name, several in groups if several]
+    healthy = [o for o in outcomes if o.is_same_when_healthy is not None]
+    same = sum(bool(o.is_same_when_healthy) for o in healthy)
+    acts = sum(o.healthy_actions > 0 for o in healthy)
+    below = (
+        f"Healthy ones under a guard that acts: {len(healthy)}, weights bit-identical with those "
+        f"without a watch in {same}, acted on: {acts}."
+    )
+    return "\n".join([head, *rows, "", below])
+
+
+def _row(name: str, outcomes: Sequence[Outcome]) -> str:
+    def share(chosen: Sequence[bool]) -> str:
+        return f"{sum(chosen) / len(chosen):.3f} ({sum(chosen)}/{len(chosen)})" if chosen else ""
+
+    bad = sum(len(o.case.bad) for o in outcomes if o.case.kind != "long-updates")
+    left = sum(len(set(o.left_out) & set(o.case.bad)) for o in outcomes)
+    good = sum(len(set(o.left_out) - set(o.case.bad)) for o in outcomes)
+    cells = [
+        name, str(len(outcomes)), share([o.mattered for o in outcomes]),
+        share([o.is_near_twin for o in outcomes]), share([not o.mattered for o in outcomes]),
+        share([o.is_worse for o in outcomes]), f"{left}/{bad}", str(good),
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def _miss(o: Outcome) -> str:
+    plan = o.case.plan
+    return (
+        f"{o.case.number}: {o.case.kind} x{o.case.size:.3g} at {o.case.bad} of {plan.steps}; "
+        f"{plan.net} {plan.optimizer} {plan.schedule} {plan.precision} clip {plan.clip}; twin "
+        f"{o.twin:.4g} unguarded {o.unguarded:.4g} guarded {o.guarded:.4g}; left out {o.left_out}; "
+        f"healthy same {o.is_same_when_healthy} acts {o.healthy_actions}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, tell, and write a first look down."""
+    options = read_options(arguments)
+    seed = secrets.randbelow(10**8) if options.draw else options.seed
+    if options.first_look and (known := variety.looked_at(variety.FIRST_LOOKS, seed)):
+        print(known)
+        return 2
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("ampwatch.guard").setLevel(logging.ERROR)
+    began, outcomes = variety.began(), []
+    for number in range(options.runs):
+        made = perform(drawn(seed, number))
+        outcomes += [] if made is None else [made]
+        if number % 10 == 9:
+            print(f"{number + 1} of {options.runs}", file=sys.stderr, flush=True)
+    about = f"{began}: {options.runs} spiking bf16 trainings under `ampwatch.guard` "
+    about += f"(`benchmarks/guard.py`); {options.runs - len(outcomes)} of them learnt at no rate. "
+    about += options.note
+    text = f"## Number {seed}\n\n{about.strip()}\n\n{table(outcomes)}\n"
+    print(text)
+    if options.first_look:
+        variety.write_down(variety.FIRST_LOOKS, text)
+    if options.misses is not None:
+        missed = [
+            o for o in outcomes
+            if o.is_worse or not o.is_near_twin or o.is_same_when_healthy is False
+            or o.healthy_actions or set(o.left_out) - set(o.case.bad)
+        ]  # fmt: skip
+        options.misses.write_text("\n".join(map(_miss, missed)) + "\n", encoding="utf-8")
+    return 0
+
+
+def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seed", type=int)
+    which.add_argument("--draw", action="store_true", help="a number nobody has seen")
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--first-look", action="store_true", help="write it down")
+    parser.add_argument("--misses", type=Path)
+    parser.add_argument("--note", default="", help="a sentence that stands with the first look")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""Does what `ampwatch prove` prints hold, and does a plan that is followed bring a run to health?
+
+    python benchmarks/prove.py --seed N --cases 40 --rows FILE     train and prove, a row a case
+    python benchmarks/prove.py --rows FILE --out FILE              the figures of these rows
+
+Draws trainings of the variety at rates above their limit, trains each as a script, and gives the
+failing ones to `prove`: at most five reruns of 200 steps. The truth is trained beside it, without
+a watch: a sweep of rates, refined to a quarter of an octave. Then the plan is followed to the
+letter by the same script. Rows are added as they are made, so the work can be stopped at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import ampwatch  # noqa: E402 - the checkout's own, found above
+from ampwatch.cli.prove import starter  # noqa: E402
+from ampwatch.errors import AmpwatchError  # noqa: E402
+from ampwatch.recovery.prove import Budget, Reruns, prove  # noqa: E402
+from examples.gallery.variety.families import SPLITS  # noqa: E402
+from examples.gallery.variety.training.limits import Limit, final, limit_of  # noqa: E402
+from examples.gallery.variety.training.loops import Loop, Plan  # noqa: E402
+from examples.gallery.variety.training.performing import _plan  # noqa: E402
+
+FIRST_LOOKS = ROOT / "benchmarks" / "results" / "first_looks.md"
+STEPS, TRIES, SECONDS = 200, 5, 1200.0
+_STREAM = 17_000_000  # these cases draw from numbers of their own
+_FINER = 2  # halvings of the sweep's octave
+_DRAWS = 20
+_LEARNS = 0.97  # of the first loss: above it nothing was learnt
+
+
+# -- one case --------------------------------------------------------------------------------------
+
+
+def case_row(seed: int, number: int) -> dict[str, Any]:
+    """Train, prove, plan and follow one case."""
+    random = np.random.default_rng([seed, _STREAM + number])
+    drawn, limit, rate = _drawn(random, SPLITS[number % len(SPLITS)])
+    low, high = _refined(drawn, limit)
+    row: dict[str, Any] = {
+        "number": number, "split": SPLITS[number % len(SPLITS)], "net": drawn.net,
+        "optimizer": drawn.optimizer, "schedule": drawn.schedule, "precision": drawn.precision,
+        "steps": drawn.steps, "rate": rate, "true": [low, high], "best": limit.best,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="prove-") as folder:
+        place = Path(folder)
+        losses = _train(place, drawn, rate)
+        row["fails"] = limit.fails(losses, rate) or _unlearnt(losses)
+        diagnosis = ampwatch.diagnose(ampwatch.open_run(place / "ampwatch-runs" / "run"))
+        head = diagnosis.headline
+        row |= {"verdict": diagnosis.verdict.value, "headline": head and head.code,
+                "advice": diagnosis.learning_rate.action.value}  # fmt: skip
+        if row["fails"]:
+            row |= _proved(place, drawn, limit, rate) | _followed(place, drawn, limit, rate)
+    return row
+
+
+def _drawn(random: np.random.Generator, split: str) -> tuple[Plan, Limit, float]:
+    for _ in range(_DRAWS):
+        drawn = _plan(random, split)
+        limit = limit_of(drawn)
+        if limit is not None:
+            return drawn, limit, limit.unstable * 2 ** float(random.uniform(0.0, 5.0))
+    raise RuntimeError(f"no training of {split} that learns was found in {_DRAWS} draws")
+
+
+def _refined(drawn: Plan, limit: Limit) -> tuple[float, float]:
+    """The limit within a quarter of an octave, by trainings of our own."""
+    low, high = limit.stable, limit.unstable
+    for _ in range(_FINER):
+        middle = math.sqrt(low * high)
+        if limit.fails(Loop(replace(drawn, at=0, severity=0.0), middle).go(), middle):
+            high = middle
+        else:
+            low = middle
+    return low, high
+
+
+def _train(place: Path, drawn: Plan, rate: float, *more: str) -> list[float]:
+    """As a user would: a script in a folder of its own."""
+    told = place / "losses.json"
+    subprocess.run(
+        [*_command(drawn, rate), "--losses", str(told), *more], cwd=place,
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    losses: list[float] = json.loads(told.read_text())
+    return losses
+
+
+def _command(drawn: Plan, rate: float) -> list[str]:
+    script = ROOT / "benchmarks" / "prove_training.py"
+    return [sys.executable, str(script), json.dumps(asdict(drawn)), "--lr", repr(rate)]
+
+
+def _unlearnt(losses: Sequence[float]) -> bool:
+    end = final(losses)
+    return end is None or end > _LEARNS * losses[0]
+
+
+def _proved(place: Path, drawn: Plan, limit: Limit, rate: float) -> dict[str, Any]:
+    began = time.monotonic()
+    reruns = Reruns(
+        starter(_command(drawn, rate)), place, lambda: Path(tempfile.mkdtemp(dir=place))
+    )
+    try:
+        proof = prove(place / "ampwatch-runs" / "run", reruns, Budget(SECONDS, STEPS, TRIES))
+    except AmpwatchError as problem:
+        return {"said": str(problem)[:200]}
+    found = proof.proved
+    row = {
+        "tries": [[t.change, t.value, t.is_stable, t.steps, t.told] for t in proof.tries],
+        "interval": proof.interval, "notes": proof.notes,
+        "prove_s": round(time.monotonic() - began, 1),
+    }  # fmt: skip
+    if found is None or found.change != "lr":
+        return row
+    assert isinstance(found.value, float)
+    losses = Loop(replace(drawn, at=0, severity=0.0), found.value).go()
+    end = final(losses)
+    gap = None if end is None else (end - limit.best) / (limit.first - limit.best)
+    trains = not limit.fails(losses, found.value) and not _unlearnt(losses)
+    return row | {"printed": found.value, "trains": trains, "gap": gap}
+
+
+def _followed(place: Path, drawn: Plan, limit: Limit, rate: float) -> dict[str, Any]:
+    plan = ampwatch.plan(place / "ampwatch-runs" / "run")
+    told = {"action": plan.action.value, "from": plan.checkpoint and plan.checkpoint.step}
+    if plan.exit_code != 10:
+        return {"plan": told}
+    (place / "plan.json").write_text(json.dumps(plan.to_json()))
+    losses = _train(place, drawn, rate, "--plan", "plan.json", "--run", "followed")
+    diagnosis = ampwatch.diagnose(ampwatch.open_run(place / "ampwatch-runs" / "followed"))
+    head, end = diagnosis.headline, final(losses)
+    learnt = end is not None and limit.first - end > 0.5 * (limit.first - limit.best)
+    return {"plan": told | {
+        "verdict": diagnosis.verdict.value, "headline": head and head.code, "learnt": learnt,
+        "gap": None if end is None else (end - limit.best) / (limit.first - limit.best),
+    }}  # fmt: skip
+
+
+# -- the figures -----------------------------------------------------------------------------------
+
+
+def figures(rows: Sequence[dict[str, Any]]) -> str:
+    """The table that the issue asks for."""
+    failing = [row for row in rows if row["fails"]]
+    printed = [row for row in failing if "printed" in row]
+    bounded = [row for row in printed if None not in row["interval"]]
+    gaps = sorted(row["gap"] for row in printed if row["gap"] is not None)
+    restarted = [row for row in failing if row["plan"]["action"] == "restart"]
+    wide = [math.log2(row["interval"][1] / row["interval"][0]) for row in bounded]
+    lines = [
+        f"{len(rows)} cases, {len(failing)} of which fail; at most {TRIES} reruns, {STEPS} steps.",
+        "",
+        "| what | wanted | measured |",
+        "|---|---|---|",
+        f"| a failing run gets a rate | | {_share(len(printed), len(failing))} |",
+        f"| the printed rate trains | .98 | {_share(_count(printed, _trains), len(printed))} |",
+        f"| gap to the best loss, median | .03 | {_median(gaps)} |",
+        f"| gap at most .03 | | {_share(sum(g <= 0.03 for g in gaps), len(printed))} |",
+        (
+            f"| interval at most an octave | all | "
+            f"{_share(sum(w <= 1.001 for w in wide), len(printed))} |"
+        ),
+        f"| interval holds the truth | .95 | {_share(_count(bounded, _holds), len(printed))} |",
+        (
+            f"| reruns, median and most | 5 | {_median([len(r['tries']) for r in printed])}, "
+            f"{max((len(r['tries']) for r in printed), default=0)} |"
+        ),
+        f"| plan restarts a failing run | | {_share(len(restarted), len(failing))} |",
+        (
+            f"| plan followed: no error, and it learns | .95 | "
+            f"{_share(_count(restarted, _is_well), len(restarted))} |"
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _trains(row: dict[str, Any]) -> bool:
+    return bool(row["trains"])
+
+
+def _holds(row: dict[str, Any]) -> bool:
+    (low, high), (true_low, true_high) = row["interval"], row["true"]
+    return bool(low <= true_high * 1.001 and high >= true_low * 0.999)
+
+
+def _is_well(row: dict[str, Any]) -> bool:
+    return bool(row["plan"]["verdict"] != "failing" and row["plan"]["learnt"])
+
+
+def _count(rows: Sequence[dict[str, Any]], judge: Callable[[dict[str, Any]], bool]) -> int:
+    return sum(map(judge, rows))
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.3f} ({part}/{whole})" if whole else "none"
+
+
+def _median(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.3g}" if values else "none"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, help="the number that all cases follow from")
+    parser.add_argument("--cases", type=int, default=30)
+    parser.add_argument("--from", type=int, default=0, dest="first", help="the first case")
+    parser.add_argument("--every", type=int, default=1, help="for several processes at once")
+    parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--first-look", default="", metavar="NOTE", help="write it down for good")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.seed is not None and not (options.out or options.first_look):
+        for number in range(options.first, options.cases, options.every):
+            row = case_row(options.seed, number)
+            with options.rows.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        return
+    text = figures([json.loads(line) for line in options.rows.read_text().splitlines()])
+    print(text)
+    if options.out:
+        options.out.write_text(f"# Proved by reruns\n\n{text}")
+    if options.first_look:
+        now = f"{dt.datetime.now(dt.timezone.utc):%Y-%m-%d %H:%M} UTC"
+        with FIRST_LOOKS.open("a") as file:
+            file.write(
+                f"\n## Number {options.seed}, prove\n\n{now}: {options.first_look}\n\n{text}"
+            )
+
+
+if __name__ == "__main__":
+    main()
