@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ampwatch.fleet.chosen_runs import Choice
     from ampwatch.fleet.place_judging import FleetVerdicts
     from ampwatch.fleet.workers import Workers
+    from ampwatch.store import Run
 
 NAME = "fleet"
 HELP = """Judge the runs in a place, and say what broke in them, how often, and what it cost.
@@ -73,12 +74,14 @@ def command(
 ) -> None:
     """Judge and tell."""
     from ampwatch.fleet.call import workers_of
+    from ampwatch.fleet.chosen_runs import choice_of
 
     if as_json and parquet:
         raise AmpwatchError("--json cannot be combined with --parquet.")
     if parquet and parquet.exists() and not parquet.is_dir():
         raise AmpwatchError(f"{parquet} is a file: pass a folder.")
-    choice = _choice(since, where, like)
+    alike = _opened(like)
+    choice = choice_of(since, where, alike)
     judges = workers_of(engine.value, address, workers)
     found = _judged(place, choice, judges, findings=as_json or bool(parquet))
     if parquet:
@@ -90,15 +93,14 @@ def command(
     else:
         from ampwatch.cli.fleet_text import print_fleet
 
-        print_fleet(found)
+        print_fleet(found, alike)
     _complain(found)
 
 
-def _choice(since: str | None, where: str, like: str | None) -> Choice:
+def _opened(like: str | None) -> Run | None:
     from ampwatch.cli.find import open_named
-    from ampwatch.fleet.chosen_runs import choice_of
 
-    return choice_of(since, where, open_named(like) if like else None)
+    return open_named(like) if like else None
 
 
 def _judged(place: str, choice: Choice, workers: Workers, *, findings: bool) -> FleetVerdicts:

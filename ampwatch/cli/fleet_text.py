@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ampwatch.fleet.place_judging import FleetVerdicts
     from ampwatch.fleet.summary import Tally
     from ampwatch.fleet.verdicts import RunVerdict
+    from ampwatch.store import Run
 
 _MOST_ROWS = 12  # of a table of counts
 _MOST_RUNS = 10
@@ -21,15 +22,18 @@ _COUNTS = ("runs", "failing", "warning", "incomplete", "healthy", "steps lost", 
 _KEY_LETTERS = 30
 
 
-def print_fleet(fleet: FleetVerdicts) -> None:
-    """Print it."""
+def print_fleet(fleet: FleetVerdicts, alike: Run | None = None) -> None:
+    """Print it; and what it teaches a run to which all of its runs are alike."""
     from ampwatch.fleet import summary
+    from ampwatch.fleet.alike_runs import lesson_in
 
     runs = fleet.runs
     if not runs:
         answer(f"{fleet.place}: no run is judged of those that were asked for.")
         return
     answer(_sums(fleet))
+    if alike is not None and (lesson := lesson_in(runs, alike)) is not None:
+        answer(lesson.text)
     _print_counts("finding", [(_code_text(t.key), t) for t in summary.by_code(runs)])
     weeks = [(f"from {tally.key}", tally) for tally in summary.by_week(runs)]
     _print_counts("week", weeks[::-1])

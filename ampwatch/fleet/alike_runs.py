@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ampwatch.diagnosis.alike import EarlierRun, outcome_of, rate_told
+from collections.abc import Iterable
+
+from ampwatch.diagnosis.alike import EarlierRun, Lesson, lesson_of, outcome_of, rate_told
 from ampwatch.diagnosis.signature import Signature
 from ampwatch.fleet.chosen_runs import made_of
 from ampwatch.fleet.place import Place
@@ -22,6 +24,13 @@ def alike_in(place: Place | str, run: Run) -> list[RunVerdict]:
     """
     made = made_of(run)
     return [one for one in read_verdicts(place) if _is_alike(made, one)]
+
+
+def lesson_in(verdicts: Iterable[RunVerdict], run: Run) -> Lesson | None:
+    """What those of some judged runs that started earlier teach this one."""
+    others = [_earlier_run(one) for one in verdicts]
+    started_ns = run.info.started_ns
+    return lesson_of(made_of(run), others, run_id=run.info.id, started_ns=started_ns)
 
 
 def _is_alike(made: Signature, one: RunVerdict) -> bool:

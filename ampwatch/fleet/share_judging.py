@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ampwatch.errors import AmpwatchError, PlaceError
 from ampwatch.fleet.details import Detail
 from ampwatch.fleet.judging import judge_opened
@@ -97,8 +99,11 @@ class _Judge:
 
     def _one(self, row: PublishedRun, detail: Detail) -> None:
         try:
-            run = open_row(self._source, row, detail)
-            self.done.found.append(judge_opened(row, run))
+            # Losses near the largest float and the like: who reads a fleet has no use for numpy's
+            # warnings of them.
+            with np.errstate(all="ignore"):
+                run = open_row(self._source, row, detail)
+                self.done.found.append(judge_opened(row, run))
         except (AmpwatchError, OSError, *_HOSTILE) as problem:
             self._note(row, problem)
 

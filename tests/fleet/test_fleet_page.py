@@ -35,7 +35,7 @@ def test_the_commands_run_one_after_the_other(folder, place, capsys):
         for line in block.splitlines()
         if line.startswith("ampwatch ") and "record" not in line  # test_fleet_recorder.py runs it
     ]
-    assert len(commands) == 6
+    assert len(commands) == 7
     for command in commands:
         assert cli.run(command.split()[1:]) == 0, command
     assert "train-1205" in capsys.readouterr().out
