@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -50,9 +49,11 @@ def _write(out: int, told: Told) -> None:
 
 
 def _heed_the_starter(rounds: PublishingRounds, is_over: threading.Event) -> None:
-    for line in sys.stdin.buffer:  # until the pipe's end
-        if line.endswith(b"\n"):  # a starter that is killed may leave half a line
-            rounds.wake(Path(json.loads(line)))
+    # Not sys.stdin: the interpreter aborts if a thread still reads that when the process ends.
+    with open(0, "rb", closefd=False) as orders:
+        for line in orders:  # until the pipe's end
+            if line.endswith(b"\n"):  # a starter that is killed may leave half a line
+                rounds.wake(Path(json.loads(line)))
     is_over.set()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections import deque
@@ -85,9 +84,11 @@ def _own_stdout() -> int:
 
 
 def _heed_the_starter(is_over: threading.Event, asked: deque[Asked]) -> None:
-    for line in sys.stdin.buffer:  # until the pipe's end
-        if line.endswith(b"\n"):  # a starter that is killed may leave half a line
-            asked.append(Asked.from_line(line))
+    # Not sys.stdin: the interpreter aborts if a thread still reads that when the process ends.
+    with open(0, "rb", closefd=False) as instructions:
+        for line in instructions:  # until the pipe's end
+            if line.endswith(b"\n"):  # a starter that is killed may leave half a line
+                asked.append(Asked.from_line(line))
     is_over.set()
     time.sleep(_LAST_PATIENCE_S)
     os._exit(1)

@@ -62,6 +62,7 @@ def test_a_module_keeps_its_package_and_name(tmp_path):
     assert len(the_run(tmp_path).steps) == 60
 
 
+@pytest.mark.slow_starts
 def test_a_traceback_is_the_scripts_own(tmp_path):
     text = (
         "def fail():\n    held = parts()\n    train(3, *held)\n"
