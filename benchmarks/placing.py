@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import json
 import random
 from collections.abc import Iterator
@@ -45,8 +46,13 @@ def source_files(root: Path = ROOT) -> list[Path]:
     return sorted(path for folder in FOLDERS for path in (root / folder).rglob("*.py"))
 
 
-def functions_of(path: Path, root: Path = ROOT) -> Iterator[Function]:
+@functools.cache
+def functions_of(path: Path, root: Path = ROOT) -> tuple[Function, ...]:
     """Functions and methods with a docstring, except special methods."""
+    return tuple(_functions(path, root))
+
+
+def _functions(path: Path, root: Path) -> Iterator[Function]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -51,6 +51,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow_kills
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmark forks and reads /proc")
 def test_chaos_tells_every_way_to_fail_with_the_seed_that_repeats_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, BENCHMARKS, tmp_path]

@@ -42,10 +42,9 @@ def environment(tmp_path):
 
 
 def start(words, environment):
-    return subprocess.Popen(
-        [sys.executable, "-m", "ampwatch", *map(str, words)],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    return children.start(
+        "-m", "ampwatch", *words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def finish(child):
@@ -202,6 +201,7 @@ def train(scenario, environment):
     assert [rank.wait(200) for rank in ranks] == [0] * scenario.ranks
 
 
+@pytest.mark.slow_starts
 def test_the_demo_prints_the_report_and_says_where_the_run_is(tmp_path, environment):
     words = ["demo", "--no-dashboard", "--scenario", "forward-overflow", "--dir", tmp_path / "d"]
     code, out, err = finish(start(words, environment))

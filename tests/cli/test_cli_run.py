@@ -62,6 +62,7 @@ def test_a_module_keeps_its_package_and_name(tmp_path):
     assert len(the_run(tmp_path).steps) == 60
 
 
+@pytest.mark.slow_starts
 def test_a_traceback_is_the_scripts_own(tmp_path):
     text = (
         "def fail():\n    held = parts()\n    train(3, *held)\n"
@@ -74,6 +75,7 @@ def test_a_traceback_is_the_scripts_own(tmp_path):
     assert any("no more" in (e["detail"] or "") for e in the_run(tmp_path).events.to_pylist())
 
 
+@pytest.mark.slow_starts
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
 def test_a_signal_reaches_the_script_and_ends_it_as_ever(tmp_path):
     path = script(
@@ -154,6 +156,7 @@ def test_a_missing_script_is_one_sentence(tmp_path):
     assert "There is no script or command 'tarin.py'" in under.stderr
 
 
+@pytest.mark.slow_starts
 def test_switched_off_the_script_runs_alone(tmp_path):
     path = script(tmp_path, "train(3, *parts())\n")
     under = watched(tmp_path, path.name, AMPWATCH="0")

@@ -84,9 +84,8 @@ CLOSED = """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell's way to say it")
-@pytest.mark.parametrize(
-    "closed", [pytest.param(">&-", marks=pytest.mark.slow_starts), "<&- >&- 2>&-"]
-)
+@pytest.mark.slow_starts
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_a_script_without_a_stream_runs_and_ends_as_alone(tmp_path, closed):
     path = script(tmp_path, CLOSED)
     told = []

@@ -89,6 +89,7 @@ def test_a_closure_is_told_by_its_last_evaluation(tmp_path):
     assert the_run(tmp_path).steps["loss"].to_pylist() == pytest.approx([float(under.stdout)])
 
 
+@pytest.mark.slow_starts
 def test_a_shell_script_starts_a_training_whose_scaler_nobody_uses(tmp_path):
     """What it starts besides says nothing; the losses are those of a training without a scaler."""
     path = script(tmp_path, """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from subprocess import PIPE
 
+import children
 import deltalake
 import pytest
 from written_runs import fresh_id, more, write_run
@@ -191,24 +191,18 @@ publish(sys.argv[1], sys.argv[2])
 """
 
 
-def child(folder: Path, place: str) -> subprocess.Popen:
+def child(folder: Path, place: str) -> children.Running:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, "-c", _CHILD, str(folder), place],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
+    return children.start("-c", _CHILD, folder, place, stdout=PIPE, stderr=PIPE, env=environment)
 
 
 def test_publishers_at_once_lose_nothing(place, tmp_path):
     folders = [several(tmp_path / "both", 4)]
-    for who in range(1):
-        folder = tmp_path / f"of-{who}"
-        for number in range(4):
-            write_run(folder, f"{who}-{number}", accepted=20)
-        folders += [folder]
-    folders.append(folders[0])  # two publish the same runs
-    children = [child(folder, place) for folder in folders]
-    for one in children:
+    for number in range(4):
+        write_run(tmp_path / "other", f"other-{number}", accepted=20)
+    # Two publish the same runs.
+    publishers = [child(folder, place) for folder in (*folders, tmp_path / "other", *folders)]
+    for one in publishers:
         _, said = one.communicate(timeout=60)
         assert one.returncode == 0, said
     published = list_published(place)

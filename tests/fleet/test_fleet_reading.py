@@ -170,6 +170,7 @@ def test_many_workers_publish_what_one_does(runs, tmp_path, monkeypatch):
         assert to_json(ampwatch.diagnose(open_run(f"{place}#{name}"))) == local
 
 
+@pytest.mark.slow_starts
 def test_a_script_without_a_guard_is_run_once_though_workers_publish(runs, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

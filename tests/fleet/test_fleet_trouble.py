@@ -5,12 +5,12 @@ from __future__ import annotations
 import http.server
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
+from subprocess import PIPE
 
+import children
 import pytest
 import s3_server
 from relay import Relay
@@ -47,10 +47,7 @@ def refusing(status: int, body: bytes) -> http.server.ThreadingHTTPServer:
 def told(arguments: list[str], port: int) -> tuple[int, str]:
     """What the command says: in a process of its own, for the service is in this one."""
     environment = {**os.environ, **s3_server.environment(port), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-m", "ampwatch", *arguments],
-        capture_output=True, text=True, env=environment, timeout=100, check=False,
-    )  # fmt: skip
+    done = children.run("-m", "ampwatch", *arguments, env=environment)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -89,17 +86,16 @@ def test_a_service_cut_off_in_between_is_said_and_the_next_call_goes_on(s3, s3_p
     publish(tmp_path / "runs" / "run-0", s3_place)
     relay = Relay(s3.port)
     environment = {**os.environ, **s3_server.environment(relay.port), "PYTHONPATH": str(ROOT)}
-    child = subprocess.Popen(
-        [sys.executable, "-m", "ampwatch", "publish", str(tmp_path / "runs"), s3_place],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-    )  # fmt: skip
+    words = ["-m", "ampwatch", "publish", tmp_path / "runs", s3_place]
+    child = children.start(*words, stdout=PIPE, stderr=PIPE, env=environment)
     prefix = f"PUT {s3_place.removeprefix('s3:/')}/"
     before = sum(line.startswith(prefix) for line in s3.requests())
     while sum(line.startswith(prefix) for line in s3.requests()) < before + 4:
         assert child.poll() is None
         time.sleep(0.002)
     relay.cut()
-    said, _ = child.communicate(timeout=100)
+    out, err = child.communicate(timeout=100)
+    said = out + err
     assert child.returncode == 2
     assert "run the same command again; it goes on where it stopped" in " ".join(said.split())
     assert [run.name for run in list_published(s3_place)] == ["run-0"]
@@ -111,15 +107,13 @@ def test_ctrl_c_ends_it_and_the_next_call_goes_on(s3_place, s3, tmp_path):
     for number in range(6):
         write_run(tmp_path / "runs", f"run-{number}", accepted=400)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "ampwatch", "publish", str(tmp_path / "runs"), s3_place]
-    child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    )
+    words = ["-m", "ampwatch", "publish", tmp_path / "runs", s3_place]
+    child = children.start(*words, stdout=PIPE, stderr=PIPE, env=environment)
     prefix = f"PUT {s3_place.removeprefix('s3:/')}/"
     while child.poll() is None and not any(line.startswith(prefix) for line in s3.requests()):
         time.sleep(0.002)
     child.send_signal(signal.SIGINT)
-    said, _ = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in out + err
     assert len(publish(tmp_path / "runs", s3_place).published) == 6

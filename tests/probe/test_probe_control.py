@@ -141,6 +141,7 @@ def test_a_function_that_fails_is_told_and_training_goes_on(tmp_path):
     assert run.steps.num_rows == 3
 
 
+@pytest.mark.slow_starts
 def test_a_stop_is_as_ctrl_c_after_a_whole_step(tmp_path):
     program = textwrap.dedent("""
         import sys

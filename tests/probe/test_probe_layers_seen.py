@@ -352,6 +352,7 @@ def copied_by_pickle(watched: Watched) -> nn.Module:
     return pickle.loads(pickle.dumps(watched.model))
 
 
+@pytest.mark.slow_starts
 def test_a_saved_model_loads_where_ampwatch_is_not_installed(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     watched = Watched(model).step(half_step(model, square))

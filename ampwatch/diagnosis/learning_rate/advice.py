@@ -13,7 +13,7 @@ from ampwatch.diagnosis.findings import Action, Advice
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.attribution import CLEAR_LINE, Attribution, Cause
 from ampwatch.diagnosis.learning_rate.bands import noise_of, trailing_medians
-from ampwatch.diagnosis.learning_rate.estimate import Estimate, times_text
+from ampwatch.diagnosis.learning_rate.estimate import Bounds, Estimate, times_text
 from ampwatch.diagnosis.learning_rate.family import Family
 from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
 from ampwatch.diagnosis.learning_rate.micro_batches import micro_batches
@@ -212,13 +212,34 @@ def _lower(state: RateState, seen: Judgement, scene: Scene, trouble: str) -> Adv
     if base is None or found is None or bounds is None:
         because = f"{trouble} The rate itself is not recorded: divide it by 4."
         return Advice(Action.LOWER, because, factor=0.25, confidence=FEW_STEPS_CONFIDENCE)
+    factor, warmup_steps, reasons = _division(found, bounds, scene, base)
+    low, high = found.limits(base, bounds)
+    return Advice(
+        Action.LOWER,
+        " ".join([trouble, *reasons, *_notes(scene)]),
+        current=base,
+        recommended=base * factor,
+        low=low,
+        high=high,
+        factor=factor,
+        group=state.setup.lead_group,
+        confidence=_confidence(found),
+        warmup_steps=warmup_steps,
+        clip=scene.binding_clip,
+    )
+
+
+def _division(
+    found: Estimate, bounds: Bounds, scene: Scene, base: float
+) -> tuple[float, int | None, list[str]]:
+    """The factor for the rate, the steps of a stretched warm-up, and the reasons for both."""
     margin = found.line.margin
     factor = 2.0 ** -(found.octaves + margin)
     divided = (
         f"{found.arithmetic}. Divide by {2**found.octaves:.2g}, and by {2**margin:.2g} more "
         f"to be safe: by {1 / factor:.2g} in all."
     )
-    reasons = [trouble, divided]
+    reasons = [divided]
     warmup_steps = None
     below = bounds.failed * 2.0**-constants.LEAST_OCTAVES
     if scene.warmup is not None:
@@ -245,20 +266,7 @@ def _lower(state: RateState, seen: Judgement, scene: Scene, trouble: str) -> Adv
             "More than 64 times too high: one cut is often not enough, so apply the advice to "
             "the new log as well."
         )
-    low, high = found.limits(base, bounds)
-    return Advice(
-        Action.LOWER,
-        " ".join([*reasons, *_notes(scene)]),
-        current=base,
-        recommended=base * factor,
-        low=low,
-        high=high,
-        factor=factor,
-        group=state.setup.lead_group,
-        confidence=_confidence(found),
-        warmup_steps=warmup_steps,
-        clip=scene.binding_clip,
-    )
+    return factor, warmup_steps, reasons
 
 
 def _go_back(state: RateState, leap: Leap, scene: Scene, trouble: str) -> Advice:

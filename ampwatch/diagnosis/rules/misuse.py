@@ -12,7 +12,7 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.registry import Page, Rule, Seen, Ties, always
-from ampwatch.diagnosis.rules.loop import is_about_dtypes
+from ampwatch.diagnosis.rules.fatal_errors import is_about_dtypes
 from ampwatch.diagnosis.signals import Event
 from ampwatch.diagnosis.words import count_text, list_text, scale_text
 
