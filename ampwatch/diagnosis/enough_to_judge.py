@@ -29,6 +29,7 @@ def _signals(case: Case) -> tuple[str, ...]:
         "the gradient norm": "grad_norm" in told,
         "the updates": bool(np.isfinite(updates).any()),
         "the layers": case.numbers.sees_forward,
+        "the layers' casts": bool(case.casts.operands or case.casts.staleness),
     }
     return tuple(words for words, there in seen.items() if there)
 

@@ -77,6 +77,13 @@ def test_the_same_maximum_under_current_scaling_is_no_finding(tmp_path):
     assert diagnose(run).verdict == "healthy"
 
 
+def test_a_log_of_casts_alone_is_said_to_be_judged_by_them(tmp_path):
+    run = inspected(tmp_path, [("fc1_activation_underflows%", step, 0.5) for step in range(6)])
+    result = diagnose(run)
+    assert result.verdict == "healthy"
+    assert result.little_seen.endswith("; the layers' casts only.")
+
+
 def test_a_maximum_that_is_nan_freezes_the_scale(tmp_path):
     rows = []
     for step in range(6):

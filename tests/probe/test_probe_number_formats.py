@@ -12,6 +12,7 @@ import torch
 from narrow_models import Language, float8, mxfp8, needs_torchao
 from torch import nn
 
+import ampwatch
 from ampwatch.probe import number_formats
 from ampwatch.probe.models import survey
 from ampwatch.probe.number_formats import conversions_asked_for, formats_of, may_be_quantised
@@ -231,6 +232,55 @@ class Keeps(nn.Module):
 )  # fmt: skip
 def test_a_stored_weight_tells_its_granularity_by_the_shape_of_its_scales(scales, granularity):
     assert texts(Keeps(scales)) == [None, f"{E4M3}/{granularity}", None]
+
+
+class Wrapped(torch.Tensor):
+    """A weight that looks wide, and holds fp8 numbers and a scale a row inside."""
+
+    @staticmethod
+    def __new__(cls, wide):
+        made = torch.Tensor._make_wrapper_subclass(cls, wide.shape, dtype=wide.dtype)
+        made._scale_inv = wide.abs().amax(1) / 448
+        made._fp8_data = (wide / made._scale_inv[:, None]).to(torch.float8_e4m3fn)
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, called, _types, args=(), kwargs=None):
+        def plain(one):
+            if not isinstance(one, Wrapped):
+                return one
+            return one._fp8_data.to(one.dtype) * one._scale_inv[:, None].to(one.dtype)
+
+        if called is torch.ops.aten.detach.default:
+            return args[0]
+        return called(*map(plain, args), **(kwargs or {}))
+
+
+class Frozen(nn.Module):
+    """A layer of a library of its own: its weight has another name and another layout."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(Wrapped(torch.randn(width, width)), requires_grad=False)
+
+    def forward(self, x: Any) -> Any:
+        return x @ (self.matrix.t() * 1.0)
+
+
+def test_a_weight_of_a_library_of_its_own_says_what_it_holds_inside(tmp_path):
+    model = nn.Sequential(nn.Linear(32, 32), Frozen(32), nn.Linear(32, 8))
+    assert texts(model[1], model[1].matrix) == [None, f"{E4M3}/rowwise", None]
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    with ampwatch.attach(
+        None, model, optimizer=optimizer, run="run", log_dir=tmp_path, endpoint="off"
+    ):
+        for _ in range(3):
+            model(torch.randn(4, 32)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rows = ampwatch.open_run(tmp_path / "run").layers.to_pylist()
+    told = {row["layer"]: row["weight_format"] for row in rows}
+    assert told == {"(root)": None, "0": None, "1": f"{E4M3}/rowwise", "2": None}
 
 
 # --- layers that are none of this -----------------------------------------------------------------

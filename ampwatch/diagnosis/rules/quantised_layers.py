@@ -157,13 +157,17 @@ def leave_out(layers: Mapping[str, Precision], names: list[str]) -> str:
         lines = f"""\
 kept = {kept}  # stay in bf16
 convert_to_float8_training(
-    model, config=config, module_filter_fn=lambda module, name: name not in kept
+    model,
+    config=config,
+    module_filter_fn=lambda module, name: name not in kept,
 )"""
     elif any("Linear" in kind and "TE" not in kind for kind in kinds):
         lines = f"""\
 kept = {kept}  # stay in bf16
 quantize_(
-    model, config, lambda module, name: isinstance(module, torch.nn.Linear) and name not in kept
+    model,
+    config,
+    lambda module, name: isinstance(module, torch.nn.Linear) and name not in kept,
 )"""
     else:
         return (
