@@ -2,6 +2,7 @@
 
     python benchmarks/guard.py --seed N [--runs N] [--misses FILE]
     python benchmarks/guard.py --draw --first-look      a number nobody has seen
+    python benchmarks/guard.py --cost                   of a dry run, beside a watch
 
 Each run is trained three times: with its bad batches, with them under a guard that acts, and
 without them: those steps are not taken, and the schedule goes on. The guard has its defaults but
@@ -233,6 +234,57 @@ def trained_under_guard(loop: Spiking) -> tuple[Spiking, list[tuple[int, dict[st
     return loop, told
 
 
+# --- what it costs --------------------------------------------------------------------------------
+
+
+def cost(blocks: int = 25, steps: int = 40) -> str:
+    """CPU time of the training thread, in turns of a block of steps each: medians of the blocks."""
+    ways = ("without a watch", "watch", "watch and dry run", "watch and guard that acts")
+    loops = [_plain_loop() for _ in ways]
+    spent: dict[str, list[float]] = {way: [] for way in ways}
+    with tempfile.TemporaryDirectory() as folder:
+        watches = [_put_on(loop, way, folder) for loop, way in zip(loops, ways, strict=True)]
+        for block in range(blocks + 3):
+            for way, (model, optimizer) in zip(ways, loops, strict=True):
+                began = time.thread_time()
+                for _ in range(steps):
+                    _plain_step(model, optimizer)
+                if block >= 3:  # the first are sampled closely, and warm up
+                    spent[way].append((time.thread_time() - began) / steps * 1e6)
+        for watch in watches:
+            watch.close()
+    told = {way: float(np.median(times)) for way, times in spent.items()}
+    ratios = {
+        way: float(np.median(np.array(spent[way]) / np.array(spent["watch"]))) for way in ways[2:]
+    }
+    lines = [f"| {way} | {told[way]:.0f} | {ratios.get(way, math.nan):.3f} |" for way in ways]
+    head = "| | µs a step | of the watch, median of the pairs |\n|---|---|---|"
+    return "\n".join([head, *lines, f"load {os.getloadavg()[0]:.1f}"])
+
+
+def _plain_loop() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(64, 64) for _ in range(12)]
+    model = torch.nn.Sequential(*layers)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+def _put_on(loop: tuple[torch.nn.Module, torch.optim.Optimizer], way: str, folder: str) -> Any:
+    model, optimizer = loop
+    if way == "without a watch":
+        return tempfile.TemporaryFile()
+    watch = ampwatch.attach(None, model, optimizer=optimizer, log_dir=folder, endpoint="off")
+    if way != "watch":
+        ampwatch.guard(watch, dry_run="dry" in way)
+    return watch
+
+
+def _plain_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(16, 64)).square().mean().backward()
+    optimizer.step()
+
+
 # --- telling --------------------------------------------------------------------------------------
 
 
@@ -288,11 +340,14 @@ def _miss(o: Outcome) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, tell, and write a first look down."""
     options = read_options(arguments)
+    torch.set_num_threads(1)
+    if options.cost:
+        print(cost())
+        return 0
     seed = secrets.randbelow(10**8) if options.draw else options.seed
     if options.first_look and (known := variety.looked_at(variety.FIRST_LOOKS, seed)):
         print(known)
         return 2
-    torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("ampwatch.guard").setLevel(logging.ERROR)
     began, outcomes, done = variety.began(), [], 0
@@ -325,6 +380,7 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int)
     which.add_argument("--draw", action="store_true", help="a number nobody has seen")
+    which.add_argument("--cost", action="store_true", help="what a guard costs, and no more")
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--minutes", type=float, default=math.inf, help="at most so long")
     parser.add_argument("--first-look", action="store_true", help="write it down")

@@ -8,6 +8,7 @@ Opt-in, and a dry run until `dry_run=False`. The package is not called `guard`, 
 """
 
 from ampwatch.guarding.settings import Proposed
-from ampwatch.guarding.step_guard import NoGuard, StepGuard, guard
+from ampwatch.guarding.start import NoGuard, guard
+from ampwatch.guarding.step_guard import StepGuard
 
 __all__ = ["NoGuard", "Proposed", "StepGuard", "guard"]

@@ -64,16 +64,24 @@ class Cap:
     def __init__(self, most: tuple[int, int]) -> None:
         self._most, self._within = most
         self._done: deque[int] = deque()
+        self._balance = 0
 
     def allows(self, step: int) -> bool:
         """Whether one more is allowed in this step."""
         while self._done and self._done[0] <= step - self._within:
             self._done.popleft()
+            self._balance += 1
         return len(self._done) < self._most
 
     def count(self, step: int) -> None:
         """One was done."""
         self._done.append(step)
+        self._balance -= 1
+
+    def take_balance(self) -> int:
+        """By how much the actions left have grown or shrunk since this was last asked."""
+        balance, self._balance = self._balance, 0
+        return balance
 
     @property
     def words(self) -> str:

@@ -17,10 +17,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch
-
 from ampwatch.errors import warn
 from ampwatch.guarding.advice import write_plan
+from ampwatch.guarding.device_verdict import DeviceVerdicts, Pending, norm_of, waited_for
 from ampwatch.guarding.joint_decision import Alone, Together
 from ampwatch.guarding.left_out_step import LeftOut, leave_out, put_back
 from ampwatch.guarding.rate_actions import RateActions
@@ -31,22 +30,20 @@ from ampwatch.guarding.settings import (
     Cap,
     Proposed,
     Settings,
-    checked,
 )
+from ampwatch.guarding.step_hooks import any_step_begins, any_step_ended, evaluate
 from ampwatch.guarding.usual_norms import Seen, UsualNorms
 from ampwatch.probe.hooks import Handle, hook_step_begin, hook_step_end
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizers import OptimizerView
-from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import StepRecord
-from ampwatch.probe.watch import NoWatch, Watch
+from ampwatch.probe.watch import Watch
 from ampwatch.rows import EventKind
 
 AGAIN_STEPS = 100  # a second outlier within so many is no accident of the data
 PERSON = 11  # `ampwatch plan`'s exit code for: a person must look
 
 _log = logging.getLogger("ampwatch.guard")
-_is_compiling = torch.compiler.is_compiling
 
 
 class StepGuard:
@@ -61,6 +58,7 @@ class StepGuard:
         self.settings, self.ranks = settings, watch.ranks
         self.cap = Cap(settings.most)
         self.together = self._with_others()
+        self._on_device = DeviceVerdicts(settings.most[0])
         self._usual: dict[int, UsualNorms] = {}  # by the optimizer's number
         self._unfit: set[int] = set()  # optimizers that cannot be guarded
         self._left: dict[int, tuple[Any, LeftOut]] = {}  # by the id of the optimizer that steps
@@ -69,9 +67,9 @@ class StepGuard:
         self._outlying_at = -math.inf
         self._rate = RateActions(self)
         self._on_stop: Callable[[], object] | None = None
-        self._is_ended = self._has_said_failure = False
+        self._is_ended = self._has_said_failure = self._has_said_wait = False
         self._ends: dict[int, Handle] = {}
-        self._begin = hook_step_begin(partial(_any_step_begins, weakref.ref(self)))
+        self._begin = hook_step_begin(partial(any_step_begins, weakref.ref(self)))
         weakref.finalize(self, self._begin.leave)
         self._say_begin()
 
@@ -98,16 +96,16 @@ class StepGuard:
         if found is None:
             return None
         view, turn = found
-        if id(optimizer) not in self._ends:
-            ended = partial(_any_step_ended, weakref.ref(self))
-            self._ends[id(optimizer)] = hook_step_end(optimizer, ended)
+        if view.number not in self._ends:
+            ended = partial(any_step_ended, weakref.ref(self))
+            self._ends[view.number] = hook_step_end(optimizer, ended)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if not callable(closure):
             if not turn.bypassed:
                 self._judge(optimizer, view, turn.norms or turn.applied)
             return None
         self._evaluated.discard(view.number)
-        judged = partial(_evaluate, weakref.ref(self), weakref.ref(optimizer), view, closure)
+        judged = partial(evaluate, weakref.ref(self), weakref.ref(optimizer), view, closure)
         if len(args) > 1:
             return (args[0], judged, *args[2:]), kwargs
         return args, {**kwargs, "closure": judged}
@@ -120,6 +118,7 @@ class StepGuard:
 
     def ended(self, optimizer: Any) -> None:
         """An optimizer's step has run."""
+        self._on_device.take_back(optimizer)
         _, before = self._left.pop(id(optimizer), (None, None))
         if before is not None and not put_back(optimizer, before):
             view = self.loop.turns.view(optimizer)
@@ -134,15 +133,19 @@ class StepGuard:
             self._end()
 
     def settled(self, record: StepRecord) -> None:
-        """A step's values have arrived, of a device late: what a dry run judges."""
-        if not (self.settings.dry_run and record.pack.copies is not None):
+        """A step's values have arrived, of a device late."""
+        if record.pack.copies is None:
             return
-        for view in self.loop.turns.views.values():
+        for one in self._on_device.arrived(record.pack):
+            self._learn(one, record)
+        if not self.settings.dry_run:
+            return
+        for view in list(self.loop.turns.views.values()):
             for turn in record.turns:
                 norms = turn.norms or turn.applied
                 if turn.optimizer == view.number and norms is not None:
-                    total = norms.total(record.pack.values)
-                    self._decide(None, view, self._seen(view, total), record.step)
+                    seen = Seen(*norm_of(norms, record.pack), self._usual_of(view))
+                    self._decide(None, view, seen, record.step)
 
     def release(self) -> None:
         """The watch ends: nothing of ours is left."""
@@ -155,35 +158,62 @@ class StepGuard:
     # --- judging ----------------------------------------------------------------------------------
 
     def _judge(self, optimizer: Any, view: OptimizerView, norms: NormCapture | None) -> None:
-        record = self.loop.current.record
+        record, step = self.loop.current.record, self.loop.current.number
         if norms is None or norms.unseen or record is None or view.number in self._unfit:
             return
-        total = self._total(view, norms, record.pack)
-        if total is not None:
-            self._decide(optimizer, view, self._seen(view, total), self.loop.current.number)
-
-    def _total(self, view: OptimizerView, norms: NormCapture, pack: Pack) -> float | None:
-        """The gradient norm; None where it must be read late, or is the scaler's affair."""
         scaler = self.loop.current.scaler() if self.loop.current.enabled else None
+        pack = record.pack
         if pack.pending is None:
-            total = math.hypot(*pack.values[norms.at : norms.at + norms.count])
+            total, is_finite = norm_of(norms, pack)
         elif self.settings.dry_run:
-            return None
+            return  # judged when the values have arrived
+        elif (
+            scaler is None
+            and self._needs_no_word()
+            and self._on_device.fits(optimizer, view, norms, pack)
+        ):
+            limit = self._usual_of(view).limit if self.settings.skip != NON_FINITE else math.inf
+            self._on_device.give(optimizer, view, norms, pack, limit)
+            return
+        elif (found := waited_for(pack, norms)) is None:
+            self._give_up(view, "its gradients are on several devices")
+            return
         else:
-            waiting = dict(pack.pending).get(-1 if norms.total_at is None else norms.total_at)
-            if waiting is None:
-                self._give_up(view, "its gradients are on several devices")
-                return None
-            total = float(waiting.item())
-        if scaler is None:
-            return total
-        if not math.isfinite(total):
-            return None  # the scaler skips such a step
-        return total / float(scaler._scale.item()) if norms.scaled else total
+            self._say_wait()
+            total, is_finite = found, math.isfinite(found)
+        if scaler is not None:
+            if not is_finite:
+                return  # the scaler skips such a step
+            total /= float(scaler._scale.item()) if norms.scaled else 1.0
+        self._decide(optimizer, view, Seen(total, is_finite, self._usual_of(view)), step)
 
-    def _seen(self, view: OptimizerView, total: float) -> Seen:
-        usual = self._usual.setdefault(view.number, UsualNorms())
-        return Seen(total, math.isfinite(total), usual)
+    def _say_wait(self) -> None:
+        if not self._has_said_wait:
+            self._has_said_wait = True
+            told = "Before each step the guard waits for one number of the device; a fused "
+            told += "optimizer without a scaler, alone, without on_action and stop, needs no wait."
+            self._event({"decided": "nothing", "why": "wait", "told": told})
+
+    def _needs_no_word(self) -> bool:
+        """Whether a step may be left out before the host, the user or other ranks know of it."""
+        settings, alone = self.settings, isinstance(self.together, Alone)
+        return alone and not settings.stop and settings.skip is not None and not settings.on_action
+
+    def _usual_of(self, view: OptimizerView) -> UsualNorms:
+        return self._usual.setdefault(view.number, UsualNorms())
+
+    def _learn(self, one: Pending, record: StepRecord) -> None:
+        """What a device has decided some steps ago."""
+        outlying, left_out = (bool(one.pack.values[one.at + n]) for n in range(2))
+        seen = Seen(*norm_of(one.norms, one.pack), self._usual_of(one.view))
+        if left_out:
+            self._act(None, seen, record.step)
+        else:
+            if outlying:
+                self._let_it_pass(None, seen, record.step, "capped")
+            seen.usual.take(seen.norm)
+        self.cap.allows(record.step)
+        self._on_device.allow(self.cap.take_balance() + left_out)
 
     def _decide(self, optimizer: Any, view: OptimizerView, seen: Seen, step: int) -> None:
         self.together.step(step, seen.norm)
@@ -229,7 +259,10 @@ class StepGuard:
 
     def _act(self, optimizer: Any, seen: Seen, step: int) -> None:
         """All ranks have called this step outlying."""
-        self.cap.count(step)
+        if self.settings.skip is None:
+            seen.usual.take(seen.norm)
+        else:
+            self.cap.count(step)
         again = step - self._outlying_at <= AGAIN_STEPS
         self._outlying_at = step
         if self.settings.skip is not None:
@@ -239,7 +272,7 @@ class StepGuard:
 
     def _leave_out(self, optimizer: Any, seen: Seen, step: int) -> None:
         dry = self.settings.dry_run
-        if not dry:
+        if not dry and optimizer is not None:  # else a device has done it
             self._left[id(optimizer)] = optimizer, leave_out(optimizer)
         what = "would be left out (dry run)" if dry else "was left out"
         words = seen.words if seen.is_outlying else "Another rank's gradients were outlying"
@@ -316,79 +349,3 @@ class StepGuard:
 
     def _event(self, detail: dict[str, Any], step: int | None = None) -> None:
         self.loop.current.event(EventKind.GUARD, detail, step=step)
-
-
-class NoGuard:
-    """What `guard` returns where nothing is watched: does nothing."""
-
-    stopped = False
-    plan_path: Any = None
-    exit_code = 0
-
-    def on_stop(self, stop: Callable[[], object]) -> None:
-        """Ignored."""
-
-
-def guard(
-    watch: Watch | NoWatch,
-    skip: str | None = "outliers",
-    lower_rate: bool = True,  # noqa: FBT001, FBT002 - the contract
-    stop: bool = False,  # noqa: FBT001, FBT002
-    dry_run: bool = True,  # noqa: FBT001, FBT002
-    most: tuple[int, int] = (3, 1000),
-    on_action: Callable[[Proposed], object] | None = None,
-) -> StepGuard | NoGuard:
-    """Let ampwatch act in this training; at first it only tells what it would do.
-
-    `skip` leaves out steps whose gradients are not finite and, with "outliers", those far above
-    what is usual. `lower_rate` lowers the rate for a while where a second one follows soon and the
-    diagnosis blames the rate. `stop` ends the training where more follow than `most` (actions,
-    steps) allows. `on_action` is asked before each action and may return False. With several ranks
-    call it on each, with the same arguments. Wrong arguments raise GuardError.
-    """
-    if isinstance(watch, NoWatch):
-        return NoGuard()
-    settings = Settings(skip, lower_rate, stop, dry_run, most, on_action)
-    checked(watch, settings)
-    if watch.closed:
-        warn("guard() after close() does nothing; attach again for a new run.")
-        return NoGuard()
-    known = watch.loop.follower
-    if isinstance(known, StepGuard):
-        warn("this training has a guard already, which goes on.")
-        return known
-    made = StepGuard(watch, settings)
-    watch.loop.follower = made
-    return made
-
-
-# --- hooks, which keep no guard alive -------------------------------------------------------------
-
-
-def _any_step_begins(
-    reference: weakref.ref[StepGuard], optimizer: Any, args: Any, kwargs: Any
-) -> Any:
-    found = None if _is_compiling() else reference()
-    return None if found is None else found.run(found.begins, optimizer, args, kwargs)
-
-
-def _any_step_ended(reference: weakref.ref[StepGuard], optimizer: Any, *_: Any) -> None:
-    found = None if _is_compiling() else reference()
-    if found is not None:
-        found.run(found.ended, optimizer)
-
-
-def _evaluate(
-    reference: weakref.ref[StepGuard],
-    optimizer: weakref.ref[Any],
-    view: OptimizerView,
-    closure: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """The user's closure, and then ours."""
-    given = closure(*args, **kwargs)
-    found = reference()
-    if found is not None:
-        found.run(found.evaluated, optimizer(), view)
-    return given
