@@ -104,7 +104,8 @@ class Choice:
     def of_runs(self, rows: Sequence[PublishedRun]) -> list[PublishedRun]:
         """The runs that can be meant, by what is known before they are judged."""
         self._refuse_unknown(rows)
-        return [row for row in rows if self._may_be(row)]
+        known = self.where.without_diagnosis()
+        return [row for row in rows if self._may_be(row) and known.finds(RunToFind(row))]
 
     def of_verdicts(
         self, rows: Sequence[PublishedRun], verdicts: Sequence[RunVerdict]
@@ -118,9 +119,8 @@ class Choice:
             return False
         if self.like is not None:
             made = Signature.of_text(row.signature)
-            if made is None or not self.like.is_alike(made):
-                return False
-        return self.where.without_diagnosis().finds(RunToFind(row))
+            return made is not None and self.like.is_alike(made)
+        return True
 
     def _refuse_unknown(self, rows: Sequence[PublishedRun]) -> None:
         """A name that is no field and no run's setting is a mistake, and would find nothing."""
