@@ -1,4 +1,4 @@
-"""Alerts: whom this server tells of what goes wrong in live runs, set up and tried here."""
+"""Alerts: who gets messages about faults in live runs; set up and tested here."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ _NEW = "new"  # in the address, where else the id of the setting that is changed
 _COUNT, _ASKED, _SAID = "alert forms", "remove alert", "alert said"
 _CODES = [rule.code for rule in RULES]
 _RULE = (
-    "Each finding in a live run is told once, with the step, the layer and what to do, and again "
-    "if it gets worse; so is a run that is killed. What comes within a minute is one message."
+    "Each finding in a live run is reported once, with the step, the layer and what to do, and "
+    "again if it gets worse. So is a run that is killed. Alerts within a minute are sent as one "
+    "message."
 )
 _FORMS = (
     (
@@ -276,7 +277,7 @@ def _save(setting: AlertSetting | None, given: str, parts: dict[str, object]) ->
         open_services([made.address])  # whether it is understood
         add_setting(made)
         _done(
-            f"{made.label} is told from now on. Send it a test message to see whether it arrives."
+            f"{made.label} gets alerts from now on. Send a test message to see whether it arrives."
         )
     else:
         if given:

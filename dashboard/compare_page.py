@@ -1,4 +1,4 @@
-"""Runs over one another: where they part, what they differ in, what came of them."""
+"""Runs compared: where they diverge, which settings differ, and their outcomes."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Shown:
     comparison: Comparison | None  # None of fewer than two
     styles: Mapping[str, int]  # the line of each run: it does not change with the base
     waiting: int  # runs that are still being read,
-    unparted: int  # and those of which it is not known yet where they part
+    unparted: int  # and those whose divergence is not known yet
 
 
 def _shown(chosen: Sequence[run_list.Choice], base: str, wait_s: float) -> Shown:
@@ -261,7 +261,7 @@ def _sweep(comparison: Comparison) -> None:
 
 
 def _choose_sweep(comparison: Comparison, sweep: Sweep) -> None:
-    """Which setting, and what came of the runs."""
+    """The choice of the setting and of the outcome."""
     chosen = {_BY: sweep.setting, _OUTCOME: sweep.outcome}
     for key, value in chosen.items():
         if st.session_state.get(key) != value:
@@ -270,7 +270,7 @@ def _choose_sweep(comparison: Comparison, sweep: Sweep) -> None:
     left, right, _ = st.columns([1, 1, 2])
     left.selectbox("Setting", settings, key=_BY, on_change=_keep_sweep)
     outcomes = list(comparison.outcomes) or [sweep.outcome]
-    right.selectbox("What came of them", outcomes, key=_OUTCOME, on_change=_keep_sweep)
+    right.selectbox("Outcome", outcomes, key=_OUTCOME, on_change=_keep_sweep)
 
 
 def _keep_sweep() -> None:
@@ -337,7 +337,7 @@ def _own_panel(name: str) -> Panel:
 
 def _choose_values(runs: Sequence[Prepared]) -> None:
     names = _own_values(runs)
-    more = f"Of each run the first {MOST_VALUES} can be chosen."
+    more = f"Only the first {MOST_VALUES} of each run can be chosen."
     drawn_values.choose_among(names, _drawn_values(names), _VALUES, more)
 
 

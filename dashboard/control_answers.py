@@ -1,4 +1,4 @@
-"""What a run's trainer lets a page do, and what it has answered: from its own `control` events."""
+"""What a run's trainer allows a page to do, and its answers, from its `control` events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEPT = 20
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of one instruction."""
+    """The result of one instruction."""
 
     number: int
     step: int
@@ -28,7 +28,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What may be asked of the trainer as it runs now."""
+    """The instructions that the trainer accepts now."""
 
     keys: tuple[str, ...] = ()
 
@@ -45,7 +45,7 @@ class ControlAnswers:
         self._answers: tuple[Answer, ...] = ()
 
     def look(self) -> tuple[Allowed, tuple[Answer, ...]]:
-        """What is allowed by now, and the latest answers, the newest last."""
+        """What is allowed now, and the latest answers, the newest last."""
         with self._lock, self._follower.reading() as run:
             if run is not self._run or run.cuts != self._cuts:
                 self._run, self._cuts, self._taken = run, run.cuts, 0

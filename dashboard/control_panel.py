@@ -1,6 +1,6 @@
 """Act on a live run: its learning rate, a checkpoint, its end; where its trainer allows it.
 
-Whatever is asked is asked twice, and only the run's own rows say that it was done.
+Every action asks for confirmation, and only the run's own rows show that it was done.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAMES = {
 _YES = {Key.RATE: "Set it", Key.SAVE: "Save it", Key.STOP: "Stop it"}
 _QUESTIONS = {
     Key.SAVE: "Save a checkpoint after the step in progress?",
-    Key.STOP: "Stop the training after the step in progress? It ends as by Ctrl-C.",
+    Key.STOP: "Stop the training after the step in progress? It ends as after Ctrl-C.",
 }
 
 
@@ -49,7 +49,7 @@ def show(look: Look) -> None:
 
 
 def how_to_allow(look: Look) -> str:
-    """What to do where a live run allows nothing."""
+    """The hint for a live run that allows no instruction."""
     if not look.is_live or look.info.source != "ampwatch" or look.answers.look()[0].keys:
         return ""
     return (
@@ -118,7 +118,7 @@ def _rate_question(look: Look) -> Instruction | None:
 
 
 def _rate(look: Look) -> float | None:
-    """The rate that a factor is of: the base rate that advice speaks of, else the latest."""
+    """The rate that a factor multiplies: the base rate of the advice, else the latest rate."""
     current = None if look.diagnosis is None else look.diagnosis.learning_rate.current
     latest, _ = look.curves.latest("lr")
     return current or latest or None
@@ -145,7 +145,7 @@ def _send(look: Look, instruction: Instruction) -> None:
 
 
 def _told(look: Look, answers: tuple[Answer, ...]) -> list[str]:
-    """What became of what this page asked; else the latest answer to anybody."""
+    """The result of this page's instruction; else the latest answer to any page."""
     path, key, number, since_s = st.session_state.get(_SENT, ("", "", None, 0.0))
     own = [answer for answer in answers if answer.number == number]
     if path == look.path and not own:
@@ -155,7 +155,7 @@ def _told(look: Look, answers: tuple[Answer, ...]) -> list[str]:
         waited_s = time.monotonic() - since_s
         if waited_s < _PATIENCE_S:
             return [f"Sent ({name}); the trainer does it after the step in progress."]
-        away = "the trainer is inside a long step, hangs, or is gone. What it gets late it refuses."
+        away = "the trainer is in a long step, hangs, or is gone. It refuses late instructions."
         return [f"No answer for {waited_s:.0f} s ({name}): {away}"]
     shown = own or [a for a in answers[-1:] if time.time_ns() - a.time_ns < _SHOWN_S * 1e9]
     return [f"Step {answer.step:,}: {answer.told}" for answer in shown[-2:]]

@@ -1,4 +1,4 @@
-"""The fleet: what broke in the runs of the places shown, how often, when, whose, at what cost."""
+"""The fleet: which faults occurred in the published runs, how often, when, whose, at what cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fleet comes to, as HTML: its findings, its groups and its runs, with bars to click."""
+"""The fleet's findings, groups and runs as HTML tables, with bars to click."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _HEAD_LETTERS = 110
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The verdicts that a view is about; each part leaves out what it is itself about."""
+    """The verdicts of a view; each table ignores the filter that it sets itself."""
 
     view: FleetView
     verdicts: tuple[RunVerdict, ...]
     now: dt.datetime
 
     def chosen(self) -> list[RunVerdict]:
-        """The runs that are left by all that was chosen."""
+        """The runs that match all filters."""
         return [one for one in self._of_group(self._in_time()) if self._has_code(one)]
 
     def findings(self) -> list[Tally]:
@@ -78,7 +78,7 @@ class Fleet:
 
 
 def strip(fleet: Fleet, unjudged: int) -> str:
-    """How many runs, how they are, and what was lost."""
+    """How many runs there are, their verdicts, and what was lost."""
     sums = total(fleet.chosen())
     cells = [("runs judged", f"{sums.runs:,}")]
     cells += [(name, f"{getattr(sums, name):,}") for name in _PARTS]
@@ -94,7 +94,7 @@ def strip(fleet: Fleet, unjudged: int) -> str:
 
 
 def filters(view: FleetView) -> str:
-    """What was chosen, each to be taken back by a click."""
+    """The chosen filters, each removed by a click."""
     parts = []
     if view.code:
         parts.append(("code=", f"only {view.code} {_NAMES.get(view.code, '')}"))
@@ -113,7 +113,7 @@ def filters(view: FleetView) -> str:
 
 
 def findings_table(fleet: Fleet) -> str:
-    """Which findings, in how many runs, and what they cost."""
+    """The findings, in how many runs each, and their cost."""
     found = fleet.findings()
     if not found:
         return '<p class="aw-muted">No warning and no error in these runs.</p>'
@@ -181,7 +181,7 @@ def _key_text(key: str, group: str) -> str:
 
 
 def runs_table(fleet: Fleet, names: Mapping[str, str], picked: Sequence[str]) -> str:
-    """The runs that are left, the gravest first; `names` are those of the address, by id."""
+    """The matching runs, the gravest first; `names` are those of the address, by id."""
     chosen = fleet.chosen()
     bad = worst(chosen, MOST_RUNS)
     held = {one.run_id for one in bad}

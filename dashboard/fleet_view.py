@@ -1,4 +1,4 @@
-"""How the fleet is looked at: the address's part `fleet`, written and read here."""
+"""The state of the fleet page: the part `fleet` of the address, written and read here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SINCE = ("", "7", "30", "90")  # days; all of them
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """What a reader chose; parts that are missing or malformed are as at the beginning."""
+    """What a reader chose; missing or malformed parts have their defaults."""
 
     since: str = ""
     group: str = WEEK
@@ -30,7 +30,7 @@ class FleetView:
 
 
 def view_in(text: str | None) -> FleetView:
-    """What a part of the address says."""
+    """The view that a part of the address describes."""
     parts = parse_qs(text or "", keep_blank_values=True, errors="replace", max_num_fields=None)
     since = parts.get("since", [""])[-1]
     return FleetView(

@@ -1,4 +1,4 @@
-"""What other formats would flush of one layer, as a table: a row a role, a column a format."""
+"""What other formats would flush of one layer: a table of roles by formats."""
 
 from __future__ import annotations
 

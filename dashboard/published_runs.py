@@ -1,6 +1,6 @@
 """The runs that were published to the places that this dashboard shows, and their verdicts.
 
-A place may be far away: it is asked in the background, and what it said last is shown meanwhile.
+A place may be slow: it is read in the background, and the last known state is shown meanwhile.
 One that cannot be reached says so, keeps its runs on the page, and is asked again.
 """
 
@@ -33,7 +33,7 @@ _NAMES = {rule.code: f"{rule.code} {rule.name}" for rule in RULES}
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What one place said last."""
+    """The last known state of a place."""
 
     address: str
     runs: tuple[RunSummary, ...] = ()
@@ -44,7 +44,7 @@ class Published:
 
 
 class _Place:
-    """One place: asked by one thread at a time, at most so often."""
+    """One place: read by one thread at a time, at limited intervals."""
 
     def __init__(self, address: str) -> None:
         self._lock = threading.Lock()
@@ -81,24 +81,24 @@ def addresses() -> list[str]:
 
 
 def look() -> tuple[Published, ...]:
-    """What each place said last; who asks first waits a moment for it."""
+    """The last known state of each place; the first request waits a moment for it."""
     return tuple(place.look() for place in _places())
 
 
 def times_read() -> int:
-    """Grows whenever a place has said something."""
+    """A number that grows whenever a place was read."""
     return sum(place.last.times_read for place in _places())
 
 
 def entry_at(path: str, run_id: str) -> ListEntry | None:
-    """What the list of runs says of a published one; None if nobody judged it."""
+    """The list entry of a published run; None if nobody judged it."""
     folded = path.rpartition("#")[0]
     found = (place.last for place in _places() if str(Path(place.last.address)) == folded)
     return next((one.entries.get(run_id) for one in found), None)
 
 
 def entry_of(verdict: RunVerdict) -> ListEntry:
-    """A verdict as a line of the list of runs."""
+    """A verdict as an entry of the list of runs."""
     settings = settings_of(verdict.config)
     head = verdict.codes[0] if verdict.codes else ""
     return ListEntry(

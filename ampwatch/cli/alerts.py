@@ -117,7 +117,7 @@ def add(
     setting = new_setting(address or _asked_address(), **_parts(name, least, what, run))
     open_services([setting.address])  # whether it is understood
     add_setting(setting)
-    answer(f"{setting.label} is told from now on: {setting.scope}. Try `ampwatch alerts test`.")
+    answer(f"{setting.label} gets alerts from now on: {setting.scope}. Try `ampwatch alerts test`.")
 
 
 def try_out(

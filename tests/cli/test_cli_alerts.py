@@ -37,7 +37,7 @@ def test_one_is_added_listed_tried_changed_and_removed(alerts):
             "--what", "bad-batch", "--run", "train-*",
         )  # fmt: skip
         assert code == 0
-        assert "team (json://…) is told from now on: errors only · AMP1* the loss scale" in out
+        assert "team (json://…) gets alerts from now on: errors only · AMP1* the loss scale" in out
         code, out, _ = alerts("test", "team")
     assert code == 0
     assert out.startswith("team (json://…): Accepted by JSON")

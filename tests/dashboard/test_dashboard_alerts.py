@@ -41,7 +41,7 @@ def add(page, address, name):
     page.page.locator("input[type=password]").fill(address)
     page.page.get_by_label("Name").fill(name)
     press(page, "Add")
-    page.says(f"{name} (json://…) is told from now on")
+    page.says(f"{name} (json://…) gets alerts from now on")
 
 
 def press(page, name):
@@ -154,7 +154,7 @@ def test_everything_is_reached_by_keys_and_readable(one, server, kept, scheme, w
             if page.page.evaluate("() => document.activeElement.innerText") == "Add":
                 break
         page.page.keyboard.press("Enter")
-        page.says("is told from now on")
+        page.says("gets alerts from now on")
         press(page, "Change")
         page.says("Change json")
         press(page, "Remove")

@@ -65,11 +65,11 @@ def test_the_rate_is_set_a_checkpoint_saved_and_the_training_stopped(one, folder
             assert "weight" in torch.load(folders / "steered.pt")
 
             page.page.get_by_role("button", name="Stop after this step").click()
-            page.says("It ends as by Ctrl-C.")
+            page.says("It ends as after Ctrl-C.")
             page.page.get_by_role("button", name="Cancel").click()
             assert child.poll() is None
             page.page.get_by_role("button", name="Stop after this step").click()
-            page.says("It ends as by Ctrl-C.")
+            page.says("It ends as after Ctrl-C.")
             page.page.get_by_role("button", name="Stop it").click()
             assert child.wait() == -signal.SIGINT
             page.page.get_by_role("button", name="Stop after this step").wait_for(state="detached")
@@ -91,6 +91,6 @@ def test_an_instruction_is_refused_where_the_feed_is_not_encrypted(one, folders,
     with Server([folders / "runs"]) as server, tab(one) as page, steered(folders, "allowed"):
         page.open(server.url)
         page.page.get_by_role("button", name="Stop after this step").click()
-        page.says("It ends as by Ctrl-C.")
+        page.says("It ends as after Ctrl-C.")
         page.page.get_by_role("button", name="Stop it").click()
         page.says("Stopping was refused: the feed is not encrypted")
