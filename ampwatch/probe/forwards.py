@@ -33,10 +33,11 @@ STEPS_TO_BELIEVE = 10
 class Forwards:
     """The training forwards since a loss was last used."""
 
-    __slots__ = ("_given", "_samples", "_several", "_usual", "count", "unused")
+    __slots__ = ("_given", "_samples", "_several", "_usual", "count", "seen_before", "unused")
 
     def __init__(self, *, several_models: bool) -> None:
         self.count = 0  # in the step in progress
+        self.seen_before = False  # whether the step before had any
         self.unused = 0  # since a loss was used
         self._usual = 0  # the most that came before a loss was used
         self._samples: list[tuple[int, Tensor]] = []  # of what layers gave since then
@@ -82,6 +83,7 @@ class Forwards:
         """The next step begins."""
         if self.unused:
             self.used()
+        self.seen_before = self.count > 0
         self.count = 0
         if self._given:
             self._given.clear()

@@ -7,7 +7,6 @@ computed on elsewhere. A step ends at `scaler.update()`; without an enabled scal
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -26,11 +25,11 @@ from ampwatch.probe.models import Survey
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_turns import Turns
 from ampwatch.probe.optimizers import OptimizerView
-from ampwatch.probe.readback import put_scalar
 from ampwatch.probe.records import EventRecord, Stale, StepRecord, Turn
 from ampwatch.probe.sampling import Sampling
 from ampwatch.probe.tensors import dtype_name, extremes, measurable
 from ampwatch.probe.unscaled_steps import UnscaledSteps
+from ampwatch.probe.user_values import UserValues
 from ampwatch.rows import EventKind
 
 # Of one step, however many micro-batches it accumulates; later ones are not looked at.
@@ -109,11 +108,10 @@ class Loop:
             adopt=self._adopt,
             close_step=partial(self.close_step, update_seen=None),
         )
+        self.user_values = UserValues(self.current, self.forwards, self.turns)
         self._batch_size = BatchSize()
         self._closed_at: float | None = None
-        self._sees_forwards = False  # in the last step
         self._settling: deque[StepRecord] = deque()
-        self._warned: set[Any] = set()
         self._last_error: int | None = None  # its id: holding it would hold its frames
 
     # -- forward and backward --------------------------------------------------------------------
@@ -264,38 +262,6 @@ class Loop:
         numbers = {k: v for k, v in shown.items() if isinstance(v, (int, float))}
         self.current.event(EventKind.STATE_LOADED, {"of": "scaler", **numbers})
 
-    # -- the user's own scalars ------------------------------------------------------------------
-
-    def log(self, scalars: Mapping[str, Any]) -> None:
-        """Put the user's scalars into the step in progress."""
-        if "loss" in scalars and self._sees_forwards and not self.forwards.count:
-            self._warn_of_late_loss()
-        record = self.current.begin()
-        for name, value in scalars.items():
-            at = put_scalar(record.pack, value)
-            if at is None:
-                self._warn_of_no_number(name, value)
-            elif name == "loss":
-                record.logged_loss_at = at
-            else:
-                record.scalars = (*record.scalars, (name, at))
-
-    def _warn_of_late_loss(self) -> None:
-        """A loss came between a step's end and the next forward pass: it is the ended step's."""
-        one = len(self.turns.views) == 1  # another optimizer's step may need no forward pass
-        if one and "late" not in self._warned:
-            self._warned.add("late")
-            warn(
-                "log(loss=...) came after its step had ended, and counts for the next one: call it "
-                "before optimizer.step(), or with a scaler before scaler.update()."
-            )
-
-    def _warn_of_no_number(self, name: str, value: Any) -> None:
-        if (name, "log") not in self._warned:
-            self._warned.add((name, "log"))
-            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            warn(f"log({name}=...) is no number ({kind}) and is not recorded.")
-
     # -- the end of a step ------------------------------------------------------------------------
 
     def _leave_out(self) -> None:
@@ -324,7 +290,7 @@ class Loop:
         losses, self.losses.pending = self.losses.pending, []
         if self.current.enabled:
             self.before_update()
-        without = _asks_for_no_update(self.current.begin())
+        without = self.current.begin().is_bypassed
         self.close_step(update_seen=None if without else False)
         self.losses.pending = losses
 
@@ -382,7 +348,6 @@ class Loop:
         if record.samples and not self._batch_size.is_usual(record.samples):
             self._report_batch_size(record)
         self.sampling.collect(record)
-        self._sees_forwards = self.forwards.count > 0
         self.forwards.step_over()
 
     def _report_batch_size(self, record: StepRecord) -> None:
@@ -406,9 +371,9 @@ class Loop:
         turns = self.turns
         if left_out:
             self.sampling.arm_after(self.current.number, failed=True, seen=record.sampled)
-        elif overflowed(record):
+        elif record.has_overflowed:
             seen = record.layers is not None
-            failed = _has_failed(record)
+            failed = record.has_failed
             self.sampling.arm_after(self.current.number, failed=failed, seen=seen)
             turns.remember_used(record)
         for turn in record.turns:
@@ -442,9 +407,7 @@ class Loop:
         if record is not None and self._is_a_row(record):
             if self.current.enabled:
                 self.before_update()
-            missing = record.unfollowed or (
-                self.current.enabled and not _asks_for_no_update(record)
-            )
+            missing = record.unfollowed or (self.current.enabled and not record.is_bypassed)
             self.close_step(update_seen=False if missing else None)
         for record in self._settling:
             record.pack.wait()
@@ -466,24 +429,3 @@ class Loop:
         if record.pack.ready() and not was_left_out(record):
             record.forget_outputs()
         return record.unfollowed or record.has_content()
-
-
-def _asks_for_no_update(record: StepRecord) -> bool:
-    """Whether all of its optimizers stepped past the scaler, so that no update is missing."""
-    return bool(record.turns) and all(turn.bypassed for turn in record.turns)
-
-
-def _has_failed(record: StepRecord) -> bool:
-    """Whether a step's loss was not finite."""
-    losses = (loss for turn in record.turns for loss in turn.losses if loss.counted)
-    return not all(math.isfinite(loss.pack.values[loss.at]) for loss in losses)
-
-
-def overflowed(record: StepRecord) -> bool:
-    """Whether any optimizer of this step found an inf."""
-    values = record.pack.values
-    for turn in record.turns:
-        for at in turn.found_inf_at:
-            if values[at]:
-                return True
-    return False

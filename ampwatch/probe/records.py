@@ -201,6 +201,27 @@ class StepRecord:
         """Whether anything happened that deserves a row, beyond a forward pass."""
         return bool(self.turns or self.losses or self.logged_loss_at is not None)
 
+    @property
+    def is_bypassed(self) -> bool:
+        """Whether all of its optimizers stepped past the scaler, so that no update is missing."""
+        return bool(self.turns) and all(turn.bypassed for turn in self.turns)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its loss was not finite."""
+        losses = (loss for turn in self.turns for loss in turn.losses if loss.counted)
+        return not all(math.isfinite(loss.pack.values[loss.at]) for loss in losses)
+
+    @property
+    def has_overflowed(self) -> bool:
+        """Whether any of its optimizers found an inf."""
+        values = self.pack.values
+        for turn in self.turns:
+            for at in turn.found_inf_at:
+                if values[at]:
+                    return True
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:

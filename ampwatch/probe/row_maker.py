@@ -18,7 +18,6 @@ from ampwatch.probe.forwards import data_magnitudes, first_bad_output, was_left_
 from ampwatch.probe.layer_figures import LayerFigures, figures_of
 from ampwatch.probe.layer_info import LayerInfos, info_columns
 from ampwatch.probe.layer_rows import LayerLog, LayerStep, has_moved, merged, rows_of
-from ampwatch.probe.loop import overflowed
 from ampwatch.probe.models import Survey
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_state import rounding_of
@@ -103,7 +102,7 @@ class RowMaker:
     ) -> tuple[list[TableRows], list[EventRecord]]:
         """The layers' rows that this step makes necessary; an overflow adds its event."""
         left_out = was_left_out(record)
-        bad = left_out or overflowed(record)
+        bad = left_out or record.has_overflowed
         self._layers.take(record, moved)
         if not (bad or record.sampled):
             return [], []

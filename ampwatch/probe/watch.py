@@ -184,7 +184,7 @@ class Watch:
         if self._closed:
             warn("log() after close() is ignored; attach again for a new run.")
             return
-        self._guard.run(self._loop.log, scalars)
+        self._guard.run(self._loop.user_values.log, scalars)
 
     def saved(self, path: str | os.PathLike[str]) -> None:
         """Say where a checkpoint was written just now: `ampwatch plan` names it if it is clean."""
