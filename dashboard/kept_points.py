@@ -335,12 +335,16 @@ class History:
             last = int(known[-1])
             self._latest[name] = float(values[last]), at + last, int(step[last])
         if self._keeps_past:
-            self._points[name].add(step, values)
+            if self.first_row:  # until then all rows are held, and few points would be more of them
+                self._points[name].add(step, values)
             if name == self._timed:
                 self._times.add(values)
 
     def _let_go(self) -> None:
         """Hold only the last rows."""
+        if self._keeps_past and not self.first_row:
+            for name, column in self.columns.items():
+                self._points[name].add(self.step.values, column.values)
         self.first_row = len(self) - HELD_ROWS
         for column in (self.step, *self.columns.values()):
             column.keep_last(HELD_ROWS)

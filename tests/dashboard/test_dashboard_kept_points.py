@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 
 import kept_points
 import numpy as np
 import pytest
 import step_curves
 from chart_points import thinned_base
-from kept_points import Extremes, Places, Sample, Ticks
+from kept_points import MOST_SAMPLES, Extremes, History, Places, Sample, Ticks
 from open_runs import OpenRuns
 from rank_curves import RankNumbers, column_of
 from step_curves import SCALE, TIME, Age, Numbers
@@ -366,3 +367,20 @@ def test_rows_are_read_while_a_diagnosis_is_made(tmp_path, monkeypatch):
     judge.join(30)
     writer.close()
     assert follower.last is not None
+
+
+def test_while_all_rows_are_held_nothing_else_is_kept_of_them():
+    rows, names = 60_000, ("loss", "norm", "rate")
+    tracemalloc.start()
+    try:
+        history = History(names, "norm")
+        for first in range(0, rows, 1000):
+            values = np.ones(1000, np.float32)
+            steps = np.arange(first, first + 1000)
+            history.add(steps, dict.fromkeys(names, values), np.zeros(0, np.int64))
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert history.past is None
+    sample = 4 * MOST_SAMPLES
+    assert used < 1.5 * rows * (8 + 4 * len(names)) + 2 * sample + 100_000
