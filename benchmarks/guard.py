@@ -237,7 +237,7 @@ def trained_under_guard(loop: Spiking) -> tuple[Spiking, list[tuple[int, dict[st
 # --- what it costs --------------------------------------------------------------------------------
 
 
-def cost(blocks: int = 25, steps: int = 40) -> str:
+def cost(blocks: int = 40, steps: int = 100) -> str:
     """CPU time of the training thread, in turns of a block of steps each: medians of the blocks."""
     ways = ("without a watch", "watch", "watch and dry run", "watch and guard that acts")
     loops = [_plain_loop() for _ in ways]
@@ -257,7 +257,8 @@ def cost(blocks: int = 25, steps: int = 40) -> str:
     ratios = {
         way: float(np.median(np.array(spent[way]) / np.array(spent["watch"]))) for way in ways[2:]
     }
-    lines = [f"| {way} | {told[way]:.0f} | {ratios.get(way, math.nan):.3f} |" for way in ways]
+    shown = {way: f"{ratio:.3f}" for way, ratio in ratios.items()}
+    lines = [f"| {way} | {told[way]:.0f} | {shown.get(way, '')} |" for way in ways]
     head = "| | µs a step | of the watch, median of the pairs |\n|---|---|---|"
     return "\n".join([head, *lines, f"load {os.getloadavg()[0]:.1f}"])
 

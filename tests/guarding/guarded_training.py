@@ -70,13 +70,14 @@ class Training:
         self.watch = self.guard = None
         self.losses = []
 
-    def attach(self, folder, run="run", **guard):
+    def attach(self, folder, run="run", *, lower_rate=False, **guard):
+        """Watch it; guard it, if it is said how. Whoever lowers the rate starts a process."""
         self.watch = ampwatch.attach(
             self.scaler, self.model, optimizer=self.optimizer, log_dir=folder, run=run,
             endpoint="off",
         )  # fmt: skip
         if guard:
-            self.guard = ampwatch.guard(self.watch, **guard)
+            self.guard = ampwatch.guard(self.watch, lower_rate=lower_rate, **guard)
         return self
 
     def steps(self, count, bad=(), leave_out=(), factor=1000.0, closure=False):

@@ -66,9 +66,7 @@ def test_fused_optimizers_leave_steps_out_without_a_wait(tmp_path, waits, name):
 
 
 def test_the_device_keeps_to_the_cap_and_it_gives_way_again(tmp_path, waits):
-    guarded = Training(FUSED["adamw"]).attach(
-        tmp_path, dry_run=False, lower_rate=False, most=(1, 30)
-    )
+    guarded = Training(FUSED["adamw"]).attach(tmp_path, dry_run=False, most=(1, 30))
     guarded.steps(130, {80, 85, 115})
     assert same(
         guarded.state(), Training(FUSED["adamw"]).steps(130, {85}, leave_out={80, 115}).state()

@@ -56,7 +56,7 @@ def test_a_dry_run_tells_and_changes_nothing(tmp_path):
 
 def test_no_more_steps_than_the_cap_allows_are_left_out_and_that_is_said(tmp_path):
     bad = set(range(80, 120, 4))
-    guarded = Training().attach(tmp_path, dry_run=False, lower_rate=False, most=(2, 1000))
+    guarded = Training().attach(tmp_path, dry_run=False, most=(2, 1000))
     guarded.steps(130, bad)
     assert same(guarded.state(), Training().steps(130, bad, leave_out={80, 84}).state())
     _, told = guarded.close()
@@ -66,7 +66,7 @@ def test_no_more_steps_than_the_cap_allows_are_left_out_and_that_is_said(tmp_pat
 
 
 def test_the_cap_gives_way_again_after_its_steps(tmp_path):
-    guarded = Training().attach(tmp_path, dry_run=False, lower_rate=False, most=(1, 30))
+    guarded = Training().attach(tmp_path, dry_run=False, most=(1, 30))
     guarded.steps(130, {80, 85, 115})
     left = Training().steps(130, {85}, leave_out={80, 115})
     assert same(guarded.state(), left.state())

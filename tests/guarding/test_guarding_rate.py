@@ -51,6 +51,9 @@ class Scheduled(Training):
         super().one(*args, **options)
         self.schedule.step()
 
+    def attach(self, folder, **options):
+        return super().attach(folder, **{"lower_rate": True, **options})
+
     @property
     def rate(self):
         return self.optimizer.param_groups[0]["lr"]
@@ -134,7 +137,9 @@ def test_the_callback_may_forbid_it(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("short")
 def test_a_rate_that_the_program_sets_meanwhile_is_let_be(tmp_path, monkeypatch):
     told(monkeypatch, 0.25)
-    guarded = Training(lambda p: torch.optim.AdamW(p, RATE)).attach(tmp_path, dry_run=False)
+    guarded = Training(lambda p: torch.optim.AdamW(p, RATE)).attach(
+        tmp_path, dry_run=False, lower_rate=True
+    )
     guarded.steps(95, {80, 90})
     guarded.optimizer.param_groups[0]["lr"] = 0.003
     guarded.steps(60)

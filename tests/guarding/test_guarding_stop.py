@@ -13,10 +13,9 @@ import ampwatch
 from ampwatch.errors import GuardError
 
 
+@pytest.mark.slow_starts
 def test_a_training_that_goes_on_being_outlying_is_stopped_with_a_plan(tmp_path):
-    guarded = Training().attach(
-        tmp_path, dry_run=False, stop=True, lower_rate=False, most=(2, 1000)
-    )
+    guarded = Training().attach(tmp_path, dry_run=False, stop=True, most=(2, 1000))
     with pytest.raises(KeyboardInterrupt):
         guarded.steps(200, {80, 84, 88, 92})
     assert guarded.guard.stopped
@@ -30,6 +29,7 @@ def test_a_training_that_goes_on_being_outlying_is_stopped_with_a_plan(tmp_path)
     assert "The guard stopped the training at step 88" in plan["because"]
 
 
+@pytest.mark.slow_starts
 def test_it_is_stopped_by_the_trainings_own_function_where_there_is_one(tmp_path):
     guarded = Training().attach(tmp_path, dry_run=False, stop=True, most=(1, 1000))
     ended = []
