@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ampwatch.probe.cast_scales import BLOCK, ELEMENTS, block_of, scaled_as
 from ampwatch.probe.number_formats import NumberFormat
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.tensors import extremes
@@ -28,37 +29,6 @@ from ampwatch.rows import WHAT_IF_FORMATS
 # Below the size from which torch's CPU operations use several threads (32,768), for those are the
 # training's.
 SAMPLE_LIMIT = 32_000
-# MX scales 32 values together, NVFP4 16 of them.
-BLOCK = 32
-
-# torchao's floor on a maximum.
-_LEAST_MAXIMUM = 1e-12
-_LEAST_SCALE = 2.0**-126
-_EXPONENT_BITS = 0x7F80_0000
-_FRACTION_BITS = 0x007F_FFFF
-_MX_EVEN = 1 << 19  # half of the last place that E4M3 keeps, of a float32
-
-
-class _Element(NamedTuple):
-    """A format of eight bits or less."""
-
-    largest: float
-    cut_above: float  # half a spacing beyond the largest
-    flushed_to: float  # half of the smallest, which rounds to zero
-
-
-_ELEMENTS = {
-    "float8_e4m3fn": _Element(448.0, 464.0, 2.0**-10),
-    "float8_e5m2": _Element(57344.0, 61440.0, 2.0**-17),
-    "float8_e4m3fnuz": _Element(240.0, 248.0, 2.0**-11),
-    "float8_e5m2fnuz": _Element(57344.0, 61440.0, 2.0**-18),
-    "mxfp8_e4m3": _Element(448.0, 464.0, 2.0**-10),
-    "mxfp8_e5m2": _Element(57344.0, 61440.0, 2.0**-17),
-    "nvfp4": _Element(6.0, 7.0, 0.25),
-}
-_FLOAT8_SMALLEST_NORMAL = 2.0**-6  # what NVFP4's block scales may fall to
-_FLOAT8_LARGEST = 448.0
-_NVFP4_BLOCK = 16
 
 
 def _what_if(text: str) -> NumberFormat:
@@ -155,7 +125,7 @@ def _known_and_width(
     known = form if _is_countable(form, has_scale=has_scale) else None
     if known is not None and known.granularity == "rowwise":
         return known, line if line <= SAMPLE_LIMIT else 0
-    wanted = _block_of(known) or BLOCK
+    wanted = block_of(known) or BLOCK
     if line % wanted == 0:
         return known, max(wanted, BLOCK) if line % BLOCK == 0 else wanted
     return known, line if line <= SAMPLE_LIMIT else 0
@@ -163,19 +133,11 @@ def _known_and_width(
 
 def _is_countable(form: NumberFormat | None, *, has_scale: bool) -> bool:
     """Whether we know how the format scales: squares of blocks and unknown recipes we do not."""
-    if form is None or form.element not in _ELEMENTS:
+    if form is None or form.element not in ELEMENTS:
         return False
     if form.scaling == "delayed":
         return has_scale
-    return form.granularity in {"tensorwise", "rowwise"} or _block_of(form) is not None
-
-
-def _block_of(form: NumberFormat | None) -> int | None:
-    """The length of a block along a row; None if the format has no such blocks."""
-    if form is None or not form.granularity.startswith("block"):
-        return None
-    lines, _, length = form.granularity.removeprefix("block").rpartition("x")
-    return int(length) if lines in {"", "1"} and length.isdigit() else None
+    return form.granularity in {"tensorwise", "rowwise"} or block_of(form) is not None
 
 
 def _rows(tensor: Tensor, width: int) -> Tensor:
@@ -283,15 +245,15 @@ def counts_of(samples: Sequence[CastSample]) -> Tensor:
     if form is not None:
         scales = [one.scale for one in samples if one.scale is not None]
         scale = torch.stack(scales).float().view(-1, 1, 1) if scales else None
-        scaled, element = _scaled(magnitudes, amax, form, scale), _ELEMENTS[form.element]
+        scaled, element = scaled_as(magnitudes, amax, form, scale), ELEMENTS[form.element]
         cut = every - _at_most(scaled, element.cut_above)
         flushed = _at_most(scaled, element.flushed_to) - zeros
         used = unknown if scale is None else (amax * scale).view(-1) / element.largest
     columns = [amax.view(-1), used, every - zeros, cut, flushed, octaves.sum(-1), is_told.sum(-1)]
     for other in WHAT_IF:
         if samples[0].what_if and _fits(other, width):
-            scaled = _scaled(magnitudes, amax, other, None)
-            columns.append(_at_most(scaled, _ELEMENTS[other.element].flushed_to) - zeros)
+            scaled = scaled_as(magnitudes, amax, other, None)
+            columns.append(_at_most(scaled, ELEMENTS[other.element].flushed_to) - zeros)
         else:
             columns.append(unknown)
     for one in samples:
@@ -316,74 +278,5 @@ def _at_most(values: Tensor, limit: float) -> Tensor:
 
 def _fits(form: NumberFormat, width: int) -> bool:
     """Whether rows of this width consist of the format's blocks."""
-    block = _block_of(form)
+    block = block_of(form)
     return block is None or width % block == 0
-
-
-def _scaled(magnitudes: Tensor, amax: Tensor, form: NumberFormat, scale: Tensor | None) -> Tensor:
-    """The scaled magnitudes, as cast to the element's format."""
-    element = _ELEMENTS[form.element]
-    if scale is not None:
-        return magnitudes * scale
-    if form.element == "nvfp4":
-        return _as_nvfp4(magnitudes, amax)
-    if form.element.startswith("mx"):
-        return _as_mx(magnitudes, element, _block_of(form) or BLOCK, form.rounded_scales)
-    top = amax
-    if form.granularity == "rowwise":
-        top = magnitudes.amax(-2, keepdim=True)
-    elif (block := _block_of(form)) is not None:
-        blocks = _in_blocks(magnitudes, block)
-        return (blocks * _scale(blocks.amax(-2, keepdim=True), element, form)).flatten(-3, -2)
-    return magnitudes * _scale(top, element, form)
-
-
-def _scale(top: Tensor, element: _Element, form: NumberFormat) -> Tensor:
-    """torchao's arithmetic: float64, then float32, rounded down to a power of two if asked."""
-    exact = element.largest / top.double().clamp(min=_LEAST_MAXIMUM)
-    scale = exact.float()
-    return _power_below(scale) if form.rounded_scales == "down" else scale
-
-
-def _as_mx(magnitudes: Tensor, element: _Element, block: int, rounding: str) -> Tensor:
-    """Scales of whole powers of two for each block, as MX chooses them."""
-    blocks = _in_blocks(magnitudes, block)
-    top = blocks.amax(-2, keepdim=True)
-    if rounding in {"", "up"}:
-        scale = _power_above(top / element.largest)
-    else:
-        if rounding == "ceil":
-            power = _power_above(top)
-        elif rounding == "even":
-            power = _power_below((top.view(torch.int32) + _MX_EVEN).view(torch.float32))
-        else:
-            power = _power_below(top)
-        scale = power / 2.0 ** math.floor(math.log2(element.largest))
-    # Of a block of zeros the scale would be zero.
-    return (blocks / scale.clamp(min=_LEAST_SCALE)).flatten(-3, -2)
-
-
-def _as_nvfp4(magnitudes: Tensor, amax: Tensor) -> Tensor:
-    """Block scales in E4M3 under one scale of the tensor."""
-    outer = amax / (_FLOAT8_LARGEST * _ELEMENTS["nvfp4"].largest)
-    outer = outer.clamp(min=_LEAST_SCALE).unsqueeze(-1)
-    blocks = _in_blocks(magnitudes, _NVFP4_BLOCK)
-    wanted = blocks.amax(-2, keepdim=True) / _ELEMENTS["nvfp4"].largest / outer
-    stored = wanted.clamp(_FLOAT8_SMALLEST_NORMAL, _FLOAT8_LARGEST).to(torch.float8_e4m3fn)
-    return (blocks * ((1.0 / outer) / stored.float())).flatten(-3, -2)
-
-
-def _in_blocks(magnitudes: Tensor, block: int) -> Tensor:
-    """Transposed rows, split into blocks."""
-    samples, _, rows = magnitudes.shape
-    return magnitudes.view(samples, -1, block, rows)
-
-
-def _power_below(values: Tensor) -> Tensor:
-    """The power of two at or below each positive value."""
-    return (values.view(torch.int32) & _EXPONENT_BITS).view(torch.float32)
-
-
-def _power_above(values: Tensor) -> Tensor:
-    """The power of two at or above each positive value; 0 of 0."""
-    return ((values.view(torch.int32) + _FRACTION_BITS) & _EXPONENT_BITS).view(torch.float32)

@@ -12,6 +12,7 @@ from torch import nn
 
 import ampwatch
 from ampwatch.diagnosis import diagnose
+from ampwatch.diagnosis.engine import Engine
 
 FP8, MX, FP4 = "float8_e4m3fn/tensorwise/dynamic", "mxfp8_e4m3/block32", "nvfp4/block16"
 
@@ -119,7 +120,8 @@ def resumed_at(step, scales):
 def test_scales_that_begin_anew_at_a_resume_are_told_with_what_they_are_later():
     one = found(resumed_at(20, [(60.0, 900.0)] * 2 + [(1.0, 1.0)] + [(58.0, 910.0)] * 5))["AMP703"]
     assert (one.first_step, one.last_step, one.severity.value) == (20, 20, "warning")
-    assert next((e.value, e.against) for e in one.evidence) == (1.0, 910.0)
+    told = [(e.signal, e.value, e.against) for e in one.evidence]
+    assert told == [("input_scale", 1.0, 58.0), ("weight_scale", 1.0, 910.0)]
 
 
 def test_scales_of_one_at_the_start_of_a_training_or_later_or_for_good_are_no_finding():
@@ -151,6 +153,17 @@ def test_ranks_with_different_scales_are_information_and_a_rounded_last_place_is
     assert "5 times apart" in one.cause
     assert codes(of_two_ranks([60.0] * 6, [60.01] * 6)) == {}
     assert codes(of_two_ranks([60.0] * 6, [60.0] * 5 + [12.0])) == {}
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_what_is_seen_of_scales_does_not_depend_on_how_rows_were_batched(rows):
+    runs = [
+        resumed_at(20, [(60.0, 900.0)] * 2 + [(1.0, 1.0)] + [(58.0, 910.0)] * 15),
+        of_two_ranks([60.0] * 6, [12.0] * 6),
+    ]
+    for run in runs:
+        assert "AMP703" in found(run)
+        assert Engine(block_rows=rows).feed(run).look().findings == diagnose(run).findings
 
 
 # --- real trainings -------------------------------------------------------------------------------

@@ -99,9 +99,10 @@ def _lost_at_resume(case: Case) -> Iterator[Seen]:
         "gradients, became zero in that step, and large ones were cut off.",
         action="Save the whole `model.state_dict()` and load all of it: the scales and maxima "
         "stand under keys that end in `_extra_state`, which `strict=False` or a filter may drop.",
-        evidence=(
-            Evidence("weight_scale", first.step, first.least[1], last.least[1], "later"),
-            Evidence("grad_scale", first.step, first.least[2], last.least[2], "later"),
+        evidence=tuple(
+            Evidence(f"{role}_scale", first.step, then, later, "later")
+            for role, then, later in zip(ROLES, first.least, last.least, strict=True)
+            if not (math.isnan(then) or math.isnan(later))
         ),
     )
 
