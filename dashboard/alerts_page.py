@@ -104,8 +104,8 @@ def _teach() -> None:
         for who, form, remark in _FORMS
     )
     st.html(
-        '<h2 class="aw-receiver">Nobody is told yet</h2><div>A run that fails at night can say so '
-        "at night. Say below where messages go; a test message shows whether they arrive.</div>"
+        '<h2 class="aw-receiver">Nobody gets alerts yet</h2><div>Get a message when a run fails at '
+        "night. Choose below where it goes; a test message shows whether it arrives.</div>"
         f'<dl class="aw-forms">{rows}</dl>'
         '<div class="aw-muted">A hundred other services are understood as well: '
         '<a href="https://appriseit.com/services/" target="_blank" rel="noreferrer">their '

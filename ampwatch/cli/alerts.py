@@ -79,7 +79,7 @@ def _list() -> None:
 
     settings, outcomes = read_settings(), read_outcomes()
     if not settings:
-        answer("Nobody is told yet. `ampwatch alerts add` sets one up; --help shows examples.")
+        answer("Nobody gets alerts yet: see `ampwatch alerts add --help` for examples.")
         return
     for number, setting in enumerate(settings, start=1):
         state = "" if setting.is_on else "  off"

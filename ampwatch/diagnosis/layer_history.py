@@ -28,13 +28,13 @@ MOST_LAYERS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class ScaleConflict:
-    """Two layers (or one) that no loss scale suits: one needs more than the other can bear."""
+    """Two layers (or one) that no loss scale suits: one needs more than the other tolerates."""
 
     step: int
     needs_layer: str
     needs: float
-    bears_layer: str
-    bears: float
+    tolerates_layer: str
+    tolerates: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +160,8 @@ class LayerHistory:
         high = np.where(np.isfinite(high), high, np.inf)[told]
         layer, step = layer[told], step[told]
         begin = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
-        bears, needs = np.minimum.reduceat(high, begin), np.maximum.reduceat(low, begin)
-        bad = np.flatnonzero(needs > bears * 2.0**CONFLICT_OCTAVES).tolist()
+        tolerates, needs = np.minimum.reduceat(high, begin), np.maximum.reduceat(low, begin)
+        bad = np.flatnonzero(needs > tolerates * 2.0**CONFLICT_OCTAVES).tolist()
 
         def conflict(i: int) -> ScaleConflict:
             part = slice(begin[i], begin[i + 1] if i + 1 < len(begin) else None)
@@ -171,7 +171,7 @@ class LayerHistory:
                 self.names[needy],
                 float(needs[i]),
                 self.names[weak],
-                float(bears[i]),
+                float(tolerates[i]),
             )
 
         return replace(

@@ -82,7 +82,7 @@ class NumberHistory:
         self.last_position = block.start + len(block) - 1
 
     def _take_told(self, block: Block) -> None:
-        """What is told at all, and whether anything of it is a number that training can use."""
+        """Which values are recorded, and whether any of them is a number that training can use."""
         rate = block.columns["lr"]
         rates = rate[~np.isnan(rate)]
         self.rates += len(rates)

@@ -35,7 +35,7 @@ _WARMING = 0.01
 class FirstRate:
     """A learning rate that stands where it began: how far below its base, and how long."""
 
-    rate: float | None = None  # the first that is told, of the first optimizer's first group
+    rate: float | None = None  # the first recorded one, of the first optimizer's first group
     steps: int = 0  # that tell a rate and its base
     accepted: int = 0  # of them
     base: float = 0.0  # as it was told last

@@ -1,7 +1,7 @@
-"""What a run is made of, in a short text: its *signature*, by which runs are found to be alike.
+"""A run's *signature*: a short text made of its structure, by which similar runs are found.
 
-Layers count by their kind and the shape of their weights, and with them the optimizer, its settings
-that bear on which rate it stands, the precision and the batch. Names, rates, seeds and the number
+It includes the layers (kinds and shapes of weights), the optimizer with the settings that affect
+which rate is stable, the precision and the batch. Names, rates, seeds and the number
 of processes do not count: four processes with batches of 8 are like one with 32.
 """
 
@@ -22,8 +22,8 @@ from ampwatch.store import Run
 # Raise it when the same run gets another text: texts of two versions are never alike.
 VERSION = 1
 
-# An optimizer's settings that bear on which rate it stands. Weight decay moves that little, and how
-# the step is computed (fused, foreach) not at all.
+# An optimizer's settings that affect which rate is stable. Weight decay has little effect, and how
+# the step is computed (fused, foreach) none.
 _SETTINGS = (
     "betas", "momentum", "dampening", "nesterov", "alpha", "rho", "centered", "amsgrad", "eps",
 )  # fmt: skip

@@ -49,7 +49,7 @@ class LayerRows:
         layer.scales.update(told.scales)
 
     def _note_formats(self, layer: str, formats: Mapping[str, str]) -> None:
-        """A format that is told in more detail replaces the other."""
+        """A more detailed format replaces the other."""
         known = self._formats.setdefault(layer, {})
         for column, text in formats.items():
             if text.count("/") > known.get(column, "").count("/") or column not in known:

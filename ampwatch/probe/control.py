@@ -209,7 +209,7 @@ class Control:
             os.kill(os.getpid(), signal.SIGINT)
 
     def _call(self, function: Callable[[], object], asked: Asked, given_to: str) -> bool:
-        """Call the user's function; what it raises is told, and training goes on."""
+        """Call the user's function; its exception is reported, and training continues."""
         try:
             function()
         except Exception as error:  # noqa: BLE001 - theirs may raise anything
@@ -219,7 +219,7 @@ class Control:
             return False
         return True
 
-    # --- what is told ----------------------------------------------------------------------------
+    # --- reports ---------------------------------------------------------------------------------
 
     def _answer(self, asked: Asked, outcome: str, told: str, **detail: Any) -> None:
         about = {"asked": asked.key, "number": asked.number, "outcome": outcome, "told": told}

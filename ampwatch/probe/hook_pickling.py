@@ -20,7 +20,7 @@ Place = OrderedDict[int, Any]
 numbers = itertools.count(-1, -1)  # of our hooks
 
 
-class _Bearer:
+class _Holder:
     """A dict, and how many hooks of ours it holds."""
 
     __slots__ = ("count", "reference")
@@ -31,38 +31,38 @@ class _Bearer:
 
 
 # By the dict's id. A pickler asks for every ordered dict, so only this is looked up.
-_bearers: dict[int, _Bearer] = {}
+_holders: dict[int, _Holder] = {}
 _before: Callable[[Any], Any] | None = None  # what the picklers called before us
 _asked = False  # whether our function is in copyreg's table, or called by a later one there
 
 
-def bears(place: Place) -> None:
-    """One more hook of ours is about to stand in this dict."""
-    bearer = _bearer(place)
-    if bearer is None:
-        bearer = _bearers[id(place)] = _Bearer(place)
+def note_hook(place: Place) -> None:
+    """One more hook of ours is about to be put into this dict."""
+    holder = _holder(place)
+    if holder is None:
+        holder = _holders[id(place)] = _Holder(place)
         _answer()
-    bearer.count += 1
+    holder.count += 1
 
 
-def bears_no_more(place: Place) -> None:
-    """One of our hooks in this dict is gone."""
-    bearer = _bearer(place)
-    if bearer is None:
+def forget_hook(place: Place) -> None:
+    """One of our hooks was removed from this dict."""
+    holder = _holder(place)
+    if holder is None:
         return
-    bearer.count -= 1
-    if not bearer.count:
+    holder.count -= 1
+    if not holder.count:
         _is_gone(id(place))
 
 
-def _bearer(place: Place) -> _Bearer | None:
-    bearer = _bearers.get(id(place))
-    return bearer if bearer is not None and bearer.reference() is place else None
+def _holder(place: Place) -> _Holder | None:
+    holder = _holders.get(id(place))
+    return holder if holder is not None and holder.reference() is place else None
 
 
 def _is_gone(number: int, _reference: object = None) -> None:
-    _bearers.pop(number, None)
-    if not _bearers:
+    _holders.pop(number, None)
+    if not _holders:
         _answer_no_more()
 
 
@@ -88,7 +88,7 @@ def _answer_no_more() -> None:
 
 
 def _reduce(place: Any) -> Any:
-    if _bearer(place) is not None:
+    if _holder(place) is not None:
         place = _without_ours(place)
     return place.__reduce_ex__(4) if _before is None else _before(place)
 

@@ -91,7 +91,7 @@ class Handle:
         self._places = tuple([weakref.ref(each) for each in (place, *marks)])
         if saved:  # with what it belongs to
             for each in (place, *marks):
-                hook_pickling.bears(each)
+                hook_pickling.note_hook(each)
         for mark in marks:
             mark[number] = True
         place[number] = hook
@@ -104,7 +104,7 @@ class Handle:
         for reference in self._places:
             place = reference()
             if place is not None and place.pop(self._number, None) is not None:
-                hook_pickling.bears_no_more(place)
+                hook_pickling.forget_hook(place)
 
     def leave(self) -> None:
         """Leave it to `remove_what_was_left`."""

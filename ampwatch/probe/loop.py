@@ -252,7 +252,7 @@ class Loop:
         self.current.event(EventKind.EXCEPTION, detail)
 
     def state_saved(self, path: str | None = None) -> None:
-        """`scaler.state_dict()` was called, most likely for a checkpoint; or a path is told."""
+        """`scaler.state_dict()` was called, probably for a checkpoint, or a path was reported."""
         told = {"of": "scaler"} if path is None else {"of": "checkpoint", "path": path}
         self.current.event(EventKind.STATE_SAVED, told)
 

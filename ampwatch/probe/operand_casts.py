@@ -1,7 +1,7 @@
 """The operands of each layer's matrix product, sampled to tell what a narrow format does to them.
 
-Looked at are linear layers whose operands are cast below sixteen bits, and those that run in fp16
-or bf16, of which is told what a cast would do. Of each sampled step the first call counts.
+It examines linear layers whose operands are cast below sixteen bits, and those in fp16 or bf16, for
+which it computes what a cast would do. In each sampled step the first call counts.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Sampling:
         if self._observer is None:
             return
         if self.sampled:
-            # What casts would do changes slowly: it is told of each n-th step only.
+            # What casts would do changes slowly: it is computed at each n-th step only.
             self._observer.arm(what_if=step % self._layer_every == 0)
         elif self._observer.armed:
             self._observer.disarm()

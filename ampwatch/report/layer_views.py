@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FP16, FP8, WHAT_IF = "fp16", "fp8", "what-if"
 NAMES = {FP16: "fp16", FP8: "fp8", WHAT_IF: "what if"}
 # What a run that has it holds, the view that fits best first: casts are there only if chosen, and
-# so are loss scales; what if is told of any layer in half precision.
+# so are loss scales; what if exists for any layer in half precision.
 _TOLD_BY: Mapping[str, Sequence[str]] = {
     FP8: (*FORMAT_FACTS, *CAST_COLUMNS, STALENESS),
     FP16: ("scale_high",),

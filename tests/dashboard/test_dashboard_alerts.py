@@ -32,7 +32,7 @@ def kept(place):
 @pytest.fixture
 def alerts(page, server, kept):
     page.open(f"{server.url}/alerts")
-    page.says("Nobody is told yet")
+    page.says("Nobody gets alerts yet")
     page.settled()
     return page
 
@@ -89,7 +89,7 @@ def test_one_is_added_tried_told_of_a_run_that_fails_changed_and_removed(alerts,
     press(alerts, "Keep it")
     press(alerts, "Remove")
     press(alerts, "Remove it")
-    alerts.says("Nobody is told yet")
+    alerts.says("Nobody gets alerts yet")
     assert "s3cret" not in kept.read_text()
 
 
@@ -121,7 +121,7 @@ def test_a_wrong_address_is_said_and_kept_nowhere(alerts, kept):
 def test_two_pages_change_the_list_and_see_each_others_changes(one, alerts, server, kept):
     with tab(one) as other:
         other.open(f"{server.url}/alerts")
-        other.says("Nobody is told yet")
+        other.says("Nobody gets alerts yet")
         other.settled()
         add(other, "json://h/1", "first")
         alerts.says("first")
@@ -145,7 +145,7 @@ def test_everything_is_reached_by_keys_and_readable(one, server, kept, scheme, w
 
     with tab(one, scheme, (width, 1000)) as page:
         page.open(f"{server.url}/alerts")
-        page.says("Nobody is told yet")
+        page.says("Nobody gets alerts yet")
         page.settled()
         page.page.locator("input[type=password]").focus()
         page.page.keyboard.type("json://h/1")

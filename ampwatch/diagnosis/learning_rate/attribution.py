@@ -200,7 +200,7 @@ _RECORDED: dict[str, Callable[[Rows], tuple[Floats, ...]]] = {
 def recorded_mechanism(before: Rows, after: Rows) -> tuple[str, ...]:
     """Which parts of the mechanism were recorded at all.
 
-    An update is told by the weights it changes: by itself it may be long or short.
+    The size of an update is judged by the weights it changes, not by itself.
     """
     return tuple(
         word

@@ -117,22 +117,22 @@ def no_scale_fits(case: Case) -> Iterator[Seen]:
     if first is None or last is None or not often:
         yield from _lost_at_the_ceiling(case)
         return
-    pair = last.needs_layer != last.bears_layer
+    pair = last.needs_layer != last.tolerates_layer
     yield Seen(
         first_step=first.step,
         last_step=last.step,
         layer=last.needs_layer,
         summary=f"No loss scale suits layer {last.needs_layer}"
         + (
-            f" and layer {last.bears_layer} at once."
+            f" and layer {last.tolerates_layer} at once."
             if pair
             else ": its gradients span too wide a range."
         ),
         cause=f"Layer {last.needs_layer} needs {_power(last.needs)} or more, "
-        f"{f'layer {last.bears_layer}' if pair else 'and'} tolerates {_power(last.bears)} at most, "
-        f"in {layers.conflicts} of {count_text(layers.window_steps, 'sample')}.",
-        action=f"Run layer {last.bears_layer} in float32, or use bf16.",
-        evidence=(Evidence("scale_low", last.step, last.needs, last.bears, "largest usable"),),
+        f"{f'layer {last.tolerates_layer}' if pair else 'and'} tolerates "
+        f"{_power(last.tolerates)} at most, in {layers.conflicts} of {count_text(layers.window_steps, 'sample')}.",
+        action=f"Run layer {last.tolerates_layer} in float32, or use bf16.",
+        evidence=(Evidence("scale_low", last.step, last.needs, last.tolerates, "largest usable"),),
     )
 
 
