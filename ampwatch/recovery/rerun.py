@@ -54,7 +54,7 @@ class Asked:
 
     name: str
     value: Value
-    base: float | None  # the rate of the run that a changed one is a factor of
+    base: float | None  # the highest rate of the run in so many steps: a changed one is its factor
     steps: int
     until_s: float  # by the monotonic clock
     own: Record  # the run's
