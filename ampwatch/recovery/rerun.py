@@ -17,7 +17,7 @@ from ampwatch.diagnosis import Action, Diagnosis
 from ampwatch.diagnosis.findings import Verdict
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, follow
-from ampwatch.recovery.change import CHANGE, NOTHING, RATE, Change, Value
+from ampwatch.recovery.change import CHANGE, NOTHING, RATE, Change, Value, switch_text
 from ampwatch.recovery.proof import TIME_WAS_UP, Try
 from ampwatch.rows import Table
 from ampwatch.store import Run, list_runs
@@ -233,10 +233,8 @@ def _refuse_unchanged(change: Change, record: Record, asked: Asked) -> None:
     factor = asked.factor
     if factor is None:
         if not change.was_done:
-            raise NotChangedError(
-                f"The rerun was to train with another {asked.name}, and met nothing that it is "
-                "about."
-            )
+            told = switch_text(asked.name, asked.value)
+            raise NotChangedError(f"the training has nothing that this is about: {told}")
         return
     offset = _offset(record, asked)
     wanted = {at: factor * asked.own.rates.get(at + offset, 0.0) for at in record.rates}
