@@ -50,6 +50,15 @@ def test_of_the_rates_that_held_the_one_with_the_lowest_loss_at_an_equal_step_is
     )
 
 
+def test_a_rate_that_lives_but_learns_less_than_half_of_a_lower_one_is_above_the_limit():
+    proof = proof_of(
+        tried(0.1, held=True, at0=5.0, at160=1.0), tried(0.2, held=True, at0=5.0, at160=2.5),
+        tried(0.4, held=True, at0=5.0, at160=4.0),
+    )  # fmt: skip
+    assert proof.interval == (0.2, 0.4)
+    assert proof.proved.value == 0.1
+
+
 def test_a_rate_that_held_once_and_failed_once_is_not_proved():
     proof = proof_of(tried(0.1, held=True), tried(0.1, held=False), tried(0.05, held=True))
     assert proof.proved.value == 0.05
