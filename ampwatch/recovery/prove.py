@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampwatch.diagnosis import Action, Diagnosis
+from ampwatch.diagnosis.words import count_text
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import follow
 from ampwatch.recovery.change import FLOAT32, LAYERS_BY, NOTHING, RATE, ROOT, Value
@@ -272,5 +273,6 @@ def _refuse_what_nothing_helps(
 
 def _said(done: Try) -> str:
     if done.is_stable:
-        return f"  it held for {done.steps:,} steps"
-    return f"  it did not hold: {done.told or done.verdict} within {done.steps:,} steps"
+        return f"  it held for {count_text(done.steps, 'step')}"
+    within = count_text(done.steps, "step")
+    return f"  it did not hold: {done.told or done.verdict} within {within}"
