@@ -1,7 +1,8 @@
-"""Marks a save as poisoned when the weights were not finite as it was made, and says so at once.
+"""Marks a save as poisoned when its weights or its scaler were broken, and says so at once.
 
-A save is an event, and the weights' norm is in the rows of the steps before it: no save waits for
-anything. Whether a save is suspect for another reason only the diagnosis knows, later.
+A save is an event, and the weights' norm and the scale are in the rows of the steps before it: no
+save waits for anything. Whether a save is suspect for another reason only the diagnosis knows,
+later.
 """
 
 from __future__ import annotations
@@ -14,36 +15,48 @@ from ampwatch.probe.records import EventRecord
 from ampwatch.rows import EventKind
 
 POISONED = "poisoned"
+_WEIGHTS, _SCALER = "weights that are not finite", "a loss scale that cannot be used"
+
+
+_LEAST_SCALE = 2.0**-127  # the inverse of a lower one is inf in float32
 
 
 class CheckpointStamps:
-    """Follows whether the weights are finite."""
+    """Follows whether the weights are finite and the loss scale can be used."""
 
     def __init__(self) -> None:
-        self._broken_since: int | None = None
-        self._last_step = -1
+        self._broken_since: dict[str, int] = {}  # by what is broken
 
-    def follow(self, steps: Sequence[int], param_norms: Iterable[float | None]) -> None:
+    def follow(
+        self,
+        steps: Sequence[int],
+        param_norms: Iterable[float | None],
+        scales: Iterable[float | None],
+    ) -> None:
         """Take in the next steps, in their order."""
-        for step, norm in zip(steps, param_norms, strict=True):
-            self._last_step = step
-            if norm is None:
-                continue
-            if math.isfinite(norm):
-                self._broken_since = None
-            elif self._broken_since is None:
-                self._broken_since = step
+        for step, norm, scale in zip(steps, param_norms, scales, strict=True):
+            if norm is not None:
+                self._note(_WEIGHTS, step, is_broken=not math.isfinite(norm))
+            if scale is not None:
+                usable = math.isfinite(scale) and scale > _LEAST_SCALE
+                self._note(_SCALER, step, is_broken=not usable)
+
+    def _note(self, what: str, step: int, *, is_broken: bool) -> None:
+        if is_broken:
+            self._broken_since.setdefault(what, step)
+        else:
+            self._broken_since.pop(what, None)
 
     def stamp(self, events: Iterable[EventRecord]) -> None:
         """Mark the saves among these events that hold what nobody wants to load."""
         for event in events:
-            is_broken = self._broken_since is not None and event.step > self._broken_since
-            if event.kind is not EventKind.STATE_SAVED or not is_broken:
+            broken = {what: at for what, at in self._broken_since.items() if event.step > at}
+            if event.kind is not EventKind.STATE_SAVED or not broken:
                 continue
             event.detail["state"] = POISONED
             path = event.detail.get("path")
+            told = " and ".join(f"{what} since step {at:,}" for what, at in broken.items())
             warn(
                 f"the checkpoint saved before step {event.step:,}{f' ({path})' if path else ''} "
-                f"holds weights that are not finite since step {self._broken_since:,}: do not keep "
-                "this one."
+                f"holds {told}: do not keep this one."
             )

@@ -80,7 +80,7 @@ class RowMaker:
             events += overflow
         rows: list[StepRow] = [(r, turn) for r in steps for turn in r.turns or (None,)]
         columns = {**_step_columns(rows), **self._update_columns(rows, moved)}
-        self._stamps.follow(columns["step"], columns["param_norm"])
+        self._stamps.follow(columns["step"], columns["param_norm"], columns["scale"])
         self._stamps.stamp(events)
         tables += [
             (Table.STEPS, {**columns, "autocast_dtype": autocast}),

@@ -16,6 +16,8 @@ PROOF_FILE = "proved.json"
 _MOST_BYTES = 1 << 20
 SCHEMA = 1
 TIME_WAS_UP = "time was up"
+_LEAST_TO_COMPARE = 40  # steps: enough to have learnt
+_LEARNT = 0.5  # of the progress of a lower rate: less, and it is above the limit though it lives
 _CONTRACT = ("change", "value", "steps", "verdict", "loss_at", "run")  # of a try, as printed
 
 
@@ -76,8 +78,10 @@ class Proof:
 
     @property
     def _failed(self) -> set[float]:
-        """Rates of which one rerun did not hold."""
-        return {_value(one) for one in self._rates if not one.is_stable}
+        """Rates of which one rerun did not hold, or learnt far less than a lower rate."""
+        stable = [one for one in self._rates if one.is_stable]
+        slow = {_value(one) for one in stable if _learns_less(one, stable)}
+        return slow | {_value(one) for one in self._rates if not one.is_stable}
 
     def to_json(self) -> dict[str, Any]:
         """As `ampwatch prove --json` prints it."""
@@ -111,6 +115,19 @@ def kept_proof(run_folder: Path) -> Proof | None:
 
 def _value(one: Try) -> float:
     return one.value if isinstance(one.value, float) else 0.0
+
+
+def _learns_less(one: Try, stable: Sequence[Try]) -> bool:
+    """Whether a lower rate made more than twice of the progress by the same step."""
+    for other in stable:
+        shared = sorted(map(int, set(one.loss_at) & set(other.loss_at)))
+        if _value(other) >= _value(one) or not shared or shared[-1] < shared[0] + _LEAST_TO_COMPARE:
+            continue
+        first, last = str(shared[0]), str(shared[-1])
+        progress = other.loss_at[first] - other.loss_at[last]
+        if one.loss_at[first] - one.loss_at[last] < _LEARNT * progress:
+            return True
+    return False
 
 
 # --- in words -------------------------------------------------------------------------------------

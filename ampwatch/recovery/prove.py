@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampwatch.diagnosis import Action, Diagnosis
+from ampwatch.diagnosis.words import count_text
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import follow
 from ampwatch.recovery.change import FLOAT32, LAYERS_BY, NOTHING, RATE, ROOT, Value
@@ -39,6 +40,12 @@ NOT_DETERMINISTIC = (
     "The training is not deterministic, or loads what it saved itself: the first step of a rerun "
     "was another than the run's. What held was tried twice."
 )
+
+
+STILL_RISING = (
+    "The schedule was still rising: the reruns rise faster, to the rate that they are to prove."
+)
+_RISEN = 0.98  # of the script's rate: its schedule has come to an end of its rise
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +82,13 @@ def prove(
     changes = bisect_of(trouble) if bisects else cures_of(trouble)
     if bisects or not of_rate:
         _refuse_what_nothing_helps(look.diagnosis, trouble, changes)
-    base = base_rate(look.diagnosis) if of_rate and not bisects else None
+    current = base_rate(look.diagnosis) if of_rate and not bisects else None
     steps = budget.steps or steps_to_survive(look.diagnosis, reruns.from_step)
+    base = None if current is None else reached_rate(own, current)
     search = _Search(path, reruns, budget, Proof(str(path), base, steps, ()), own)
     search.died_by = look.diagnosis.run.exception
-    if base is not None:
+    if current is not None and base is not None:
+        search.rises_to(current, reached_rate(own, current, reruns.from_step, steps))
         advised = look.diagnosis.learning_rate.recommended
         return search.for_a_rate(first or advised or base * FIRST_GUESS)
     assert trouble.finding is not None
@@ -99,9 +108,21 @@ class _Search:
         self._count = 0
         self._proof = proof
         self._is_repeatable = True
+        self._current: float | None = None  # the script's rate
+        self._reached: float | None = None  # what it came to in as many steps as a rerun has
         self._layer: str | None = None  # where the last rerun's trouble shows
         self.trouble: str | None = None
         self.died_by: str | None = None
+
+    def rises_to(self, current: float, reached: float) -> None:
+        """The script's rate, and what its schedule makes of it in as many steps as a rerun has.
+
+        Where the schedule is still rising then, a rerun rises faster: what it proves is the rate
+        that it has reached.
+        """
+        self._current, self._reached = current, reached
+        if reached < current:
+            self._note(STILL_RISING)
 
     def for_a_rate(self, rate: float | None) -> Proof:
         """Find the highest rate that holds, within an octave."""
@@ -165,9 +186,11 @@ class _Search:
 
     def _shown(self, name: str, value: Value, folder: Path) -> Shown:
         asked = Asked(
-            name, value, self._proof.base, self._proof.steps, self._until_s, self._own,
+            name, value, self._reached, self._proof.steps, self._until_s, self._own,
             self.trouble, self.died_by, self._reruns.from_step,
         )  # fmt: skip
+        if asked.factor is not None and self._current is not None:
+            value = asked.factor * self._current
         return rerun(self._reruns.command(name, value), self._reruns.cwd, folder, asked)
 
     def _was_tried_twice(self, rate: float) -> bool:
@@ -212,6 +235,16 @@ def base_rate(diagnosis: Diagnosis) -> float:
     return current
 
 
+def reached_rate(
+    own: Record, current: float, from_step: int = 0, steps: int | None = None
+) -> float:
+    """The highest rate of a run, or of some of its steps; the script's own where they tell none."""
+    until = math.inf if steps is None else from_step + steps
+    rates = [rate for step, rate in own.rates.items() if from_step <= step < until]
+    reached = max(rates, default=0.0)
+    return reached if 0 < reached < _RISEN * current else current
+
+
 def steps_to_survive(diagnosis: Diagnosis, from_step: int = 0) -> int:
     """Half as many again as the run took until trouble began, from its start or a checkpoint."""
     head = diagnosis.headline
@@ -240,5 +273,6 @@ def _refuse_what_nothing_helps(
 
 def _said(done: Try) -> str:
     if done.is_stable:
-        return f"  it held for {done.steps:,} steps"
-    return f"  it did not hold: {done.told or done.verdict} within {done.steps:,} steps"
+        return f"  it held for {count_text(done.steps, 'step')}"
+    within = count_text(done.steps, "step")
+    return f"  it did not hold: {done.told or done.verdict} within {within}"

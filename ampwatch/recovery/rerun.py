@@ -17,13 +17,15 @@ from ampwatch.diagnosis import Action, Diagnosis
 from ampwatch.diagnosis.findings import Verdict
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, follow
-from ampwatch.recovery.change import CHANGE, NOTHING, RATE, Change, Value
+from ampwatch.recovery.change import CHANGE, NOTHING, RATE, Change, Value, switch_text
 from ampwatch.recovery.proof import TIME_WAS_UP, Try
 from ampwatch.rows import Table
 from ampwatch.store import Run, list_runs
 
 LOOK_EVERY_S = 0.3
 _LOOK_SHARE = 5  # a look waits at least so many times as long as the last one took
+_STEPS_TO_RECOVER = 50  # at least, and as many as it took to fail
+_WEIGHTS_LOST = "AMP207"  # not finite: nothing comes back
 _LEAVING_S = 10.0  # to end by itself once it was asked to
 _LAST_WORDS = 400  # characters of what a rerun printed before it died
 _LOSS_AT, _SMOOTH = 12, 8  # steps whose losses are kept, each over an eighth of those before it
@@ -54,7 +56,7 @@ class Asked:
 
     name: str
     value: Value
-    base: float | None  # the rate of the run that a changed one is a factor of
+    base: float | None  # the highest rate of the run in so many steps: a changed one is its factor
     steps: int
     until_s: float  # by the monotonic clock
     own: Record  # the run's
@@ -120,18 +122,33 @@ def _until_shown(
     Returns its diagnosis of this moment, taken before we end the process.
     """
     follower: Follower | None = None
+    failing_at: int | None = None
     while True:
         is_over = child.poll() is not None or time.monotonic() >= asked.until_s
         follower = follower or _found(runs)
         began = time.monotonic()
         if follower is not None:
             diagnosis = follower.look().diagnosis
-            has_shown = diagnosis.run.steps >= asked.steps or diagnosis.verdict is Verdict.FAILING
-            if has_shown or is_over:
+            steps = diagnosis.run.steps
+            fails = diagnosis.verdict is Verdict.FAILING
+            failing_at = (steps if failing_at is None else failing_at) if fails else None
+            if is_over or steps >= asked.steps or _is_lost(diagnosis, failing_at):
                 return follower, diagnosis
         if is_over:
             return None
         time.sleep(max(LOOK_EVERY_S, _LOOK_SHARE * (time.monotonic() - began)))
+
+
+def _is_lost(diagnosis: Diagnosis, failing_at: int | None) -> bool:
+    """Whether a failing rerun has had time to recover, or never can.
+
+    At a high rate a loss often leaps in the first steps and comes back.
+    """
+    if failing_at is None:
+        return False
+    if any(one.code == _WEIGHTS_LOST for one in diagnosis.findings):
+        return True
+    return diagnosis.run.steps >= failing_at + max(_STEPS_TO_RECOVER, failing_at)
 
 
 def _found(runs: Path) -> Follower | None:
@@ -193,9 +210,9 @@ def _told(diagnosis: Diagnosis, *, came_far: bool) -> str:
 
 
 def _some_losses(record: Record, steps: int) -> dict[str, float]:
-    """The loss at some steps and at the last one: the median of the steps up to there."""
+    """The first loss, and at some steps and the last one the median of the steps up to there."""
     known = sorted(record.losses)
-    found = {}
+    found = {str(step): record.losses[step] for step in known[:1]}
     for at in (*(10 * 2**n for n in range(_LOSS_AT)), steps):
         end = int(np.searchsorted(known, at, side="right"))
         if end and at <= known[-1] + 1:
@@ -233,10 +250,8 @@ def _refuse_unchanged(change: Change, record: Record, asked: Asked) -> None:
     factor = asked.factor
     if factor is None:
         if not change.was_done:
-            raise NotChangedError(
-                f"The rerun was to train with another {asked.name}, and met nothing that it is "
-                "about."
-            )
+            told = switch_text(asked.name, asked.value)
+            raise NotChangedError(f"the training has nothing that this is about: {told}")
         return
     offset = _offset(record, asked)
     wanted = {at: factor * asked.own.rates.get(at + offset, 0.0) for at in record.rates}

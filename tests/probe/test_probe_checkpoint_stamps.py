@@ -66,3 +66,29 @@ def test_of_a_healthy_run_the_last_save_is_clean(tmp_path):
 def test_a_run_that_saves_nothing_has_no_checkpoint(tmp_path):
     watch, _ = trained(tmp_path, ())
     assert watch.last_clean_checkpoint() is None
+
+
+def test_a_save_of_a_scaler_whose_scale_cannot_be_used_is_marked(tmp_path):
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-125, backoff_factor=0.5)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        save_with_scaler(tmp_path, model, optimizer, scaler)
+    assert any("holds a loss scale that cannot be used since" in str(w.message) for w in warned)
+    assert saves_of(ampwatch.open_run(tmp_path / "run"))[6]["state"] == "poisoned"
+
+
+def save_with_scaler(folder, model, optimizer, scaler):
+    """Train on inputs that overflow at every step, and save before the seventh."""
+    with ampwatch.attach(
+        scaler, model, optimizer=optimizer, run="run", log_dir=folder, endpoint="off"
+    ) as watch:
+        for step in range(8):
+            if step == 6:
+                watch.saved(folder / "6.pt")
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 8) * torch.inf).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampwatch.recovery.proof import Proof, Try, kept_proof, sentence_of, table_of
-from ampwatch.recovery.prove import MOST_TRIES, WIDE_ENOUGH, next_rate
+from ampwatch.recovery.prove import MOST_TRIES, WIDE_ENOUGH, next_rate, reached_rate
+from ampwatch.recovery.rerun import Record
 
 
 def tried(rate, *, held, steps=300, **losses):
@@ -49,6 +50,15 @@ def test_of_the_rates_that_held_the_one_with_the_lowest_loss_at_an_equal_step_is
     )
 
 
+def test_a_rate_that_lives_but_learns_less_than_half_of_a_lower_one_is_above_the_limit():
+    proof = proof_of(
+        tried(0.1, held=True, at0=5.0, at160=1.0), tried(0.2, held=True, at0=5.0, at160=2.5),
+        tried(0.4, held=True, at0=5.0, at160=4.0),
+    )  # fmt: skip
+    assert proof.interval == (0.2, 0.4)
+    assert proof.proved.value == 0.1
+
+
 def test_a_rate_that_held_once_and_failed_once_is_not_proved():
     proof = proof_of(tried(0.1, held=True), tried(0.1, held=False), tried(0.05, held=True))
     assert proof.proved.value == 0.05
@@ -65,7 +75,7 @@ def test_another_change_than_the_rate_is_proved_where_the_trouble_is_gone_with_i
     assert proof.proved.value == "block.3"
     assert proof.interval == (None, None)
     assert sentence_of(proof) == (
-        "Proved: the trouble is gone for 300 steps with each of block.3 in float32, autocast to "
+        "Proved: the trouble is gone for 300 steps with each of block.3 in float32; autocast to "
         "bfloat16."
     )
     none = Proof("run", None, 300, tuple(tries[:1]))
@@ -123,3 +133,13 @@ def test_a_proof_is_kept_beside_the_run_and_read_again(tmp_path):
 def test_a_damaged_proof_is_none(tmp_path, text):
     (tmp_path / "proved.json").write_text(text)
     assert kept_proof(tmp_path) is None
+
+
+def test_a_schedule_that_was_still_rising_is_judged_by_the_rate_that_it_had_reached():
+    rising = Record({}, {step: 0.001 * (step + 1) for step in range(100)}, {})
+    assert reached_rate(rising, 1.0) == pytest.approx(0.1)
+    assert reached_rate(rising, 1.0, 0, 50) == pytest.approx(0.05)
+    assert reached_rate(rising, 1.0, 50, 20) == pytest.approx(0.07)
+    risen = Record({}, {step: min(1.0, 0.1 * (step + 1)) for step in range(100)}, {})
+    assert reached_rate(risen, 1.0) == reached_rate(risen, 1.0, 0, 50) == 1.0
+    assert reached_rate(Record({}, {}, {}), 0.3) == 0.3
