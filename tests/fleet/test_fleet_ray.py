@@ -22,7 +22,7 @@ from ampwatch.fleet.workers import LocalWorkers
 
 RUNS = 48
 
-pytestmark = pytest.mark.slow_ray
+pytestmark = pytest.mark.slow_clusters
 
 
 @pytest.fixture(scope="module")
