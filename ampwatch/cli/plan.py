@@ -11,7 +11,7 @@ from ampwatch.cli.find import RUN_ARGUMENT, opened_run_or_log
 from ampwatch.cli.terminal import answer
 
 NAME = "plan"
-HELP = """Say whether to continue, restart or stop a run, and how to restart it.
+HELP = """Say whether to continue, restart or stop a run, and how.
 
 Names the checkpoint to load, the factor for the learning rate, the batches to skip, the layers to
 keep in float32, and what to watch. A rate proved by `ampwatch prove` takes precedence over an

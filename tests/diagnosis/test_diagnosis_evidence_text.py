@@ -43,7 +43,16 @@ def test_every_signal_has_a_label():
     bare = [one for one in named if label_of(one[1]) == one[1] and one[1] not in words]
     assert not bare
     used = {signal for _, signal in named}
-    helped = {"allocated_bytes", "peak_share", "utilisation", "largest_flops", "loss_peak"}
+    helped = {
+        "input_scale",
+        "weight_scale",
+        "grad_scale",
+        "allocated_bytes",
+        "peak_share",
+        "utilisation",
+        "largest_flops",
+        "loss_peak",
+    }
     assert set(_FORMS) <= used | helped  # `_now` of devices.py, and the rate's table
 
 

@@ -127,9 +127,9 @@ def test_a_script_that_sets_its_rate_itself_is_noticed_and_given_it_by_its_argum
 
 
 def test_the_scripts_own_option_is_set_in_either_form():
-    assert with_option(["t.py", "--lr", "3", "-x"], "--lr", 0.5) == ["t.py", "-x", "--lr", "0.5"]
-    assert with_option(["t.py", "--lr=3"], "--lr", 0.5) == ["t.py", "--lr", "0.5"]
-    assert with_option(["t.py"], None, 0.5) == ["t.py"]
+    assert with_option(["t.py", "--lr", "3", "-x"], "--lr", "0.5") == ["t.py", "-x", "--lr", "0.5"]
+    assert with_option(["t.py", "--lr=3"], "--lr", "0.5") == ["t.py", "--lr", "0.5"]
+    assert with_option(["t.py"], None, "0.5") == ["t.py"]
 
 
 @pytest.mark.parametrize(
