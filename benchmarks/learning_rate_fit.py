@@ -23,7 +23,7 @@ from learning_rate_trainings import CONFIGURATIONS
 
 from ampwatch.diagnosis.learning_rate import judge_rate
 from ampwatch.diagnosis.learning_rate.estimate import LINES, SLOPE, Estimate
-from ampwatch.diagnosis.learning_rate.family import Family
+from ampwatch.diagnosis.learning_rate.optimizer_family import Family
 
 QUANTILES = (2, 5, 25, 50, 75, 90, 95)
 

@@ -22,9 +22,9 @@ from problems import guarded
 
 from ampwatch.diagnosis.words import count_text, list_text
 from ampwatch.errors import RunError
+from ampwatch.report.compared_run import Outline
 from ampwatch.report.comparison import Asked, Comparison, compared
 from ampwatch.report.divergence import Divergence
-from ampwatch.report.outline import Outline
 from ampwatch.report.overview_chart import compared_panels
 from ampwatch.report.painter.message import Arrays, Panel, Picture, Stroke, odd_arrays, pack
 from ampwatch.report.sweep import Sweep, besides_text

@@ -20,9 +20,9 @@ from user_values import UserValues
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, follow
+from ampwatch.report.compared_run import Outline, outline_as
 from ampwatch.report.divergence import Divergence, divergence_of_rows
 from ampwatch.report.first_difference import step_rows
-from ampwatch.report.outline import Outline, outline_as
 from ampwatch.report.painter.message import Arrays
 from ampwatch.report.stretches import Stretches
 from ampwatch.store import open_run

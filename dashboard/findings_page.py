@@ -28,8 +28,8 @@ from ampwatch.diagnosis import (
     conclude,
     evidence_text,
 )
-from ampwatch.diagnosis.alike import with_lesson
 from ampwatch.diagnosis.code_to_paste import WHEN_LOADED, rate_lines, words_and_lines
+from ampwatch.diagnosis.earlier_runs import with_lesson
 from ampwatch.diagnosis.words import list_text
 from ampwatch.follow import as_it_stands, lesson_for
 from ampwatch.report import html_report

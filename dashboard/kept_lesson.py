@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ampwatch.diagnosis.alike import Lesson
+from ampwatch.diagnosis.earlier_runs import Lesson
 from ampwatch.follow import Follower, lesson_for
 
 REMADE_S = 30.0  # earlier runs are over, so what they teach changes only as more are judged

@@ -24,7 +24,7 @@ from step_curves import Numbers, Span, StepCurves
 from user_values import UserValues
 
 from ampwatch.diagnosis import Diagnosis, Severity
-from ampwatch.diagnosis.alike import Lesson, with_lesson
+from ampwatch.diagnosis.earlier_runs import Lesson, with_lesson
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, State, follow
 from ampwatch.follow import Look as Verdict

@@ -12,9 +12,9 @@ from written_runs import write_run
 
 from ampwatch import cli, open_run
 from ampwatch.diagnosis import Action, Verdict
+from ampwatch.report.compared_run import Outline, higher_is_better, outline_of
 from ampwatch.report.comparison import END, Asked, compared
 from ampwatch.report.divergence import Divergence
-from ampwatch.report.outline import Outline, higher_is_better, outline_of
 from ampwatch.report.sweep import RATE, Fate, settings_to_sweep, sweep_of, value_text
 
 WELL, ILL, OTHER, SHORT = "well", "ill", "other", "short"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ampwatch.store import Run
 
 NAME = "fleet"
-HELP = """Judge the runs in a place: what broke, how often, and what it cost.
+HELP = """Judge the runs in a place: what broke, and what it cost.
 
 Only what is new is judged, or was judged by other rules; verdicts and findings are stored in the
 place, as tables. Stopped by Ctrl-C, the command keeps what it has judged, and goes on when it is

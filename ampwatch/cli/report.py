@@ -18,7 +18,7 @@ from ampwatch.files import draft_of
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis, Together
-    from ampwatch.diagnosis.alike import EarlierRun, Lesson
+    from ampwatch.diagnosis.earlier_runs import EarlierRun, Lesson
     from ampwatch.store import Run
 
 NAME = "report"
@@ -103,7 +103,7 @@ def print_said(
 ) -> None:
     """Print the report on one run or several, as text or JSON."""
     from ampwatch.diagnosis import Diagnosis
-    from ampwatch.diagnosis.alike import with_lesson
+    from ampwatch.diagnosis.earlier_runs import with_lesson
     from ampwatch.recovery.proof import kept_proof, sentence_of
     from ampwatch.report import print_changes, print_lesson, print_report, print_reports, to_json
     from ampwatch.report.settings_changes import changed_text
@@ -149,7 +149,7 @@ def _published_runs(place: str) -> Sequence[EarlierRun]:
 def write_html(run: Run, path: Path, earlier: str | None = None) -> Diagnosis:
     """Write the report as one file, which appears complete or not at all."""
     from ampwatch.diagnosis import Engine, conclude
-    from ampwatch.diagnosis.alike import with_lesson
+    from ampwatch.diagnosis.earlier_runs import with_lesson
     from ampwatch.follow import as_it_stands
     from ampwatch.report import html_report
 

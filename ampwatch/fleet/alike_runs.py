@@ -1,10 +1,10 @@
-"""The judged runs of a place, to compare a new run with; see `diagnosis.alike`."""
+"""The judged runs of a place, to compare a new run with; see `diagnosis.earlier_runs`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ampwatch.diagnosis.alike import EarlierRun, Lesson, lesson_of, outcome_of, rate_told
+from ampwatch.diagnosis.earlier_runs import EarlierRun, Lesson, lesson_of, outcome_of, rate_told
 from ampwatch.diagnosis.signature import Signature
 from ampwatch.fleet.chosen_runs import made_of
 from ampwatch.fleet.place import Place

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ampwatch.diagnosis import Diagnosis
-from ampwatch.diagnosis.alike import EarlierRun, Lesson, Outcome, lesson_of
+from ampwatch.diagnosis.earlier_runs import EarlierRun, Lesson, Outcome, lesson_of
 from ampwatch.diagnosis.signature import Signature, signature_of
 from ampwatch.follow.list_entry import KeptEntries, ListEntry, entry_of
 from ampwatch.store import Run, RunSummary

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ampwatch.diagnosis import Diagnosis, Severity
-from ampwatch.diagnosis.alike import Outcome, outcome_of, rate_told, steps_held
+from ampwatch.diagnosis.earlier_runs import Outcome, outcome_of, rate_told, steps_held
 from ampwatch.diagnosis.findings import verdict_text
 from ampwatch.diagnosis.signature import Signature, signature_of
 from ampwatch.rows import Table
@@ -43,7 +43,7 @@ class ListEntry:
     model: str  # its class, else what the settings call it
     course: str  # of the scale: the lowest power of two of each part, so that no fall is lost
     damage: str = ""  # what is unreadable in the run's files
-    # Facts for later runs, see `diagnosis.alike`.
+    # Facts for later runs, see `diagnosis.earlier_runs`.
     run_id: str = ""
     started_ns: int = 0
     signature: str = ""  # empty if the run has no signature

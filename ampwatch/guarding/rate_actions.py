@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from ampwatch.guarding.advice import PATIENCE_S, Advice
+from ampwatch.guarding.guard_advice import PATIENCE_S, Advice
+from ampwatch.guarding.guard_settings import LOWER, RAISE, Cap, Proposed, Settings
 from ampwatch.guarding.joint_decision import Alone, Together
 from ampwatch.guarding.lowered_rate import HOLD_STEPS, LoweredRate
-from ampwatch.guarding.settings import LOWER, RAISE, Cap, Proposed, Settings
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.rank_agreement import Ranks
 

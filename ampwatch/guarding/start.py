@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ampwatch.errors import warn
-from ampwatch.guarding.settings import Proposed, Settings, checked
+from ampwatch.guarding.guard_settings import Proposed, Settings, checked
 from ampwatch.guarding.step_guard import StepGuard
 from ampwatch.probe.watch import NoWatch, Watch
 

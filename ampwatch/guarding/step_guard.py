@@ -18,12 +18,9 @@ from functools import partial
 from typing import Any
 
 from ampwatch.errors import warn
-from ampwatch.guarding.advice import write_plan
 from ampwatch.guarding.device_verdict import DeviceVerdicts, Pending, norm_of, waited_for
-from ampwatch.guarding.joint_decision import Alone, Together
-from ampwatch.guarding.left_out_step import LeftOut, leave_out, put_back
-from ampwatch.guarding.rate_actions import RateActions
-from ampwatch.guarding.settings import (
+from ampwatch.guarding.guard_advice import write_plan
+from ampwatch.guarding.guard_settings import (
     LEAVE_OUT,
     NON_FINITE,
     STOP,
@@ -31,6 +28,9 @@ from ampwatch.guarding.settings import (
     Proposed,
     Settings,
 )
+from ampwatch.guarding.joint_decision import Alone, Together
+from ampwatch.guarding.left_out_step import LeftOut, leave_out, put_back
+from ampwatch.guarding.rate_actions import RateActions
 from ampwatch.guarding.step_hooks import any_step_begins, any_step_ended, evaluate
 from ampwatch.guarding.usual_norms import Seen, UsualNorms
 from ampwatch.probe.hooks import Handle, hook_step_begin, hook_step_end

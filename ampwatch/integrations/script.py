@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.environment import switched_off
-from ampwatch.integrations import rerun
+from ampwatch.integrations import changed_training
 from ampwatch.integrations.script_hooks import (
     tell_of_calls,
     tell_of_each,
@@ -57,8 +57,8 @@ def prepare() -> None:
     """Wait for the script to import torch."""
     if not switched_off():
         _keep_closed_streams_closed()
-        if rerun.is_asked_for():
-            rerun.prepare()
+        if changed_training.is_asked_for():
+            changed_training.prepare()
         when_torch_is_loaded(_begin)
 
 
@@ -69,8 +69,8 @@ def _begin() -> None:
         say(f"this Python cannot watch ({error}); the script runs alone.")
         return
     script.begin()
-    if rerun.is_asked_for():
-        rerun.change_torch()
+    if changed_training.is_asked_for():
+        changed_training.change_torch()
 
 
 def say(sentence: str) -> None:

@@ -8,7 +8,7 @@ into the training, nothing synchronises a device, and no bit of the training cha
 """
 
 from ampwatch.probe.attach import attach
-from ampwatch.probe.guard import Guard, warn
+from ampwatch.probe.own_failures import Guard, warn
 from ampwatch.probe.watch import NoWatch, Watch, live_watches
 
 __all__ = ["Guard", "NoWatch", "Watch", "attach", "live_watches", "warn"]

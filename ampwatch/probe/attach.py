@@ -25,15 +25,15 @@ from ampwatch.probe import hooks, run_identity
 from ampwatch.probe.control import Control
 from ampwatch.probe.courier import Courier, LiveSender, Log, MemoryLog
 from ampwatch.probe.devices import DeviceSampler
-from ampwatch.probe.guard import Guard, warn
 from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey, survey
 from ampwatch.probe.number_formats import conversions_asked_for
 from ampwatch.probe.optimizers import takes_hooks
-from ampwatch.probe.origin import origin
+from ampwatch.probe.own_failures import Guard, warn
 from ampwatch.probe.rank_agreement import RankAgreement, Ranks, store_of_process_group
 from ampwatch.probe.row_maker import RowMaker
+from ampwatch.probe.run_origin import origin
 from ampwatch.probe.sampling import Sampling
 from ampwatch.probe.watch import NoWatch, Watch, live_watches
 from ampwatch.rows import EventKind

@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from ampwatch.probe.current_step import CurrentStep
-from ampwatch.probe.guard import Guard
 from ampwatch.probe.hooks import Hook, hook_gradient
 from ampwatch.probe.norms import Fingerprint, fingerprint
+from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import Loss
 
 STEPS_TO_LEARN = 3

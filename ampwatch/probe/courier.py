@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from ampwatch import codec
 from ampwatch.errors import AmpwatchError
-from ampwatch.probe.guard import Guard, warn
+from ampwatch.probe.own_failures import Guard, warn
 from ampwatch.probe.records import EventRecord, StepRecord
 from ampwatch.probe.row_maker import RowMaker
 from ampwatch.probe.weight_slices import HostUpdate

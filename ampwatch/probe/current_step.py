@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ampwatch.probe.forwards import Forwards
-from ampwatch.probe.guard import warn
+from ampwatch.probe.forward_passes import Forwards
+from ampwatch.probe.own_failures import warn
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import EventRecord, StepRecord
 from ampwatch.probe.sampling import Sampling

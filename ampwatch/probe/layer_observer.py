@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ampwatch.probe.gradients_before_reduction import LocalGradients
 from ampwatch.probe.hooks import Guard, Handle, Hook, hook_after, hook_before
 from ampwatch.probe.models import Layer, Survey
-from ampwatch.probe.own_gradients import LocalGradients
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import LocalCapture
 from ampwatch.probe.sampled_layers import SampledLayers, StepNotes

@@ -19,12 +19,12 @@ from torch import Tensor
 from ampwatch.probe.backward_passes import BackwardWatch, Losses
 from ampwatch.probe.control import Control
 from ampwatch.probe.current_step import CurrentStep
-from ampwatch.probe.forwards import BatchSize, Forwards, was_left_out
-from ampwatch.probe.guard import Guard, warn
+from ampwatch.probe.forward_passes import BatchSize, Forwards, was_left_out
 from ampwatch.probe.models import Survey
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_turns import Turns
 from ampwatch.probe.optimizers import OptimizerView
+from ampwatch.probe.own_failures import Guard, warn
 from ampwatch.probe.records import EventRecord, Stale, StepRecord, Turn
 from ampwatch.probe.sampling import Sampling
 from ampwatch.probe.tensors import dtype_name, extremes, measurable

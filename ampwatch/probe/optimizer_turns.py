@@ -14,7 +14,6 @@ import torch
 from ampwatch.probe import optimizer_state
 from ampwatch.probe.backward_passes import BackwardWatch, Losses
 from ampwatch.probe.current_step import CurrentStep
-from ampwatch.probe.guard import warn
 from ampwatch.probe.models import Survey
 from ampwatch.probe.norms import (
     GradientMeter,
@@ -26,6 +25,7 @@ from ampwatch.probe.norms import (
 )
 from ampwatch.probe.optimizer_state import Stepped
 from ampwatch.probe.optimizers import OptimizerView, matrix_parameters
+from ampwatch.probe.own_failures import warn
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import StepRecord, Turn
 from ampwatch.probe.stale_gradients import StaleGradients

@@ -14,14 +14,14 @@ import numpy as np
 
 from ampwatch.probe.checkpoint_stamps import CheckpointStamps
 from ampwatch.probe.culprit import CulpritFinder
-from ampwatch.probe.forwards import data_magnitudes, first_bad_output, was_left_out
+from ampwatch.probe.forward_passes import data_magnitudes, first_bad_output, was_left_out
+from ampwatch.probe.gradients_before_reduction import own_backward
 from ampwatch.probe.layer_figures import LayerFigures, figures_of
 from ampwatch.probe.layer_info import LayerInfos, info_columns
 from ampwatch.probe.layer_rows import LayerLog, LayerStep, has_moved, merged, rows_of
 from ampwatch.probe.models import Survey
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_state import rounding_of
-from ampwatch.probe.own_gradients import own_backward
 from ampwatch.probe.records import EventRecord, Loss, StepRecord, Turn
 from ampwatch.probe.sampled_layers import SampledLayers
 from ampwatch.probe.stale_gradients import is_poisoned

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from ampwatch.probe.current_step import CurrentStep
-from ampwatch.probe.guard import Guard
 from ampwatch.probe.hooks import hook_step_begin
 from ampwatch.probe.norms import Fingerprint, NormCapture, any_written, fingerprint
 from ampwatch.probe.optimizer_turns import Turns
 from ampwatch.probe.optimizers import OptimizerView
+from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import Turn
 

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from ampwatch.probe.current_step import CurrentStep
-from ampwatch.probe.forwards import Forwards
-from ampwatch.probe.guard import warn
+from ampwatch.probe.forward_passes import Forwards
 from ampwatch.probe.optimizer_turns import Turns
+from ampwatch.probe.own_failures import warn
 from ampwatch.probe.readback import put_scalar
 
 

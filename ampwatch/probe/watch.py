@@ -18,10 +18,10 @@ from ampwatch.probe import hooks, process_end, watched_scaler
 from ampwatch.probe.courier import Courier
 from ampwatch.probe.devices import DeviceSampler
 from ampwatch.probe.exception_report import describe
-from ampwatch.probe.guard import Guard, warn
 from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey
+from ampwatch.probe.own_failures import Guard, warn
 from ampwatch.probe.rank_agreement import Ranks
 from ampwatch.probe.records import EventRecord
 from ampwatch.probe.row_maker import RowMaker

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ampwatch.probe.guard import Guard
 from ampwatch.probe.loop import Loop
+from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.unscaled_steps import WATCHED
 
 

@@ -20,7 +20,7 @@ from ampwatch import feed
 from ampwatch.errors import AmpwatchError, EndpointTakenError
 from ampwatch.recorder.rank_copies import allow_more_files
 from ampwatch.recorder.recorder_process import Asked, Failed, Listening, Message, Orders, to_line
-from ampwatch.recorder.recording import Recording
+from ampwatch.recorder.recording_loop import Recording
 from ampwatch.recorder.status import RankReport, RecorderStats
 from ampwatch.retry import retry
 

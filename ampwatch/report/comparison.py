@@ -23,9 +23,9 @@ from ampwatch.diagnosis.words import (
     time_text,
 )
 from ampwatch.errors import DifferentModelsError, RunError
+from ampwatch.report.compared_run import LOSS, At, Course, Outline, outline_of
 from ampwatch.report.divergence import Divergence, divergence_of_rows
 from ampwatch.report.first_difference import step_rows
-from ampwatch.report.outline import LOSS, At, Course, Outline, outline_of
 from ampwatch.report.sweep import Setting, Sweep, settings_to_sweep, sweep_of
 
 if TYPE_CHECKING:

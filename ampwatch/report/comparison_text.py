@@ -12,8 +12,8 @@ from rich.text import Text
 from ampwatch.diagnosis.words import count_text, list_text
 from ampwatch.errors import RunError
 from ampwatch.printable_text import printable
+from ampwatch.report.compared_run import LOSS
 from ampwatch.report.comparison import Comparison, has_boundary
-from ampwatch.report.outline import LOSS
 from ampwatch.report.parting_text import grouped_partings, parting_sentences
 from ampwatch.report.sweep import RATE, Fate, Point, Sweep, besides_text
 from ampwatch.report.terminal_report import STYLES, Write, advised, is_fancy, labelled, writer

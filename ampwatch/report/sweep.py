@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ampwatch.diagnosis import Action, Verdict
 from ampwatch.diagnosis.words import count_text, list_text
-from ampwatch.report.outline import Outline
+from ampwatch.report.compared_run import Outline
 
 RATE = "learning rate"
 _RATES = ("optimizer.lr", "optimizer.group.0.lr", "config.lr", "config.learning_rate")

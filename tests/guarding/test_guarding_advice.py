@@ -7,7 +7,7 @@ import torch
 from guarded_training import Training
 
 import ampwatch
-from ampwatch.guarding.advice import Advice, write_plan
+from ampwatch.guarding.guard_advice import Advice, write_plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.slow_starts]
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ampwatch
 from ampwatch.errors import AttachError
 from ampwatch.probe import loop
-from ampwatch.probe.guard import AmpwatchWarning
+from ampwatch.probe.own_failures import AmpwatchWarning
 
 
 def test_each_update_closes_one_row(tmp_path):

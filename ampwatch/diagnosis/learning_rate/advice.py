@@ -14,13 +14,13 @@ from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.attribution import CLEAR_LINE, Attribution, Cause
 from ampwatch.diagnosis.learning_rate.bands import noise_of, trailing_medians
 from ampwatch.diagnosis.learning_rate.estimate import Bounds, Estimate, times_text
-from ampwatch.diagnosis.learning_rate.family import Family
 from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
 from ampwatch.diagnosis.learning_rate.micro_batches import micro_batches
 from ampwatch.diagnosis.learning_rate.onset import Sign
+from ampwatch.diagnosis.learning_rate.optimizer_family import Family
 from ampwatch.diagnosis.learning_rate.rate_history import RateState, Rows
-from ampwatch.diagnosis.learning_rate.scene import Leap, Scene, Warmup
 from ampwatch.diagnosis.learning_rate.signs import is_born_zero
+from ampwatch.diagnosis.learning_rate.trouble import Leap, Scene, Warmup
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.words import count_text
 

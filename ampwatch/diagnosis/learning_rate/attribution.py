@@ -17,8 +17,8 @@ import numpy as np
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.onset import Sign
 from ampwatch.diagnosis.learning_rate.rate_history import RateState, Rows
-from ampwatch.diagnosis.learning_rate.scene import Scene
 from ampwatch.diagnosis.learning_rate.signs import BIAS, COURSE, FEWEST, TABLE, Entry, Reading
+from ampwatch.diagnosis.learning_rate.trouble import Scene
 from ampwatch.diagnosis.signals import Floats
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate.constants import BELOW_FAILED, LEAST_OCTAVES
-from ampwatch.diagnosis.learning_rate.family import Family, family_of
+from ampwatch.diagnosis.learning_rate.optimizer_family import Family, family_of
 from ampwatch.diagnosis.learning_rate.rate_history import Group, Rows, Setup
 from ampwatch.diagnosis.signals import Floats
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampwatch.diagnosis.learning_rate.alignment import alignment_at_the_end
 from ampwatch.diagnosis.learning_rate.attribution import (
     Attribution,
     Cause,
@@ -15,7 +14,8 @@ from ampwatch.diagnosis.learning_rate.attribution import (
 )
 from ampwatch.diagnosis.learning_rate.onset import Onset, Sign, find_onset
 from ampwatch.diagnosis.learning_rate.rate_history import RateState
-from ampwatch.diagnosis.learning_rate.scene import Scene, Warmup, base_rate
+from ampwatch.diagnosis.learning_rate.trouble import Scene, Warmup, base_rate
+from ampwatch.diagnosis.learning_rate.update_alignment import alignment_at_the_end
 from ampwatch.diagnosis.medians import known_of
 
 

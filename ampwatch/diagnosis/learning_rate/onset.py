@@ -16,8 +16,8 @@ import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.bands import calm_noise, noise_of, trailing_medians
+from ampwatch.diagnosis.learning_rate.loss_shift import falls, find_shift
 from ampwatch.diagnosis.learning_rate.rate_history import RateState, Rows
-from ampwatch.diagnosis.learning_rate.shift import falls, find_shift
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.signals import Floats, Integers, Mask
 

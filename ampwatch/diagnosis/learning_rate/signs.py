@@ -19,7 +19,7 @@ from ampwatch.diagnosis.learning_rate.bands import edge_of, noise_of, trailing_m
 from ampwatch.diagnosis.learning_rate.estimate import SLOPE
 from ampwatch.diagnosis.learning_rate.onset import LITTLE_LEARNT, Sign
 from ampwatch.diagnosis.learning_rate.rate_history import Rows
-from ampwatch.diagnosis.learning_rate.scene import Scene, is_rising
+from ampwatch.diagnosis.learning_rate.trouble import Scene, is_rising
 from ampwatch.diagnosis.medians import known_of, median
 
 # A sign's octaves count up to the first and down to the second.

@@ -13,9 +13,9 @@ from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Rows, constants
 from ampwatch.diagnosis.learning_rate.attribution import Cause
 from ampwatch.diagnosis.learning_rate.bands import trailing_medians
+from ampwatch.diagnosis.learning_rate.loss_shift import wanders
 from ampwatch.diagnosis.learning_rate.onset import Onset, Sign
-from ampwatch.diagnosis.learning_rate.scene import rows_around
-from ampwatch.diagnosis.learning_rate.shift import wanders
+from ampwatch.diagnosis.learning_rate.trouble import rows_around
 from ampwatch.diagnosis.loss_band import ROUNDED, WINDOW, left_band
 from ampwatch.diagnosis.loss_rise import GREW, OUT_OF_BAND, SHORT, TELLING, Kind, Rise
 from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, Octave

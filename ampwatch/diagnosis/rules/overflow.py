@@ -22,8 +22,8 @@ from ampwatch.diagnosis.registry import (
     codes,
     rule,
 )
-from ampwatch.diagnosis.rules.growth import DEFAULT_SCALE, START_HIGHER
 from ampwatch.diagnosis.rules.left_out_steps import ending_text
+from ampwatch.diagnosis.rules.scale_growth import DEFAULT_SCALE, START_HIGHER
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import (
     alone_text,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ampwatch.diagnosis.alike import EarlierRun, Outcome, lesson_of, outcome_of, rate_told
+from ampwatch.diagnosis.earlier_runs import EarlierRun, Outcome, lesson_of, outcome_of, rate_told
 from ampwatch.diagnosis.signature import Signature
 
 SAME = Signature("k", "f", 6.0, 2.0, 5.0)

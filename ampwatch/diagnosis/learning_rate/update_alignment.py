@@ -14,7 +14,7 @@ import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.rate_history import Group, RateState, Rows
-from ampwatch.diagnosis.learning_rate.scene import PEAK_SHARE
+from ampwatch.diagnosis.learning_rate.trouble import PEAK_SHARE
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.signals import Floats
 
