@@ -52,6 +52,8 @@ def forked(orders: socket.socket) -> dict | None:
         if child == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            # A shell that starts tests in its background has them ignore Ctrl-C.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             for place, stream in enumerate(streams):
                 os.dup2(stream, place)
             for number in (*streams, report, *reports.values(), awake, wake):
