@@ -124,12 +124,12 @@ def histogram_of_counts(reached: Sequence[float]) -> Bins:
 @functools.cache
 def _bin_of_pattern(dtype: torch.dtype) -> NDArray[np.uint8]:
     patterns = np.arange(1 << 16, dtype=np.uint32)
-    if dtype is torch.float16:
-        values = patterns.astype(np.uint16).view(np.float16).astype(np.float64)
-    else:
-        with np.errstate(invalid="ignore"):  # signalling NaNs are patterns too
+    with np.errstate(invalid="ignore"):  # signalling NaNs are patterns too
+        if dtype is torch.float16:
+            values = patterns.astype(np.uint16).view(np.float16).astype(np.float64)
+        else:
             values = (patterns << 16).view(np.float32).astype(np.float64)
-    _, exponents = np.frexp(values)
+        _, exponents = np.frexp(values)
     bins = np.clip(exponents - 1 - EXPONENT_LOWEST + 1, 1, _NOT_FINITE - 1)
     bins[values == 0] = _ZEROS
     bins[~np.isfinite(values)] = _NOT_FINITE

@@ -130,7 +130,8 @@ def no_scale_fits(case: Case) -> Iterator[Seen]:
         ),
         cause=f"Layer {last.needs_layer} needs {_power(last.needs)} or more, "
         f"{f'layer {last.tolerates_layer}' if pair else 'and'} tolerates "
-        f"{_power(last.tolerates)} at most, in {layers.conflicts} of {count_text(layers.window_steps, 'sample')}.",
+        f"{_power(last.tolerates)} at most, in {layers.conflicts} of "
+        f"{count_text(layers.window_steps, 'sample')}.",
         action=f"Run layer {last.tolerates_layer} in float32, or use bf16.",
         evidence=(Evidence("scale_low", last.step, last.needs, last.tolerates, "largest usable"),),
     )
