@@ -160,9 +160,9 @@ def largest_mb() -> float:
 
 def measure_ray(folder: Path, place: Path, result: Result) -> None:
     """One and two workers of one cluster, in turns."""
-    import ray
-
     with cluster(folder) as nodes:
+        import ray  # it reads the cluster's secret as it is imported
+
         ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
         for workers in (2, 1):  # both have loaded all they need
             timed_on_ray(place, nodes.address, workers)
