@@ -73,7 +73,10 @@ _NONE = "-"  # a choice that was made and is empty
 
 def names_text(names: Iterable[str]) -> str:
     """Several names as one part of the address."""
-    return ",".join(quote(name, safe="/") for name in names) or _NONE
+    text = ",".join(quote(name, safe="/") for name in names)
+    if text == _NONE:  # a single name that is the mark for none
+        return f"%{ord(_NONE):02X}"
+    return text or _NONE
 
 
 def names_in(text: str) -> list[str]:

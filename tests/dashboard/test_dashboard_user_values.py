@@ -7,7 +7,7 @@ import drawn_values
 import numpy as np
 import pytest
 from address import Address
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from live_chart import picture_of
 from open_runs import OpenRuns
@@ -113,6 +113,8 @@ def test_names_stand_in_groups_by_what_is_before_their_last_slash():
 
 
 @given(st.lists(st.text(min_size=1, max_size=30), unique=True, max_size=drawn_values.MOST))
+@example(["-"])
+@example([])
 def test_any_choice_of_names_survives_the_address(names):
     class Values:
         def look(self):
