@@ -46,10 +46,10 @@ def guard(
     if watch.closed:
         warn("guard() after close() does nothing; attach again for a new run.")
         return NoGuard()
-    known = watch.loop.follower
+    known = watch.loop.actor
     if isinstance(known, StepGuard):
         warn("this training has a guard already, which goes on.")
         return known
     made = StepGuard(watch, settings)
-    watch.loop.follower = made
+    watch.loop.actor = made
     return made

@@ -51,7 +51,7 @@ class Owner(Protocol):
         """An optimizer is gone: is anybody left?"""
 
 
-class Follower(Protocol):
+class StepActor(Protocol):
     """Who acts on the steps, where the user allows it; `guarding.StepGuard`."""
 
     def step_over(self) -> None:
@@ -79,7 +79,7 @@ class Loop:
         # Who owns us must live as long as the scaler or the optimizer that calls us.
         self.owner: Owner | None = None
         self.control: Control | None = None  # where a page may act
-        self.follower: Follower | None = None  # where a guard may
+        self.actor: StepActor | None = None  # where a guard may
         self.forwards = Forwards(several_models=len(survey.roots) > 1)
         self.current = CurrentStep(scaler, sampling, self.forwards, deliver, start_step)
         self.sampling = sampling
@@ -326,8 +326,8 @@ class Loop:
             losses.begin_step(sampled=sampling.sampled)
         if self.control is not None:
             self.control.step_over()
-        if self.follower is not None:
-            self.follower.step_over()
+        if self.actor is not None:
+            self.actor.step_over()
 
     def stepping(self, optimizer: Any) -> Stepping | None:
         """This optimizer's turn, whose step is about to run; None if it is part of another's."""
@@ -382,8 +382,8 @@ class Loop:
             if turn.stale is not None:
                 self._report_stale(turn, turn.stale, record)
         self._deliver(record)
-        if self.follower is not None:
-            self.follower.settled(record)
+        if self.actor is not None:
+            self.actor.settled(record)
 
     def _counts(self, *, left_out: bool) -> bool:
         """Whether a doubtful step counts; if so, the numbers of the steps after it go up by one."""
@@ -412,9 +412,9 @@ class Loop:
         for record in self._settling:
             record.pack.wait()
         self.settle()
-        if self.follower is not None:
-            self.follower.release()
-            self.follower = None
+        if self.actor is not None:
+            self.actor.release()
+            self.actor = None
         self.owner = None
         self.turns.release()
         self._unscaled_steps.release()
