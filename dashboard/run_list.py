@@ -157,8 +157,13 @@ class RunList:
         return [choice for choice in self.choices if choice.origin is origin]
 
     def chosen(self, name: str | None) -> Choice | None:
-        """The run of that name, if there is one; without a name, the first."""
-        return next((one for one in self.choices if name in {None, one.name}), None)
+        """The run of that name, if there is one; without a name, the first.
+
+        A link may be older than another run with the same folder name: then the first of them,
+        which is one of this folder if any is.
+        """
+        named = next((one for one in self.choices if name in {None, one.name}), None)
+        return named or next((one for one in self.choices if Path(one.path).name == name), None)
 
 
 _ORDER = {origin: number for number, origin in enumerate(Origin)}

@@ -231,3 +231,19 @@ def test_a_run_that_cannot_be_read_says_why_in_its_row(state, tmp_path):
     while (made := entries.of(choice)) is None:
         time.sleep(0.01)
     assert "bad cannot be opened" in made.problem
+
+
+def test_a_link_from_before_another_run_had_the_same_name_still_opens_the_first():
+    here, elsewhere = (
+        Choice(
+            store.RunSummary(run_list.Path(f"/{folder}/same"), "same"),
+            f"same~{folder}",
+            "same",
+            origin,
+        )
+        for folder, origin in (("here", Origin.HERE), ("elsewhere", Origin.ELSEWHERE))
+    )
+    runs = RunList((here, elsewhere), ())
+    assert runs.chosen("same") is here
+    assert runs.chosen("same~elsewhere") is elsewhere
+    assert runs.chosen("another") is None
