@@ -179,7 +179,7 @@ def follow(options: argparse.Namespace) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "dashboard"))
     from address import Address
     from chart_points import Bases, live_message
-    from layer_samples import QUANTITIES, grid
+    from layer_chart_data import QUANTITIES, grid
     from live_chart import layer_view, picture_of
     from open_runs import OpenRuns
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import address
-import browser
+import browser_component
 import compare_tables
-import drawn_values
 import live_chart
 import navigate
 import run_list
 import streamlit as st
-from compared_runs import MOST, MOST_VALUES, OWN, ComparedRuns, Prepared
+import user_value_panels
+from compare_loader import MOST, MOST_VALUES, OWN, ComparedRuns, Prepared
 from formatting import said, shortened
 from problems import guarded
 
@@ -212,11 +212,15 @@ def _now(names: Sequence[str], base: str) -> None:
 
 
 def _all_of(shown: Shown, comparison: Comparison, live: Set[str]) -> None:
-    browser.html(compare_tables.partings(comparison, shown.unparted), key="compare partings")
+    browser_component.html(
+        compare_tables.partings(comparison, shown.unparted), key="compare partings"
+    )
     _sweep(comparison)
     table = compare_tables.figures(comparison, shown.styles, live, address.read().order)
-    browser.html(table, key=_TABLE, on_go=partial(_opened, _TABLE), on_sort=_sorted)
-    browser.html(compare_tables.settings(comparison, shown.styles), key="compare settings")
+    browser_component.html(table, key=_TABLE, on_go=partial(_opened, _TABLE), on_sort=_sorted)
+    browser_component.html(
+        compare_tables.settings(comparison, shown.styles), key="compare settings"
+    )
     _chart(shown)
     _choose_values(shown.runs)
 
@@ -257,7 +261,7 @@ def _sweep(comparison: Comparison) -> None:
     text = (
         f'<section aria-label="Sweep">{words}<div class="aw-sweep-charts">{beside}</div></section>'
     )
-    browser.html(text, key=_SWEEP, on_go=partial(_opened, _SWEEP))
+    browser_component.html(text, key=_SWEEP, on_go=partial(_opened, _SWEEP))
 
 
 def _choose_sweep(comparison: Comparison, sweep: Sweep) -> None:
@@ -303,7 +307,7 @@ def _chart(shown: Shown) -> None:
     whole = st.session_state.get(_SENT) != base
     header = picture.header(base, hole_of(first, last), whole=whole)
     arrays = _arrays(prepared) if whole else {}
-    browser.component(
+    browser_component.component(
         pack(header, arrays), key=_CHART, on_look_change=partial(live_chart.keep_look, _CHART),
         on_lost_change=_forget_sent,
     )  # fmt: skip
@@ -326,7 +330,7 @@ def _drawn_values(names: Sequence[str]) -> list[str]:
     if wanted is None:
         return list(names[:_OWN_AT_FIRST])
     chosen = set(address.names_in(wanted))
-    return [name for name in names if name in chosen][: drawn_values.MOST]
+    return [name for name in names if name in chosen][: user_value_panels.MOST]
 
 
 def _own_panel(name: str) -> Panel:
@@ -338,7 +342,7 @@ def _own_panel(name: str) -> Panel:
 def _choose_values(runs: Sequence[Prepared]) -> None:
     names = _own_values(runs)
     more = f"Only the first {MOST_VALUES} of each run can be chosen."
-    drawn_values.choose_among(names, _drawn_values(names), _VALUES, more)
+    user_value_panels.choose_among(names, _drawn_values(names), _VALUES, more)
 
 
 def _arrays(runs: Sequence[Prepared]) -> Arrays:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import browser
+import browser_component
 import run_list
 import sidebar
 import small_charts
@@ -74,7 +74,7 @@ def _now(path: str) -> None:
     if look.diagnosis is not None:
         lesson = look.lesson()
         told = lesson.text if lesson else ""
-        browser.html(findings_html(look, look.diagnosis, told), key="findings")
+        browser_component.html(findings_html(look, look.diagnosis, told), key="findings")
 
 
 def findings_html(look: Look, diagnosis: Diagnosis, lesson: str = "") -> str:

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import address
-import browser
-import compared_runs
+import browser_component
+import compare_loader
 import fleet_tables
 import navigate
-import published_runs
+import published_places
 import run_list
 import streamlit as st
 from fleet_tables import Fleet
 from fleet_view import GROUPS, SINCE, WEEK, view_in
 from formatting import said
 from problems import guarded
-from published_runs import Published
+from published_places import Published
 from run_list import Origin
 
 from ampwatch.diagnosis.words import count_text
@@ -33,7 +33,7 @@ _TIMES = {"": "all time", "7": "7 days", "30": "30 days", "90": "90 days"}
 def show() -> None:
     """The page of the fleet, kept up to date."""
     st.html('<p class="aw-title" role="heading" aria-level="1">Fleet</p>')
-    if not published_runs.addresses():
+    if not published_places.addresses():
         _teach()
         return
     st.fragment(_now, run_every=_EVERY_S)()
@@ -41,7 +41,7 @@ def show() -> None:
 
 @guarded
 def _now() -> None:
-    places = published_runs.look()
+    places = published_places.look()
     for place in places:
         if place.trouble:
             st.html(f'<div class="aw-problem">{said(place.trouble)}</div>')
@@ -68,7 +68,7 @@ def _parts(fleet: Fleet, unjudged: int) -> None:
         + _compare(picked)
         + fleet_tables.runs_table(fleet, names, picked)
     )
-    browser.html(text, key=_KEY, on_go=_go)
+    browser_component.html(text, key=_KEY, on_go=_go)
 
 
 def _choose(verdicts: Sequence[RunVerdict]) -> None:
@@ -128,7 +128,7 @@ def _picked() -> list[str]:
 def _pick(name: str) -> None:
     """Choose a run, or no longer; none at all without a name."""
     others = [one for one in _picked() if one != name] if name else []
-    is_new = bool(name) and name not in _picked() and len(others) < compared_runs.MOST
+    is_new = bool(name) and name not in _picked() and len(others) < compare_loader.MOST
     names = [*others, name] if is_new else others
     address.change(runs=address.names_text(names) if names else None)
 

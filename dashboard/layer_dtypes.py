@@ -6,7 +6,7 @@ import html
 from dataclasses import dataclass
 
 from formatting import said, short_dtype, shortened
-from layer_samples import Branch
+from layer_chart_data import Branch
 
 from ampwatch.report.number_format_text import formats_text
 

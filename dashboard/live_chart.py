@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 import address
-import browser
-import drawn_values
+import browser_component
 import run_list
 import streamlit as st
+import user_value_panels
 from chart_points import live_message
 from open_runs import Look
 from rank_curves import column_of
@@ -45,8 +45,8 @@ def show(look: Look) -> None:
     base = run_list.bases().of(look.name, look.curves, where.span)
     whole = st.session_state.get(_SENT) != (look.name, base.id)
     picture = picture_of(look, where)
-    own = drawn_values.arrays(look, drawn_values.chosen(look, where.values), where.span)
-    browser.component(
+    own = user_value_panels.arrays(look, user_value_panels.chosen(look, where.values), where.span)
+    browser_component.component(
         live_message(picture, look.curves, base, own, whole=whole),
         key=KEY,
         on_look_change=partial(keep_look, KEY),
@@ -61,18 +61,18 @@ def picture_of(look: Look, where: address.Address) -> Picture:
     shown = Shown(
         curves.present, curves.ends, curves.skip_count, curves.clips, look.diagnosis, _level(look)
     )
-    own = drawn_values.chosen(look, where.values)
+    own = user_value_panels.chosen(look, where.values)
     panels = [_of_ranks(look, panel) for panel in panels_of(shown)]
     return Picture(
         name=look.path,
-        panels=[*panels, *drawn_values.panels(look, own)],
+        panels=[*panels, *user_value_panels.panels(look, own)],
         ends=curves.ends,
         marks=list(marks_of(shown)),
         restart=restart_of(look.diagnosis),
         span=where.span,
         picked=where.step,
         rows=len(curves),
-        axes=list(drawn_values.axes(look, own)),
+        axes=list(user_value_panels.axes(look, own)),
         view=where.view,
         heard=heard(KEY),
     )
@@ -138,7 +138,7 @@ def _of_ranks(look: Look, panel: Panel) -> Panel:
 
 def show_still(picture: Picture, arrays: Arrays, key: str) -> None:
     """Other lines, sent whole; the browser alone knows how far they are zoomed."""
-    browser.component(still_message(picture, arrays), key=key)
+    browser_component.component(still_message(picture, arrays), key=key)
 
 
 def _told(key: str) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 from control_answers import ControlAnswers
-from kept_layers import KeptLayers
 from kept_lesson import KeptLesson
+from layer_worst_values import KeptLayers
 from rank_curves import MOST, RankNumbers
 from step_curves import Numbers, Span, StepCurves
-from user_values import UserValues
+from user_value_curves import UserValues
 
 from ampwatch.diagnosis import Diagnosis, Severity
 from ampwatch.diagnosis.earlier_runs import Lesson, with_lesson

@@ -7,15 +7,15 @@ from dataclasses import replace
 from functools import partial
 
 import address
-import browser
+import browser_component
 import control_panel
-import drawn_values
 import live_chart
 import navigate
 import numpy as np
 import run_list
 import sidebar
 import streamlit as st
+import user_value_panels
 from formatting import rate_text, said, short_dtype
 from open_runs import Look
 from problems import guarded
@@ -69,14 +69,14 @@ def _charts(look: Look) -> None:
     layers = live_chart.layer_view(look, replace(address.read(), layer=None))
     if layers is None:
         live_chart.show(look)
-        drawn_values.choose(look)
+        user_value_panels.choose(look)
         return
     wide, narrow = st.columns([2.7, 1], gap="medium")
     with wide:
         live_chart.show(look)
-        drawn_values.choose(look)
+        user_value_panels.choose(look)
     with narrow:
-        browser.component(
+        browser_component.component(
             layers,
             key=_LAYERS,
             on_layer_change=_layer_chosen,

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 import address
-import published_runs
+import published_places
 import received_runs
 import streamlit as st
 from chart_points import Bases
@@ -33,8 +33,8 @@ _BUDGET_S = 1.0  # at one look for runs that were never seen; the others come wi
 _LABEL_LENGTH = 36
 
 if TYPE_CHECKING:  # which import this file
-    from earlier_runs import EarlierRuns
-    from run_entries import RunEntries
+    from previous_runs import EarlierRuns
+    from runs_entries import RunEntries
 
 
 class Origin(enum.Enum):
@@ -89,7 +89,7 @@ def folders() -> list[Path]:
     given = os.environ.get("AMPWATCH_DASHBOARD_DIRS")
     if given:
         return [Path(text) for text in given.split(os.pathsep)]
-    return [] if published_runs.addresses() else [store.default_log_dir()]
+    return [] if published_places.addresses() else [store.default_log_dir()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class _Folders:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        given = os.environ.get("AMPWATCH_DASHBOARD_DIRS") or published_runs.addresses()
+        given = os.environ.get("AMPWATCH_DASHBOARD_DIRS") or published_places.addresses()
         received = feed().received
         also = [] if received is None else [received]
         self._catalogue = store.Catalogue(folders() if given else None, also=also)
@@ -246,12 +246,12 @@ class _Folders:
             if known is None or thorough or not is_same or names[run.path.name] > 1:
                 known = _choice(run, names, own)
             self._choices[str(run.path)] = known
-        published = [] if not published_runs.addresses() else _published(set(self._choices))
+        published = [] if not published_places.addresses() else _published(set(self._choices))
         made = sorted(self._choices.values(), key=lambda one: (_ORDER[one.origin], not one.live))
         made += published
         self.seen_names |= {choice.name for choice in made}
         problems = [run.problem for run in found if run.problem is not None]
-        problems += [one.trouble for one in published_runs.look() if one.trouble]
+        problems += [one.trouble for one in published_places.look() if one.trouble]
         return RunList(tuple(made), (*self._unread(), *_unreadable(), *problems))
 
     def _unread(self) -> Iterator[str]:
@@ -286,7 +286,7 @@ def _choice(run: store.RunSummary, names: Counter[str], own: set[str]) -> Choice
 
 def _published(taken: set[str]) -> list[Choice]:
     """The runs of the places, the newest of each first, under names that no other run has."""
-    found = [run for place in published_runs.look() for run in place.runs]
+    found = [run for place in published_places.look() for run in place.runs]
     names = Counter(_name_in_place(run) for run in found)
     names.update(Path(path).name for path in taken)
     return [
@@ -351,7 +351,7 @@ def name_of(path: str) -> str:
 @st.cache_resource(show_spinner=False)
 def earlier_runs() -> EarlierRuns:
     """What is known of runs that others are compared with, shared by all tabs."""
-    from earlier_runs import EarlierRuns
+    from previous_runs import EarlierRuns
 
     return EarlierRuns()
 
@@ -359,6 +359,6 @@ def earlier_runs() -> EarlierRuns:
 @st.cache_resource(show_spinner=False)
 def entries() -> RunEntries:
     """The entries of the table of runs, shared by all tabs."""
-    from run_entries import RunEntries
+    from runs_entries import RunEntries
 
     return RunEntries()

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import address
-import browser
+import browser_component
 import navigate
 import run_list
 import sidebar
 import streamlit as st
-from earlier_runs import EarlierRun
 from formatting import said
 from open_runs import Look
+from previous_runs import EarlierRun
 from problems import guarded
 
 from ampwatch.diagnosis.words import count_text, duration_text, list_text
@@ -76,9 +76,9 @@ def _now(path: str) -> None:
     settings = look.settings()
     earlier = run_list.earlier_runs().before(look.info, run_list.current().choices)
     top = changes_html(look, settings, earlier) + resumed_html(look.attempts())
-    browser.html(top, key=_CHANGES, on_go=_go)
+    browser_component.html(top, key=_CHANGES, on_go=_go)
     find = address.read().find or ""
-    browser.html(
+    browser_component.html(
         settings_html(look, settings, find), key=_KEY, search="Search settings", found=find,
         on_find=_find,
     )  # fmt: skip

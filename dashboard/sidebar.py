@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import address
-import browser
+import browser_component
 import navigate
 import run_list
 import streamlit as st
@@ -40,7 +40,7 @@ def show(pages: Mapping[str, Any]) -> None:
     st.session_state[_PACE] = _note_tab()
     with st.sidebar:
         st.html('<div class="aw-brand">ampwatch</div>')
-        st.fragment(_choose, run_every=None if browser.rests() else _EVERY_S)()
+        st.fragment(_choose, run_every=None if browser_component.rests() else _EVERY_S)()
         _choose_rank(shown)
         query = address.read().parameters()
         for page in pages.values():
@@ -51,7 +51,7 @@ def show(pages: Mapping[str, Any]) -> None:
 
 def follows() -> bool:
     """Whether a live run is to be followed: not in a tab that nobody sees."""
-    return address.read().follow and not browser.rests()
+    return address.read().follow and not browser_component.rests()
 
 
 def every_s(usual: float) -> float:
@@ -68,7 +68,7 @@ def _note_tab() -> float:
     """Note whether this tab is in view; how often it is to be refreshed."""
     context = get_script_run_ctx()
     if context is not None:
-        note = _tabs().leave if browser.rests() else _tabs().hear
+        note = _tabs().leave if browser_component.rests() else _tabs().hear
         note(context.session_id)
     return _tabs().every_s
 

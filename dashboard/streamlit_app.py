@@ -12,14 +12,14 @@ from pathlib import Path
 
 import address
 import alerts_page
-import browser
+import browser_component
 import compare_page
 import findings_page
 import fleet_page
 import layers_page
 import memory_page
 import navigate
-import no_runs
+import no_runs_page
 import overview_page
 import run_list
 import runs_page
@@ -48,7 +48,7 @@ def main() -> None:
     page = st.navigation(list(pages.values()), position="hidden")
     navigate.offer(pages)
     sidebar.show(pages)
-    browser.watch_server()
+    browser_component.watch_server()
     alerts_page.sending()
     page.run()
 
@@ -57,7 +57,7 @@ def _runs() -> None:
     if run_list.current().choices:
         runs_page.show()
     else:
-        no_runs.show()
+        no_runs_page.show()
 
 
 def _compare() -> None:
@@ -65,18 +65,18 @@ def _compare() -> None:
         st.html('<p class="aw-title" role="heading" aria-level="1">Compare</p>')
         compare_page.show(follow=sidebar.follows())
     else:
-        no_runs.show()
+        no_runs_page.show()
 
 
 def _of_run(page: str, show: Callable[..., None]) -> None:
     name = address.read().run
     choice = run_list.chosen(name)
     if choice is None and name:
-        no_runs.show_absent(name)
+        no_runs_page.show_absent(name)
     elif choice is None:
-        no_runs.show()
+        no_runs_page.show()
     else:
-        browser.html(_heading(printable(choice.title), page), key="heading")
+        browser_component.html(_heading(printable(choice.title), page), key="heading")
         show(choice.path, follow=sidebar.follows())
 
 

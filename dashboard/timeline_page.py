@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import address
-import browser
+import browser_component
 import numpy as np
 import run_list
 import sidebar
@@ -54,7 +54,7 @@ def _now(path: str) -> None:
     look, where = run_list.look(path), address.read()
     told = timeline(look, where.span)
     wanted = _choose_kinds(where.kinds)
-    browser.html(timeline_html(look, told, wanted, where), key=_KEY, on_go=_go)
+    browser_component.html(timeline_html(look, told, wanted, where), key=_KEY, on_go=_go)
 
 
 def timeline(look: Look, span: tuple[int, int] | None) -> Timeline:

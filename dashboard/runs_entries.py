@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import published_runs
+import published_places
 from run_list import Choice, Origin
 
 from ampwatch.errors import AmpwatchError
@@ -46,13 +46,13 @@ class RunEntries:
     @property
     def version(self) -> int:
         """Grows with each entry that is made."""
-        return self._made_count + published_runs.times_read()
+        return self._made_count + published_places.times_read()
 
     def of(self, choice: Choice) -> Made | None:
         """The run's entry as last made; None if there is none yet."""
         if choice.origin is Origin.PUBLISHED:
             # What `ampwatch fleet` found: to judge it here would fetch all of it.
-            entry = published_runs.entry_at(choice.path, choice.run.id)
+            entry = published_places.entry_at(choice.path, choice.run.id)
             return Made(choice.run.stamp, 0.0, entry)
         made = self._made.get(choice.path)
         if made is None and not choice.live:

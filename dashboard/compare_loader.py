@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from chart_points import thinned_lines
 from run_list import Choice
 from step_curves import Numbers
-from user_values import UserValues
+from user_value_curves import UserValues
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, follow

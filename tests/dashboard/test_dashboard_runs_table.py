@@ -9,11 +9,11 @@ import pytest
 import run_list
 import streamlit as st
 from list_view import ListView, view_in
-from run_entries import Made, RunEntries
 from run_list import Choice, Origin, RunList
-from run_rows import RunRow, groups_of, in_order, natural
-from run_search import SearchError, search_for
-from run_table import Group, RunTable, body, head
+from runs_columns import RunRow, groups_of, in_order, natural
+from runs_entries import Made, RunEntries
+from runs_search import SearchError, search_for
+from runs_table import Group, RunTable, body, head
 from written_runs import write_run
 
 import ampwatch
@@ -217,7 +217,7 @@ def test_an_entry_is_kept_on_disk_until_the_runs_files_change(state, tmp_path, m
     assert (made.highest_rate, made.skipped) == (0.1, 30)
     assert made.course.split()[0] == "16"
     entries._workers.shutdown()
-    monkeypatch.setattr("run_entries._made", lambda _: pytest.fail("it is kept"))
+    monkeypatch.setattr("runs_entries._made", lambda _: pytest.fail("it is kept"))
     assert RunEntries().of(choice).entry == made
     (path / "rank-0" / "devices.arrows").write_bytes(b"more")
     assert RunEntries().of(choice_of(path)) is None

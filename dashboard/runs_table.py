@@ -12,8 +12,8 @@ import run_list
 from formatting import said
 from list_view import GROUPS, ListView
 from run_list import Choice, Origin, RunList
-from run_rows import BY_KEY, COLUMNS, RunRow, groups_of, in_order
-from run_search import Search, SearchError, search_for
+from runs_columns import BY_KEY, COLUMNS, RunRow, groups_of, in_order
+from runs_search import Search, SearchError, search_for
 
 from ampwatch.store import OWN_SOURCE
 
