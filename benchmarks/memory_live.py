@@ -180,7 +180,8 @@ def follow(options: argparse.Namespace) -> None:
     from address import Address
     from chart_points import Bases, live_message
     from layer_chart_data import QUANTITIES, grid
-    from live_chart import layer_view, picture_of
+    from layer_choices import layer_view
+    from live_chart import picture_of
     from open_runs import OpenRuns
 
     folder = Path(options.folder)

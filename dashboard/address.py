@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import parse_qs, quote, unquote, urlencode
 
 import streamlit as st
+
+from ampwatch.fleet.summary import MODEL, PERSON, TAG
 
 _COMPARED = ("runs", "base", "by", "outcome", "order")
 # Kept for another run: how a run is looked at.
@@ -123,3 +125,77 @@ def _span(text: str) -> tuple[int, int] | None:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) < 16 else None
+
+
+# --- the parts `list` and `fleet` -----------------------------------------------------------------
+
+RUNS_GROUPS = ("verdict", "finding", "model", "tag", "day")
+
+
+@dataclass(frozen=True, slots=True)
+class RunsView:
+    """What a reader chose; parts that are missing or malformed are as at the beginning."""
+
+    find: str = ""
+    sort: str = ""  # a column's key, behind "-" if the greatest comes first
+    group: str = ""
+    origin: str = ""
+    folded: tuple[str, ...] = ()  # groups
+
+    def text(self) -> str | None:
+        """As a part of the address; None if nothing was chosen."""
+        parts = {
+            "find": self.find,
+            "sort": self.sort,
+            "group": self.group,
+            "from": self.origin,
+            "folded": self.folded,
+        }
+        return urlencode({name: part for name, part in parts.items() if part}, doseq=True) or None
+
+
+def runs_view_in(text: str | None) -> RunsView:
+    """What a part of the address says."""
+    parts = parse_qs(text or "", keep_blank_values=True, errors="replace", max_num_fields=None)
+    group = parts.get("group", [""])[-1]
+    return RunsView(
+        find=parts.get("find", [""])[-1],
+        sort=parts.get("sort", [""])[-1],
+        group=group if group in RUNS_GROUPS else "",
+        origin=parts.get("from", [""])[-1],
+        folded=tuple(parts.get("folded", ())),
+    )
+
+
+WEEK = "week"
+FLEET_GROUPS = (WEEK, MODEL, PERSON, TAG)  # beside the settings' own names
+FLEET_SINCE = ("", "7", "30", "90")  # days; all of them
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """What a reader chose; missing or malformed parts have their defaults."""
+
+    since: str = ""
+    group: str = WEEK
+    code: str = ""  # only runs with this finding
+    only: str | None = None  # only runs of this group
+
+    def text(self) -> str | None:
+        """As a part of the address; None if nothing was chosen."""
+        parts = {"since": self.since, "code": self.code}
+        parts |= {} if self.group == WEEK else {"group": self.group}
+        found = {name: part for name, part in parts.items() if part}
+        return urlencode(found | ({} if self.only is None else {"only": self.only})) or None
+
+
+def fleet_view_in(text: str | None) -> FleetView:
+    """The view that a part of the address describes."""
+    parts = parse_qs(text or "", keep_blank_values=True, errors="replace", max_num_fields=None)
+    since = parts.get("since", [""])[-1]
+    return FleetView(
+        since=since if since in FLEET_SINCE else "",
+        group=parts.get("group", [""])[-1] or WEEK,
+        code=parts.get("code", [""])[-1],
+        only=parts["only"][-1] if "only" in parts else None,
+    )

@@ -6,12 +6,10 @@ lines; the browser loads the painter once, from its folder, which is served here
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import server_options
 import streamlit as st
 from streamlit.components.v1 import declare_component
 
@@ -37,7 +35,7 @@ def _declared() -> Any:
 
 def watch_server() -> None:
     """Let the page say when this server no longer answers, and how to start it again."""
-    message = pack({"component": "server", "command": start_command()}, {})
+    message = pack({"component": "server", "command": server_options.start_command()}, {})
     component(message, _SERVER, on_rests_change=_heard)
 
 
@@ -48,12 +46,6 @@ def rests() -> bool:
 
 def _heard() -> None:
     """The page is drawn anew as the tab is looked at or no longer is; there is nothing else."""
-
-
-def start_command() -> str:
-    """The command that started this server."""
-    given = os.environ.get("AMPWATCH_DASHBOARD_COMMAND")
-    return given or shlex.join(["streamlit", "run", str(Path(__file__).parent)])
 
 
 def html(

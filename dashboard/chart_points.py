@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+import streamlit as st
 from step_curves import StepCurves
 
 from ampwatch.report import thinning
@@ -54,6 +55,12 @@ class Bases:
                 while len(self._kept) > _BASES_KEPT:
                     self._kept.popitem(last=False)
         return base
+
+
+@st.cache_resource(show_spinner=False)
+def bases() -> Bases:
+    """The thinned points in use, shared by all tabs."""
+    return Bases()
 
 
 _RECENT_ROWS = 4096  # that tell the usual interval between logged steps

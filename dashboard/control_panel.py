@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-import run_list
+import received_runs
 import streamlit as st
 from control_answers import Allowed, Answer
 from formatting import rate_text, said
@@ -139,7 +139,7 @@ def _forget() -> None:
 
 def _send(look: Look, instruction: Instruction) -> None:
     _forget()
-    recorder = run_list.feed().recorder
+    recorder = received_runs.feed().recorder
     number = None if recorder is None else recorder.instruct(look.info.id, instruction)
     st.session_state[_SENT] = (look.path, instruction.key.value, number, time.monotonic())
 

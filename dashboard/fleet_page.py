@@ -13,9 +13,10 @@ import fleet_tables
 import navigate
 import published_places
 import run_list
+import server_options
 import streamlit as st
+from address import FLEET_GROUPS, FLEET_SINCE, WEEK, fleet_view_in
 from fleet_tables import Fleet
-from fleet_view import GROUPS, SINCE, WEEK, view_in
 from formatting import said
 from problems import guarded
 from published_places import Published
@@ -33,7 +34,7 @@ _TIMES = {"": "all time", "7": "7 days", "30": "30 days", "90": "90 days"}
 def show() -> None:
     """The page of the fleet, kept up to date."""
     st.html('<p class="aw-title" role="heading" aria-level="1">Fleet</p>')
-    if not published_places.addresses():
+    if not server_options.shown_places():
         _teach()
         return
     st.fragment(_now, run_every=_EVERY_S)()
@@ -51,7 +52,9 @@ def _now() -> None:
         st.html(f'<div class="aw-muted">{sentence}</div>')
     if verdicts:
         _choose(verdicts)
-        fleet = Fleet(view_in(address.read().fleet), verdicts, dt.datetime.now(dt.timezone.utc))
+        fleet = Fleet(
+            fleet_view_in(address.read().fleet), verdicts, dt.datetime.now(dt.timezone.utc)
+        )
         _parts(fleet, runs - len(verdicts))
     navigate.follow()
 
@@ -72,18 +75,18 @@ def _parts(fleet: Fleet, unjudged: int) -> None:
 
 
 def _choose(verdicts: Sequence[RunVerdict]) -> None:
-    view = view_in(address.read().fleet)
-    names = [*GROUPS, *setting_names(verdicts)]
+    view = fleet_view_in(address.read().fleet)
+    names = [*FLEET_GROUPS, *setting_names(verdicts)]
     st.session_state[_SINCE] = view.since
     st.session_state[_GROUP] = view.group if view.group in names else WEEK
     with st.container(horizontal=True):
-        st.selectbox("Started within", SINCE, key=_SINCE, format_func=_TIMES.__getitem__,
+        st.selectbox("Started within", FLEET_SINCE, key=_SINCE, format_func=_TIMES.__getitem__,
                      on_change=_chosen, width=160)  # fmt: skip
         st.selectbox("Group by", names, key=_GROUP, on_change=_chosen, width=220)
 
 
 def _chosen() -> None:
-    view = view_in(address.read().fleet)
+    view = fleet_view_in(address.read().fleet)
     group = str(st.session_state[_GROUP])
     only = view.only if group == view.group else None
     since = str(st.session_state[_SINCE])
@@ -106,7 +109,7 @@ def _compare(picked: Sequence[str]) -> str:
 
 def _go() -> None:
     what, _, value = str(st.session_state[_KEY].go or "").partition("=")
-    view = view_in(address.read().fleet)
+    view = fleet_view_in(address.read().fleet)
     if what == "run":
         navigate.ask("Overview", address.read().of_run(value))
     elif what == "compare":

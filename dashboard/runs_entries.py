@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import published_places
+import streamlit as st
 from run_list import Choice, Origin
 
 from ampwatch.errors import AmpwatchError
@@ -105,6 +106,12 @@ class RunEntries:
                 return self._wanted.pop()
             self._is_working = False
             return None
+
+
+@st.cache_resource(show_spinner=False)
+def all_entries() -> RunEntries:
+    """The entries of the table of runs, shared by all tabs."""
+    return RunEntries()
 
 
 def _made(choice: Choice) -> Made:

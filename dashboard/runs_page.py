@@ -13,12 +13,13 @@ import run_list
 import runs_dialogs
 import runs_table
 import streamlit as st
+from address import RUNS_GROUPS, runs_view_in
 from formatting import said
-from list_view import GROUPS, view_in
 from log_upload import log_field
 from problems import guarded
 from run_list import Choice
 from runs_columns import RunRow
+from runs_entries import all_entries
 
 from ampwatch.report.painter.message import pack
 
@@ -36,9 +37,9 @@ def show() -> None:
 
 @guarded
 def _now() -> None:
-    listed, entries = run_list.current(), run_list.entries()
+    listed, entries = run_list.current(), all_entries()
     entries.keep({choice.path for choice in listed.choices})
-    view = view_in(address.read().list)
+    view = runs_view_in(address.read().list)
     shown = _table().shown(listed, view)
     first = _first_of_window(len(shown.items))
     window = shown.items[first : first + runs_table.WINDOW]
@@ -127,7 +128,7 @@ def _ask(what: str, value: Any) -> None:
 
 def _look(what: str, value: str) -> None:
     """Look at the table otherwise."""
-    view = view_in(address.read().list)
+    view = runs_view_in(address.read().list)
     match what:
         case "find":
             view = replace(view, find=value.strip())
@@ -135,7 +136,7 @@ def _look(what: str, value: str) -> None:
             view = replace(view, sort=value)
         case "from":
             view = replace(view, origin=value)
-        case "group" if value in ("", *GROUPS):
+        case "group" if value in ("", *RUNS_GROUPS):
             view = replace(view, group=value, folded=())
         case "fold":
             others = tuple(name for name in view.folded if name != value)

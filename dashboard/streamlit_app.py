@@ -21,6 +21,7 @@ import memory_page
 import navigate
 import no_runs_page
 import overview_page
+import refresh_pace
 import run_list
 import runs_page
 import settings_page
@@ -63,7 +64,7 @@ def _runs() -> None:
 def _compare() -> None:
     if run_list.current().choices:
         st.html('<p class="aw-title" role="heading" aria-level="1">Compare</p>')
-        compare_page.show(follow=sidebar.follows())
+        compare_page.show(follow=refresh_pace.follows())
     else:
         no_runs_page.show()
 
@@ -77,7 +78,7 @@ def _of_run(page: str, show: Callable[..., None]) -> None:
         no_runs_page.show()
     else:
         browser_component.html(_heading(printable(choice.title), page), key="heading")
-        show(choice.path, follow=sidebar.follows())
+        show(choice.path, follow=refresh_pace.follows())
 
 
 def _heading(run: str, page: str) -> str:
