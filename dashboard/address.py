@@ -25,7 +25,7 @@ _OFF = "off"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What the address says; parts that are missing or malformed are None."""
+    """The parts of the page's address; those that are missing or malformed are None."""
 
     run: str | None = None
     rank: int | None = None  # all of them
@@ -51,14 +51,14 @@ class Address:
     alert: str | None = None  # the receiver whose settings are being changed
 
     def of_run(self, run: str) -> Address:
-        """The address for a run; of another one, only how it is looked at is kept."""
+        """The address for another run; only how runs are looked at is kept."""
         if run == self.run:
             return self
         kept = {name: getattr(self, name) for name in _KEPT}
         return Address(run=run, follow=self.follow, **kept)
 
     def parameters(self) -> dict[str, str]:
-        """As the query of a link."""
+        """The address as the query parameters of a link."""
         texts = {
             "run": self.run,
             "rank": None if self.rank is None else str(self.rank),
@@ -74,7 +74,7 @@ _NONE = "-"  # a choice that was made and is empty
 
 
 def names_text(names: Iterable[str]) -> str:
-    """Several names as one part of the address."""
+    """Several names as one part of the page's address."""
     text = ",".join(quote(name, safe="/") for name in names)
     if text == _NONE:  # a single name that is the mark for none
         return f"%{ord(_NONE):02X}"
@@ -82,17 +82,17 @@ def names_text(names: Iterable[str]) -> str:
 
 
 def names_in(text: str) -> list[str]:
-    """The names that a part of the address holds."""
+    """The names that a part of the page's address holds."""
     return [] if text == _NONE else [unquote(part) for part in text.split(",")]
 
 
 def link(page: str, address: Address) -> str:
-    """A link to a page, relative to any other; the overview's path is empty."""
+    """The relative link to a page of the dashboard; the overview's path is empty."""
     return f"./{page}?{urlencode(address.parameters())}"
 
 
 def read() -> Address:
-    """What the address says now."""
+    """Read the page's address as it is now."""
     query = st.query_params.to_dict()  # at once: each single look at it takes a lock
     return Address(
         run=query.get("run"),
@@ -105,7 +105,7 @@ def read() -> Address:
 
 
 def write(address: Address) -> None:
-    """Change the address in place, without loading anything."""
+    """Write the page's address in place, without loading anything."""
     wanted = address.parameters()
     current = {name: st.query_params[name] for name in _NAMES if name in st.query_params}
     if wanted != current:
@@ -113,7 +113,7 @@ def write(address: Address) -> None:
 
 
 def change(**parts: Any) -> None:
-    """Change some parts of the address and keep the others."""
+    """Change some parts of the page's address and keep the others."""
     write(replace(read(), **parts))
 
 
@@ -134,7 +134,7 @@ RUNS_GROUPS = ("verdict", "finding", "model", "tag", "day")
 
 @dataclass(frozen=True, slots=True)
 class RunsView:
-    """What a reader chose; parts that are missing or malformed are as at the beginning."""
+    """How a reader chose to see the runs table; missing or malformed parts have their defaults."""
 
     find: str = ""
     sort: str = ""  # a column's key, behind "-" if the greatest comes first
@@ -143,7 +143,7 @@ class RunsView:
     folded: tuple[str, ...] = ()  # groups
 
     def text(self) -> str | None:
-        """As a part of the address; None if nothing was chosen."""
+        """The runs table's view as a part of the address; None if nothing was chosen."""
         parts = {
             "find": self.find,
             "sort": self.sort,
@@ -155,7 +155,7 @@ class RunsView:
 
 
 def runs_view_in(text: str | None) -> RunsView:
-    """What a part of the address says."""
+    """The runs table's view, read from a part of the address."""
     parts = parse_qs(text or "", keep_blank_values=True, errors="replace", max_num_fields=None)
     group = parts.get("group", [""])[-1]
     return RunsView(
@@ -174,7 +174,7 @@ FLEET_SINCE = ("", "7", "30", "90")  # days; all of them
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """What a reader chose; missing or malformed parts have their defaults."""
+    """How a reader chose to see the fleet page; missing or malformed parts have their defaults."""
 
     since: str = ""
     group: str = WEEK
@@ -182,7 +182,7 @@ class FleetView:
     only: str | None = None  # only runs of this group
 
     def text(self) -> str | None:
-        """As a part of the address; None if nothing was chosen."""
+        """The fleet page's view as a part of the address; None if nothing was chosen."""
         parts = {"since": self.since, "code": self.code}
         parts |= {} if self.group == WEEK else {"group": self.group}
         found = {name: part for name, part in parts.items() if part}
@@ -190,7 +190,7 @@ class FleetView:
 
 
 def fleet_view_in(text: str | None) -> FleetView:
-    """The view that a part of the address describes."""
+    """The fleet page's view, read from a part of the address."""
     parts = parse_qs(text or "", keep_blank_values=True, errors="replace", max_num_fields=None)
     since = parts.get("since", [""])[-1]
     return FleetView(

@@ -107,7 +107,7 @@ def _now(path: str) -> None:
     layers = layer_choices.layer_view(look, where, switch=False)
     with narrow:
         if layers is not None:
-            browser_component.component(layers, key=_VIEW, on_layer_change=_view_chosen)
+            browser_component.draw(layers, key=_VIEW, on_layer_change=_view_chosen)
         fault = (fault_of(look.diagnosis) or {}).get("layer")
         types = dtypes_html(layer_dtypes.tree(names, facts), fault)
         browser_component.html(types, key=_TREE, on_go=_tree_chosen)
@@ -163,7 +163,7 @@ def _heatmap(look: Look, drawn: _Map, where: address.Address) -> None:
     }
     arrays: Arrays = {"edges": grid.edges, "steps": grid.steps, "values": grid.values.ravel()}
     arrays["recipe"] = recipe
-    browser_component.component(
+    browser_component.draw(
         pack({**header, **_named(grid, names)}, arrays) if whole else pack(header, {}),
         key=_HEATMAP,
         on_look_change=_look_changed,

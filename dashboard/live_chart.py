@@ -10,7 +10,7 @@ import address
 import browser_component
 import streamlit as st
 import user_value_panels
-from chart_points import bases, live_message
+from chart_points import live_message, thinned_bases
 from open_runs import Look
 from rank_curves import column_of
 from step_curves import TIME
@@ -37,11 +37,11 @@ def show(look: Look) -> None:
     if look.curves.present <= {TIME} and not look.values.look():
         st.html('<div class="aw-muted">The run holds no numbers to draw, or none yet.</div>')
         return
-    base = bases().of(look.name, look.curves, where.span)
+    base = thinned_bases().base_for(look.name, look.curves, where.span)
     whole = st.session_state.get(_SENT) != (look.name, base.id)
     picture = picture_of(look, where)
     own = user_value_panels.arrays(look, user_value_panels.chosen(look, where.values), where.span)
-    browser_component.component(
+    browser_component.draw(
         live_message(picture, look.curves, base, own, whole=whole),
         key=KEY,
         on_look_change=partial(keep_look, KEY),
@@ -100,7 +100,7 @@ def _of_ranks(look: Look, panel: Panel) -> Panel:
 
 def show_still(picture: Picture, arrays: Arrays, key: str) -> None:
     """Other lines, sent whole; the browser alone knows how far they are zoomed."""
-    browser_component.component(still_message(picture, arrays), key=key)
+    browser_component.draw(still_message(picture, arrays), key=key)
 
 
 def _told(key: str) -> dict[str, Any]:

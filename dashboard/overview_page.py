@@ -43,7 +43,7 @@ def show(path: str, *, follow: bool) -> None:
     st.fragment(_now, run_every=every_s)(path, goes_on=waits)
     if len(look.curves) and st.button("Open in Plotly", help="The chart to change and to save"):
         _in_plotly(path)
-    if hint := control_panel.how_to_allow(look):
+    if hint := control_panel.hint_to_allow(look):
         st.html(f'<div class="aw-muted">{said(hint)}</div>')
 
 
@@ -77,7 +77,7 @@ def _charts(look: Look) -> None:
         live_chart.show(look)
         user_value_panels.choose(look)
     with narrow:
-        browser_component.component(
+        browser_component.draw(
             layers,
             key=_LAYERS,
             on_layer_change=_layer_chosen,

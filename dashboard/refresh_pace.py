@@ -60,7 +60,7 @@ class TabsInView:
 
 def follows() -> bool:
     """Whether a live run is to be followed: not in a tab that nobody sees."""
-    return address.read().follow and not browser_component.rests()
+    return address.read().follow and not browser_component.is_tab_hidden()
 
 
 def every_s(usual: float) -> float:
@@ -78,6 +78,6 @@ def note_tab() -> float:
     """Note whether this tab is in view; how often it is to be refreshed."""
     context = get_script_run_ctx()
     if context is not None:
-        note = tabs_in_view().leave if browser_component.rests() else tabs_in_view().hear
+        note = tabs_in_view().leave if browser_component.is_tab_hidden() else tabs_in_view().hear
         note(context.session_id)
     return tabs_in_view().every_s

@@ -60,7 +60,7 @@ def _now() -> None:
         "begin": f"{view.find} {view.sort} {view.group} {shown.origin}",
         "dialog": runs_dialogs.shown(),
     }
-    browser_component.component(pack(message, {}), _KEY, on_act_change=_acted)
+    browser_component.draw(pack(message, {}), _KEY, on_act_change=_acted)
     for sentence in listed.problems:
         st.html(f'<div class="aw-muted">{said(sentence)}</div>')
     navigate.follow()

@@ -30,7 +30,7 @@ def main() -> None:
     received_runs.feed()  # a tab may be opened much later, and trainings send now
     for name in _FIRST_USED:
         import_module(name)
-    alerts_page.sending()
+    alerts_page.start_alerts()
     entry = Path(__file__).with_name("streamlit_app.py")
     cli.main(["run", str(entry), *sys.argv[1:]], prog_name="streamlit")
 

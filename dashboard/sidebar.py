@@ -39,7 +39,7 @@ def show(pages: Mapping[str, Any]) -> None:
     st.session_state[refresh_pace.PACE] = refresh_pace.note_tab()
     with st.sidebar:
         st.html('<div class="aw-brand">ampwatch</div>')
-        st.fragment(_choose, run_every=None if browser_component.rests() else _EVERY_S)()
+        st.fragment(_choose, run_every=None if browser_component.is_tab_hidden() else _EVERY_S)()
         _choose_rank(shown)
         query = address.read().parameters()
         for page in pages.values():

@@ -50,7 +50,7 @@ def main() -> None:
     navigate.offer(pages)
     sidebar.show(pages)
     browser_component.watch_server()
-    alerts_page.sending()
+    alerts_page.start_alerts()
     page.run()
 
 

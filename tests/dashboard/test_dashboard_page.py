@@ -24,7 +24,7 @@ ENTRY = Path(__file__).parents[2] / "dashboard" / "streamlit_app.py"
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Where the page looks for runs; the feed is off, and without a server nobody sends alerts."""
-    monkeypatch.setattr("alerts_page.sending", list)
+    monkeypatch.setattr("alerts_page.start_alerts", list)
     monkeypatch.setenv("AMPWATCH_DASHBOARD_DIRS", str(tmp_path))
     monkeypatch.setenv("AMPWATCH_ENDPOINT", "off")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ".state"))
