@@ -11,7 +11,7 @@ import received_runs
 import streamlit as st
 from control_answers import AllowedControls, ControlAnswer
 from formatting import rate_text, said
-from open_runs import Look
+from open_runs import RunSnapshot
 
 from ampwatch.errors import FrameError
 from ampwatch.feed import Instruction, Key
@@ -33,7 +33,7 @@ _QUESTIONS = {
 }
 
 
-def show(look: Look) -> None:
+def show(look: RunSnapshot) -> None:
     """Draw the buttons that control a live run, a question before each, and the answers."""
     if not look.is_live or look.info.source != "ampwatch":
         return
@@ -48,7 +48,7 @@ def show(look: Look) -> None:
         st.html(f'<div class="aw-control" role="status">{said(sentence)}</div>')
 
 
-def hint_to_allow(look: Look) -> str:
+def hint_to_allow(look: RunSnapshot) -> str:
     """A sentence on how to let this page control a live run that does not allow it yet."""
     if not look.is_live or look.info.source != "ampwatch" or look.answers.read()[0].keys:
         return ""
@@ -61,7 +61,7 @@ def hint_to_allow(look: Look) -> str:
 # --- the buttons and the question -----------------------------------------------------------------
 
 
-def _buttons(look: Look, allowed: AllowedControls) -> None:
+def _buttons(look: RunSnapshot, allowed: AllowedControls) -> None:
     with st.container(horizontal=True):
         for key in Key:
             if key.value in allowed.keys and (key is not Key.RATE or _base_rate(look)):
@@ -69,7 +69,7 @@ def _buttons(look: Look, allowed: AllowedControls) -> None:
                           args=(look.path, key.value))  # fmt: skip
 
 
-def _label(look: Look, key: Key) -> str:
+def _label(look: RunSnapshot, key: Key) -> str:
     advised = _advised(look)
     if key is Key.RATE and advised is not None:
         return f"{_NAMES[key]} to {rate_text(advised)}"
@@ -80,7 +80,7 @@ def _ask(path: str, key: str) -> None:
     st.session_state[_ASKED] = (path, key)
 
 
-def _question(look: Look, key: Key) -> None:
+def _question(look: RunSnapshot, key: Key) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         instruction = _rate_question(look) if key is Key.RATE else _plain_question(key)
         can = instruction is not None
@@ -94,7 +94,7 @@ def _plain_question(key: Key) -> Instruction:
     return Instruction(key)
 
 
-def _rate_question(look: Look) -> Instruction | None:
+def _rate_question(look: RunSnapshot) -> Instruction | None:
     """Ask which learning rate to set in the live run; None while it cannot be set."""
     now = _base_rate(look)
     assert now is not None
@@ -117,14 +117,14 @@ def _rate_question(look: Look) -> Instruction | None:
     return found
 
 
-def _base_rate(look: Look) -> float | None:
+def _base_rate(look: RunSnapshot) -> float | None:
     """The learning rate that an instruction multiplies: the advice's base rate, else the latest."""
     current = None if look.diagnosis is None else look.diagnosis.learning_rate.current
     latest, _ = look.curves.latest("lr")
     return current or latest or None
 
 
-def _advised(look: Look) -> float | None:
+def _advised(look: RunSnapshot) -> float | None:
     if look.diagnosis is None or not is_change(look.diagnosis.learning_rate):
         return None
     return look.diagnosis.learning_rate.recommended
@@ -137,14 +137,14 @@ def _forget() -> None:
     st.session_state.pop(_ASKED, None)
 
 
-def _send(look: Look, instruction: Instruction) -> None:
+def _send(look: RunSnapshot, instruction: Instruction) -> None:
     _forget()
-    recorder = received_runs.feed().recorder
+    recorder = received_runs.server_feed().recorder
     number = None if recorder is None else recorder.instruct(look.info.id, instruction)
     st.session_state[_SENT] = (look.path, instruction.key.value, number, time.monotonic())
 
 
-def _answer_sentences(look: Look, answers: tuple[ControlAnswer, ...]) -> list[str]:
+def _answer_sentences(look: RunSnapshot, answers: tuple[ControlAnswer, ...]) -> list[str]:
     """The trainer's answer to this page's instruction; else its latest answer to any page."""
     path, key, number, since_s = st.session_state.get(_SENT, ("", "", None, 0.0))
     own = [answer for answer in answers if answer.number == number]

@@ -112,21 +112,21 @@ def test_the_lists_say_so(killed, capsys, monkeypatch):
     monkeypatch.setenv("AMPWATCH_DASHBOARD_DIRS", str(killed[0]))
     monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.0)
     st.cache_resource.clear()
-    shown = run_list.current()
+    shown = run_list.current_list()
     assert shown.counts == "0 live, 0 finished, 2 cut off"
     assert all(choice.cut_off and "cut off" in choice.label for choice in shown.choices)
     entries, (well,) = RunEntries(), [one for one in shown.choices if one.name == "well"]
-    entries.want([well])
-    wait_for(lambda: entries.of(well))
-    assert entries.of(well).entry.verdict == "cut off"
+    entries.request([well])
+    wait_for(lambda: entries.entry_of(well))
+    assert entries.entry_of(well).entry.verdict == "cut off"
 
 
 def test_the_band_says_so_and_is_not_green(killed, monkeypatch):
     from open_runs import OpenRuns
-    from verdict_band import band
+    from verdict_band import verdict_band
 
     monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.0)
-    shown = band(OpenRuns().look(str(killed[0] / "well")))
+    shown = verdict_band(OpenRuns().snapshot_of(str(killed[0] / "well")))
     assert "CUT OFF" in shown
     assert "Healthy until it was cut off at step 119." in shown
     assert "--aw-healthy" not in shown

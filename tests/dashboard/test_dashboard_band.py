@@ -25,7 +25,7 @@ from ampwatch.follow import State
 def test_report_page_and_band_begin_with_the_same_sentence(
     accepted, verdict, first, tmp_path, capsys
 ):
-    from verdict_band import band
+    from verdict_band import verdict_band
 
     path = write_run(tmp_path, accepted=accepted)
     assert ampwatch(["report", str(path), "--fail-on", "warning"]) == 0
@@ -39,17 +39,17 @@ def test_report_page_and_band_begin_with_the_same_sentence(
         diagnosis=diagnose(run), is_live=False, state=State.ENDED, info=run.info,
         last_time_ns=run.last_time_ns,
     )  # fmt: skip
-    shown = band(look)
+    shown = verdict_band(look)
     assert verdict in shown
     assert first in shown
 
 
 def shown_of(diagnosis, rate=0.05, path="runs/one"):
     """The band of a finished run with this diagnosis."""
-    from verdict_band import band
+    from verdict_band import verdict_band
 
     curves = types.SimpleNamespace(latest=lambda _: (rate, None))
-    return band(types.SimpleNamespace(
+    return verdict_band(types.SimpleNamespace(
         diagnosis=diagnosis, is_live=False, state=State.ENDED, curves=curves, path=path,
         info=types.SimpleNamespace(source="ampwatch"), last_time_ns=time.time_ns(),
     ))  # fmt: skip
@@ -90,12 +90,12 @@ def test_a_rate_that_is_innocent_is_to_be_left(action, said):
 
 def test_the_band_says_what_reruns_have_proved(tmp_path):
     from open_runs import OpenRuns
-    from verdict_band import band
+    from verdict_band import verdict_band
 
     from ampwatch.recovery.proof import Proof, Try
 
     path = write_run(tmp_path, accepted=60, skipped=60)
     held = Try("lr", 0.05, 300, "healthy", True, "", {}, "again")
     Proof(str(path), 1.0, 300, (held,)).keep(path)
-    shown = band(OpenRuns().look(str(path)))
+    shown = verdict_band(OpenRuns().snapshot_of(str(path)))
     assert "Proved: a learning rate of 0.05 held for 300 steps" in shown
