@@ -125,7 +125,7 @@ class AmpwatchWarning(UserWarning):
 
 
 def warn(message: str, category: type[Warning] = AmpwatchWarning, *, stacklevel: int = 3) -> None:
-    """Warn; where a filter turns warnings into errors, print instead: a warning ends nothing."""
+    """Issue a warning of ampwatch's; where filters make errors of warnings, print it instead."""
     try:
         warnings.warn(f"ampwatch: {message}", category, stacklevel=stacklevel)
     except category:

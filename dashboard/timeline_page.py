@@ -230,9 +230,9 @@ def _axis_labels(span: tuple[int, int]) -> str:
     every = next(int(size * m) for m in (1, 2, 5, 10) if size * m >= rough)
     first = -(-span[0] // every) * every
     labels = "".join(
-        f'<span class="{_label_side(_percent(step, span))}" style="left:{_percent(step, span):.2f}%">'
-        f"{step:,}</span>"
+        f'<span class="{_label_side(place)}" style="left:{place:.2f}%">{step:,}</span>'
         for step in range(first, span[1] + 1, every)
+        for place in (_percent(step, span),)
     )
     return f'<div class="aw-lane-axis" aria-hidden="true">{labels}</div>'
 

@@ -136,11 +136,11 @@ def test_what_an_exception_ended_is_not_cut_off():
     from diagnosis.hand_built import event_table, scaled_run
 
     from ampwatch.follow import State
-    from ampwatch.follow.standing import standing_as
+    from ampwatch.follow.current_diagnosis import with_state
 
     raised = event_table([(29, "exception", {"type": "KeyError", "message": "x", "fatal": True})])
     told = ampwatch.diagnose(scaled_run([False] * 30, events=raised, clean_end=False))
     assert (told.run.state, told.run.exception) == (None, "KeyError")
-    assert standing_as(State.LOST, told).run.state == "ended"
+    assert with_state(State.LOST, told).run.state == "ended"
     empty = ampwatch.diagnose(scaled_run([False] * 30, clean_end=False))
-    assert standing_as(State.LOST, empty).verdict.value == "cut off"
+    assert with_state(State.LOST, empty).verdict.value == "cut off"

@@ -17,7 +17,7 @@ def _prepare() -> None:
     except ImportError:  # a checkout that nobody installed
         sys.path.append(str(here.parents[2]))
     try:
-        importlib.import_module("ampwatch.integrations.script").prepare()
+        importlib.import_module("ampwatch.integrations.script_watch").prepare()
     except ImportError as error:
         if sys.stderr is not None:
             sys.stderr.write(
