@@ -94,7 +94,7 @@ def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a folder is on disk."""
+    """Wait until a file or a folder is written to disk."""
     if path.is_dir() and os.name == "nt":
         return  # Windows opens no folders
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)

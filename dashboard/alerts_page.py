@@ -227,7 +227,7 @@ def _ask_whether_to_remove(setting: AlertSetting) -> None:
 
 
 def _receiver_form(setting: AlertSetting | None) -> None:
-    """The form for a receiver of alerts; its address is not shown again."""
+    """Draw the form for a new receiver of alerts, or for one whose address is not shown again."""
     key = f"{setting.id if setting else _NEW} {st.session_state.setdefault(_COUNT, 0)}"
     heading = f"Change {setting.label}" if setting else "Tell somebody"
     with st.form(f"alert form {key}", enter_to_submit=False):

@@ -95,7 +95,7 @@ def _plain_question(key: Key) -> Instruction:
 
 
 def _rate_question(look: RunSnapshot) -> Instruction | None:
-    """Ask which learning rate to set in the live run; None while it cannot be set."""
+    """Ask in the control panel which learning rate to set; None while it cannot be set."""
     now = _base_rate(look)
     assert now is not None
     wanted = st.number_input(
@@ -118,7 +118,7 @@ def _rate_question(look: RunSnapshot) -> Instruction | None:
 
 
 def _base_rate(look: RunSnapshot) -> float | None:
-    """The learning rate that an instruction multiplies: the advice's base rate, else the latest."""
+    """The rate that the control panel multiplies: the advice's base rate, else the latest."""
     current = None if look.diagnosis is None else look.diagnosis.learning_rate.current
     latest, _ = look.curves.latest("lr")
     return current or latest or None
@@ -145,7 +145,7 @@ def _send(look: RunSnapshot, instruction: Instruction) -> None:
 
 
 def _answer_sentences(look: RunSnapshot, answers: tuple[ControlAnswer, ...]) -> list[str]:
-    """The trainer's answer to this page's instruction; else its latest answer to any page."""
+    """For the control panel: the trainer's answer to this page, else its latest to any."""
     path, key, number, since_s = st.session_state.get(_SENT, ("", "", None, 0.0))
     own = [answer for answer in answers if answer.number == number]
     if path == look.path and not own:

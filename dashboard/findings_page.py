@@ -195,7 +195,7 @@ def _evidence_table(evidence: tuple[Evidence, ...]) -> str:
 
 
 def _rate_advice(advice: Advice) -> str:
-    """The advised learning rate as HTML: its interval, the arithmetic, and the lines to paste.
+    """The advised learning rate on the Findings page as HTML: interval, reason, lines to paste.
 
     Neither interval nor lines after a leap: the rate before it is known, and the finding says what
     to undo.
@@ -230,7 +230,7 @@ def _when(advice: Advice) -> str:
 
 
 def _lines_to_paste(advice: Advice) -> str:
-    """Python code to paste that sets the advised rate of any optimizer and its schedule."""
+    """Python code that sets the advised rate, to be pasted from the Findings page."""
     assert advice.recommended is not None
     assert advice.factor is not None  # a change is advised
     change = f"{rate_text(advice.current)} -> " if advice.current else ""

@@ -225,7 +225,7 @@ class RunLayers:
         self._views: tuple[str, ...] | None = None
 
     def views(self, look: Readable, *, is_live: bool) -> tuple[str, ...]:
-        """The views of layers that the run offers; one that was found stays."""
+        """The views of layers that an open run offers, kept: one that was found stays."""
         known = self._views
         if known is None:
             known = offered(look)
@@ -246,7 +246,7 @@ class RunLayers:
             return found
 
     def numbers_of(self, layer: str, is_low: Mapping[str, bool], *, is_live: bool) -> LayerNumbers:
-        """One layer's numbers over the sampled steps of the run."""
+        """One layer's numbers over the sampled steps of the run, kept and updated."""
         with self._lock:
             columns, key = ("step", "layer", *stored(is_low)), (layer, *is_low)
             made = _LayerRowReader(lambda: LayerNumbers(layer, is_low), columns, self.rank)

@@ -18,7 +18,7 @@ def set_pages(pages: Mapping[str, Any]) -> None:
 
 
 def ask_for_page(page: str, to: address.Address | None = None, **parts: Any) -> None:
-    """Go to a page once the present page calls `follow`, with these parts of the address.
+    """Go to a page once the present one calls `switch_if_asked`, with these parts of the address.
 
     The address is left as it is until then: it would be a page of its own for Back.
     """

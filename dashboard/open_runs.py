@@ -332,7 +332,7 @@ class _Diagnoser:
         )
 
     def update(self, rows: int) -> bool:
-        """Update the run's verdict, in the background if there is much to read; whether it is new.
+        """Update the run's verdict, in the background if there is much to read; whether it is done.
 
         `rows` is how many the run has by now.
         """

@@ -88,7 +88,7 @@ class UserValues:
             return dict(self._values)
 
     def line(self, name: str, span: Span | None) -> Line:
-        """The curve of a user's value in a span; every row where few enough points are kept."""
+        """The curve of a user's value in a span; from the log where too few points are kept."""
         value = self._values[name]
         step, values = value.points
         if span is None:

@@ -16,12 +16,12 @@ from ampwatch.store import Run
 
 
 def diagnose(run: Record) -> Diagnosis:
-    """What is wrong with a run, since when, why, and what to do about it."""
+    """Diagnose a run as it stands now: what is wrong, since when, why, and what to do about it."""
     return as_it_stands(run, diagnosis.diagnose(run))
 
 
 def diagnose_together(runs: Sequence[Record]) -> Together:
-    """Diagnose runs of one model together; runs of several models are refused."""
+    """Diagnose runs of one model together, as each stands now; of several models refused."""
     together = diagnosis.diagnose_together(runs)
     pairs = zip(runs, together.diagnoses, strict=True)
     return dataclasses.replace(

@@ -79,7 +79,7 @@ class Follower:
             return self.liveness.refresh(run)
 
     def look(self, max_age_s: float = 0.0) -> Look:
-        """The followed run and its diagnosis; a look may be as old as `max_age_s`."""
+        """The followed run and its diagnosis; another's look may be as old as `max_age_s`."""
         with self._lock:
             if self.last is None or time.monotonic() - self._looked_s >= max_age_s:
                 self.last = self._look(self.last)

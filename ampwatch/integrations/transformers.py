@@ -79,7 +79,7 @@ class _LossOfModel:
         self._hook = model.register_forward_hook(self._see)
 
     def take(self) -> Tensor | None:
-        """The sum of the model's losses since the last call."""
+        """The sum of the losses of the Trainer's model since the last call."""
         total, self._total = self._total, None
         return total
 

@@ -113,7 +113,7 @@ def test_the_lists_say_so(killed, capsys, monkeypatch):
     monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.0)
     st.cache_resource.clear()
     shown = run_list.current_list()
-    assert shown.counts == "0 live, 0 finished, 2 cut off"
+    assert shown.counts_text == "0 live, 0 finished, 2 cut off"
     assert all(choice.cut_off and "cut off" in choice.label for choice in shown.choices)
     entries, (well,) = RunEntries(), [one for one in shown.choices if one.name == "well"]
     entries.request([well])

@@ -43,8 +43,7 @@ HOLDING = """
 import sys, os
 sys.path.insert(0, sys.argv[1])
 import received_runs
-import server_options
-print(received_runs.folder_for_a_while(), flush=True)
+print(received_runs.temporary_folder(), flush=True)
 sys.stdin.read()
 if sys.argv[2] == "killed":
     os._exit(9)

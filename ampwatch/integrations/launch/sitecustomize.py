@@ -26,7 +26,7 @@ def _prepare() -> None:
 
 
 def _give_way() -> None:
-    """The user's own sitecustomize, if there is one, is read as it would have been."""
+    """Let Python read the user's own sitecustomize, if there is one, after ours."""
     ours = sys.modules.pop("sitecustomize", None)
     try:
         importlib.import_module("sitecustomize")
