@@ -50,8 +50,8 @@ _COLUMNS = {
 
 def show(path: str, *, follow: bool) -> None:
     """Draw the Findings page, and keep it up to date while the run goes on."""
-    look = open_runs.snapshot(path)
-    waits = look.is_live or not look.is_judged
+    run = open_runs.snapshot(path)
+    waits = run.is_live or not run.is_judged
     st.fragment(
         _draw_findings,
         run_every=refresh_pace.refresh_interval_s(_EVERY_S) if waits and follow else None,
@@ -72,26 +72,26 @@ def _report_file(path: str) -> str:
 
 @guarded
 def _draw_findings(path: str) -> None:
-    look = open_runs.snapshot(path)
-    st.html(verdict_band(look))
-    if look.diagnosis is not None:
-        lesson = look.lesson()
+    run = open_runs.snapshot(path)
+    st.html(verdict_band(run))
+    if run.diagnosis is not None:
+        lesson = run.lesson()
         told = lesson.text if lesson else ""
-        browser_component.html(findings_html(look, look.diagnosis, told), key="findings")
+        browser_component.html(findings_html(run, run.diagnosis, told), key="findings")
 
 
-def findings_html(look: RunSnapshot, diagnosis: Diagnosis, lesson: str = "") -> str:
+def findings_html(run: RunSnapshot, diagnosis: Diagnosis, lesson: str = "") -> str:
     """The Findings page as HTML: the advice on the rate, what earlier runs teach, every finding."""
-    found = [_finding(look, finding) for finding in diagnosis.findings]
+    found = [_finding(run, finding) for finding in diagnosis.findings]
     if not found:
         found = ['<div class="aw-muted">There is nothing to report.</div>']
     told = f'<p class="aw-muted">{said(lesson)}</p>' if lesson else ""
     return _rate_advice(diagnosis.learning_rate) + told + "".join(found)
 
 
-def _finding(look: RunSnapshot, finding: Finding) -> str:
-    proof = _evidence_chart(look, finding) + _evidence_table(finding.evidence)
-    words = finding_html(finding, has_ranks=len(look.ranks) > 1)
+def _finding(run: RunSnapshot, finding: Finding) -> str:
+    proof = _evidence_chart(run, finding) + _evidence_table(finding.evidence)
+    words = finding_html(finding, has_ranks=len(run.ranks) > 1)
     return (
         f'<section class="aw-two"><div>{words}{_finding_page(finding.code)}</div>'
         f"<div>{proof}</div></section>"
@@ -165,17 +165,17 @@ def _copy(text: str, what: str) -> str:
     )
 
 
-def _evidence_chart(look: RunSnapshot, finding: Finding) -> str:
+def _evidence_chart(run: RunSnapshot, finding: Finding) -> str:
     """A small chart, as HTML, of the curve that a finding's evidence is about."""
     if finding.first_step is None:
         return ""
     names = [_COLUMNS.get(piece.signal) for piece in finding.evidence]
-    shown = next((name for name in names if name in look.curves.present), None)
+    shown = next((name for name in names if name in run.curves.present), None)
     if shown is None:
         return ""
-    last = look.curves.ends[1] if finding.last_step is None else finding.last_step
+    last = run.curves.ends[1] if finding.last_step is None else finding.last_step
     label = column(Table.STEPS, "scale" if shown == SCALE else shown).label
-    drawn = small_charts.curve_sketch(look.curves, shown, finding.first_step, last)
+    drawn = small_charts.curve_sketch(run.curves, shown, finding.first_step, last)
     title = f'<div class="aw-chart-title"><b>{label}</b>shaded: {finding.code}</div>'
     return title + drawn if drawn else ""
 

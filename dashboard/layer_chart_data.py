@@ -54,14 +54,14 @@ class HeatmapGrid:
 
 
 def heatmap_grid(
-    look: RunSnapshot, quantity: Quantity, span: tuple[int, int] | None, role: str | None = None
+    run: RunSnapshot, quantity: Quantity, span: tuple[int, int] | None, role: str | None = None
 ) -> HeatmapGrid:
     """The heatmap's data: each layer's worst value in each stretch of steps."""
-    worst = look.layers.worst(columns_with(quantity), is_live=look.is_live)
+    worst = run.layers.worst(columns_with(quantity), is_live=run.is_live)
     columns = quantity.columns(role)
     if span is not None and worst.width > 1:
         is_low = dict.fromkeys(columns, quantity.worst_is_low)
-        worst = look.layers.worst_within(is_low, *span)
+        worst = run.layers.worst_within(is_low, *span)
     layers, values = worst.of_columns(*columns)
     shown = ~np.isnan(values).all(axis=0)
     if span is not None:
@@ -86,19 +86,19 @@ def heatmap_grid(
     return HeatmapGrid(layers, edges, found, firsts, is_merged=is_merged)
 
 
-def layer_names(look: RunSnapshot, quantity: Quantity = QUANTITIES[0]) -> tuple[str, ...]:
+def layer_names(run: RunSnapshot, quantity: Quantity = QUANTITIES[0]) -> tuple[str, ...]:
     """The names of all layers that were sampled, in forward order."""
-    return look.layers.worst(columns_with(quantity), is_live=look.is_live).layers
+    return run.layers.worst(columns_with(quantity), is_live=run.is_live).layers
 
 
-def layer_curves(look: RunSnapshot, layer: str, *, casts: bool = False) -> StepCurves:
+def layer_curves(run: RunSnapshot, layer: str, *, casts: bool = False) -> StepCurves:
     """One layer's numbers over the sampled steps, as curves; of several ranks the worst."""
     is_low = {**_HISTORY, **(_CAST_HISTORY if casts else {})}
-    kept = look.layers.numbers_of(layer, is_low, is_live=look.is_live).history
+    kept = run.layers.numbers_of(layer, is_low, is_live=run.is_live).history
     columns = {name: column.values for name, column in kept.columns.items()}
     return StepCurves(
         0, kept.step.values, columns, np.zeros(0, np.int64), kept.present, kept.starts,
-        hole=_USUAL_HOLES * look.info.layer_every, past=kept.past,
+        hole=_USUAL_HOLES * run.info.layer_every, past=kept.past,
     )  # fmt: skip
 
 
@@ -112,17 +112,17 @@ class ExponentHistogram:
     scale_high: float | None
 
 
-def exponent_histogram(look: RunSnapshot, layer: str, step: int | None) -> ExponentHistogram | None:
+def exponent_histogram(run: RunSnapshot, layer: str, step: int | None) -> ExponentHistogram | None:
     """A layer's last exponent histogram up to a step; of several ranks the sum."""
     columns = ("step", "layer", "exponents", "scale_low", "scale_high")
     for most in _SEARCHED_ROWS:
-        rows = look.last_rows(Table.LAYERS, columns, most, step=step)
+        rows = run.last_rows(Table.LAYERS, columns, most, step=step)
         rows = rows.filter(pc.and_(_is(rows, layer), pc.is_valid(rows.column("exponents"))))
         if rows.num_rows:
             break
     if not rows.num_rows:
         return None
-    last = rows.slice(max(0, rows.num_rows - len(look.ranks))).to_pylist()
+    last = rows.slice(max(0, rows.num_rows - len(run.ranks))).to_pylist()
     step = last[-1]["step"]
     told = [row for row in last if row["step"] == step]
     counts = np.zeros(EXPONENT_BINS, np.int64)

@@ -90,26 +90,26 @@ def _role_chosen(told: dict[str, str]) -> None:
 # --- the rows of layers ---------------------------------------------------------------------------
 
 
-def step_to_show(look: RunSnapshot, picked: int | None) -> int | None:
+def step_to_show(run: RunSnapshot, picked: int | None) -> int | None:
     """The step at which to show the layers: the one picked, else where the trouble begins."""
-    return telling_step(look.diagnosis) if picked is None else picked
+    return telling_step(run.diagnosis) if picked is None else picked
 
 
-def layer_views(look: RunSnapshot) -> tuple[str, ...]:
+def layer_views(run: RunSnapshot) -> tuple[str, ...]:
     """The views of layers that the run offers, the one that fits best first."""
-    return look.once("views", lambda: look.layers.views(look, is_live=look.is_live))
+    return run.once("views", lambda: run.layers.views(run, is_live=run.is_live))
 
 
 def layer_view_message(
-    look: RunSnapshot, where: address.Address, *, switch: bool = True
+    run: RunSnapshot, where: address.Address, *, switch: bool = True
 ) -> bytes | None:
     """The message that draws the view of layers in the address; None where nothing is known."""
     role = where.role if where.role in ROLES else None
     wanted = Wanted(where.format, role, where.step, where.layer)
-    told = look.diagnosis, look.established_scale
-    return look.once(
+    told = run.diagnosis, run.established_scale
+    return run.once(
         (wanted, switch),
-        lambda: view_message(look, layer_views(look), wanted, *told, switch=switch),
+        lambda: view_message(run, layer_views(run), wanted, *told, switch=switch),
     )
 
 

@@ -38,9 +38,9 @@ class LayerBranch:
     inside: dict[str, LayerBranch]
 
 
-def last_dtypes(look: RunSnapshot) -> dict[str, dict[str, Any]]:
+def last_dtypes(run: RunSnapshot) -> dict[str, dict[str, Any]]:
     """The data types and number formats of each layer as they were last seen."""
-    rows = look.last_rows(Table.LAYERS, ("layer", *_DTYPES), _TAIL_ROWS)
+    rows = run.last_rows(Table.LAYERS, ("layer", *_DTYPES), _TAIL_ROWS)
     return {row["layer"] or "": row for row in _last_rows_of_layers(rows).to_pylist()}
 
 

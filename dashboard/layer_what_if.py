@@ -9,9 +9,9 @@ from ampwatch.diagnosis.words import percent_text
 from ampwatch.report.format_losses import FORMAT_NAMES, ROLES, WhatIfLayer, what_if_layers
 
 
-def what_if_table(look: RunSnapshot, layer: str, step: int | None) -> str:
+def what_if_table(run: RunSnapshot, layer: str, step: int | None) -> str:
     """What other formats would flush of a layer, as an HTML table; empty where not recorded."""
-    found = next((one for one in what_if_layers(look, step) if one.layer == layer), None)
+    found = next((one for one in what_if_layers(run, step) if one.layer == layer), None)
     if found is None:
         return ""
     head = "".join(f'<th scope="col">{name}</th>' for name in FORMAT_NAMES)

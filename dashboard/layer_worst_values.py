@@ -224,13 +224,13 @@ class RunLayers:
         self._lines: OrderedDict[tuple[str, ...], _LayerRowReader] = OrderedDict()
         self._views: tuple[str, ...] | None = None
 
-    def views(self, look: Readable, *, is_live: bool) -> tuple[str, ...]:
+    def views(self, run: Readable, *, is_live: bool) -> tuple[str, ...]:
         """The views of layers that an open run offers, kept: one that was found stays."""
         known = self._views
         if known is None:
-            known = offered(look)
+            known = offered(run)
         elif is_live:
-            found = {*offered(look, quick=True), *known}
+            found = {*offered(run, quick=True), *known}
             known = tuple(view for view in VIEWS if view in found)
         self._views = known
         return known

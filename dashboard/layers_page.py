@@ -79,37 +79,37 @@ _CAST_PANELS = (
 def show(path: str, *, follow: bool) -> None:
     """Draw the Layers page, and keep it up to date while the run goes on."""
     st.session_state.pop(_SENT, None)  # the browser may have lost it with the page before
-    look = open_runs.snapshot(path)
-    draw_choices(layer_choices.layer_views(look), address.read())
+    run = open_runs.snapshot(path)
+    draw_choices(layer_choices.layer_views(run), address.read())
     st.fragment(
         _draw_layers,
-        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if look.is_live and follow else None,
+        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if run.is_live and follow else None,
     )(path)
 
 
 @guarded
 def _draw_layers(path: str) -> None:
-    look, where = open_runs.snapshot(path), address.read()
-    chosen = shown_quantity(layer_choices.layer_views(look), where)
-    names = layer_chart_data.layer_names(look, chosen.quantity)
+    run, where = open_runs.snapshot(path), address.read()
+    chosen = shown_quantity(layer_choices.layer_views(run), where)
+    names = layer_chart_data.layer_names(run, chosen.quantity)
     if not names:
         show_problem(_NOTHING)
         return
-    facts = layer_dtypes.last_dtypes(look)
+    facts = layer_dtypes.last_dtypes(run)
     wide, narrow = st.columns([2.2, 1], gap="medium")
     with wide:
-        grid = layer_chart_data.heatmap_grid(look, chosen.quantity, where.span, chosen.role)
-        _heatmap(look, _Heatmap(grid, chosen, names, facts), where)
-        layer = where.layer or _suspect_layer(look)
+        grid = layer_chart_data.heatmap_grid(run, chosen.quantity, where.span, chosen.role)
+        _heatmap(run, _Heatmap(grid, chosen, names, facts), where)
+        layer = where.layer or _suspect_layer(run)
         if layer is None:
             st.html('<div class="aw-muted">Choose a layer to see its numbers and findings.</div>')
         else:
-            _draw_layer(look, layer, names, grid, where)
-    layers = layer_choices.layer_view_message(look, where, switch=False)
+            _draw_layer(run, layer, names, grid, where)
+    layers = layer_choices.layer_view_message(run, where, switch=False)
     with narrow:
         if layers is not None:
             browser_component.draw(layers, key=_VIEW, on_layer_change=_view_chosen)
-        fault = (fault_of(look.diagnosis) or {}).get("layer")
+        fault = (fault_of(run.diagnosis) or {}).get("layer")
         types = dtypes_html(layer_dtypes.layer_tree(names, facts), fault)
         browser_component.html(types, key=_TREE, on_go=_tree_chosen)
     navigate.switch_if_asked()
@@ -134,7 +134,7 @@ class _Heatmap:
         return words, np.array([words.index(one) if one else -1 for one in told], np.int32)
 
 
-def _heatmap(look: RunSnapshot, drawn: _Heatmap, where: address.Address) -> None:
+def _heatmap(run: RunSnapshot, drawn: _Heatmap, where: address.Address) -> None:
     grid, quantity, names = drawn.grid, drawn.chosen.quantity, drawn.names
     if not grid.layers:
         st.html(f'<div class="aw-muted">This run holds no {said(quantity.label)} of layers.</div>')
@@ -144,10 +144,10 @@ def _heatmap(look: RunSnapshot, drawn: _Heatmap, where: address.Address) -> None
     whole = st.session_state.get(_SENT) != base
     header = {
         "component": "heatmap",
-        "name": look.name,
+        "name": run.name,
         "base": base,
         "hasBase": whole,
-        "label": drawn.chosen.label + _of_ranks(look),
+        "label": drawn.chosen.label + _of_ranks(run),
         "unit": quantity.aside,
         "log": quantity.is_log,
         "lowIsWorst": quantity.worst_is_low,
@@ -155,7 +155,7 @@ def _heatmap(look: RunSnapshot, drawn: _Heatmap, where: address.Address) -> None
         "axis": list(grid.axis),
         "isMerged": grid.is_merged,
         "layer": where.layer,
-        "fault": fault_of(look.diagnosis),
+        "fault": fault_of(run.diagnosis),
         "recipes": recipes,
         "step": where.step,
         "view": where.map,
@@ -179,9 +179,9 @@ def _layers_with_values(grid: HeatmapGrid, names: tuple[str, ...]) -> dict[str, 
     return {"layers": list(grid.layers), "others": [name for name in names if name not in have]}
 
 
-def _of_ranks(look: RunSnapshot) -> str:
-    is_one = look.rank is not None or len(look.ranks) < 2
-    return "" if is_one else f", the worst of {len(look.ranks)} ranks"
+def _of_ranks(run: RunSnapshot) -> str:
+    is_one = run.rank is not None or len(run.ranks) < 2
+    return "" if is_one else f", the worst of {len(run.ranks)} ranks"
 
 
 def _heatmap_choice() -> dict[str, Any]:
@@ -218,14 +218,14 @@ def _tree_chosen() -> None:
 # --- one layer -----------------------------------------------------------------------------------
 
 
-def _suspect_layer(look: RunSnapshot) -> str | None:
+def _suspect_layer(run: RunSnapshot) -> str | None:
     """The layer that the diagnosis suspects, shown until the reader has chosen one."""
-    suspect = None if look.diagnosis is None else look.diagnosis.suspect
+    suspect = None if run.diagnosis is None else run.diagnosis.suspect
     return None if suspect is None else suspect.layer
 
 
 def _draw_layer(
-    look: RunSnapshot, layer: str, names: tuple[str, ...], grid: HeatmapGrid, where: address.Address
+    run: RunSnapshot, layer: str, names: tuple[str, ...], grid: HeatmapGrid, where: address.Address
 ) -> None:
     """Draw one layer: its findings, its numbers and its histogram."""
     if where.layer:
@@ -236,13 +236,13 @@ def _draw_layer(
             st.rerun(scope="fragment")
     else:
         st.html(_title(layer))
-    words = _findings(look, layer)
+    words = _findings(run, layer)
     if layer in names:
         browser_component.html(words, key="layer findings")
-        _history(look, layer, grid, where)
-        told = WHAT_IF in layer_choices.layer_views(look)
-        facts = what_if_table(look, layer, where.step) if told else ""
-        facts += _histogram(look, layer, layer_choices.step_to_show(look, where.step))
+        _history(run, layer, grid, where)
+        told = WHAT_IF in layer_choices.layer_views(run)
+        facts = what_if_table(run, layer, where.step) if told else ""
+        facts += _histogram(run, layer, layer_choices.step_to_show(run, where.step))
         browser_component.html(facts, key="layer facts")
         return
     inside = sum(is_within(name, layer) for name in names)
@@ -269,12 +269,12 @@ def _holds(count: int) -> str:
     )
 
 
-def _history(look: RunSnapshot, layer: str, grid: HeatmapGrid, where: address.Address) -> None:
-    has_casts = FP8 in layer_choices.layer_views(look)
-    curves = layer_chart_data.layer_curves(look, layer, casts=has_casts)
+def _history(run: RunSnapshot, layer: str, grid: HeatmapGrid, where: address.Address) -> None:
+    has_casts = FP8 in layer_choices.layer_views(run)
+    curves = layer_chart_data.layer_curves(run, layer, casts=has_casts)
     panels = _CAST_PANELS + _PANELS if has_casts else _PANELS
     picture = Picture(
-        name=f"{look.path} {layer} {where.span}", ends=grid.axis if grid.layers else curves.ends,
+        name=f"{run.path} {layer} {where.span}", ends=grid.axis if grid.layers else curves.ends,
         panels=list(_filled_panels(panels, curves.present)),
         picked=where.step, rows=len(curves), reports=False,
     )  # fmt: skip
@@ -289,8 +289,8 @@ def _filled_panels(panels: Sequence[Panel], present: Collection[str]) -> Iterato
             yield replace(panel, strokes=strokes)
 
 
-def _histogram(look: RunSnapshot, layer: str, step: int | None) -> str:
-    found = layer_chart_data.exponent_histogram(look, layer, step)
+def _histogram(run: RunSnapshot, layer: str, step: int | None) -> str:
+    found = layer_chart_data.exponent_histogram(run, layer, step)
     if found is None:
         return '<div class="aw-muted">No histogram of this layer was logged.</div>'
     return _histogram_words(found) + small_charts.exponent_sketch(found.counts)
@@ -307,8 +307,8 @@ def _histogram_words(found: ExponentHistogram) -> str:
     )
 
 
-def _findings(look: RunSnapshot, layer: str) -> str:
-    if look.diagnosis is None:
+def _findings(run: RunSnapshot, layer: str) -> str:
+    if run.diagnosis is None:
         return ""
-    mine = [f for f in look.diagnosis.findings if f.layer and is_within(f.layer, layer)]
-    return "".join(finding_html(f, has_ranks=len(look.ranks) > 1) for f in mine)
+    mine = [f for f in run.diagnosis.findings if f.layer and is_within(f.layer, layer)]
+    return "".join(finding_html(f, has_ranks=len(run.ranks) > 1) for f in mine)

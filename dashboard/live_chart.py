@@ -28,70 +28,70 @@ def forget_sent() -> None:
     st.session_state.pop(_SENT, None)
 
 
-def show(look: RunSnapshot) -> None:
+def show(run: RunSnapshot) -> None:
     """Draw a run's chart for the span in the address."""
     where = address.read()
-    if not len(look.curves):
+    if not len(run.curves):
         st.html('<div class="aw-muted">No step was logged yet.</div>')
         return
-    if look.curves.present <= {TIME} and not look.values.read():
+    if run.curves.present <= {TIME} and not run.values.read():
         st.html('<div class="aw-muted">The run holds no numbers to draw, or none yet.</div>')
         return
-    base = thinned_bases().base_for(look.name, look.curves, where.span)
-    whole = st.session_state.get(_SENT) != (look.name, base.id)
-    picture = picture_of(look, where)
+    base = thinned_bases().base_for(run.name, run.curves, where.span)
+    whole = st.session_state.get(_SENT) != (run.name, base.id)
+    picture = picture_of(run, where)
     own = user_value_panels.value_arrays(
-        look, user_value_panels.chosen_names(look, where.values), where.span
+        run, user_value_panels.chosen_names(run, where.values), where.span
     )
     browser_component.draw(
-        live_message(picture, look.curves, base, own, whole=whole),
+        live_message(picture, run.curves, base, own, whole=whole),
         key=KEY,
         on_look_change=partial(keep_choice, KEY),
         on_lost_change=forget_sent,
     )
-    st.session_state[_SENT] = (look.name, base.id)
+    st.session_state[_SENT] = (run.name, base.id)
 
 
-def picture_of(look: RunSnapshot, where: address.Address) -> Picture:
+def picture_of(run: RunSnapshot, where: address.Address) -> Picture:
     """A run's chart without its points: panels, marks, axes and span."""
-    curves = look.curves
+    curves = run.curves
     shown = Shown(
         curves.present,
         curves.ends,
         curves.skip_count,
         curves.clips,
-        look.diagnosis,
-        look.established_scale,
+        run.diagnosis,
+        run.established_scale,
     )
-    own = user_value_panels.chosen_names(look, where.values)
-    panels = [_with_lines_of_ranks(look, panel) for panel in panels_of(shown)]
+    own = user_value_panels.chosen_names(run, where.values)
+    panels = [_with_lines_of_ranks(run, panel) for panel in panels_of(shown)]
     return Picture(
-        name=look.path,
-        panels=[*panels, *user_value_panels.value_panels(look, own)],
+        name=run.path,
+        panels=[*panels, *user_value_panels.value_panels(run, own)],
         ends=curves.ends,
         marks=list(marks_of(shown)),
-        restart=restart_of(look.diagnosis),
+        restart=restart_of(run.diagnosis),
         span=where.span,
         picked=where.step,
         rows=len(curves),
-        axes=list(user_value_panels.value_axes(look, own)),
+        axes=list(user_value_panels.value_axes(run, own)),
         view=where.view,
         heard=choice_count(KEY),
     )
 
 
-def _with_lines_of_ranks(look: RunSnapshot, panel: Panel) -> Panel:
+def _with_lines_of_ranks(run: RunSnapshot, panel: Panel) -> Panel:
     """The panel of a chart with a line for each rank that differs from the lowest."""
-    if len(look.shown) < 2 or not panel.strokes:
+    if len(run.shown) < 2 or not panel.strokes:
         return panel
-    line, lowest = panel.strokes[-1], look.shown[0]
-    columns = {rank: rank_column(line.column, rank) for rank in look.shown[1:]}
-    drawn = {lowest: line.column} | {r: c for r, c in columns.items() if c in look.curves.present}
+    line, lowest = panel.strokes[-1], run.shown[0]
+    columns = {rank: rank_column(line.column, rank) for rank in run.shown[1:]}
+    drawn = {lowest: line.column} | {r: c for r, c in columns.items() if c in run.curves.present}
     if len(drawn) == 1:
         return replace(panel, title=(*panel.title, (", the same on all ranks", "muted")))
     strokes = []
     for rank, column in drawn.items():
-        color, dash = line_style(look.shown.index(rank))
+        color, dash = line_style(run.shown.index(rank))
         label = f"{line.label}, rank {rank}"
         group = group_of(f"rank {rank}")  # one label hides and lights it in all panels
         strokes.append(

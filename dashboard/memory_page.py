@@ -44,34 +44,34 @@ class SampledDevice:
 
 def show(path: str, *, follow: bool) -> None:
     """Draw the page of memory and devices, and keep it up to date while the run goes on."""
-    look = open_runs.snapshot(path)
+    run = open_runs.snapshot(path)
     st.fragment(
         _draw_devices,
-        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if look.is_live and follow else None,
+        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if run.is_live and follow else None,
     )(path)
 
 
 @guarded
 def _draw_devices(path: str) -> None:
-    look = open_runs.snapshot(path)
-    found = list(sampled_devices(look))
+    run = open_runs.snapshot(path)
+    found = list(sampled_devices(run))
     if not found:
         show_problem(
             "No device was sampled yet: ampwatch samples about once a second, from a thread "
             "beside the training."
         )
     for number, device in enumerate(found):
-        _draw_device(look, device, number)
+        _draw_device(run, device, number)
 
 
-def sampled_devices(look: RunSnapshot) -> Iterator[SampledDevice]:
+def sampled_devices(run: RunSnapshot) -> Iterator[SampledDevice]:
     """The devices whose memory and load were sampled, rank by rank."""
-    rows = look.read_table(Table.DEVICES, _READ)
+    rows = run.read_table(Table.DEVICES, _READ)
     ranks = rows.column("rank").to_numpy()
     names = np.array(rows.column("device").to_pylist(), object)
     for rank, name in sorted({(int(r), str(n)) for r, n in zip(ranks, names, strict=True)}):
         mine = rows.filter(np.asarray((ranks == rank) & (names == name)))
-        seconds = (mine.column("time_ns").to_numpy() - look.info.started_ns) / 1e9
+        seconds = (mine.column("time_ns").to_numpy() - run.info.started_ns) / 1e9
         sizes = {size: np.array(mine.column(size).to_numpy(), np.float64) for size in _BYTES}
         totals = mine.column("total_bytes").drop_null()
         total = totals[-1].as_py() if len(totals) else None
@@ -90,14 +90,14 @@ def sampled_devices(look: RunSnapshot) -> Iterator[SampledDevice]:
         yield SampledDevice(rank, called, curves, total, unit, unit_bytes)
 
 
-def _draw_device(look: RunSnapshot, device: SampledDevice, number: int) -> None:
-    who = f"rank {device.rank} · " if len(look.ranks) > 1 else ""
+def _draw_device(run: RunSnapshot, device: SampledDevice, number: int) -> None:
+    who = f"rank {device.rank} · " if len(run.ranks) > 1 else ""
     st.html(
         f'<p class="aw-title" role="heading" aria-level="2">{said(who + device.name)}</p>'
         f'<div class="aw-muted">{said(_peak_text(device))}</div>'
     )
     picture = Picture(
-        name=f"{look.path} device {number}", panels=list(_device_panels(device)),
+        name=f"{run.path} device {number}", panels=list(_device_panels(device)),
         ends=device.curves.ends,
         rows=len(device.curves), unit="second", reports=False,
     )  # fmt: skip

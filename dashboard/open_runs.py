@@ -1,6 +1,7 @@
 """The open runs that pages show: each is read and diagnosed once for all tabs.
 
-A tab asks for a `Look`; who asks first brings it up to date, others shortly after get the same.
+A tab asks for a `RunSnapshot`. The first that asks brings the run up to date; others that ask
+shortly after get the same snapshot.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The feed's recorder of this server, and where the runs go that it receives.
 
-They are kept among one's own if that is asked for: by AMPWATCH_KEEP_RECEIVED=1 (`ampwatch dashboard
---keep`), or by letting trainers of other machines send. Else they lie in a folder that ends with
-this server; each can be kept from the page.
+Received runs are kept among the user's own with AMPWATCH_KEEP_RECEIVED=1 (`ampwatch dashboard
+--keep`), or if trainers of other machines may send. Else they are in a temporary folder, which is
+removed as this server ends; each can be kept from the page.
 """
 
 from __future__ import annotations

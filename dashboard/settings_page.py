@@ -65,23 +65,23 @@ SECTIONS = (
 
 def show(path: str, *, follow: bool) -> None:
     """Draw the Settings page; a live run may still record its optimizer and cards."""
-    look = open_runs.snapshot(path)
+    run = open_runs.snapshot(path)
     st.fragment(
         _draw_settings,
-        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if look.is_live and follow else None,
+        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if run.is_live and follow else None,
     )(path)
 
 
 @guarded
 def _draw_settings(path: str) -> None:
-    look = open_runs.snapshot(path)
-    settings = look.settings()
-    earlier = all_previous_runs().previous_run(look.info, run_list.current_list().choices)
-    top = changes_html(look, settings, earlier) + resumed_html(look.attempts())
+    run = open_runs.snapshot(path)
+    settings = run.settings()
+    earlier = all_previous_runs().previous_run(run.info, run_list.current_list().choices)
+    top = changes_html(run, settings, earlier) + resumed_html(run.attempts())
     browser_component.html(top, key=_CHANGES, on_go=_open_comparison)
     find = address.read().find or ""
     browser_component.html(
-        settings_html(look, settings, find), key=_KEY, search="Search settings", found=find,
+        settings_html(run, settings, find), key=_KEY, search="Search settings", found=find,
         on_find=_find,
     )  # fmt: skip
     navigate.switch_if_asked()
@@ -101,15 +101,13 @@ def _open_comparison() -> None:
 # --- what changed ---------------------------------------------------------------------------------
 
 
-def changes_html(
-    look: RunSnapshot, settings: Mapping[str, str], earlier: PreviousRun | None
-) -> str:
+def changes_html(run: RunSnapshot, settings: Mapping[str, str], earlier: PreviousRun | None) -> str:
     """The settings that changed since the last run of the script, as HTML."""
     if earlier is None:
-        return f'<p class="aw-muted">{said(_no_earlier(look))}</p>'
+        return f'<p class="aw-muted">{said(_no_earlier(run))}</p>'
     found = changes(earlier.settings, settings)
     name = f"<bdi>{said(earlier.choice.name)}</bdi>"
-    apart = duration_text((look.info.started_ns - earlier.info.started_ns) / 1e6)
+    apart = duration_text((run.info.started_ns - earlier.info.started_ns) / 1e6)
     what = "this script" if earlier.info.origin.get("script") else "this name"
     about = f'<div class="aw-muted">the last run of {what}, started {said(apart)} before</div>'
     if not found:
@@ -118,7 +116,7 @@ def changes_html(
         head = f"{count_text(len(found), 'setting')} changed since {name}"
     return (
         f'<section class="aw-changes"><h2 class="aw-section">{head}</h2>{about}'
-        f"{_changes(found)}{_compare_link(look, earlier)}</section>"
+        f"{_changes(found)}{_compare_link(run, earlier)}</section>"
     )
 
 
@@ -138,15 +136,15 @@ def resumed_html(attempts: Sequence[Attempt]) -> str:
     return "".join(parts)
 
 
-def _no_earlier(look: RunSnapshot) -> str:
-    if look.info.source != "ampwatch":
+def _no_earlier(run: RunSnapshot) -> str:
+    if run.info.source != "ampwatch":
         return "No earlier log of this name is listed, so there is nothing to compare it with."
-    script = look.info.origin.get("script")
+    script = run.info.origin.get("script")
     return f"No earlier run of {script or 'this name'} is listed: nothing to compare it with."
 
 
-def _compare_link(look: RunSnapshot, earlier: PreviousRun) -> str:
-    here = run_list.name_of(look.path)
+def _compare_link(run: RunSnapshot, earlier: PreviousRun) -> str:
+    here = run_list.name_of(run.path)
     runs = address.names_text([earlier.choice.name, here])
     link = html.escape(address.link("compare", address.Address(run=here, runs=runs)))
     return (
@@ -194,31 +192,31 @@ def _side(text: str | None) -> str:
 # --- all settings ---------------------------------------------------------------------------------
 
 
-def settings_html(look: RunSnapshot, settings: Mapping[str, str], find: str) -> str:
+def settings_html(run: RunSnapshot, settings: Mapping[str, str], find: str) -> str:
     """All settings of the run by sections, as HTML; of very many those that are searched for."""
     shown = settings
     if len(settings) > _MOST_ROWS:
         wanted = find.strip().lower()
         matching = ((n, t) for n, t in settings.items() if wanted in f"{n} {t}".lower())
         shown = dict([*matching][:_MOST_ROWS])
-    parts = "".join(_section(look, section, shown, settings) for section in SECTIONS)
+    parts = "".join(_section(run, section, shown, settings) for section in SECTIONS)
     hidden = len(settings) - len(shown)
     more = ""
     if hidden:
         words = f"{count_text(hidden, 'more setting')}: search for them, or read run.json."
         more = f'<p class="aw-muted">{said(words)}</p>'
-    return f'{_missing(look, settings)}{more}{parts}<p class="aw-none">No setting matches.</p>'
+    return f'{_missing(run, settings)}{more}{parts}<p class="aw-none">No setting matches.</p>'
 
 
-def _missing(look: RunSnapshot, settings: Mapping[str, str]) -> str:
+def _missing(run: RunSnapshot, settings: Mapping[str, str]) -> str:
     """A sentence on the settings that the log of another trainer does not hold."""
-    if look.info.source == "ampwatch":
+    if run.info.source == "ampwatch":
         return ""
     missing = [s.title.lower() for s in SECTIONS if not _of(s, settings)]
     if not missing:
         return ""
     sentence = (
-        f"This run was read from a log of {look.info.source}, which does not hold: "
+        f"This run was read from a log of {run.info.source}, which does not hold: "
         f"{list_text(missing, len(missing))}."
     )
     return f'<p class="aw-muted">{said(sentence)}</p>'
@@ -231,14 +229,14 @@ def _of(section: Section, settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _section(
-    look: RunSnapshot, section: Section, shown: Mapping[str, str], every: Mapping[str, str]
+    run: RunSnapshot, section: Section, shown: Mapping[str, str], every: Mapping[str, str]
 ) -> str:
     rows = "".join(_rows(_of(section, shown)))
     if section.title == "Scaler":
-        rows += "".join(_assumed_rows(look))
+        rows += "".join(_assumed_rows(run))
     if rows:
         inside = f'<table class="aw-settings"><tbody>{rows}</tbody></table>'
-    elif look.info.source != "ampwatch" or _of(section, every):
+    elif run.info.source != "ampwatch" or _of(section, every):
         return ""
     else:
         inside = f'<p class="aw-muted">{said(section.absence)}</p>'
@@ -278,10 +276,10 @@ def _of_all_groups(settings: Mapping[str, str]) -> dict[str, tuple[str, str, str
     return found
 
 
-def _assumed_rows(look: RunSnapshot) -> Iterator[str]:
+def _assumed_rows(run: RunSnapshot) -> Iterator[str]:
     """A row for each setting that the log does not state and that is its trainer's default."""
-    for name, text in assumed_settings(look.info).items():
-        yield _row(name, text, f"not in the log: as {look.info.source} sets it")
+    for name, text in assumed_settings(run.info).items():
+        yield _row(name, text, f"not in the log: as {run.info.source} sets it")
 
 
 def _row(name: str, text: str, note: str = "") -> str:

@@ -45,8 +45,8 @@ _CELLS = 1000  # of a lane's ticks
 
 def show(path: str, *, follow: bool) -> None:
     """Draw the Timeline page, and keep it up to date while the run goes on."""
-    look = open_runs.snapshot(path)
-    waits = look.is_live or not look.is_judged
+    run = open_runs.snapshot(path)
+    waits = run.is_live or not run.is_judged
     st.fragment(
         _draw_timeline,
         run_every=refresh_pace.refresh_interval_s(_EVERY_S) if waits and follow else None,
@@ -55,21 +55,21 @@ def show(path: str, *, follow: bool) -> None:
 
 @guarded
 def _draw_timeline(path: str) -> None:
-    look, where = open_runs.snapshot(path), address.read()
-    told = run_timeline(look, where.span)
+    run, where = open_runs.snapshot(path), address.read()
+    told = run_timeline(run, where.span)
     wanted = _choose_kinds(where.kinds)
-    browser_component.html(timeline_html(look, told, wanted, where), key=_KEY, on_go=_go)
+    browser_component.html(timeline_html(run, told, wanted, where), key=_KEY, on_go=_go)
 
 
-def run_timeline(look: RunSnapshot, span: tuple[int, int] | None) -> Timeline:
+def run_timeline(run: RunSnapshot, span: tuple[int, int] | None) -> Timeline:
     """The timeline of a run as it stands; of a span of its steps in more detail."""
-    events, curves = look.read_table(Table.EVENTS, _EVENTS), look.curves
+    events, curves = run.read_table(Table.EVENTS, _EVENTS), run.curves
     if span is not None:
         step = steps_of(events)
         events = events.filter((step >= span[0]) & (step <= span[1]))
         curves = curves.within(span)
     skips = curves.rug(*(span or curves.ends))
-    told = timeline_of(events, skips, look.attempts(), look.diagnosis, look.curves.ends)
+    told = timeline_of(events, skips, run.attempts(), run.diagnosis, run.curves.ends)
     if span is None:
         return told
     inside = (one for one in told.entries if one.last >= span[0] and one.first <= span[1])
@@ -114,24 +114,24 @@ def _go() -> None:
 
 
 def timeline_html(
-    look: RunSnapshot, told: Timeline, wanted: set[Kind], where: address.Address
+    run: RunSnapshot, told: Timeline, wanted: set[Kind], where: address.Address
 ) -> str:
     """The timeline as HTML: its lanes of marks and, under them, each entry in words."""
     whole = "" if where.span is None else _whole(where, where.span)
-    there = replace(where, run=run_list.name_of(look.path))
-    links = [(one, _link(one, there, look.curves.ends)) for one in told.entries]
+    there = replace(where, run=run_list.name_of(run.path))
+    links = [(one, _link(one, there, run.curves.ends)) for one in told.entries]
     shown = [(one, link) for one, link in links if one.kind in wanted]
     if not shown:
         words = "Nothing of this kind happened." if links else "Nothing has happened yet."
         return f'{whole}<p class="aw-muted aw-lanes">{words}</p>'
-    span = where.span or _axis(told, look.curves.ends)
+    span = where.span or _axis(told, run.curves.ends)
     lanes = "".join(
         _lane(kind, several, told.ticks.get(kind), span)
         for kind in Kind
         if (several := [(one, link) for one, link in shown if one.kind is kind])
     )
     rug = f'<div class="aw-lanes">{lanes}{_axis_labels(span)}</div>'
-    return f"{whole}{rug}{_table(look, shown)}"
+    return f"{whole}{rug}{_table(run, shown)}"
 
 
 def _axis(told: Timeline, ends: tuple[int, int]) -> tuple[int, int]:
@@ -245,14 +245,14 @@ def _label_side(place: float) -> str:
 # --- the table ------------------------------------------------------------------------------------
 
 
-def _table(look: RunSnapshot, links: Sequence[tuple[Entry, str]]) -> str:
-    rows = "".join(_row(look, one, link) for one, link in links)
+def _table(run: RunSnapshot, links: Sequence[tuple[Entry, str]]) -> str:
+    rows = "".join(_row(run, one, link) for one, link in links)
     heads = ("step", "what", "in words", "after")
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     return f'<table class="aw-happened"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
-def _row(look: RunSnapshot, one: Entry, link: str) -> str:
+def _row(run: RunSnapshot, one: Entry, link: str) -> str:
     key = html.escape(f"{one.title} {one.first}")  # by which the keyboard's place is found again
     tone = _MARK_COLORS.get(one.mark, _COLORS[one.kind])
     look_of = (
@@ -262,7 +262,7 @@ def _row(look: RunSnapshot, one: Entry, link: str) -> str:
         f'<a href="{link}" target="_self" data-key="{key}">{_steps(one)}</a>',
         f"<span {look_of}>{said(one.title)}</span>",
         f"<bdi>{said(one.words)}</bdi>",
-        said(_elapsed(look, one)),
+        said(_elapsed(run, one)),
     )
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
@@ -271,9 +271,9 @@ def _steps(one: Entry) -> str:
     return f"{one.first:,}" if one.first == one.last else f"{one.first:,} to {one.last:,}"
 
 
-def _elapsed(look: RunSnapshot, one: Entry) -> str:
+def _elapsed(run: RunSnapshot, one: Entry) -> str:
     """How long after the run's start an entry of the timeline happened; empty if not known."""
-    began = look.info.started_ns
+    began = run.info.started_ns
     if not one.time_ns or not began or one.time_ns < began:
         return ""
     return duration_text((one.time_ns - began) / 1e6)

@@ -26,18 +26,18 @@ def column_of_value(name: str) -> str:
     return f"own.{name}"
 
 
-def chosen_names(look: RunSnapshot, text: str | None) -> list[str]:
+def chosen_names(run: RunSnapshot, text: str | None) -> list[str]:
     """The names of the user's values to draw: those that the address names, else the first."""
-    names = list(look.values.read())
+    names = list(run.values.read())
     if text is None:
         return names[:AT_FIRST]
     wanted = set(address.names_in(text))
     return [name for name in names if name in wanted][:MOST]
 
 
-def value_panels(look: RunSnapshot, names: list[str]) -> Iterator[Panel]:
+def value_panels(run: RunSnapshot, names: list[str]) -> Iterator[Panel]:
     """A panel of the chart for each user's value, with its newest number in the title."""
-    found = look.values.read()
+    found = run.values.read()
     for name in names:
         value = found[name]
         title = [(_short(name), "ink")]
@@ -52,35 +52,35 @@ def value_panels(look: RunSnapshot, names: list[str]) -> Iterator[Panel]:
         )
 
 
-def value_arrays(look: RunSnapshot, names: list[str], span: tuple[int, int] | None) -> Arrays:
+def value_arrays(run: RunSnapshot, names: list[str], span: tuple[int, int] | None) -> Arrays:
     """The curves of the user's values as arrays of a message, sent whole: they are thinned."""
     found: Arrays = {}
-    values = look.values.read()
+    values = run.values.read()
     for name in names:
-        line = look.values.line(name, span)
+        line = run.values.line(name, span)
         found[f"whole.{column_of_value(name)}.x"], found[f"whole.{column_of_value(name)}.y"] = (
             line.x,
             line.y,
         )
         found |= odd_arrays(
-            column_of_value(name), values[name].odd.within(*(span or look.curves.ends))
+            column_of_value(name), values[name].odd.within(*(span or run.curves.ends))
         )
     return found
 
 
-def value_axes(look: RunSnapshot, names: list[str]) -> Iterator[Axis]:
+def value_axes(run: RunSnapshot, names: list[str]) -> Iterator[Axis]:
     """The axes offered instead of the step: the time, and user's values that never fall."""
-    if TIME in look.curves.present:
+    if TIME in run.curves.present:
         yield Axis(TIME, "time", "second")
-    for name, value in look.values.read().items():
+    for name, value in run.values.read().items():
         if name in names and _is_axis(value):
             yield Axis(column_of_value(name), _short(name))
 
 
-def choose_values(look: RunSnapshot) -> None:
+def choose_values(run: RunSnapshot) -> None:
     """Let the reader choose which of the user's values to draw; a prefix stands for all."""
-    names = list(look.values.read())
-    drawn = chosen_names(look, address.read().values)
+    names = list(run.values.read())
+    drawn = chosen_names(run, address.read().values)
     choose_among_names(names, drawn, _KEY)
     wanted = set(address.names_in(address.read().values or "")).intersection(names)
     if len(wanted) > len(drawn):
