@@ -23,8 +23,17 @@ from ampwatch.report.painter.message import (
     Stroke,
     odd_arrays,
 )
-from ampwatch.report.stretches import Stretches, not_finite
-from ampwatch.report.thinning import Floats, Line, Rug, Steps, broken_line, merged, stepped_line
+from ampwatch.report.thinning import (
+    Floats,
+    Line,
+    Rug,
+    Steps,
+    Stretches,
+    broken_line,
+    merged,
+    not_finite,
+    stepped_line,
+)
 from ampwatch.rows import Table, column
 
 if TYPE_CHECKING:

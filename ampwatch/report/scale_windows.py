@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.diagnosis.words import count_text, scale_text
 from ampwatch.report.facts import powers
-from ampwatch.report.last_known import Readable, last_known
+from ampwatch.report.last_layer_values import Readable, last_known
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis

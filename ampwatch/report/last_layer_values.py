@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ampwatch.report.number_format_text import FORMAT_FACTS
 from ampwatch.rows import Table
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.integer[Any]]
 
+FORMAT_FACTS = ("input_format", "weight_format", "grad_format")
 # Before the step: each layer's last sample is among the first so many rows as a rule; thousands of
 # layers with a row at each step need more.
 _ROWS_READ = (20_000, 400_000)
