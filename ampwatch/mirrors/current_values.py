@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ampwatch.diagnosis import Finding
-from ampwatch.mirrors.readings import READINGS, Points, Reading, Update
+from ampwatch.mirrors.updates import READINGS, Points, Reading, Update
 
 MOST_ENDED_RUNS = 100  # at most so many ended runs are shown, however long one records
 

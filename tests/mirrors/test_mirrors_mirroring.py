@@ -14,7 +14,7 @@ from written_runs import fresh_id, more, step_columns, write_run
 from ampwatch import store
 from ampwatch.follow import State, follow
 from ampwatch.mirrors import MirrorWorker
-from ampwatch.mirrors.update_reader import Selection, UpdateReader
+from ampwatch.mirrors.updates import Selection, UpdateReader
 from ampwatch.rows import Table
 
 
@@ -55,7 +55,7 @@ def same(found, wanted):
 
 @pytest.mark.parametrize("most", [1, 7, 4096])
 def test_every_row_is_handed_on_once_whatever_the_portions(tmp_path, monkeypatch, most):
-    monkeypatch.setattr("ampwatch.mirrors.update_reader.MOST_ROWS", most)
+    monkeypatch.setattr("ampwatch.mirrors.updates.MOST_ROWS", most)
     path = write_run(tmp_path, accepted=40, skipped=5)
     mirror = whole(path)
     for name in ("scale", "loss", "lr", "grad_norm"):
