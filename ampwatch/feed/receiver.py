@@ -15,10 +15,18 @@ from typing import Any, TypeAlias
 
 from ampwatch.codec import Batch, check
 from ampwatch.errors import CodecError, FrameError
-from ampwatch.feed.frames import ENDED, MAX_SENTENCE_BYTES, UP, Frame, Hello, Kind, unpack
-from ampwatch.feed.instructions import Instruction
+from ampwatch.feed.frames import (
+    ENDED,
+    MAX_SENTENCE_BYTES,
+    UP,
+    Frame,
+    Hello,
+    Instruction,
+    Kind,
+    unpack,
+)
+from ampwatch.feed.keys import Security, find_security
 from ampwatch.feed.peers import Counts, Limits, Peer, PeerKey, Peers
-from ampwatch.feed.security import Security, find_security
 from ampwatch.feed.sockets import Message, RecorderSocket
 
 _FRAMES_A_CALL = 512

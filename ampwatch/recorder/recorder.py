@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ampwatch import errors, feed
 from ampwatch.errors import AmpwatchError, FeedError, RunError
-from ampwatch.recorder.recorder_process import (
+from ampwatch.recorder.recorder_messages import (
     Asked,
     Failed,
     Listening,
@@ -22,9 +22,11 @@ from ampwatch.recorder.recorder_process import (
     NewRows,
     Noted,
     Orders,
-    RecorderProcess,
+    RecordedRun,
+    RecorderStats,
+    RecorderStatus,
 )
-from ampwatch.recorder.status import RecordedRun, RecorderStats, RecorderStatus
+from ampwatch.recorder.recorder_process import RecorderProcess
 
 _NOTES_KEPT = 200
 _END_PATIENCE_S = 20.0

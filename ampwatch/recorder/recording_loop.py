@@ -11,8 +11,16 @@ from ampwatch import feed, store
 from ampwatch.codec import Batch
 from ampwatch.errors import AmpwatchError, RunError, RunInUseError
 from ampwatch.recorder.rank_copies import Compactor, OpenFiles, RankCopy, copy_in
-from ampwatch.recorder.recorder_process import Asked, Message, NewRows, Noted
-from ampwatch.recorder.status import ALIVE_S, RankRecord, RankReport, RecorderStats
+from ampwatch.recorder.recorder_messages import (
+    ALIVE_S,
+    Asked,
+    Message,
+    NewRows,
+    Noted,
+    RankRecord,
+    RankReport,
+    RecorderStats,
+)
 from ampwatch.rows import FORMAT
 
 _IDLE_S = 0.25

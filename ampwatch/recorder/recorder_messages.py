@@ -1,11 +1,20 @@
-"""What a recorder knows of the runs it hears, as snapshots that are safe to keep."""
+"""What a recorder's process is told and says, one line of JSON each, and the status that results.
+
+The status is what a recorder knows of the runs it hears, as snapshots that are safe to keep.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, TypeAlias
+
+from ampwatch import feed
+
+# --- status ---------------------------------------------------------------------------------------
 
 ALIVE_S = 5.0  # a trainer gives a sign of life each second
 
@@ -122,3 +131,109 @@ class RecorderStatus:
         """A rank that the present process has not heard of for some time is not alive."""
         is_news = process == self._process or self._clock() - self._since_s < ALIVE_S
         return record if is_news else replace(record, is_alive=False)
+
+
+# --- what it is told ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """The arguments of a recorder's process."""
+
+    endpoint: str
+    directory: Path
+    insecure: bool
+    fallback: bool
+    port_wait_s: float  # for a port that another recorder's process is about to release
+    beside: tuple[Path, ...] = ()  # where runs are read that need no copy
+
+    def to_text(self) -> str:
+        """As one argument of a command."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_text(cls, text: str) -> Orders:
+        """What `to_text` wrote."""
+        told = json.loads(text)
+        folders = {"directory": Path(told["directory"]), "beside": tuple(map(Path, told["beside"]))}
+        return cls(**told | folders)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An instruction on its way to one rank; all that a recorder's process is ever sent."""
+
+    run_id: str
+    rank: int
+    number: int
+    instruction: feed.Instruction
+
+    def to_line(self) -> bytes:
+        """As a line, its end included."""
+        instruction = self.instruction.to_bytes().decode()
+        return json.dumps([self.run_id, self.rank, self.number, instruction]).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Asked:
+        """What `to_line` wrote."""
+        run_id, rank, number, instruction = json.loads(line)
+        return cls(run_id, rank, number, feed.Instruction.from_bytes(instruction.encode()))
+
+
+# --- what it says ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """It has the port; if not, it says `Failed` instead."""
+
+    endpoint: str
+    fell_back: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It cannot begin, because of one of our errors."""
+
+    error: str  # its name in `ampwatch.errors`
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A sentence that the user should see."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """Rows have come for a run."""
+
+    folder: Path
+
+
+Message: TypeAlias = Listening | Failed | Noted | NewRows | RankReport | RecorderStats
+
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Listening, Failed, Noted, NewRows, RankReport, RecorderStats)
+}
+
+
+def to_line(message: Message) -> bytes:
+    """A message as a line, its end included."""
+    return json.dumps([type(message).__name__, asdict(message)], default=str).encode() + b"\n"
+
+
+def from_line(line: bytes) -> Message:
+    """The message in a whole line."""
+    name, told = json.loads(line)
+    if "folder" in told:
+        told["folder"] = Path(told["folder"])
+    if "denied_keys" in told:
+        told["denied_keys"] = tuple(told["denied_keys"])
+    if "record" in told:
+        gaps = tuple((first, after) for first, after in told["record"]["gaps"])
+        told["record"] = RankRecord(**told["record"] | {"gaps": gaps})
+    message: Message = _KINDS[name](**told)
+    return message
