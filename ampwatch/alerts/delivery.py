@@ -21,7 +21,7 @@ from ampwatch.alerts.alert_settings import AlertSetting, masked_address
 from ampwatch.alerts.alert_text import Alert, bundle
 from ampwatch.alerts.sent_alerts import note_outcome
 from ampwatch.diagnosis import Severity
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.words import count_text, time_text
 from ampwatch.errors import AlertError
 from ampwatch.retry import Retry
 
@@ -350,7 +350,9 @@ class Trial:
             if self._result is not None:
                 return  # nobody waits for it any longer
             if refusal is None:
-                said = f"Accepted by {kind} after {_time_text(self.age_s)}: it should have come."
+                said = (
+                    f"Accepted by {kind} after {time_text(1000 * self.age_s)}: it should have come."
+                )
             else:
                 said = f"Not accepted: {refusal.rstrip('.')}."
             self._result = TrialResult(refusal is None, said)
@@ -358,7 +360,3 @@ class Trial:
             note_outcome(self._setting.id, title=_TITLE)
         else:
             note_outcome(self._setting.id, failure=refusal)
-
-
-def _time_text(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 1.0 else f"{seconds:.1f} s"

@@ -1,4 +1,4 @@
-"""Numbers and lists as the findings write them."""
+"""Numbers, lists and names as people read them."""
 
 from __future__ import annotations
 

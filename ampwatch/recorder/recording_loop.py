@@ -84,7 +84,9 @@ class Recording:
                     self._take(arrival)
                 if time.monotonic() - self._tended_s >= _TEND_EVERY_S:
                     self._tend()
-                self._report_new_rows()
+                folders, self._with_new_rows = self._with_new_rows, set()
+                for folder in folders:
+                    self._report(NewRows(folder))
                 if time.monotonic() - self._reported_s > _REPORT_EVERY_S:
                     self._report_state()
         finally:
@@ -313,11 +315,6 @@ class Recording:
         if self._receiver.counts.bad <= _BAD_FRAMES_NOTED:
             sender = f"{peer} at {address}" if peer else address or "an unknown sender"
             self._note(f"A frame from {sender} was dropped: {reason}")
-
-    def _report_new_rows(self) -> None:
-        folders, self._with_new_rows = self._with_new_rows, set()
-        for folder in folders:
-            self._report(NewRows(folder))
 
     def _report_state(self) -> None:
         """Report the ranks that have changed, and the counts."""

@@ -17,7 +17,7 @@ from ampwatch.report.facts import (
     ruled_out,
     sparkline,
 )
-from ampwatch.report.html_report import html_comparison, html_report
+from ampwatch.report.html_file import html_comparison, html_report
 from ampwatch.report.tensorboard_event_files import EventStream, write_event_files
 from ampwatch.report.terminal_report import (
     STYLES,

@@ -130,7 +130,9 @@ def compared(
             for name, row in numbers.items()
             if name not in _NOT_COMPARED
         },
-        values={name: tuple(run.values.get(name) for run in runs) for name in _value_names(runs)},
+        values={
+            name: tuple(one.values.get(name) for one in runs) for run in runs for name in run.values
+        },
         settings=settings,
         same_settings=alike,
         partings=tuple(partings),
@@ -235,10 +237,6 @@ def _side_by_side(
         for name in names
         if any(name in one for one in runs)
     }
-
-
-def _value_names(runs: Sequence[Outline]) -> dict[str, None]:
-    return dict.fromkeys(name for run in runs for name in run.values)
 
 
 def _figures(run: Outline) -> Iterator[tuple[str, Figure]]:

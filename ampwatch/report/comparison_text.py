@@ -218,7 +218,8 @@ def parting_parts(one: Divergence, first: str, second: str) -> list[str]:
         names = list_text([words_of(name) for name in one.compared], 4)
         steps = count_text(one.common_steps, "step")
         return [f"Identical to the bit over {steps}, in everything that both recorded: {names}."]
-    parts = [f"They diverge at step {found.step:,}, in the {_column_text(found, first, second)}."]
+    said = _said(found.columns[0], first, second)
+    parts = [f"They diverge at step {found.step:,}, in the {said}."]
     if found.same_before:
         before = count_text(found.same_before, "common step")
         verb = "is" if found.same_before == 1 else "are"
@@ -260,10 +261,6 @@ def layer_text(found: LayerDifference) -> str:
         f"Layers were next sampled at step {found.step:,}: {layers} {verb}, most of all "
         f"{found.layer} ({label} {pair})."
     )
-
-
-def _column_text(found: FirstDifference, first: str, second: str) -> str:
-    return _said(found.columns[0], first, second)
 
 
 def _rest_text(found: FirstDifference, first: str, second: str) -> str:

@@ -164,7 +164,9 @@ def what_if_header(
         "sentence": what_if_sentence(layers),
         "columns": list(FORMAT_NAMES),
         "isDiverging": False,
-        "rows": [_what_if_row(one, role) for one in shown],
+        "rows": [
+            {"layer": one.layer, "says": "", "cells": _what_if_cells(one, role)} for one in shown
+        ],
         "note": f"Share of {of} that would be flushed to zero, in %, with scales from the tensor "
         f"itself. Bold: more than {100 * FLUSHED_SHARE:.0f} ({100 * FLUSHED_SHARE_OF_FP4:.0f} in "
         "NVFP4), which a layer does not survive. A dash: its rows are no whole blocks.",
@@ -219,11 +221,11 @@ def _losses_text(layers: Sequence[CastLayer]) -> str:
     if not loss.is_too_much:
         return f"No cast loses more than in health; {does}, the most."
     others = sum(one.excess > 1 for one in layers) - 1
-    return f"{does}." + (f" {_others(others)} too much." if others else "")
-
-
-def _others(count: int) -> str:
-    return count_text(count, "other layer loses", "other layers lose")
+    return f"{does}." + (
+        f" {count_text(others, 'other layer loses', 'other layers lose')} too much."
+        if others
+        else ""
+    )
 
 
 def _staleness(layer: CastLayer) -> float:
@@ -260,7 +262,8 @@ def what_if_sentence(layers: Sequence[WhatIfLayer]) -> str:
         losses = [worst[1] for one in layers if (worst := one.worst(name))]
         if losses:
             survive = sum(not loss.is_too_much for loss in losses)
-            parts.append(f"{name}: {_count_of(survive, len(losses))}")
+            count = "all" if survive == len(losses) else f"{survive:,} of"
+            parts.append(f"{name}: {count} {len(losses):,}")
     return ". ".join(parts) + "." if parts else ""
 
 
@@ -268,10 +271,6 @@ def _survivors(count: int, total: int) -> str:
     if count == total:
         return "all layers would survive" if total > 1 else "the layer would survive"
     return f"{count:,} of {count_text(total, 'layer')} would survive"
-
-
-def _count_of(count: int, total: int) -> str:
-    return f"all {total:,}" if count == total else f"{count:,} of {total:,}"
 
 
 # --- rows ----------------------------------------------------------------------------------------
@@ -317,12 +316,8 @@ def _scale_cell(one: CastLayer) -> dict[str, Any]:
     return _cell(f"{one.staleness:.2g}x", says, is_over=one.is_stale)
 
 
-def _what_if_row(one: WhatIfLayer, role: str | None) -> dict[str, Any]:
-    return {
-        "layer": one.layer,
-        "says": "",
-        "cells": [_what_if_cell(one, name, role) for name in FORMAT_NAMES],
-    }
+def _what_if_cells(one: WhatIfLayer, role: str | None) -> list[dict[str, Any]]:
+    return [_what_if_cell(one, name, role) for name in FORMAT_NAMES]
 
 
 def _what_if_cell(one: WhatIfLayer, name: str, role: str | None) -> dict[str, Any]:

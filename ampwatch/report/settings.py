@@ -5,6 +5,7 @@ The first word of a name is its section: `config.lr`, `optimizer.betas`, `versio
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -30,7 +31,10 @@ _NEWEST = 64  # samples of a rank's devices; about one a second
 
 def settings_of(run: Run) -> dict[str, str]:
     """Every recorded setting by its dotted name, without assumed defaults, long texts cut."""
-    return {name: cut(text, _MOST_LETTERS) for name, text in _told(run, _autocast(run)).items()}
+    rows = run.read(Table.STEPS, ("autocast_dtype",), min(run.ranks, default=0))
+    told = rows.column("autocast_dtype").unique().to_pylist()
+    settings = _told(run, ", ".join(filter(None, told)))
+    return {name: cut(text, _MOST_LETTERS) for name, text in settings.items()}
 
 
 def whole_settings(run: Run) -> dict[str, str]:
@@ -102,11 +106,6 @@ def _by_group(detail: Mapping[str, Any]) -> dict[str, Any]:
     if len(groups) == 1 and isinstance(groups[0], Mapping):
         return {**rest, **groups[0]}
     return {**rest, "group": {str(number): group for number, group in enumerate(groups)}}
-
-
-def _autocast(run: Run) -> str:
-    rows = run.read(Table.STEPS, ("autocast_dtype",), min(run.ranks, default=0))
-    return ", ".join(name for name in rows.column("autocast_dtype").unique().to_pylist() if name)
 
 
 def _precision(run: Run) -> dict[str, str]:
@@ -218,16 +217,8 @@ def changed_text(run: Run) -> str:
 def _beside(run: Run) -> Iterator[tuple[Path, RunInfo]]:
     """The other readable runs of its folder."""
     for path in _newest_beside(Path(run.path)):
-        info = _info_of(path)
-        if info is not None:
-            yield path, info
-
-
-def _info_of(path: Path) -> RunInfo | None:
-    try:
-        return read_info(path)
-    except (AmpwatchError, OSError):
-        return None
+        with contextlib.suppress(AmpwatchError, OSError):
+            yield path, read_info(path)
 
 
 def _newest_beside(folder: Path) -> Sequence[Path]:

@@ -72,9 +72,10 @@ def sweep_html(sweep: Sweep, names: Sequence[str], link: Link) -> str:
     outcomes = [point.outcome for point in points if point.outcome is not None]
     y = axis_of(outcomes) if outcomes else None
     kind = ", logarithmic" if x.is_log else ""
+    title = sweep.outcome[:1].upper() + sweep.outcome[1:]
     return (
         f'<figure class="aw-sweep" aria-label="{html.escape(printable(sweep.sentence))}">'
-        f"<figcaption><b>{_said(_capital(sweep.outcome))}</b> by {_said(sweep.setting)}{kind}"
+        f"<figcaption><b>{_said(title)}</b> by {_said(sweep.setting)}{kind}"
         f"{_key(sweep)}</figcaption>"
         f'<div class="aw-sweep-plot">{_lane(points)}{_band(sweep, x)}{_rows(y)}'
         f"{''.join(_marks(points, sweep, names, x, y, link))}</div>"
@@ -116,17 +117,12 @@ def _band(sweep: Sweep, x: Axis) -> str:
 def _rows(y: Axis | None) -> str:
     if y is None:
         return ""
+    middle = math.sqrt(y.low * y.high) if y.is_log else (y.low + y.high) / 2
     return "".join(
         f'<span class="aw-sweep-row" style="bottom:{100 * y.place(value):.2f}%">'
         f"<span>{value:.3g}</span></span>"
-        for value in dict.fromkeys((y.low, _middle(y), y.high))
+        for value in dict.fromkeys((y.low, middle, y.high))
     )
-
-
-def _middle(axis: Axis) -> float:
-    if axis.is_log:
-        return math.sqrt(axis.low * axis.high)
-    return (axis.low + axis.high) / 2
 
 
 def _columns(x: Axis) -> str:
@@ -282,7 +278,3 @@ def _head(column: _Column, left: float) -> str:
 
 def _said(text: str) -> str:
     return html.escape(printable(text))
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -165,7 +165,8 @@ def _events(told: _Told, kind: str) -> Iterator[Entry]:
         code = str(some[0].detail.get("code")) if kind == EventKind.MISUSE.value else ""
         name = f"{code} {_RULES[code].name}" if code in _RULES else title_of(kind)
         text = _RULES[code].page.meaning if code in _RULES else text
-        count = len(np.unique(step[part])) if _is_of_many_ranks(told, at) else len(at)
+        ranks = {event.rank for event in some}
+        count = len(np.unique(step[part])) if len(ranks) > 1 else len(at)
         if len(at) > len(some):
             which = "; the first and the last" if len(lines) > 1 else ""
             text = f"{count:,} times{which}: {text}"
@@ -192,11 +193,6 @@ def _joined(step: Integers) -> list[slice]:
 def _some(at: Integers) -> Integers:
     """A few of them in words, of more the first and the last."""
     return at if len(at) <= _MOST_TOLD else at[[0, -1]]
-
-
-def _is_of_many_ranks(told: _Told, at: Integers) -> bool:
-    ranks = {told.rows.column("rank")[int(one)].as_py() for one in _some(at)}
-    return len(ranks) > 1
 
 
 def _ticks(told: _Told, ends: tuple[int, int]) -> dict[Kind, Rug]:

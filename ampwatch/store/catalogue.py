@@ -163,7 +163,7 @@ class Catalogue:
         if line is None:
             line = summarize(Path(path))
             if line.problem is None:
-                kept.add(name, stamp.text, _facts_of(line))
+                kept.add(name, stamp.text, [getattr(line, name) for name in _KEPT])
         return line
 
     def _labelled(self, line: RunSummary, stamp: FileStamp) -> RunSummary:
@@ -211,10 +211,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
-def _facts_of(line: RunSummary) -> list[object]:
-    return [getattr(line, name) for name in _KEPT]
-
-
 def _line_of(path: Path, facts: Any) -> RunSummary | None:
     """The line that was kept, if it is one."""
     if not isinstance(facts, list) or len(facts) != len(_KEPT):
@@ -237,7 +233,7 @@ def _progress(log: RankLog) -> tuple[int, float | None]:
 def _places_in(folder: Path) -> list[Place]:
     """The folders that may be runs: the folder itself, or those in it."""
     real_folder = os.path.realpath(folder)
-    if _holds_info(folder):
+    if os.path.lexists(folder / RUN_FILE):  # a dangling link is a run that is reported
         return [(str(folder), real_folder)]
     try:
         with os.scandir(folder) as entries:
@@ -251,11 +247,6 @@ def _places_in(folder: Path) -> list[Place]:
             )
     except OSError:
         return []
-
-
-def _holds_info(folder: Path) -> bool:
-    """Whether there is a run.json of any kind, a dangling link included: that is reported."""
-    return os.path.lexists(folder / RUN_FILE)
 
 
 def _still_there(note: Path) -> Place | None:

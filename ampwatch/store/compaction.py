@@ -218,15 +218,11 @@ def _refuse_grown(folder: Path, log: RankLog) -> None:
     """Refuse if an attempt has appended rows meanwhile, which our files lack."""
     known = len(log.records)
     log.refresh()
-    if len(log.records) != known or log.generation != _generation(folder):
+    base = CompactedLog.load(folder)
+    if len(log.records) != known or log.generation != (base.generation if base else 0):
         raise RunInUseError(
             f"{folder} was written while it was being compacted; it was left as it is.", path=folder
         )
-
-
-def _generation(folder: Path) -> int:
-    base = CompactedLog.load(folder)
-    return base.generation if base else 0
 
 
 def _swap(folder: Path, sealed: bytes, header: Header) -> None:

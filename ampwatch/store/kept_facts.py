@@ -159,7 +159,10 @@ def _path_of(kind: str, folder: Path) -> Path | None:
 
 def _lines_of(path: Path | None) -> Iterator[tuple[str, str, Any]]:
     try:
-        data = b"" if path is None else _read(path)
+        if path is None:
+            return
+        with open_regular(path) as file:
+            data = file.read()
     except OSError:
         return
     for line in data.split(b"\n"):
@@ -169,11 +172,6 @@ def _lines_of(path: Path | None) -> Iterator[tuple[str, str, Any]]:
             continue  # the first line, and one that was written halfway
         if isinstance(name, str) and isinstance(stamp, str):
             yield name, stamp, facts
-
-
-def _read(path: Path) -> bytes:
-    with open_regular(path) as file:
-        return file.read()
 
 
 def _text(lines: dict[str, tuple[str, Any]]) -> bytes:

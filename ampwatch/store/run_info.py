@@ -73,7 +73,11 @@ class RunInfo:
             raise NotARunError(f"{RUN_FILE} is damaged: it lacks an id of 32 hex digits or a name.")
         for name in ("command", "notes"):
             values[name] = tuple(str(word) for word in values.get(name, ()))
-        values["marks"] = _marks(values.get("marks", {}))
+        values["marks"] = {
+            name: tuple(map(str, marks))
+            for name, marks in values.get("marks", {}).items()
+            if isinstance(marks, list)
+        }
         return cls(**values)
 
 
@@ -84,10 +88,6 @@ _KINDS = {
     for field in fields(RunInfo)
     if field.name != "format"
 }
-
-
-def _marks(marks: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    return {name: tuple(map(str, m)) for name, m in marks.items() if isinstance(m, list)}
 
 
 def describe_run(run_folder: Path, info: RunInfo) -> None:

@@ -64,9 +64,13 @@ def edit_tags(
             before = _load(run_folder)
             kept = [tag for tag in dict.fromkeys([*before.tags, *added]) if tag not in removed]
             text = before.note if note is None else _merged(before.note, note, note_seen)
-            after = RunTags(_few_enough(kept), _short_enough(text.strip()))
+            after = RunTags(tuple(kept), text.strip())
             if after != before:
-                replace_file(run_folder / TAGS_FILE, _to_json(after), durable=True)
+                _refuse_too_much(after)
+                facts = {"tags": kept, "note": after.note}
+                text = json.dumps(facts, indent=1, ensure_ascii=False)
+                data = text.encode("utf-8", "replace")
+                replace_file(run_folder / TAGS_FILE, data, durable=True)
     except RunInUseError:
         raise RunError(
             f"Somebody else is changing the tags of {run_folder.name}: try again.", path=run_folder
@@ -95,21 +99,11 @@ def _merged(now: str, wanted: str, seen: str) -> str:
     return f"{now}\n{wanted[len(seen) :].strip() if wanted.startswith(seen) else wanted}"
 
 
-def _few_enough(tags: list[str]) -> tuple[str, ...]:
-    if len(tags) > MOST_TAGS:
+def _refuse_too_much(tags: RunTags) -> None:
+    if len(tags.tags) > MOST_TAGS:
         raise RunError(f"A run has at most {MOST_TAGS} tags: remove some first.")
-    return tuple(tags)
-
-
-def _short_enough(note: str) -> str:
-    if len(note) > MOST_NOTE_CHARACTERS:
+    if len(tags.note) > MOST_NOTE_CHARACTERS:
         raise RunError(f"A note has at most {MOST_NOTE_CHARACTERS:,} letters: shorten it.")
-    return note
-
-
-def _to_json(tags: RunTags) -> bytes:
-    facts = {"tags": list(tags.tags), "note": tags.note}
-    return json.dumps(facts, indent=1, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _load(run_folder: Path) -> RunTags:

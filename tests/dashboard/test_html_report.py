@@ -257,7 +257,7 @@ def test_a_large_configuration_leaves_the_file_small(tmp_path, capsys):
 
 
 def test_without_what_thins_lines_it_says_what_to_install(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("ampwatch.report.html_report.find_spec", lambda name: None)
+    monkeypatch.setattr("ampwatch.report.html_file.find_spec", lambda name: None)
     out = tmp_path / "out.html"
     assert cli.run(["report", str(write_run(tmp_path)), "--html", str(out)]) == 2
     assert "pip install 'ampwatch[dashboard]'" in capsys.readouterr().err

@@ -400,14 +400,11 @@ def _layer_row(
 ) -> str:
     title, shown = html.escape(name), html.escape(shortened(name, _NAME_LETTERS))
     cells = [f'<td title="{title}">{shown}</td>']
-    cells += [f"<td>{html.escape(_word(facts.get(fact)))}</td>" for fact in _FACTS]
+    words = (short_dtype(str(facts.get(fact) or "")) for fact in _FACTS)
+    cells += [f"<td>{html.escape(printable(word))}</td>" for word in words]
     cells += [f"<td>{html.escape(text)}</td>" for text in cast]
     cells += [f'<td class="number">{text}</td>' for text in (*numbers, _scales(facts))]
     return f'<tr data-layer="{title}">{"".join(cells)}</tr>'
-
-
-def _word(value: Any) -> str:
-    return printable(short_dtype(str(value))) if value else ""
 
 
 def _scales(facts: Mapping[str, Any]) -> str:
