@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from ampwatch.errors import warn
 from ampwatch.probe import optimizer_state
-from ampwatch.probe.backward_passes import BackwardWatch, Losses
+from ampwatch.probe.backward_passes import BackwardWatch, Losses, StaleGradients
 from ampwatch.probe.current_step import CurrentStep
 from ampwatch.probe.models import Survey
 from ampwatch.probe.norms import (
@@ -25,11 +26,8 @@ from ampwatch.probe.norms import (
 )
 from ampwatch.probe.optimizer_state import Stepped
 from ampwatch.probe.optimizers import OptimizerView, matrix_parameters
-from ampwatch.probe.own_failures import warn
-from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import StepRecord, Turn
-from ampwatch.probe.stale_gradients import StaleGradients
-from ampwatch.probe.tensors import is_shard
+from ampwatch.probe.tensor_values import Pack, is_shard
 from ampwatch.rows import EventKind
 
 _is_compiling = torch.compiler.is_compiling
