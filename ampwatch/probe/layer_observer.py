@@ -226,11 +226,12 @@ class LayerObserver:
     def _begin(
         self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        if not _trains(layer):
+        root = layer.to_root()
+        if root is None or not root.training or not torch.is_grad_enabled():
             return
         self._steps_unseen = 0
         if layer.parent is None:
-            self._ran_roots.add(id(layer.root))
+            self._ran_roots.add(id(root))
         if self._listener is None:
             return
         if kwargs:

@@ -26,7 +26,7 @@ from ampwatch.probe.optimizer_turns import Turns
 from ampwatch.probe.optimizers import OptimizerView
 from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import EventRecord, Stale, StepRecord, Turn
-from ampwatch.probe.tensor_values import dtype_name, extremes, measurable
+from ampwatch.probe.tensor_values import dtype_name, measurable
 from ampwatch.probe.unscaled_steps import UnscaledSteps
 from ampwatch.rows import EventKind
 
@@ -134,8 +134,8 @@ class Loop:
             record.samples += size
         for value in inputs:
             if measurable(value) and forwards.is_data(value):
-                at = record.pack.put_magnitude(*extremes(value))
-                record.input_at = (*record.input_at, at)
+                low, high = torch.aminmax(value.detach() if value.requires_grad else value)
+                record.input_at = (*record.input_at, record.pack.put_magnitude(low, high))
         if torch.is_autocast_enabled(device_type):
             record.autocast_dtype = dtype_name(torch.get_autocast_dtype(device_type))
 

@@ -139,7 +139,7 @@ class GradientMeter:
         """
         if gradients is None or not self._dense:
             gradients = self.gradients()
-        present = None
+        present = total_at = amax_at = None
         unseen = 0
         if not self._dense or set(map(type, gradients)) != _ALL_PLAIN:
             found = [(n, g) for n, g in enumerate(gradients) if g is not None]
@@ -149,30 +149,24 @@ class GradientMeter:
                 return None
             present, gradients = tuple(n for n, _ in dense), [g for _, g in dense]
         norms = norms_of(gradients, half=self._half)
-        at, total_at, amax_at = self._put(gradients, norms, pack, amax=amax)
-        dtype = norms[0].dtype if self._one_device else None
-        return NormCapture(
-            present, at, len(gradients), total_at, amax_at, unseen, scaled, self._sharded, dtype
-        )
-
-    def _put(
-        self, gradients: list[Tensor], norms: tuple[Tensor, ...], pack: Pack, *, amax: bool
-    ) -> tuple[int, int | None, int | None]:
-        if not self._one_device:
-            places = [pack.put(norm) for norm in norms]
-            return places[0], None, None
+        values = pack.values
+        at, dtype = len(values), norms[0].dtype if self._one_device else None
         if self._on_host:
             # Reading 24 numbers and writing them back costs half of stacking 24 tensors.
             numbers = list(map(_VALUE, norms))
-            at = len(pack.values)
-            pack.values.extend(numbers)
-            if math.isfinite(sum(numbers)) and not amax:
-                return at, None, None
-            return at, None, pack.put_numbers([_amax(g) for g in gradients])
-        stacked = torch.stack(norms)
-        at = pack.put(stacked)
-        total_at = pack.put(torch.linalg.vector_norm(stacked))
-        return at, total_at, pack.put(torch.stack(norms_of(gradients, math.inf, half=self._half)))
+            values.extend(numbers)
+            if amax or not math.isfinite(sum(numbers)):
+                amax_at = pack.put_numbers([_amax(g) for g in gradients])
+        elif self._one_device:
+            stacked = torch.stack(norms)
+            pack.put(stacked)
+            total_at = pack.put(torch.linalg.vector_norm(stacked))
+            amax_at = pack.put(torch.stack(norms_of(gradients, math.inf, half=self._half)))
+        else:
+            pack.put_scalars(*norms)
+        return NormCapture(
+            present, at, len(gradients), total_at, amax_at, unseen, scaled, self._sharded, dtype
+        )
 
 
 def _local(gradient: Tensor) -> Tensor | None:
