@@ -13,10 +13,9 @@ from narrow_models import Language, float8, mxfp8, needs_torchao
 from torch import nn
 
 import ampwatch
-from ampwatch.probe import number_formats
+from ampwatch.probe import library_formats
+from ampwatch.probe.library_formats import conversions_asked_for, formats_of, may_be_quantised
 from ampwatch.probe.models import survey
-from ampwatch.probe.number_formats import conversions_asked_for, formats_of, may_be_quantised
-from ampwatch.probe.number_formats import torchao as torchao_names
 
 
 def texts(module: Any, weight: Any = None) -> list[str | None]:
@@ -94,30 +93,30 @@ def test_a_compiled_model_is_read_though_no_hook_sees_inside():
 
 def test_a_conversion_that_reached_no_layer_is_known(monkeypatch):
     needs_torchao()
-    monkeypatch.delitem(sys.modules, torchao_names.CONVERSION_RAN, raising=False)
-    monkeypatch.setattr(number_formats, "_SEEN_CONVERTED", set())
+    monkeypatch.delitem(sys.modules, library_formats.CONVERSION_RAN, raising=False)
+    monkeypatch.setattr(library_formats, "_SEEN_CONVERTED", set())
     model = Language()
     assert conversions_asked_for(survey(model)) == []
     float8(model, chosen=lambda _module, _name: False)
-    assert torchao_names.conversion_asked_for() == torchao_names.CONVERSION
-    kept_elsewhere = torchao_names.has_converted_layers()  # by another test of this process
+    assert library_formats.conversion_asked_for() == library_formats.CONVERSION
+    kept_elsewhere = library_formats.has_converted_layers()  # by another test of this process
     assert conversions_asked_for(survey(model)) == ([] if kept_elsewhere else [
-        torchao_names.CONVERSION])  # fmt: skip
+        library_formats.CONVERSION])  # fmt: skip
     assert conversions_asked_for(survey(float8(model))) == []
 
 
 def test_a_model_that_was_converted_and_watched_before_accounts_for_the_call(monkeypatch):
     needs_torchao()
-    monkeypatch.setattr(number_formats, "_SEEN_CONVERTED", set())
+    monkeypatch.setattr(library_formats, "_SEEN_CONVERTED", set())
     assert conversions_asked_for(survey(float8(Language()))) == []
-    monkeypatch.setattr(torchao_names, "has_converted_layers", lambda: False)  # it is gone
+    monkeypatch.setattr(library_formats, "has_converted_layers", lambda: False)  # it is gone
     assert conversions_asked_for(survey(Language())) == []
 
 
 def test_a_teacher_that_was_converted_accounts_for_the_call():
     needs_torchao()
     teacher = float8(Language())
-    assert torchao_names.has_converted_layers()
+    assert library_formats.has_converted_layers()
     assert conversions_asked_for(survey(Language())) == []
     del teacher
 

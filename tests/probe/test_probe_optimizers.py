@@ -5,7 +5,7 @@ import torch
 from scheduled_training import AFTER, BASE, BEFORE, FACTOR, OF, SCHEDULERS, Training
 from torch import nn
 
-from ampwatch.probe.rate_change import multiply_rates, schedulers_of
+from ampwatch.probe.optimizers import multiply_rates, schedulers_of
 
 
 def near(rates):

@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ampwatch.integrations.script_hooks import tell_of_lookups
-from ampwatch.probe import devices, exception_report
+from ampwatch.probe import devices, fatal_exceptions
 from ampwatch.probe.devices import DeviceRow, DeviceSampler
-from ampwatch.probe.exception_report import describe, passed_through
+from ampwatch.probe.fatal_exceptions import describe, passed_through
 
 
 class Failing(nn.Module):
@@ -323,7 +323,7 @@ def test_the_memory_state_of_each_device_is_told_and_its_pressure_when_it_ran_ou
         def rows(self, time_ns):
             return [DeviceRow(time_ns, "cuda:1", allocated_bytes=5, host_rss_bytes=9)]
 
-    monkeypatch.setattr(exception_report, "pressure", lambda device: {"ooms": device.index})
+    monkeypatch.setattr(fatal_exceptions, "pressure", lambda device: {"ooms": device.index})
     (plain,) = describe(RuntimeError("other"), {}, Sampler()).memory
     assert plain == {
         "time_ns": plain["time_ns"], "device": "cuda:1", "allocated_bytes": 5, "host_rss_bytes": 9,

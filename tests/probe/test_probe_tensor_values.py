@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ampwatch.probe.readback import Pack
+from ampwatch.probe.tensor_values import Pack
 
 
 class Far(torch.Tensor):

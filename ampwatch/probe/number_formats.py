@@ -1,17 +1,17 @@
-"""How each format below sixteen bits scales values before it casts them, as the libraries do it.
+"""Number formats below sixteen bits: what one is, and how it scales values before a cast.
 
-Magnitudes come as samples x width x rows: the blocks of a row stand upright.
+The scales are computed as the libraries compute them. Magnitudes come as samples x width x rows:
+the blocks of a row stand upright.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from ampwatch.probe.number_formats import NumberFormat
 
 BLOCK = 32  # MX scales so many values together, NVFP4 16 of them
 
@@ -43,6 +43,51 @@ ELEMENTS = {
 _FLOAT8_SMALLEST_NORMAL = 2.0**-6  # what NVFP4's block scales may fall to
 _FLOAT8_LARGEST = 448.0
 _NVFP4_BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormat:
+    """The format of one operand of a matrix product, and how its scales are chosen."""
+
+    element: str  # such as `float8_e4m3fn`, `mxfp8_e4m3`, `nvfp4`
+    granularity: str  # how many values share a scale: `tensorwise`, `rowwise`, `block32`
+    scaling: str = ""  # `dynamic`: from this tensor; `delayed`: from earlier ones
+    note: str = ""  # other properties of the operand in the recipe
+    rounded_scales: str = ""  # to a power of two: `down`, `up`, `floor`; not shown
+
+    @property
+    def text(self) -> str:
+        """As the columns show it: `float8_e4m3fn/tensorwise/dynamic`."""
+        return "/".join(filter(None, (self.element, self.granularity, self.scaling, self.note)))
+
+
+@dataclass(frozen=True, slots=True)
+class RoleFormats:
+    """The formats of a layer's input, its weight and the gradient at its output."""
+
+    input: NumberFormat | None = None
+    weight: NumberFormat | None = None
+    grad: NumberFormat | None = None
+
+    def columns(self) -> dict[str, str | None]:
+        """Each role's format by the name of its column."""
+        roles = {"input": self.input, "weight": self.weight, "grad": self.grad}
+        return {f"{role}_format": None if one is None else one.text for role, one in roles.items()}
+
+    def __bool__(self) -> bool:
+        """Whether any role is quantised."""
+        return not (self.input is None and self.weight is None and self.grad is None)
+
+
+NONE = RoleFormats()
+
+
+def of_all_roles(one: NumberFormat) -> RoleFormats:
+    """The same format for every role."""
+    return RoleFormats(one, one, one)
+
+
+# -- scales ----------------------------------------------------------------------------------------
 
 
 def block_of(form: NumberFormat | None) -> int | None:
