@@ -48,7 +48,7 @@ def _in_run(rule: Rule, text: str) -> str:
     """What the rule found in this run, with its evidence."""
     from ampwatch.cli.find import opened_run_or_log
     from ampwatch.diagnosis import Engine, conclude, weighed
-    from ampwatch.diagnosis.registry import RATE
+    from ampwatch.diagnosis.rule import RATE
 
     with opened_run_or_log(text) as run:
         case, name = Engine().feed(run).case(), run.info.name

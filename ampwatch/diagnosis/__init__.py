@@ -8,7 +8,7 @@ watches a run grow holds an `Engine`. `RULES` are the pages that `ampwatch expla
 
 from __future__ import annotations
 
-from ampwatch.diagnosis.engine import Engine, conclude, diagnose
+from ampwatch.diagnosis.engine import Engine, diagnose
 from ampwatch.diagnosis.findings import (
     Action,
     Advice,
@@ -19,11 +19,17 @@ from ampwatch.diagnosis.findings import (
     Severity,
     Verdict,
 )
-from ampwatch.diagnosis.registry import Rule
+from ampwatch.diagnosis.record import Record
+from ampwatch.diagnosis.rule import Rule
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.rules.rate import weighed
-from ampwatch.diagnosis.several_runs import ForSeveral, Together, advise_on_all, diagnose_together
-from ampwatch.diagnosis.signals import Record
+from ampwatch.diagnosis.several_runs import (
+    ForSeveralRuns,
+    SeveralDiagnoses,
+    advise_on_all,
+    diagnose_together,
+)
+from ampwatch.diagnosis.verdict import conclude
 
 __all__ = [
     "RULES",
@@ -33,12 +39,12 @@ __all__ = [
     "Engine",
     "Evidence",
     "Finding",
-    "ForSeveral",
+    "ForSeveralRuns",
     "Record",
     "Rule",
     "RunFacts",
+    "SeveralDiagnoses",
     "Severity",
-    "Together",
     "Verdict",
     "advise_on_all",
     "conclude",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.signals import Event
+from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 

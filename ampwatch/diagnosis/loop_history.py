@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.signals import Event, positive
+from ampwatch.diagnosis.event import Event, positive_number
 from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 
@@ -93,8 +93,8 @@ def _searched(block: Block) -> int:
 
 
 def _halvings(event: Event, scale: float) -> int:
-    first = positive(event.detail.get("init_scale"))
-    factor = positive(event.detail.get("backoff_factor"))
+    first = positive_number(event.detail.get("init_scale"))
+    factor = positive_number(event.detail.get("backoff_factor"))
     if first is None or factor is None or factor >= 1.0 or not 0.0 < scale < first < math.inf:
         return 0
     return round((math.log(first) - math.log(scale)) / -math.log(factor))

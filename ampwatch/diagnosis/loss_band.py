@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ampwatch.diagnosis.column_arrays import Floats, Integers
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.signals import Floats, Integers
 
 # The recent past: long enough for quartiles, short enough to follow a loss that falls.
 WINDOW = 128
@@ -24,16 +24,18 @@ _QUARTILE = 0.6745  # of a normal distribution, in its deviations
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class LossBand:
     """Median, and a robust deviation of the values and of their logs: numbers, or one a value."""
 
     level: Floats | float
     spread: Floats | float
     log_spread: Floats | float  # nan where some of them are not positive
 
-    def at(self, index: int | Integers) -> Band:
+    def at(self, index: int | Integers) -> LossBand:
         """One of these bands, or one for each of these."""
-        return Band(*(np.asarray(one)[index] for one in (self.level, self.spread, self.log_spread)))
+        return LossBand(
+            *(np.asarray(one)[index] for one in (self.level, self.spread, self.log_spread))
+        )
 
     def heights(self, values: Floats) -> Floats:
         """How far above the level, in deviations; positive ones by their ratio as well.
@@ -50,7 +52,7 @@ class Band:
         return float(self.heights(np.array(value)))
 
 
-def bands_of(values: Floats, begin: int, part: int, entries: int) -> Band:
+def bands_of(values: Floats, begin: int, part: int, entries: int) -> LossBand:
     """The band before each part of the values from `begin` on; `entries` came before that one.
 
     While there are few, their later half is the recent past: the loss falls fast at first.
@@ -70,7 +72,7 @@ def bands_of(values: Floats, begin: int, part: int, entries: int) -> Band:
         logs = np.maximum(np.log(high / level), np.log(level / low)) / _QUARTILE
     logs = np.where(ordered[:, 0] > 0, np.maximum(logs, ROUNDED), np.nan)
     level[known < LEAST_PAST] = np.nan
-    return Band(level, spread, logs)
+    return LossBand(level, spread, logs)
 
 
 def _quantile(ordered: Floats, known: Integers, share: float) -> Floats:
@@ -78,7 +80,7 @@ def _quantile(ordered: Floats, known: Integers, share: float) -> Floats:
     return np.asarray(ordered[np.arange(len(ordered)), at])
 
 
-def left_band(
+def has_left_band(
     past: Floats, now: Floats, least: int, *, times: float, deviations: float
 ) -> bool | None:
     """Whether so many of these values at least, or all, or their median are far above the past's.
@@ -93,7 +95,7 @@ def left_band(
     line = middle * max(times, math.exp(min(deviations * spread, 50.0)))
     if (found > line).sum() >= min(least, len(found)):
         return True
-    count = independent(np.log(usual), len(found))
+    count = independent_values(np.log(usual), len(found))
     if count < LEAST_MEAN:
         return None if len(found) >= LEAST_MEAN else False
     above, error = math.log(float(np.median(found)) / middle), 1.25 * spread / math.sqrt(count)
@@ -102,7 +104,7 @@ def left_band(
     return None if above + 2 * error >= math.log(times) else False
 
 
-def independent(past: Floats, count: int) -> float:
+def independent_values(past: Floats, count: int) -> float:
     """How many independent values so many in a row stand for; one at least.
 
     Noise that remembers stays where it is for a while. A course looks like memory, which errs on

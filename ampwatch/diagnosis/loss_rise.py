@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.column_arrays import Floats, Mask
 from ampwatch.diagnosis.loss_band import (
     LEAST_PAST,
     ROUNDED,
-    Band,
-    independent,
+    LossBand,
+    has_left_band,
+    independent_values,
     leap_height,
-    left_band,
 )
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.signals import Floats, Mask
 from ampwatch.rows import LR_LEAP
 
 COLUMNS = (
@@ -57,7 +57,7 @@ OCTAVES = 16  # of heights
 NO_ROWS: Floats = np.zeros((0, len(COLUMNS)))
 
 
-class Kind(enum.Enum):
+class RiseKind(enum.Enum):
     """What a rise that is over was."""
 
     LEAP = "of one step, or two by chance; a line of a log may stand for many"
@@ -66,10 +66,10 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rise:
+class LossRise:
     """The loss out of its band: where it began, how high it went, what went with it."""
 
-    band: Band
+    band: LossBand
     first_step: int
     past: Floats = field(default_factory=lambda: NO_ROWS)  # the rows before it
     first: Floats = field(default_factory=lambda: NO_ROWS)  # its own first rows
@@ -88,7 +88,7 @@ class Rise:
     is_meant: bool = False  # the rate had just been raised, or a step's micro-batches
     is_sure: bool = False  # longer than chance makes them
 
-    def and_rows(self, rows: Floats, back: Mask) -> Rise:
+    def and_rows(self, rows: Floats, back: Mask) -> LossRise:
         """The rise with rows more, these of which are in the band."""
         out, steps = np.flatnonzero(~back), rows[:, _AT["step"]]
         last = int(out[-1]) if len(out) else -1
@@ -115,7 +115,7 @@ class Rise:
             next_step=int(steps[min(last + 1, len(rows) - 1)]),
         )
 
-    def judged(self, latest: Floats = NO_ROWS) -> Rise:
+    def judged(self, latest: Floats = NO_ROWS) -> LossRise:
         """The rise, and what went with it; `latest` are the last rows of one that stands."""
         strength = self._strength()
         if strength < TELLING and (self.entries <= SHORT or self.wanders):
@@ -126,7 +126,7 @@ class Rise:
             len(latest) > 1
         )
         seen = [
-            left_band(
+            has_left_band(
                 self.past[:, _AT[name]],
                 rows[:, _AT[name]],
                 least,
@@ -153,7 +153,7 @@ class Rise:
         """
         past, mean = self.past[:, 0], -math.inf
         if self.is_long:
-            free = independent(past, self.out)
+            free = independent_values(past, self.out)
             mean = self.out_height / self.out / 1024 * math.sqrt(free)
         strength = max(self.height, mean)
         if self.wanders:
@@ -165,7 +165,7 @@ class Rise:
     def wanders(self) -> bool:
         """Whether the losses before it remember so long that they do not tell how far they go."""
         past = self.past[:, 0]
-        return self.is_long and independent(past, len(past)) < _FREE
+        return self.is_long and independent_values(past, len(past)) < _FREE
 
     @property
     def is_long(self) -> bool:
@@ -183,11 +183,11 @@ class Rise:
         return max(1, self.next_step - self.first_step)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> RiseKind:
         """What it was; a skip in a long rise may be a growth of the scale."""
         if self.steps <= _CHANCE_STEPS:
-            return Kind.LEAP
-        return Kind.SKIPPED if self.skips * SHORT > self.entries else Kind.SPIKE
+            return RiseKind.LEAP
+        return RiseKind.SKIPPED if self.skips * SHORT > self.entries else RiseKind.SPIKE
 
     @property
     def tells(self) -> bool:
@@ -222,7 +222,7 @@ class Rise:
     def _is_above(self, now: float) -> bool:
         """Whether the median of the last losses tells, being of as many."""
         height = self.band.height(now)
-        free = math.sqrt(independent(self.past[:, 0], _NOW)) / 1.25
+        free = math.sqrt(independent_values(self.past[:, 0], _NOW)) / 1.25
         return height >= OUT_OF_BAND and height * max(1.0, free) >= TELLING
 
     def _falls(self, losses: Floats) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ampwatch.diagnosis.signals import Floats
+from ampwatch.diagnosis.column_arrays import Floats
 
 _FEW = 512  # up to here sorting all is the fastest
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.number_history import DEAD_RATE
-from ampwatch.diagnosis.overflow_culprits import innermost
-from ampwatch.diagnosis.signals import Integers, Mask
+from ampwatch.diagnosis.column_arrays import Integers, Mask
+from ampwatch.diagnosis.finiteness_history import DEAD_RATE
+from ampwatch.diagnosis.layer_history import innermost_layers
 from ampwatch.diagnosis.times import Times
 
 
 @dataclass(frozen=True, slots=True)
-class NonfiniteGradients:
+class NonfiniteGradientHistory:
     """What is remembered of them; `fold` makes a new one."""
 
     bad: Times = field(default_factory=Times)  # gradients not finite, the loss was
@@ -36,7 +36,7 @@ class NonfiniteGradients:
     left_out: Times = field(default_factory=Times)  # no optimizer had a turn
     left_out_last: Times = field(default_factory=Times)  # those in a row at the record's end
 
-    def fold(self, block: Block) -> NonfiniteGradients:
+    def fold(self, block: Block) -> NonfiniteGradientHistory:
         """The history with one more block."""
         if not len(block):
             return self
@@ -57,7 +57,7 @@ class NonfiniteGradients:
             left_out_last=last.and_where(ending, block),
         )
 
-    def _with_gradients(self, block: Block, at: Integers) -> NonfiniteGradients:
+    def _with_gradients(self, block: Block, at: Integers) -> NonfiniteGradientHistory:
         """Which of these were nan, which inf, and after which infs a finite norm came.
 
         An optimizer that takes an inf makes nan of it: a norm that is finite afterwards, below a
@@ -99,7 +99,9 @@ def _maker(block: Block, at: Integers) -> str | None:
     entry, there = block.layer_entries
     made = (layers.flags["grad_finite"] == 0) | (layers.flags["in_grad_finite"] == 0)
     made &= (layers.flags["out_grad_finite"] == 1) & there & np.isin(entry, at)
-    names = innermost({layers.names[code] for code in layers.layer[made].tolist() if code >= 0})
+    names = innermost_layers(
+        {layers.names[code] for code in layers.layer[made].tolist() if code >= 0}
+    )
     return names[0] if len(names) == 1 else None
 
 

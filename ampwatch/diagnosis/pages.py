@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ampwatch.diagnosis.registry import Rule
+from ampwatch.diagnosis.rule import Rule
 from ampwatch.diagnosis.rules import RULES
 
 PARTS = (

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block, RankRows
-from ampwatch.diagnosis.signals import Event, Mask
+from ampwatch.diagnosis.column_arrays import Mask
+from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.event import Event, positive_number
 from ampwatch.diagnosis.learning_rate import Group, Setup
-from ampwatch.diagnosis.signals import Event, Floats, positive
 from ampwatch.rows import LR_LEAP, EventKind
 
 _MOST_SAVED = 256
@@ -110,7 +111,7 @@ class RateSetup:
         One whose own rate is as high as the others' base is not warming up.
         """
         groups = self._groups
-        pairs = [(positive(group.get("lr")) or 0.0, _base(group)) for group in groups]
+        pairs = [(positive_number(group.get("lr")) or 0.0, _base(group)) for group in groups]
         return len(groups) < 2 or all(rate <= share * base for rate, base in pairs if base)
 
     @property
@@ -124,7 +125,9 @@ class RateSetup:
         if event.kind == EventKind.STATE_SAVED.value:
             return replace(self, saved=(*self.saved, event.step)[-_MOST_SAVED:])
         if event.kind == EventKind.BATCH_SIZE_CHANGED.value:
-            if (positive(detail.get("to")) or 0.0) > (positive(detail.get("from")) or np.inf):
+            if (positive_number(detail.get("to")) or 0.0) > (
+                positive_number(detail.get("from")) or np.inf
+            ):
                 larger = (*self.larger_batches, event.step)[-_MOST_LARGER:]
                 return replace(self, larger_batches=larger)
         elif event.kind == EventKind.STATE_LOADED.value:
@@ -132,7 +135,7 @@ class RateSetup:
                 return replace(self, loaded_at_start=True)
             return replace(self, loads=self.loads + 1)
         elif event.kind == EventKind.OPTIMIZER.value:
-            number = int(min(positive(detail.get("optimizer")) or 0.0, _MOST_OPTIMIZERS))
+            number = int(min(positive_number(detail.get("optimizer")) or 0.0, _MOST_OPTIMIZERS))
             first = detail if number == 0 else self.first
             return replace(self, first=first, optimizers=max(self.optimizers, number + 1))
         return self
@@ -153,7 +156,7 @@ class RateSetup:
 
 
 @dataclass(frozen=True, slots=True)
-class Leap:
+class RateLeap:
     """The rate at least doubled from one step to the next."""
 
     step: int
@@ -167,7 +170,7 @@ class Leap:
 class RateLeaps:
     """What is remembered of them; `fold` makes a new one."""
 
-    leaps: tuple[Leap, ...] = ()  # the last few
+    leaps: tuple[RateLeap, ...] = ()  # the last few
     top: float = 0.0  # the highest rate yet
     top_position: int = 0  # the entry that reached it
     last: float = float("nan")
@@ -194,7 +197,7 @@ class RateLeaps:
         warms = (rate <= base_before) & (before <= _WARMING * base_before)
         stair = from_top & (warms | (position - reached[:-1] <= reached[:-1]))
         found = [
-            Leap(*(column[at].item() for column in (block.step, before, rate, from_top, stair)))
+            RateLeap(*(column[at].item() for column in (block.step, before, rate, from_top, stair)))
             for at in np.flatnonzero(leapt)[-_MOST_LEAPS:]
         ]
         return replace(
@@ -206,7 +209,7 @@ class RateLeaps:
             last_base=float(base[-1]),
         )
 
-    def is_settled(self, leap: Leap) -> bool:
+    def is_settled(self, leap: RateLeap) -> bool:
         """Whether the rate did not go on rising from one top to the next."""
         return not (leap.is_stair or (leap.from_top and self.top > _FURTHER * leap.after))
 
@@ -224,7 +227,7 @@ def _group(detail: Mapping[str, Any], group: Mapping[str, Any]) -> Group:
     fades = betas[0] if isinstance(betas, list) and betas else group.get("momentum")
     return Group(
         base=_base(group) or None,
-        weight_decay=positive(group.get("weight_decay")) or 0.0,
+        weight_decay=positive_number(group.get("weight_decay")) or 0.0,
         # The one thing that no step shows and no setting says.
         decoupled=adaptive is True and str(detail.get("class", "")).endswith(("W", "Lion")),
         adaptive=adaptive,
@@ -239,7 +242,7 @@ def _group(detail: Mapping[str, Any], group: Mapping[str, Any]) -> Group:
 
 def _base(group: Mapping[str, Any]) -> float:
     """A group's base rate; 0 where untold."""
-    return positive(group.get("max_lr") or group.get("initial_lr") or group.get("lr")) or 0.0
+    return positive_number(group.get("max_lr") or group.get("initial_lr") or group.get("lr")) or 0.0
 
 
 def _share(value: Any) -> float | None:

@@ -20,20 +20,21 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.episodes import Episode, Fall, Span
-from ampwatch.diagnosis.overflow_culprits import Culprits, Origin
-from ampwatch.diagnosis.scale_levels import ScaleLevels
+from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
+from ampwatch.diagnosis.episodes import ScaleFall, SkipEpisode, SkipSpan
+from ampwatch.diagnosis.established_levels import EstablishedLevels
+from ampwatch.diagnosis.event import Event
+from ampwatch.diagnosis.overflow_culprits import OverflowCulprits, OverflowOrigin
 from ampwatch.diagnosis.scale_segments import (
     NAN,
-    Lead,
-    Reset,
-    Scaler,
-    Segment,
-    Told,
+    ScaleBeforeBlock,
+    ScaleInBlock,
+    ScaleReset,
+    ScaleSegment,
     filled_from,
     segments_of,
 )
-from ampwatch.diagnosis.signals import Event, Floats, Integers, Mask
+from ampwatch.diagnosis.scaler import Scaler
 from ampwatch.diagnosis.times import Times
 
 # Falls from one level tell the same story; scales have some 280 powers of two, few are ever levels.
@@ -45,7 +46,7 @@ class ScaleHistory:
     """What is remembered of the scale; `copy` it before folding what may still change."""
 
     scaler: Scaler
-    lead: Lead = field(default_factory=Lead)  # of the next block
+    lead: ScaleBeforeBlock = field(default_factory=ScaleBeforeBlock)  # of the next block
     entries: int = 0  # rows, one a step that is told of
     skips: int = 0
     first_step: int | None = None
@@ -53,29 +54,33 @@ class ScaleHistory:
     first_scale: float = NAN  # the first known
     sees_beginning: bool = False  # the first row is of the run's first step
     first_is_untold: bool = False  # ... and tells the scale after it only, which may have fallen
-    search: Episode = field(default_factory=Episode)  # the skips before the first accepted step
+    search: SkipEpisode = field(
+        default_factory=SkipEpisode
+    )  # the skips before the first accepted step
     first_accepted: int | None = None
     first_accepted_step: int | None = None
     level: float | None = None  # established
     level_step: int | None = None
     low_scale_steps: int = 0  # accepted at an established scale below 1
-    recent_levels: ScaleLevels = field(default_factory=ScaleLevels)
+    recent_levels: EstablishedLevels = field(default_factory=EstablishedLevels)
     last_place: int = -1  # of the last segment
     run_scale: float = NAN
     run_length: int = 0  # accepted steps in a row at that scale
     grew_last: bool = False
     growths: int = 0
     resets: Times = field(default_factory=Times)
-    reset: Reset | None = None  # the last one
+    reset: ScaleReset | None = None  # the last one
     reset_skips: int = 0  # for the searches after them
     late_search_skips: int = 0
-    open: Episode | None = None
-    ending: Episode | None = None  # that was open when the record ended
-    teeth: Span = field(default_factory=Span)
-    loose: Span = field(default_factory=Span)
-    spikes: Span = field(default_factory=Span)  # falls, and what of the loose is a burst
-    falls: tuple[Fall, ...] = ()
-    culprits: Culprits = field(default_factory=Culprits)  # of overflows that nothing explains
+    open: SkipEpisode | None = None
+    ending: SkipEpisode | None = None  # that was open when the record ended
+    teeth: SkipSpan = field(default_factory=SkipSpan)
+    loose: SkipSpan = field(default_factory=SkipSpan)
+    spikes: SkipSpan = field(default_factory=SkipSpan)  # falls, and what of the loose is a burst
+    falls: tuple[ScaleFall, ...] = ()
+    culprits: OverflowCulprits = field(
+        default_factory=OverflowCulprits
+    )  # of overflows that nothing explains
     highest_skip: float = NAN  # the highest scale that overflowed after the search
     lowest_skip: float = NAN  # the lowest scale that overflowed since the search began
     last_skip: int = 0  # the last one's position
@@ -151,7 +156,7 @@ class ScaleHistory:
         explained = self.teeth.skips + self.reset_skips + self.late_search_skips
         return self.skips - startup - explained
 
-    def fold(self, block: Block, overflows: Iterable[tuple[int, Event | Origin]]) -> Mask:
+    def fold(self, block: Block, overflows: Iterable[tuple[int, Event | OverflowOrigin]]) -> Mask:
         """Take in a block, and its overflow events by position.
 
         Returns where it stands near an established level, or has no scale at all.
@@ -159,7 +164,7 @@ class ScaleHistory:
         waiting, level = list(overflows), np.full(len(block), NAN)
         if len(block):
             self._take_beginning(block)
-            told = Told.of(block, self.lead)
+            told = ScaleInBlock.of(block, self.lead)
             for at in np.flatnonzero(told.set_here)[-1:]:
                 self.recent_levels.begin_anew(int(told.places[at]))
             first_scale = self.first_scale if self.sees_beginning else NAN
@@ -198,7 +203,7 @@ class ScaleHistory:
             both = np.column_stack([scale, after]).ravel()
             self.first_scale = float(np.append(both[~np.isnan(both)], NAN)[0])
 
-    def _take_facts(self, told: Told) -> None:
+    def _take_facts(self, told: ScaleInBlock) -> None:
         block, scale = told.block, told.begun
         tiny = np.flatnonzero(scale < policy.FLOOR_SCALE)
         at_floor = np.flatnonzero(block.skipped & (scale <= (self.scaler.floor or 0.0)))
@@ -219,7 +224,7 @@ class ScaleHistory:
 
     # --- one segment -----------------------------------------------------------------------------
 
-    def _take(self, segment: Segment) -> None:
+    def _take(self, segment: ScaleSegment) -> None:
         previous = self.run_scale
         unseen = segment.first - self.last_place - 1
         self.last_place = segment.last
@@ -245,13 +250,13 @@ class ScaleHistory:
         elif not segment.left_out:
             self._take_accepted(segment)
 
-    def _take_accepted(self, segment: Segment) -> None:
+    def _take_accepted(self, segment: ScaleSegment) -> None:
         if self.first_accepted is None:
             self.first_accepted, self.first_accepted_step = segment.first, segment.first_step
-            self.search.culprits = Culprits()  # the search has ended: it explains them
+            self.search.culprits = OverflowCulprits()  # the search has ended: it explains them
         self._accept(segment.length, segment, segment.last)
 
-    def _accept(self, length: int, segment: Segment, last: int) -> None:
+    def _accept(self, length: int, segment: ScaleSegment, last: int) -> None:
         self.run_length += length
         over = self.run_length - self.scaler.established_steps
         if over >= 0 and np.isfinite(segment.scale):
@@ -263,7 +268,7 @@ class ScaleHistory:
             if segment.scale < 1.0:
                 self.low_scale_steps += length
 
-    def _take_skips(self, segment: Segment) -> None:
+    def _take_skips(self, segment: ScaleSegment) -> None:
         established = self.run_length >= self.scaler.established_steps
         self.run_length = 0
         if self.first_is_untold and self.first_accepted == 0 and segment.first == 1:
@@ -283,7 +288,7 @@ class ScaleHistory:
         self.last_skip = segment.last
         self.lowest_skip = float(np.fmin(self.lowest_skip, segment.scale))
 
-    def _is_late_search(self, segment: Segment) -> bool:
+    def _is_late_search(self, segment: ScaleSegment) -> bool:
         """Whether the search goes on: the largest of ever more gradients, met ever more seldom.
 
         So the scale is lower than at any skip before, and the run twice as old as at the last.
@@ -294,14 +299,14 @@ class ScaleHistory:
         apart = segment.first - self.last_skip
         return apart > 1 and apart >= self.last_skip - begun
 
-    def _is_apart(self, segment: Segment, episode: Episode) -> bool:
+    def _is_apart(self, segment: ScaleSegment, episode: SkipEpisode) -> bool:
         """Whether skips come too late for an episode: the scale has grown since, for one."""
         apart = segment.first - episode.last
         return apart > self.scaler.close_steps or (apart > 1 and self.grew_last)
 
-    def _opened(self, segment: Segment) -> Episode:
+    def _opened(self, segment: ScaleSegment) -> SkipEpisode:
         near = segment.first - self.resets.last_position <= self.scaler.close_steps
-        return Episode(
+        return SkipEpisode(
             level=self._level_before(),
             from_growth=self.grew_last,
             from_reset=self.resets.count > 0 and near,
@@ -341,20 +346,22 @@ class ScaleHistory:
             self.recent_levels.count_loose(episode.first, episode.skips, episode.lone_skips)
         self.culprits.add(episode.culprits)
 
-    def _take_fall(self, episode: Episode) -> None:
+    def _take_fall(self, episode: SkipEpisode) -> None:
         level, begin = episode.level, episode.descent
         assert level is not None, "a fall has a level"
         # Levels only rise, so of falls from one level the first tells all.
         if len(self.falls) < MOST_FALLS and all(fall.level < level for fall in self.falls):
             skips = episode.skips_before + episode.skips - begin.skips_before
             self.falls += (
-                Fall(
+                ScaleFall(
                     level, begin.first_step, episode.last_step, episode.scale_after, skips,
                     begin.skips_before, episode.lowest, self.teeth, self.loose,
                 ),
             )  # fmt: skip
 
-    def _take_overflow(self, position: int, event: Event | Origin, *, skipped: bool) -> None:
+    def _take_overflow(
+        self, position: int, event: Event | OverflowOrigin, *, skipped: bool
+    ) -> None:
         if skipped and self.first_accepted is None:
             self.search.culprits.take(event, position)
         elif skipped and self.open is not None:

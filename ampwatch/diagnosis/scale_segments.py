@@ -16,13 +16,11 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.signals import Floats, Integers, Mask
+from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
+from ampwatch.diagnosis.scaler import Scaler
 from ampwatch.rows import EventKind
 
 NAN = float("nan")
-# Skips belong to one episode when the next comes within a tenth of a growth interval: a fall that
-# pauses for a few accepted steps is one fall, overflows a whole interval apart are not.
-_EPISODE_SHARE = 0.1
 # A burst of skips has so many: as many octaves up at once are no growth, and cost one.
 _LEAP_OCTAVES = policy.SPIKE_SKIPS
 # Whether the very first step fitted may be untold, of the run as of the new scaler: one halving,
@@ -31,42 +29,7 @@ _SAME_OCTAVES = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Scaler:
-    """What run.json says of the scaler."""
-
-    initial: float | None
-    growth_factor: float
-    growth_interval: int
-    floor: float | None
-    backoff_factor: float = 0.5
-    hysteresis: int = 1  # overflows in a row before the scale falls
-
-    @property
-    def tooth_skips(self) -> int:
-        """How many skips undo one growth, and one more: an overflow may need one halving more."""
-        if not (self.growth_factor > 1.0 > self.backoff_factor > 0.0):
-            return policy.SAWTOOTH_SKIPS
-        undone = math.log(self.growth_factor) / -math.log(self.backoff_factor)
-        return max(policy.SAWTOOTH_SKIPS, math.ceil(undone - 1e-9) + 1) + self.hysteresis - 1
-
-    def skips_by_growth(self, steps: int) -> float:
-        """How many skips growth brings in so many steps: one each time it has gone too far."""
-        return steps / self.growth_interval * self.hysteresis
-
-    @property
-    def close_steps(self) -> int:
-        """How near the next skip must be to belong to the same episode."""
-        share = int(self.growth_interval * _EPISODE_SHARE)
-        return min(max(policy.NEAR_STEPS, share), self.growth_interval)
-
-    @property
-    def established_steps(self) -> int:
-        """How many steps in a row establish a scale."""
-        return min(policy.ESTABLISHED_STEPS, self.growth_interval)
-
-
-@dataclass(frozen=True, slots=True)
-class Reset:
+class ScaleReset:
     """How the scale was set back to its initial value."""
 
     scale_from: float
@@ -75,11 +38,11 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class ScaleSegment:
     """Entries in a row with one scale, all skipped, all accepted or all left out by the loop."""
 
     entries: slice  # of its block
-    reset: Reset | None
+    reset: ScaleReset | None
     first: int  # position in the run
     last: int
     first_step: int
@@ -97,7 +60,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
+class ScaleBeforeBlock:
     """What is known where a block begins."""
 
     steps: int = 0  # told of so far
@@ -109,11 +72,11 @@ class Lead:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ScaleInBlock:
     """What a block's entries, and those before it, tell of the scale."""
 
     block: Block
-    lead: Lead
+    lead: ScaleBeforeBlock
     places: Integers  # each entry's position in steps
     begun: Floats  # the scale of each step: its own, or the last that an entry before it tells
     expected: Floats  # what each would begin with if nothing happened
@@ -124,7 +87,7 @@ class Told:
     unseen: Integers  # steps before each entry that no row tells of
 
     @classmethod
-    def of(cls, block: Block, lead: Lead) -> Told:
+    def of(cls, block: Block, lead: ScaleBeforeBlock) -> ScaleInBlock:
         """Of a block that holds entries; a step that does not come after the last counts one."""
         scale, after = block.columns["scale"], block.columns["scale_after"]
         last_step = block.step[0] - 1 if lead.last_step is None else lead.last_step
@@ -141,11 +104,11 @@ class Told:
         )  # fmt: skip
 
     @property
-    def next_lead(self) -> Lead:
+    def next_lead(self) -> ScaleBeforeBlock:
         """What is known where the next block begins."""
         block = self.block
         after = float(block.columns["scale_after"][-1])
-        return Lead(
+        return ScaleBeforeBlock(
             steps=int(self.places[-1]) + 1,
             last_step=int(block.step[-1]),
             scale=float(self.begun[-1]),
@@ -163,8 +126,8 @@ class Told:
 
 
 def segments_of(
-    told: Told, scaler: Scaler, first_step: int, first_scale: float
-) -> Iterator[Segment]:
+    told: ScaleInBlock, scaler: Scaler, first_step: int, first_scale: float
+) -> Iterator[ScaleSegment]:
     """The block cut; what the run began with is nan where the record begins later."""
     block = told.block
     leaps = _leaps(told, scaler, scaler.initial or first_scale)
@@ -190,10 +153,10 @@ def segments_of(
         block.skipped[begin], block.left_out[begin],
     )  # fmt: skip
     for first, last, *figures in zip(*(column.tolist() for column in rows), strict=True):
-        yield Segment(slice(first, last), resets.get(first), *figures)
+        yield ScaleSegment(slice(first, last), resets.get(first), *figures)
 
 
-def _have_grown(told: Told, scaler: Scaler) -> Mask:
+def _have_grown(told: ScaleInBlock, scaler: Scaler) -> Mask:
     """Where a skip that tells the scale after it only did not lower it: it had grown unseen.
 
     At its floor it cannot fall, and with hysteresis the first overflow leaves it where it is.
@@ -206,7 +169,7 @@ def _have_grown(told: Told, scaler: Scaler) -> Mask:
     return np.asarray(told.block.skipped & np.isnan(told.block.columns["scale"]) & unlowered)
 
 
-def _resets(told: Told, scaler: Scaler) -> Mapping[int, Reset]:
+def _resets(told: ScaleInBlock, scaler: Scaler) -> Mapping[int, ScaleReset]:
     """Where the logged scale is back at its initial value without skips that explain it."""
     scale, after = (told.block.columns[name] for name in ("scale", "scale_after"))
     initial, expected = scaler.initial, told.expected
@@ -222,10 +185,10 @@ def _resets(told: Told, scaler: Scaler) -> Mapping[int, Reset]:
     by_hand &= told.began <= initial * 2.0**-policy.COLLAPSE_OCTAVES
     low = np.where(by_hand, told.began, expected)
     found = np.flatnonzero(jumped | by_hand).tolist()
-    return {at: Reset(float(low[at]), initial, bool(by_hand[at])) for at in found}
+    return {at: ScaleReset(float(low[at]), initial, bool(by_hand[at])) for at in found}
 
 
-def _leaps(told: Told, scaler: Scaler, begun_with: float) -> Mapping[int, Reset]:
+def _leaps(told: ScaleInBlock, scaler: Scaler, begun_with: float) -> Mapping[int, ScaleReset]:
     """Where an overflow follows a leap, of many octaves, to where the run began.
 
     Where the record tells the scale after each step only, that is all that shows of a new scaler:
@@ -243,7 +206,9 @@ def _leaps(told: Told, scaler: Scaler, begun_with: float) -> Mapping[int, Reset]
         leaps &= np.abs(np.log2(high / begun_with)) <= _SAME_OCTAVES
     leaps &= block.skipped & (within | entered) & ~told.set_here & ~told.set_before
     leaps &= ~told.may_have_grown(low, high, scaler)
-    return {at: Reset(float(low[at]), float(high[at])) for at in np.flatnonzero(leaps).tolist()}
+    return {
+        at: ScaleReset(float(low[at]), float(high[at])) for at in np.flatnonzero(leaps).tolist()
+    }
 
 
 def _shifted(before: Any, values: Any) -> Any:

@@ -8,14 +8,15 @@ from typing import Any
 
 from ampwatch.diagnosis import learning_rate
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.engine import Engine, conclude
+from ampwatch.diagnosis.engine import Engine
 from ampwatch.diagnosis.findings import SCHEMA, Action, Advice, Diagnosis, Severity, plain
-from ampwatch.diagnosis.signals import Record
+from ampwatch.diagnosis.record import Record
+from ampwatch.diagnosis.verdict import conclude
 from ampwatch.errors import DifferentModelsError
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class SeveralDiagnoses:
     """Each run's diagnosis, in the order given, and the advice that stands on all of them."""
 
     diagnoses: tuple[Diagnosis, ...]
@@ -33,7 +34,7 @@ class Together:
 
 
 @dataclass(frozen=True, slots=True)
-class ForSeveral:
+class ForSeveralRuns:
     """What one run adds to an advice on several: it is small, however long the run."""
 
     rate: learning_rate.RateState
@@ -41,22 +42,22 @@ class ForSeveral:
     says_nothing_of_the_rate: bool  # something else brought it down
 
     @classmethod
-    def of(cls, case: Case, diagnosis: Diagnosis) -> ForSeveral:
+    def of(cls, case: Case, diagnosis: Diagnosis) -> ForSeveralRuns:
         """What this run adds."""
-        kinds = {str(e.detail["class"]) for e in case.ledger.optimizers if "class" in e.detail}
+        kinds = {str(e.detail["class"]) for e in case.events.optimizers if "class" in e.detail}
         is_other = diagnosis.learning_rate.action is Action.NOT_THE_CAUSE
         return cls(case.rate, " with ".join(sorted(kinds)), is_other)
 
 
-def diagnose_together(runs: Sequence[Record]) -> Together:
+def diagnose_together(runs: Sequence[Record]) -> SeveralDiagnoses:
     """Diagnose runs of one model together; of several models or optimizers they are refused."""
     cases = [Engine().feed(run).case() for run in runs]
     diagnoses = tuple(conclude(case) for case in cases)
-    told = [ForSeveral.of(case, one) for case, one in zip(cases, diagnoses, strict=True)]
-    return Together(diagnoses, advise_on_all(told) or diagnoses[-1].learning_rate)
+    told = [ForSeveralRuns.of(case, one) for case, one in zip(cases, diagnoses, strict=True)]
+    return SeveralDiagnoses(diagnoses, advise_on_all(told) or diagnoses[-1].learning_rate)
 
 
-def advise_on_all(runs: Sequence[ForSeveral]) -> Advice | None:
+def advise_on_all(runs: Sequence[ForSeveralRuns]) -> Advice | None:
     """One advice on the rate out of runs of one model; None if none of them tells of its rate.
 
     Raises DifferentModelsError where they are runs of several models or optimizers.

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ampwatch.diagnosis.signals import detail_of
+from ampwatch.diagnosis.event import detail_of
 from ampwatch.rows import EventKind, Table
 from ampwatch.store import Run
 
@@ -93,7 +93,11 @@ def signature_of(run: Run) -> Signature | None:
     if not weighted or not optimizers:
         return None
     autocast, micro_batches = _first_steps(run, rank)
-    precision = [autocast, _usual(layer["param_dtype"] for layer in weighted), _formats(weighted)]
+    precision = [
+        autocast,
+        _most_frequent(layer["param_dtype"] for layer in weighted),
+        _formats(weighted),
+    ]
     parts = Counter(_part(layer) for layer in [*weighted, *_bare_leaves(layers)])
     kinds = sorted({(kind, len(shape), trainable) for kind, shape, trainable in parts})
     return Signature(
@@ -167,10 +171,10 @@ def _first_steps(run: Run, rank: int) -> tuple[str, float]:
     rows = run.logged(Table.STEPS, names, rank, most=_FIRST_STEPS).to_pylist()
     autocast = next((row["autocast_dtype"] for row in rows if row["autocast_dtype"]), "")
     told = [row["micro_batches"] for row in rows if (row["micro_batches"] or 0) > 0]
-    return autocast, float(_usual(told) or 1)
+    return autocast, float(_most_frequent(told) or 1)
 
 
-def _usual(values: Iterable[Any]) -> Any:
+def _most_frequent(values: Iterable[Any]) -> Any:
     """The most frequent of the values that are known; None if none is."""
     counts = Counter(value for value in values if value is not None)
     return max(counts, key=lambda value: (counts[value], str(value)), default=None)

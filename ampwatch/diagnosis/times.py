@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.signals import Integers, Mask
+from ampwatch.diagnosis.column_arrays import Integers, Mask
 
 
 @dataclass(frozen=True, slots=True)

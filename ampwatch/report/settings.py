@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from ampwatch.diagnosis.signals import detail_of
+from ampwatch.diagnosis.event import detail_of
 from ampwatch.diagnosis.words import bytes_text, count_text
 from ampwatch.rows import EventKind, Mark, Table
 from ampwatch.store import Run, RunInfo

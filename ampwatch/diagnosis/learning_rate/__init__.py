@@ -13,8 +13,8 @@ from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
 from ampwatch.diagnosis.learning_rate.micro_batches import comparable
 from ampwatch.diagnosis.learning_rate.rate_history import (
     Group,
+    RateRows,
     RateState,
-    Rows,
     Setup,
     fold,
     rows_of,
@@ -23,8 +23,8 @@ from ampwatch.diagnosis.learning_rate.rate_history import (
 __all__ = [
     "Group",
     "Judgement",
+    "RateRows",
     "RateState",
-    "Rows",
     "Setup",
     "advise",
     "advise_together",

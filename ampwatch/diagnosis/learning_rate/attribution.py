@@ -14,12 +14,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.onset import Sign
-from ampwatch.diagnosis.learning_rate.rate_history import RateState, Rows
-from ampwatch.diagnosis.learning_rate.signs import BIAS, COURSE, FEWEST, TABLE, Entry, Reading
-from ampwatch.diagnosis.learning_rate.trouble import Scene
-from ampwatch.diagnosis.signals import Floats
+from ampwatch.diagnosis.learning_rate.onset import OnsetSign
+from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
+from ampwatch.diagnosis.learning_rate.signs import (
+    BIAS,
+    COURSE,
+    FEWEST,
+    TABLE,
+    SignReading,
+    SignRow,
+)
+from ampwatch.diagnosis.learning_rate.trouble import Trouble
 
 
 class Cause(str, enum.Enum):
@@ -52,11 +59,11 @@ _MECHANISM = frozenset(("updates", "drift", "gradients", "weights"))
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AttributionRow:
     """One sign of this run, and what it adds for each cause."""
 
-    entry: Entry
-    reading: Reading
+    entry: SignRow
+    reading: SignReading
 
     @property
     def group(self) -> str:
@@ -93,12 +100,12 @@ class Attribution:
 
     cause: Cause
     chance: float = 0.0  # that it is the rate
-    table: tuple[Row, ...] = ()
+    table: tuple[AttributionRow, ...] = ()
     recorded: tuple[str, ...] = ()  # of the mechanism
     fact: str = ""  # that needs no weighing
 
     @property
-    def proofs(self) -> tuple[Row, ...]:
+    def proofs(self) -> tuple[AttributionRow, ...]:
         """The signs for the cause, the strongest first."""
         if self.cause not in WEIGHED:
             return ()
@@ -106,12 +113,12 @@ class Attribution:
         return tuple(row for says, row in sorted(told, key=lambda one: -one[0]) if says > 0)
 
     @property
-    def calm(self) -> tuple[Row, ...]:
+    def calm(self) -> tuple[AttributionRow, ...]:
         """The signs against the rate."""
         return tuple(row for row in self._rows if row.speaks_for(Cause.RATE) < 0)
 
     @property
-    def _rows(self) -> tuple[Row, ...]:
+    def _rows(self) -> tuple[AttributionRow, ...]:
         return tuple(row for row in self.table if row.group != COURSE)
 
     @property
@@ -124,13 +131,13 @@ class Attribution:
         )
 
 
-def attribute(scene: Scene) -> Attribution:
+def attribute(trouble: Trouble) -> Attribution:
     """What caused this onset."""
-    onset = scene.onset
-    if onset.hard and not len(scene.accepted):
-        return _static(scene.state, scene.after)
-    table = weigh(readings(scene))
-    recorded = recorded_mechanism(scene.before, scene.after)
+    onset = trouble.onset
+    if onset.hard and not len(trouble.accepted):
+        return _static(trouble.state, trouble.after)
+    table = weigh(readings(trouble))
+    recorded = recorded_mechanism(trouble.before, trouble.after)
     chances = chances_of(table)
     # A loss alone never leads to "lower", unless it had risen and numbers then left their format.
     lines = dict.fromkeys(_MECHANISM, 0.0) | ({"loss": _RISEN} if onset.collapsed else {})
@@ -138,7 +145,7 @@ def attribute(scene: Scene) -> Attribution:
     cause = WEIGHED[1 + int(np.argmax(chances[1:]))]
     if driven and chances[0] > LOWER_LINE:
         cause = Cause.RATE
-    elif not recorded or onset.sign is Sign.DOUBLED:  # too little of it for another cause
+    elif not recorded or onset.sign is OnsetSign.DOUBLED:  # too little of it for another cause
         cause = Cause.UNDECIDED
     elif cause is Cause.OBJECTIVE and ("updates" not in recorded or chances[0] > CLEAR_LINE):
         cause = (
@@ -147,23 +154,23 @@ def attribute(scene: Scene) -> Attribution:
     return Attribution(cause, chances[0], table, recorded)
 
 
-def readings(scene: Scene) -> dict[Entry, Reading]:
+def readings(trouble: Trouble) -> dict[SignRow, SignReading]:
     """Every sign that this record can show."""
-    found = {entry: entry.measure(scene) for entry in TABLE}
+    found = {entry: entry.measure(trouble) for entry in TABLE}
     return {entry: reading for entry, reading in found.items() if reading is not None}
 
 
-def weigh(found: dict[Entry, Reading]) -> tuple[Row, ...]:
+def weigh(found: dict[SignRow, SignReading]) -> tuple[AttributionRow, ...]:
     """The table: the strongest sign of each group, the strongest first."""
-    strongest: dict[str, Row] = {}
-    for row in (Row(entry, reading) for entry, reading in found.items()):
+    strongest: dict[str, AttributionRow] = {}
+    for row in (AttributionRow(entry, reading) for entry, reading in found.items()):
         most = strongest.get(row.group)
         if row.says >= _SAYS_NOTHING and (most is None or row.says > most.says):
             strongest[row.group] = row
     return tuple(sorted(strongest.values(), key=lambda row: -row.says))
 
 
-def chances_of(table: Iterable[Row]) -> tuple[float, ...]:
+def chances_of(table: Iterable[AttributionRow]) -> tuple[float, ...]:
     """How likely each cause of `WEIGHED` is."""
     total = [sum(points) for points in zip(BIAS, *(row.points for row in table), strict=True)]
     powers = [math.exp(points - max(total)) for points in total]
@@ -172,11 +179,11 @@ def chances_of(table: Iterable[Row]) -> tuple[float, ...]:
 
 def weights_text() -> str:
     """The general table, for a page: what an octave of each sign adds for the rate."""
-    rows = (Row(entry, Reading(1.0, 1.0, 0.0, 0)) for entry in TABLE)
+    rows = (AttributionRow(entry, SignReading(1.0, 1.0, 0.0, 0)) for entry in TABLE)
     return "; ".join(f"{row.entry.name} {row.speaks_for(Cause.RATE):+.1f}" for row in rows)
 
 
-def _static(state: RateState, after: Rows) -> Attribution:
+def _static(state: RateState, after: RateRows) -> Attribution:
     """Nothing was learnt before it: the rate had no effect yet."""
     bad = after.of("forward_bad") > 0
     if bad.any():
@@ -190,14 +197,14 @@ def _static(state: RateState, after: Rows) -> Attribution:
     return Attribution(Cause.UNDECIDED)
 
 
-_RECORDED: dict[str, Callable[[Rows], tuple[Floats, ...]]] = {
+_RECORDED: dict[str, Callable[[RateRows], tuple[Floats, ...]]] = {
     "updates": lambda rows: (rows.ratio, rows.of("max_ratio")),
     "gradients": lambda rows: (rows.of("grad_norm"),),
     "activations": lambda rows: (rows.of("act_amax"),),
 }
 
 
-def recorded_mechanism(before: Rows, after: Rows) -> tuple[str, ...]:
+def recorded_mechanism(before: RateRows, after: RateRows) -> tuple[str, ...]:
     """Which parts of the mechanism were recorded at all.
 
     The size of an update is judged by the weights it changes, not by itself.

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.learning_rate.constants import BELOW_FAILED, LEAST_OCTAVES
 from ampwatch.diagnosis.learning_rate.optimizer_family import Family, family_of
-from ampwatch.diagnosis.learning_rate.rate_history import Group, Rows, Setup
-from ampwatch.diagnosis.signals import Floats
+from ampwatch.diagnosis.learning_rate.rate_history import Group, RateRows, Setup
 
 SLOPE = 0.75
 
@@ -49,7 +49,7 @@ MOST_OCTAVES_LEARNING = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class EstimateBounds:
     """Two rates of the leading group, between which its limit lies."""
 
     failed: float
@@ -80,7 +80,7 @@ class Estimate:
     arithmetic: str
     fitted: float  # the octaves that the first updates alone tell; below 0 under the limit
 
-    def limits(self, base: float, bounds: Bounds) -> tuple[float, float]:
+    def limits(self, base: float, bounds: EstimateBounds) -> tuple[float, float]:
         """The 90 % interval of the highest stable rate, within what the record shows."""
         octaves = max(self.octaves, bounds.octaves_below(base) + LEAST_OCTAVES)
         low, high = octaves + self.line.above, octaves - self.line.below
@@ -96,7 +96,7 @@ class Estimate:
         return replace(self, octaves=most, arithmetic=f"{self.arithmetic}; {note}")
 
 
-def estimate(rows: Rows, base: float, setup: Setup, *, broke: bool) -> Estimate:
+def estimate(rows: RateRows, base: float, setup: Setup, *, broke: bool) -> Estimate:
     """The estimate from the accepted steps before the onset; `broke`: numbers left their format."""
     update, family = update_at_base(rows, base, setup), family_of(rows, setup)
     line = BLIND if update is None else LINES[family]
@@ -128,7 +128,7 @@ def times_text(octaves: float) -> str:
     return f"{2.0**octaves:.2g} times"
 
 
-def update_at_base(rows: Rows, base: float, setup: Setup) -> float | None:
+def update_at_base(rows: RateRows, base: float, setup: Setup) -> float | None:
     """The first updates over the weights, as they would be at the base rate in the steady state.
 
     The optimizer's own decay of the weights is no answer to a gradient: its part, which stands

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ampwatch.diagnosis.column_arrays import Floats, Integers
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.bands import never_zero
-from ampwatch.diagnosis.learning_rate.rate_history import Points
+from ampwatch.diagnosis.learning_rate.noise import never_zero
+from ampwatch.diagnosis.learning_rate.rate_history import RatePoints
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.signals import Floats, Integers
 
 WINDOW_SHARE = 0.02  # of the run, or a hundred steps: the recent past
 CREPT_SHARE = 0.5  # share of all progress that a creeping loss has to give back
@@ -23,7 +23,7 @@ HALF_BACK = 0.5  # if less of a climb is left, the way back is nearly done, what
 MEDIAN_POINTS = 3  # whose median is no single high or low point
 
 
-def find_shift(course: Points) -> tuple[int, bool] | None:
+def find_shift(course: RatePoints) -> tuple[int, bool] | None:
     """The first point from which on the loss stays above its band, and whether it falls."""
     loss = course.rows.of("loss")
     known = np.flatnonzero(np.isfinite(loss))

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ampwatch.diagnosis.learning_rate.rate_history import RateState, Rows
+from ampwatch.diagnosis.column_arrays import Floats, Mask
+from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.signals import Floats, Mask
 
 # The share of a change that shows in the loss: all of it in plain sums, none in divided ones.
 # Values between are neither, as far as the record shows.
@@ -42,13 +42,13 @@ def comparable(state: RateState) -> RateState:
     )
 
 
-def micro_batches(rows: Rows) -> Floats:
+def micro_batches(rows: RateRows) -> Floats:
     """The number of micro-batches of each row that has a credible one."""
     counts = rows.of("micro_batches")
     return counts[_known(counts)]
 
 
-def _a_micro_batch(rows: Rows) -> Floats:
+def _a_micro_batch(rows: RateRows) -> Floats:
     count = rows.of("micro_batches")
     return rows.of("loss") / np.where(_known(count), count, 1.0)
 
@@ -67,7 +67,7 @@ def _share_found_again(state: RateState) -> float | None:
     return float((count * loss).sum() / (count * count).sum())
 
 
-def _leaps(rows: Rows) -> Iterator[tuple[float, float]]:
+def _leaps(rows: RateRows) -> Iterator[tuple[float, float]]:
     """Where the number changes: the logarithm of its change and of the loss's."""
     count, loss = rows.of("micro_batches"), rows.of("loss")
     keep = _known(count) & (loss > 0)

@@ -14,12 +14,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.bands import calm_noise, noise_of, trailing_medians
 from ampwatch.diagnosis.learning_rate.loss_shift import falls, find_shift
-from ampwatch.diagnosis.learning_rate.rate_history import RateState, Rows
+from ampwatch.diagnosis.learning_rate.noise import calm_noise, noise_of, trailing_medians
+from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
 from ampwatch.diagnosis.medians import known_of, median
-from ampwatch.diagnosis.signals import Floats, Integers, Mask
 
 SKIPS_IN_A_ROW = 3
 COLLAPSED_SHARE = 1 / 3  # of the last 30 steps: what is left of a run that fell
@@ -40,7 +40,7 @@ STALLED, STALLED_PROGRESS = (
 BEYOND_WEIGHTS = 1.0
 
 
-class Sign(str, enum.Enum):
+class OnsetSign(str, enum.Enum):
     """The sign by which an onset was found."""
 
     NOT_FINITE = "the loss was not finite"
@@ -57,7 +57,7 @@ class Sign(str, enum.Enum):
 class Onset:
     """Where trouble began that still lasts at the end of the record."""
 
-    sign: Sign
+    sign: OnsetSign
     row: int  # position in the run
     step: int
     early: bool  # the rate had not yet been shown to work
@@ -67,12 +67,12 @@ class Onset:
     @property
     def hard(self) -> bool:
         """Whether numbers left their format, which never happens in a healthy run."""
-        return self.collapsed or self.sign is Sign.NOT_FINITE
+        return self.collapsed or self.sign is OnsetSign.NOT_FINITE
 
     @property
     def is_slow(self) -> bool:
         """Whether the run still learns, only less than it could; no descent after a climb."""
-        return self.sign is Sign.IDLE and self.descending
+        return self.sign is OnsetSign.IDLE and self.descending
 
 
 def find_onset(state: RateState) -> Onset | None:
@@ -86,14 +86,14 @@ def find_onset(state: RateState) -> Onset | None:
         signs += _soft_signs(state, start, collapsed=collapsed) if is_new else _climbs(state, start)
     elif is_new and not len(loss):
         signs += _beyond_weights(rows)
-    at, sign = min(signs, default=(0, Sign.IDLE))
-    if sign is Sign.IDLE:  # and no later trouble is hidden by it
+    at, sign = min(signs, default=(0, OnsetSign.IDLE))
+    if sign is OnsetSign.IDLE:  # and no later trouble is hidden by it
         late = _late(state, collapsed=collapsed)
         if late is not None or not signs:
             return late
     if is_new:
         descending = _comes_down(loss, known_of(rows.part(at).of("loss")))
-        descending |= sign is Sign.IDLE and _still_learns(loss)
+        descending |= sign is OnsetSign.IDLE and _still_learns(loss)
     else:
         since = state.points.rows.of("loss")[state.points.start >= at]
         descending = falls(known_of(since), float(loss[0]))
@@ -137,22 +137,22 @@ def _share_of_steps(step: Floats, bad: Mask) -> float:
     return float(bad.mean())
 
 
-def _hard_signs(rows: Rows) -> Iterator[tuple[int, Sign]]:
+def _hard_signs(rows: RateRows) -> Iterator[tuple[int, OnsetSign]]:
     begin = int(np.argmax(rows.accepted))  # what came before was a search
     bad = np.flatnonzero(rows.of("loss_bad")[begin:] > 0)
     if len(bad):
-        yield begin + int(bad[0]), Sign.NOT_FINITE
+        yield begin + int(bad[0]), OnsetSign.NOT_FINITE
     streak = _first_streak(rows.of("skipped")[begin:] > 0, SKIPS_IN_A_ROW)
     if streak is not None:
-        yield begin + streak, Sign.SKIPS
+        yield begin + streak, OnsetSign.SKIPS
 
 
-def _beyond_weights(rows: Rows) -> Iterator[tuple[int, Sign]]:
+def _beyond_weights(rows: RateRows) -> Iterator[tuple[int, OnsetSign]]:
     """A first update that replaces most of the network, if no loss is recorded."""
     first = np.flatnonzero(rows.accepted & np.isfinite(rows.ratio))[: constants.PROOF_STEPS]
     large = first[rows.ratio[first] > BEYOND_WEIGHTS]
     if len(large):  # trouble begins after the update, which the rate itself made
-        yield min(int(large[0]) + 1, len(rows) - 1), Sign.BEYOND
+        yield min(int(large[0]) + 1, len(rows) - 1), OnsetSign.BEYOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class _Start:
 
 
 @lru_cache(maxsize=4)  # from look to look the first rows are the same
-def _start(rows: Rows) -> _Start | None:
+def _start(rows: RateRows) -> _Start | None:
     everything = known_of(rows.of("loss"))
     at = np.flatnonzero(np.isfinite(rows.part(0, constants.SCRATCH_STEPS).of("loss")))
     if len(at) < constants.POINT_STEPS // 2 or float(everything.min()) <= 0:
@@ -188,17 +188,19 @@ def _start(rows: Rows) -> _Start | None:
     return _Start(at, trailing_medians(everything[: len(at)]), everything, wide)
 
 
-def _climbs(state: RateState, start: _Start) -> Iterator[tuple[int, Sign]]:
+def _climbs(state: RateState, start: _Start) -> Iterator[tuple[int, OnsetSign]]:
     """A climb in the first steps of a long run that no later part of it has undercut."""
     climbed = np.flatnonzero(start.smooth > start.line)
     if len(climbed):
         begin = int(start.at[climbed[0]])
         since = known_of(state.points.rows.of("loss")[state.points.start >= begin])
         if len(since) and float(since.min()) > start.line:
-            yield begin, Sign.CLIMB
+            yield begin, OnsetSign.CLIMB
 
 
-def _soft_signs(state: RateState, start: _Start, *, collapsed: bool) -> Iterator[tuple[int, Sign]]:
+def _soft_signs(
+    state: RateState, start: _Start, *, collapsed: bool
+) -> Iterator[tuple[int, OnsetSign]]:
     """The tests against the first loss, if it is no better at the end.
 
     A run that continues from a checkpoint may stay level; it may not climb from where it began.
@@ -207,13 +209,13 @@ def _soft_signs(state: RateState, start: _Start, *, collapsed: bool) -> Iterator
     found = []
     climbed = np.flatnonzero(smooth > start.line)
     if len(climbed) and final > first + start.wide:
-        found.append((climbed[0], Sign.CLIMB))
+        found.append((climbed[0], OnsetSign.CLIMB))
     best = np.minimum.accumulate(smooth)
     progress, back = first - best, smooth - best
     gone = back > np.maximum(RELAPSE_SHARE * progress, start.wide)
     relapsed = np.flatnonzero(gone & (progress > RELAPSE_PROGRESS * first))[:1]
     lost = np.maximum(constants.RECOVERED_SHARE * progress[relapsed], start.wide)
-    found += [(at, Sign.RELAPSE) for at in relapsed[final > best[relapsed] + lost]]
+    found += [(at, OnsetSign.RELAPSE) for at in relapsed[final > best[relapsed] + lost]]
     if not (found or collapsed or state.setup.resumed):
         steps, ends = len(loss), median(loss[-constants.MEDIAN_STEPS :])
         left = (LITTLE_LEARNT if steps >= LITTLE_STEPS else constants.NO_LEARNING) * first
@@ -222,9 +224,9 @@ def _soft_signs(state: RateState, start: _Start, *, collapsed: bool) -> Iterator
         )  # the higher the jump, the fewer steps are needed
         enough = steps * octaves >= constants.SUSTAINED_STEPS and steps >= constants.MEDIAN_STEPS
         if enough and steps < LITTLE_STEPS and ends >= DOUBLED * first:
-            found.append((int(np.argmax(smooth > CLIMB * first)), Sign.DOUBLED))
+            found.append((int(np.argmax(smooth > CLIMB * first)), OnsetSign.DOUBLED))
         elif steps >= constants.NO_LEARNING_STEPS and final >= left:
-            found.append((1, Sign.IDLE))
+            found.append((1, OnsetSign.IDLE))
     for at, sign in found:
         yield int(start.at[at]), sign
 
@@ -251,11 +253,11 @@ def _late(state: RateState, *, collapsed: bool) -> Onset | None:
     course, shift = state.points, find_shift(state.points)
     if shift is not None:
         at, descending = shift
-        row, step, sign = int(course.start[at]), _step(course.rows, at), Sign.SHIFT
+        row, step, sign = int(course.start[at]), _step(course.rows, at), OnsetSign.SHIFT
     elif collapsed:
         tail, descending = state.tail, False
         at, sign = min(
-            _hard_signs(tail), default=(max(0, len(tail) - constants.FINAL_STEPS), Sign.SKIPS)
+            _hard_signs(tail), default=(max(0, len(tail) - constants.FINAL_STEPS), OnsetSign.SKIPS)
         )
         row, step = state.rows - len(tail) + at, _step(tail, at)
     else:
@@ -275,6 +277,6 @@ def _first_streak(mask: Mask, length: int) -> int | None:
     return int(np.argmax(windows)) if windows.any() else None
 
 
-def _step(rows: Rows, at: int) -> int:
+def _step(rows: RateRows, at: int) -> int:
     value = rows.of("step")[at] if at < len(rows) else np.nan
     return int(value) if np.isfinite(value) else at

@@ -10,9 +10,9 @@ import enum
 
 import numpy as np
 
+from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.learning_rate.constants import FEW_STEPS
-from ampwatch.diagnosis.learning_rate.rate_history import Rows, Setup
-from ampwatch.diagnosis.signals import Floats
+from ampwatch.diagnosis.learning_rate.rate_history import RateRows, Setup
 
 SAME_OCTAVES = 0.35  # an identity holds within this: the update norm is an estimate
 ADAPTIVE_SLOPE, PLAIN_SLOPE = 0.35, 0.65  # of log(update / rate) over log(gradient)
@@ -26,7 +26,7 @@ class Family(str, enum.Enum):
     UNKNOWN = "unknown"
 
 
-def family_of(rows: Rows, setup: Setup) -> Family:
+def family_of(rows: RateRows, setup: Setup) -> Family:
     """The family that these accepted steps show."""
     move = _log2(rows.of("update_norm")) - _log2(rows.of("lr"))
     gradient = _log2(_felt(rows))
@@ -41,7 +41,7 @@ def family_of(rows: Rows, setup: Setup) -> Family:
     return said if seen is None else seen
 
 
-def _felt(rows: Rows) -> Floats:
+def _felt(rows: RateRows) -> Floats:
     """The norm of the gradient that the optimizer received."""
     applied = rows.of("applied_norm")
     return np.where(np.isnan(applied), rows.of("grad_norm"), applied)

@@ -12,9 +12,9 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
 from ampwatch.diagnosis.doubling_windows import DoublingWindows
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.signals import Floats, Integers, Mask
 
 # Absent is nan; flags are 0 and 1. `loss` is finite or nan, `loss_bad` tells a loss that was
 # recorded and was not finite.
@@ -28,7 +28,7 @@ _AT = {name: position for position, name in enumerate(COLUMNS)}
 
 
 @dataclass(frozen=True, eq=False)  # no slots: cached_property keeps its values in __dict__
-class Rows:
+class RateRows:
     """Steps in order, or cells of the history: a column of numbers for each name."""
 
     values: Floats = field(default_factory=lambda: np.zeros((0, len(COLUMNS))))
@@ -40,19 +40,19 @@ class Rows:
         """One column."""
         return self.values[:, _AT[name]]
 
-    def part(self, begin: int, end: int | None = None) -> Rows:
+    def part(self, begin: int, end: int | None = None) -> RateRows:
         """Some of the rows, in order."""
-        return Rows(self.values[begin:end])
+        return RateRows(self.values[begin:end])
 
-    def where(self, mask: Mask) -> Rows:
+    def where(self, mask: Mask) -> RateRows:
         """The rows that the mask selects."""
-        return Rows(self.values[mask])
+        return RateRows(self.values[mask])
 
-    def with_column(self, name: str, column: Floats) -> Rows:
+    def with_column(self, name: str, column: Floats) -> RateRows:
         """The same rows with another column of this name."""
         values = self.values.copy()
         values[:, _AT[name]] = column
-        return Rows(values)
+        return RateRows(values)
 
     @cached_property
     def accepted(self) -> Mask:
@@ -72,7 +72,7 @@ class Rows:
         return np.where(np.isfinite(ratio), ratio, np.nan)
 
 
-def rows_of(**columns: object) -> Rows:
+def rows_of(**columns: object) -> RateRows:
     """Rows made of columns, such as `step`; a missing column is absent, a missing flag is 0.
 
     Non-finite values count as absent; `loss_bad` marks such a loss.
@@ -83,7 +83,7 @@ def rows_of(**columns: object) -> Rows:
     values[~np.isfinite(values)] = np.nan
     for name in FLAGS:
         values[:, _AT[name]] = values[:, _AT[name]] > 0
-    return Rows(values)
+    return RateRows(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ _NO_SUMS = DoublingWindows.empty(np.add, constants.MOST_CELLS, len(COLUMNS))
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class RateCells:
     """The run in at most `MOST_CELLS` parts of equal width; the last one is still being filled."""
 
     sums: DoublingWindows = _NO_SUMS
@@ -130,25 +130,25 @@ class Cells:
         """How many rows a whole cell stands for."""
         return self.sums.width * constants.CELL_ROWS
 
-    def first(self, count: int) -> Rows:
+    def first(self, count: int) -> RateRows:
         """The first cells: means of their parts' medians."""
         known = self.known.values[:count]
         with np.errstate(divide="ignore", invalid="ignore"):
-            return Rows(np.where(known > 0, self.sums.values[:count] / known, np.nan))
+            return RateRows(np.where(known > 0, self.sums.values[:count] / known, np.nan))
 
-    def with_rows(self, values: Floats) -> Cells:
+    def with_rows(self, values: Floats) -> RateCells:
         """The cells with these rows, whose number is a multiple of `CELL_ROWS`."""
         parts = _medians(values.reshape(-1, constants.CELL_ROWS, len(COLUMNS)))
         here = ~np.isnan(parts)
         sums = self.sums.with_next(np.where(here, parts, 0.0))
-        return Cells(sums, self.known.with_next(here))
+        return RateCells(sums, self.known.with_next(here))
 
-    def with_means(self, name: str, means: Floats) -> Cells:
+    def with_means(self, name: str, means: Floats) -> RateCells:
         """The same cells with other means of this column; nan is absent."""
         sums, known, at = self.sums.values.copy(), self.known.values.copy(), _AT[name]
         known[:, at] = np.where(np.isfinite(means), known[:, at], 0.0)
         sums[:, at] = np.where(np.isfinite(means), means, 0.0) * known[:, at]
-        return Cells(replace(self.sums, values=sums), replace(self.known, values=known))
+        return RateCells(replace(self.sums, values=sums), replace(self.known, values=known))
 
 
 @dataclass(frozen=True)  # no slots: cached_property keeps its value in __dict__
@@ -158,13 +158,13 @@ class RateState:
     setup: Setup = field(default_factory=Setup)
     rows: int = 0
     accepted: int = 0
-    head: Rows = field(default_factory=Rows)
-    tail: Rows = field(default_factory=Rows)
-    cells: Cells = field(default_factory=Cells)  # of the rows that have left the tail
-    pending: Rows = field(default_factory=Rows)  # too few of those to be a part of a cell
+    head: RateRows = field(default_factory=RateRows)
+    tail: RateRows = field(default_factory=RateRows)
+    cells: RateCells = field(default_factory=RateCells)  # of the rows that have left the tail
+    pending: RateRows = field(default_factory=RateRows)  # too few of those to be a part of a cell
 
     @cached_property
-    def points(self) -> Points:
+    def points(self) -> RatePoints:
         """The whole run in few points."""
         return _points(self)
 
@@ -173,13 +173,13 @@ class RateState:
         """Whether the first rows are all rows."""
         return len(self.head) == self.rows
 
-    def with_column(self, name: str, made: Callable[[Rows], Floats]) -> RateState:
+    def with_column(self, name: str, made: Callable[[RateRows], Floats]) -> RateState:
         """The same state with this column made anew in every part of it; nan is absent.
 
         The history's cells hold sums: theirs is made of their means.
         """
 
-        def of(rows: Rows) -> Rows:
+        def of(rows: RateRows) -> RateRows:
             return rows.with_column(name, made(rows))
 
         cells = self.cells.with_means(name, made(self.cells.first(constants.MOST_CELLS)))
@@ -194,7 +194,7 @@ class RateState:
         return state
 
 
-def fold(state: RateState, rows: Rows, setup: Setup | None = None) -> RateState:
+def fold(state: RateState, rows: RateRows, setup: Setup | None = None) -> RateState:
     """The state after these rows too; `setup` replaces what events had told before."""
     room = constants.HEAD_ROWS - len(state.head)
     left = max(0, len(state.tail) + len(rows) - constants.TAIL_ROWS)
@@ -213,16 +213,16 @@ def fold(state: RateState, rows: Rows, setup: Setup | None = None) -> RateState:
         head=_joined(state.head, rows.part(0, room)) if room else state.head,
         tail=_joined(kept, rows.part(begin)),  # copies: a view would keep the whole batch alive
         cells=state.cells.with_rows(pending[:whole]) if whole else state.cells,
-        pending=Rows(pending[whole:].copy()),
+        pending=RateRows(pending[whole:].copy()),
     )
 
 
-def _filled(value: float, rows: Rows) -> Floats:
+def _filled(value: float, rows: RateRows) -> Floats:
     return np.full(len(rows), value)
 
 
-def _joined(first: Rows, second: Rows) -> Rows:
-    return Rows(np.concatenate([first.values, second.values]))
+def _joined(first: RateRows, second: RateRows) -> RateRows:
+    return RateRows(np.concatenate([first.values, second.values]))
 
 
 def _medians(parts: Floats) -> Floats:
@@ -240,17 +240,17 @@ def _medians(parts: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class RatePoints:
     """The whole run in few points: the history's cells, then ten-step medians of the last rows.
 
     Skips and bad losses are shares of a point.
     """
 
-    rows: Rows
+    rows: RateRows
     start: Integers  # the row's position in the run at which a point begins
 
 
-def _points(state: RateState) -> Points:
+def _points(state: RateState) -> RatePoints:
     """The run as points; at most one cell's rows before the last rows are left out."""
     width, size = state.cells.cell_rows, constants.POINT_STEPS
     tail = state.tail.values
@@ -259,6 +259,6 @@ def _points(state: RateState) -> Points:
     late = len(tail) - count * size  # the points end with the record
     recent = _medians(tail[late : late + count * size].reshape(count, size, len(COLUMNS)))
     starts = [np.arange(whole) * width, begin + late + np.arange(count) * size]
-    return Points(
-        Rows(np.concatenate([state.cells.first(whole).values, recent])), np.concatenate(starts)
+    return RatePoints(
+        RateRows(np.concatenate([state.cells.first(whole).values, recent])), np.concatenate(starts)
     )

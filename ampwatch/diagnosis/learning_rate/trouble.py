@@ -9,13 +9,13 @@ from functools import cached_property
 import numpy as np
 
 from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.bands import edge_of, noise_of, trailing_medians
-from ampwatch.diagnosis.learning_rate.estimate import Bounds, Estimate, estimate
-from ampwatch.diagnosis.learning_rate.onset import Onset, Sign
-from ampwatch.diagnosis.learning_rate.rate_history import RateState, Rows
+from ampwatch.diagnosis.learning_rate.estimate import Estimate, EstimateBounds, estimate
+from ampwatch.diagnosis.learning_rate.noise import edge_of, noise_of, trailing_medians
+from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign
+from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
 from ampwatch.diagnosis.medians import known_of, median
-from ampwatch.diagnosis.signals import Floats
 from ampwatch.rows import LR_LEAP
 
 RISING_STEPS = 3
@@ -33,7 +33,7 @@ class Warmup:
 
 
 @dataclass(frozen=True, slots=True)
-class Leap:
+class LeapBefore:
     """A rate that at least doubled from one step to the next; the leading group's."""
 
     trained: float  # before it
@@ -42,33 +42,33 @@ class Leap:
 
 
 @dataclass(frozen=True)  # no slots: cached_property keeps its values in __dict__
-class Scene:
+class Trouble:
     """One trouble of one run."""
 
     state: RateState
     onset: Onset
 
     @cached_property
-    def _around(self) -> tuple[Rows, Rows]:
+    def _around(self) -> tuple[RateRows, RateRows]:
         return rows_around(self.state, self.onset)
 
     @property
-    def before(self) -> Rows:
+    def before(self) -> RateRows:
         """The rows before the trouble, as finely as they are kept."""
         return self._around[0]
 
     @property
-    def after(self) -> Rows:
+    def after(self) -> RateRows:
         """The rows from the trouble on."""
         return self._around[1]
 
     @cached_property
-    def accepted(self) -> Rows:
+    def accepted(self) -> RateRows:
         """The accepted steps before it."""
         return self.before.where(self.before.accepted)
 
     @cached_property
-    def learnt(self) -> Rows:
+    def learnt(self) -> RateRows:
         """The same, at least up to the first step that a rate moved."""
         if self.accepted.moved.any():
             return self.accepted
@@ -76,9 +76,9 @@ class Scene:
         return accepted.part(0, int(np.argmax(accepted.moved)) + 1 if len(accepted) else 0)
 
     @cached_property
-    def around(self) -> Rows:
+    def around(self) -> RateRows:
         """The first accepted steps of the trouble; all of a slow one, which shows by its end."""
-        slow = self.onset.sign in (Sign.SHIFT, Sign.IDLE)
+        slow = self.onset.sign in (OnsetSign.SHIFT, OnsetSign.IDLE)
         rows = self.after.where(self.after.accepted)
         return rows if slow else rows.part(0, constants.SUSTAINED_STEPS)
 
@@ -99,21 +99,21 @@ class Scene:
         return found.of_one_that_learns if self.onset.is_slow else found
 
     @cached_property
-    def bounds(self) -> Bounds | None:
+    def bounds(self) -> EstimateBounds | None:
         """Limits from facts, as base rates: below a rate that failed, not below one that worked."""
         base, failed, state = base_rate(self.state), self.failed_rate, self.state
         if base is None or failed is None:
             return None
         known = known_of(self.accepted.of("lr") * lead_share(state))
         known = known[known > 0]
-        if self.onset.sign is Sign.IDLE or not len(known):
-            return Bounds(failed)
+        if self.onset.sign is OnsetSign.IDLE or not len(known):
+            return EstimateBounds(failed)
         # After a decay it failed at less than it had begun with: what it failed at has not worked.
         below = np.sort(known[known <= min(failed, known[-1]) * 2.0**-constants.LEAST_OCTAVES])
         enough = max(constants.WINDOW_STEPS, math.ceil(WORKED_SHARE * len(known)))
         in_rows = self.onset.row < len(state.head) or self.onset.row >= state.rows - len(state.tail)
         worked = float(below[-enough]) if in_rows and len(below) >= enough else None
-        return Bounds(failed, worked)
+        return EstimateBounds(failed, worked)
 
     @cached_property
     def failed_rate(self) -> float | None:
@@ -123,7 +123,7 @@ class Scene:
         beginning: all that was tried has failed. Never above the base rate of the end.
         """
         base, state = base_rate(self.state), self.state
-        idle = self.onset.sign is Sign.IDLE
+        idle = self.onset.sign is OnsetSign.IDLE
         parts = (state.head, state.points.rows, state.tail) if idle else (self.accepted,)
         highest = max(known_of(rows.of("lr")).max(initial=0.0) for rows in parts)
         return min(base, float(highest) * lead_share(state)) if base and highest else base
@@ -142,7 +142,7 @@ class Scene:
         return Warmup(now * share, math.ceil(known[-1] + 1 + (base / share - now) / slope))
 
     @cached_property
-    def leap(self) -> Leap | None:
+    def leap(self) -> LeapBefore | None:
         """Where the rate at least doubled at once and trouble followed, after it had trained.
 
         It goes back to the highest rate at which a good part of the steps before had trained: a
@@ -162,7 +162,7 @@ class Scene:
         steps = np.concatenate([self.before.of("step"), self.after.of("step")[:1]])
         share, at = lead_share(self.state), known[leaps[-1]]
         step = int(steps[at]) if np.isfinite(steps[at]) else None
-        return Leap(float(past[-enough]) * share, float(rates[at]) * share, step)
+        return LeapBefore(float(past[-enough]) * share, float(rates[at]) * share, step)
 
     @cached_property
     def binding_clip(self) -> float | None:
@@ -198,7 +198,7 @@ class Scene:
         return max(saved, default=None)
 
 
-def rows_around(state: RateState, onset: Onset) -> tuple[Rows, Rows]:
+def rows_around(state: RateState, onset: Onset) -> tuple[RateRows, RateRows]:
     """The rows before an onset and from it on, as finely as they are kept."""
     rows, at = state.head, onset.row
     if at >= len(rows):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from ampwatch.diagnosis.registry import Rule
+from ampwatch.diagnosis.rule import Rule
 
 _MODULES = [
     importlib.import_module(f"{__name__}.{at.name}") for at in pkgutil.iter_modules(__path__)

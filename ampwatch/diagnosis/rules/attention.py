@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampwatch.diagnosis.attention_scores import Score, ScoreHistory
+from ampwatch.diagnosis.attention_scores import AttentionScore, AttentionScoreHistory
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import RATE, Page, Seen, Ties, rule
 
 # Attention scores that grow: over thousands of steps, in a row of windows each higher than the one
 # before, four times higher in all. The growth after a start slows down before that.
@@ -74,14 +74,14 @@ def attention_logit_growth(case: Case) -> Iterator[Seen]:
 class _Drift:
     """One attention's scores on their way up."""
 
-    score: Score
+    score: AttentionScore
     begin: int  # the window
     octaves: float  # risen since
     left: float  # below the format's end
     steps_left: float
 
 
-def _first_due(course: ScoreHistory) -> _Drift | None:
+def _first_due(course: AttentionScoreHistory) -> _Drift | None:
     """The attention that is due first, if any is."""
     if not course.scores:
         return None

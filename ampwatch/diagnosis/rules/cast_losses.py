@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.cast_history import LAST_SAMPLES, ROLES, CastSamples
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
 from ampwatch.diagnosis.rules.quantised_layers import leave_out
 from ampwatch.diagnosis.words import count_text, list_text
 

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.cast_history import LAST_SAMPLES, ROLES, Scales
+from ampwatch.diagnosis.cast_history import LAST_SAMPLES, ROLES, CastScales
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
 from ampwatch.diagnosis.rules.cast_losses import LEAST_SAMPLES, is_lasting
 from ampwatch.diagnosis.words import count_text, list_text
 
@@ -107,7 +107,7 @@ def _lost_at_resume(case: Case) -> Iterator[Seen]:
     )
 
 
-def _is_new(scales: Scales) -> bool:
+def _is_new(scales: CastScales) -> bool:
     """Whether all of them are those of a layer that has seen no maximum yet."""
     told = [one for one in (*scales.least, *scales.largest) if not math.isnan(one)]
     return bool(told) and all(one == FIRST_SCALE for one in told)
@@ -146,11 +146,11 @@ def _apart(case: Case) -> Iterator[Seen]:
     )
 
 
-def _times_apart(scales: Scales) -> float:
+def _times_apart(scales: CastScales) -> float:
     return max(_ratio(scales, at) for at in range(len(ROLES)))
 
 
-def _ratio(scales: Scales, at: int) -> float:
+def _ratio(scales: CastScales, at: int) -> float:
     """The largest over the least; 1 where a role has none."""
     least, largest = scales.least[at], scales.largest[at]
     return largest / least if least > 0 and math.isfinite(largest) else 1.0

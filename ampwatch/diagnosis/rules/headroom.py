@@ -11,7 +11,7 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.layer_history import LOW_HEADROOM_OCTAVES, TREND_SAMPLES, LayerHistory
-from ampwatch.diagnosis.registry import RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.words import count_text, scale_text
 
 # Close to the limit: in most samples of a layer, and in at least this many.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import NOT_FINITE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import NOT_FINITE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import count_text, share_text
 
@@ -97,7 +97,7 @@ def _summary(case: Case, left_out: Times) -> str:
     return f"The training loop itself left out {count_text(left_out.count, 'step')}."
 
 
-def ending_text(case: Case, times: Times, what: str = "the forward pass") -> str:
+def left_out_ending(case: Case, times: Times, what: str = "the forward pass") -> str:
     """A sentence on how the loop ended with this trouble; empty if it went on."""
     running = case.unskipped.left_out_last
     first, last = running.first_step, times.last_step

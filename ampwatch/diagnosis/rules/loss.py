@@ -9,20 +9,20 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.learning_rate import Rows, constants
+from ampwatch.diagnosis.learning_rate import RateRows, constants
 from ampwatch.diagnosis.learning_rate.attribution import Cause
-from ampwatch.diagnosis.learning_rate.bands import trailing_medians
 from ampwatch.diagnosis.learning_rate.loss_shift import wanders
-from ampwatch.diagnosis.learning_rate.onset import Onset, Sign
+from ampwatch.diagnosis.learning_rate.noise import trailing_medians
+from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign
 from ampwatch.diagnosis.learning_rate.trouble import rows_around
-from ampwatch.diagnosis.loss_band import ROUNDED, WINDOW, left_band
-from ampwatch.diagnosis.loss_rise import GREW, OUT_OF_BAND, SHORT, TELLING, Kind, Rise
-from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, Octave
+from ampwatch.diagnosis.loss_band import ROUNDED, WINDOW, has_left_band
+from ampwatch.diagnosis.loss_rise import GREW, OUT_OF_BAND, SHORT, TELLING, LossRise, RiseKind
+from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, SpikeOctave
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.outlying_inputs import APART_STEPS, INPUT_TIMES
-from ampwatch.diagnosis.registry import NOT_ITS_GRADIENTS, RATE, Page, Seen, Ties, rule
-from ampwatch.diagnosis.signals import Floats
+from ampwatch.diagnosis.rule import NOT_ITS_GRADIENTS, RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.words import count_text, share_text
 from ampwatch.rows import LR_LEAP
 
@@ -93,7 +93,7 @@ def bad_batch(case: Case) -> Iterator[Seen]:
 
 def _leaps(case: Case) -> Seen | None:
     """Single steps whose loss jumped and was back at the next one."""
-    leaps = case.rises.of(Kind.LEAP).apart
+    leaps = case.rises.of(RiseKind.LEAP).apart
     grown, first = 2 * leaps.grown > leaps.count, leaps.first
     if first is None or (leaps.count > _most(case) and not grown):
         return None
@@ -168,8 +168,10 @@ def recoverable_spike(case: Case) -> Iterator[Seen]:
 
 def _spikes(case: Case) -> Seen | None:
     """Spikes of the loss that came back into its band."""
-    leaps = case.rises.of(Kind.LEAP)
-    spikes, met = (case.rises.of(kind).apart_beside(leaps) for kind in (Kind.SPIKE, Kind.SKIPPED))
+    leaps = case.rises.of(RiseKind.LEAP)
+    spikes, met = (
+        case.rises.of(kind).apart_beside(leaps) for kind in (RiseKind.SPIKE, RiseKind.SKIPPED)
+    )
     both = spikes + met
     if both.first is None or max(both.count, leaps.apart.count) > _most(case):
         return None
@@ -193,7 +195,7 @@ def _spikes(case: Case) -> Seen | None:
     )
 
 
-def _is_habit(case: Case, spikes: Octave) -> bool:
+def _is_habit(case: Case, spikes: SpikeOctave) -> bool:
     record = case.scale.steps
     begins = (case.scale.last_step or 0) - LATE_SHARE * record
     if sum(spike.first_step >= begins for spike in spikes.last) >= LATE_SPIKES:
@@ -282,7 +284,7 @@ def _diverged(case: Case) -> Seen | None:
     )
 
 
-def standing_rise(case: Case) -> Rise | None:
+def standing_rise(case: Case) -> LossRise | None:
     """A rise of the loss that has not come back, and that no larger batch or fall explains."""
     rise = case.rises.standing
     if rise is None or case.standing_fall is not None:
@@ -324,7 +326,7 @@ def _never_back(case: Case) -> Seen | None:
     # Without gradients a loss may wander; no data make it far worse than all before for good.
     moves = any(np.isfinite(before.of(name)).any() for name in ("grad_norm", "update_norm"))
     is_far = above > _FAR or (moves and above > _WIDE and now >= _DOUBLE * level > 0)
-    climbed = onset.sign is Sign.CLIMB and not found.recorded
+    climbed = onset.sign is OnsetSign.CLIMB and not found.recorded
     if not grew and (_stayed(before, after) or not (climbed or is_far)):
         return None
     return _standing(case, onset.step, onset.sign.value, level, now, grew=bool(grew))
@@ -332,7 +334,7 @@ def _never_back(case: Case) -> Seen | None:
 
 # Other batches, or more of them in a step, change what the loss means.
 _NOT_ITS_OWN = {"input", "batch"}
-_TURNED = {Sign.SHIFT, Sign.CLIMB, Sign.RELAPSE}
+_TURNED = {OnsetSign.SHIFT, OnsetSign.CLIMB, OnsetSign.RELAPSE}
 
 
 def _above_its_past(case: Case, onset: Onset, now: float) -> float:
@@ -356,27 +358,27 @@ def _has_been_up(case: Case, onset: Onset) -> bool:
     return bool(len(before) and len(after)) and wanders(before, after)
 
 
-def _ends(before: Rows, after: Rows, name: str) -> Iterator[bool | None]:
+def _ends(before: RateRows, after: RateRows, name: str) -> Iterator[bool | None]:
     """Whether a column left its band, right after the onset and at the end."""
     past, since = (rows.of(name) for rows in (before, after))
     for now in (since[:_END_ROWS], since[-_END_ROWS:]):
         least = max(2, len(now) // 2)
-        yield left_band(past[-WINDOW:], now, least, times=GREW, deviations=OUT_OF_BAND)
+        yield has_left_band(past[-WINDOW:], now, least, times=GREW, deviations=OUT_OF_BAND)
 
 
-def _grew(before: Rows, after: Rows) -> bool:
+def _grew(before: RateRows, after: RateRows) -> bool:
     """Whether gradients went with it, or updates as no rate makes them."""
     raised = _is_raised(before, after)
     names = ("grad_norm",) if raised else ("grad_norm", "update_norm")
     return any(one is True for name in names for one in _ends(before, after, name))
 
 
-def _stayed(before: Rows, after: Rows) -> bool:
+def _stayed(before: RateRows, after: RateRows) -> bool:
     """Whether gradients are known to have stayed as they were."""
     return all(one is False for one in _ends(before, after, "grad_norm"))
 
 
-def _is_raised(before: Rows, after: Rows) -> bool:
+def _is_raised(before: RateRows, after: RateRows) -> bool:
     """Whether the rate was raised with it: after a warm restart the loss falls with the rate."""
     low, high = (_median(rows.of("lr"), constants.WINDOW_STEPS) for rows in (before, after))
     return high >= LR_LEAP * low

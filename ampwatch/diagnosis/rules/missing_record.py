@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import Page, Seen, Ties, codes, rule
-from ampwatch.diagnosis.signals import Event
+from ampwatch.diagnosis.rule import Page, Seen, Ties, codes, rule
 from ampwatch.diagnosis.words import count_text, list_text
 from ampwatch.rows import EventKind
 
@@ -61,7 +61,7 @@ def _bounded_layers(case: Case) -> list[str]:
     """The layers that a finding names though no overflow's own data did."""
     named = case.scale.culprits.layers.values()
     often = [one for one in named if one.times.count >= policy.BACKWARD_OVERFLOWS]
-    return sorted({one.layer for one in (*often, *case.ledger.forward.values()) if one.is_bound})
+    return sorted({one.layer for one in (*often, *case.events.forward.values()) if one.is_bound})
 
 
 _NAMES = {"loss": "loss", "lr": "learning rate", "grad_norm": "gradient norm"}
@@ -130,8 +130,8 @@ def _or(names: Sequence[str]) -> str:
 def run_ended_uncleanly(case: Case) -> Iterator[Seen]:
     """The record ends by an exception or without an end mark."""
     last = case.scale.last_step
-    if case.ledger.fatal:
-        yield _ended_by(case.ledger.fatal[-1])
+    if case.events.fatal:
+        yield _ended_by(case.events.fatal[-1])
     elif not case.record.clean_end and case.observed.loop:  # others write no end mark
         yield Seen(
             first_step=last,
@@ -174,12 +174,12 @@ def _ended_by(event: Event) -> Seen:
 )
 def telemetry_gap(case: Case) -> Iterator[Seen]:
     """Rows that were lost, as the record says."""
-    gaps, ledger = case.ledger.of(EventKind.GAP), case.ledger
-    told = " ".join(sorted(ledger.gap_reasons))
+    gaps, events = case.events.of(EventKind.GAP), case.events
+    told = " ".join(sorted(events.gap_reasons))
     if gaps.count:
         yield Seen(
             at=gaps,
-            ranks=tuple(sorted(ledger.gap_ranks)),
+            ranks=tuple(sorted(events.gap_ranks)),
             summary=f"{count_text(gaps.count, 'gap')} in the record.",
             cause=told or "Rows were lost between the probe and the log.",
             evidence=(Evidence("gaps", gaps.last_step, float(gaps.count)),),

@@ -13,11 +13,11 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.column_arrays import Integers
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.learning_rate import Rows
+from ampwatch.diagnosis.learning_rate import RateRows
 from ampwatch.diagnosis.medians import median_of_known
-from ampwatch.diagnosis.registry import Page, Seen, Ties, rule
-from ampwatch.diagnosis.signals import Integers
+from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
 
 # Endings of the record, each about two thirds of the one before, so that one of them begins where
 # the rise does: in a shorter one too few points are left to tell it from noise.
@@ -115,5 +115,5 @@ def _steps_a_row(case: Case) -> float:
     return 1.0 if case.observed.every_step else max(10.0, case.scale.steps / case.scale.entries)
 
 
-def _median(rows: Rows, at: Integers) -> float:
+def _median(rows: RateRows, at: Integers) -> float:
     return median_of_known(rows.of("grad_norm")[at])

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.code_to_paste import with_lines
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.precision_history import Precision
-from ampwatch.diagnosis.registry import Page, Seen, rule
-from ampwatch.diagnosis.rules.precision import PRECISION_SAMPLES
+from ampwatch.diagnosis.precision_history import LayerPrecision
+from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rules.half_precision import PRECISION_SAMPLES
 from ampwatch.diagnosis.words import count_text, list_text
 
 # Names under which models keep the layer that makes the logits.
@@ -73,7 +73,7 @@ def sensitive_layer_quantised(case: Case) -> Iterator[Seen]:
 _MOST_TOLD = 3
 
 
-def _sensitive(layers: Mapping[str, Precision]) -> dict[str, str]:
+def _sensitive(layers: Mapping[str, LayerPrecision]) -> dict[str, str]:
     """Layers that are usually kept in bf16, and what each is; the head first."""
     ran = sorted((n for n, one in layers.items() if one.order >= 0), key=lambda n: layers[n].order)
     products = [name for name in ran if layers[name].flops or layers[name].is_quantised]
@@ -105,7 +105,7 @@ def _is_in_row(name: str, products: list[str]) -> bool:
     return False
 
 
-def _ends_block(name: str, products: list[str], layers: Mapping[str, Precision]) -> bool:
+def _ends_block(name: str, products: list[str], layers: Mapping[str, LayerPrecision]) -> bool:
     """Whether the last product is the end of a block, not a head.
 
     Blocks may differ, such as attention and a feed-forward part. But then the output of the last
@@ -134,7 +134,7 @@ def _is_head(name: str) -> bool:
     return at is not None and not any(part.isdigit() for part in parts[:at])
 
 
-def _is_router(name: str, layers: Mapping[str, Precision]) -> bool:
+def _is_router(name: str, layers: Mapping[str, LayerPrecision]) -> bool:
     """By its name, if it is narrow or has experts beside it: an MLP may have a wide gate."""
     *parents, last = name.split(".")
     outputs, inputs = layers[name].sides[:2] or (1, 0)
@@ -145,11 +145,11 @@ def _is_router(name: str, layers: Mapping[str, Precision]) -> bool:
     )
 
 
-def _format_of(one: Precision) -> str:
+def _format_of(one: LayerPrecision) -> str:
     return next(text for text in one.formats if text)
 
 
-def leave_out(layers: Mapping[str, Precision], names: list[str]) -> str:
+def leave_out(layers: Mapping[str, LayerPrecision], names: list[str]) -> str:
     """The lines that exclude these layers, for the library that converted them."""
     kinds = {layers[name].kind for name in names}
     kept = "{" + ", ".join(repr(name) for name in names) + "}"
@@ -219,7 +219,7 @@ def quantisation_matched_nothing(case: Case) -> Iterator[Seen]:
 
 def _asked(case: Case) -> str | None:
     """What asked for a narrow format, as the beginning of a sentence."""
-    detail = {} if case.ledger.started is None else case.ledger.started.detail
+    detail = {} if case.events.started is None else case.events.started.detail
     conversions = detail.get("conversions")
     if isinstance(conversions, list) and conversions:
         return f"{conversions[0]} was called"

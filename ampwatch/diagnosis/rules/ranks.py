@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity, Standing
-from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import count_text, list_text, scale_text
 
@@ -208,7 +208,7 @@ _LOST_PEER = (
 
 def _disappeared(case: Case, signs: Sequence[_Sign]) -> Iterator[Seen]:
     """Ranks with neither an end nor an error, after which another lost its connection."""
-    course, fatal = case.ranks, case.ledger.fatal
+    course, fatal = case.ranks, case.events.fatal
     lost = [e for e in fatal if any(w in str(e.detail.get("message", "")) for w in _LOST_PEER)]
     told = {event.rank for event in fatal}
     gone = [s for s in signs if not course.is_gone(s.rank) and s.rank not in told]

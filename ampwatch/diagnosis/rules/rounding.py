@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.precision_history import Kept, RoundingSample
-from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rounding_history import KeptUpdates, RoundingSample
+from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.words import count_text
 
 # Most weights do not move, and most of the requested movement is lost. A smaller loss has the
@@ -54,7 +54,7 @@ def updates_rounded_away(case: Case) -> Iterator[Seen]:
     asked = case.rounding.every * sum(one.asked_share for one in later)
     if len(later) < _LEAST_SAMPLES or asked < _ASKED_SHARES:
         return
-    unmoved, kept = statistics.median(one.unmoved_share for one in later), Kept.of(later)
+    unmoved, kept = statistics.median(one.unmoved_share for one in later), KeptUpdates.of(later)
     if unmoved <= _UNMOVED_SHARE or kept.share + _ERRORS * kept.error >= _KEPT_SHARE:
         return
     last = later[-1]

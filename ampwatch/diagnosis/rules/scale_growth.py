@@ -1,4 +1,4 @@
-"""AMP106, AMP107, AMP109 and AMP416: a scale that grows too far, never grows, or starts over."""
+"""AMP102, AMP106, AMP107 and AMP109: how the loss scale grows, and where growth leads it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
-from ampwatch.diagnosis.rules.scale import sink
-from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.words import count_text, scale_text
-from ampwatch.rows import EventKind
+from ampwatch.diagnosis.rule import (
+    Page,
+    Seen,
+    Ties,
+    always,
+    rule,
+)
+from ampwatch.diagnosis.rules.scale_collapse import slow_fall
+from ampwatch.diagnosis.words import count_text, scale_text, share_text
 
 DEFAULT_SCALE = 2.0**16  # GradScaler's own
 # Where that is not enough either.
@@ -37,10 +41,6 @@ START_HIGHER = start_at(DEFAULT_SCALE)
 # Scales that work end below 2^40 even where the largest gradient is 2^-24, half precision's
 # smallest; at 2^64 nothing has overflowed in some forty doublings, and inf is as many away.
 RUNAWAY_SCALE = 2.0**64
-# A resume causes one or two resets; three or more are caused by the loop.
-RECREATED_RESETS = 3
-# A new scaler is observed, not inferred: two are enough, if they cost steps.
-REPLACED_SCALERS = 2
 # One reset is one lost state; two or more explain why the scale never grows.
 LOST_GROWTH_RESETS = 2
 
@@ -173,7 +173,7 @@ def low_scale_by_design(case: Case) -> Iterator[Seen]:
     scale, final = case.scale, case.final_scale
     if final is None or final >= 1.0 or scale.low_scale_steps < policy.ESTABLISHED_STEPS:
         return
-    if case.standing_fall is not None or sink(case) is not None:
+    if case.standing_fall is not None or slow_fall(case) is not None:
         return
     if scale.floored.count or not _loss_falls(case):
         return
@@ -199,60 +199,46 @@ def _loss_falls(case: Case) -> bool:
     return bool(median(last[-few:]) < median(first[:few]))
 
 
+# At torch's interval growth costs one skip in 2,001 steps; at one in four it is too short.
+SAWTOOTH_WASTE = 1 / 4
+
+
 @rule(
-    "AMP416",
-    "scaler-recreated",
-    Severity.ERROR,
+    "AMP102",
+    "growth-sawtooth",
+    Severity.INFO,
     Page(
-        meaning="The loss scale starts over again and again: a new GradScaler is made every "
-        "epoch or iteration, so it never settles, and each search costs steps.",
-        looks=f"The optimizer steps through {REPLACED_SCALERS} or more new GradScalers; or "
-        f"{RECREATED_RESETS} or more jumps back to the initial scale that nothing in the "
-        "record explains.",
-        not_to_confuse="AMP108, one reset, which is usually a resume without the scaler's "
-        "state; a second phase of training with its own scaler.",
-        do="Make one GradScaler before the training loop, and keep it.",
-        example="scaler = GradScaler() inside `for epoch in ...`: 2^16 at the start of each.",
+        meaning="After growth_interval accepted steps the scaler doubles the scale to see "
+        "whether the gradients still fit. If they do not, one step is skipped and the scale "
+        "is halved again.",
+        looks="About one overflow in each growth interval, always just after a doubling, always "
+        "back to the same scale.",
+        not_to_confuse="AMP105, where skips come more often than the scale grows.",
+        do="Nothing. A longer growth_interval makes it rarer. If it costs more than "
+        f"{100 * SAWTOOTH_WASTE:.0f} % of the steps, this is a warning.",
+        example="growth_interval 2000: skips at steps 2001, 4003, 6005, each at 2^17.",
     ),
-    Ties(excludes_rate=always),
+    Ties(excludes_rate=always, cures=("growth_interval",)),
 )
-def scaler_recreated(case: Case) -> Iterator[Seen]:
-    """New scalers that were observed, or more resets than resumes explain."""
-    made = case.ledger.of(EventKind.SCALER_REPLACED)
-    scale = case.scale
-    if made.count >= REPLACED_SCALERS:
-        yield _made_anew(made, case.loop.searched)
-    elif scale.resets.count >= RECREATED_RESETS and scale.reset is not None:
-        yield Seen(
-            at=scale.resets,
-            summary=f"The loss scale started over {scale.resets.count} times.",
-            cause=f"Each time it jumped back to its initial {scale_text(scale.reset.scale_to)} "
-            f"and searched again, which skipped {count_text(scale.reset_skips, 'step')}.",
-            evidence=(
-                Evidence(
-                    "resets",
-                    scale.resets.last_step,
-                    float(scale.resets.count),
-                    float(RECREATED_RESETS),
-                    "threshold",
-                ),
-            ),
-        )
-
-
-def _made_anew(made: Times, searched: int) -> Seen:
-    """Two that cost nothing may be phases of one training; three are an error."""
-    harmless = made.count < RECREATED_RESETS and not searched
-    cost = (
-        f"their searches skipped {count_text(searched, 'step')} that are not in the record."
-        if searched
-        else "each starts at its initial scale, and never grows beyond it."
-    )
-    return Seen(
-        severity=Severity.INFO if harmless else Severity.ERROR,
-        at=made,
-        summary=f"The optimizer stepped through {count_text(made.count, 'new GradScaler')}.",
-        cause="The loop creates them during training, and the scale that was found is lost: "
-        f"{cost}",
-        evidence=(Evidence("scaler-replaced", made.last_step, float(made.count)),),
+def growth_sawtooth(case: Case) -> Iterator[Seen]:
+    """Isolated overflows just after the scale grew."""
+    teeth, scale = case.teeth, case.scale
+    if not teeth.episodes:
+        return
+    enough = scale.steps >= policy.STORM_WINDOW_STEPS
+    costly = enough and teeth.skips > SAWTOOTH_WASTE * scale.steps
+    cost = f", and {share_text(teeth.skips, scale.steps)} of the steps are lost to it"
+    yield Seen(
+        severity=Severity.WARNING if costly else Severity.INFO,
+        first_step=teeth.first_step,
+        last_step=teeth.last_step,
+        summary=f"{count_text(teeth.episodes, 'overflow')} just after the scale grew"
+        + (f"{cost}." if costly else ", as expected."),
+        cause=f"The scale doubled, to {scale_text(teeth.highest_scale)} at most; the gradients "
+        "overflowed there, and it was halved again.",
+        action=f"Give GradScaler a longer growth_interval than {scale.scaler.growth_interval:,}; "
+        "its default is 2000."
+        if costly
+        else None,
+        evidence=(Evidence("scale", teeth.last_step, teeth.last_scale),),
     )

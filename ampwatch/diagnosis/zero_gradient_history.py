@@ -9,7 +9,7 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.signals import Floats, Integers
+from ampwatch.diagnosis.column_arrays import Floats, Integers
 from ampwatch.diagnosis.times import Times
 
 # In a layer's sample, so much of what was not zero has become so.
@@ -20,7 +20,7 @@ ZERO_LOSSES, ZERO_LOSS_LEFT = 5, 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class ZeroRun:
+class ZeroGradientRun:
     """Accepted steps in a row whose gradients were all zero, of every optimizer."""
 
     times: Times = field(default_factory=Times)
@@ -31,14 +31,14 @@ class ZeroRun:
     samples: int = 0  # of layers, that tell what their format lost
     lost: int = 0  # of them, those that lost all
 
-    def and_entries(self, block: Block, at: Integers) -> ZeroRun:
+    def and_entries(self, block: Block, at: Integers) -> ZeroGradientRun:
         """The run with these entries of a block more."""
         if not len(at):
             return self
         loss = block.columns["loss"][at]
         known = loss[np.isfinite(loss)]
         shares = _shares(block, at)
-        return ZeroRun(
+        return ZeroGradientRun(
             self.times.and_entries(at, block.step, block.start),
             self.cleared + int(block.norm_cleared[at].sum()),
             self.without_loss + int((known == 0).sum()),
@@ -50,10 +50,10 @@ class ZeroRun:
 
 
 @dataclass(frozen=True, slots=True)
-class ZeroHistory:
+class ZeroGradientHistory:
     """What is remembered of gradients that are zero; `fold` makes a new one."""
 
-    run: ZeroRun = field(default_factory=ZeroRun)  # at the end
+    run: ZeroGradientRun = field(default_factory=ZeroGradientRun)  # at the end
     earlier: int = 0  # zero steps before it
     gave: int = 0  # accepted steps with a gradient
     first_losses: tuple[float, ...] = ()  # of theirs
@@ -61,7 +61,7 @@ class ZeroHistory:
     frozen: bool = False  # whether any layer was seen whose weights do not learn
     learning: bool = False  # ... and any whose do
 
-    def fold(self, block: Block) -> ZeroHistory:
+    def fold(self, block: Block) -> ZeroGradientHistory:
         """The history with one more block."""
         made = self
         if len(block.layers):
@@ -81,7 +81,7 @@ class ZeroHistory:
         losses = loss[np.isfinite(loss)]
         return replace(
             made,
-            run=ZeroRun().and_entries(block, at[good[-1] + 1 :]),
+            run=ZeroGradientRun().and_entries(block, at[good[-1] + 1 :]),
             earlier=self.earlier + self.run.times.count + int(good[-1]) + 1 - len(good),
             gave=self.gave + len(good),
             first_losses=(*self.first_losses, *losses[:ZERO_LOSSES].tolist())[:ZERO_LOSSES],

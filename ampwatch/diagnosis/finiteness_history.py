@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.overflow_culprits import ROOT
-from ampwatch.diagnosis.signals import Event, Flags, Integers, Mask
+from ampwatch.diagnosis.column_arrays import Flags, Integers, Mask
+from ampwatch.diagnosis.event import Event
+from ampwatch.diagnosis.layer_history import ROOT
 from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 
@@ -24,7 +25,7 @@ _FORWARD_OF = {"backward": 1, "loss": 1, "forward": 0, "input": 0, "weights": 0}
 
 
 @dataclass(slots=True)
-class NumberHistory:
+class FinitenessHistory:
     """What is remembered of finiteness, and of the loop's plain columns."""
 
     sees_forward: bool = False
@@ -51,7 +52,7 @@ class NumberHistory:
     last_skipped_step: int | None = None
     last_position: int = -1
 
-    def copy(self) -> NumberHistory:
+    def copy(self) -> FinitenessHistory:
         """A history of its own."""
         return copy.copy(self)
 

@@ -8,7 +8,7 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import NO_GRADIENTS, NO_GRAPH
 from ampwatch.diagnosis.findings import Evidence, Finding, Severity
-from ampwatch.diagnosis.registry import RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.rules.scale_growth import START_HIGHER
 from ampwatch.diagnosis.words import count_text, scale_text
 
@@ -51,7 +51,7 @@ def _unless_died(case: Case, _finding: Finding) -> bool:
 )
 def no_gradients(case: Case) -> Iterator[Seen]:
     """Parameters without gradients, a loss without a graph, or gradients that are all zero."""
-    raised = next((text for text in _REFUSALS if text in case.ledger.raised), None)
+    raised = next((text for text in _REFUSALS if text in case.events.raised), None)
     if raised is not None:
         yield _refused(case, raised)
     elif _are_zero(case):
@@ -81,7 +81,7 @@ _REFUSALS = {
 
 
 def _refused(case: Case, text: str) -> Seen:
-    event, (summary, action) = case.ledger.raised[text], _REFUSALS[text]
+    event, (summary, action) = case.events.raised[text], _REFUSALS[text]
     return Seen(
         first_step=event.step,
         last_step=event.step,

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import Page, Rule, Seen, Ties, always
+from ampwatch.diagnosis.rule import Page, Rule, Seen, Ties, always
 from ampwatch.diagnosis.rules.fatal_errors import is_about_dtypes
-from ampwatch.diagnosis.signals import Event
 from ampwatch.diagnosis.words import count_text, list_text, scale_text
 
 Numbers = Callable[[Event], tuple[str, tuple[Evidence, ...]]]
@@ -40,7 +40,7 @@ def _mistake(
     """
 
     def check(case: Case) -> Iterator[Seen]:
-        event = case.ledger.misuse.get(code)
+        event = case.events.misuse.get(code)
         if event is None:
             return
         told, evidence = numbers(event)
@@ -137,7 +137,7 @@ step_bypasses_scaler = _mistake(
 
 def _met_mixed_types(case: Case) -> bool:
     """Whether training ended by the one error that this mistake can cause."""
-    return any(is_about_dtypes(str(event.detail.get("message", ""))) for event in case.ledger.fatal)
+    return any(is_about_dtypes(str(event.detail.get("message", ""))) for event in case.events.fatal)
 
 
 backward_under_autocast = _mistake(
