@@ -26,7 +26,7 @@ from ampwatch.diagnosis.finiteness_history import (
     FinitenessHistory,
     bad_input,
     forward_finite,
-    handed_on,
+    inputs_from_models,
 )
 from ampwatch.diagnosis.guard_history import GuardHistory
 from ampwatch.diagnosis.layer_history import LayerHistory
@@ -145,7 +145,7 @@ class Case:
 
     def fold(self, block: Block) -> None:
         """Add the next block of the run to every history."""
-        forward, makers = forward_finite(block), handed_on(block)
+        forward, makers = forward_finite(block), inputs_from_models(block)
         bad = bad_input(block) & ~block.entries_of(list(makers))
         overflows: list[tuple[int, Event | OverflowOrigin]] = [
             (block.position(event.step), event)

@@ -26,7 +26,7 @@ _FORWARD_OF = {"backward": 1, "loss": 1, "forward": 0, "input": 0, "weights": 0}
 
 @dataclass(slots=True)
 class FinitenessHistory:
-    """What is remembered of finiteness, and of the loop's plain columns."""
+    """In which steps the forward pass, input, loss and weights were finite; also counts steps."""
 
     sees_forward: bool = False
     bad_forwards_running: int = 0  # at the end
@@ -53,11 +53,11 @@ class FinitenessHistory:
     last_position: int = -1
 
     def copy(self) -> FinitenessHistory:
-        """A history of its own."""
+        """An independent copy of the history."""
         return copy.copy(self)
 
     def fold(self, block: Block, forward: Flags, bad_input: Mask) -> None:
-        """Take in a block; `forward` says of each entry whether its forward was finite."""
+        """Add a block; `forward` says of each step whether its forward pass was finite."""
         self._take_exceptions(block)
         self._take_weights(block)
         if not len(block):
@@ -83,7 +83,7 @@ class FinitenessHistory:
         self.last_position = block.start + len(block) - 1
 
     def _take_told(self, block: Block) -> None:
-        """Which values are recorded, and whether any of them is a number that training can use."""
+        """Note which values the record holds, and whether any rate is above next to nothing."""
         rate = block.columns["lr"]
         rates = rate[~np.isnan(rate)]
         self.rates += len(rates)
@@ -111,7 +111,7 @@ class FinitenessHistory:
         self.bad_loss_no_forward = self.bad_loss_no_forward.and_where(bad & (forward != 0), block)
 
     def _take_weights(self, block: Block) -> None:
-        """Weights by what the rows say and by what overflows were traced to, in their order."""
+        """Count steps with weights that were not finite, by rows and by overflow events."""
         told = Times()
         for event in block.events:
             if event.is_traced_to("weights"):
@@ -127,7 +127,7 @@ class FinitenessHistory:
         return np.asarray(bad)
 
     def _take_updates(self, block: Block) -> None:
-        """Steps by the scaler that no update closed; of the last one nobody knows yet."""
+        """Count steps of the scaler without an update; the last one may still get its own."""
         raised = [e.step for e in block.events if e.kind == EventKind.EXCEPTION.value]
         missing = (block.update_seen == 0) & ~block.bypassed & ~block.left_out
         missing &= ~block.entries_of(raised)
@@ -152,7 +152,7 @@ class FinitenessHistory:
 
 
 def forward_finite(block: Block) -> Flags:
-    """Whether each entry's forward was finite, -1 where nobody saw it."""
+    """Whether the forward pass of each step in a block was finite; -1 where nobody looked."""
     layers, result = block.layers, np.full(len(block), -1, np.int8)
     at, there = block.layer_entries
     for flag in (1, 0):  # one layer that is not finite outweighs all that are
@@ -164,13 +164,13 @@ def forward_finite(block: Block) -> Flags:
 
 
 def bad_input(block: Block) -> Mask:
-    """Which entries' input was not finite."""
+    """Which steps of a block had an input that was not finite."""
     told = [event.step for event in block.events if event.is_traced_to("input")]
     return np.asarray((block.input_finite == 0) | block.entries_of(told))
 
 
-def handed_on(block: Block) -> dict[int, str]:
-    """Of several models, steps in which one made what the other could not take; and its layer.
+def inputs_from_models(block: Block) -> dict[int, str]:
+    """Steps in which one of several models gave another a bad input, and the layer that made it.
 
     A layer whose input was finite and whose output was not made it: the data had no part in it.
     """
@@ -192,7 +192,7 @@ def _is_second_step(event: Event) -> bool:
 
 
 def _distinct(steps: Integers, before: int | None) -> int:
-    """How many different steps there are; they come in order."""
+    """How many different steps these are; they come in order."""
     if not len(steps):
         return 0
     return int((np.diff(steps) != 0).sum()) + int(before is None or steps[0] != before)

@@ -39,7 +39,7 @@ class ScaleConflict:
 
 @dataclass(frozen=True, slots=True)
 class LayerHistory:
-    """What is remembered of each layer; arrays have an entry a name. `fold` makes a new one."""
+    """A few numbers about each layer's samples, one array entry a name; `fold` makes a new one."""
 
     names: tuple[str, ...] = ()
     numbers: dict[str, int] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class LayerHistory:
     last_conflict: ScaleConflict | None = None
 
     def fold(self, block: Block, judged: Mask) -> LayerHistory:
-        """The history with a block; `judged` entries are accepted and at an established scale."""
+        """Add a block's layer samples; `judged` marks accepted steps at an established scale."""
         rows = block.layers
         if not len(rows):
             return self
@@ -87,7 +87,7 @@ class LayerHistory:
         return grown._with_windows(layer, step, low, high)
 
     def loses_most(self, lost: Integers) -> tuple[int, float]:
-        """Of these layers the one that loses most, of nested ones the innermost; its mean share."""
+        """The layer that loses most of its gradients, the innermost if nested; its mean share."""
         inner = set(innermost_layers([self.names[at] for at in lost]))
         shares = {at: self.share_sum[at] / self.samples[at] for at in lost.tolist()}
         most = max((at for at in shares if self.names[at] in inner), key=shares.__getitem__)
@@ -194,7 +194,7 @@ ROOT = "(root)"  # what the one model's own layer is called; several have names 
 
 
 def innermost_layers(names: Collection[str]) -> list[str]:
-    """Without the modules that hold others of these."""
+    """The names of layers that hold none of the other layers named."""
     holders = {ROOT} if set(names) - {ROOT} else set()
     for name in names:
         parts = name.split(".")

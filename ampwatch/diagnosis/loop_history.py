@@ -21,7 +21,7 @@ TWICE_SCALE, TWICE_ERROR = 16.0, 0.02  # from this scale on, and so nearly, a sh
 
 @dataclass(frozen=True, slots=True)
 class LoopHistory:
-    """What is remembered of the loop; `fold` makes a new one."""
+    """How the loop moved rates and weights around skipped steps; `fold` makes a new one."""
 
     skips: int = 0  # whose rate and the next step's are known
     moved_on_skips: Times = field(default_factory=Times)  # the rate moved all the same
@@ -39,11 +39,11 @@ class LoopHistory:
 
     @property
     def pushed(self) -> int:
-        """Accepted steps that should have moved the weights."""
+        """How many accepted steps should have moved the weights."""
         return self.still.count + self.moved
 
     def fold(self, block: Block) -> LoopHistory:
-        """The history with one more block."""
+        """The history of the loop with one more block."""
         if not len(block):
             return self
         lr, columns = block.columns["lr"], block.columns
@@ -79,7 +79,7 @@ class LoopHistory:
 
 
 def _searched(block: Block) -> int:
-    """From where each new scaler began to where it stood when its first step was taken."""
+    """How many steps new scalers skipped before the loop's watch saw their first step."""
     made = [event for event in block.events if event.kind == EventKind.SCALER_REPLACED.value]
     if not made:
         return 0

@@ -25,20 +25,20 @@ _QUARTILE = 0.6745  # of a normal distribution, in its deviations
 
 @dataclass(frozen=True, slots=True)
 class LossBand:
-    """Median, and a robust deviation of the values and of their logs: numbers, or one a value."""
+    """The level of the recent losses, and robust deviations of them and of their logarithms."""
 
     level: Floats | float
     spread: Floats | float
     log_spread: Floats | float  # nan where some of them are not positive
 
     def at(self, index: int | Integers) -> LossBand:
-        """One of these bands, or one for each of these."""
+        """The band at this index, or at each of these indices."""
         return LossBand(
             *(np.asarray(one)[index] for one in (self.level, self.spread, self.log_spread))
         )
 
     def heights(self, values: Floats) -> Floats:
-        """How far above the level, in deviations; positive ones by their ratio as well.
+        """How far losses lie above the band's level, in deviations; positive ones also by ratio.
 
         The less counts: values that vary by factors have a heavy tail, their logarithms have none.
         """
@@ -48,12 +48,12 @@ class LossBand:
         return np.asarray(np.where(np.isnan(ratio), plain, np.minimum(plain, ratio)))
 
     def height(self, value: float) -> float:
-        """The same of one."""
+        """How far one loss lies above the band's level, in deviations."""
         return float(self.heights(np.array(value)))
 
 
-def bands_of(values: Floats, begin: int, part: int, entries: int) -> LossBand:
-    """The band before each part of the values from `begin` on; `entries` came before that one.
+def loss_bands(values: Floats, begin: int, part: int, entries: int) -> LossBand:
+    """The band of recent losses before each part of the losses from `begin` on.
 
     While there are few, their later half is the recent past: the loss falls fast at first.
     """
@@ -83,7 +83,7 @@ def _quantile(ordered: Floats, known: Integers, share: float) -> Floats:
 def has_left_band(
     past: Floats, now: Floats, least: int, *, times: float, deviations: float
 ) -> bool | None:
-    """Whether so many of these values at least, or all, or their median are far above the past's.
+    """Whether recent values lie far above the band of the past; None if that cannot be told.
 
     None where too few of either are known, or where the noise would hide it.
     """
@@ -105,7 +105,7 @@ def has_left_band(
 
 
 def independent_values(past: Floats, count: int) -> float:
-    """How many independent values so many in a row stand for; one at least.
+    """How many independent values so many successive losses stand for; at least one.
 
     Noise that remembers stays where it is for a while. A course looks like memory, which errs on
     the careful side.
@@ -123,7 +123,7 @@ def independent_values(past: Floats, count: int) -> float:
 
 
 def leap_height(past: Floats, now: Floats) -> float:
-    """How abruptly the values left: the change to the first of these, in the past's own changes.
+    """How abruptly losses left their band: the first change, in the changes of the past.
 
     Noise that remembers wanders out of a band of a few of its lengths, but never faster than it
     always went; so does a course that rises and falls with the order of the data.

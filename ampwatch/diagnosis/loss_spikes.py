@@ -17,7 +17,7 @@ import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.column_arrays import Floats
-from ampwatch.diagnosis.loss_band import WINDOW, bands_of
+from ampwatch.diagnosis.loss_band import WINDOW, loss_bands
 from ampwatch.diagnosis.loss_rise import (
     COLUMNS,
     NO_ROWS,
@@ -51,7 +51,7 @@ _CHANCE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SpikeOctave:
-    """Rises of one octave of heights, or of several."""
+    """The spikes of the loss within one octave of heights, or several: counts and examples."""
 
     count: int = 0
     steps: int = 0
@@ -63,7 +63,7 @@ class SpikeOctave:
 
     @classmethod
     def of(cls, rise: LossRise) -> SpikeOctave:
-        """One rise."""
+        """A single spike as an octave of its own."""
         kept = replace(rise, past=NO_ROWS, first=NO_ROWS)
         idle = rise.steps * (rise.grew is False)
         return cls(1, rise.steps, int(rise.grew is True), idle, int(rise.is_sure), kept, (kept,))
@@ -83,7 +83,7 @@ class SpikeOctave:
         )
 
     def stands_above(self, below: SpikeOctave) -> bool:
-        """Whether these stand apart from the ordinary ones of the octave below.
+        """Whether spikes of these heights stand apart from the noise in the octave below.
 
         Rises of noise are short, whatever their height. Where gradients or updates went with most
         of these, their steps may tell as well: what is left of a spike as it heals leaves the band
@@ -96,12 +96,12 @@ class SpikeOctave:
 
 @dataclass(frozen=True)  # no slots: cached_property keeps its values in __dict__
 class SpikeTally:
-    """Rises by the octave of their height."""
+    """Spikes of the loss counted by the octave of their height."""
 
     octaves: tuple[SpikeOctave, ...] = (SpikeOctave(),) * OCTAVES
 
     def and_one(self, rise: LossRise) -> SpikeTally:
-        """One more; nothing is kept of it that only counts."""
+        """The tally with one more spike, of which an example is kept only if it may tell."""
         at, here = rise.octave, self.octaves[rise.octave]
         # One of so many that they are the data, or too low to tell of.
         if rise.tells and here.count <= max(_MANY, _MANY_SHARE * rise.last_position):
@@ -115,21 +115,21 @@ class SpikeTally:
 
     @property
     def apart(self) -> SpikeOctave:
-        """All rises that are high and stand apart from the ordinary ones; none where none do."""
+        """All spikes high enough to stand apart from the noise; none if none do."""
         return self._and_higher[self._first_apart]
 
     def apart_beside(self, leaps: SpikeTally) -> SpikeOctave:
-        """The same, unless leaps of one step are as high and far more: then they are noise."""
+        """The spikes that stand apart, or none if one-step leaps as high are far more common."""
         apart, noise = self.apart, leaps._and_higher[self._first_apart].steps
         return apart if noise <= _NOISE_SHARE * apart.steps else SpikeOctave()
 
     def tells(self, rise: LossRise) -> bool:
-        """Whether rises of this height stand apart, this one among them."""
+        """Whether spikes of this height stand apart from the noise, this one among them."""
         return rise.octave >= self.and_one(rise)._first_apart
 
     @cached_property
     def _and_higher(self) -> Sequence[SpikeOctave]:
-        """Each octave's rises and those of all higher ones."""
+        """Spikes of each octave together with all higher octaves."""
         return list(accumulate((SpikeOctave(), *self.octaves[::-1]), lambda sum_, one: one + sum_))[
             ::-1
         ]
@@ -144,7 +144,7 @@ class SpikeTally:
 
 @dataclass(frozen=True, slots=True)
 class SpikeSeries:
-    """One optimizer's losses: the last ones, what is open, and the rises that are over."""
+    """The spikes of one optimizer's losses: the last losses, the open rise, past rises."""
 
     past: Floats = field(default_factory=lambda: NO_ROWS)
     waiting: Floats = field(default_factory=lambda: NO_ROWS)
@@ -156,20 +156,20 @@ class SpikeSeries:
     )
 
     def with_rows(self, rows: Floats) -> SpikeSeries:
-        """The series after these rows, as many of them as make whole parts."""
+        """The series with more rows of losses, judged in parts of equal length."""
         both = np.concatenate([self.waiting, rows])
         whole = len(both) // _PART * _PART
         return replace(self, waiting=both[whole:].copy())._judged(both[:whole])
 
     def finished(self) -> SpikeSeries:
-        """The series with what waits for more: the record ends here, as far as anyone knows."""
+        """The series with the rows that still waited for a whole part: the record ends here."""
         return replace(self, waiting=NO_ROWS)._judged(self.waiting)
 
     def _judged(self, rows: Floats) -> SpikeSeries:
         if not len(rows):
             return self
         begin, both = len(self.past), np.concatenate([self.past, rows])
-        bands = bands_of(both[:, 0], begin, _PART, self.entries)
+        bands = loss_bands(both[:, 0], begin, _PART, self.entries)
         part = np.arange(len(rows)) // _PART
         out = np.flatnonzero(bands.at(part).heights(rows[:, 0]) >= OUT_OF_BAND)
         series, at = self, 0
@@ -187,7 +187,7 @@ class SpikeSeries:
         return replace(series, past=both[-WINDOW:].copy(), entries=self.entries + len(rows))
 
     def _followed(self, rise: LossRise, rows: Floats, at: int) -> tuple[SpikeSeries, int]:
-        """The open rise with the rows from `at` on, and where to go on once it is over."""
+        """Follow an open rise through the rows from `at` on; also returns where it was over."""
         width, longest = SHORT, max(_LONGEST, int(_LONGEST_SHARE * (self.entries + at)))
         while at < len(rows):
             later = rows[at : at + width]
@@ -210,7 +210,7 @@ class SpikeSeries:
         return replace(self, open=None, tallies=tallies)
 
     def _weighed(self, rise: LossRise) -> LossRise:
-        """The rise, and whether chance may have made it."""
+        """The rise, marked as sure or reduced if chance may have made it."""
         if not rise.is_long:
             return rise
         if self._is_chance(rise):
@@ -218,7 +218,7 @@ class SpikeSeries:
         return replace(rise, is_sure=True)
 
     def _is_chance(self, rise: LossRise) -> bool:
-        """Whether entries leave the band so often that as many close together are no wonder."""
+        """Whether losses leave their band so often that a rise this dense is no surprise."""
         octaves = (octave for tally in self.tallies.values() for octave in tally.octaves)
         here = float((rise.band.heights(rise.past[:, 0]) >= OUT_OF_BAND).mean())
         share = max(here, sum(octave.steps for octave in octaves) / (rise.last_position + 1))
@@ -227,7 +227,7 @@ class SpikeSeries:
 
     @property
     def standing(self) -> LossRise | None:
-        """The rise that has not come back by the end, if one stands apart and was not to come."""
+        """The rise of the loss that has not come back by the end, if it stands apart from noise."""
         last = self.past[:, 0]
         rise = next((one for one in (self.open, self.shift) if one and one.stands(last)), None)
         if rise is None or not self.tallies[RiseKind.SPIKE].tells(self._weighed(rise.judged())):
@@ -239,12 +239,12 @@ class SpikeSeries:
 
 @dataclass(frozen=True, slots=True)
 class LossSpikes:
-    """What is remembered of all series; `fold` makes a new one."""
+    """The spikes of the loss in every optimizer's series; `fold` makes a new one."""
 
     series: Mapping[int, SpikeSeries] = field(default_factory=dict)
 
     def fold(self, block: Block) -> LossSpikes:
-        """The history with a block more."""
+        """The history of loss spikes with one more block."""
         columns = block.columns
         position = np.arange(block.start, block.start + len(block))
         told = {**columns, "step": block.step, "skipped": block.skipped, "position": position}
@@ -262,15 +262,15 @@ class LossSpikes:
         return LossSpikes(made)
 
     def finished(self) -> LossSpikes:
-        """The history where the record ends, as far as anyone knows."""
+        """The history of loss spikes at the end of the record."""
         return LossSpikes({key: one.finished() for key, one in self.series.items()})
 
     def of(self, kind: RiseKind) -> SpikeTally:
-        """The rises of this kind, of all series."""
+        """All spikes of this kind, over all series."""
         tallies = [one.tallies[kind] for one in self.series.values()]
         return sum(tallies[1:], tallies[0]) if tallies else SpikeTally()
 
     @property
     def standing(self) -> LossRise | None:
-        """The rise of the only series that has not come back by the end, if there is one."""
+        """The rise of the only series that has not come back by the end; None if there is none."""
         return next(iter(self.series.values())).standing if len(self.series) == 1 else None

@@ -20,7 +20,7 @@ from ampwatch.diagnosis.times import Times
 
 @dataclass(frozen=True, slots=True)
 class NonfiniteGradientHistory:
-    """What is remembered of them; `fold` makes a new one."""
+    """Steps with gradients that were not finite, and steps that moved no weight; see `fold`."""
 
     bad: Times = field(default_factory=Times)  # gradients not finite, the loss was
     nans: Times = field(default_factory=Times)  # of them, nan, or edited after the backward pass
@@ -58,7 +58,7 @@ class NonfiniteGradientHistory:
         )
 
     def _with_gradients(self, block: Block, at: Integers) -> NonfiniteGradientHistory:
-        """Which of these were nan, which inf, and after which infs a finite norm came.
+        """Count which bad gradients were nan or inf, and after which a finite norm followed.
 
         An optimizer that takes an inf makes nan of it: a norm that is finite afterwards, below a
         loss that is, says that somebody skipped the step.
@@ -82,14 +82,14 @@ class NonfiniteGradientHistory:
 
 
 def _not_finite(block: Block) -> Mask:
-    """Gradients that were not finite at a step that nobody skipped, below a loss that was."""
+    """Where gradients were not finite at steps that nobody skipped, though the loss was finite."""
     bad = (block.norm_known & ~np.isfinite(block.columns["grad_norm"])) | block.applied_bad
     taken = ~block.skipped & ~block.left_out & ~block.guarded
     return np.asarray(bad & ~block.loss_bad & taken)
 
 
 def _maker(block: Block, at: Integers) -> str | None:
-    """The innermost layer that was given finite gradients in one of these steps, and made others.
+    """The innermost layer that turned finite gradients into non-finite ones in one of these steps.
 
     None where the steps were not sampled, or several layers did.
     """
@@ -106,7 +106,7 @@ def _maker(block: Block, at: Integers) -> str | None:
 
 
 def _is_still(block: Block) -> Mask:
-    """Steps that moved no weight though a rate and a gradient were there; null is no zero."""
+    """Where a step moved no weight although it had a rate and a gradient; null is no zero."""
     columns = block.columns
     pushed = ~(columns["grad_norm"] == 0) & ~(columns["lr"] <= DEAD_RATE)
     taken = ~block.skipped & ~block.left_out & ~block.guarded

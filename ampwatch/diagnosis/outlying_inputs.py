@@ -30,7 +30,7 @@ _CANDIDATES = 64
 
 @dataclass(frozen=True, slots=True)
 class OutlyingInput:
-    """A batch whose input is far off its recent median."""
+    """A batch whose input lies far off its recent median."""
 
     step: int
     value: float
@@ -38,13 +38,13 @@ class OutlyingInput:
 
     @property
     def times(self) -> float:
-        """How far above its median."""
+        """How many times the input's recent median this batch's input was."""
         return self.value / self.median
 
 
 @dataclass(frozen=True, slots=True)
 class OutlyingInputs:
-    """What is remembered of them; `fold` makes a new one."""
+    """The batches with an outlying input so far; `fold` makes a new one."""
 
     times: Times = field(default_factory=Times)
     first: OutlyingInput | None = None
@@ -53,11 +53,11 @@ class OutlyingInputs:
 
     @property
     def are_crowded(self) -> bool:
-        """Whether they come in swarms: then they are no batches apart."""
+        """Whether outlying inputs come in swarms: then they are no single batches."""
         return 2 * self.crowded >= self.times.count > 0
 
     def fold(self, before: RateRows, rows: RateRows, start: int) -> OutlyingInputs:
-        """The history with one more block; `before` are the rows that came before it.
+        """The history with one more block; `before` are the rows before the block.
 
         A batch is judged when the rows after it have shown whether it was isolated, so the last
         few rows of a block are judged with the next one.
@@ -80,7 +80,7 @@ class OutlyingInputs:
 
 
 def _outliers(rows: RateRows, begin: int) -> Iterator[tuple[int, OutlyingInput]]:
-    """Skips after an accepted step, and leaps of the loss, that come with an outlying input."""
+    """Skips and leaps of the loss that come with an outlying input."""
     skipped, loss, scale = rows.of("skipped") > 0, rows.of("loss"), rows.of("scale")
     troubled = skipped | (rows.of("loss_bad") > 0)
     troubled[1:] &= ~skipped[:-1] & ~(scale[1:] > scale[:-1])  # that skip is growth's own
@@ -104,7 +104,7 @@ def _outlier(past: RateRows, rows: RateRows, at: int) -> OutlyingInput | None:
 
 
 def _is_calm(after: RateRows, past: RateRows, outlier: OutlyingInput) -> bool:
-    """Whether the next steps are as those before: else it is a change, or a spike that lasts."""
+    """Whether the steps after an outlying input are like those before it."""
     usual = _median(past.of("loss"))
     calm = np.isnan(usual) or bool((after.of("loss") < _CALM * usual).mean() > 0.5)
     back = bool((after.of("input_amax") < _CALM * outlier.median).mean() > 0.5)
@@ -112,5 +112,5 @@ def _is_calm(after: RateRows, past: RateRows, outlier: OutlyingInput) -> bool:
 
 
 def _median(values: Floats) -> float:
-    """Of the known ones; nan where they are few."""
+    """The median of recent inputs, updates or losses; nan if too few are known."""
     return median_of_known(values, _LEAST)

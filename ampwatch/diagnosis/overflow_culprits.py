@@ -28,7 +28,7 @@ _BEFORE_THE_SCALE = frozenset(("forward", "input", "loss"))
 
 @dataclass(frozen=True, slots=True)
 class LayerOverflows:
-    """The overflows that name one layer."""
+    """The overflows that name one layer as the culprit."""
 
     layer: str
     times: Times
@@ -40,16 +40,16 @@ class LayerOverflows:
 
     @property
     def is_bound(self) -> bool:
-        """Whether no event names the layer for certain."""
+        """Whether every overflow only bounds the culprit, and none names the layer for certain."""
         return self.bounds == self.times.count
 
     @property
     def is_at_loss(self) -> bool:
-        """Whether every event leaves it open whether the layer did it or the loss."""
+        """Whether every overflow leaves open whether the layer or the loss caused it."""
         return self.at_loss == self.times.count
 
     def joined(self, other: LayerOverflows) -> LayerOverflows:
-        """Both together."""
+        """These overflows of a layer and others of it, together."""
         ranks = self.ranks | other.ranks
         kept = ranks if len(ranks) <= _MOST_RANKS else self.ranks
         return LayerOverflows(
@@ -60,7 +60,7 @@ class LayerOverflows:
 
 
 def count_for_layer(layers: dict[str, LayerOverflows], event: Event, position: int) -> None:
-    """Count an overflow for the layer that it names."""
+    """Count an overflow event for the layer that it names."""
     layer = event.layer
     if layer is None or (layer not in layers and len(layers) >= MOST_LAYERS):
         return
@@ -77,7 +77,7 @@ def count_for_layer(layers: dict[str, LayerOverflows], event: Event, position: i
 
 @dataclass(frozen=True, slots=True)
 class OverflowOrigin:
-    """Where one step's overflow came from: from one rank alone, or from the joining."""
+    """Where one step's overflow came from: from one rank alone, or from joining the ranks."""
 
     step: int
     ranks: int  # that told
@@ -98,7 +98,7 @@ class RankOverflows:
     is_bound: bool  # whether any of them only bounds the place
 
     def joined(self, later: RankOverflows) -> RankOverflows:
-        """Both together."""
+        """These overflows of a rank and later ones of it, together."""
         return RankOverflows(
             self.times.joined(later.times),
             self.before_scale + later.before_scale,
@@ -109,7 +109,7 @@ class RankOverflows:
 
 @dataclass(frozen=True, slots=True)
 class JointOverflows:
-    """Origins counted; `and_origin` makes a new one."""
+    """Where overflows that all ranks reported came from, counted; `and_origin` makes a new one."""
 
     judged: int = 0
     ranks: int = 0  # how many there are at most
@@ -117,7 +117,7 @@ class JointOverflows:
     joining: Times = field(default_factory=Times)
 
     def and_origin(self, origin: OverflowOrigin, position: int) -> JointOverflows:
-        """One more step."""
+        """The counts with one more step's overflow."""
         times, alone = Times().and_at(origin.step, position), {}
         if origin.alone is not None:
             before = int(origin.before_scale)
@@ -126,7 +126,7 @@ class JointOverflows:
         return self.joined(JointOverflows(1, origin.ranks, alone, joining))
 
     def joined(self, later: JointOverflows) -> JointOverflows:
-        """Both together."""
+        """These counts of overflows and later ones, together."""
         alone = dict(self.alone)
         for rank, one in later.alone.items():
             alone[rank] = alone[rank].joined(one) if rank in alone else one
@@ -136,7 +136,7 @@ class JointOverflows:
         )
 
     def is_chance(self, count: int) -> bool:
-        """Whether so many from one rank are no wonder, were every rank as likely each time.
+        """Whether so many overflows from one rank are likely by chance alone.
 
         Chernoff's bound on the binomial's tail, times the ranks that it might have been.
         """
@@ -151,7 +151,7 @@ class JointOverflows:
 
 
 def overflow_origins(block: Block) -> Iterator[OverflowOrigin]:
-    """The origin of each overflow of a block that all ranks tell of."""
+    """The origin of each overflow in a block that all ranks reported."""
     told: dict[int, dict[int, Event]] = {}
     for event in block.events:
         if event.kind == EventKind.OVERFLOW.value and "own_finite" in event.detail:
@@ -177,9 +177,9 @@ def _origin(step: int, events: Mapping[int, Event]) -> OverflowOrigin:
 
 @dataclass(slots=True)
 class OverflowCulprits:
-    """Overflows that nothing explains: those of the backward pass by layer, and the bounds.
+    """Who caused overflows that nothing else explains: layers of the backward pass, or ranks.
 
-    Where there are several ranks, also what their overflows say together.
+    Also how many of the events only bound the layer.
     """
 
     layers: dict[str, LayerOverflows] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class OverflowCulprits:
     joint: JointOverflows = field(default_factory=JointOverflows)
 
     def take(self, event: Event | OverflowOrigin, position: int) -> None:
-        """Take in one overflow event, or what all ranks' events of a step say together."""
+        """Add one overflow event, or what all ranks' events of one step say together."""
         if isinstance(event, OverflowOrigin):
             self.joint = self.joint.and_origin(event, position)
             return
@@ -196,7 +196,7 @@ class OverflowCulprits:
             count_for_layer(self.layers, event, position)
 
     def add(self, other: OverflowCulprits) -> None:
-        """Take in all that another has."""
+        """Add all overflows of other culprits."""
         self.bounds += other.bounds
         self.joint = self.joint.joined(other.joint)
         for layer, named in other.layers.items():
@@ -206,5 +206,5 @@ class OverflowCulprits:
                 self.layers[layer] = named
 
     def copy(self) -> OverflowCulprits:
-        """The same, to be changed apart."""
+        """An independent copy of the culprits."""
         return replace(self, layers=dict(self.layers))

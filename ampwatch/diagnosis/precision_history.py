@@ -16,7 +16,7 @@ _HALF = ("float16", "bfloat16")
 
 @dataclass(frozen=True, slots=True)
 class LayerPrecision:
-    """One layer, as its latest sample shows it."""
+    """The data types of one layer, as its latest sample shows them."""
 
     flops: float | None  # of its matrix product, if it is one
     runs_half: bool  # or in less
@@ -29,20 +29,20 @@ class LayerPrecision:
 
     @property
     def is_quantised(self) -> bool:
-        """Whether an operand of its product is cast below 16 bits."""
+        """Whether the layer casts an operand of its product below 16 bits."""
         return any(self.formats)
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionHistory:
-    """What is remembered of the layers' data types; `fold` makes a new one."""
+    """The precision in which each layer runs and keeps its weights; `fold` makes a new one."""
 
     layers: dict[str, LayerPrecision] = field(default_factory=dict)
     sampled_steps: int = 0
     batch_norms: frozenset[str] = frozenset()  # that learn, and so keep running statistics
 
     def fold(self, block: Block) -> PrecisionHistory:
-        """The history with one more block."""
+        """The history of precisions with one more block."""
         rows = block.layers
         if not len(rows):
             return self
@@ -82,7 +82,7 @@ class PrecisionHistory:
 
     @property
     def products(self) -> dict[str, LayerPrecision]:
-        """The layers that multiply matrices."""
+        """The layers that multiply matrices, and their precision."""
         return {name: one for name, one in self.layers.items() if one.flops is not None}
 
 
@@ -90,7 +90,7 @@ _FORMATS = ("input_format", "weight_format", "grad_format")
 
 
 def _texts_at(names: Sequence[str], codes: Integers) -> Callable[[int], str | None]:
-    """The text that stands in a row of a column."""
+    """A function that gives the text in a row of a coded column; None where it is absent."""
     return lambda at: names[codes[at]] if codes[at] >= 0 else None
 
 
@@ -102,7 +102,7 @@ def _batch_norms(rows: LayerRows) -> frozenset[str]:
 
 
 def _sides(rows: LayerRows, at: int) -> tuple[int, ...]:
-    """Outputs, inputs and, of a plain matrix, how many rows it multiplies.
+    """The sides of the matrices that a layer multiplies: outputs, inputs, rows if it is plain.
 
     A convolution of one input channel a group is no matrix product for a card.
     """

@@ -34,7 +34,7 @@ _WARMING = 0.01
 
 @dataclass(frozen=True, slots=True)
 class FirstRate:
-    """A learning rate that stands where it began: how far below its base, and how long."""
+    """A learning rate that has not moved since the first step: how far below its base, how long."""
 
     rate: float | None = None  # the first recorded one, of the first optimizer's first group
     steps: int = 0  # that tell a rate and its base
@@ -44,7 +44,7 @@ class FirstRate:
     moved: bool = False  # another rate was told
 
     def fold(self, block: Block) -> FirstRate:
-        """What is known with a block more."""
+        """The first rate with one more block, while it has not moved."""
         rate, base = block.columns["lr"], block.columns["lr_base"]
         told = np.isfinite(rate) & (base > 0)
         if self.moved or not told.any():
@@ -62,7 +62,7 @@ class FirstRate:
 
 @dataclass(frozen=True, slots=True)
 class RateSetup:
-    """What events and layers have told so far."""
+    """How events and layers say the learning rate was set up; `fold` makes a new one."""
 
     first: Mapping[str, Any] = field(default_factory=dict)  # of the first optimizer
     optimizers: int = 0
@@ -77,7 +77,7 @@ class RateSetup:
     first_rate: FirstRate = field(default_factory=FirstRate)
 
     def fold(self, block: Block) -> RateSetup:
-        """What is known with a block more."""
+        """The setup of the rate with one more block."""
         begin = int(block.step[0]) if self.begin is None and len(block) else self.begin
         made = replace(
             self,
@@ -90,7 +90,7 @@ class RateSetup:
         return made._with_layers(block)
 
     def shown(self, *, stopped: bool = False) -> Setup:
-        """As the advice reads it."""
+        """The setup of the rate in the form that the advice reads."""
         ratio = self.ratio_sums / np.maximum(self.ratio_counts, 1)
         groups, elements = self._groups, self.first.get("elements")
         return Setup(
@@ -106,7 +106,7 @@ class RateSetup:
         )
 
     def begins_below(self, share: float) -> bool:
-        """Whether no group that is known begins above so small a share of its base rate.
+        """Whether every known group's rate begins at no more than this share of its base rate.
 
         One whose own rate is as high as the others' base is not warming up.
         """
@@ -168,7 +168,7 @@ class RateLeap:
 
 @dataclass(frozen=True, slots=True)
 class RateLeaps:
-    """What is remembered of them; `fold` makes a new one."""
+    """The leaps of the learning rate so far; `fold` makes a new one."""
 
     leaps: tuple[RateLeap, ...] = ()  # the last few
     top: float = 0.0  # the highest rate yet
@@ -177,7 +177,7 @@ class RateLeaps:
     last_base: float = float("nan")
 
     def fold(self, block: Block) -> RateLeaps:
-        """The history with one more block."""
+        """The leaps of the rate with one more block."""
         if not len(block):
             return self
         rate, base = block.columns["lr"], block.columns["lr_base"]
@@ -210,11 +210,11 @@ class RateLeaps:
         )
 
     def is_settled(self, leap: RateLeap) -> bool:
-        """Whether the rate did not go on rising from one top to the next."""
+        """Whether a leap of the rate was not just one of several stairs upwards."""
         return not (leap.is_stair or (leap.from_top and self.top > _FURTHER * leap.after))
 
     def is_climb(self, step: int) -> bool:
-        """Whether the rate's change at this step only went on with a climb."""
+        """Whether the rate's change at this step was one of several stairs upwards."""
         return any(abs(step - one.step) <= 1 for one in self.leaps if not self.is_settled(one))
 
 
@@ -241,10 +241,10 @@ def _group(detail: Mapping[str, Any], group: Mapping[str, Any]) -> Group:
 
 
 def _base(group: Mapping[str, Any]) -> float:
-    """A group's base rate; 0 where untold."""
+    """The base rate of a parameter group in an optimizer event; 0 if unknown."""
     return positive_number(group.get("max_lr") or group.get("initial_lr") or group.get("lr")) or 0.0
 
 
 def _share(value: Any) -> float | None:
-    """A number of at least 0 and below 1."""
+    """A hyper-parameter of an optimizer that must be at least 0 and below 1; else None."""
     return float(value) if isinstance(value, (int, float)) and 0 <= value < 1 else None

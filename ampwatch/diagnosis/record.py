@@ -11,7 +11,7 @@ from ampwatch.rows import Table
 
 
 class Info(Protocol):
-    """What of a run's identity the diagnosis and its letter read."""
+    """What the diagnosis reads of a run's identity."""
 
     @property
     def id(self) -> str: ...  # noqa: D102
@@ -28,7 +28,7 @@ class Info(Protocol):
 
 
 class Record(Protocol):
-    """What the diagnosis reads of a run; `store.Run` is one."""
+    """What the diagnosis reads of a run's record; `store.Run` is one."""
 
     @property
     def info(self) -> Info: ...  # noqa: D102
@@ -44,25 +44,25 @@ class Record(Protocol):
     def read(
         self, table: Table, columns: Sequence[str] | None = None, rank: int | None = None
     ) -> pa.Table:
-        """A table's rows in canonical order: only these columns, only this rank's."""
+        """Read a table of the record in canonical order: these columns, this rank's rows."""
 
 
 class RecordRows(Protocol):
-    """A record's rows for who takes each once, some at a time; `store.Reading` is one."""
+    """Reads a record's rows once, portion by portion; `store.Reading` is one."""
 
     is_overtaken: bool  # a row has come among those that were taken: they no longer hold
 
     def portions(self) -> Iterator[None]:
-        """Show more of the record, until all is shown."""
+        """Make one more portion of the record readable at a time, until all of it is."""
 
     def read(
         self, table: Table, columns: Sequence[str], rank: int | None = None, start: int = 0
     ) -> pa.Table:
-        """The rows shown by now, from number `start` on."""
+        """Read the rows of a table that are readable by now, from number `start` on."""
 
 
 class RowsInMemory:
-    """The rows of a record that holds them anyway, all in one portion."""
+    """Reads the rows of a record that holds them in memory, in one portion."""
 
     is_overtaken = False
 
@@ -70,11 +70,11 @@ class RowsInMemory:
         self._record = record
 
     def portions(self) -> Iterator[None]:
-        """All at once."""
+        """Make the whole record readable at once."""
         yield
 
     def read(
         self, table: Table, columns: Sequence[str], rank: int | None = None, start: int = 0
     ) -> pa.Table:
-        """The rows from number `start` on."""
+        """Read the rows of a table from number `start` on."""
         return self._record.read(table, columns=columns, rank=rank).slice(start)

@@ -41,7 +41,7 @@ _MOST_OPEN, _MOST_RAISED = 16, 4
 
 @dataclass(frozen=True, slots=True)
 class RestartJump:
-    """How a restart changed the run."""
+    """How a restart changed the loss, and gradients or updates with it."""
 
     step: int
     is_seam: bool
@@ -54,7 +54,7 @@ class RestartJump:
 
 @dataclass(frozen=True, slots=True)
 class _Restart:
-    """One that is not judged yet."""
+    """A restart that cannot be judged yet, and the rows before it."""
 
     position: int
     step: int
@@ -65,7 +65,7 @@ class _Restart:
 
 @dataclass(frozen=True, slots=True)
 class RestartHistory:
-    """What is remembered of restarts; `fold` makes a new one."""
+    """The restarts of a run and the jumps right after them; `fold` makes a new one."""
 
     open: tuple[_Restart, ...] = ()
     raised: tuple[tuple[_Restart, float], ...] = ()  # the last few that raised the rate, to what
@@ -74,7 +74,7 @@ class RestartHistory:
     last: RestartJump | None = None
 
     def fold(self, state: RateState, rows: RateRows, block: Block) -> RestartHistory:
-        """The history with one more block; `state` is of the rows before it."""
+        """The history with one more block; `state` holds the rows before the block."""
         found = _restarts_in(block)
         if not (found or self.open):
             return self
@@ -88,7 +88,7 @@ class RestartHistory:
         return history._judged(_AFTER, known, begin)
 
     def finished(self, state: RateState) -> RestartHistory:
-        """The history where the record ends: with half of the rows restarts are judged too.
+        """The history at the end of the record: restarts with half of the rows are judged too.
 
         `state` holds all rows.
         """
@@ -101,7 +101,7 @@ class RestartHistory:
         return history
 
     def _judged(self, least: int, rows: RateRows, begin: int) -> RestartHistory:
-        """The history after a look at the restarts that have so many rows behind them."""
+        """Judge the restarts that have at least so many rows after them."""
         history, waiting = self, []
         for one in self.open:
             at = one.position - begin
@@ -120,7 +120,7 @@ class RestartHistory:
 
 
 def _restarts_in(block: Block) -> dict[int, tuple[int, bool]]:
-    """Each restart's step, and whether it is a seam; an event and the seam it tells of are one."""
+    """Each restart in a block: its step, and whether steps begin anew there."""
     found = {block.start: (int(block.step[0]), True)} if block.restart and len(block) else {}
     for event in block.events:
         if event.kind in _EVENTS:
@@ -130,7 +130,7 @@ def _restarts_in(block: Block) -> dict[int, tuple[int, bool]]:
 
 
 def _restart(position: int, step: int, is_seam: bool, rows: RateRows, state: RateState) -> _Restart:  # noqa: FBT001
-    """One with what lies before it; a seam goes on from earlier rows than those just before it."""
+    """A restart with the rows before it; where steps begin anew, it continues from earlier ones."""
     nearest = before = _last_windows(rows)
     if is_seam:
         earlier = np.flatnonzero(rows.of("step") < step)
@@ -143,7 +143,7 @@ def _restart(position: int, step: int, is_seam: bool, rows: RateRows, state: Rat
 
 
 def _last_windows(rows: RateRows) -> list[RateRows]:
-    """The last of these rows."""
+    """The last rows before a restart, in windows."""
     rows = rows.part(-_WINDOW * _WINDOWS)
     whole = range(len(rows) % _WINDOW, len(rows), _WINDOW)
     return [rows.part(at, at + _WINDOW) for at in whole]
@@ -167,7 +167,7 @@ def _jump(one: _Restart, after: RateRows) -> RestartJump | None:
 
 
 def _lasting(one: _Restart, rate: float, end: RateRows) -> RestartJump | None:
-    """How a run ends that a restart with a higher rate took out of its band for good."""
+    """The jump of a loss that rose with the rate after a restart and has not come back."""
     loss, norm = _leap("loss", one, end), _leap("grad_norm", one, end)
     if loss is None or loss.before <= 0 or _counts_differ(one, end):
         return None
@@ -198,19 +198,19 @@ def _leap(name: str, one: _Restart, after: RateRows) -> _Leap | None:
 
 
 def _counts_differ(one: _Restart, after: RateRows) -> bool:
-    """Whether a step holds more micro-batches than before: then nothing here can be compared."""
+    """Whether steps after a restart hold another number of micro-batches: no comparison then."""
     old, new = _medians("micro_batches", one.before), _median("micro_batches", after)
     return bool(np.isfinite(new) and (old != new).any())
 
 
 def _medians(name: str, windows: Sequence[RateRows]) -> Floats:
-    """Each window's median, where it is known."""
+    """The median of a column in each window before a restart, where it is known."""
     values = np.array([_median(name, rows) for rows in windows])
     return known_of(values)
 
 
 def _median(name: str, rows: RateRows) -> float:
-    """Of accepted steps; nan where it is not recorded."""
+    """The median of a column over accepted steps around a restart; nan if it is not recorded."""
     rows = rows.where(rows.accepted) if len(rows) > 1 else rows
     values = rows.ratio if name == "update" else rows.of(name)
     return median_of_known(values)

@@ -20,7 +20,7 @@ _MOST_SAMPLES = 256
 
 @dataclass(frozen=True, slots=True)
 class RoundingSample:
-    """One sampled step, as its columns are named."""
+    """How much of its update one sampled step lost to rounding."""
 
     step: int
     unmoved_share: float
@@ -30,7 +30,7 @@ class RoundingSample:
 
 @dataclass(frozen=True, slots=True)
 class RoundingHistory:
-    """What is remembered of them; `fold` makes a new one."""
+    """The samples of what rounding left of updates; `fold` makes a new one."""
 
     samples: tuple[RoundingSample, ...] = ()
     seen: int = 0
@@ -39,7 +39,7 @@ class RoundingHistory:
     last_step: int | None = None
 
     def fold(self, block: Block) -> RoundingHistory:
-        """The history with one more block."""
+        """The history of rounding with one more block."""
         # Masters and sums may be made anew from the weights where steps begin anew.
         history = replace(self, spacings=0.0, last_step=None) if block.restart else self
         figures = np.array([block.columns[name] for name in _COLUMNS])
@@ -65,13 +65,13 @@ _COLUMNS = ("unmoved_share", "asked_share", "update_kept_share")
 
 @dataclass(frozen=True, slots=True)
 class KeptUpdates:
-    """How much of their updates the weights kept, over some samples."""
+    """How much of their updates the weights kept after rounding, over some samples."""
 
     share: float
     error: float  # of that mean
 
     @classmethod
     def of(cls, samples: Sequence[RoundingSample]) -> KeptUpdates:
-        """Over two samples at least."""
+        """The mean over these samples and its error; it takes two samples at least."""
         shares = [sample.update_kept_share for sample in samples]
         return cls(statistics.fmean(shares), statistics.stdev(shares) / math.sqrt(len(shares)))

@@ -31,8 +31,8 @@ from ampwatch.diagnosis.scale_segments import (
     ScaleInBlock,
     ScaleReset,
     ScaleSegment,
-    filled_from,
-    segments_of,
+    filled_forward,
+    scale_segments_of,
 )
 from ampwatch.diagnosis.scaler import Scaler
 from ampwatch.diagnosis.times import Times
@@ -43,7 +43,7 @@ MOST_FALLS = 16
 
 @dataclass(slots=True)
 class ScaleHistory:
-    """What is remembered of the scale; `copy` it before folding what may still change."""
+    """The history of the loss scale; `copy` it before folding what may still change."""
 
     scaler: Scaler
     lead: ScaleBeforeBlock = field(default_factory=ScaleBeforeBlock)  # of the next block
@@ -92,7 +92,7 @@ class ScaleHistory:
     micro_batches: tuple[float, float] = (NAN, NAN)  # of a step: at first, at most
 
     def copy(self) -> ScaleHistory:
-        """A history of its own, as far as folding changes it in place."""
+        """A copy that can be folded further without changing this history."""
         made = copy.copy(self)
         made.culprits, made.search = self.culprits.copy(), self.search.copy()
         made.recent_levels = self.recent_levels.copy()
@@ -101,27 +101,27 @@ class ScaleHistory:
 
     @property
     def steps(self) -> int:
-        """How many the record tells of, from the first to the last."""
+        """How many steps the record covers, from the first to the last."""
         return self.lead.steps
 
     @property
     def last_step(self) -> int | None:
-        """The last entry's."""
+        """The last step of the record."""
         return self.lead.last_step
 
     @property
     def final_scale(self) -> float:
-        """The last known one."""
+        """The last known loss scale."""
         return self.lead.known
 
     @property
     def has_scaler(self) -> bool:
-        """Whether the record tells of any scale."""
+        """Whether the record holds any loss scale."""
         return not math.isnan(self.first_scale)
 
     @property
     def steps_before(self) -> int:
-        """Steps before the first row, where a log of every n-th step begins with its n-th."""
+        """Steps before the first row, in a log of every n-th step that begins with its n-th."""
         if self.first_step is None or self.second_step is None:
             return 0
         is_nth = 0 < self.first_step <= self.second_step - self.first_step
@@ -129,35 +129,35 @@ class ScaleHistory:
 
     @property
     def floor(self) -> float | None:
-        """The framework's minimum; what the scale has fallen below was only a default."""
+        """The framework's minimum scale; None if the scale has fallen below it."""
         floor = self.scaler.floor
         return None if floor is None or self.lowest < floor / 2 else floor
 
     @property
     def floored(self) -> Times:
-        """Steps at the smallest scale, from which it cannot fall further."""
+        """Steps at the smallest possible scale, from which it cannot fall further."""
         return self.tiny if self.floor is None else self.at_floor.joined(self.tiny)
 
     @property
     def startup_skips(self) -> int:
-        """Those before the first accepted step."""
+        """How many steps were skipped before the first accepted one."""
         return self.search.skips
 
     @property
     def accumulation_octaves(self) -> float:
-        """How far the micro-batches of a step grew: a loss that is summed over them overflows."""
+        """How far the number of micro-batches in a step grew: a summed loss overflows sooner."""
         first, most = self.micro_batches
         return math.log2(most / first) if most > first else 0.0
 
     @property
     def unexplained_skips(self) -> int:
-        """Skips that neither the search, nor growth, nor a reset explains."""
+        """Skips that neither the search, nor growth, nor a reset of the scale explains."""
         startup = self.search.skips if self.first_accepted is not None else 0
         explained = self.teeth.skips + self.reset_skips + self.late_search_skips
         return self.skips - startup - explained
 
     def fold(self, block: Block, overflows: Iterable[tuple[int, Event | OverflowOrigin]]) -> Mask:
-        """Take in a block, and its overflow events by position.
+        """Add a block, and its overflow events by position.
 
         Returns where it stands near an established level, or has no scale at all.
         """
@@ -168,7 +168,7 @@ class ScaleHistory:
             for at in np.flatnonzero(told.set_here)[-1:]:
                 self.recent_levels.begin_anew(int(told.places[at]))
             first_scale = self.first_scale if self.sees_beginning else NAN
-            for segment in segments_of(told, self.scaler, self.first_step or 0, first_scale):
+            for segment in scale_segments_of(told, self.scaler, self.first_step or 0, first_scale):
                 self._take(segment)
                 level[segment.entries] = NAN if self.level is None else self.level
                 while waiting and waiting[0][0] < block.start + segment.entries.stop:
@@ -176,13 +176,13 @@ class ScaleHistory:
             self._take_facts(told)
         for position, event in waiting:
             self._take_overflow(position, event, skipped=False)
-        scale = filled_from(block.columns["scale"], NAN)
+        scale = filled_forward(block.columns["scale"], NAN)
         if not self.has_scaler:
             return np.isnan(scale)
         return np.asarray(np.isnan(level) | (scale > level * 2.0**-policy.COLLAPSE_OCTAVES))
 
     def finish(self) -> None:
-        """Close what is open: the record ends here, as far as anyone knows."""
+        """Close the episode that is open, as if the record ended here."""
         self.ending = self.open
         self._close()
         if self.first_accepted is None:
@@ -289,7 +289,7 @@ class ScaleHistory:
         self.lowest_skip = float(np.fmin(self.lowest_skip, segment.scale))
 
     def _is_late_search(self, segment: ScaleSegment) -> bool:
-        """Whether the search goes on: the largest of ever more gradients, met ever more seldom.
+        """Whether a skip continues the search for a scale: a new low, twice as late as the last.
 
         So the scale is lower than at any skip before, and the run twice as old as at the last.
         """
@@ -300,7 +300,7 @@ class ScaleHistory:
         return apart > 1 and apart >= self.last_skip - begun
 
     def _is_apart(self, segment: ScaleSegment, episode: SkipEpisode) -> bool:
-        """Whether skips come too late for an episode: the scale has grown since, for one."""
+        """Whether skips come too late for the open episode, or after the scale grew."""
         apart = segment.first - episode.last
         return apart > self.scaler.close_steps or (apart > 1 and self.grew_last)
 
@@ -315,7 +315,7 @@ class ScaleHistory:
         )
 
     def _level_before(self) -> float | None:
-        """The established level; before there is one, what the run began with."""
+        """The established level of the scale; before there is one, the scale the run began with."""
         if self.level is not None:
             return self.level
         begun = self.scaler.initial or self.first_scale

@@ -30,7 +30,7 @@ _SAME_OCTAVES = 1.25
 
 @dataclass(frozen=True, slots=True)
 class ScaleReset:
-    """How the scale was set back to its initial value."""
+    """A reset of the scale to its initial value."""
 
     scale_from: float
     scale_to: float
@@ -55,13 +55,13 @@ class ScaleSegment:
 
     @property
     def length(self) -> int:
-        """In steps."""
+        """How many steps the segment covers."""
         return self.last - self.first + 1
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleBeforeBlock:
-    """What is known where a block begins."""
+    """What is known of the scale just before a block begins."""
 
     steps: int = 0  # told of so far
     last_step: int | None = None
@@ -73,7 +73,7 @@ class ScaleBeforeBlock:
 
 @dataclass(frozen=True, slots=True)
 class ScaleInBlock:
-    """What a block's entries, and those before it, tell of the scale."""
+    """The scale at each entry of a block, as its rows and those before it tell."""
 
     block: Block
     lead: ScaleBeforeBlock
@@ -88,12 +88,12 @@ class ScaleInBlock:
 
     @classmethod
     def of(cls, block: Block, lead: ScaleBeforeBlock) -> ScaleInBlock:
-        """Of a block that holds entries; a step that does not come after the last counts one."""
+        """The scale in a block with entries; a step not after the last one counts as one."""
         scale, after = block.columns["scale"], block.columns["scale_after"]
         last_step = block.step[0] - 1 if lead.last_step is None else lead.last_step
         apart = np.maximum(block.step - _shifted(last_step, block.step), 1)
-        both = filled_from(np.column_stack([scale, after]).ravel(), lead.known)
-        latest = filled_from(np.where(np.isnan(after), scale, after), lead.known)
+        both = filled_forward(np.column_stack([scale, after]).ravel(), lead.known)
+        latest = filled_forward(np.where(np.isnan(after), scale, after), lead.known)
         events = [event.step for event in block.events if event.kind == EventKind.SCALE_SET.value]
         here = block.entries_of(events)
         return cls(
@@ -105,7 +105,7 @@ class ScaleInBlock:
 
     @property
     def next_lead(self) -> ScaleBeforeBlock:
-        """What is known where the next block begins."""
+        """What is known of the scale just before the next block begins."""
         block = self.block
         after = float(block.columns["scale_after"][-1])
         return ScaleBeforeBlock(
@@ -118,17 +118,17 @@ class ScaleInBlock:
         )
 
     def may_have_grown(self, low: Floats, high: float | Floats, scaler: Scaler) -> Mask:
-        """Whether growth in steps that no row tells of could have led there."""
+        """Whether the scale may have grown this far in steps that no row shows."""
         growths = np.where(self.unseen > 0, self.unseen // scaler.growth_interval + 1, 0)
         with np.errstate(all="ignore"):
             needed = np.log2(high / low) / np.log2(scaler.growth_factor)
         return np.asarray((growths > 0) & (needed >= 0) & (needed <= growths))
 
 
-def segments_of(
+def scale_segments_of(
     told: ScaleInBlock, scaler: Scaler, first_step: int, first_scale: float
 ) -> Iterator[ScaleSegment]:
-    """The block cut; what the run began with is nan where the record begins later."""
+    """Cut a block into segments of one scale; `first_scale` is nan if the record begins later."""
     block = told.block
     leaps = _leaps(told, scaler, scaler.initial or first_scale)
     # A run that is begun once more has lost nothing.
@@ -157,7 +157,7 @@ def segments_of(
 
 
 def _have_grown(told: ScaleInBlock, scaler: Scaler) -> Mask:
-    """Where a skip that tells the scale after it only did not lower it: it had grown unseen.
+    """Where a skip did not lower the scale below its last known value: it had grown unseen.
 
     At its floor it cannot fall, and with hysteresis the first overflow leaves it where it is.
     """
@@ -170,7 +170,7 @@ def _have_grown(told: ScaleInBlock, scaler: Scaler) -> Mask:
 
 
 def _resets(told: ScaleInBlock, scaler: Scaler) -> Mapping[int, ScaleReset]:
-    """Where the logged scale is back at its initial value without skips that explain it."""
+    """Where the scale is back at its initial value although nothing led it there."""
     scale, after = (told.block.columns[name] for name in ("scale", "scale_after"))
     initial, expected = scaler.initial, told.expected
     if initial is None:
@@ -189,7 +189,7 @@ def _resets(told: ScaleInBlock, scaler: Scaler) -> Mapping[int, ScaleReset]:
 
 
 def _leaps(told: ScaleInBlock, scaler: Scaler, begun_with: float) -> Mapping[int, ScaleReset]:
-    """Where an overflow follows a leap, of many octaves, to where the run began.
+    """Where the scale leaps back to where the run began, and overflows there at once.
 
     Where the record tells the scale after each step only, that is all that shows of a new scaler:
     its first step told as a skip, or told of by the fall of the next one. (Where the initial scale
@@ -212,12 +212,12 @@ def _leaps(told: ScaleInBlock, scaler: Scaler, begun_with: float) -> Mapping[int
 
 
 def _shifted(before: Any, values: Any) -> Any:
-    """Each entry's predecessor's value."""
+    """Each entry's predecessor among the values of a block."""
     return np.concatenate(([before], values[:-1]))
 
 
-def filled_from(values: Floats, before: float) -> Floats:
-    """Unknown entries take the last known value, so that a gap is no change."""
+def filled_forward(values: Floats, before: float) -> Floats:
+    """Scales with each unknown one replaced by the last known, so that a gap is no change."""
     joined = np.concatenate(([before], values))
     unknown = np.isnan(joined)
     if not unknown[1:].any():

@@ -20,7 +20,7 @@ _EPISODE_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Scaler:
-    """What run.json says of the scaler."""
+    """The settings of a run's GradScaler, as run.json tells them."""
 
     initial: float | None
     growth_factor: float
@@ -31,25 +31,25 @@ class Scaler:
 
     @property
     def tooth_skips(self) -> int:
-        """How many skips undo one growth, and one more: an overflow may need one halving more."""
+        """How many skips undo one growth of the scaler, with one more that an overflow may need."""
         if not (self.growth_factor > 1.0 > self.backoff_factor > 0.0):
             return policy.SAWTOOTH_SKIPS
         undone = math.log(self.growth_factor) / -math.log(self.backoff_factor)
         return max(policy.SAWTOOTH_SKIPS, math.ceil(undone - 1e-9) + 1) + self.hysteresis - 1
 
     def skips_by_growth(self, steps: int) -> float:
-        """How many skips growth brings in so many steps: one each time it has gone too far."""
+        """How many skips the scaler's growth causes in so many steps: one a growth too far."""
         return steps / self.growth_interval * self.hysteresis
 
     @property
     def close_steps(self) -> int:
-        """How near the next skip must be to belong to the same episode."""
+        """How near the next skip must be, with this scaler, to belong to the same episode."""
         share = int(self.growth_interval * _EPISODE_SHARE)
         return min(max(policy.NEAR_STEPS, share), self.growth_interval)
 
     @property
     def established_steps(self) -> int:
-        """How many steps in a row establish a scale."""
+        """How many accepted steps in a row establish a scale, with this scaler."""
         return min(policy.ESTABLISHED_STEPS, self.growth_interval)
 
 

@@ -26,7 +26,7 @@ from ampwatch.diagnosis.rules import RULES
 
 
 def verdict_of(case: Case, findings: Sequence[Finding]) -> Verdict:
-    """The run in one word."""
+    """The verdict on a case, from the severities of its findings."""
     severities = {finding.severity for finding in findings}
     if Severity.ERROR in severities:
         return Verdict.FAILING
@@ -38,7 +38,7 @@ def verdict_of(case: Case, findings: Sequence[Finding]) -> Verdict:
 
 
 def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
-    """What to do with the rate; a finding that names another cause overrides the numbers."""
+    """The advice on the rate; a finding with another cause overrides the rate's own numbers."""
     if verdict is Verdict.INCOMPLETE and (case.is_searching or case.is_one_line):
         judged = "any step was accepted" if case.is_searching else "the rate can be judged"
         return Advice(Action.UNKNOWN, f"The record ends before {judged}.")
@@ -64,7 +64,7 @@ def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Find
 
 
 def _doubtful(advice: Advice) -> Advice:
-    """The same, with where to restart, and without the word on the rate."""
+    """The advice without its claim about the rate, but still with where to restart."""
     return Advice(
         Action.UNKNOWN,
         f"{advice.because} The rate may still be the cause.",
@@ -80,7 +80,7 @@ _OFTEN_THE_RATE = _STANDS_AFTERWARDS | {"AMP103", "AMP104", "AMP203", "AMP204", 
 
 
 def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding]) -> Advice:
-    """The advice if a finding stands and loss and updates show nothing."""
+    """The advice when a finding stands although loss and updates look normal."""
     codes, action = {finding.code for finding in causes}, Action.UNKNOWN
     if causes and "AMP307" not in codes and causes[0].code in {"AMP206", "AMP306"}:
         return _explained_by(causes[0], current=seen.base)
@@ -114,7 +114,7 @@ def _explained_by(finding: Finding, current: float | None) -> Advice:
 
 
 def conclude(case: Case) -> Diagnosis:
-    """Findings, verdict and advice of a case."""
+    """The diagnosis of a case: its findings, linked; the verdict; the advice."""
     findings = link_causes([finding for rule in RULES for finding in rule.findings(case)])
     verdict = verdict_of(case, findings)
     advice = advice_beside_findings(case, verdict, findings)
@@ -141,7 +141,7 @@ def _facts(case: Case) -> RunFacts:
 
 
 def _iso(time_ns: int | None) -> str | None:
-    """A moment as ISO 8601 in UTC, to the second."""
+    """A time as ISO 8601 in UTC, for a diagnosis's facts about the run."""
     if not time_ns or time_ns < 0:
         return None
     moment = datetime.fromtimestamp(time_ns // 1_000_000_000, tz=timezone.utc)

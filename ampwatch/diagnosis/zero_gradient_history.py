@@ -21,7 +21,7 @@ ZERO_LOSSES, ZERO_LOSS_LEFT = 5, 0.1
 
 @dataclass(frozen=True, slots=True)
 class ZeroGradientRun:
-    """Accepted steps in a row whose gradients were all zero, of every optimizer."""
+    """Accepted steps in a row in which every gradient of every optimizer was zero."""
 
     times: Times = field(default_factory=Times)
     cleared: int = 0  # of them, those whose gradients had not been zero after the backward pass
@@ -32,7 +32,7 @@ class ZeroGradientRun:
     lost: int = 0  # of them, those that lost all
 
     def and_entries(self, block: Block, at: Integers) -> ZeroGradientRun:
-        """The run with these entries of a block more."""
+        """The row of zero-gradient steps with these entries of a block appended."""
         if not len(at):
             return self
         loss = block.columns["loss"][at]
@@ -51,7 +51,7 @@ class ZeroGradientRun:
 
 @dataclass(frozen=True, slots=True)
 class ZeroGradientHistory:
-    """What is remembered of gradients that are zero; `fold` makes a new one."""
+    """Steps with gradients that were all zero, and those with others; `fold` makes a new one."""
 
     run: ZeroGradientRun = field(default_factory=ZeroGradientRun)  # at the end
     earlier: int = 0  # zero steps before it
@@ -62,7 +62,7 @@ class ZeroGradientHistory:
     learning: bool = False  # ... and any whose do
 
     def fold(self, block: Block) -> ZeroGradientHistory:
-        """The history with one more block."""
+        """The history of zero gradients with one more block."""
         made = self
         if len(block.layers):
             trainable = block.layers.flags["trainable"]
@@ -90,18 +90,21 @@ class ZeroGradientHistory:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the loss was exactly 0 in every step of the run."""
+        """Whether the loss was exactly 0 in every step of the last zero-gradient row."""
         return 0 < self.run.times.count == self.run.without_loss
 
     @property
     def is_constant(self) -> bool:
-        """Whether the loss was one and the same in the whole run."""
+        """Whether the loss was the same in every step of the last zero-gradient row."""
         return self.run.lowest_loss == self.run.highest_loss
 
     @property
     def is_learnt(self) -> bool:
-        """Whether training led there: the loss had come down nearly all the way, or went to and fro
-        between 0 and more, or was 0 almost from the start."""
+        """Whether training itself brought the loss down until no gradient was left.
+
+        The loss had come down nearly all the way, or went to and fro between 0 and more, or was 0
+        almost from the start.
+        """
         if self.is_lossless and (self.earlier or 0 < self.gave < policy.ESTABLISHED_STEPS):
             return True
         if not self.first_losses:
@@ -113,19 +116,21 @@ class ZeroGradientHistory:
 
     @property
     def is_underflow(self) -> bool:
-        """Whether half precision swallowed them."""
+        """Whether half precision turned the gradients into zeros."""
         return 2 * self.run.lost > self.run.samples
 
     @property
     def has_died(self) -> bool:
-        """Whether a model that had learnt has stopped to pass gradients under a loss: its units may
-        be dead, and a large update may have killed them."""
+        """Whether a model that had learnt passes no gradients any more although its loss is not 0.
+
+        Its units may be dead, and a large update may have killed them.
+        """
         known = self.is_lossless or self.is_underflow or self.run.cleared
         return self.gave > 0 and not known and not self.is_learnt
 
 
 def _shares(block: Block, at: Integers) -> Floats:
-    """What the layers' formats lost in these steps, where it is told."""
+    """The share of gradients that layers lost to underflow in these zero-gradient steps."""
     entry, there = block.layer_entries
     share = block.layers.numbers["underflow_share"]
     return np.asarray(share[there & np.isin(entry, at) & np.isfinite(share)])
