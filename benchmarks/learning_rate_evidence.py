@@ -21,7 +21,7 @@ import numpy as np
 
 from ampwatch.diagnosis.learning_rate import RateState, signs
 from ampwatch.diagnosis.learning_rate.attribution import readings
-from ampwatch.diagnosis.learning_rate.judgement import lasting_trouble
+from ampwatch.diagnosis.learning_rate.trouble import lasting_trouble
 
 KEPT = Path(__file__).parent / "data" / "learning_rate_evidence.jsonl"
 GROUPS = {entry.name: entry.group for entry in signs.TABLE}

@@ -22,7 +22,7 @@ from ampwatch.diagnosis.findings import (
 from ampwatch.diagnosis.record import Record
 from ampwatch.diagnosis.rule import Rule
 from ampwatch.diagnosis.rules import RULES
-from ampwatch.diagnosis.rules.rate import weighed
+from ampwatch.diagnosis.rules.rate import rate_evidence_lines
 from ampwatch.diagnosis.several_runs import (
     ForSeveralRuns,
     SeveralDiagnoses,
@@ -50,5 +50,5 @@ __all__ = [
     "conclude",
     "diagnose",
     "diagnose_together",
-    "weighed",
+    "rate_evidence_lines",
 ]

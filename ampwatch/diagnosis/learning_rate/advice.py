@@ -15,7 +15,7 @@ from ampwatch.diagnosis.learning_rate.attribution import CLEAR_LINE, Attribution
 from ampwatch.diagnosis.learning_rate.estimate import Estimate, EstimateBounds, times_text
 from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
 from ampwatch.diagnosis.learning_rate.micro_batches import micro_batches
-from ampwatch.diagnosis.learning_rate.noise import noise_of, trailing_medians
+from ampwatch.diagnosis.learning_rate.noise import loss_noise, trailing_medians
 from ampwatch.diagnosis.learning_rate.onset import OnsetSign
 from ampwatch.diagnosis.learning_rate.optimizer_family import Family
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
@@ -36,7 +36,7 @@ CONFIDENT, UNCERTAIN, FEW_STEPS_CONFIDENCE = 0.9, 0.6, 0.5
 
 
 def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
-    """What to do with the learning rate; pass `judgement` if the state has been judged already."""
+    """The advice on the learning rate; pass `judgement` if the state has been judged already."""
     seen = judge_rate(state) if judgement is None else judgement
     trouble, found = seen.trouble, seen.attribution
     if trouble is None or found is None:
@@ -70,7 +70,7 @@ def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
 
 
 def _calm(state: RateState, seen: Judgement) -> Advice:
-    """The advice if there is no trouble: whether that proves anything."""
+    """The advice if there is no trouble: to keep the rate, to raise it, or that it is unknown."""
     if seen.alignment is not None and seen.alignment < constants.RAISE_ALIGNMENT and seen.base:
         return _raise(state, seen, seen.base)
     if not seen.accepted:
@@ -94,7 +94,7 @@ def _calm(state: RateState, seen: Judgement) -> Advice:
 
 
 def _doubt(state: RateState, idle: Attribution | None) -> str | None:
-    """Why the loss does not prove that the rate works: for that it must have come down."""
+    """Why a calm loss does not prove that the rate works; None if it does."""
     if idle is not None and idle.chance > CLEAR_LINE:
         return "the loss hardly fell"
     head, tail = known_of(state.head.of("loss")), known_of(state.tail.of("loss"))
@@ -110,13 +110,13 @@ def _doubt(state: RateState, idle: Attribution | None) -> str | None:
     course = np.concatenate([head, known_of(state.points.rows.of("loss")), tail])
     smooth = trailing_medians(course)
     best, final = float(smooth.min()), min(final, float(smooth[-1]))
-    lost = max(constants.RECOVERED_SHARE * (first - best), 2 * noise_of(course))
+    lost = max(constants.RECOVERED_SHARE * (first - best), 2 * loss_noise(course))
     return None if final <= best + lost else f"the loss is {final:.3g}, after {best:.3g}"
 
 
 @lru_cache(maxsize=4)  # from look to look the first rows are the same
 def _largest_first_update(rows: RateRows) -> tuple[float, int] | None:
-    """The largest of the first updates divided by the weights it changed, and its step."""
+    """For the advice, the largest first update over the weights it changed, and its step."""
     early = rows.where(rows.accepted).part(0, constants.PROOF_STEPS)
     # Updates of matrices that start at zero (LoRA) exceed the weights, without harm.
     update = early.ratio if is_born_zero(rows) else np.fmax(early.ratio, early.of("max_ratio"))
@@ -192,7 +192,7 @@ def _not_the_cause(seen: Judgement, trouble: Trouble, found: Attribution) -> Adv
 
 
 def _in_band(found: Attribution) -> str:
-    """Which signals stayed as they were, and what that means; nothing about unrecorded ones."""
+    """Which recorded signals stayed in their band, and what that means, as part of the advice."""
     if not found.recorded:
         return "no recorded signal points to the rate"
     calm = "; ".join(row.told for row in found.calm[:2])
@@ -209,7 +209,7 @@ def _trouble_text(trouble: Trouble, found: Attribution) -> str:
 
 
 def _lower(state: RateState, seen: Judgement, trouble: Trouble, trouble_text: str) -> Advice:
-    """The early regime: the formula, but never more than the rate that was in force."""
+    """The advice to lower a rate that failed early: the estimate, below any rate that failed."""
     found, bounds, base = trouble.estimate, trouble.bounds, seen.base
     if base is None or found is None or bounds is None:
         because = f"{trouble_text} The rate itself is not recorded: divide it by 4."
@@ -234,7 +234,7 @@ def _lower(state: RateState, seen: Judgement, trouble: Trouble, trouble_text: st
 def _division(
     found: Estimate, bounds: EstimateBounds, trouble: Trouble, base: float
 ) -> tuple[float, int | None, list[str]]:
-    """The factor for the rate, the steps of a stretched warm-up, and the reasons for both."""
+    """The advised factor for the rate, the steps of a longer warm-up, and the reasons for both."""
     margin = found.line.margin
     factor = 2.0 ** -(found.octaves + margin)
     divided = (
@@ -272,7 +272,7 @@ def _division(
 
 
 def _go_back(state: RateState, leap: LeapBefore, trouble: Trouble, trouble_text: str) -> Advice:
-    """Back to the rate before a leap: it had worked, which no estimate beats."""
+    """The advice to go back to the rate before a leap: it had worked, which no estimate beats."""
     before, after = f"{leap.trained:.3g}", f"{leap.rate:.3g}"
     since = "" if leap.step is None else f" at step {leap.step:,}"
     because = (
@@ -293,7 +293,7 @@ def _go_back(state: RateState, leap: LeapBefore, trouble: Trouble, trouble_text:
 
 
 def _stretched(warmup: Warmup, factor: float) -> int | None:
-    """The warm-up that rises as slowly to the old peak, to two digits; none if it is too long."""
+    """The steps of an advised warm-up that rises as slowly; None if it would be too long."""
     steps = math.ceil(warmup.steps / factor)
     if factor * LONGEST_STRETCH < 1 or steps > LONGEST_WARMUP:
         return None
@@ -302,7 +302,7 @@ def _stretched(warmup: Warmup, factor: float) -> int | None:
 
 
 def _late(state: RateState, seen: Judgement, trouble: Trouble, trouble_text: str) -> Advice:
-    """The rate worked for long: first a restart with other batches, then a small cut."""
+    """The advice for a rate that worked for long: other batches first, then a small cut."""
     restart = (
         f"{trouble_text} The rate had worked for {count_text(seen.accepted, 'accepted step')}."
     )
@@ -340,7 +340,7 @@ def _confidence(found: Estimate) -> float:
 
 
 def _notes(trouble: Trouble) -> list[str]:
-    """What the advice is valid for, and other possible remedies."""
+    """What the advice holds for, and other remedies, as sentences."""
     notes, setup = [], trouble.state.setup
     if trouble.binding_clip is not None:
         notes.append(
@@ -371,7 +371,7 @@ def _capital(text: str) -> str:
 
 
 def advise_together(states: Sequence[RateState]) -> Advice:
-    """One advice for all of these runs; where none of them failed by its rate, the last one's."""
+    """One advice from several runs; if none of them failed by its rate, the last run's own."""
     failed: list[tuple[float, float, Estimate, RateState]] = []  # where it failed, and the base
     worked = []
     for state in states:

@@ -30,7 +30,7 @@ from ampwatch.diagnosis.learning_rate.trouble import Trouble
 
 
 class Cause(str, enum.Enum):
-    """What caused an onset."""
+    """What caused an onset of trouble."""
 
     RATE = "the learning rate"
     STATIC = "something that was there before the first update"
@@ -60,28 +60,28 @@ _MECHANISM = frozenset(("updates", "drift", "gradients", "weights"))
 
 @dataclass(frozen=True, slots=True)
 class AttributionRow:
-    """One sign of this run, and what it adds for each cause."""
+    """One sign of this run in the weighed table, with the points it adds for each cause."""
 
     entry: SignRow
     reading: SignReading
 
     @property
     def group(self) -> str:
-        """The entry's."""
+        """The group of signs that this row belongs to."""
         return self.entry.group
 
     @property
     def points(self) -> tuple[float, ...]:
-        """For each of `WEIGHED`."""
+        """The points that the sign adds for each cause of `WEIGHED`."""
         return tuple(self.reading.strength * weight for weight in self.entry.weights)
 
     @property
     def says(self) -> float:
-        """How far it separates the causes."""
+        """How far the sign's points for the causes lie apart."""
         return max(self.points) - min(self.points)
 
     def speaks_for(self, cause: Cause) -> float:
-        """Its points for this cause, over the mean of the others."""
+        """The sign's points for this cause, less the mean of its points for the others."""
         own = self.points[WEIGHED.index(cause)]
         return own - (sum(self.points) - own) / (len(self.points) - 1)
 
@@ -106,7 +106,7 @@ class Attribution:
 
     @property
     def proofs(self) -> tuple[AttributionRow, ...]:
-        """The signs for the cause, the strongest first."""
+        """The signs that speak for the attributed cause, the strongest first."""
         if self.cause not in WEIGHED:
             return ()
         told = [(row.speaks_for(self.cause), row) for row in self._rows if row.reading.strength > 0]
@@ -114,7 +114,7 @@ class Attribution:
 
     @property
     def calm(self) -> tuple[AttributionRow, ...]:
-        """The signs against the rate."""
+        """The signs that speak against the learning rate as the cause."""
         return tuple(row for row in self._rows if row.speaks_for(Cause.RATE) < 0)
 
     @property
@@ -123,7 +123,7 @@ class Attribution:
 
     @property
     def told(self) -> str:
-        """The probability, from the weighed signs, that the rate is the cause."""
+        """The sentence with the probability that the rate is the cause."""
         sure = 100 * min(max(self.chance, _LEAST_SURE), 1.0 - _LEAST_SURE)
         return (
             f"{len(self.table)} signs were weighed: the rate is the cause with a probability of "
@@ -132,11 +132,11 @@ class Attribution:
 
 
 def attribute(trouble: Trouble) -> Attribution:
-    """What caused this onset."""
+    """Attribute a trouble to its cause, by weighing all signs."""
     onset = trouble.onset
     if onset.hard and not len(trouble.accepted):
         return _static(trouble.state, trouble.after)
-    table = weigh(readings(trouble))
+    table = weigh_signs(readings(trouble))
     recorded = recorded_mechanism(trouble.before, trouble.after)
     chances = chances_of(table)
     # A loss alone never leads to "lower", unless it had risen and numbers then left their format.
@@ -155,13 +155,13 @@ def attribute(trouble: Trouble) -> Attribution:
 
 
 def readings(trouble: Trouble) -> dict[SignRow, SignReading]:
-    """Every sign that this record can show."""
+    """The reading of every sign that this trouble's record can show."""
     found = {entry: entry.measure(trouble) for entry in TABLE}
     return {entry: reading for entry, reading in found.items() if reading is not None}
 
 
-def weigh(found: dict[SignRow, SignReading]) -> tuple[AttributionRow, ...]:
-    """The table: the strongest sign of each group, the strongest first."""
+def weigh_signs(found: dict[SignRow, SignReading]) -> tuple[AttributionRow, ...]:
+    """Weigh the readings of signs: one row for each group, its strongest sign."""
     strongest: dict[str, AttributionRow] = {}
     for row in (AttributionRow(entry, reading) for entry, reading in found.items()):
         most = strongest.get(row.group)
@@ -171,20 +171,20 @@ def weigh(found: dict[SignRow, SignReading]) -> tuple[AttributionRow, ...]:
 
 
 def chances_of(table: Iterable[AttributionRow]) -> tuple[float, ...]:
-    """How likely each cause of `WEIGHED` is."""
+    """The probability of each cause of `WEIGHED`, from the weighed rows."""
     total = [sum(points) for points in zip(BIAS, *(row.points for row in table), strict=True)]
     powers = [math.exp(points - max(total)) for points in total]
     return tuple(power / sum(powers) for power in powers)
 
 
 def weights_text() -> str:
-    """The general table, for a page: what an octave of each sign adds for the rate."""
+    """The weights of all signs as text for a page: points for the rate in each octave."""
     rows = (AttributionRow(entry, SignReading(1.0, 1.0, 0.0, 0)) for entry in TABLE)
     return "; ".join(f"{row.entry.name} {row.speaks_for(Cause.RATE):+.1f}" for row in rows)
 
 
 def _static(state: RateState, after: RateRows) -> Attribution:
-    """Nothing was learnt before it: the rate had no effect yet."""
+    """Attribute a trouble before any step was accepted: the rate had no effect yet."""
     bad = after.of("forward_bad") > 0
     if bad.any():
         step = after.of("step")[int(np.argmax(bad))]
@@ -205,7 +205,7 @@ _RECORDED: dict[str, Callable[[RateRows], tuple[Floats, ...]]] = {
 
 
 def recorded_mechanism(before: RateRows, after: RateRows) -> tuple[str, ...]:
-    """Which parts of the mechanism were recorded at all.
+    """Which signals were recorded that can show by what mechanism a rate acts.
 
     The size of an update is judged by the weights it changes, not by itself.
     """

@@ -12,16 +12,16 @@ from ampwatch.diagnosis.learning_rate.attribution import (
     attribute,
     recorded_mechanism,
 )
-from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign, find_onset
+from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign
 from ampwatch.diagnosis.learning_rate.rate_history import RateState
-from ampwatch.diagnosis.learning_rate.trouble import Trouble, Warmup, base_rate
+from ampwatch.diagnosis.learning_rate.trouble import Trouble, Warmup, base_rate, lasting_trouble
 from ampwatch.diagnosis.learning_rate.update_alignment import alignment_at_the_end
 from ampwatch.diagnosis.medians import known_of
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Everything that is known about the rate at the end of the record."""
+    """What is known about the learning rate at the end of the record."""
 
     base: float | None
     accepted: int
@@ -34,22 +34,22 @@ class Judgement:
 
     @property
     def onset(self) -> Onset | None:
-        """Where the trouble began, or None."""
+        """Where the judged trouble began; None without trouble."""
         return None if self.trouble is None else self.trouble.onset
 
     @property
     def warmup(self) -> Warmup | None:
-        """The warm-up, if the rate was still rising then."""
+        """The warm-up in which the judged trouble began; None if the rate was not rising."""
         return None if self.trouble is None else self.trouble.warmup
 
     @property
     def is_the_rate(self) -> bool:
-        """Whether there is lasting trouble whose cause is the rate."""
+        """Whether the judgement finds lasting trouble whose cause is the rate."""
         return self.attribution is not None and self.attribution.cause is Cause.RATE
 
 
 def judge_rate(state: RateState) -> Judgement:
-    """Judge the state; everything else is wording."""
+    """Judge the learning rate of a run: its trouble, the cause, the alignment of updates."""
     trouble = lasting_trouble(state)
     found = None if trouble is None else attribute(trouble)
     is_idle = trouble is not None and trouble.onset.sign is OnsetSign.IDLE
@@ -69,11 +69,3 @@ def judge_rate(state: RateState) -> Judgement:
         trouble=trouble,
         attribution=found,
     )
-
-
-def lasting_trouble(state: RateState) -> Trouble | None:
-    """The trouble that lasts to the end of the record."""
-    if state.setup.several_optimizers:  # whose losses are no one course, and outputs no data
-        state = state.without("loss", "input_amax")
-    onset = find_onset(state)
-    return None if onset is None else Trouble(state, onset)

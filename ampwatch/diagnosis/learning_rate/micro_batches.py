@@ -24,7 +24,7 @@ _MOST = 1e6  # larger numbers are not credible
 
 
 def comparable(state: RateState) -> RateState:
-    """The state with comparable losses; unchanged if the number never changes."""
+    """The state with losses that can be compared, whatever the number of micro-batches."""
     parts = (state.head, state.tail, state.points.rows)
     counts = np.concatenate([rows.of("micro_batches") for rows in parts])
     known = counts[_known(counts)]
@@ -43,7 +43,7 @@ def comparable(state: RateState) -> RateState:
 
 
 def micro_batches(rows: RateRows) -> Floats:
-    """The number of micro-batches of each row that has a credible one."""
+    """The number of micro-batches of each row whose number is credible."""
     counts = rows.of("micro_batches")
     return counts[_known(counts)]
 
@@ -58,7 +58,7 @@ def _known(count: Floats) -> Mask:
 
 
 def _share_found_again(state: RateState) -> float | None:
-    """The slope of the losses' jumps over those of the number; None if either is unknown."""
+    """How much of each change in the number of micro-batches shows in the loss; None if unknown."""
     pairs = [pair for rows in (state.head, state.tail) for pair in _leaps(rows)]
     pairs = pairs or list(_leaps(state.points.rows))
     if not pairs:
@@ -68,7 +68,7 @@ def _share_found_again(state: RateState) -> float | None:
 
 
 def _leaps(rows: RateRows) -> Iterator[tuple[float, float]]:
-    """Where the number changes: the logarithm of its change and of the loss's."""
+    """For each change in the number of micro-batches its logarithm, and the loss's change."""
     count, loss = rows.of("micro_batches"), rows.of("loss")
     keep = _known(count) & (loss > 0)
     count, loss = count[keep], loss[keep]

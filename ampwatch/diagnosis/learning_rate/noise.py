@@ -13,39 +13,39 @@ from ampwatch.diagnosis.learning_rate.constants import (
 from ampwatch.diagnosis.medians import median
 
 
-def deviation(values: Floats) -> float:
-    """A robust standard deviation, never quite zero."""
+def robust_deviation(values: Floats) -> float:
+    """The robust standard deviation of these values, never quite zero."""
     middle = median(values)
     spread = 1.4826 * median(np.abs(values - middle))
-    return float(never_zero(np.asarray(spread), np.asarray(middle)))
+    return float(nonzero_deviation(np.asarray(spread), np.asarray(middle)))
 
 
-def never_zero(spread: Floats, middle: Floats) -> Floats:
-    """The deviation, or the least that is allowed for a number of this size."""
+def nonzero_deviation(spread: Floats, middle: Floats) -> Floats:
+    """A deviation, raised to the least that is allowed for values of this size."""
     return np.maximum(spread, np.maximum(1e-3 * np.abs(middle), 1e-12))
 
 
-def edge_of(usual: Floats) -> float:
-    """The upper end of usual values: twice their median, or more if they are noisy."""
+def upper_edge(usual: Floats) -> float:
+    """Where usual values end: at twice their median, or higher if they are noisy."""
     middle = median(usual)
-    return max(BAND_FACTOR * middle, middle + ROBUST_DEVIATIONS * deviation(usual))
+    return max(BAND_FACTOR * middle, middle + ROBUST_DEVIATIONS * robust_deviation(usual))
 
 
-def noise_of(loss: Floats) -> float:
-    """The loss's noise from step to step, without its trend."""
+def loss_noise(loss: Floats) -> float:
+    """The noise of a loss from step to step, without its trend."""
     if len(loss) < 3:
         return 0.0
     return 1.4826 * median(np.abs(np.diff(loss))) / float(np.sqrt(2))
 
 
-def calm_noise(loss: Floats) -> float:
-    """The noise of the calmest quarter; after a divergence the rest shows the divergence."""
+def calmest_noise(loss: Floats) -> float:
+    """The noise of the calmest quarter of a loss: after a divergence the rest shows that."""
     parts = [p for p in np.array_split(loss, 4) if len(p) >= MEDIAN_STEPS]
-    return min((noise_of(part) for part in parts), default=noise_of(loss))
+    return min((loss_noise(part) for part in parts), default=loss_noise(loss))
 
 
 def trailing_medians(loss: Floats, size: int = MEDIAN_STEPS) -> Floats:
-    """The median of the last losses at each; at the start of half as many, or what there is."""
+    """The median of the last losses at each step, which removes most of the noise."""
     if not len(loss):
         return loss
     padded = np.concatenate([np.full(size - 1, np.nan), loss])

@@ -16,8 +16,8 @@ import numpy as np
 
 from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.loss_shift import falls, find_shift
-from ampwatch.diagnosis.learning_rate.noise import calm_noise, noise_of, trailing_medians
+from ampwatch.diagnosis.learning_rate.loss_shift import find_shift, loss_falls_back
+from ampwatch.diagnosis.learning_rate.noise import calmest_noise, loss_noise, trailing_medians
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
 from ampwatch.diagnosis.medians import known_of, median
 
@@ -41,7 +41,7 @@ BEYOND_WEIGHTS = 1.0
 
 
 class OnsetSign(str, enum.Enum):
-    """The sign by which an onset was found."""
+    """The sign by which an onset of trouble was found."""
 
     NOT_FINITE = "the loss was not finite"
     SKIPS = "three steps in a row were skipped"
@@ -55,7 +55,7 @@ class OnsetSign(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Onset:
-    """Where trouble began that still lasts at the end of the record."""
+    """Where a trouble began that lasts to the end of the record."""
 
     sign: OnsetSign
     row: int  # position in the run
@@ -66,17 +66,17 @@ class Onset:
 
     @property
     def hard(self) -> bool:
-        """Whether numbers left their format, which never happens in a healthy run."""
+        """Whether the onset shows numbers that left their format, which healthy runs never do."""
         return self.collapsed or self.sign is OnsetSign.NOT_FINITE
 
     @property
     def is_slow(self) -> bool:
-        """Whether the run still learns, only less than it could; no descent after a climb."""
+        """Whether the onset is only slow learning, not a climb of the loss."""
         return self.sign is OnsetSign.IDLE and self.descending
 
 
 def find_onset(state: RateState) -> Onset | None:
-    """The onset of what is still wrong at the end of the record."""
+    """Find the onset of a trouble that lasts to the end of the record; None if there is none."""
     collapsed, rows = _is_collapsed(state), state.head
     is_new = state.is_whole or state.accepted < constants.EARLY_STEPS
     signs = list(_hard_signs(rows)) if is_new and collapsed else []
@@ -96,7 +96,7 @@ def find_onset(state: RateState) -> Onset | None:
         descending |= sign is OnsetSign.IDLE and _still_learns(loss)
     else:
         since = state.points.rows.of("loss")[state.points.start >= at]
-        descending = falls(known_of(since), float(loss[0]))
+        descending = loss_falls_back(known_of(since), float(loss[0]))
     return Onset(
         sign, at, _step(rows, at), early=True, collapsed=collapsed,
         descending=descending and not collapsed,
@@ -125,7 +125,7 @@ def _is_collapsed(state: RateState) -> bool:
 
 
 def _share_of_steps(step: Floats, bad: Mask) -> float:
-    """How many of the steps these rows stand for are bad.
+    """The share of steps that are bad, where a log's rows stand for different numbers of steps.
 
     A log with a line for each n-th step has one for every overflow between them, too: there the
     share of the rows says nothing.
@@ -148,7 +148,7 @@ def _hard_signs(rows: RateRows) -> Iterator[tuple[int, OnsetSign]]:
 
 
 def _beyond_weights(rows: RateRows) -> Iterator[tuple[int, OnsetSign]]:
-    """A first update that replaces most of the network, if no loss is recorded."""
+    """An onset without any loss: a first update that replaces most of the network."""
     first = np.flatnonzero(rows.accepted & np.isfinite(rows.ratio))[: constants.PROOF_STEPS]
     large = first[rows.ratio[first] > BEYOND_WEIGHTS]
     if len(large):  # trouble begins after the update, which the rate itself made
@@ -157,7 +157,7 @@ def _beyond_weights(rows: RateRows) -> Iterator[tuple[int, OnsetSign]]:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """The first losses, all positive, for comparison with later ones."""
+    """The first losses, all positive, with which an onset compares later ones."""
 
     at: Integers  # rows
     smooth: Floats
@@ -170,7 +170,7 @@ class _Start:
 
     @property
     def line(self) -> float:
-        """Above it the loss has climbed."""
+        """The loss above which an onset is a climb."""
         return max(CLIMB * self.first, self.first + self.wide)
 
     @property
@@ -184,12 +184,12 @@ def _start(rows: RateRows) -> _Start | None:
     at = np.flatnonzero(np.isfinite(rows.part(0, constants.SCRATCH_STEPS).of("loss")))
     if len(at) < constants.POINT_STEPS // 2 or float(everything.min()) <= 0:
         return None
-    wide = constants.ROBUST_DEVIATIONS * MEDIAN_NOISE * calm_noise(everything)
+    wide = constants.ROBUST_DEVIATIONS * MEDIAN_NOISE * calmest_noise(everything)
     return _Start(at, trailing_medians(everything[: len(at)]), everything, wide)
 
 
 def _climbs(state: RateState, start: _Start) -> Iterator[tuple[int, OnsetSign]]:
-    """A climb in the first steps of a long run that no later part of it has undercut."""
+    """An onset in the first steps of a long run that no later loss has undercut."""
     climbed = np.flatnonzero(start.smooth > start.line)
     if len(climbed):
         begin = int(start.at[climbed[0]])
@@ -201,7 +201,7 @@ def _climbs(state: RateState, start: _Start) -> Iterator[tuple[int, OnsetSign]]:
 def _soft_signs(
     state: RateState, start: _Start, *, collapsed: bool
 ) -> Iterator[tuple[int, OnsetSign]]:
-    """The tests against the first loss, if it is no better at the end.
+    """Onsets that show against the first loss, if the loss is no better at the end.
 
     A run that continues from a checkpoint may stay level; it may not climb from where it began.
     """
@@ -232,7 +232,7 @@ def _soft_signs(
 
 
 def _still_learns(loss: Floats) -> bool:
-    """Whether a loss that hardly fell has fallen nevertheless, and did not stop early."""
+    """Whether a loss that hardly fell has still fallen, and did not stop early."""
     first, final = float(loss[0]), median(loss[-constants.FINAL_STEPS :])
     quarter = median(loss[len(loss) // 4 :][: constants.FINAL_STEPS])
     gains = quarter - final >= STALLED_PROGRESS * first or final < STALLED * first
@@ -240,12 +240,12 @@ def _still_learns(loss: Floats) -> bool:
 
 
 def _comes_down(loss: Floats, after: Floats) -> bool:
-    """Whether the loss falls again at the end and is below where it began."""
+    """Whether the loss after the onset is falling again, and lies below where it began."""
     third = len(after) // 3
     if third < constants.POINT_STEPS:
         return False
     before_last, last = median(after[third : 2 * third]), median(after[-third:])
-    falls_on = before_last - last > 3 * noise_of(after) / np.sqrt(third)
+    falls_on = before_last - last > 3 * loss_noise(after) / np.sqrt(third)
     return bool(falls_on and last < constants.NO_LEARNING * loss[0])
 
 
@@ -266,7 +266,7 @@ def _late(state: RateState, *, collapsed: bool) -> Onset | None:
 
 
 def _is_early(state: RateState, row: int) -> bool:
-    """Whether the rate had not yet been shown to work."""
+    """Whether an onset comes before the rate had been shown to work."""
     return row < constants.EARLY_STEPS and not state.setup.resumed
 
 

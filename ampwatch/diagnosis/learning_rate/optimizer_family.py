@@ -19,7 +19,7 @@ ADAPTIVE_SLOPE, PLAIN_SLOPE = 0.35, 0.65  # of log(update / rate) over log(gradi
 
 
 class Family(str, enum.Enum):
-    """How an optimizer answers a gradient."""
+    """The family of an optimizer: how its updates depend on the gradient."""
 
     PLAIN = "plain"
     ADAPTIVE = "adaptive"
@@ -27,7 +27,7 @@ class Family(str, enum.Enum):
 
 
 def family_of(rows: RateRows, setup: Setup) -> Family:
-    """The family that these accepted steps show."""
+    """The family of the optimizer that these accepted steps show."""
     move = _log2(rows.of("update_norm")) - _log2(rows.of("lr"))
     gradient = _log2(_felt(rows))
     known = np.isfinite(move) & np.isfinite(gradient)
@@ -42,13 +42,13 @@ def family_of(rows: RateRows, setup: Setup) -> Family:
 
 
 def _felt(rows: RateRows) -> Floats:
-    """The norm of the gradient that the optimizer received."""
+    """The norm of the gradient that the optimizer received, after clipping."""
     applied = rows.of("applied_norm")
     return np.where(np.isnan(applied), rows.of("grad_norm"), applied)
 
 
 def _by_first_step(move: float, gradient: float, setup: Setup) -> Family | None:
-    """The first step is lr x gradient if plain, lr in each weight if adaptive."""
+    """The family by the first step: lr x gradient if plain, lr for each weight if adaptive."""
     plain = abs(move - gradient) < SAME_OCTAVES
     adaptive = False
     if setup.elements:
@@ -68,7 +68,7 @@ def _by_slope(move: Floats, gradient: Floats) -> Family | None:
 
 
 def _by_settings(setup: Setup) -> Family:
-    """If the steps do not show it, the group's settings: betas, or a momentum."""
+    """The family by the optimizer's settings: betas or eps, or a momentum."""
     kinds = {group.adaptive for group in setup.groups} - {None}
     if len(kinds) != 1:
         return Family.UNKNOWN

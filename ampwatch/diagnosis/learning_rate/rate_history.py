@@ -29,7 +29,7 @@ _AT = {name: position for position, name in enumerate(COLUMNS)}
 
 @dataclass(frozen=True, eq=False)  # no slots: cached_property keeps its values in __dict__
 class RateRows:
-    """Steps in order, or cells of the history: a column of numbers for each name."""
+    """Steps of a run, or cells of its history, as the learning rate reads them: a column a name."""
 
     values: Floats = field(default_factory=lambda: np.zeros((0, len(COLUMNS))))
 
@@ -37,11 +37,11 @@ class RateRows:
         return len(self.values)
 
     def of(self, name: str) -> Floats:
-        """One column."""
+        """One column of the rows, by name."""
         return self.values[:, _AT[name]]
 
     def part(self, begin: int, end: int | None = None) -> RateRows:
-        """Some of the rows, in order."""
+        """The rows from `begin` to `end`."""
         return RateRows(self.values[begin:end])
 
     def where(self, mask: Mask) -> RateRows:
@@ -49,7 +49,7 @@ class RateRows:
         return RateRows(self.values[mask])
 
     def with_column(self, name: str, column: Floats) -> RateRows:
-        """The same rows with another column of this name."""
+        """The rows with one column replaced."""
         values = self.values.copy()
         values[:, _AT[name]] = column
         return RateRows(values)
@@ -66,14 +66,14 @@ class RateRows:
 
     @cached_property
     def ratio(self) -> Floats:
-        """The update's norm over the weights'."""
+        """The norm of each row's update over the norm of the weights."""
         with np.errstate(all="ignore"):
             ratio = self.of("update_norm") / self.of("param_norm")
         return np.where(np.isfinite(ratio), ratio, np.nan)
 
 
 def rows_of(**columns: object) -> RateRows:
-    """Rows made of columns, such as `step`; a missing column is absent, a missing flag is 0.
+    """Make rows for the rate's history from columns; a missing column is absent.
 
     Non-finite values count as absent; `loss_bad` marks such a loss.
     """
@@ -88,7 +88,7 @@ def rows_of(**columns: object) -> RateRows:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One parameter group of the optimizer."""
+    """One parameter group of the optimizer, as its settings describe it."""
 
     base: float | None = None
     weight_decay: float = 0.0
@@ -102,7 +102,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What events say: the optimizer's groups, checkpoints, resumes."""
+    """How the rate was set up: the optimizer's groups, checkpoints, resumes."""
 
     groups: tuple[Group, ...] = ()
     lead_group: int = 0  # the one whose update ratio is the largest
@@ -120,31 +120,31 @@ _NO_SUMS = DoublingWindows.empty(np.add, constants.MOST_CELLS, len(COLUMNS))
 
 @dataclass(frozen=True, slots=True)
 class RateCells:
-    """The run in at most `MOST_CELLS` parts of equal width; the last one is still being filled."""
+    """The middle of a run in a fixed number of cells of equal width; the last is still filling."""
 
     sums: DoublingWindows = _NO_SUMS
     known: DoublingWindows = _NO_SUMS
 
     @property
     def cell_rows(self) -> int:
-        """How many rows a whole cell stands for."""
+        """How many rows of the run a whole cell stands for."""
         return self.sums.width * constants.CELL_ROWS
 
     def first(self, count: int) -> RateRows:
-        """The first cells: means of their parts' medians."""
+        """The first cells as rows: means of the medians within."""
         known = self.known.values[:count]
         with np.errstate(divide="ignore", invalid="ignore"):
             return RateRows(np.where(known > 0, self.sums.values[:count] / known, np.nan))
 
     def with_rows(self, values: Floats) -> RateCells:
-        """The cells with these rows, whose number is a multiple of `CELL_ROWS`."""
+        """The cells with more rows, whose number is a multiple of `CELL_ROWS`."""
         parts = _medians(values.reshape(-1, constants.CELL_ROWS, len(COLUMNS)))
         here = ~np.isnan(parts)
         sums = self.sums.with_next(np.where(here, parts, 0.0))
         return RateCells(sums, self.known.with_next(here))
 
     def with_means(self, name: str, means: Floats) -> RateCells:
-        """The same cells with other means of this column; nan is absent."""
+        """The cells with one column's means replaced; nan is absent."""
         sums, known, at = self.sums.values.copy(), self.known.values.copy(), _AT[name]
         known[:, at] = np.where(np.isfinite(means), known[:, at], 0.0)
         sums[:, at] = np.where(np.isfinite(means), means, 0.0) * known[:, at]
@@ -153,7 +153,7 @@ class RateCells:
 
 @dataclass(frozen=True)  # no slots: cached_property keeps its value in __dict__
 class RateState:
-    """All that `advise` reads. A new one comes from `fold`; its size does not grow with the run."""
+    """All that the advice on the rate reads of a run; `fold` makes a new one of fixed size."""
 
     setup: Setup = field(default_factory=Setup)
     rows: int = 0
@@ -170,11 +170,11 @@ class RateState:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the first rows are all rows."""
+        """Whether the first rows are all rows of the run."""
         return len(self.head) == self.rows
 
     def with_column(self, name: str, made: Callable[[RateRows], Floats]) -> RateState:
-        """The same state with this column made anew in every part of it; nan is absent.
+        """The state with one column computed anew in all its parts; nan is absent.
 
         The history's cells hold sums: theirs is made of their means.
         """
@@ -186,7 +186,7 @@ class RateState:
         return replace(self, head=of(self.head), tail=of(self.tail), cells=cells)
 
     def without(self, *names: str) -> RateState:
-        """The same run as a record without these columns has it."""
+        """The state as if the record lacked these columns."""
         state = self
         for name in names:
             absent = 0.0 if name in FLAGS else np.nan
@@ -195,7 +195,7 @@ class RateState:
 
 
 def fold(state: RateState, rows: RateRows, setup: Setup | None = None) -> RateState:
-    """The state after these rows too; `setup` replaces what events had told before."""
+    """Fold more rows into the state of the rate; `setup` replaces the earlier setup."""
     room = constants.HEAD_ROWS - len(state.head)
     left = max(0, len(state.tail) + len(rows) - constants.TAIL_ROWS)
     kept, begin = state.tail.part(left), max(0, left - len(state.tail))
@@ -226,7 +226,7 @@ def _joined(first: RateRows, second: RateRows) -> RateRows:
 
 
 def _medians(parts: Floats) -> Floats:
-    """Each part's medians, absent values left out; flags become shares, the step is the first."""
+    """The medians of each part of rows for a cell; flags become shares, the step is the first."""
     ordered = np.sort(parts, axis=1)  # nan comes last
     known = (~np.isnan(ordered)).sum(axis=1)
     ends = (np.maximum(known - 1, 0) // 2, np.minimum(known // 2, parts.shape[1] - 1))
@@ -251,7 +251,7 @@ class RatePoints:
 
 
 def _points(state: RateState) -> RatePoints:
-    """The run as points; at most one cell's rows before the last rows are left out."""
+    """The rate's history as points; less than one cell of rows before the last rows is left out."""
     width, size = state.cells.cell_rows, constants.POINT_STEPS
     tail = state.tail.values
     begin = state.rows - len(tail)

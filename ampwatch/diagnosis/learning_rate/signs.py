@@ -16,7 +16,7 @@ import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.estimate import SLOPE
-from ampwatch.diagnosis.learning_rate.noise import edge_of, noise_of, trailing_medians
+from ampwatch.diagnosis.learning_rate.noise import loss_noise, trailing_medians, upper_edge
 from ampwatch.diagnosis.learning_rate.onset import LITTLE_LEARNT, OnsetSign
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows
 from ampwatch.diagnosis.learning_rate.trouble import Trouble, is_rising
@@ -34,7 +34,7 @@ SUDDEN_STEPS = 3  # within which numbers leave their format
 
 
 class SignReading(NamedTuple):
-    """One sign as this run shows it."""
+    """The reading of one sign in this run: its strength and the value behind it."""
 
     strength: float
     value: float
@@ -49,7 +49,7 @@ TOO_MUCH, LITTLE = "above {} is too much", "below {} is small"
 
 
 class SignRow(NamedTuple):
-    """One row of the table."""
+    """One sign in the table of evidence: its name, how it is measured, how much it counts."""
 
     name: str
     group: str
@@ -60,18 +60,18 @@ class SignRow(NamedTuple):
 
     @property
     def signal(self) -> str:
-        """The sign's name as evidence."""
+        """The sign's name as a signal of evidence."""
         return "loss_peak" if self.when == "after" else self.name
 
     def compared(self, reading: SignReading) -> tuple[float | str, float | None, str]:
-        """The value, what it is compared with, and what that is."""
+        """What the sign's evidence shows: the value, what it is compared with, and what that is."""
         if not self.held:
             return "yes", None, ""
         told = {TOO_MUCH: "too much above", LITTLE: "small below"}.get(self.held)
         return reading.value, reading.against, told or self.held.replace("{} ", "")
 
     def told(self, reading: SignReading) -> str:
-        """The sign in words."""
+        """The sign's reading in words."""
         if not self.held:
             return f"{self.name} at step {reading.step}"
         held = self.held.format(f"{reading.against:.3g}")
@@ -79,14 +79,14 @@ class SignRow(NamedTuple):
 
 
 def _octaves(value: float, line: float, least: float = LEAST, most: float = MOST) -> float:
-    """How far a value lies beyond a line, in octaves, within bounds; defined for any numbers."""
+    """The strength of a sign: how many octaves a value lies beyond a line, within limits."""
     if not value > 0 or not line > 0:
         return least
     return min(max(math.log2(value) - math.log2(line), least), most)
 
 
 def _if(tells: Callable[[Trouble], bool | None]) -> Measure:
-    """A sign that is present (1), absent (-1) or unknown."""
+    """A sign that is present (1), absent (-1) or unknown (None)."""
 
     def measure(trouble: Trouble) -> SignReading | None:
         there = tells(trouble)
@@ -133,7 +133,7 @@ def _layer(trouble: Trouble) -> SignReading | None:
 
 
 def _first(trouble: Trouble) -> SignReading | None:
-    """First updates so small that the rate would have to be raised far before it is too high."""
+    """The sign of first updates so small that the rate is far below its limit."""
     found = trouble.estimate
     if found is None or found.update is None or not trouble.onset.early:
         return None
@@ -143,7 +143,7 @@ def _first(trouble: Trouble) -> SignReading | None:
 
 
 def _drift(signal: str) -> Measure:
-    """A signal whose upper quarter around the onset has left the band of the steps before."""
+    """The sign of a signal that has left the band of the steps before the onset."""
 
     def measure(trouble: Trouble) -> SignReading | None:
         past, since = (
@@ -157,7 +157,7 @@ def _drift(signal: str) -> Measure:
             return None
         usual = past[known[:cut]][-constants.WINDOW_STEPS :]
         now = float(np.nanpercentile(np.concatenate([past[known[cut:]], since]), 75))
-        level, edge = median(usual), edge_of(usual)
+        level, edge = median(usual), upper_edge(usual)
         step = _step(trouble.accepted, int(known[min(cut, len(known) - 1)]))
         octaves = _octaves(now, edge / 2, 1.0) if now > edge else -1.0
         return SignReading(octaves, now, level, step)
@@ -166,7 +166,7 @@ def _drift(signal: str) -> Measure:
 
 
 def _growth_of(trouble: Trouble) -> SignReading | None:
-    """How much the weights have grown by then; where nothing fell, within the first steps."""
+    """The sign of weights that have grown by the onset of the trouble."""
     rows = trouble.accepted
     if trouble.onset.sign is OnsetSign.IDLE:
         head = trouble.state.head
@@ -189,7 +189,7 @@ def _growth(trouble: Trouble) -> SignReading | None:
 
 
 def _loss_rise(trouble: Trouble) -> SignReading | None:
-    """How far the loss stood over its first value by the time of the trouble."""
+    """The sign of a loss that stood above its first value when the trouble began."""
     first, after = trouble.first_loss, trouble.after.of("loss")
     before = trouble.accepted.of("loss")[-2 * constants.PROOF_STEPS :]
     losses = known_of(np.concatenate([before, after]))
@@ -202,7 +202,7 @@ def _loss_rise(trouble: Trouble) -> SignReading | None:
 
 
 def _left(trouble: Trouble) -> SignReading | None:
-    """How much of the first loss is left, where it did not rise."""
+    """The sign of how much of the first loss is left, if it did not rise."""
     first, tail = trouble.first_loss, known_of(trouble.state.tail.of("loss"))
     if (
         first is None
@@ -217,36 +217,36 @@ def _left(trouble: Trouble) -> SignReading | None:
 
 
 def _at_best(trouble: Trouble) -> SignReading | None:
-    """Whether the loss stood at its best when numbers left their format."""
+    """The sign of a loss that stood at its best when numbers left their format."""
     known = known_of(trouble.accepted.of("loss"))
     if not trouble.onset.hard or len(known) < constants.POINT_STEPS:
         return None
     smooth = trailing_medians(known)
     best, now = float(smooth.min()), median(known[-3:])
-    near = max(constants.NEAR_BEST * (float(smooth[0]) - best), noise_of(known))
+    near = max(constants.NEAR_BEST * (float(smooth[0]) - best), loss_noise(known))
     return SignReading(1.0 if now <= best + near else -1.0, now, best, trouble.onset.step)
 
 
 def _learnt_to_the_end(trouble: Trouble) -> bool:
-    """Whether the loss fell until numbers left their format: until then its updates did no harm."""
+    """Whether, by this sign, the loss fell until numbers left their format."""
     until = _at_best(trouble)
     return until is not None and until.strength > 0
 
 
 def _bad_forward(trouble: Trouble) -> bool | None:
-    """A forward pass that was not finite, right after one that was; unknown if not sampled."""
+    """The sign of a forward pass that was not finite right at the onset; None if not sampled."""
     near = trouble.after.part(0, constants.EVENT_SKIPS).of("forward_bad")
     return (trouble.onset.hard and bool((near > 0).any())) or None
 
 
 def _rising(trouble: Trouble) -> bool | None:
-    """A rate still on its way up."""
+    """The sign of a rate that was still rising."""
     rates = known_of(trouble.before.of("lr"))
     return is_rising(rates[rates > 0]) or None
 
 
 def _larger_batch(trouble: Trouble) -> bool | None:
-    """A larger batch just before, since which the loss has come down: the loss was summed."""
+    """The sign of a larger batch just before, since which the summed loss has come down."""
     steps = trouble.state.setup.larger_batches
     near = [step for step in steps if 0 <= trouble.onset.step - step <= constants.FINAL_STEPS]
     if not near or trouble.onset.hard:
@@ -258,12 +258,12 @@ def _larger_batch(trouble: Trouble) -> bool | None:
 
 
 def _descent(trouble: Trouble) -> bool | None:
-    """Whether a loss that turned is on its way down again as the record ends."""
+    """The sign of a loss that turned and is coming down again as the record ends."""
     return trouble.onset.descending if _turned(trouble) else None
 
 
 def is_born_zero(rows: RateRows) -> bool:
-    """Matrices that begin at zero (LoRA) make early ratios enormous without any harm."""
+    """Whether matrices began at zero (LoRA): their first update ratios are no sign of harm."""
     first = rows.where(rows.accepted).part(0, 3)
     largest, whole = known_of(first.of("max_ratio")), known_of(first.ratio)
     if not len(largest) or not len(whole):

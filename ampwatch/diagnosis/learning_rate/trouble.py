@@ -12,8 +12,8 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.estimate import Estimate, EstimateBounds, estimate
-from ampwatch.diagnosis.learning_rate.noise import edge_of, noise_of, trailing_medians
-from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign
+from ampwatch.diagnosis.learning_rate.noise import loss_noise, trailing_medians, upper_edge
+from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign, find_onset
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.rows import LR_LEAP
@@ -26,7 +26,7 @@ WORKED_SHARE = 0.2  # of the steps before the trouble, at a rate or above it: it
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """A rate that was still rising when trouble began."""
+    """A warm-up during which the trouble began."""
 
     rate: float  # in force at the onset
     steps: int  # from the first step to the peak, at the slope seen
@@ -34,7 +34,7 @@ class Warmup:
 
 @dataclass(frozen=True, slots=True)
 class LeapBefore:
-    """A rate that at least doubled from one step to the next; the leading group's."""
+    """A leap of the rate just before the trouble, in the leading group."""
 
     trained: float  # before it
     rate: float  # from it on
@@ -43,7 +43,7 @@ class LeapBefore:
 
 @dataclass(frozen=True)  # no slots: cached_property keeps its values in __dict__
 class Trouble:
-    """One trouble of one run."""
+    """One trouble of a run: its onset, the rows around it, and what follows from them."""
 
     state: RateState
     onset: Onset
@@ -54,22 +54,22 @@ class Trouble:
 
     @property
     def before(self) -> RateRows:
-        """The rows before the trouble, as finely as they are kept."""
+        """The rows before the trouble, in the finest form that is kept."""
         return self._around[0]
 
     @property
     def after(self) -> RateRows:
-        """The rows from the trouble on."""
+        """The rows from the trouble's onset on."""
         return self._around[1]
 
     @cached_property
     def accepted(self) -> RateRows:
-        """The accepted steps before it."""
+        """The accepted steps before the trouble."""
         return self.before.where(self.before.accepted)
 
     @cached_property
     def learnt(self) -> RateRows:
-        """The same, at least up to the first step that a rate moved."""
+        """The accepted steps before the trouble, at least up to the first that a rate moved."""
         if self.accepted.moved.any():
             return self.accepted
         accepted = self.state.head.where(self.state.head.accepted)  # a schedule may begin at zero
@@ -84,13 +84,13 @@ class Trouble:
 
     @cached_property
     def first_loss(self) -> float | None:
-        """The first loss, of a run whose losses are all positive."""
+        """The first loss of the run; None if it is unknown or not all losses are positive."""
         known = known_of(self.state.head.of("loss"))
         return float(known[0]) if len(known) and float(known.min()) > 0 else None
 
     @cached_property
     def estimate(self) -> Estimate | None:
-        """How far above the limit the first updates place the rate; None without a rate."""
+        """How far the first updates place the rate above its limit; None without a rate."""
         base = base_rate(self.state)
         if base is None:
             return None
@@ -100,7 +100,7 @@ class Trouble:
 
     @cached_property
     def bounds(self) -> EstimateBounds | None:
-        """Limits from facts, as base rates: below a rate that failed, not below one that worked."""
+        """The rates of this trouble that are known to have failed and to have worked."""
         base, failed, state = base_rate(self.state), self.failed_rate, self.state
         if base is None or failed is None:
             return None
@@ -117,7 +117,7 @@ class Trouble:
 
     @cached_property
     def failed_rate(self) -> float | None:
-        """The highest rate in force before the trouble, the leading group's: with it, it failed.
+        """The highest rate of the leading group before the trouble: with it, the run failed.
 
         A warm-up never reached its base; a decay began at it. A loss that never fell has no
         beginning: all that was tried has failed. Never above the base rate of the end.
@@ -130,7 +130,7 @@ class Trouble:
 
     @cached_property
     def warmup(self) -> Warmup | None:
-        """Whether the rate was still on its way up to the base; the leading group's."""
+        """The warm-up in which the trouble began; None if the leading rate was not rising."""
         base, rate, share = base_rate(self.state), self.before.of("lr"), lead_share(self.state)
         known = np.flatnonzero(np.isfinite(rate) & (rate > 0))
         if base is None or not is_rising(rate[known]):
@@ -143,7 +143,7 @@ class Trouble:
 
     @cached_property
     def leap(self) -> LeapBefore | None:
-        """Where the rate at least doubled at once and trouble followed, after it had trained.
+        """The leap of the rate that the trouble followed, after training at a lower rate.
 
         It goes back to the highest rate at which a good part of the steps before had trained: a
         proof, no estimate.
@@ -166,7 +166,7 @@ class Trouble:
 
     @cached_property
     def binding_clip(self) -> float | None:
-        """The norm to which clipping reduced nearly every gradient, if it did."""
+        """The norm to which clipping cut nearly every gradient before the trouble; else None."""
         before, after = self.learnt.of("grad_norm"), self.learnt.of("applied_norm")
         known = np.isfinite(before) & np.isfinite(after) & (before > 0)
         if known.sum() < constants.FEW_STEPS:
@@ -176,7 +176,7 @@ class Trouble:
 
     @cached_property
     def restart_step(self) -> int | None:
-        """The last accepted step before gradients, updates or activations left their band."""
+        """The last accepted step before signals left their band: where to restart."""
         good = self.accepted.where(np.isfinite(self.accepted.of("step")))
         if not len(good):
             first = self.state.head.of("step")[:1]
@@ -190,7 +190,7 @@ class Trouble:
 
     @property
     def restart_checkpoint_step(self) -> int | None:
-        """The last saved step that is not after the one to restart from."""
+        """The last checkpoint that is not after the step to restart from."""
         ideal = self.restart_step
         saved = [
             step for step in self.state.setup.saved_steps if ideal is not None and step <= ideal
@@ -199,7 +199,7 @@ class Trouble:
 
 
 def rows_around(state: RateState, onset: Onset) -> tuple[RateRows, RateRows]:
-    """The rows before an onset and from it on, as finely as they are kept."""
+    """The rows before an onset and from it on, in the finest form that is kept."""
     rows, at = state.head, onset.row
     if at >= len(rows):
         rows, at = state.tail, onset.row - (state.rows - len(state.tail))
@@ -209,13 +209,13 @@ def rows_around(state: RateState, onset: Onset) -> tuple[RateRows, RateRows]:
 
 
 def is_rising(rates: Floats) -> bool:
-    """Whether the last of these rates each exceeded the one before."""
+    """Whether each of the last few rates exceeded the one before."""
     recent = rates[-RISING_STEPS:]
     return len(recent) == RISING_STEPS and bool((np.diff(recent) > 0).all())
 
 
 def base_rate(state: RateState) -> float | None:
-    """The base rate of the leading group, as the last row that knows it says.
+    """The base rate of the leading group, by the last row that records it.
 
     Rows tell the first group's; what the optimizer began with may be the first step of a warm-up.
     """
@@ -237,13 +237,13 @@ def lead_share(state: RateState) -> float:
 
 
 def _best_end(loss: Floats) -> int:
-    """The last position at which the loss was still about as good as it ever was."""
+    """The last position before the trouble at which the loss was about as good as ever."""
     known = np.flatnonzero(np.isfinite(loss))
     if len(known) < constants.POINT_STEPS:
         return len(loss) - 1
     smooth = trailing_medians(loss[known])
     best = float(smooth.min())
-    near = best + max(constants.NEAR_BEST * (float(smooth[0]) - best), noise_of(loss[known]))
+    near = best + max(constants.NEAR_BEST * (float(smooth[0]) - best), loss_noise(loss[known]))
     last = int(np.flatnonzero(smooth <= near)[-1])
     if last == len(known) - 1:
         return len(loss) - 1
@@ -253,11 +253,19 @@ def _best_end(loss: Floats) -> int:
 
 
 def _calm_end(values: Floats) -> int:
-    """The last position before the values leave the band of earlier ones for good."""
+    """The last position before the trouble at which values lay within their earlier band."""
     known = np.flatnonzero(np.isfinite(values))
     if len(known) < constants.POINT_STEPS:
         return len(values) - 1
     past = values[known[: max(5, len(known) - 2 * constants.POINT_STEPS)]]
-    inside = np.flatnonzero(values[known] <= edge_of(past[-constants.WINDOW_STEPS :]))
+    inside = np.flatnonzero(values[known] <= upper_edge(past[-constants.WINDOW_STEPS :]))
     is_left = len(inside) and inside[-1] < len(known) - 1
     return int(known[inside[-1]]) if is_left else len(values) - 1
+
+
+def lasting_trouble(state: RateState) -> Trouble | None:
+    """The trouble that lasts to the end of the record; None if there is none."""
+    if state.setup.several_optimizers:  # whose losses are no one course, and outputs no data
+        state = state.without("loss", "input_amax")
+    onset = find_onset(state)
+    return None if onset is None else Trouble(state, onset)

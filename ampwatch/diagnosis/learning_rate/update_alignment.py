@@ -24,7 +24,7 @@ DECAY_SHARE = (
 
 
 def alignment_at_the_end(state: RateState) -> float | None:
-    """The median over the last steps at the full rate, once there are enough.
+    """How gradients align with updates in the last steps at the full rate, as a median.
 
     None if it means nothing: with several optimizers, or if the run learns well as it is.
     """
@@ -38,7 +38,7 @@ def alignment_at_the_end(state: RateState) -> float | None:
 
 
 def alignment_after(rows: RateRows, group: Group) -> Floats:
-    """One value for each row; nan without earlier rows, or if weight decay is the update."""
+    """How the gradient after each update aligns with it; nan if unknown or mostly decay."""
     result = np.full(len(rows), np.nan)
     fade = group.fade
     if fade is None or len(rows) < 3:
@@ -57,7 +57,7 @@ def alignment_after(rows: RateRows, group: Group) -> Floats:
 
 
 def _learns(rows: RateRows) -> bool:
-    """Whether the loss falls in these rows by as much as learning does."""
+    """Whether the loss still falls, so that the alignment of updates means nothing."""
     known, part = known_of(rows.of("loss")), constants.FINAL_STEPS
     if len(known) < constants.NO_LEARNING_STEPS:
         return False

@@ -40,7 +40,7 @@ SCORE_OCTAVES = 2.0
     Ties(explained_by=RATE, cures=("float32", "bfloat16")),
 )
 def attention_logit_growth(case: Case) -> Iterator[Seen]:
-    """Scores that have grown for long and will exceed the format's range."""
+    """Attention scores that have grown for long and will exceed the range of half precision."""
     drift = _first_due(case.scores)
     if drift is None:
         return
@@ -72,7 +72,7 @@ def attention_logit_growth(case: Case) -> Iterator[Seen]:
 
 @dataclass(frozen=True, slots=True)
 class _Drift:
-    """One attention's scores on their way up."""
+    """How far one attention's scores have risen, and when they reach the format's end."""
 
     score: AttentionScore
     begin: int  # the window
@@ -82,7 +82,7 @@ class _Drift:
 
 
 def _first_due(course: AttentionScoreHistory) -> _Drift | None:
-    """The attention that is due first, if any is."""
+    """The attention whose scores will exceed the format's range first; None if none will."""
     if not course.scores:
         return None
     levels = course.levels()

@@ -38,7 +38,7 @@ UNUSED_UTILISATION, USED_UTILISATION, UNUSED_MEMORY = 0.05, 0.3, 0.1
     ),
 )
 def memory_growth(case: Case) -> Iterator[Seen]:
-    """Memory that is kept and grows."""
+    """Device memory that is kept from step to step and grows."""
     grown = [(device, growth) for device in case.devices if (growth := device.growth()) is not None]
     if not grown:
         return
@@ -77,7 +77,7 @@ def memory_growth(case: Case) -> Iterator[Seen]:
     ),
 )
 def memory_near_limit(case: Case) -> Iterator[Seen]:
-    """A peak near the end of the card that still rises."""
+    """Device memory whose peak is near the limit and still rising."""
     near = [
         (device, share) for device in case.devices if (share := device.limit_share()) is not None
     ]
@@ -114,7 +114,7 @@ def memory_near_limit(case: Case) -> Iterator[Seen]:
     Ties(explained_by=("AMP508",)),
 )
 def gpu_idle(case: Case) -> Iterator[Seen]:
-    """GPUs that wait."""
+    """Devices that often wait: no kernel runs even in their busiest seconds."""
     idle = _waiting_devices(case)
     if not idle:
         return
@@ -147,7 +147,7 @@ def gpu_idle(case: Case) -> Iterator[Seen]:
     ),
 )
 def host_bound(case: Case) -> Iterator[Seen]:
-    """Products too small to be worth their launch, on a GPU that waits."""
+    """Devices that wait for the CPU, because most matrix products are too small."""
     idle = _waiting_devices(case)
     work = [one.flops for one in case.precision.products.values() if one.flops is not None]
     small = sum(flops < LAUNCH_FLOPS for flops in work)
@@ -181,7 +181,7 @@ def host_bound(case: Case) -> Iterator[Seen]:
     ),
 )
 def device_idle(case: Case) -> Iterator[Seen]:
-    """A card that holds memory and does nothing, beside one that works."""
+    """A device that holds memory and computes nothing, beside one that works."""
     told = [device for device in case.devices if device.seconds_used() >= IDLE_SAMPLES]
     busy = [device for device in told if device.utilisation_at(0.5) >= USED_UTILISATION]
     most = max((device.reserved_bytes for device in busy), default=0.0)

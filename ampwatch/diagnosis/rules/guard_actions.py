@@ -35,7 +35,7 @@ _OFTEN_SHARE, _ALONE = 0.01, 1
     Ties(explained_by=("AMP209", *NOT_FINITE, "AMP211", *RATE)),
 )
 def guard_acts(case: Case) -> Iterator[Seen]:
-    """A guard acted, or would have."""
+    """Actions of a guard, or those that a dry run would have taken."""
     seen = case.guard
     acted = seen.left_out.joined(seen.lowered).joined(seen.stopped)
     times = acted.joined(seen.would).joined(seen.capped)

@@ -36,7 +36,7 @@ PRECISION_SAMPLES = 3
     Ties(excludes_rate=always),
 )
 def autocast_not_active(case: Case) -> Iterator[Seen]:
-    """A scaler, and every product in float32."""
+    """A loss scale although no layer runs in half precision."""
     products = case.precision.products
     if not case.scale.has_scaler or not products or _seen_too_seldom(case):
         return
@@ -68,7 +68,7 @@ def autocast_not_active(case: Case) -> Iterator[Seen]:
     Ties(excludes_rate=always),
 )
 def fp16_parameters(case: Case) -> Iterator[Seen]:
-    """The scaler met float16 parameters."""
+    """Weights kept in float16, whose gradients the scaler cannot unscale."""
     event = case.events.raised.get(FLOAT16_PARAMETERS)
     if event is None:
         return
@@ -101,7 +101,7 @@ def fp16_parameters(case: Case) -> Iterator[Seen]:
     Ties(explained_by=("AMP406",), excludes_rate=always),
 )
 def eps_underflow(case: Case) -> Iterator[Seen]:
-    """An eps that float16 weights cannot hold."""
+    """An optimizer's eps that is zero in the half precision of the weights."""
     kept = [name for name, one in case.precision.layers.items() if one.keeps_float16]
     for event in case.events.optimizers:
         tiny = [eps for eps in _each_eps(event.detail) if 0 < eps < FLOAT16_TINY]
@@ -136,7 +136,7 @@ def eps_underflow(case: Case) -> Iterator[Seen]:
     ),
 )
 def autocast_not_helping(case: Case) -> Iterator[Seen]:
-    """Less than half of the work in half precision."""
+    """Less than half of the arithmetic in half precision, although autocast is on."""
     products = case.precision.products
     half = sum(one.flops or 0.0 for one in products.values() if one.runs_half)
     total = sum(one.flops or 0.0 for one in products.values())

@@ -44,7 +44,7 @@ CONFLICT_SAMPLES = 5
     Ties(explained_by=("AMP210",)),
 )
 def low_headroom(case: Case) -> Iterator[Seen]:
-    """A layer close to the limit of its format, or due to reach it."""
+    """A layer with little headroom below the limit of its format, or due to lose it."""
     layers = case.layers
     at = _nearest(layers)
     summary, cause = ".", "Its largest activation stays that close in most samples."
@@ -68,7 +68,7 @@ def low_headroom(case: Case) -> Iterator[Seen]:
 
 
 def _nearest(layers: LayerHistory) -> int | None:
-    """The layer closest to its format's limit, if it still is."""
+    """The layer with the least headroom, if it still is close to its format's limit."""
     close = (layers.headrooms >= LOW_HEADROOM_SAMPLES) & (2 * layers.near > layers.headrooms)
     last = np.where(close, layers.trend_values[:, -1], np.inf)
     close &= last <= LOW_HEADROOM_OCTAVES
@@ -76,7 +76,7 @@ def _nearest(layers: LayerHistory) -> int | None:
 
 
 def _first_due(layers: LayerHistory) -> tuple[int, float] | None:
-    """The layer that reaches its format's limit first, and in how many steps."""
+    """The layer whose headroom will be used up first, and in how many steps."""
     steps, values = layers.trend_steps, layers.trend_values
     with np.errstate(all="ignore"):  # nan where a layer has fewer samples
         span, lost = steps[:, -1] - steps[:, 0], values[:, 0] - values[:, -1]
@@ -110,7 +110,7 @@ def _first_due(layers: LayerHistory) -> tuple[int, float] | None:
     Ties(explained_by=RATE, cures=("float32", "bfloat16")),
 )
 def no_scale_fits(case: Case) -> Iterator[Seen]:
-    """Layers whose scale windows do not overlap."""
+    """Layers whose windows of usable loss scales do not overlap."""
     layers = case.layers
     first, last = layers.first_conflict, layers.last_conflict
     often = 2 * layers.conflicts > layers.window_steps >= CONFLICT_SAMPLES
@@ -138,7 +138,7 @@ def no_scale_fits(case: Case) -> Iterator[Seen]:
 
 
 def _lost_at_the_ceiling(case: Case) -> Iterator[Seen]:
-    """Gradients that only a higher scale would keep, at the highest that does not overflow."""
+    """A layer that loses its gradients at the highest scale that does not overflow."""
     layers, scale = case.layers, case.scale
     lost = layers.losing_layers()
     capped = case.teeth.episodes > 0 or scale.startup_skips > 0

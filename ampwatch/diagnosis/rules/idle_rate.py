@@ -45,8 +45,8 @@ STUCK_STEPS, STUCK_RUNNING = 300, 10_000
     Ties(excludes_rate=always),
 )
 def rate_never_rose(case: Case) -> Iterator[Seen]:
-    """A rate that is zero throughout, or stays where its warm-up began."""
-    if is_stuck(case):
+    """A learning rate that is zero throughout, or stays where its warm-up began."""
+    if rate_is_stuck(case):
         yield _stuck(case)
         return
     numbers, scale = case.numbers, case.scale
@@ -67,8 +67,8 @@ def rate_never_rose(case: Case) -> Iterator[Seen]:
     )
 
 
-def is_stuck(case: Case) -> bool:
-    """Whether a schedule's rate has not moved from a start far below its base rate."""
+def rate_is_stuck(case: Case) -> bool:
+    """Whether a schedule's rate never moved from a start far below its base rate."""
     setup, first = case.setup, case.setup.first_rate
     if first.rate is None or first.moved or first.share >= FIRST_SHARE:
         return False

@@ -32,7 +32,7 @@ def _mistake(
     harms: Callable[[Case], bool] = lambda _case: True,
     left: Callable[[Case], str] = lambda _case: "",
 ) -> Rule:
-    """The rule that reads this code's event; the action is the page's.
+    """Make the rule for a mistake in the loop from its code and the words of its event.
 
     `left` is what the mistake has left at the end of the record, as an end of the summary.
 
@@ -78,7 +78,7 @@ clip_before_unscale = _mistake(
 
 
 def _mixed(event: Event) -> tuple[str, tuple[Evidence, ...]]:
-    """Between which backward passes, and under which scales."""
+    """What an update() inside an accumulation mixed up: which scales, as text and evidence."""
     if event.detail.get("raised"):
         return " torch raised an error, because no optimizer had unscaled or used them.", ()
     seen, updates = event.detail.get("scales"), event.detail.get("updates")
@@ -136,7 +136,7 @@ step_bypasses_scaler = _mistake(
 
 
 def _met_mixed_types(case: Case) -> bool:
-    """Whether training ended by the one error that this mistake can cause."""
+    """Whether training ended by the dtype error that backward under autocast can cause."""
     return any(is_about_dtypes(str(event.detail.get("message", ""))) for event in case.events.fatal)
 
 
@@ -164,7 +164,7 @@ backward_under_autocast = _mistake(
 
 
 def _inf_in_grad(case: Case) -> str:
-    """Since when every step is skipped, to the end: an inf to which gradients are added stays."""
+    """Since when an inf has stayed in gradients that are not cleared: every step is skipped."""
     scale, ending = case.scale, case.scale.ending
     if case.is_searching and scale.search.skips >= policy.SPIKE_SKIPS:
         return f": an inf has been left in .grad since step {scale.first_step or 0:,}"

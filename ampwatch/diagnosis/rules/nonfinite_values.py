@@ -50,7 +50,7 @@ from ampwatch.diagnosis.words import alone_text, count_text, list_text, steps_te
     ),
 )
 def loss_not_finite(case: Case) -> Iterator[Seen]:
-    """A non-finite loss after finite activations."""
+    """A loss that is not finite although the activations are."""
     times, value = _bad_losses(case), case.numbers.bad_loss_value
     if not times.count:
         return
@@ -67,7 +67,7 @@ def loss_not_finite(case: Case) -> Iterator[Seen]:
 
 
 def _loss_summary(case: Case, times: Times, value: str, standing: Standing) -> str:
-    """When the loss was not finite; if it was so from the start, that nothing can be accepted."""
+    """The summary of a non-finite loss: when, or that no step can be accepted."""
     if times.first_step == case.scale.first_step and case.is_searching and startup_has_failed(case):
         return f"{no_scale_helps(case)}: the loss is {value} from the first step on."
     when = steps_text(times.first_step, times.last_step)
@@ -75,7 +75,7 @@ def _loss_summary(case: Case, times: Times, value: str, standing: Standing) -> s
 
 
 def _bad_losses(case: Case) -> Times:
-    """The non-finite losses that no non-finite layer, input or weight preceded."""
+    """The losses that were not finite before any layer, input or weight was."""
     numbers, seen = case.numbers, case.numbers.bad_loss_finite_forward
     if not numbers.sees_forward:
         return numbers.bad_loss
@@ -89,7 +89,7 @@ def _bad_losses(case: Case) -> Times:
 
 
 def _layers_seen(case: Case) -> str:
-    """What is known about the layers' outputs in those steps."""
+    """What is known about the layers when the loss was not finite, as part of a sentence."""
     seen = case.numbers.bad_loss_finite_forward.count
     if not case.numbers.sees_forward:
         return "; the layers were not recorded"
@@ -130,7 +130,7 @@ def _loss_action(case: Case, times: Times) -> str:
     ),
 )
 def weights_not_finite(case: Case) -> Iterator[Seen]:
-    """A weight is not finite before the forward pass."""
+    """Weights that are not finite before the forward pass."""
     times, layers, told = case.numbers.bad_weights, case.layers, case.events.weights
     if not times.count:
         return
@@ -175,14 +175,14 @@ _KEPT = "The running statistics of {} have stored it: evaluation returns nan fro
     Ties(excludes_rate=always, late_to=RATE),
 )
 def non_finite_input(case: Case) -> Iterator[Seen]:
-    """A tensor entering the model is not finite."""
+    """An input of the model that is not finite."""
     times = case.numbers.bad_input
     if not times.count:
         return
     norms = sorted(case.precision.batch_norms)
     spoilt = _spoilt_weights(case)
     standing = Standing.HEALS if spoilt else case.standing(times)
-    are_all = _are_all(case, times)
+    are_all = _bad_inputs_since(case, times)
     cure = (
         "Check the preprocessing, not single batches: a normalisation that divides by zero, "
         "missing values. Look at one batch after each of its stages."
@@ -210,8 +210,8 @@ def non_finite_input(case: Case) -> Iterator[Seen]:
     )
 
 
-def _are_all(case: Case, times: Times) -> str | None:
-    """Since when every batch is bad, to the end of the record; None if some are good, or few."""
+def _bad_inputs_since(case: Case, times: Times) -> str | None:
+    """Since when every batch's input is not finite, as text; None if some are, or they are few."""
     first, last = times.first_step, case.scale.last_step
     if first is None or last is None or times.last_step != last:
         return None
@@ -221,7 +221,7 @@ def _are_all(case: Case, times: Times) -> str | None:
 
 
 def _spoilt_weights(case: Case) -> bool:
-    """Whether such an input was the first value that was not finite, and made the weights so.
+    """Whether a non-finite input came first and then made the weights non-finite.
 
     The run cannot recover from that, even if the input is finite again at the end.
     """
@@ -266,7 +266,7 @@ _MOST_SHARE, _MOST_STEPS = 1 / 2, policy.NO_ACCIDENT_STEPS
     Ties(explained_by=("AMP209", *MIXED, *RATE), in_strict_order=True, cures=("autocast-off",)),
 )
 def gradients_not_finite(case: Case) -> Iterator[Seen]:
-    """Gradients that are not finite where nothing skips the step."""
+    """Gradients that are not finite in steps that nothing skips."""
     course, weights = case.unskipped, case.numbers.bad_weights
     if not _may_be_told(case):
         return
@@ -301,7 +301,7 @@ def gradients_not_finite(case: Case) -> Iterator[Seen]:
 
 
 def _may_be_told(case: Case) -> bool:
-    """Whether no scaler can have skipped them, as far as the record shows."""
+    """Whether no scaler can have skipped the steps with non-finite gradients."""
     if case.has_live_scaler or (case.numbers.skipped_steps and not case.loop_tells_skips):
         return False
     # A scheduler that waits for accepted steps and saw none: a scaler skips them all.
@@ -309,7 +309,7 @@ def _may_be_told(case: Case) -> bool:
 
 
 def _most_left_out(case: Case) -> bool:
-    """Whether the loop leaves out most steps since the first of these, to the end."""
+    """Whether the loop leaves out most steps because their gradients are not finite."""
     times, last = case.unskipped.unmoved_bad, case.scale.last_step
     if times.first_step is None or last is None or not case.stands(times):
         return False
@@ -317,7 +317,7 @@ def _most_left_out(case: Case) -> bool:
 
 
 def _unskipped(case: Case) -> Times:
-    """Those steps, without the ones that an unrecorded scaler may have skipped."""
+    """Steps with non-finite gradients that no unrecorded scaler may have skipped."""
     course, scale = case.unskipped, case.scale
     if case.observed.loop or scale.has_scaler or not course.found_good:
         return course.bad
@@ -332,7 +332,7 @@ def _unskipped(case: Case) -> Times:
 
 
 def _aftermath(case: Case, times: Times) -> str:
-    """What the weights and losses after the last of them show."""
+    """What weights and losses show after the last non-finite gradients, as part of a sentence."""
     if case.numbers.bad_weights.count:
         return ", and the weights were not finite after it."
     tail, last = case.rate.tail, times.last_step or 0

@@ -70,7 +70,7 @@ _OUTPUTS = {
     ),
 )
 def gradient_underflow(case: Case) -> Iterator[Seen]:
-    """A layer loses its small gradients, in most of its samples."""
+    """A layer that loses its small gradients to underflow in most of its samples."""
     layers = case.layers
     lost = layers.losing_layers()
     # A run that collapsed before its scale was established loses gradients because of that.
@@ -95,7 +95,7 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
 
 
 def _keep_gradients(case: Case) -> str | None:
-    """How to keep small gradients, as far as the scale shows it."""
+    """What to do so that small gradients do not underflow, as far as the scale shows it."""
     final = case.final_scale
     if case.standing_fall is not None:
         return "Fix the cause of the scale drop first."
@@ -129,7 +129,7 @@ def _keep_gradients(case: Case) -> str | None:
     ),
 )
 def backward_overflow(case: Case) -> Iterator[Seen]:
-    """The same layer overflows again and again in the backward pass."""
+    """A layer that overflows again and again in the backward pass."""
     named = case.scale.culprits.layers
     if not named:
         return
@@ -182,7 +182,7 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
     ),
 )
 def forward_overflow(case: Case) -> Iterator[Seen]:
-    """A layer's activations exceed the range of fp16."""
+    """A layer whose activations overflow in the forward pass."""
     named, unnamed = list(case.events.forward.values()), case.events.unnamed_forward
     if not named:
         if unnamed.count:
@@ -215,7 +215,7 @@ def forward_overflow(case: Case) -> Iterator[Seen]:
 
 
 def _somewhere(case: Case, times: Times) -> Seen:
-    """A non-finite forward pass that the loop caught, and whose layer no sample names."""
+    """A forward overflow that the loop caught, in a layer that no sample names."""
     standing = case.standing(times)
     return Seen(
         standing=standing,
@@ -237,7 +237,7 @@ _ISLAND_USE = (
 
 
 def _forward_action(case: Case, first: LayerOverflows) -> str:
-    """What to do; this depends on whether the run had worked before."""
+    """What to do about a forward overflow, depending on whether the run had worked before."""
     start, layer = case.scale.first_accepted_step, first.layer
     if first.layer == ROOT and first.own_code is not None:
         return (
@@ -270,7 +270,7 @@ def _healed(case: Case) -> str:
 
 
 def _who(first: LayerOverflows) -> str:
-    """The layer; for a container the place in its own code, if the layers around it show that."""
+    """The layer that overflowed; for a container the place in its own code, if known."""
     if first.own_code is None:
         return f"Layer {first.layer}"
     after, before = first.own_code
@@ -279,7 +279,7 @@ def _who(first: LayerOverflows) -> str:
 
 
 def _grown(case: Case) -> str:
-    """What may have made the activations grow."""
+    """What may have made activations grow until they overflowed."""
     outlier = case.batches.first
     if case.lone_rank is not None:
         return f"rank {case.lone_rank}'s batches (the other ranks' outputs are finite)"
@@ -291,5 +291,5 @@ def _grown(case: Case) -> str:
 
 
 def _is_first(named: LayerOverflows) -> str:
-    """`is the first`, or less if the record only bounds the layer."""
+    """Whether the layer is surely the first to overflow, as words: `is the first`, or less."""
     return "is, as far as the record shows, the first" if named.is_bound else "is the first"

@@ -58,14 +58,14 @@ STORM_ERROR_SHARE = 0.5
     ),
 )
 def overflow_storm(case: Case) -> Iterator[Seen]:
-    """More skips than growth explains."""
+    """Steps skipped more often than the growth of the loss scale explains: a storm."""
     scale, loose = case.scale, case.loose
     if scale.first_accepted is None or not loose.skips or case.loop_tells_skips:
         return
     recent = len(scale.recent_skips)
     full = scale.steps - scale.first_accepted >= policy.STORM_WINDOW_STEPS
     most = full and recent > STORM_ERROR_SHARE * policy.STORM_WINDOW_STEPS
-    crowd = _crowd(case, most=most)
+    crowd = _storm_part(case, most=most)
     if crowd is None:
         return
     quiet = max(policy.STORM_WINDOW_STEPS, policy.RECENT_SHARE * scale.steps)
@@ -91,8 +91,8 @@ def overflow_storm(case: Case) -> Iterator[Seen]:
     )  # fmt: skip
 
 
-def _crowd(case: Case, *, most: bool) -> RecordEnding | None:
-    """The whole record, or the last part of it, with more skips than growth explains.
+def _storm_part(case: Case, *, most: bool) -> RecordEnding | None:
+    """The part of the record, or all of it, with more skips than growth explains.
 
     Bursts do not count: a burst is a spike or a fall, which has a finding of its own.
     """
@@ -117,6 +117,6 @@ def _crowd(case: Case, *, most: bool) -> RecordEnding | None:
 
 
 def _skips_allowed(case: Case, steps: int) -> float:
-    """The skips that growth, and a loss summed over more micro-batches, cause in so many steps."""
+    """How many skips in so many steps are no storm: those that growth causes, and a few."""
     growths = case.scale.scaler.skips_by_growth(steps)
     return policy.STORM_FREE_SKIPS + growths + case.scale.accumulation_octaves

@@ -48,7 +48,7 @@ _ERRORS = 2.0
     Ties(excludes_rate=always),
 )
 def updates_rounded_away(case: Case) -> Iterator[Seen]:
-    """Most of the weights do not move, and most of the update is lost."""
+    """Half-precision weights that lose most of each update to rounding."""
     known = case.rounding.samples
     later = known[-max(_LEAST_SAMPLES, len(known) // _LATER_PART) :]
     asked = case.rounding.every * sum(one.asked_share for one in later)
@@ -73,5 +73,5 @@ def updates_rounded_away(case: Case) -> Iterator[Seen]:
 
 
 def _first_step(samples: tuple[RoundingSample, ...]) -> int:
-    """The first sample in which most weights did not move."""
+    """The first sampled step in which rounding left most weights unmoved."""
     return next(one.step for one in samples if one.unmoved_share > _UNMOVED_SHARE)

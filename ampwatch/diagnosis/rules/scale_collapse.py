@@ -71,7 +71,7 @@ ENDING_OCTAVES = policy.COLLAPSE_OCTAVES / 2
     ),
 )
 def scale_collapse(case: Case) -> Iterator[Seen]:
-    """The scale falls far below its established level and does not recover."""
+    """A loss scale that falls far below its established level and does not recover."""
     if case.is_searching:
         if startup_has_failed(case):
             yield _failed_search(case)
@@ -106,7 +106,7 @@ def _failed_search(case: Case) -> Seen:
 
 
 def no_scale_helps(case: Case) -> str:
-    """The first words on a run of which no step was ever accepted, where no search ends that."""
+    """How a summary begins if the search for a scale has failed: no scale can help."""
     several = case.rate.setup.several_optimizers  # others may have stepped
     what = "in every step an optimizer is" if several else "every step is"
     first = case.scale.first_step or 0
@@ -114,7 +114,7 @@ def no_scale_helps(case: Case) -> str:
 
 
 def unknown_cause_text(case: Case) -> str:
-    """The caveat where the record holds nothing that could name the cause."""
+    """The caveat for a fall of the scale if the record lacks loss and rate to name a cause."""
     if not (case.observed.loss or case.observed.rate):
         return " The cause cannot be determined without the loss and the learning rate."
     return ""
@@ -152,7 +152,7 @@ _ACCEPTED_AGAIN = "Steps are accepted again, but at a scale at which small gradi
 
 
 def slow_fall(case: Case) -> SlowFall | None:
-    """A scale that fell slowly, as far as in a collapse, and has not recovered."""
+    """A scale that fell slowly, but as far as in a collapse, and has not recovered."""
     scale, final = case.scale, case.final_scale
     window = max(SINK_INTERVALS * scale.scaler.growth_interval, int(SINK_SHARE * scale.steps))
     if final is None:
@@ -190,7 +190,7 @@ def _sunk(case: Case, sunk: SlowFall) -> Seen:
 
 
 def _falling(case: Case) -> SkipEpisode | None:
-    """The consecutive skips with which a finished record ends.
+    """The skips in a row with which a finished record ends, if the scale was falling.
 
     While a run goes on, they may be a spike that recovers.
     """
@@ -239,7 +239,7 @@ def _ends_falling(case: Case, ending: SkipEpisode) -> Seen:
     Ties(explained_by=("AMP103", "AMP209", *RATE, *NOT_FINITE)),
 )
 def scale_at_floor(case: Case) -> Iterator[Seen]:
-    """A skip at the lowest scale, or a step at a scale too small to work."""
+    """A loss scale at the lowest value possible, or too low for any step to work."""
     scale, final, times = case.scale, case.final_scale, case.scale.floored
     if not times.count:
         yield from _gave_up(case)
@@ -263,7 +263,7 @@ def scale_at_floor(case: Case) -> Iterator[Seen]:
 
 
 def _gave_up(case: Case) -> Iterator[Seen]:
-    """The framework itself gave up, or the scale is lower than any search needs."""
+    """A framework that gave up at its lowest scale, or a scale lower than any search needs."""
     final, last = case.final_scale, case.events.fatal[-1:]
     told = next((e for e in last if any(w in str(e.detail.get("message")) for w in AT_FLOOR)), None)
     if told is not None and told.step >= (case.scale.last_step or 0):

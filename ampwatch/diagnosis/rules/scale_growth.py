@@ -26,8 +26,8 @@ DEFAULT_SCALE = 2.0**16  # GradScaler's own
 RAISE_OCTAVES = 8
 
 
-def start_at(scale: float) -> str:
-    """A value to use, and why it is safe."""
+def start_scale_text(scale: float) -> str:
+    """The advice to start at this loss scale, and why that is safe, as a sentence."""
     exponent = int(math.log2(scale))
     own = ", which is PyTorch's own default" if scale == DEFAULT_SCALE else ""
     return (
@@ -36,7 +36,7 @@ def start_at(scale: float) -> str:
     )
 
 
-START_HIGHER = start_at(DEFAULT_SCALE)
+START_HIGHER = start_scale_text(DEFAULT_SCALE)
 
 # Scales that work end below 2^40 even where the largest gradient is 2^-24, half precision's
 # smallest; at 2^64 nothing has overflowed in some forty doublings, and inf is as many away.
@@ -69,7 +69,7 @@ RUNAWAY_LATE_SCALE, RUNAWAY_LATE_OCTAVES = 2.0**40, 16.0
     Ties(explained_by=("AMP410",), excludes_rate=always),
 )
 def scale_runaway(case: Case) -> Iterator[Seen]:
-    """A scale that grows without limit."""
+    """A loss scale that grows without limit because nothing overflows."""
     final, scale = case.final_scale, case.scale
     if final is None:
         return
@@ -108,7 +108,7 @@ def scale_runaway(case: Case) -> Iterator[Seen]:
     Ties(excludes_rate=always, cures=("init_scale",)),
 )
 def scale_never_grows(case: Case) -> Iterator[Seen]:
-    """No growth, if it costs gradients or if resets prevent it."""
+    """A loss scale that never grows, if that costs gradients or resets prevent growth."""
     scale = case.scale
     if not scale.has_scaler or scale.growths or scale.first_accepted is None:
         return
@@ -140,7 +140,7 @@ def scale_never_grows(case: Case) -> Iterator[Seen]:
 
 
 def _start_higher(case: Case) -> str | None:
-    """The start to use, and how long the way there would be from this one."""
+    """The advice to start at a higher scale, with how long growth would take to get there."""
     scale, final = case.scale, case.final_scale
     if scale.resets.count or not final:
         return None
@@ -149,7 +149,7 @@ def _start_higher(case: Case) -> str | None:
         target = 2.0 ** (math.ceil(math.log2(final)) + RAISE_OCTAVES)
     steps = math.ceil(math.log2(target / final)) * scale.scaler.growth_interval
     way = f"From {scale_text(final)} it needs {steps:,} accepted steps to get there by growth"
-    return f"{start_at(target)} {way}."
+    return f"{start_scale_text(target)} {way}."
 
 
 @rule(
@@ -169,7 +169,7 @@ def _start_higher(case: Case) -> str | None:
     Ties(groundless_beside=("AMP201", "AMP410")),
 )
 def low_scale_by_design(case: Case) -> Iterator[Seen]:
-    """A scale below 1 at which the run learns."""
+    """A loss scale below 1 at which the run learns."""
     scale, final = case.scale, case.final_scale
     if final is None or final >= 1.0 or scale.low_scale_steps < policy.ESTABLISHED_STEPS:
         return
@@ -188,7 +188,7 @@ def low_scale_by_design(case: Case) -> Iterator[Seen]:
 
 
 def _loss_falls(case: Case) -> bool:
-    """Whether the last losses are below the first; False if that is unknown."""
+    """Whether the run learns at its low scale: its last losses are below the first."""
     head, tail = (rows.of("loss") for rows in (case.rate.head, case.rate.tail))
     first, last = head[np.isfinite(head)], tail[np.isfinite(tail)]
     few = policy.ESTABLISHED_STEPS
@@ -221,7 +221,7 @@ SAWTOOTH_WASTE = 1 / 4
     Ties(excludes_rate=always, cures=("growth_interval",)),
 )
 def growth_sawtooth(case: Case) -> Iterator[Seen]:
-    """Isolated overflows just after the scale grew."""
+    """Isolated overflows just after the loss scale grew."""
     teeth, scale = case.teeth, case.scale
     if not teeth.episodes:
         return

@@ -47,7 +47,7 @@ STARTUP_FORWARD_STEPS = 5
     ),
 )
 def startup_search(case: Case) -> Iterator[Seen]:
-    """Overflows before the first accepted step, as long as they can be a search."""
+    """Overflows before the first accepted step, as long as they can be a search for a scale."""
     scale, search = case.scale, case.scale.search
     if not search.skips or (case.is_searching and startup_has_failed(case)):
         return
@@ -68,7 +68,7 @@ def startup_search(case: Case) -> Iterator[Seen]:
 
 
 def startup_has_failed(case: Case) -> bool:
-    """Whether a search that has not ended can no longer be one."""
+    """Whether the search for a scale at the start has gone on too long to be one."""
     final, skips = case.final_scale, case.scale.search.skips
     if not skips:
         return False  # the loop itself left the steps out
@@ -102,7 +102,7 @@ def startup_has_failed(case: Case) -> bool:
     Ties(explained_by=("AMP416",), excludes_rate=always),
 )
 def scale_reset(case: Case) -> Iterator[Seen]:
-    """Back to the initial scale without a reason."""
+    """A loss scale that jumped back to its initial value for no recorded reason."""
     resets, reset = case.scale.resets, case.scale.reset
     if reset is None:
         return
@@ -148,7 +148,7 @@ REPLACED_SCALERS = 2
     Ties(excludes_rate=always),
 )
 def scaler_recreated(case: Case) -> Iterator[Seen]:
-    """New scalers that were observed, or more resets than resumes explain."""
+    """A loss scale that starts over again and again, mostly because scalers are created anew."""
     made = case.events.of(EventKind.SCALER_REPLACED)
     scale = case.scale
     if made.count >= REPLACED_SCALERS:
@@ -172,7 +172,7 @@ def scaler_recreated(case: Case) -> Iterator[Seen]:
 
 
 def _made_anew(made: Times, searched: int) -> Seen:
-    """Two that cost nothing may be phases of one training; three are an error."""
+    """New scalers that were observed; two that cost no steps may be phases of one training."""
     harmless = made.count < RECREATED_RESETS and not searched
     cost = (
         f"their searches skipped {count_text(searched, 'step')} that are not in the record."

@@ -32,7 +32,7 @@ MISSING_UPDATES = 2
     Ties(excludes_rate=always),
 )
 def update_missing(case: Case) -> Iterator[Seen]:
-    """Steps without an update."""
+    """Steps of a scaler without scaler.update()."""
     numbers = case.numbers
     raised = numbers.second_steps.joined(numbers.second_unscales)
     times = numbers.missing_updates.joined(raised)
@@ -64,7 +64,7 @@ def update_missing(case: Case) -> Iterator[Seen]:
     Ties(excludes_rate=always),
 )
 def fp16_without_scaler(case: Case) -> Iterator[Seen]:
-    """Half precision without a loss scale."""
+    """Half precision without a scaler."""
     scale = case.scale
     if scale.has_scaler or "float16" not in case.numbers.autocast_dtypes:
         return
@@ -90,7 +90,7 @@ def fp16_without_scaler(case: Case) -> Iterator[Seen]:
     ),
 )
 def scaler_with_bf16(case: Case) -> Iterator[Seen]:
-    """A scale that bf16 does not need."""
+    """A scaler in a run in bf16, which needs none."""
     if not case.scale.has_scaler or case.numbers.autocast_dtypes != {"bfloat16"}:
         return
     yield Seen(

@@ -42,8 +42,8 @@ _HALF = ("bfloat16", "float16")
     ),
 )
 def misaligned_shapes(case: Case) -> Iterator[Seen]:
-    """Half-precision products whose sides do not fit tensor cores."""
-    devices = [device for device in case.devices if _has_units(device, "float16")]
+    """Half-precision matrix products whose sides do not fit tensor cores."""
+    devices = [device for device in case.devices if _has_tensor_cores(device, "float16")]
     products = {name: one for name, one in case.precision.products.items() if one.runs_half}
     odd = {
         name: one.flops or 0.0
@@ -71,7 +71,7 @@ def _sides_text(sides: Sequence[int]) -> str:
 
 
 def _rounded(products: Mapping[str, LayerPrecision], names: Sequence[str]) -> str:
-    """Each odd side of the largest layers and what it should be, once."""
+    """Which sides to round up for tensor cores, as text: each odd side of the largest layers."""
     sides = dict.fromkeys(side for name in names[:3] for side in products[name].sides)
     return list_text([f"{side} to {-(-side // 8) * 8}" for side in sides if side % ALIGNED_SIDE])
 
@@ -93,9 +93,9 @@ def _rounded(products: Mapping[str, LayerPrecision], names: Sequence[str]) -> st
     ),
 )
 def no_tensor_cores(case: Case) -> Iterator[Seen]:
-    """A card that half precision does not speed up."""
+    """A GPU without tensor cores for the format of autocast."""
     for dtype in _HALF:
-        devices = [device for device in case.devices if _has_units(device, dtype) is False]
+        devices = [device for device in case.devices if _has_tensor_cores(device, dtype) is False]
         if dtype in case.numbers.autocast_dtypes and devices:
             yield _slow(devices, dtype, case)
             return
@@ -117,8 +117,8 @@ def _slow(devices: Sequence[Device], dtype: str, case: Case) -> Seen:
     )
 
 
-def _has_units(device: Device, dtype: str) -> bool | None:
-    """Whether the card has tensor cores for this format; None if its capability is not known."""
+def _has_tensor_cores(device: Device, dtype: str) -> bool | None:
+    """Whether a device has tensor cores for this format; None if that is not known."""
     try:
         capability = float(device.capability or "")
     except ValueError:

@@ -9,8 +9,8 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Page, Seen, rule
-from ampwatch.diagnosis.rules.loss import standing_rise
-from ampwatch.diagnosis.rules.rate import how_to_change
+from ampwatch.diagnosis.rules.loss import rise_that_stands
+from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.diagnosis.words import count_text
 from ampwatch.rows import EventKind
 
@@ -36,8 +36,8 @@ from ampwatch.rows import EventKind
     ),
 )
 def jump_at_event(case: Case) -> Iterator[Seen]:
-    """Trouble that began with a change."""
-    onset, rise = case.judgement.onset, standing_rise(case)
+    """Trouble that began right after something was changed."""
+    onset, rise = case.judgement.onset, rise_that_stands(case)
     if (lost := harmful_restart(case)) is not None:
         yield lost
         return
@@ -66,14 +66,14 @@ def jump_at_event(case: Case) -> Iterator[Seen]:
 
 
 def _back(case: Case, step: int) -> str | None:
-    """What to do if the change was a leap of the rate; None after any other."""
+    """What to do if the change before the trouble was a leap of the rate; else None."""
     leapt = case.rate_advice.leapt_at_step
     is_this = leapt is not None and abs(step - leapt) <= 1  # an event may come a step early
-    return how_to_change(case.rate_advice) if is_this else None
+    return how_to_change_rate(case.rate_advice) if is_this else None
 
 
 def _changes(case: Case) -> Iterator[tuple[int, str]]:
-    """When something was changed, and what; the next step of a warm-up does not count."""
+    """When something was changed before the trouble, and what; stairs of a warm-up do not count."""
     leaps = case.leaps
     for event in case.events.changes:
         if event.kind != EventKind.LR_CHANGED.value or not leaps.is_climb(event.step):
