@@ -1,9 +1,9 @@
 """A run in, a diagnosis out. Pure: the same rows give the same findings, live or years later.
 
-    run -> blocks of rows -> state (courses, folded) -> case -> rules -> causes -> verdict, advice
+    run -> blocks of rows -> histories -> case -> rules -> causes -> verdict, advice
 
-`diagnose(run)` is the door, `diagnose_together(runs)` that for several runs of one model; who
-watches a run grow holds an `Engine`. `RULES` are the pages that `ampwatch explain` prints.
+`diagnose(run)` judges one run, `diagnose_together(runs)` several runs of one model. An `Engine`
+follows a run that grows. `RULES` are the pages that `ampwatch explain` prints.
 """
 
 from __future__ import annotations

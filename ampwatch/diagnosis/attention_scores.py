@@ -1,10 +1,10 @@
-"""How the attention's scores grow over the whole record, folded: sixteen windows, however long.
+"""How the scores of each attention grow over the whole record, folded into sixteen windows.
 
-Scores are seldom a layer's output: a query times a key is made between the layers. So they are read
-where a layer shows them: a module that gives the scores or takes their softmax, or else the query's
-and the key's projections, whose largest values together stand for it (a score is at most sqrt(d)
-times their product, and mostly less). Which layers those are only their names tell; fused attention
-(`nn.MultiheadAttention`) hides them, and is not judged.
+Scores are seldom the output of a layer: a query times a key is computed between the layers. They
+are read where a layer shows them: in a module that gives the scores or takes their softmax, or
+else in the projections of query and key, whose largest values together stand for the score (a
+score is at most sqrt(d) times their product, and usually less). Only names tell which layers these
+are. Fused attention (`nn.MultiheadAttention`) hides them and is not judged.
 """
 
 from __future__ import annotations

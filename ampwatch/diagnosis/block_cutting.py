@@ -1,9 +1,9 @@
-"""How far the blocks have got in each table of a run, and where the next one ends.
+"""Cuts the tables of a run into blocks: how far each table has come, and where the next block ends.
 
-The steps of the lowest rank are the spine, in the order they were written. A block is up to
-`BLOCK_ROWS` of its rows, ends where a step ends, and ends early where steps begin anew (a restart).
-What belongs to a block of the other tables and ranks are the rows up to the block's last step that
-no earlier block has taken. However the rows arrived, the same rows make the same blocks.
+The steps of the lowest rank are the spine, in the order in which they were written. A block is up
+to `BLOCK_ROWS` of its rows, ends where a step ends, and ends early where steps begin anew (a
+restart). From the other tables and ranks a block takes the rows up to its last step that no earlier
+block has taken. The same rows make the same blocks, in whatever batches they arrived.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Some steps of a run in a row, and what else the record tells of them: the unit of folding."""
+"""A block: some successive steps of a run with all that the record holds about them.
+
+Histories are folded block by block.
+"""
 
 from __future__ import annotations
 
@@ -97,10 +100,10 @@ class RankRows:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some steps in a row, one entry a step, and what else the record tells of them.
+    """Successive steps of a run, one entry a step, and what else the record holds about them.
 
-    Several optimizers write a row each for one step: the entry's skip is any of theirs, its loss
-    the first's unless another's is not finite, its norms the first's.
+    If several optimizers write a row each for one step, the entry is skipped if any of them was;
+    its loss and its norms are the first's, unless another's loss is not finite.
     """
 
     start: int  # how many entries came before

@@ -1,12 +1,11 @@
-"""A run as it is remembered and as the rules see it: its histories, folded together block by block.
+"""The case: the histories of a run, folded together block by block, as the rules read them.
 
-The size does not grow with the run, only (by a few numbers each) with its layers and ranks.
+Its size does not grow with the run, only (by a few numbers each) with the layers and ranks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
@@ -16,7 +15,6 @@ from ampwatch.diagnosis import learning_rate, policy
 from ampwatch.diagnosis.attention_scores import AttentionScoreHistory
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.cast_history import CastHistory
-from ampwatch.diagnosis.column_arrays import Flags, Floats
 from ampwatch.diagnosis.device_history import DeviceHistory
 from ampwatch.diagnosis.episodes import ScaleFall, SkipSpan
 from ampwatch.diagnosis.event import Event
@@ -32,14 +30,13 @@ from ampwatch.diagnosis.guard_history import GuardHistory
 from ampwatch.diagnosis.layer_history import LayerHistory
 from ampwatch.diagnosis.loop_history import LoopHistory
 from ampwatch.diagnosis.loss_spikes import LossSpikes
-from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.nonfinite_gradient_history import NonfiniteGradientHistory
 from ampwatch.diagnosis.outlying_inputs import OutlyingInputs
 from ampwatch.diagnosis.overflow_culprits import OverflowOrigin, overflow_origins
 from ampwatch.diagnosis.precision_history import PrecisionHistory
 from ampwatch.diagnosis.rank_history import RankHistory
 from ampwatch.diagnosis.rate_setup import RateLeaps, RateSetup
-from ampwatch.diagnosis.record import Record
+from ampwatch.diagnosis.record import Record, RecordFacts
 from ampwatch.diagnosis.restart_history import RestartHistory
 from ampwatch.diagnosis.rounding_history import RoundingHistory
 from ampwatch.diagnosis.scale_history import ScaleHistory
@@ -52,41 +49,6 @@ from ampwatch.rows import EventKind
 NATIVE = "ampwatch"
 # Sources whose columns are as their writer named them.
 _TABLES = frozenset({"csv", "json", "jsonl", "parquet", "tensorboard", "wandb"})
-
-
-# Columns that the learning rate reads under the same name, and under another.
-_SAME = (
-    "loss", "lr", "lr_base", "micro_batches", "scale", "grad_norm", "update_norm", "param_norm",
-    "input_amax",
-)  # fmt: skip
-_RENAMED = {
-    "applied_norm": "grad_norm_applied",
-    "max_ratio": "max_update_ratio",
-    "alignment": "update_alignment",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class RecordFacts:
-    """What a run's record says about itself: who wrote it, its ranks, how it ended."""
-
-    id: str
-    source: str
-    started_ns: int
-    ranks: tuple[int, ...]
-    notes: tuple[str, ...]
-    marks: Mapping[str, Sequence[str]]  # how a foreign log's columns are to be read
-    clean_end: bool
-    last_time_ns: int | None
-
-    @classmethod
-    def of(cls, run: Record) -> RecordFacts:
-        """The facts about a run's record as it stands now."""
-        info = run.info
-        return cls(
-            info.id, info.source, info.started_ns, tuple(run.ranks), tuple(run.notes), info.marks,
-            run.clean_end, run.last_time_ns,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +124,7 @@ class Case:
         for one in fields(self):
             if one.metadata == _OWN:
                 setattr(self, one.name, getattr(self, one.name).fold(block))
-        rows = rate_rows(block, forward)
+        rows = learning_rate.rows_of_block(block, forward)
         self.batches = self.batches.fold(self.rate.tail, rows, block.start)
         self.restarts = self.restarts.fold(self.rate, rows, block)
         self.rate = learning_rate.fold(self.rate, rows)
@@ -235,7 +197,7 @@ class Case:
     def loop_tells_skips(self) -> bool:
         """Whether the loop itself skipped the steps: a table has skips and no loss scale.
 
-        Only a scaler begins with a search; a text log's lines on overflows are a scaler's words.
+        A search at the start, or a text log's lines about overflows, come from a scaler.
         """
         if not self.observed.table or self.scale.has_scaler:
             return False
@@ -254,13 +216,13 @@ class Case:
     def learnt_on(self, first_step: int, end_step: int) -> bool:
         """Whether the loss kept falling below its earlier values during a fall of the loss scale.
 
-        Where a row tells of a window, how close together the skips were is not known, and a scale
+        If a row stands for many steps, it is unknown how close together the skips were; a scale
         that came down row by row while the loss fell has found its level.
         """
         established = self.scale.run_length >= self.scale.scaler.established_steps
         if self.observed.every_step or not established:
             return False
-        return loss_fell_on(self.rate, first_step, end_step)
+        return self.rate.loss_fell_on(first_step, end_step)
 
     @property
     def teeth(self) -> SkipSpan:
@@ -312,43 +274,3 @@ class Case:
 def new_case(run: Record) -> Case:
     """A case of a run of which nothing has been folded yet."""
     return Case(record=RecordFacts.of(run), scale=ScaleHistory(scaler_of(run.info)))
-
-
-def rate_rows(block: Block, forward: Flags) -> learning_rate.RateRows:
-    """The rows of a block in the form in which the learning rate's history reads them.
-
-    A step that the loop left out is a skip: its loss was not finite, whether it is recorded or not.
-    """
-    columns = block.columns
-    return learning_rate.rows_of(
-        step=block.step,
-        skipped=block.skipped | block.left_out,
-        loss_bad=(block.loss_known & ~np.isfinite(columns["loss"])) | block.left_out,
-        act_amax=_largest_activations(block),
-        forward_bad=forward == 0,
-        **{name: columns[name] for name in _SAME},
-        **{name: columns[source] for name, source in _RENAMED.items()},
-    )
-
-
-def _largest_activations(block: Block) -> Floats:
-    """The largest activation of each step of a block; -inf where it was not sampled."""
-    layers = block.layers
-    at, there = block.layer_entries
-    amax = layers.numbers["act_amax"]
-    keep = there & np.isfinite(amax)
-    result = np.full(len(block), -np.inf)
-    np.maximum.at(result, at[keep], amax[keep])
-    return result
-
-
-def loss_fell_on(rate: learning_rate.RateState, first_step: int, end_step: int) -> bool:
-    """Whether the last losses, after `end_step`, lie below all losses before `first_step`."""
-    parts = (rate.head, rate.points.rows, rate.tail)
-    step = np.concatenate([rows.of("step") for rows in parts])
-    loss = np.concatenate([rows.of("loss") for rows in parts])
-    known = np.isfinite(loss)
-    before, after = loss[known & (step < first_step)], loss[known & (step > end_step)]
-    if not len(before) or len(after) < policy.LOSS_LINES:
-        return False
-    return bool(median(after[-policy.LOSS_LINES :]) < before.min())

@@ -1,4 +1,4 @@
-"""What formats below sixteen bits did to each layer's operands: the last samples of each role."""
+"""What casts below sixteen bits did to each layer's operands, folded: the last samples of each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CastSamples:
 class CastScales:
     """The delayed scales of one layer's casts in one step: the least and the largest of all ranks.
 
-    nan where a role has none.
+    They are nan where a role has none.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""Code in an action: a sentence, and below it indented lines that can be copied."""
+"""Code to paste in an action: a sentence, and below it indented lines that can be copied."""
 
 from __future__ import annotations
 

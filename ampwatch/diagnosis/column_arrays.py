@@ -1,4 +1,4 @@
-"""What the diagnosis reads of a run, and how its columns become numpy arrays.
+"""The columns of Arrow rows as numpy arrays.
 
 Numbers are float64 with nan where absent; where a value may itself be nan, a mask says so. Flags
 are int8: 1 yes, 0 no, -1 absent.

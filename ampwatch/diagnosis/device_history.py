@@ -1,6 +1,6 @@
-"""What the cards of a run have done, folded: their memory and utilisation, in bounded windows.
+"""The memory and utilisation of a run's devices, folded into a fixed number of windows.
 
-Rows of devices stand by the clock and not by steps, so they are folded apart from the blocks: in
+Rows of devices are ordered by time and not by steps, so they are folded apart from the blocks: in
 the order of each rank's log, to the same result wherever one fold ends and the next begins.
 """
 

@@ -1,4 +1,4 @@
-"""A series that grows without end, kept as a few windows of equal width."""
+"""A series that grows without end, kept in a fixed number of windows of equal width."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class DoublingWindows:
     ) -> DoublingWindows:
         """The windows with these entries at these positions, in this column of their windows.
 
-        An entry is taken in before the windows become too wide for it: so sums come about in the
-        same order whatever the batches were.
+        An entry is added before the windows become too wide for it, so that sums are made in the
+        same order in whatever batches the entries came.
         """
         if not len(at):
             return self

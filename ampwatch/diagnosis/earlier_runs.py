@@ -120,7 +120,7 @@ def outcome_of(verdict: str, action: str) -> Outcome:
 
 
 def rate_told(advice_rate: float | None, group: int | None, reached: float | None) -> float | None:
-    """The rate that a stable earlier run proves: the highest it reached in its warm-up.
+    """The rate that a stable earlier run proves: what it reached, if it ended in its warm-up.
 
     `reached` is the highest rate of group 0; it does not apply to other groups.
     """

@@ -1,10 +1,10 @@
-"""The engine: holds what is known of a run, takes in what is new, gives a diagnosis at any time.
+"""The engine: reads what is new in a run, and gives its diagnosis at any time.
 
-Blocks whose rows can hardly change any more are folded once and for all. Smaller blocks after them
-are folded on a copy that is kept, and what is left on a copy of that, so that a look folds anew
-only the last few rows. A row that comes late all the same, among rows already folded, takes the
-engine back to the state before them, if need be to the beginning. So what it says after some rows
-is what it would say had it read those rows at once, whatever their batches were.
+Blocks in which no late row is expected are folded for good. Smaller blocks after them are folded
+into a copy that is kept, and the rest into a copy of that, so that each look folds only the last
+few rows again. If a row still appears among those already folded, the engine goes back to the state
+before them, at worst to the beginning. So the diagnosis after some rows is the same as if the
+engine had read all of them at once, in whatever batches they arrived.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from ampwatch.diagnosis.block_cutting import BLOCK_ROWS, BlockCutter, UncutRows, tables_of
 from ampwatch.diagnosis.blocks import DEVICE_COLUMNS
-from ampwatch.diagnosis.case import Case, RecordFacts, new_case
+from ampwatch.diagnosis.case import Case, new_case
 from ampwatch.diagnosis.device_history import DeviceHistory
 from ampwatch.diagnosis.findings import Diagnosis
-from ampwatch.diagnosis.record import Record, RecordRows, RowsInMemory
+from ampwatch.diagnosis.record import Record, RecordFacts, RecordRows, RowsInMemory
 from ampwatch.diagnosis.verdict import conclude
 from ampwatch.rows import Table
 from ampwatch.store import Reading, Run

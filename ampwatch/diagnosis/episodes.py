@@ -1,4 +1,4 @@
-"""Skips close together are one episode: what it did to the scale, and what episodes add up to."""
+"""Episodes: skipped steps close together, what each did to the loss scale, and their sums."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class SkipEpisode:
     def descent(self) -> ScaleDescent:
         """Where the scale's fall begins: at the part that made more than half of it, if one did.
 
-        A lone skip some time before has nothing to do with it.
+        A lone skip some time before that is no part of the fall.
         """
         deepest = self.deepest
         if deepest is not None and deepest.octaves > self.octaves / 2:

@@ -1,7 +1,8 @@
-"""The loss scale's levels over the whole run, in cells that widen as it grows.
+"""The levels at which the loss scale was established, over the whole run, in cells that widen.
 
-The scale's course remembers the highest level only. Where a scale sinks for thousands of steps, or
-a storm begins late, the recent past is what tells; these cells hold it, for a run of any length.
+The scale's history remembers the highest level only. If a scale sinks for thousands of steps, or a
+storm of skips begins late, only the recent past shows it. These cells hold it for a run of any
+length.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ class EstablishedLevels:
     def slow_fall(self, final: float, octaves: float, window: int, skips: int) -> SlowFall | None:
         """The last level from which the scale has fallen this far within so many steps, for good.
 
-        All that stands after the window is as much lower, and so is the final scale. A level that
-        had come down before, and come back, has to come down by as much more.
+        Every level after that window is as much lower, and so is the final scale. A level that had
+        fallen before, and come back, has to fall by as much more.
         """
         count = self.last + 1
         if not final > 0 or count < 1:
@@ -110,7 +111,7 @@ class EstablishedLevels:
     def endings(self, steps: int, least: int) -> list[RecordEnding]:
         """The endings of the record with at least so many steps, the longest first.
 
-        One begins with a loose skip, or it is the shortest of them.
+        Each begins with a skip that nothing explains, or is the shortest.
         """
         loose = self.loose[:, : self.last + 1]
         length = steps - np.arange(self.last + 1) * self.width

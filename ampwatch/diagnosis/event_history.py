@@ -1,4 +1,4 @@
-"""The events of a run, counted and cut down to what rules read of them."""
+"""The events of a run, counted, and the few that rules read one by one."""
 
 from __future__ import annotations
 

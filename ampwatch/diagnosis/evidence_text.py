@@ -1,6 +1,6 @@
-"""Evidence, and how it is written: its label, its value with its unit, what it is compared with.
+"""Evidence and its text: a label, a value with its unit, and what it is compared with.
 
-One form for the report, the page and the JSON.
+The report, the page and the JSON use the same text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ampwatch.rows import Table, column
 class Evidence:
     """One number that supports a finding, and what it is compared with.
 
-    `signal` is a column's name or one of those below; `against_is` says what the second number
+    `signal` is the name of a column or a key of `_FORMS`; `against_is` says what the second number
     is: the median before, a threshold.
     """
 

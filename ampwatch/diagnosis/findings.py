@@ -120,10 +120,10 @@ class Advice:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Basic facts about the run, as the report and its JSON print them.
+    """Basic facts about a run, as the report and its JSON print them.
 
-    `state` is live, ended or cut off; null if nobody looked whether it is still written, or if its
-    source writes no end marks. `exception` is the one that ended it.
+    `state` is live, ended or cut off; null if nobody looked whether the run is still written, or if
+    its source writes no end marks. `exception` is the one that ended it.
     """
 
     id: str

@@ -1,4 +1,7 @@
-"""What the numbers of a run did: which steps' forward, input, loss and weights were finite."""
+"""In which steps the forward pass, the input, the loss and the weights were finite, folded.
+
+Also counts steps, skips and missing calls of scaler.update().
+"""
 
 from __future__ import annotations
 
@@ -172,7 +175,7 @@ def bad_input(block: Block) -> Mask:
 def inputs_from_models(block: Block) -> dict[int, str]:
     """Steps in which one of several models gave another a bad input, and the layer that made it.
 
-    A layer whose input was finite and whose output was not made it: the data had no part in it.
+    A layer whose input was finite and whose output was not caused it, not the data.
     """
     layers = block.layers
     if not layers.names or ROOT in layers.names or not bad_input(block).any():

@@ -1,4 +1,4 @@
-"""What a guard (`ampwatch.guard`) did, would have done, and had to let pass, by its events."""
+"""What a guard (`ampwatch.guard`) did, would have done, and had to let pass, from its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the layers' samples say, folded: a few numbers a layer, however many samples there were."""
+"""A few numbers about the samples of each layer, folded, however many samples there were."""
 
 from __future__ import annotations
 

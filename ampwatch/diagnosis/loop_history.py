@@ -1,4 +1,4 @@
-"""What the loop did with rates and optimizers around skips, folded."""
+"""How the loop moved learning rates and weights around skipped steps, folded."""
 
 from __future__ import annotations
 

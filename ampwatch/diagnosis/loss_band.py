@@ -1,4 +1,4 @@
-"""Where a column's recent values lay, robustly, and how far above that others are."""
+"""The band of the recent losses, robustly, and how far above it others lie."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class LossBand:
     def heights(self, values: Floats) -> Floats:
         """How far losses lie above the band's level, in deviations; positive ones also by ratio.
 
-        The less counts: values that vary by factors have a heavy tail, their logarithms have none.
+        The lower of the two counts: values that vary by factors have a heavy tail, their logarithms
+        not.
         """
         with np.errstate(all="ignore"):
             plain = (values - self.level) / self.spread
@@ -55,7 +56,7 @@ class LossBand:
 def loss_bands(values: Floats, begin: int, part: int, entries: int) -> LossBand:
     """The band of recent losses before each part of the losses from `begin` on.
 
-    While there are few, their later half is the recent past: the loss falls fast at first.
+    While there are few losses, only their later half counts: the loss falls fast at first.
     """
     padded = np.concatenate([np.full(WINDOW, np.nan), values])
     windows = np.lib.stride_tricks.sliding_window_view(padded[:-1], WINDOW)[begin::part]
@@ -85,7 +86,7 @@ def has_left_band(
 ) -> bool | None:
     """Whether recent values lie far above the band of the past; None if that cannot be told.
 
-    None where too few of either are known, or where the noise would hide it.
+    It cannot if too few values of either are known, or if noise would hide it.
     """
     usual, found = past[(past > 0) & np.isfinite(past)], now[now > 0]
     if len(usual) < LEAST_PAST or not len(found):
@@ -107,8 +108,8 @@ def has_left_band(
 def independent_values(past: Floats, count: int) -> float:
     """How many independent values so many successive losses stand for; at least one.
 
-    Noise that remembers stays where it is for a while. A course looks like memory, which errs on
-    the careful side.
+    Correlated noise stays where it is for a while. A trend looks like correlation, which errs on
+    the safe side.
     """
     known = past[np.isfinite(past)]
     if len(known) < LEAST_PAST:
@@ -125,8 +126,8 @@ def independent_values(past: Floats, count: int) -> float:
 def leap_height(past: Floats, now: Floats) -> float:
     """How abruptly losses left their band: the first change, in the changes of the past.
 
-    Noise that remembers wanders out of a band of a few of its lengths, but never faster than it
-    always went; so does a course that rises and falls with the order of the data.
+    Correlated noise wanders out of a narrow band, but never faster than it always moved; so does a
+    loss that rises and falls with the order of the data.
     """
     size = min(LEAP, len(now))
     known = past[np.isfinite(past)]

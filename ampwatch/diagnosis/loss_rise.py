@@ -1,6 +1,6 @@
-"""One rise of the loss out of the band of its recent past: how high, how long, what went with it.
+"""One rise of the loss out of the band of its recent past: how high, how long, what rose with it.
 
-While a rise is open its band stands still.
+While a rise is open its band does not move.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ class LossRise:
     def _strength(self) -> float:
         """The rise's height, or the height of its mean loss if it is longer than chance.
 
-        Several entries in a row out of the band are no tail of a noise. One that remembers may
-        wander there: then a rise is as high as it is abrupt.
+        Several entries in a row out of the band are no tail of noise. Correlated losses may wander
+        there: then a rise counts only as high as it is abrupt.
         """
         past, mean = self.past[:, 0], -math.inf
         if self.is_long:

@@ -1,8 +1,8 @@
-"""Rises of the loss out of the band of its recent past, folded: how high, how long, how often.
+"""The spikes of the loss out of the band of its recent past, folded: how high, how long, how often.
 
-Each optimizer's losses are a series of their own: the two halves of an adversarial pair step in
-turn. A series is judged in parts of equal length, each against the entries before it, so what is
-seen does not hang on how the rows came.
+Each optimizer's losses are a series of their own, because the two halves of an adversarial pair
+step in turn. A series is judged in parts of equal length, each against the entries before it, so
+the result does not depend on how the rows were batched.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class SpikeOctave:
     def stands_above(self, below: SpikeOctave) -> bool:
         """Whether spikes of these heights stand apart from the noise in the octave below.
 
-        Rises of noise are short, whatever their height. Where gradients or updates went with most
-        of these, their steps may tell as well: what is left of a spike as it heals leaves the band
-        once more, lower and briefly, and is no noise either.
+        Rises of noise are short, whatever their height. If gradients or updates rose with most of
+        these spikes, the number of their steps counts too: a spike that heals leaves the band once
+        more, lower and briefly, and that is no noise either.
         """
         if below.count <= (1 if 2 * self.sure > self.count else _APART_SHARE) * self.count:
             return self.count > 0

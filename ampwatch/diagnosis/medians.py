@@ -1,4 +1,4 @@
-"""Medians, of which a look takes dozens: numpy's own spends ten times as long on its arguments."""
+"""Medians of short arrays, ten times as fast as numpy's: a look at a run takes dozens."""
 
 from __future__ import annotations
 

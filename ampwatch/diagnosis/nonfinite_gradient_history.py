@@ -1,8 +1,8 @@
 """Steps without a scaler: gradients that were not finite, and steps that moved no weight, folded.
 
-A step whose gradients are not finite writes nan into the weights unless somebody leaves it out.
-Whether the loop did shows in the update: exactly zero, after steps that moved the weights; or no
-optimizer had a turn, and the forward or the loss shows why.
+A step whose gradients are not finite writes nan into the weights unless something leaves it out.
+The update shows whether the loop did: it is exactly zero, after steps that moved the weights; or no
+optimizer stepped, and the forward pass or the loss shows why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ampwatch.diagnosis.times import Times
 
 @dataclass(frozen=True, slots=True)
 class NonfiniteGradientHistory:
-    """Steps with gradients that were not finite, and steps that moved no weight; see `fold`."""
+    """Counts of steps with gradients that were not finite, and of steps that moved no weight."""
 
     bad: Times = field(default_factory=Times)  # gradients not finite, the loss was
     nans: Times = field(default_factory=Times)  # of them, nan, or edited after the backward pass
@@ -60,8 +60,8 @@ class NonfiniteGradientHistory:
     def _with_gradients(self, block: Block, at: Integers) -> NonfiniteGradientHistory:
         """Count which bad gradients were nan or inf, and after which a finite norm followed.
 
-        An optimizer that takes an inf makes nan of it: a norm that is finite afterwards, below a
-        loss that is, says that somebody skipped the step.
+        An optimizer that takes an inf makes nan of the weights: if loss and norm are finite
+        afterwards, somebody skipped the step.
         """
         norm, loss = block.columns["grad_norm"], block.columns["loss"]
         good, infs = np.isfinite(norm), np.isinf(norm[at])
@@ -91,7 +91,7 @@ def _not_finite(block: Block) -> Mask:
 def _maker(block: Block, at: Integers) -> str | None:
     """The innermost layer that turned finite gradients into non-finite ones in one of these steps.
 
-    None where the steps were not sampled, or several layers did.
+    None if the steps were not sampled, or if several layers did.
     """
     layers = block.layers
     if not len(at) or not len(layers):

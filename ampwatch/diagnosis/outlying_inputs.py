@@ -1,4 +1,4 @@
-"""Batches whose input stands out from those before them, folded."""
+"""Batches whose input is far off the inputs before them, folded."""
 
 from __future__ import annotations
 

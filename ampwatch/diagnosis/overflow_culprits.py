@@ -1,7 +1,7 @@
-"""Whose overflows they were: counted by the layer they name, and by the rank they came from.
+"""Who caused the overflows: counted by the layer that they name and by the rank they came from.
 
-Where ranks join their gradients, an overflow of one is an overflow of all; each rank's event tells
-whether its own gradients were finite before. A step is judged only where every rank has told.
+Ranks add up their gradients, so an overflow on one is an overflow on all. The event of each rank
+says whether its own gradients were finite before. A step is judged only if every rank has reported.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ class JointOverflows:
     def is_chance(self, count: int) -> bool:
         """Whether so many overflows from one rank are likely by chance alone.
 
-        Chernoff's bound on the binomial's tail, times the ranks that it might have been.
+        By Chernoff's bound on the tail of the binomial, times the number of ranks it might have
+        been.
         """
         share = count / max(1, self.judged)
         expected = 1.0 / max(2, self.ranks)
@@ -179,7 +180,7 @@ def _origin(step: int, events: Mapping[int, Event]) -> OverflowOrigin:
 class OverflowCulprits:
     """Who caused overflows that nothing else explains: layers of the backward pass, or ranks.
 
-    Also how many of the events only bound the layer.
+    It also counts the events that only bound the layer.
     """
 
     layers: dict[str, LayerOverflows] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The pages of the findings: what `ampwatch explain` prints and `docs/findings/` holds.
+"""The pages of the rules: what `ampwatch explain` prints and `docs/findings/` holds.
 
 python -m ampwatch.diagnosis.pages docs/findings      writes the folder again
 """

@@ -104,7 +104,7 @@ def _batch_norms(rows: LayerRows) -> frozenset[str]:
 def _sides(rows: LayerRows, at: int) -> tuple[int, ...]:
     """The sides of the matrices that a layer multiplies: outputs, inputs, rows if it is plain.
 
-    A convolution of one input channel a group is no matrix product for a card.
+    A convolution with one input channel a group is no matrix product for a GPU.
     """
     shape: list[int] = rows.weight_shapes[at].as_py() or []
     if len(shape) < 2 or (len(shape) > 2 and shape[1] == 1):

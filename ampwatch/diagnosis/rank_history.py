@@ -1,4 +1,4 @@
-"""What the ranks of a run have in common and what not, folded."""
+"""What the ranks of a run have in common and where they differ, folded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the learning rate was set, folded: its start, its leaps, the optimizer, the restarts.
+"""How the learning rate was set up, folded: its start, its leaps, the optimizer, the restarts.
 
 The stairs of a warm-up are no leaps.
 """
@@ -108,7 +108,7 @@ class RateSetup:
     def begins_below(self, share: float) -> bool:
         """Whether every known group's rate begins at no more than this share of its base rate.
 
-        One whose own rate is as high as the others' base is not warming up.
+        A group whose own rate is as high as the base rate of others is not warming up.
         """
         groups = self._groups
         pairs = [(positive_number(group.get("lr")) or 0.0, _base(group)) for group in groups]

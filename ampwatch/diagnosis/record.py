@@ -1,8 +1,9 @@
-"""What the diagnosis reads of a run: protocols that `store.Run` and `store.Reading` fulfil."""
+"""What the diagnosis reads of a run's record: `store.Run` and `store.Reading` provide it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -78,3 +79,26 @@ class RowsInMemory:
     ) -> pa.Table:
         """Read the rows of a table from number `start` on."""
         return self._record.read(table, columns=columns, rank=rank).slice(start)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFacts:
+    """What a run's record says about itself: its source, its ranks, its notes, how it ended."""
+
+    id: str
+    source: str
+    started_ns: int
+    ranks: tuple[int, ...]
+    notes: tuple[str, ...]
+    marks: Mapping[str, Sequence[str]]  # how a foreign log's columns are to be read
+    clean_end: bool
+    last_time_ns: int | None
+
+    @classmethod
+    def of(cls, run: Record) -> RecordFacts:
+        """The facts about a run's record as it stands now."""
+        info = run.info
+        return cls(
+            info.id, info.source, info.started_ns, tuple(run.ranks), tuple(run.notes), info.marks,
+            run.clean_end, run.last_time_ns,
+        )  # fmt: skip

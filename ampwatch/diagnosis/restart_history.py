@@ -1,10 +1,10 @@
-"""What a restart changed: loss, gradients and updates just after it beside those before it.
+"""How restarts changed a run: loss, gradients and updates just after each, compared with before.
 
-A restart is a seam, where steps begin anew, or an event that tells of one. A run that was
-restored whole goes on as it was. One whose optimizer began without its state makes updates of
-another size, and the loss leaves its band within tens of steps. In a long record that heals, and
-only these rows show it. One whose rate began anew may take thousands of steps to leave its band,
-and does not come back: the end of the record shows that.
+A restart is a place where steps begin anew, or an event that reports one. A run that was restored
+completely continues as it was. One whose optimizer began without its state makes updates of another
+size, and the loss leaves its band within tens of steps. In a long record that heals, and only these
+rows show it. One whose rate began anew may take thousands of steps to leave its band, and does not
+come back: the end of the record shows that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rule: one function with its code, name, page and relations to other findings.
+"""What a rule is: one function with its code, name, page and relations to other findings.
 
 The page is what `ampwatch explain` prints. A rule reads a `Case` and returns what it saw, or
 nothing; it stays silent if its signals are absent. To add one, write the function in a module of

@@ -1,12 +1,12 @@
-"""The history of the loss scale, folded block by block: what explains each skip, in bounded state.
+"""The history of the loss scale, folded block by block: what explains each skip, in a fixed size.
 
-Skips close together are one *episode*. An episode belongs to the start-up search, to the sawtooth
-of a growing scale, to a reset, to a collapse, or to nothing known; each belongs to one of these.
-The fold walks *segments*: entries in a row with one scale, all skipped or all accepted. A run has
-few of them, however long it is.
+Skips close together are one *episode*. Each episode belongs to one of these: the start-up search,
+the sawtooth of a growing scale, a reset, a collapse, or nothing known. The fold goes through
+*segments*: entries in a row with one scale, all skipped or all accepted. A run has few of them,
+however long it is.
 
-Positions and lengths are counted in steps, not in rows: a foreign log has one row for many steps.
-What lies between two rows of one scale was accepted at it.
+Positions and lengths are counted in steps, not in rows, because a foreign log has one row for many
+steps. Steps between two rows with the same scale count as accepted at it.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ class ScaleHistory:
     def fold(self, block: Block, overflows: Iterable[tuple[int, Event | OverflowOrigin]]) -> Mask:
         """Add a block, and its overflow events by position.
 
-        Returns where it stands near an established level, or has no scale at all.
+        Returns in which steps the scale stood near an established level, or there was no scale at
+        all.
         """
         waiting, level = list(overflows), np.full(len(block), NAN)
         if len(block):
@@ -289,10 +290,7 @@ class ScaleHistory:
         self.lowest_skip = float(np.fmin(self.lowest_skip, segment.scale))
 
     def _is_late_search(self, segment: ScaleSegment) -> bool:
-        """Whether a skip continues the search for a scale: a new low, twice as late as the last.
-
-        So the scale is lower than at any skip before, and the run twice as old as at the last.
-        """
+        """Whether a skip continues the search for a scale: a new low, twice as late as the last."""
         if math.isnan(segment.scale) or segment.scale >= self.lowest_skip:
             return False
         begun = self.resets.last_position if self.resets.count else 0

@@ -1,8 +1,8 @@
-"""A block cut into segments: entries in a row with one scale, all skipped, accepted or left out.
+"""A block cut into segments of one loss scale: entries all skipped, all accepted or all left out.
 
-A row may tell the scale before its step, after it, both or neither; what it does not tell is taken
-from the rows around it. A scale that stands at its initial value though nothing led it there was
-set anew. So was one that leaps back to where the run began, and overflows there at once.
+A row may hold the scale before its step, after it, both or neither; what it lacks is taken from the
+rows around it. A scale that is at its initial value although nothing led it there was reset. So was
+one that leaps back to where the run began and overflows there at once.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def scale_segments_of(
 def _have_grown(told: ScaleInBlock, scaler: Scaler) -> Mask:
     """Where a skip did not lower the scale below its last known value: it had grown unseen.
 
-    At its floor it cannot fall, and with hysteresis the first overflow leaves it where it is.
+    At its floor the scale cannot fall, and with hysteresis the first overflow does not lower it.
     """
     if not told.block.skipped.any():
         return told.block.skipped
@@ -191,9 +191,9 @@ def _resets(told: ScaleInBlock, scaler: Scaler) -> Mapping[int, ScaleReset]:
 def _leaps(told: ScaleInBlock, scaler: Scaler, begun_with: float) -> Mapping[int, ScaleReset]:
     """Where the scale leaps back to where the run began, and overflows there at once.
 
-    Where the record tells the scale after each step only, that is all that shows of a new scaler:
-    its first step told as a skip, or told of by the fall of the next one. (Where the initial scale
-    is told, the leap itself is a reset.)
+    If the record holds only the scale after each step, this is all that shows of a new scaler: its
+    first step recorded as a skip, or seen in the fall of the next one. (If the initial scale is
+    known, the leap itself is a reset.)
     """
     block, after = told.block, told.block.columns["scale_after"]
     if not block.skipped.any():

@@ -1,4 +1,4 @@
-"""Several runs of one model: each by itself, and one advice on the rate out of all of them."""
+"""Several runs of one model: the diagnosis of each, and one advice on the rate from all of them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def diagnose_together(runs: Sequence[Record]) -> SeveralDiagnoses:
 def advise_on_all(runs: Sequence[ForSeveralRuns]) -> Advice | None:
     """One advice on the rate from several runs of one model; None if none shows its rate.
 
-    Raises DifferentModelsError where they are runs of several models or optimizers.
+    Raises DifferentModelsError if the runs have different models or optimizers.
     """
     sizes = {run.rate.setup.elements for run in runs} - {None}
     if len(sizes) > 1:

@@ -1,4 +1,4 @@
-"""A run's *signature*: a short text made of its structure, by which similar runs are found.
+"""The *signature* of a run: a short text made of its structure, by which similar runs are found.
 
 It includes the layers (kinds and shapes of weights), the optimizer with the settings that affect
 which rate is stable, the precision and the batch. Names, rates, seeds and the number

@@ -1,4 +1,4 @@
-"""The verdict on a run, and the advice on its learning rate beside the other findings."""
+"""The verdict on a run, the advice beside its findings, and the diagnosis of them all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers and lists as the findings write them."""
+"""Numbers, steps and lists in words, as findings and pages print them."""
 
 from __future__ import annotations
 

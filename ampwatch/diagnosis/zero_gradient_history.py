@@ -1,4 +1,4 @@
-"""Steps whose every gradient was exactly zero, folded: the last of them in a row."""
+"""Steps whose every gradient was exactly zero, folded: the last row of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What caused a trouble: every recorded sign, weighed in one table.
+"""To what cause a trouble is attributed: every recorded sign, weighed in one table.
 
-A sign's points are its strength times its weight; of a group of signs only the strongest counts.
-Branches remain for facts only: trouble before the first update, and a record that shows no
-mechanism.
+The points of a sign are its strength times its weight; of a group of signs only the strongest
+counts. Only facts are decided by branches: trouble before the first update, and a record that shows
+no mechanism.
 """
 
 from __future__ import annotations

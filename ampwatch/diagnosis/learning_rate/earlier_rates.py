@@ -1,4 +1,4 @@
-"""What earlier runs that are alike have shown of a rate, as it bounds the advice to lower one.
+"""How rates that earlier, alike runs tried bound the advice to lower a rate.
 
 The interval ends below a rate that failed and begins near one that held. The advised rate stays
 below the one that failed, and is no lower than a quarter of the one that held. Measured on sweeps
@@ -55,8 +55,8 @@ class EarlierRates:
 def rates_below(tried: Iterable[TriedRate], rate: float, steps: int) -> EarlierRates | None:
     """Which earlier rates below a failed one held or failed; None if they show nothing.
 
-    A run that ended sooner proves nothing. Where one failed at a rate that another held, neither is
-    believed.
+    A run that ended sooner proves nothing. If one failed at a rate that another held, neither is
+    used.
     """
     below = [one for one in tried if 0 < one.rate < rate]
     held = max(

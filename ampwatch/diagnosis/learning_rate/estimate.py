@@ -1,10 +1,10 @@
-"""How far a rate that failed lies above the highest stable one: the fitted formula.
+"""How far a rate that failed lies above the highest stable one: a fitted formula.
 
-What decides is how far the first updates move the weights, at the base rate and in the optimizer's
-steady state; what happened later is already the trouble's doing. The lines are fitted by
+It uses how far the first updates move the weights, at the base rate and in the optimizer's steady
+state; later updates are already part of the trouble. The lines are fitted by
 `benchmarks/learning_rate_fit.py` to 147 unstable runs of small trainings: treat them as a start.
-Within one training the octaves grow one to one with the update, and over all of them by 0.5 to 0.8:
-the flatter lines left the highest rates too high.
+Within one training the octaves grow one to one with the update, over all of them by 0.5 to 0.8; the
+flatter lines left the highest rates too high.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def times_text(octaves: float) -> str:
 def update_at_base(rows: RateRows, base: float, setup: Setup) -> float | None:
     """The first updates over the weights, as the estimate needs them: at the base rate.
 
-    The optimizer's own decay of the weights is no answer to a gradient: its part, which stands
+    The optimizer's own decay of the weights does not answer a gradient: its part, which stands
     about at right angles to the rest, is subtracted.
     """
     decay = max((g.weight_decay for g in setup.groups if g.decoupled), default=0.0)
@@ -149,8 +149,8 @@ def update_at_base(rows: RateRows, base: float, setup: Setup) -> float | None:
 def _of_steady_state(setup: Setup, steps: int) -> Floats:
     """The share of its steady update that an optimizer makes at each of its first steps.
 
-    Momentum has to gather first; a mean of squares that begins at zero (RMSprop) divides by too
-    little. Adam corrects both by itself.
+    Momentum first has to build up; a mean of squares that begins at zero (RMSprop) divides by too
+    little. Adam corrects both itself.
     """
     group = setup.groups[0] if setup.groups else Group()
     age = np.arange(1, steps + 1)

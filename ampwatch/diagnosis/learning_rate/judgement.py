@@ -1,4 +1,4 @@
-"""The judgement of a state: onset, cause, estimate. Rules and advice both use it."""
+"""The judgement of a run's learning rate: onset, cause, alignment. Rules and advice both use it."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ def find_shift(course: RatePoints) -> tuple[int, bool] | None:
 def _crept(value: Floats, begin: Integers, level: Floats, band: Floats) -> tuple[int, float] | None:
     """The point from which a slowly climbing loss has stayed above its best band, and that level.
 
-    The recent past follows a slow climb, but the best does not. The climb has to give back most of
-    what the run had gained or, if it had gained nothing, more than noise can.
+    The band of the recent past follows a slow climb, but the best band does not. The climb has to
+    give back most of what the run had gained or, without any gain, more than noise can.
     """
     if not len(level):
         return None
@@ -124,7 +124,7 @@ def loss_falls_back(after: Floats, level: float) -> bool:
     """Whether a shifted loss is coming back to this level, by more than noise and most of the way.
 
     A single high point is no top, and a plateau that sinks a little is no descent: half of the
-    climb was given back, or all of it will be within as long again.
+    climb has to be given back, or all of it within as long again at this pace.
     """
     if len(after) < 2 * MEDIAN_POINTS:
         top, last = float(after.max()), median(after[-2:])

@@ -1,8 +1,8 @@
 """Makes losses comparable that were summed over a changing number of micro-batches.
 
-A step's loss is the sum over its micro-batches. If a loop divides each by their number, the sums
-are alike whatever the number; if not, they grow with it. The changes of the number show which: by
-how much of each change the loss changes.
+The loss of a step is the sum over its micro-batches. If a loop divides each by their number, the
+sums are alike whatever the number is; if not, they grow with it. Which it is shows when the number
+changes: by how much of the change the loss changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bands of numbers: what is usual, how noisy it is, and when it was left."""
+"""How noisy values are: robust deviations, where usual values end, medians that smooth a loss."""
 
 from __future__ import annotations
 

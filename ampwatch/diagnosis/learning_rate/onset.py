@@ -1,7 +1,7 @@
-"""When the trouble began, and whether the run recovered.
+"""The onset: when a trouble began that still lasts at the end of the record.
 
-From random weights the tests compare with the first loss. Later, and in a resumed run, they can
-only compare with the recent past. Nothing that the run recovered from is an onset.
+In a run from random weights the tests compare with the first loss. Later, and in a resumed run,
+they can only compare with the recent past. Nothing that the run recovered from is an onset.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def find_onset(state: RateState) -> Onset | None:
 def _is_collapsed(state: RateState) -> bool:
     """Whether the record ends in skips or in losses that are not finite; a search does not count.
 
-    While nothing was accepted the scale may still be searching, unless no scale can be meant.
+    Before any step is accepted the scale may still be searching, unless no scale can help.
     """
     if state.setup.stopped:
         return True
@@ -127,8 +127,8 @@ def _is_collapsed(state: RateState) -> bool:
 def _share_of_steps(step: Floats, bad: Mask) -> float:
     """The share of steps that are bad, where a log's rows stand for different numbers of steps.
 
-    A log with a line for each n-th step has one for every overflow between them, too: there the
-    share of the rows says nothing.
+    A log that prints every n-th step also prints each overflow between them: the share of its rows
+    is not the share of the steps.
     """
     if bad.any() and len(good := step[~bad]) > 2:
         apart, since = median(np.diff(good)), median(np.diff(step, prepend=step[0])[bad])

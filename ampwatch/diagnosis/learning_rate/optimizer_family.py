@@ -1,4 +1,4 @@
-"""Which family an optimizer belongs to, judged by what it does, not by its name.
+"""The family of an optimizer, judged by what it does and not by its name.
 
 A *plain* optimizer (SGD, momentum) moves in proportion to the gradient; an *adaptive* one (Adam and
 similar, sign methods) moves each weight by about the rate, however large the gradient is.

@@ -1,7 +1,8 @@
-"""What the advice remembers of a run: bounded, and independent of how rows were batched.
+"""What the advice on the learning rate remembers of a run, in a fixed size.
 
 The first and the last rows are kept as they are; between them, rows are merged into cells whose
-width doubles as the run grows. `fold` is the only way in, and pure.
+width doubles as the run grows. `fold` is the only way in, and pure. The result does not depend on
+how the rows were batched.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.column_arrays import Flags, Floats, Integers, Mask
 from ampwatch.diagnosis.doubling_windows import DoublingWindows
 from ampwatch.diagnosis.learning_rate import constants
+from ampwatch.diagnosis.medians import median
 
 # Absent is nan; flags are 0 and 1. `loss` is finite or nan, `loss_bad` tells a loss that was
 # recorded and was not finite.
@@ -25,6 +29,16 @@ COLUMNS = (
 )  # fmt: skip
 FLAGS = ("skipped", "loss_bad", "forward_bad")
 _AT = {name: position for position, name in enumerate(COLUMNS)}
+# Columns of a block that have the same name here, and those that have another.
+_SAME = (
+    "loss", "lr", "lr_base", "micro_batches", "scale", "grad_norm", "update_norm", "param_norm",
+    "input_amax",
+)  # fmt: skip
+_RENAMED = {
+    "applied_norm": "grad_norm_applied",
+    "max_ratio": "max_update_ratio",
+    "alignment": "update_alignment",
+}
 
 
 @dataclass(frozen=True, eq=False)  # no slots: cached_property keeps its values in __dict__
@@ -73,9 +87,9 @@ class RateRows:
 
 
 def rows_of(**columns: object) -> RateRows:
-    """Make rows for the rate's history from columns; a missing column is absent.
+    """Make rows for the rate's history from columns; a missing column is absent, a missing flag 0.
 
-    Non-finite values count as absent; `loss_bad` marks such a loss.
+    Values that are not finite count as absent; `loss_bad` marks such a loss.
     """
     values = np.full((np.size(np.asarray(columns.get("step", ()))), len(COLUMNS)), np.nan)
     for name, given in columns.items():
@@ -173,10 +187,21 @@ class RateState:
         """Whether the first rows are all rows of the run."""
         return len(self.head) == self.rows
 
+    def loss_fell_on(self, first_step: int, end_step: int) -> bool:
+        """Whether the losses after `end_step` lie below all losses before `first_step`."""
+        parts = (self.head, self.points.rows, self.tail)
+        step = np.concatenate([rows.of("step") for rows in parts])
+        loss = np.concatenate([rows.of("loss") for rows in parts])
+        known = np.isfinite(loss)
+        before, after = loss[known & (step < first_step)], loss[known & (step > end_step)]
+        if not len(before) or len(after) < policy.LOSS_LINES:
+            return False
+        return bool(median(after[-policy.LOSS_LINES :]) < before.min())
+
     def with_column(self, name: str, made: Callable[[RateRows], Floats]) -> RateState:
         """The state with one column computed anew in all its parts; nan is absent.
 
-        The history's cells hold sums: theirs is made of their means.
+        The cells hold sums: their column is computed from their means.
         """
 
         def of(rows: RateRows) -> RateRows:
@@ -262,3 +287,31 @@ def _points(state: RateState) -> RatePoints:
     return RatePoints(
         RateRows(np.concatenate([state.cells.first(whole).values, recent])), np.concatenate(starts)
     )
+
+
+def rows_of_block(block: Block, forward: Flags) -> RateRows:
+    """The rows of a block as the learning rate's history keeps them.
+
+    A step that the loop left out counts as skipped, with a loss that was not finite.
+    """
+    columns = block.columns
+    return rows_of(
+        step=block.step,
+        skipped=block.skipped | block.left_out,
+        loss_bad=(block.loss_known & ~np.isfinite(columns["loss"])) | block.left_out,
+        act_amax=_largest_activations(block),
+        forward_bad=forward == 0,
+        **{name: columns[name] for name in _SAME},
+        **{name: columns[source] for name, source in _RENAMED.items()},
+    )
+
+
+def _largest_activations(block: Block) -> Floats:
+    """The largest activation of each step of a block; -inf where it was not sampled."""
+    layers = block.layers
+    at, there = block.layer_entries
+    amax = layers.numbers["act_amax"]
+    keep = there & np.isfinite(amax)
+    result = np.full(len(block), -np.inf)
+    np.maximum.at(result, at[keep], amax[keep])
+    return result

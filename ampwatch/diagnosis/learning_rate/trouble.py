@@ -119,8 +119,8 @@ class Trouble:
     def failed_rate(self) -> float | None:
         """The highest rate of the leading group before the trouble: with it, the run failed.
 
-        A warm-up never reached its base; a decay began at it. A loss that never fell has no
-        beginning: all that was tried has failed. Never above the base rate of the end.
+        A warm-up never reached its base rate; a decay began at it. If the loss never fell, every
+        rate tried has failed. It is never above the base rate at the end.
         """
         base, state = base_rate(self.state), self.state
         idle = self.onset.sign is OnsetSign.IDLE
@@ -145,8 +145,8 @@ class Trouble:
     def leap(self) -> LeapBefore | None:
         """The leap of the rate that the trouble followed, after training at a lower rate.
 
-        It goes back to the highest rate at which a good part of the steps before had trained: a
-        proof, no estimate.
+        That lower rate is the highest at which a good part of the steps before had trained: it is
+        proven, not estimated.
         """
         rates = np.concatenate([self.before.of("lr"), self.after.of("lr")[:1]])
         known = np.flatnonzero(np.isfinite(rates) & (rates > 0))
@@ -217,7 +217,8 @@ def is_rising(rates: Floats) -> bool:
 def base_rate(state: RateState) -> float | None:
     """The base rate of the leading group, by the last row that records it.
 
-    Rows tell the first group's; what the optimizer began with may be the first step of a warm-up.
+    Rows hold the rate of the first group; the rate in the optimizer's settings may be the first
+    step of a warm-up.
     """
     for name in ("lr_base", "lr"):
         known = known_of(state.tail.of(name))

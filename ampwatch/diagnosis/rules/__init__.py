@@ -1,4 +1,4 @@
-"""The rules, by code: every one that a module of this folder holds. A new one needs no other line.
+"""All rules, by code: every one that a module of this folder holds. A new one needs no other line.
 
 The modules are found by name, and not imported one by one, so that none can be forgotten.
 """

@@ -34,9 +34,8 @@ def _mistake(
 ) -> Rule:
     """Make the rule for a mistake in the loop from its code and the words of its event.
 
-    `left` is what the mistake has left at the end of the record, as an end of the summary.
-
-    If the record shows no harm by the mistake, the finding is information.
+    `left` tells what the mistake has left at the end of the record, as the end of the summary. If
+    the record shows no harm by the mistake, the finding is information.
     """
 
     def check(case: Case) -> Iterator[Seen]:

@@ -155,7 +155,7 @@ def rate_evidence_lines(case: Case) -> list[str]:
 def how_to_change_rate(advice: Advice) -> str:
     """How to change the rate: where to restart, which rate to use, and code to paste.
 
-    After a leap there are none: a checkpoint from before it holds the right rate.
+    After a leap there is no code: a checkpoint from before it holds the right rate.
     """
     assert advice.factor is not None
     where = restart_text(advice.restart_checkpoint_step, advice.restart_from_step)

@@ -192,7 +192,7 @@ def _sunk(case: Case, sunk: SlowFall) -> Seen:
 def _falling(case: Case) -> SkipEpisode | None:
     """The skips in a row with which a finished record ends, if the scale was falling.
 
-    While a run goes on, they may be a spike that recovers.
+    While a run goes on, they may be a spike from which it recovers.
     """
     ending, last = case.scale.ending, case.scale.last_step or 0
     over = case.record.clean_end or not case.observed.loop or case.events.is_over_by(last)
