@@ -18,7 +18,7 @@ from ampwatch.files import draft_of
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis, SeveralDiagnoses
-    from ampwatch.diagnosis.earlier_runs import EarlierRun, Lesson
+    from ampwatch.diagnosis.earlier_runs import EarlierRun, LessonOfEarlierRuns
     from ampwatch.store import Run
 
 NAME = "report"
@@ -129,7 +129,7 @@ def print_said(
         print_reports(answers(), [run.info.name for run in runs], said)
 
 
-def _lesson(run: Run, said: Diagnosis, earlier: str | None) -> Lesson | None:
+def _lesson(run: Run, said: Diagnosis, earlier: str | None) -> LessonOfEarlierRuns | None:
     """What earlier runs that are made of the same teach; None where there are none."""
     from ampwatch.follow import KeptEntries, keep_for_later, lesson_for
 

@@ -35,7 +35,8 @@ from ampwatch.diagnosis.outlying_inputs import OutlyingInputs
 from ampwatch.diagnosis.overflow_culprits import OverflowOrigin, overflow_origins
 from ampwatch.diagnosis.precision_history import PrecisionHistory
 from ampwatch.diagnosis.rank_history import RankHistory
-from ampwatch.diagnosis.rate_setup import RateLeaps, RateSetup
+from ampwatch.diagnosis.rate_leaps import RateLeaps
+from ampwatch.diagnosis.rate_setup import RateSetup
 from ampwatch.diagnosis.record import Record, RecordFacts
 from ampwatch.diagnosis.restart_history import RestartHistory
 from ampwatch.diagnosis.rounding_history import RoundingHistory

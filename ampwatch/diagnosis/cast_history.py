@@ -143,7 +143,7 @@ class CastHistory:
 
 
 def _resumed_at(event: Event) -> int | None:
-    """The step from which a `started` event says that training resumed; None if it began at 0."""
+    """The step at which training resumed, after which casts may have lost their scales; or None."""
     if event.kind != EventKind.STARTED.value:
         return None
     start = event.detail.get("start_step")

@@ -88,7 +88,7 @@ def rate_lines(factor: float, current: float | None = None) -> str:
 
 
 def _root_of(layer: str, roots: Sequence[Root]) -> Root | None:
-    """Which of the models given to `attach` a layer belongs to; the longest prefix that fits."""
+    """For code to paste, the model given to `attach` that a layer belongs to; None if unknown."""
     fit = [r for r in roots if not r.prefix or f"{layer}.".startswith(f"{r.prefix}.")]
     return max(fit, key=lambda root: len(root.prefix), default=None)
 

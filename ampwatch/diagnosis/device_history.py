@@ -51,8 +51,8 @@ class MemoryGrowth:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """One device (GPU) as one rank sees it: its memory and utilisation so far."""
+class OneDeviceHistory:
+    """The memory and utilisation of one device (GPU) so far, as one rank sees it."""
 
     rank: int
     device: str
@@ -75,7 +75,7 @@ class Device:
         """How many rows this device has."""
         return self.floor_bytes.count
 
-    def with_rows(self, rows: pa.Table) -> Device:
+    def with_rows(self, rows: pa.Table) -> OneDeviceHistory:
         """The device's figures with more of its rows."""
         times = integers(rows, "time_ns", 0)
         allocated, peak, reserved, used, total = (
@@ -150,7 +150,7 @@ class Device:
 class DeviceHistory:
     """All devices of a run, folded from their rows; `fold` makes a new one."""
 
-    devices: dict[tuple[int, str], Device] = field(default_factory=dict)
+    devices: dict[tuple[int, str], OneDeviceHistory] = field(default_factory=dict)
 
     def fold(self, rank: int, rows: pa.Table) -> DeviceHistory:
         """The history with more of one rank's device rows."""
@@ -159,7 +159,7 @@ class DeviceHistory:
         for code in np.unique(codes[codes >= 0]).tolist():
             key = (rank, names[code])
             if key in devices or len(devices) < MOST_DEVICES:
-                known = devices.get(key) or Device(*key)
+                known = devices.get(key) or OneDeviceHistory(*key)
                 devices[key] = known.with_rows(rows.filter(column(codes == code, pa.bool_())))
         return DeviceHistory(devices)
 
@@ -170,7 +170,7 @@ class DeviceHistory:
             last[device.rank] = max(last.get(device.rank, 0), device.last_time_ns)
         return last
 
-    def __iter__(self) -> Iterator[Device]:
+    def __iter__(self) -> Iterator[OneDeviceHistory]:
         """The cards by rank and device."""
         return (self.devices[key] for key in sorted(self.devices))
 

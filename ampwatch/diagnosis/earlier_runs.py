@@ -41,7 +41,7 @@ class EarlierRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class LessonOfEarlierRuns:
     """Which rates held and which failed in earlier runs; None where none of them shows it."""
 
     runs: tuple[EarlierRun, ...]
@@ -87,7 +87,7 @@ class Lesson:
 
 def lesson_of(
     signature: Signature | None, others: Iterable[EarlierRun], *, run_id: str, started_ns: int
-) -> Lesson | None:
+) -> LessonOfEarlierRuns | None:
     """The lesson of the earlier runs among these that are similar; None if none is."""
     if signature is None:
         return None
@@ -100,7 +100,7 @@ def lesson_of(
     return replace(_lesson(alike or near), are_alike=bool(alike))
 
 
-def with_lesson(diagnosis: Diagnosis, lesson: Lesson | None) -> Diagnosis:
+def with_lesson(diagnosis: Diagnosis, lesson: LessonOfEarlierRuns | None) -> Diagnosis:
     """The diagnosis, its advice on the rate bounded by what alike earlier runs have shown.
 
     Findings and verdict come from the run's own rows: they are the same whatever ran before.
@@ -136,11 +136,11 @@ def steps_held(diagnosis: Diagnosis) -> int:
     return min([diagnosis.run.steps, *(max(0, step) for step in began)])
 
 
-def _lesson(runs: Sequence[EarlierRun]) -> Lesson:
+def _lesson(runs: Sequence[EarlierRun]) -> LessonOfEarlierRuns:
     failing = [one for one in runs if one.outcome is Outcome.FAILING and one.rate]
     stable = [one for one in runs if one.outcome is Outcome.STABLE and one.rate]
     proven = [one for one in stable if not any(_refutes(other, one) for other in failing)]
-    return Lesson(
+    return LessonOfEarlierRuns(
         runs=tuple(runs),
         stable_to=max(proven, key=lambda one: (_of(one), one.steps), default=None),
         failing_from=min(failing, key=_of, default=None),
@@ -148,7 +148,7 @@ def _lesson(runs: Sequence[EarlierRun]) -> Lesson:
 
 
 def _refutes(failed: EarlierRun, stable: EarlierRun) -> bool:
-    """Whether the stable run ended before the step at which the other run failed."""
+    """Whether a stable earlier run ended before the step at which another one failed."""
     return _of(failed) <= _of(stable) and stable.steps <= failed.steps
 
 

@@ -68,7 +68,7 @@ class _DeviceRows:
         self._uncut: dict[int, UncutRows] = {}
 
     def show(self, ranks: Sequence[int], rows: RecordRows) -> bool:
-        """Read the new device rows; False if a row has appeared among those already folded."""
+        """Read the new device rows for the engine; False if one appeared among those folded."""
         for rank in ranks:
             uncut = self._uncut.setdefault(rank, UncutRows("time_ns"))
             first = uncut.needed
@@ -80,7 +80,7 @@ class _DeviceRows:
         return True
 
     def history(self) -> DeviceHistory:
-        """The device history of all rows read so far."""
+        """The device history of all rows that the engine has read so far."""
         history = self.settled
         for rank, uncut in self._uncut.items():
             if count := len(uncut.steps):

@@ -130,5 +130,5 @@ def _few(more: frozenset[Any], before: frozenset[Any]) -> frozenset[Any]:
 
 
 def _is_warmup(event: Event, position: int) -> bool:
-    """Whether a change of the rate comes so early that it belongs to the warm-up."""
+    """Whether an event about the rate comes so early that it belongs to the warm-up."""
     return event.kind == EventKind.LR_CHANGED.value and position < policy.JUMP_LEAST_POSITION

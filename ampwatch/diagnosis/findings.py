@@ -173,7 +173,7 @@ class Diagnosis:
 
     @property
     def calm(self) -> str | None:
-        """The one sentence for a run without trouble; None for any other run."""
+        """The sentence that stands for the findings of a run without trouble; else None."""
         if self.verdict not in CALM:
             return None
         if self.verdict is Verdict.INCOMPLETE and self.little_seen is None:
@@ -191,12 +191,12 @@ class Diagnosis:
         return max((f.severity for f in self.findings), key=lambda s: s.weight, default=None)
 
     def while_running(self) -> Diagnosis:
-        """The same diagnosis for a run that goes on: a missing end mark is then no finding."""
+        """The same findings for a run that goes on, in which a missing end mark is none."""
         kept = tuple(f for f in self.findings if f.code != _UNCLEAN_END)
         return self._of(LIVE, findings=kept)
 
     def once_over(self) -> Diagnosis:
-        """The same diagnosis for a run that has stopped: ended, or cut off without an end mark."""
+        """The same findings for a run that has stopped; without an end mark it was cut off."""
         ended = next((f for f in self.findings if f.code == _UNCLEAN_END), None)
         if ended is None or self.run.clean_end or self.run.exception:
             return self._of(ENDED)
@@ -222,7 +222,7 @@ class Diagnosis:
         return dataclasses.replace(self, run=run, **changed)
 
     def to_json(self) -> dict[str, Any]:
-        """The diagnosis as the object that `report --json` prints."""
+        """The run's facts, findings and advice as the object that `report --json` prints."""
         body = json_value(self)
         assert isinstance(body, dict)
         for finding, said in zip(self.findings, body["findings"], strict=True):
@@ -244,7 +244,7 @@ def _at(ended: Finding) -> str:
 
 
 def json_value(value: Any) -> Any:
-    """A diagnosis, or a part of one, in JSON's own types."""
+    """A diagnosis, a finding or any part of one, in JSON's own types."""
     if isinstance(value, enum.Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

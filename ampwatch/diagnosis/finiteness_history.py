@@ -173,7 +173,7 @@ def bad_input(block: Block) -> Mask:
 
 
 def inputs_from_models(block: Block) -> dict[int, str]:
-    """Steps in which one of several models gave another a bad input, and the layer that made it.
+    """Steps in which one model's non-finite output was another's input; and the layer it is from.
 
     A layer whose input was finite and whose output was not caused it, not the data.
     """
@@ -195,7 +195,7 @@ def _is_second_step(event: Event) -> bool:
 
 
 def _distinct(steps: Integers, before: int | None) -> int:
-    """How many different steps these are; they come in order."""
+    """How many different steps a block adds to the count; they come in order."""
     if not len(steps):
         return 0
     return int((np.diff(steps) != 0).sum()) + int(before is None or steps[0] != before)

@@ -106,7 +106,7 @@ def has_left_band(
 
 
 def independent_values(past: Floats, count: int) -> float:
-    """How many independent values so many successive losses stand for; at least one.
+    """How many independent losses so many in a row stand for, to test if they left the band.
 
     Correlated noise stays where it is for a while. A trend looks like correlation, which errs on
     the safe side.

@@ -23,7 +23,7 @@ def median(values: Floats) -> float:
 
 
 def known_of(values: Floats) -> Floats:
-    """The finite numbers among these."""
+    """The finite numbers among these, of which a median can be taken."""
     return values[np.isfinite(values)]
 
 

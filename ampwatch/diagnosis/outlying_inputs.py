@@ -112,5 +112,5 @@ def _is_calm(after: RateRows, past: RateRows, outlier: OutlyingInput) -> bool:
 
 
 def _median(values: Floats) -> float:
-    """The median of recent inputs, updates or losses; nan if too few are known."""
+    """The median of inputs, updates or losses before an outlying input; nan if few are known."""
     return median_of_known(values, _LEAST)

@@ -90,7 +90,7 @@ _FORMATS = ("input_format", "weight_format", "grad_format")
 
 
 def _texts_at(names: Sequence[str], codes: Integers) -> Callable[[int], str | None]:
-    """A function that gives the text in a row of a coded column; None where it is absent."""
+    """A function that gives the data type or kind of a layer's row; None where it is absent."""
     return lambda at: names[codes[at]] if codes[at] >= 0 else None
 
 

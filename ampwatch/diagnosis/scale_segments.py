@@ -212,7 +212,7 @@ def _leaps(told: ScaleInBlock, scaler: Scaler, begun_with: float) -> Mapping[int
 
 
 def _shifted(before: Any, values: Any) -> Any:
-    """Each entry's predecessor among the values of a block."""
+    """The scales of a block moved by one entry: for each entry the value of the one before it."""
     return np.concatenate(([before], values[:-1]))
 
 

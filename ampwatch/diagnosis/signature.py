@@ -125,7 +125,7 @@ def _layers(rows: Iterable[_Layer]) -> list[_Layer]:
 
 
 def _bare_leaves(layers: Sequence[_Layer]) -> Iterator[_Layer]:
-    """The layers without weights that hold no others: activations, attention, pooling."""
+    """The layers without weights that the signature counts: activations, attention, pooling."""
     above = {_name(layer).rpartition(".")[0] for layer in layers} | {"(root)"}
     yield from (x for x in layers if not x["weight_shape"] and _name(x) not in above)
 
@@ -166,7 +166,7 @@ def _said(value: Any) -> Any:
 
 
 def _first_steps(run: Run, rank: int) -> tuple[str, float]:
-    """The data type of autocast and the micro-batches of a step, from the run's first steps."""
+    """For the signature, autocast's data type and the micro-batches, from the first steps."""
     names = ("autocast_dtype", "micro_batches")
     rows = run.logged(Table.STEPS, names, rank, most=_FIRST_STEPS).to_pylist()
     autocast = next((row["autocast_dtype"] for row in rows if row["autocast_dtype"]), "")
@@ -175,7 +175,7 @@ def _first_steps(run: Run, rank: int) -> tuple[str, float]:
 
 
 def _most_frequent(values: Iterable[Any]) -> Any:
-    """The most frequent known value among layers or steps; None if none is known."""
+    """The most frequent value among layers or first steps, for the signature; None if unknown."""
     counts = Counter(value for value in values if value is not None)
     return max(counts, key=lambda value: (counts[value], str(value)), default=None)
 

@@ -205,7 +205,7 @@ _RECORDED: dict[str, Callable[[RateRows], tuple[Floats, ...]]] = {
 
 
 def recorded_mechanism(before: RateRows, after: RateRows) -> tuple[str, ...]:
-    """Which signals were recorded that can show by what mechanism a rate acts.
+    """Which recorded signals allow attribution to the rate: updates, gradients, activations.
 
     The size of an update is judged by the weights it changes, not by itself.
     """

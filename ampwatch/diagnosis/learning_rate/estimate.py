@@ -147,7 +147,7 @@ def update_at_base(rows: RateRows, base: float, setup: Setup) -> float | None:
 
 
 def _of_steady_state(setup: Setup, steps: int) -> Floats:
-    """The share of its steady update that an optimizer makes at each of its first steps.
+    """For the estimate, the share of its steady update that each first step makes.
 
     Momentum first has to build up; a mean of squares that begins at zero (RMSprop) divides by too
     little. Adam corrects both itself.

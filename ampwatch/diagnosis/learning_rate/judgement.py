@@ -14,7 +14,7 @@ from ampwatch.diagnosis.learning_rate.attribution import (
 )
 from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign
 from ampwatch.diagnosis.learning_rate.rate_history import RateState
-from ampwatch.diagnosis.learning_rate.trouble import Trouble, Warmup, base_rate, lasting_trouble
+from ampwatch.diagnosis.learning_rate.trouble import Trouble, Warmup, lasting_trouble
 from ampwatch.diagnosis.learning_rate.update_alignment import alignment_at_the_end
 from ampwatch.diagnosis.medians import known_of
 
@@ -60,7 +60,7 @@ def judge_rate(state: RateState) -> Judgement:
     sees = np.isfinite(head.of("loss")).any() or np.isfinite(head.of("scale")).any()
     in_head = trouble is not None and trouble.onset.row < len(head)
     return Judgement(
-        base=base_rate(state),
+        base=state.base_rate,
         accepted=len(trouble.accepted) if trouble is not None and in_head else state.accepted,
         last_step=int(steps[0]) if len(steps) else None,
         alignment=alignment_at_the_end(state),

@@ -18,7 +18,7 @@ from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.column_arrays import Flags, Floats, Integers, Mask
 from ampwatch.diagnosis.doubling_windows import DoublingWindows
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.medians import median
+from ampwatch.diagnosis.medians import known_of, median
 
 # Absent is nan; flags are 0 and 1. `loss` is finite or nan, `loss_bad` tells a loss that was
 # recorded and was not finite.
@@ -186,6 +186,29 @@ class RateState:
     def is_whole(self) -> bool:
         """Whether the first rows are all rows of the run."""
         return len(self.head) == self.rows
+
+    @property
+    def base_rate(self) -> float | None:
+        """The base rate of the leading group, by the last row that records it.
+
+        Rows hold the rate of the first group; the rate in the optimizer's settings may be the first
+        step of a warm-up.
+        """
+        for name in ("lr_base", "lr"):
+            known = known_of(self.tail.of(name))
+            if len(known) and known[-1] > 0:
+                return float(known[-1]) * self.lead_share
+        groups, lead = self.setup.groups, self.setup.lead_group
+        return groups[lead].base or None if 0 < lead < len(groups) else None
+
+    @property
+    def lead_share(self) -> float:
+        """The base rate of the leading group over that of the first group."""
+        groups, lead = self.setup.groups, self.setup.lead_group
+        if not 0 < lead < len(groups):
+            return 1.0
+        first, leading = groups[0].base, groups[lead].base
+        return leading / first if first and leading else 1.0
 
     def loss_fell_on(self, first_step: int, end_step: int) -> bool:
         """Whether the losses after `end_step` lie below all losses before `first_step`."""

@@ -91,20 +91,20 @@ class Trouble:
     @cached_property
     def estimate(self) -> Estimate | None:
         """How far the first updates place the rate above its limit; None without a rate."""
-        base = base_rate(self.state)
+        base = self.state.base_rate
         if base is None:
             return None
-        recorded = base / lead_share(self.state)  # rows tell the first group's rate
+        recorded = base / self.state.lead_share  # rows tell the first group's rate
         found = estimate(self.learnt, recorded, self.state.setup, broke=self.onset.hard)
         return found.of_one_that_learns if self.onset.is_slow else found
 
     @cached_property
     def bounds(self) -> EstimateBounds | None:
         """The rates of this trouble that are known to have failed and to have worked."""
-        base, failed, state = base_rate(self.state), self.failed_rate, self.state
+        base, failed, state = self.state.base_rate, self.failed_rate, self.state
         if base is None or failed is None:
             return None
-        known = known_of(self.accepted.of("lr") * lead_share(state))
+        known = known_of(self.accepted.of("lr") * state.lead_share)
         known = known[known > 0]
         if self.onset.sign is OnsetSign.IDLE or not len(known):
             return EstimateBounds(failed)
@@ -122,16 +122,16 @@ class Trouble:
         A warm-up never reached its base rate; a decay began at it. If the loss never fell, every
         rate tried has failed. It is never above the base rate at the end.
         """
-        base, state = base_rate(self.state), self.state
+        base, state = self.state.base_rate, self.state
         idle = self.onset.sign is OnsetSign.IDLE
         parts = (state.head, state.points.rows, state.tail) if idle else (self.accepted,)
         highest = max(known_of(rows.of("lr")).max(initial=0.0) for rows in parts)
-        return min(base, float(highest) * lead_share(state)) if base and highest else base
+        return min(base, float(highest) * state.lead_share) if base and highest else base
 
     @cached_property
     def warmup(self) -> Warmup | None:
         """The warm-up in which the trouble began; None if the leading rate was not rising."""
-        base, rate, share = base_rate(self.state), self.before.of("lr"), lead_share(self.state)
+        base, rate, share = self.state.base_rate, self.before.of("lr"), self.state.lead_share
         known = np.flatnonzero(np.isfinite(rate) & (rate > 0))
         if base is None or not is_rising(rate[known]):
             return None
@@ -160,7 +160,7 @@ class Trouble:
         if len(past) < enough or values[leaps[-1] :].min() < LR_LEAP * past[-enough]:
             return None
         steps = np.concatenate([self.before.of("step"), self.after.of("step")[:1]])
-        share, at = lead_share(self.state), known[leaps[-1]]
+        share, at = self.state.lead_share, known[leaps[-1]]
         step = int(steps[at]) if np.isfinite(steps[at]) else None
         return LeapBefore(float(past[-enough]) * share, float(rates[at]) * share, step)
 
@@ -199,7 +199,7 @@ class Trouble:
 
 
 def rows_around(state: RateState, onset: Onset) -> tuple[RateRows, RateRows]:
-    """The rows before an onset and from it on, in the finest form that is kept."""
+    """The rows before a trouble's onset and from it on, in the finest form that is kept."""
     rows, at = state.head, onset.row
     if at >= len(rows):
         rows, at = state.tail, onset.row - (state.rows - len(state.tail))
@@ -209,32 +209,9 @@ def rows_around(state: RateState, onset: Onset) -> tuple[RateRows, RateRows]:
 
 
 def is_rising(rates: Floats) -> bool:
-    """Whether each of the last few rates exceeded the one before."""
+    """Whether the rate was rising just before the trouble: each of the last few is higher."""
     recent = rates[-RISING_STEPS:]
     return len(recent) == RISING_STEPS and bool((np.diff(recent) > 0).all())
-
-
-def base_rate(state: RateState) -> float | None:
-    """The base rate of the leading group, by the last row that records it.
-
-    Rows hold the rate of the first group; the rate in the optimizer's settings may be the first
-    step of a warm-up.
-    """
-    for name in ("lr_base", "lr"):
-        known = known_of(state.tail.of(name))
-        if len(known) and known[-1] > 0:
-            return float(known[-1]) * lead_share(state)
-    groups, lead = state.setup.groups, state.setup.lead_group
-    return groups[lead].base or None if 0 < lead < len(groups) else None
-
-
-def lead_share(state: RateState) -> float:
-    """The leading group's base rate over the first group's."""
-    groups, lead = state.setup.groups, state.setup.lead_group
-    if not 0 < lead < len(groups):
-        return 1.0
-    first, leading = groups[0].base, groups[lead].base
-    return leading / first if first and leading else 1.0
 
 
 def _best_end(loss: Floats) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.device_history import MEMORY_LIMIT, Device
+from ampwatch.diagnosis.device_history import MEMORY_LIMIT, OneDeviceHistory
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
 from ampwatch.diagnosis.words import bytes_text, count_text, list_text, percent_text
@@ -114,7 +114,7 @@ def memory_near_limit(case: Case) -> Iterator[Seen]:
     Ties(explained_by=("AMP508",)),
 )
 def gpu_idle(case: Case) -> Iterator[Seen]:
-    """Devices that often wait: no kernel runs even in their busiest seconds."""
+    """Devices that wait: even in their busiest seconds kernels do not run all the time."""
     idle = _waiting_devices(case)
     if not idle:
         return
@@ -209,7 +209,7 @@ def device_idle(case: Case) -> Iterator[Seen]:
     )
 
 
-def _waiting_devices(case: Case) -> list[Device]:
+def _waiting_devices(case: Case) -> list[OneDeviceHistory]:
     return [
         device
         for device in case.devices
@@ -221,15 +221,15 @@ def _now(case: Case, signal: str, value: float, against: float, against_is: str)
     return Evidence(signal, case.scale.last_step, value, against, against_is)
 
 
-def _busiest(device: Device) -> float:
+def _busiest(device: OneDeviceHistory) -> float:
     return device.utilisation_at(IDLE_QUANTILE, busy=True)
 
 
-def _where(case: Case, device: Device) -> str:
+def _where(case: Case, device: OneDeviceHistory) -> str:
     return (
         device.device if len(case.record.ranks) == 1 else f"{device.device} of rank {device.rank}"
     )
 
 
-def _ranks(devices: Sequence[Device]) -> tuple[int, ...]:
+def _ranks(devices: Sequence[OneDeviceHistory]) -> tuple[int, ...]:
     return tuple(sorted({device.rank for device in devices}))

@@ -215,7 +215,7 @@ def _is_habit(case: Case, spikes: SpikeOctave) -> bool:
 
 
 def _burst(case: Case) -> Seen:
-    """Bursts of skips from which the run recovered, if the loss shows no spike."""
+    """Bursts of skips from which the run recovered, reported like a spike of the loss."""
     scale, bursts = case.scale, case.scale.spikes
     octaves = bursts.deepest_octaves
     depth = f", by {octaves:.0f} octaves at most," if octaves else ""

@@ -99,7 +99,7 @@ def _foreign_spots(case: Case) -> Iterator[str]:
 
 
 def _not_in_such_a_log(case: Case) -> str:
-    """The sentence on what another program's log never records."""
+    """The sentence on what is missing from the record of any other program's log."""
     if case.casts.operands or case.casts.staleness:
         return "Of layers it has only what their casts do; updates and memory are not in it."
     unnamed = ", so no layer can be named" * _lacks_layers(case)

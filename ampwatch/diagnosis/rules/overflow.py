@@ -291,5 +291,5 @@ def _grown(case: Case) -> str:
 
 
 def _is_first(named: LayerOverflows) -> str:
-    """Whether the layer is surely the first to overflow, as words: `is the first`, or less."""
+    """How a finding says that a layer is the first to overflow: surely, or as far as recorded."""
     return "is, as far as the record shows, the first" if named.is_bound else "is the first"

@@ -94,7 +94,7 @@ def _sensitive(layers: Mapping[str, LayerPrecision]) -> dict[str, str]:
 
 
 def _is_in_row(name: str, products: list[str]) -> bool:
-    """Whether the layer is part of a repeated block: `blocks.11.mlp.fc2`."""
+    """Whether a layer is in a repeated block (`blocks.11.mlp.fc2`) and so fit to be quantised."""
     parts = name.split(".")
     for at, part in enumerate(parts[:-1]):
         if part.isdigit():
@@ -106,7 +106,7 @@ def _is_in_row(name: str, products: list[str]) -> bool:
 
 
 def _ends_block(name: str, products: list[str], layers: Mapping[str, LayerPrecision]) -> bool:
-    """Whether the last matrix product ends a block of layers, and is no head.
+    """Whether the last matrix product ends a block: then it is no head and may be quantised.
 
     Blocks may differ, such as attention and a feed-forward part. But then the output of the last
     product is as wide as other layers' inputs; a head's output is as wide as the number of classes.
@@ -118,7 +118,7 @@ def _ends_block(name: str, products: list[str], layers: Mapping[str, LayerPrecis
 
 
 def _is_of_numbered(name: str, products: list[str]) -> bool:
-    """Whether the layer is in one of several numbered modules: `layers.3.down`."""
+    """Whether a layer is in a numbered module (`layers.3.down`) and so fit to be quantised."""
     parts = name.split(".")
     for at, part in enumerate(parts[:-1]):
         before = "".join(f"{one}." for one in parts[:at])
@@ -135,7 +135,7 @@ def _is_head(name: str) -> bool:
 
 
 def _is_router(name: str, layers: Mapping[str, LayerPrecision]) -> bool:
-    """Whether a layer is a router by its name: narrow, or with experts beside it."""
+    """Whether a layer is a router, not to be quantised: narrow, or with experts beside it."""
     *parents, last = name.split(".")
     outputs, inputs = layers[name].sides[:2] or (1, 0)
     experts = ".".join([*parents, "experts"])

@@ -1,16 +1,13 @@
-"""AMP102, AMP106, AMP107 and AMP109: how the loss scale grows, and where growth leads it."""
+"""AMP102, AMP106 and AMP107: a loss scale that grows and falls, without limit, or never."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-import numpy as np
-
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.rule import (
     Page,
     Seen,
@@ -18,7 +15,6 @@ from ampwatch.diagnosis.rule import (
     always,
     rule,
 )
-from ampwatch.diagnosis.rules.scale_collapse import slow_fall
 from ampwatch.diagnosis.words import count_text, scale_text, share_text
 
 DEFAULT_SCALE = 2.0**16  # GradScaler's own
@@ -150,53 +146,6 @@ def _start_higher(case: Case) -> str | None:
     steps = math.ceil(math.log2(target / final)) * scale.scaler.growth_interval
     way = f"From {scale_text(final)} it needs {steps:,} accepted steps to get there by growth"
     return f"{start_scale_text(target)} {way}."
-
-
-@rule(
-    "AMP109",
-    "low-scale-by-design",
-    Severity.INFO,
-    Page(
-        meaning="The loss scale is below 1 and the run is healthy: the loss is a sum over many "
-        "items, so its gradients are large. This is not a fault.",
-        looks="Steps accepted at an established scale below 1, while the loss falls.",
-        not_to_confuse="AMP103 and AMP104, where a scale below 1 is the end of a fall.",
-        do="Nothing to do. Averaging the loss instead of summing it makes the scale easier to "
-        "read.",
-        example="fairseq's sum-reduced cross entropy at a scale of 2^-3.",
-    ),
-    # A run that loses its gradients is not healthy.
-    Ties(groundless_beside=("AMP201", "AMP410")),
-)
-def low_scale_by_design(case: Case) -> Iterator[Seen]:
-    """A loss scale below 1 at which the run learns."""
-    scale, final = case.scale, case.final_scale
-    if final is None or final >= 1.0 or scale.low_scale_steps < policy.ESTABLISHED_STEPS:
-        return
-    if case.standing_fall is not None or slow_fall(case) is not None:
-        return
-    if scale.floored.count or not _loss_falls(case):
-        return
-    yield Seen(
-        first_step=scale.level_step,
-        last_step=scale.last_step,
-        summary=f"The loss scale is {scale_text(final)}, and the run is healthy.",
-        cause="Steps are accepted at this scale and the loss falls: a loss that is summed over "
-        "many items has large gradients.",
-        evidence=(Evidence("scale", scale.last_step, final, 1.0, "usual at least"),),
-    )
-
-
-def _loss_falls(case: Case) -> bool:
-    """Whether the run learns at its low scale: its last losses are below the first."""
-    head, tail = (rows.of("loss") for rows in (case.rate.head, case.rate.tail))
-    first, last = head[np.isfinite(head)], tail[np.isfinite(tail)]
-    few = policy.ESTABLISHED_STEPS
-    if not case.observed.loop:  # a log has few lines for many steps: a third of them at each end
-        few = min(few, len(first) // 3)
-    if few < policy.LOSS_LINES or len(first) < 2 * few:
-        return False
-    return bool(median(last[-few:]) < median(first[:few]))
 
 
 # At torch's interval growth costs one skip in 2,001 steps; at one in four it is too short.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.device_history import Device
+from ampwatch.diagnosis.device_history import OneDeviceHistory
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.precision_history import LayerPrecision
 from ampwatch.diagnosis.rule import Page, Seen, rule
@@ -101,7 +101,7 @@ def no_tensor_cores(case: Case) -> Iterator[Seen]:
             return
 
 
-def _slow(devices: Sequence[Device], dtype: str, case: Case) -> Seen:
+def _slow(devices: Sequence[OneDeviceHistory], dtype: str, case: Case) -> Seen:
     device, needed = devices[0], TENSOR_CORES[dtype]
     return Seen(
         at=case.scale,
@@ -117,7 +117,7 @@ def _slow(devices: Sequence[Device], dtype: str, case: Case) -> Seen:
     )
 
 
-def _has_tensor_cores(device: Device, dtype: str) -> bool | None:
+def _has_tensor_cores(device: OneDeviceHistory, dtype: str) -> bool | None:
     """Whether a device has tensor cores for this format; None if that is not known."""
     try:
         capability = float(device.capability or "")
