@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ampwatch.diagnosis.earlier_runs import Lesson
+from ampwatch.diagnosis.earlier_runs import LessonOfEarlierRuns
 from ampwatch.follow import Follower, lesson_for
 
 REMADE_S = 30.0  # earlier runs are over, so what they teach changes only as more are judged
@@ -17,10 +17,10 @@ class KeptLesson:
     def __init__(self, follower: Follower, clock: Callable[[], float]) -> None:
         self._follower, self._clock = follower, clock
         self._lock = threading.Lock()
-        self._lesson: Lesson | None = None
+        self._lesson: LessonOfEarlierRuns | None = None
         self._made_s: float | None = None
 
-    def now(self) -> Lesson | None:
+    def now(self) -> LessonOfEarlierRuns | None:
         """What earlier runs of its folder teach it; None where none is alike or near."""
         with self._lock:
             if self._made_s is None or self._clock() - self._made_s >= REMADE_S:

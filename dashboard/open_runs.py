@@ -24,7 +24,7 @@ from step_curves import Numbers, Span, StepCurves
 from user_values import UserValues
 
 from ampwatch.diagnosis import Diagnosis, Severity
-from ampwatch.diagnosis.earlier_runs import Lesson, with_lesson
+from ampwatch.diagnosis.earlier_runs import LessonOfEarlierRuns, with_lesson
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, State, follow
 from ampwatch.follow import Look as Verdict
@@ -86,7 +86,7 @@ class Look:
             rank = min(run.ranks, default=0) if self.rank is None else self.rank
             return attempts_of(run, rank, goes_on=self.is_live)
 
-    def lesson(self) -> Lesson | None:
+    def lesson(self) -> LessonOfEarlierRuns | None:
         """What earlier runs in its folder teach it."""
         return self._lesson.now()
 

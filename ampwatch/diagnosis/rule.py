@@ -1,4 +1,4 @@
-"""A rule: one function with its code, name, page and relations to other findings.
+"""What a rule is: one function with its code, name, page and relations to other findings.
 
 The page is what `ampwatch explain` prints. A rule reads a `Case` and returns what it saw, or
 nothing; it stays silent if its signals are absent. To add one, write the function in a module of
@@ -16,7 +16,7 @@ from ampwatch.diagnosis.findings import Evidence, Finding, Severity, Standing
 
 
 class Stretch(Protocol):
-    """Whatever knows its first step and its last."""
+    """Anything with a first and a last step."""
 
     @property
     def first_step(self) -> int | None: ...  # noqa: D102
@@ -69,22 +69,22 @@ FROM_THE_FIRST_SKIP = ("AMP103", "AMP104", "AMP105", "AMP202", "AMP208")
 
 
 def codes(listed: str) -> tuple[str, ...]:
-    """The codes in a text."""
+    """The codes of rules listed in a text."""
     return tuple(listed.split())
 
 
 def never(_case: Case, _finding: Finding) -> bool:
-    """The learning rate may be the cause."""
+    """The exclusion of a rule whose finding a learning rate can cause."""
     return False
 
 
 def always(_case: Case, _finding: Finding) -> bool:
-    """No learning rate can be the cause."""
+    """The exclusion of a rule whose finding no learning rate can cause."""
     return True
 
 
 def before_any_update(case: Case, finding: Finding) -> bool:
-    """No learning rate can be the cause of what began before the first update."""
+    """The exclusion of a rule whose finding began before the first update."""
     first = case.scale.first_accepted_step
     return finding.first_step is not None and (first is None or finding.first_step <= first)
 
@@ -112,7 +112,7 @@ _NO_TIES = Ties()
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A finding's code, name, usual severity, page and ties, and the function that finds it."""
+    """A rule: its finding's code, name, usual severity, page and ties, and its function."""
 
     code: str
     name: str
@@ -122,7 +122,7 @@ class Rule:
     ties: Ties = _NO_TIES
 
     def findings(self, case: Case) -> list[Finding]:
-        """What this rule finds in the case."""
+        """What the rule finds in a case."""
         return [self._finding(seen, case) for seen in self.check(case)]
 
     def _finding(self, seen: Seen, case: Case) -> Finding:
@@ -146,7 +146,7 @@ class Rule:
 def rule(
     code: str, name: str, usual: Severity, page: Page, ties: Ties = _NO_TIES
 ) -> Callable[[Check], Rule]:
-    """Make a function a rule."""
+    """Make a function a rule, with its code, name, usual severity, page and ties."""
 
     def make(check: Check) -> Rule:
         return Rule(code, name, usual, page, check, ties)

@@ -8,7 +8,7 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import NO_GRADIENTS, NO_GRAPH
 from ampwatch.diagnosis.findings import Evidence, Finding, Severity
-from ampwatch.diagnosis.registry import RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.rules.scale_growth import START_HIGHER
 from ampwatch.diagnosis.words import count_text, scale_text
 
@@ -18,7 +18,7 @@ ZERO_STEPS, ZERO_LINES = policy.NO_ACCIDENT_STEPS, 5
 
 
 def _unless_died(case: Case, _finding: Finding) -> bool:
-    """Too high a rate can kill units that had gradients before, and causes nothing else here."""
+    """Whether the rate is excluded as a cause: too high a rate kills units that had gradients."""
     return not case.zeros.has_died
 
 
@@ -51,7 +51,7 @@ def _unless_died(case: Case, _finding: Finding) -> bool:
 )
 def no_gradients(case: Case) -> Iterator[Seen]:
     """Parameters without gradients, a loss without a graph, or gradients that are all zero."""
-    raised = next((text for text in _REFUSALS if text in case.ledger.raised), None)
+    raised = next((text for text in _REFUSALS if text in case.events.raised), None)
     if raised is not None:
         yield _refused(case, raised)
     elif _are_zero(case):
@@ -81,7 +81,7 @@ _REFUSALS = {
 
 
 def _refused(case: Case, text: str) -> Seen:
-    event, (summary, action) = case.ledger.raised[text], _REFUSALS[text]
+    event, (summary, action) = case.events.raised[text], _REFUSALS[text]
     return Seen(
         first_step=event.step,
         last_step=event.step,
@@ -94,7 +94,7 @@ def _refused(case: Case, text: str) -> Seen:
 
 
 def _are_zero(case: Case) -> bool:
-    """Whether the record ends with more zeros than chance explains; a log may have rounded them."""
+    """Whether the record ends with more zero gradients than chance explains."""
     zeros = case.zeros
     if case.observed.loop:
         return zeros.run.times.count >= ZERO_STEPS
@@ -131,7 +131,7 @@ def _zeros(case: Case) -> Seen:
 
 
 def _reason(case: Case) -> tuple[str, str]:
-    """The cause as far as the record shows it, and what to do; the most certain first."""
+    """Why there are no gradients, as far as the record shows, and what to do."""
     zeros, run = case.zeros, case.zeros.run
     if run.cleared:
         return (
@@ -180,7 +180,7 @@ def _underflowed(case: Case) -> tuple[str, str]:
 
 
 def _are_frozen(case: Case) -> bool:
-    """Whether all observed weights are frozen and no step recorded a gradient."""
+    """Whether there are no gradients because all observed weights are frozen."""
     zeros = case.zeros
     untold = not (case.numbers.norms or zeros.gave or zeros.earlier or zeros.run.times.count)
     still = case.loop.unmoved >= ZERO_STEPS and not case.loop.updates

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import Page, Rule, Seen, Ties, always
+from ampwatch.diagnosis.rule import Page, Rule, Seen, Ties, always
 from ampwatch.diagnosis.rules.fatal_errors import is_about_dtypes
-from ampwatch.diagnosis.signals import Event
 from ampwatch.diagnosis.words import count_text, list_text, scale_text
 
 Numbers = Callable[[Event], tuple[str, tuple[Evidence, ...]]]
@@ -32,15 +32,14 @@ def _mistake(
     harms: Callable[[Case], bool] = lambda _case: True,
     left: Callable[[Case], str] = lambda _case: "",
 ) -> Rule:
-    """The rule that reads this code's event; the action is the page's.
+    """Make the rule for a mistake in the loop from its code and the words of its event.
 
-    `left` is what the mistake has left at the end of the record, as an end of the summary.
-
-    If the record shows no harm by the mistake, the finding is information.
+    `left` tells what the mistake has left at the end of the record, as the end of the summary. If
+    the record shows no harm by the mistake, the finding is information.
     """
 
     def check(case: Case) -> Iterator[Seen]:
-        event = case.ledger.misuse.get(code)
+        event = case.events.misuse.get(code)
         if event is None:
             return
         told, evidence = numbers(event)
@@ -78,7 +77,7 @@ clip_before_unscale = _mistake(
 
 
 def _mixed(event: Event) -> tuple[str, tuple[Evidence, ...]]:
-    """Between which backward passes, and under which scales."""
+    """What an update() inside an accumulation mixed up: which scales, as text and evidence."""
     if event.detail.get("raised"):
         return " torch raised an error, because no optimizer had unscaled or used them.", ()
     seen, updates = event.detail.get("scales"), event.detail.get("updates")
@@ -136,8 +135,8 @@ step_bypasses_scaler = _mistake(
 
 
 def _met_mixed_types(case: Case) -> bool:
-    """Whether training ended by the one error that this mistake can cause."""
-    return any(is_about_dtypes(str(event.detail.get("message", ""))) for event in case.ledger.fatal)
+    """Whether training ended by the dtype error that backward under autocast can cause."""
+    return any(is_about_dtypes(str(event.detail.get("message", ""))) for event in case.events.fatal)
 
 
 backward_under_autocast = _mistake(
@@ -164,7 +163,7 @@ backward_under_autocast = _mistake(
 
 
 def _inf_in_grad(case: Case) -> str:
-    """Since when every step is skipped, to the end: an inf to which gradients are added stays."""
+    """Since when an inf has stayed in gradients that are not cleared: every step is skipped."""
     scale, ending = case.scale, case.scale.ending
     if case.is_searching and scale.search.skips >= policy.SPIKE_SKIPS:
         return f": an inf has been left in .grad since step {scale.first_step or 0:,}"

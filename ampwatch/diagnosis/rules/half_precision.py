@@ -1,4 +1,4 @@
-"""AMP405 to AMP407, AMP414, AMP502: which layers compute and keep weights in half precision."""
+"""AMP405, AMP406, AMP414, AMP502: which layers compute and keep weights in half precision."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import FLOAT16_PARAMETERS
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.words import count_text, list_text, scale_text
 
 # Half of 2^-24: an eps below it is zero in float16.
@@ -36,7 +36,7 @@ PRECISION_SAMPLES = 3
     Ties(excludes_rate=always),
 )
 def autocast_not_active(case: Case) -> Iterator[Seen]:
-    """A scaler, and every product in float32."""
+    """A loss scale although no layer runs in half precision."""
     products = case.precision.products
     if not case.scale.has_scaler or not products or _seen_too_seldom(case):
         return
@@ -68,8 +68,8 @@ def autocast_not_active(case: Case) -> Iterator[Seen]:
     Ties(excludes_rate=always),
 )
 def fp16_parameters(case: Case) -> Iterator[Seen]:
-    """The scaler met float16 parameters."""
-    event = case.ledger.raised.get(FLOAT16_PARAMETERS)
+    """Weights kept in float16, whose gradients the scaler cannot unscale."""
+    event = case.events.raised.get(FLOAT16_PARAMETERS)
     if event is None:
         return
     named = [name for name, one in case.precision.layers.items() if one.keeps_float16]
@@ -82,31 +82,6 @@ def fp16_parameters(case: Case) -> Iterator[Seen]:
         cause=f"{event.exception}: {FLOAT16_PARAMETERS}."
         + (f" Among them {list_text(named)}." if named else ""),
         evidence=(Evidence("param_dtype", event.step, "float16", "float32", "expected"),),
-    )
-
-
-@rule(
-    "AMP407",
-    "scaler-with-bf16",
-    Severity.INFO,
-    Page(
-        meaning="The model runs in bf16 and the loss is scaled. bf16 has float32's range, so "
-        "scaling is not needed; each overflow that the scaler causes costs a step.",
-        looks="Autocast to bfloat16 only, and a loss scale.",
-        not_to_confuse="fp16, which needs the scaler.",
-        do="Remove the GradScaler, or pass enabled=False.",
-        example="torch.autocast('cuda', torch.bfloat16) with GradScaler('cuda').",
-    ),
-)
-def scaler_with_bf16(case: Case) -> Iterator[Seen]:
-    """A scale that bf16 does not need."""
-    if not case.scale.has_scaler or case.numbers.autocast_dtypes != {"bfloat16"}:
-        return
-    yield Seen(
-        at=case.scale,
-        summary="The model runs in bf16, which needs no loss scale.",
-        cause="Autocast is on with bfloat16, whose range is float32's.",
-        evidence=(Evidence("autocast_dtype", case.scale.first_step, "bfloat16"),),
     )
 
 
@@ -126,9 +101,9 @@ def scaler_with_bf16(case: Case) -> Iterator[Seen]:
     Ties(explained_by=("AMP406",), excludes_rate=always),
 )
 def eps_underflow(case: Case) -> Iterator[Seen]:
-    """An eps that float16 weights cannot hold."""
+    """An optimizer's eps that is zero in the half precision of the weights."""
     kept = [name for name, one in case.precision.layers.items() if one.keeps_float16]
-    for event in case.ledger.optimizers:
+    for event in case.events.optimizers:
         tiny = [eps for eps in _each_eps(event.detail) if 0 < eps < FLOAT16_TINY]
         if kept and tiny:
             yield Seen(
@@ -161,7 +136,7 @@ def eps_underflow(case: Case) -> Iterator[Seen]:
     ),
 )
 def autocast_not_helping(case: Case) -> Iterator[Seen]:
-    """Less than half of the work in half precision."""
+    """Less than half of the arithmetic in half precision, although autocast is on."""
     products = case.precision.products
     half = sum(one.flops or 0.0 for one in products.values() if one.runs_half)
     total = sum(one.flops or 0.0 for one in products.values())

@@ -1,7 +1,8 @@
-"""The loss scale's levels over the whole run, in cells that widen as it grows.
+"""The levels at which the loss scale was established, over the whole run, in cells that widen.
 
-The scale's course remembers the highest level only. Where a scale sinks for thousands of steps, or
-a storm begins late, the recent past is what tells; these cells hold it, for a run of any length.
+The scale's history remembers the highest level only. If a scale sinks for thousands of steps, or a
+storm of skips begins late, only the recent past shows it. These cells hold it for a run of any
+length.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ampwatch.diagnosis.signals import Floats, Integers
+from ampwatch.diagnosis.column_arrays import Floats, Integers
 
 _MOST_CELLS = 256  # then pairs become one: a cell is never wider than 1/128 of the run
 _CELL_STEPS = 16  # the narrowest cell
@@ -23,8 +24,8 @@ _NEAR_OCTAVES = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sink:
-    """A scale that came down slowly from a level, and is down still."""
+class SlowFall:
+    """A scale that fell slowly from an established level and has not come back."""
 
     level: float
     first_step: int  # the last that was accepted at that level
@@ -34,8 +35,8 @@ class Sink:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """The run from some position to its end: what of it nothing explains."""
+class RecordEnding:
+    """The last part of a record, and the skips in it that nothing explains."""
 
     steps: int
     loose_skips: int
@@ -51,8 +52,8 @@ def _no_skips() -> Integers:
 
 
 @dataclass(slots=True)
-class ScaleLevels:
-    """What is remembered of each part of the run; `copy` it before taking what may change."""
+class EstablishedLevels:
+    """The established levels of the scale in each part of a run; copied before it may change."""
 
     width: int = _CELL_STEPS
     # The highest level's log2, the last step at it, how many steps of the run were skipped by then.
@@ -61,12 +62,12 @@ class ScaleLevels:
     last: int = -1  # the last cell in which anything was seen
     began: int = 0  # the position from which levels count
 
-    def copy(self) -> ScaleLevels:
-        """Levels of their own."""
+    def copy(self) -> EstablishedLevels:
+        """An independent copy of the levels."""
         return replace(self, levels=self.levels.copy(), loose=self.loose.copy())
 
     def establish(self, first: int, last: int, last_step: int, scale: float, skips: int) -> None:
-        """A scale that was established stood from one position to another."""
+        """Note that an established scale stood from one position to another."""
         first = max(first, self.began)
         if first > last or not scale > 0:
             return
@@ -78,18 +79,18 @@ class ScaleLevels:
         self.levels[1, at] = last_step - (last - here)
 
     def count_loose(self, position: int, skips: int, lone: int) -> None:
-        """An episode of skips that nothing explains: how many, and how many of them alone."""
+        """Count an episode of skips that nothing explains: how many, and how many of them alone."""
         self.loose[:, self._cell(position)] += skips, lone
 
     def begin_anew(self, position: int) -> None:
-        """The scale was set here: what stood before is nothing to compare with."""
+        """Forget the levels: the scale was set by hand here, and earlier ones are no comparison."""
         self.began, self.levels = max(position, 0), _no_levels()
 
-    def sink(self, final: float, octaves: float, window: int, skips: int) -> Sink | None:
-        """The last level from which the scale came down so far within so many steps, for good.
+    def slow_fall(self, final: float, octaves: float, window: int, skips: int) -> SlowFall | None:
+        """The last level from which the scale has fallen this far within so many steps, for good.
 
-        All that stands after the window is as much lower, and so is the final scale. A level that
-        had come down before, and come back, has to come down by as much more.
+        Every level after that window is as much lower, and so is the final scale. A level that had
+        fallen before, and come back, has to fall by as much more.
         """
         count = self.last + 1
         if not final > 0 or count < 1:
@@ -105,22 +106,22 @@ class ScaleLevels:
         octave, until, skipped = self.levels[:, left].tolist()
         above = np.flatnonzero(level >= math.log2(final) + _NEAR_OCTAVES)
         down = (int(above[-1]) + 1) * self.width
-        return Sink(2.0**octave, int(until), left * self.width, down, skips - int(skipped))
+        return SlowFall(2.0**octave, int(until), left * self.width, down, skips - int(skipped))
 
-    def endings(self, steps: int, least: int) -> list[Ending]:
-        """The endings of a run of so many steps that are at least so long, the longest first.
+    def endings(self, steps: int, least: int) -> list[RecordEnding]:
+        """The endings of the record with at least so many steps, the longest first.
 
-        One begins with a loose skip, or it is the shortest of them.
+        Each begins with a skip that nothing explains, or is the shortest.
         """
         loose = self.loose[:, : self.last + 1]
         length = steps - np.arange(self.last + 1) * self.width
         told = (length >= least) & (loose[0] > 0)
         told[np.flatnonzero(length >= least)[-1:]] = True
         sums = np.cumsum(loose[:, ::-1], axis=1)[:, ::-1]
-        return [Ending(*row) for row in np.vstack([length, sums])[:, told].T.tolist()]
+        return [RecordEnding(*row) for row in np.vstack([length, sums])[:, told].T.tolist()]
 
     def _cell(self, position: int) -> int:
-        """The cell of a position; step numbers of a foreign table may be any."""
+        """The cell of a position, widening all cells if it lies beyond the last."""
         position = max(position, 0)
         while position // self.width >= _MOST_CELLS:
             self._widen()
@@ -139,7 +140,7 @@ class ScaleLevels:
 
 
 def _falls_before(octave: Floats) -> Floats:
-    """How far the level had come down at most, by each cell; what is not known is no fall."""
+    """How far the established level had fallen before each cell, at most."""
     known = np.isfinite(octave)
     highest = np.maximum.accumulate(octave)
     fall = np.where(known, np.where(known, highest, 0.0) - np.where(known, octave, 0.0), 0.0)

@@ -1,4 +1,4 @@
-"""AMP402 and AMP408: a missing scaler.update(), or no scaler at all."""
+"""AMP402, AMP407, AMP408: a missing scaler.update(), a scaler too few, or one too many."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.words import count_text
 
 # One step without an update may be the end of the loop; two are a mistake.
@@ -32,7 +32,7 @@ MISSING_UPDATES = 2
     Ties(excludes_rate=always),
 )
 def update_missing(case: Case) -> Iterator[Seen]:
-    """Steps without an update."""
+    """Steps of a scaler without scaler.update()."""
     numbers = case.numbers
     raised = numbers.second_steps.joined(numbers.second_unscales)
     times = numbers.missing_updates.joined(raised)
@@ -64,7 +64,7 @@ def update_missing(case: Case) -> Iterator[Seen]:
     Ties(excludes_rate=always),
 )
 def fp16_without_scaler(case: Case) -> Iterator[Seen]:
-    """Half precision without a loss scale."""
+    """Half precision without a scaler."""
     scale = case.scale
     if scale.has_scaler or "float16" not in case.numbers.autocast_dtypes:
         return
@@ -73,4 +73,29 @@ def fp16_without_scaler(case: Case) -> Iterator[Seen]:
         summary="The model runs in fp16 and nothing scales the loss.",
         cause="Autocast is on with float16, and no step of the record has a loss scale.",
         evidence=(Evidence("autocast_dtype", scale.first_step, "float16"),),
+    )
+
+
+@rule(
+    "AMP407",
+    "scaler-with-bf16",
+    Severity.INFO,
+    Page(
+        meaning="The model runs in bf16 and the loss is scaled. bf16 has float32's range, so "
+        "scaling is not needed; each overflow that the scaler causes costs a step.",
+        looks="Autocast to bfloat16 only, and a loss scale.",
+        not_to_confuse="fp16, which needs the scaler.",
+        do="Remove the GradScaler, or pass enabled=False.",
+        example="torch.autocast('cuda', torch.bfloat16) with GradScaler('cuda').",
+    ),
+)
+def scaler_with_bf16(case: Case) -> Iterator[Seen]:
+    """A scaler in a run in bf16, which needs none."""
+    if not case.scale.has_scaler or case.numbers.autocast_dtypes != {"bfloat16"}:
+        return
+    yield Seen(
+        at=case.scale,
+        summary="The model runs in bf16, which needs no loss scale.",
+        cause="Autocast is on with bfloat16, whose range is float32's.",
+        evidence=(Evidence("autocast_dtype", case.scale.first_step, "bfloat16"),),
     )

@@ -1,4 +1,7 @@
-"""What the numbers of a run did: which steps' forward, input, loss and weights were finite."""
+"""In which steps the forward pass, the input, the loss and the weights were finite, folded.
+
+Also counts steps, skips and missing calls of scaler.update().
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.overflow_culprits import ROOT
-from ampwatch.diagnosis.signals import Event, Flags, Integers, Mask
+from ampwatch.diagnosis.column_arrays import Flags, Integers, Mask
+from ampwatch.diagnosis.event import Event
+from ampwatch.diagnosis.layer_history import ROOT
 from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 
@@ -24,8 +28,8 @@ _FORWARD_OF = {"backward": 1, "loss": 1, "forward": 0, "input": 0, "weights": 0}
 
 
 @dataclass(slots=True)
-class NumberHistory:
-    """What is remembered of finiteness, and of the loop's plain columns."""
+class FinitenessHistory:
+    """In which steps the forward pass, input, loss and weights were finite; also counts steps."""
 
     sees_forward: bool = False
     bad_forwards_running: int = 0  # at the end
@@ -51,12 +55,12 @@ class NumberHistory:
     last_skipped_step: int | None = None
     last_position: int = -1
 
-    def copy(self) -> NumberHistory:
-        """A history of its own."""
+    def copy(self) -> FinitenessHistory:
+        """An independent copy of the history."""
         return copy.copy(self)
 
     def fold(self, block: Block, forward: Flags, bad_input: Mask) -> None:
-        """Take in a block; `forward` says of each entry whether its forward was finite."""
+        """Add a block; `forward` says of each step whether its forward pass was finite."""
         self._take_exceptions(block)
         self._take_weights(block)
         if not len(block):
@@ -82,7 +86,7 @@ class NumberHistory:
         self.last_position = block.start + len(block) - 1
 
     def _take_told(self, block: Block) -> None:
-        """Which values are recorded, and whether any of them is a number that training can use."""
+        """Note which values the record holds, and whether any rate is above next to nothing."""
         rate = block.columns["lr"]
         rates = rate[~np.isnan(rate)]
         self.rates += len(rates)
@@ -110,7 +114,7 @@ class NumberHistory:
         self.bad_loss_no_forward = self.bad_loss_no_forward.and_where(bad & (forward != 0), block)
 
     def _take_weights(self, block: Block) -> None:
-        """Weights by what the rows say and by what overflows were traced to, in their order."""
+        """Count steps with weights that were not finite, by rows and by overflow events."""
         told = Times()
         for event in block.events:
             if event.is_traced_to("weights"):
@@ -126,7 +130,7 @@ class NumberHistory:
         return np.asarray(bad)
 
     def _take_updates(self, block: Block) -> None:
-        """Steps by the scaler that no update closed; of the last one nobody knows yet."""
+        """Count steps of the scaler without an update; the last one may still get its own."""
         raised = [e.step for e in block.events if e.kind == EventKind.EXCEPTION.value]
         missing = (block.update_seen == 0) & ~block.bypassed & ~block.left_out
         missing &= ~block.entries_of(raised)
@@ -151,7 +155,7 @@ class NumberHistory:
 
 
 def forward_finite(block: Block) -> Flags:
-    """Whether each entry's forward was finite, -1 where nobody saw it."""
+    """Whether the forward pass of each step in a block was finite; -1 where nobody looked."""
     layers, result = block.layers, np.full(len(block), -1, np.int8)
     at, there = block.layer_entries
     for flag in (1, 0):  # one layer that is not finite outweighs all that are
@@ -163,15 +167,15 @@ def forward_finite(block: Block) -> Flags:
 
 
 def bad_input(block: Block) -> Mask:
-    """Which entries' input was not finite."""
+    """Which steps of a block had an input that was not finite."""
     told = [event.step for event in block.events if event.is_traced_to("input")]
     return np.asarray((block.input_finite == 0) | block.entries_of(told))
 
 
-def handed_on(block: Block) -> dict[int, str]:
-    """Of several models, steps in which one made what the other could not take; and its layer.
+def inputs_from_models(block: Block) -> dict[int, str]:
+    """Steps in which one model's non-finite output was another's input; and the layer it is from.
 
-    A layer whose input was finite and whose output was not made it: the data had no part in it.
+    A layer whose input was finite and whose output was not caused it, not the data.
     """
     layers = block.layers
     if not layers.names or ROOT in layers.names or not bad_input(block).any():
@@ -191,7 +195,7 @@ def _is_second_step(event: Event) -> bool:
 
 
 def _distinct(steps: Integers, before: int | None) -> int:
-    """How many different steps there are; they come in order."""
+    """How many different steps a block adds to the count; they come in order."""
     if not len(steps):
         return 0
     return int((np.diff(steps) != 0).sum()) + int(before is None or steps[0] != before)
