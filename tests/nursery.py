@@ -40,9 +40,19 @@ import torch  # noqa: E402
 
 import ampwatch.probe  # noqa: E402, F401
 
+# What a training, a report and a publisher load, and what those load at their first call.
+LOADED_BEFORE = (
+    "ampwatch.cli", "ampwatch.diagnosis", "ampwatch.fleet", "ampwatch.recovery", "ampwatch.report",
+    "deltalake", "obstore", "pandas", "pyarrow.compute", "pyarrow.parquet", "rich.console",
+    "rich.live", "rich.progress", "rich.table",
+)  # fmt: skip
+
 _MESSAGE_BYTES = 1 << 20
 _OWN_PATHS = 2  # this folder and PYTHONPATH's one entry, which a child has anew
 
+for name in LOADED_BEFORE:
+    with contextlib.suppress(ModuleNotFoundError):  # some are of extras
+        importlib.import_module(name)
 torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer loads as much again
 gc.collect()
 if "triton" not in sys.modules:  # whose classes say on stderr that they were not freed
