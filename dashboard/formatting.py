@@ -5,8 +5,9 @@ from __future__ import annotations
 import html
 import time
 
+from ampwatch.diagnosis.words import short_dtype, shortened
 from ampwatch.printable_text import printable
-from ampwatch.report.html_sections import said, short_dtype, shortened
+from ampwatch.report.html_file import said
 
 __all__ = [
     "age_text",

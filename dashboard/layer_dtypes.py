@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from formatting import said, short_dtype, shortened
 from open_runs import RunSnapshot
 
-from ampwatch.report.number_format_text import formats_text
+from ampwatch.report.format_losses import formats_text
 from ampwatch.rows import Table
 
 _OPEN_ROWS = 40  # a tree with more begins folded

@@ -26,7 +26,7 @@ from step_curves import Span, StepCurves, StepCurvesReader
 from user_value_curves import UserValues
 
 from ampwatch.diagnosis import Diagnosis, Severity
-from ampwatch.diagnosis.earlier_runs import Lesson, with_lesson
+from ampwatch.diagnosis.earlier_runs import LessonOfEarlierRuns, with_lesson
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, State, follow, lesson_for
 from ampwatch.follow import Look as Verdict
@@ -90,7 +90,7 @@ class RunSnapshot:
             rank = min(run.ranks, default=0) if self.rank is None else self.rank
             return attempts_of(run, rank, goes_on=self.is_live)
 
-    def lesson(self) -> Lesson | None:
+    def lesson(self) -> LessonOfEarlierRuns | None:
         """What earlier runs in the run's folder have shown about its learning rate."""
         return self._lesson.now()
 
@@ -139,10 +139,10 @@ class KeptLesson:
     def __init__(self, follower: Follower, clock: Callable[[], float]) -> None:
         self._follower, self._clock = follower, clock
         self._lock = threading.Lock()
-        self._lesson: Lesson | None = None
+        self._lesson: LessonOfEarlierRuns | None = None
         self._made_s: float | None = None
 
-    def now(self) -> Lesson | None:
+    def now(self) -> LessonOfEarlierRuns | None:
         """What earlier runs in its folder teach the run now; None where none is alike or near."""
         with self._lock:
             if self._made_s is None or self._clock() - self._made_s >= REMADE_S:

@@ -17,7 +17,7 @@ from formatting import said
 from open_runs import RunSnapshot
 from problems import guarded
 
-from ampwatch.diagnosis.signals import steps_of
+from ampwatch.diagnosis.column_arrays import steps_of
 from ampwatch.diagnosis.words import duration_text
 from ampwatch.report.thinning import Rug
 from ampwatch.report.timeline import Entry, Kind, Timeline, timeline_of
