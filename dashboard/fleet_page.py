@@ -129,7 +129,7 @@ def _picked() -> list[str]:
 
 
 def _pick(name: str) -> None:
-    """Choose a run of the fleet to compare, or no longer; without a name, choose none."""
+    """Choose a run on the Fleet page to compare, or no longer; without a name, choose none."""
     others = [one for one in _picked() if one != name] if name else []
     is_new = bool(name) and name not in _picked() and len(others) < compare_loader.MOST
     names = [*others, name] if is_new else others
@@ -140,7 +140,7 @@ def _pick(name: str) -> None:
 
 
 def _how_to_judge(places: Sequence[PlaceState]) -> list[str]:
-    """For each place a sentence with the command that judges the runs not judged yet."""
+    """For the Fleet page: the command that judges the runs of each place not judged yet."""
     found = []
     for place in places:
         left = len(place.runs) - len(place.verdicts)

@@ -45,7 +45,7 @@ class WorstValues:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The names of all layers, in forward order."""
+        """The names of all layers with worst values, in forward order."""
         return tuple(np.array(list(self._layers), object)[self._in_order].tolist())
 
     def of_columns(self, *columns: str) -> tuple[tuple[str, ...], Floats]:
@@ -86,7 +86,7 @@ class WorstValues:
         return sorted(range(len(self._order)), key=self._order.__getitem__)
 
     def _layer_numbers(self, rows: pa.Table) -> NDArray[np.int64]:
-        """The number of the layer of each row."""
+        """The number of each row's layer among the worst values."""
         coded = pc.dictionary_encode(pc.cast(rows.column("layer"), "string")).combine_chunks()
         codes = np.asarray(coded.indices.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
         unplaced = np.iinfo(np.int32).max
@@ -101,7 +101,7 @@ class WorstValues:
         return np.array(places, np.int64)[codes]
 
     def _stretches_of(self, step: Steps) -> NDArray[np.intp]:
-        """The stretch of each step; new stretches are added."""
+        """The stretch of each step among the worst values; new stretches are added."""
         cell = step // self.width
         cells = np.union1d(self.cells, cell)
         if len(cells) > len(self.cells):

@@ -68,30 +68,30 @@ class RunSnapshot:
     _made: dict[Hashable, Any] = field(default_factory=dict)
 
     def read_table(self, table: Table, columns: Sequence[str]) -> pa.Table:
-        """Read these columns of a table as they stand by now, of the ranks shown."""
+        """Read these columns of an open run's table as they stand by now, of the ranks shown."""
         with self._follower.reading() as run:
             return run.read(table, columns=columns, rank=self.rank)
 
     def last_rows(
         self, table: Table, columns: Sequence[str], most: int, *, step: int | None = None
     ) -> pa.Table:
-        """The last rows of a table up to a step, or of the whole run: at most `most`."""
+        """The last rows of an open run's table up to a step, or of all: at most `most`."""
         with self._follower.reading() as run:
             return run.last_rows(table, columns, most, step=step, rank=self.rank)
 
     def settings(self) -> dict[str, str]:
-        """Every recorded setting of the run by its dotted name."""
+        """Every recorded setting of the open run by its dotted name."""
         with self._follower.reading() as run:
             return whole_settings(run)
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """Each start of the run, as recorded by the rank shown, else by the lowest."""
+        """Each start of the open run, as recorded by the rank shown, else by the lowest."""
         with self._follower.reading() as run:
             rank = min(run.ranks, default=0) if self.rank is None else self.rank
             return attempts_of(run, rank, goes_on=self.is_live)
 
     def lesson(self) -> LessonOfEarlierRuns | None:
-        """What earlier runs in the run's folder have shown about its learning rate."""
+        """What earlier runs in the open run's folder have shown about its learning rate."""
         return self._lesson.now()
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -103,12 +103,12 @@ class RunSnapshot:
 
     @property
     def name(self) -> str:
-        """A name that tells the snapshot from those of another run or rank."""
+        """A name that tells a snapshot of an open run from those of another run or rank."""
         return self.path if self.rank is None else f"{self.path} rank {self.rank}"
 
     @property
     def diagnosis(self) -> Diagnosis | None:
-        """The run's diagnosis, if one was made yet; for a live run, of one that goes on."""
+        """The open run's diagnosis, if one was made yet; for a live run, of one that goes on."""
         if self.verdict is None:
             return None
         judged = self.verdict.diagnosis
@@ -119,17 +119,17 @@ class RunSnapshot:
 
     @property
     def established_scale(self) -> float | None:
-        """The level of the loss scale while training worked; None if it is not known."""
+        """The level of the open run's loss scale while training worked, if it is known."""
         return None if self.verdict is None else self.verdict.established_scale
 
     @property
     def is_live(self) -> bool:
-        """Whether the run was live at the moment of the snapshot."""
+        """Whether the open run was live at the moment of the snapshot."""
         return self.state is State.LIVE
 
     @property
     def is_judged(self) -> bool:
-        """Whether the verdict is of all rows that the run has."""
+        """Whether the verdict is of all rows that the open run has."""
         return self.verdict is not None and self._is_judged
 
 
@@ -143,7 +143,7 @@ class KeptLesson:
         self._made_s: float | None = None
 
     def now(self) -> LessonOfEarlierRuns | None:
-        """What earlier runs in its folder teach the run now; None where none is alike or near."""
+        """What earlier runs in its folder teach an open run now; None where none is alike or near."""
         with self._lock:
             if self._made_s is None or self._clock() - self._made_s >= REMADE_S:
                 with self._follower.reading() as run:
@@ -187,7 +187,7 @@ def all_open_runs() -> OpenRuns:
 
 
 def snapshot(path: str) -> RunSnapshot:
-    """The run at this path as it stands now, of the rank that the address names."""
+    """The open run at this path as it stands now, of the rank that the address names."""
     return all_open_runs().snapshot_of(path, address.read().rank)
 
 
@@ -260,7 +260,7 @@ class _OpenRun:
         return self._seen
 
     def _read_curves(self, run: Run, rows: int, *, first: bool) -> StepCurves:
-        """Read the run's curves; of a long run at first only the scale and the skips."""
+        """Read the open run's curves; of a long run at first only the scale and the skips."""
         if first and run.rows_logged(Table.STEPS, min(run.ranks, default=0)) > _MANY_ROWS:
             self._quick.read(run)
             self._loading = self._workers.submit(_all_curves, run, self._shown)
@@ -272,14 +272,14 @@ class _OpenRun:
         return self._numbers.curves
 
     def _zoomed_curves(self, curves: StepCurves, span: Span) -> StepCurves:
-        """The curves of a span of steps, read from the log."""
+        """The open run's curves in a span of steps, read from the log."""
         with self._lock, self._follower.reading() as run:
             if self._loading is not None or curves.epoch != self._numbers.curves.epoch:
                 return curves  # all rows are being read, or were begun anew
             return self._numbers.zoomed(run, span)
 
     def _updates_ranks(self, run: Run) -> bool:
-        """Show a rank that joins late or that a finding names; whether there is one."""
+        """Show a rank of the open run that joins late or is in a finding; whether there is one."""
         wanted = self._ranks_to_show(run.ranks)
         if wanted == self._shown:
             return False
@@ -288,7 +288,7 @@ class _OpenRun:
         return True
 
     def _ranks_to_show(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        """The rank that the reader chose; else the lowest, those in findings, and the next."""
+        """The open run's rank that the reader chose; else the lowest, those in findings, the next."""
         if self._rank in ranks:
             return (self._rank,)
         named = [rank for rank in self._judge.named_ranks if rank in ranks]
@@ -303,7 +303,7 @@ def _numbers_of(ranks: tuple[int, ...], epoch: int = 0) -> StepCurvesReader | Ra
 
 
 def _all_curves(run: Run, ranks: tuple[int, ...]) -> StepCurvesReader | RankCurvesReader:
-    """Read all curves of a long run, in the background, after the first chart is drawn."""
+    """Read all curves of a long open run, in the background, after its first chart is drawn."""
     time.sleep(_HEAD_START_S)
     numbers = _numbers_of(ranks)
     numbers.read(run)
@@ -321,7 +321,7 @@ class _Diagnoser:
 
     @property
     def named_ranks(self) -> tuple[int, ...]:
-        """The ranks that findings name apart from the others."""
+        """The ranks of the open run that findings name apart from the others."""
         if self.verdict is None:
             return ()
         diagnosis = self.verdict.diagnosis
@@ -333,7 +333,7 @@ class _Diagnoser:
         )
 
     def update(self, rows: int) -> bool:
-        """Update the run's verdict, in the background if there is much to read; whether it is done.
+        """Update the open run's verdict, in the background if much is new; whether it is done.
 
         `rows` is how many the run has by now.
         """
