@@ -71,7 +71,7 @@ def timeline_of(
     diagnosis: Diagnosis | None,
     ends: tuple[int, int],
 ) -> Timeline:
-    """The timeline of a run; `events` has step, time_ns, rank, kind and detail, `ends` is the axis."""
+    """The timeline of a run; `events` has step, time_ns, rank, kind and detail, `ends` the axis."""
     told = _Told.of(events)
     entries = chain(
         (_attempt(one, ends) for one in attempts),
