@@ -234,7 +234,7 @@ def _end_with(watch: Any, mirroring: Mirroring) -> None:
     A client registers its own exit handler when its run begins. Ours is registered now, so it runs
     first.
     """
-    from ampwatch.probe import process_end
+    from ampwatch.probe import fatal_exceptions
 
     reference = weakref.ref(watch)
 
@@ -243,7 +243,7 @@ def _end_with(watch: Any, mirroring: Mirroring) -> None:
             still.close_at_exit()
         mirroring.close()
 
-    cancel = process_end.at_end(at_end)
+    cancel = fatal_exceptions.at_end(at_end)
     watch.after_close(mirroring.close)
     watch.after_close(cancel)
 
