@@ -14,7 +14,7 @@ from ampwatch.errors import AmpwatchError
 
 if TYPE_CHECKING:
     from ampwatch.importers import ImportOptions
-    from ampwatch.importers.options import OnProgress
+    from ampwatch.importers.import_options import OnProgress
 
 # For smaller files a progress bar would only flicker.
 BAR_FROM_BYTES = 32 << 20

@@ -20,9 +20,9 @@ TEXT_OPTION = typer.Option(
 @contextmanager
 def following(path: str, source: str | None) -> Iterator[Path]:
     """The folder of the log's run, once its first line is understood."""
-    from ampwatch.importers import GrowingLog, ImportOptions, nothing_known
+    from ampwatch.importers import ImportOptions, TextLogFollower, nothing_known
 
-    log = GrowingLog(path, usual_folder(), ImportOptions(source=source)).start()
+    log = TextLogFollower(path, usual_folder(), ImportOptions(source=source)).start()
     try:
         if not log.wait_until_known():
             raise nothing_known(path)

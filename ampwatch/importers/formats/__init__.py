@@ -1,4 +1,4 @@
-"""The text formats, one small file each, in the order in which they are tried.
+"""The text formats, one small file for each framework, in the order in which they are tried.
 
 The first format that understands a line gets it. A new format is a file in this folder and its name
 in `FORMATS`.
