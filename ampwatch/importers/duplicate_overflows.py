@@ -62,7 +62,7 @@ class OverflowBurst:
     strangers: int = 0  # other lines since the last overflow
 
     def passed(self, lines: int) -> bool:
-        """Count lines that are no overflow; return whether the waiting overflows are to be settled
+        """Count lines that are no overflow; return whether the waiting overflows are to be settled.
 
         A single overflow followed by anything else comes from a single process. If several ranks
         print, other lines may occur between theirs.
@@ -110,7 +110,7 @@ def _is_later(time_ns: int | None, began_ns: int | None) -> bool:
 
 
 def _world(waiting: Sequence[Skip]) -> int:
-    """How many ranks print each overflow: 1, unless every value occurs equally often
+    """How many ranks print each overflow: 1, unless every value occurs equally often.
 
     Lines without a value cannot be compared, so each is one event. A single value that is repeated
     comes from several ranks only if the count is a power of two.

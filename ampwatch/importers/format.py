@@ -28,7 +28,7 @@ def as_printed(scale: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One framework's text format: how its lines are found and read
+    """One framework's text format: how its lines are found and read.
 
     `anchors` are literal texts. Every line that `read` understands contains one of them; `read`
     never gets other lines. `read` returns what a line states, or nothing.

@@ -64,7 +64,7 @@ def imply_skips(
 def _imply_earlier(
     state: RunState, count: int, step: int | None, begins_with: float | None
 ) -> None:
-    """Add implied skips before a step whose initial scale is known: that step was not skipped
+    """Add implied skips before a step whose initial scale is known: that step was not skipped.
 
     Skips that do not fit between the rows begin at the row before.
     """

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from ampwatch.diagnosis.words import count_text
 from ampwatch.errors import LogError
+from ampwatch.importers.formats import formats_for
 from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info
 from ampwatch.importers.log_file import LogFile
-from ampwatch.importers.text_import import TextImport, formats_for
+from ampwatch.importers.text_import import TextImport
 from ampwatch.store import RunInfo, create_run
 from ampwatch.store.layout import rank_folder
 

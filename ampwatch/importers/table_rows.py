@@ -59,7 +59,7 @@ class TableRows:
 
 
 def sorted_by_step(parts: Iterable[TableRows], say: Say) -> Iterator[TableRows]:
-    """The table's rows in the order of their steps, if they are shuffled or newest first
+    """The table's rows in the order of their steps, if they are shuffled or newest first.
 
     The rows of a resumed run stay as they are. A shuffled table is collected, up to some million
     rows; any other passes part by part.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ampwatch.errors import LogError
 from ampwatch.importers.format import Format
-from ampwatch.importers.formats import BY_SOURCE, FORMATS
+from ampwatch.importers.formats import formats_for
 from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info
 from ampwatch.importers.line_reader import LineReader, Unknown
 from ampwatch.importers.line_splitter import LineSplitter
@@ -106,17 +106,6 @@ def _unknown(unknown: Unknown) -> list[str]:
     lines = "line looks" if unknown.count == 1 else "lines look"
     what = f"{unknown.count:,} {lines} like a scale message in an unknown format"
     return [f"{what}, for example: {unknown.example!r}."]
-
-
-def formats_for(options: str | None) -> Sequence[Format]:
-    """All text formats, or the one that was named; raises LogError if there is no such format."""
-    if options is None:
-        return FORMATS
-    if options not in BY_SOURCE:
-        raise LogError(
-            f"There is no format {options!r}. Known formats: {', '.join(sorted(BY_SOURCE))}."
-        )
-    return (BY_SOURCE[options],)
 
 
 def import_text(

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ampwatch.errors import AmpwatchError, LogError
+from ampwatch.importers.formats import formats_for
 from ampwatch.importers.import_options import ImportOptions, fresh_info
 from ampwatch.importers.log_file import STANDARD_INPUT, opened, refuse_binary
-from ampwatch.importers.text_import import TextImport, formats_for
+from ampwatch.importers.text_import import TextImport
 from ampwatch.store import create_run
 
 _READ_BYTES = 1 << 20

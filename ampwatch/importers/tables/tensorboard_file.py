@@ -29,7 +29,7 @@ def looks_like_events(head: bytes) -> bool:
 def scalars(
     read: Callable[[int], bytes], say: Callable[[str], None] = lambda _: None
 ) -> Iterator[Scalars]:
-    """Every scalar of an event file, by tag; a truncated file ends at its last complete record
+    """Every scalar of an event file, by tag; a truncated file ends at its last complete record.
 
     A damaged record is left out. After a damaged length, which shows where the next record is,
     nothing is read; `say` is called once.
@@ -61,7 +61,7 @@ def _records(
 
 
 def _whole_records(data: bytes) -> tuple[np.ndarray, int]:
-    """Where each whole record of an event file starts, its length, and where the next one begins
+    """Where each whole record of an event file starts, its length, and where the next one begins.
 
     A loop writes the same tags again and again, so the lengths repeat: if some records show such a
     cycle, all records that continue it are found at once.

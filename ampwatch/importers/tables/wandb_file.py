@@ -54,7 +54,7 @@ def records(
 def parts(
     read: Callable[[int], bytes], say: Callable[[str], None] = lambda _: None
 ) -> Iterator[Part]:
-    """The complete records of a W&B file, some MB at a time; a cut-off file ends at its last one
+    """The complete records of a W&B file, some MB at a time; a cut-off file ends at its last one.
 
     A damaged piece costs its record and the rest of its block, because its length may be the
     damage; `say` is called once.
@@ -140,7 +140,7 @@ def _sound_pieces(data: bytes, skipped: int) -> tuple[_Pieces, list[int]]:
 
 
 def _pieces(data: bytes, skipped: int) -> tuple[_Pieces, list[int]]:
-    """The pieces of all blocks of a W&B file, and where a block holds one that is too long
+    """The pieces of all blocks of a W&B file, and where a block holds one that is too long.
 
     Each piece shows where the next one of its block is, so all blocks are read in parallel.
     """
