@@ -1,4 +1,4 @@
-"""Judge the runs of a place: what is new, by whoever is to do the work, and what stands by then.
+"""Judges the runs of a place that have no verdict yet, by workers, and stores the verdicts.
 
 Verdicts are stored while others are still worked on, so who is stopped keeps what was judged. Runs
 that cannot be judged are named, and the others go on.
@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import pyarrow as pa
 
 from ampwatch.errors import AmpwatchError, PlaceError
 from ampwatch.fleet.chosen_runs import Choice
+from ampwatch.fleet.judging_worker import ShareVerdicts, judge_share, shares_of
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.run_table import PublishedRun, list_published
-from ampwatch.fleet.share_judging import ShareVerdicts, judge_share, shares_of
 from ampwatch.fleet.verdicts import (
+    FleetVerdicts,
+    NotJudged,
     RunVerdict,
-    finding_rows,
     rules_version,
     store_verdicts,
     tables_of,
-    verdict_rows,
     verdicts_on,
 )
 from ampwatch.fleet.workers import Workers
@@ -34,40 +31,6 @@ _STORED_EVERY_S, _STORED_RUNS = 20.0, 500
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class NotJudged:
-    """A run without a verdict, and why."""
-
-    id: str
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class FleetVerdicts:
-    """What is known of the runs that were asked for, the newest first.
-
-    `judged` is how many of them were judged now. `changed` were published again or deleted while
-    they were judged.
-    """
-
-    place: str
-    runs: tuple[RunVerdict, ...]
-    judged: int = 0
-    failed: tuple[NotJudged, ...] = ()
-    changed: int = 0
-
-    @property
-    def verdicts(self) -> pa.Table:
-        """A row a run, as in the place's table."""
-        return verdict_rows(self.runs)
-
-    @property
-    def findings(self) -> pa.Table:
-        """A row a finding, as in the place's table."""
-        return finding_rows(self.runs)
-
-
 def judge_place(
     place: Place | str,
     choice: Choice,
@@ -76,15 +39,15 @@ def judge_place(
     findings: bool = True,
     progress: Progress | None = None,
 ) -> FleetVerdicts:
-    """Judge what is new of the chosen runs, store it, and tell what is known of them all.
+    """Judge those chosen runs of a place that have no verdict yet; return all their verdicts.
 
-    Raises PlaceError; what was judged by then is stored, as it is after Ctrl-C. Without `findings`
-    the runs have none, which are most of the bytes. `progress` gets the runs that were judged and
-    all that are to be.
+    The verdicts are on all chosen runs, also those judged before. Raises PlaceError; what was
+    judged by then is stored, as it is after Ctrl-C. Without `findings` the runs have none, which
+    are most of the bytes. `progress` gets the runs that were judged and all that are to be.
     """
     place = place if isinstance(place, Place) else Place(place)
     chosen = choice.of_runs(list_published(place))
-    done = _Judging(place, chosen)
+    done = _JudgedSoFar(place, chosen)
     try:
         for share, said in workers.as_done(judge_share, place.address, done.shares(workers.count)):
             done.take(share, said)
@@ -99,8 +62,8 @@ def judge_place(
     return FleetVerdicts(place.address, ours, done.judged, tuple(done.failed), done.changed)
 
 
-class _Judging:
-    """What was judged so far."""
+class _JudgedSoFar:
+    """What the workers have judged so far, and what is not stored yet."""
 
     def __init__(self, place: Place, chosen: Sequence[PublishedRun]) -> None:
         self._place = place
@@ -115,11 +78,11 @@ class _Judging:
         self.failed: list[NotJudged] = []
 
     def shares(self, workers: int) -> list[list[PublishedRun]]:
-        """The work that is to be done."""
+        """The runs that are to be judged, in shares for the workers."""
         return shares_of(self._left, workers)
 
     def take(self, share: Sequence[PublishedRun], said: ShareVerdicts) -> None:
-        """Take what came of a share; raises what kept the place from being read."""
+        """Take what a worker made of its share; raises what kept it from reading the place."""
         if said.rules != rules_version():
             raise AmpwatchError(
                 f"A worker judges by the rules {said.rules} and this machine by {rules_version()}: "
@@ -137,13 +100,13 @@ class _Judging:
             self.store()
 
     def store(self) -> None:
-        """Store what is new."""
+        """Store the verdicts that are new."""
         found, self._found = self._found, []
         if found:
             store_verdicts(self._tables, found)
         self._stored_s = time.monotonic()
 
     def tidy(self) -> None:
-        """Leave few files."""
+        """Join the small files of the verdict tables after judging."""
         for table in self._tables:
             table.tidy()
