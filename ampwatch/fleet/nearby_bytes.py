@@ -54,7 +54,7 @@ class NearbyBytes:
                 self._stretches |= dict.fromkeys(members, stretch)
 
     def get(self, path: str, start: int, length: int) -> bytes:
-        """Read a range of an object, if it was expected with others near it."""
+        """Read a range of an object, together with the expected ranges near it."""
         stretch = self._stretches.get(Extent(path, start, length))
         if stretch is None:
             return self._place.get(path, start, length)

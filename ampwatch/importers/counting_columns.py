@@ -182,7 +182,7 @@ def _falls(skips: Cells, step: Cells) -> bool:
 
 
 def _fitting(name: str, column: Cells) -> Cells:
-    """A counted column's cells, without those that do not fit our column's type."""
+    """The cells of a block's column, without those that do not fit the type of our column."""
     kind = numpy_type(SCHEMAS[Table.STEPS].field(name).type)
     if kind.kind == "b":
         return column.where(~np.isnan(column.values))

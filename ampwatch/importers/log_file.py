@@ -74,7 +74,7 @@ class LogFile:
         return text.lstrip("\ufeff")
 
     def read(self, size: int) -> bytes:
-        """The file's next bytes, decompressed; fewer only at its end."""
+        """The file's next bytes, decompressed but not decoded; fewer only at its end."""
         while len(self._held) < size and not self._is_over:
             self._held += self._next(max(size - len(self._held), SNIFF_BYTES))
         taken, self._held = self._held[:size], self._held[size:]
