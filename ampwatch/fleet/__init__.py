@@ -19,7 +19,7 @@ from ampwatch.fleet.place_address import is_place
 from ampwatch.fleet.published_run_reader import open_published
 from ampwatch.fleet.publishing import publish
 from ampwatch.fleet.publishing_worker import Outcome
-from ampwatch.fleet.run_table import PublishedRun, list_published
+from ampwatch.fleet.runs_delta_table import PublishedRun, list_published
 
 __all__ = [
     "Outcome",

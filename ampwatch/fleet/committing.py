@@ -18,7 +18,13 @@ from ampwatch.fleet.published_facts import is_retold
 from ampwatch.fleet.publishing_worker import Written, WrittenRun
 from ampwatch.fleet.row_tables import DAY, TABLE_SCHEMAS
 from ampwatch.fleet.run_details import Detail, read_detail
-from ampwatch.fleet.run_table import RUNS_SCHEMA, PublishedRun, RunTable, fresh_token, of_rows
+from ampwatch.fleet.runs_delta_table import (
+    RUNS_SCHEMA,
+    PublishedRun,
+    RunTable,
+    fresh_token,
+    of_rows,
+)
 from ampwatch.follow.liveness import State
 from ampwatch.ranges import Ranges
 from ampwatch.store.tags import RunTags

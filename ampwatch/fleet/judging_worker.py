@@ -17,7 +17,7 @@ from ampwatch.fleet.place import Place
 from ampwatch.fleet.published_run_reader import open_row
 from ampwatch.fleet.row_files import WHOLE_BYTES
 from ampwatch.fleet.run_details import Detail, read_detail
-from ampwatch.fleet.run_table import PublishedRun, list_published
+from ampwatch.fleet.runs_delta_table import PublishedRun, list_published
 from ampwatch.fleet.verdicts import RunVerdict, rules_version, verdict_of
 from ampwatch.follow import diagnose
 from ampwatch.printable_text import printable

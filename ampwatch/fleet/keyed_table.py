@@ -20,7 +20,7 @@ from pyarrow import parquet
 from ampwatch.errors import PlaceError
 from ampwatch.fleet.place import Added, Place, retried
 from ampwatch.fleet.row_tables import DAY
-from ampwatch.fleet.run_table import fresh_token
+from ampwatch.fleet.runs_delta_table import fresh_token
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -12,9 +12,9 @@ from ampwatch.fleet.place import Place
 from ampwatch.fleet.row_files import Fetch, Part, read_part
 from ampwatch.fleet.row_tables import published_names, stored_rows
 from ampwatch.fleet.run_details import Detail, RankNote, Source, read_detail
-from ampwatch.fleet.run_table import PublishedRun, find_published
+from ampwatch.fleet.runs_delta_table import PublishedRun, find_published
 from ampwatch.rows import SCHEMAS, EventKind, Table
-from ampwatch.store.ordered_rows import ATTEMPT
+from ampwatch.store.public_rows import ATTEMPT
 from ampwatch.store.run import Run
 from ampwatch.store.run_info import RunInfo
 

@@ -19,7 +19,7 @@ from ampwatch.fleet.committing import DETAILS, commit
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.publishing_worker import Outcome, PublishingJob, bytes_in, write_share
 from ampwatch.fleet.row_tables import DAY, TABLE_SCHEMAS
-from ampwatch.fleet.run_table import RUNS, RUNS_SCHEMA, RunTable, of_rows
+from ampwatch.fleet.runs_delta_table import RUNS, RUNS_SCHEMA, RunTable, of_rows
 from ampwatch.fleet.workers import in_order
 from ampwatch.rows import TABLES
 from ampwatch.store import RUN_FILE, read_info

@@ -28,7 +28,7 @@ from ampwatch.fleet.row_tables import (
     with_places,
 )
 from ampwatch.fleet.run_details import Detail, read_detail
-from ampwatch.fleet.run_table import PublishedRun, fresh_token
+from ampwatch.fleet.runs_delta_table import PublishedRun, fresh_token
 from ampwatch.fleet.unpublished_rows import UnpublishedRows, has_unpublished, unpublished_rows_of
 from ampwatch.follow.liveness import State, at_a_glance
 from ampwatch.rows import TABLES, Table

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ampwatch.errors import PlaceError
 from ampwatch.fleet.row_files import Part
-from ampwatch.fleet.run_table import PublishedRun
+from ampwatch.fleet.runs_delta_table import PublishedRun
 from ampwatch.ranges import Range
 
 _MOST_BYTES = 256 << 20  # of a run of 10 million steps and 1,024 ranks these are 60 MB

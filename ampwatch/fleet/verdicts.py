@@ -27,7 +27,7 @@ from ampwatch.fleet.keyed_table import KEY_NAMES, Key, KeyedTable
 from ampwatch.fleet.lost_time import lost_time
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.row_tables import DAY
-from ampwatch.fleet.run_table import PublishedRun, list_published
+from ampwatch.fleet.runs_delta_table import PublishedRun, list_published
 from ampwatch.store import Run
 
 VERDICTS, FINDINGS = "verdicts", "findings"

@@ -21,7 +21,7 @@ from ampwatch.fleet.chosen_runs import choice_of
 from ampwatch.fleet.judging import judge_place
 from ampwatch.fleet.judging_worker import shares_of
 from ampwatch.fleet.place import Place
-from ampwatch.fleet.run_table import list_published
+from ampwatch.fleet.runs_delta_table import list_published
 from ampwatch.fleet.verdicts import read_verdicts, rules_version, store_verdicts, tables_of
 from ampwatch.fleet.workers import LocalWorkers
 

@@ -14,7 +14,7 @@ import ampwatch
 from ampwatch.fleet import keyed_table, publish
 from ampwatch.fleet.judging_worker import judge_run
 from ampwatch.fleet.place import Place
-from ampwatch.fleet.run_table import list_published
+from ampwatch.fleet.runs_delta_table import list_published
 from ampwatch.fleet.verdicts import (
     findings_text,
     read_verdicts,
