@@ -96,7 +96,7 @@ _COMMANDS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Be the program `ampwatch`: run the command in these arguments, or in sys.argv, and exit."""
+    """Run the program `ampwatch` with these arguments, or those of sys.argv, and exit."""
     prepare_streams()
     signal.signal(signal.SIGTERM, _end)  # child processes must not outlive us
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))

@@ -29,7 +29,7 @@ Say = Callable[[PublisherReport], None]
 
 
 def main(orders: PublisherOrders) -> None:
-    """Be the background process: publish as ordered until the recorder closes the pipe."""
+    """Run the background process: publish as ordered until the recorder closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the starter's
     with contextlib.suppress(AttributeError, OSError):
         os.nice(_LESS_URGENT)

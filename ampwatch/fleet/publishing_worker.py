@@ -160,7 +160,7 @@ class _FileBatch:
 
     @property
     def is_full(self) -> bool:
-        """Whether the files are large enough to be written."""
+        """Whether the worker's files are large enough to be written."""
         held = sum(file.size for file in self._files.values())
         return held + self.outcome.bytes_written >= _BATCH_BYTES
 

@@ -93,7 +93,7 @@ def plan_holds(state: RunState, rows: TableRows, plan: BulkPlan, at: int) -> boo
 
 
 def _scales(rows: TableRows, known: float) -> tuple[Cells, Floats]:
-    """The scale after each table row, with and without values carried over from earlier rows."""
+    """The scale after each row to add in bulk, with and without values of earlier rows."""
     after = rows.values.get("scale_after") or Cells.absent(len(rows))
     before = rows.values.get("scale") or Cells.absent(len(rows))
     told = after.present | before.present
@@ -116,7 +116,7 @@ def _told(rows: TableRows, name: str) -> Flags:
 
 
 def _is_unknown_before(rows: TableRows, state: RunState) -> Flags:
-    """Whether the table has told no scale before the row."""
+    """Which rows to add in bulk have no known scale before them."""
     if state.now.scale is not None:
         return np.zeros(len(rows), np.bool_)
     told = _told(rows, "scale") | _told(rows, "scale_after")
@@ -125,7 +125,7 @@ def _is_unknown_before(rows: TableRows, state: RunState) -> Flags:
 
 
 def _in_place(state: RunState, rows: TableRows) -> Flags:
-    """Whether the table row's step is above the last one, or no row has a step."""
+    """Which rows can be added in bulk by their steps: each above the last, or none has a step."""
     now, numbered = state.now, rows.is_numbered
     before = np.concatenate(([now.counter is not None], numbered[:-1]))
     last = now.last_step if now.counter is None else max(now.counter, now.last_step)
@@ -137,14 +137,14 @@ def _in_place(state: RunState, rows: TableRows) -> Flags:
 
 
 def _is_next(state: RunState, rows: TableRows) -> Flags:
-    """Whether the table row's step directly follows the step of the row before."""
+    """Which rows to add in bulk directly follow the row before, by their steps."""
     last = -1 if state.now.counter is None else state.now.counter
     is_next: Flags = ~rows.is_numbered | (np.diff(rows.step, prepend=last) == 1)
     return is_next
 
 
 def _counted(state: RunState, rows: TableRows) -> tuple[Floats, Flags]:
-    """The table's counter of all skips after each row, and whether it is unchanged."""
+    """The counter of all skips after each row to add in bulk, and where it is unchanged."""
     skips = rows.skips
     known = math.nan if state.now.total_skips is None else float(state.now.total_skips)
     total: Floats = np.full(len(rows), known)
@@ -190,7 +190,7 @@ def _add_plain(state: RunState, rows: TableRows, plan: BulkPlan, where: slice) -
 def _columns(
     state: RunState, part: TableRows, plan: BulkPlan, planned_at: slice
 ) -> dict[str, npt.NDArray[np.int64] | Cells]:
-    """Plain table rows as columns of the steps table."""
+    """The rows to add in bulk, as columns of the steps table."""
     step = part.step
     if not part.is_numbered[0]:
         step = state.now.last_step + 1 + np.arange(len(part))

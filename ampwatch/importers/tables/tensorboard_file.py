@@ -128,7 +128,10 @@ def _may_go_on(data: bytes, at: int) -> bool:
 
 
 def _heads_vouched(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Whether each record's length matches the checksum after it; many are the same."""
+    """Whether each record's length in the event file matches the checksum after it.
+
+    Many lengths are the same, so each is checked once.
+    """
     told, which = np.unique(lengths, return_inverse=True)
     sums = masked_checksums(told.astype("<u8").tobytes(), 8 * np.arange(len(told)), 0 * told + 8)
     same: np.ndarray = sums[which] == _at(data, starts - _TAIL, "<u4")
@@ -136,6 +139,6 @@ def _heads_vouched(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.n
 
 
 def _vouched(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Whether each record's data matches the checksum after it."""
+    """Whether each record's data in the event file matches the checksum after it."""
     same: np.ndarray = masked_checksums(data, starts, lengths) == _at(data, starts + lengths, "<u4")
     return same

@@ -35,7 +35,7 @@ class Part:
 
     @classmethod
     def of(cls, records: Sequence[bytes]) -> Part:
-        """These records, concatenated."""
+        """W&B records, concatenated, and where each of them begins and ends."""
         ends = np.cumsum(np.array([len(record) for record in records], np.int64))
         return cls(b"".join(records), np.concatenate(([0], ends[:-1])).astype(np.int64), ends)
 
