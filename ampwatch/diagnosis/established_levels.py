@@ -83,7 +83,7 @@ class EstablishedLevels:
         self.loose[:, self._cell(position)] += skips, lone
 
     def begin_anew(self, position: int) -> None:
-        """Forget the levels: the scale was set by hand here, and earlier ones are no comparison."""
+        """Forget the levels so far: the scale was set anew here, and they are no comparison."""
         self.began, self.levels = max(position, 0), _no_levels()
 
     def slow_fall(self, final: float, octaves: float, window: int, skips: int) -> SlowFall | None:

@@ -49,7 +49,7 @@ class LayerOverflows:
         return self.at_loss == self.times.count
 
     def joined(self, other: LayerOverflows) -> LayerOverflows:
-        """These overflows of a layer and others of it, together."""
+        """The overflows of a culprit layer and further ones of it, together."""
         ranks = self.ranks | other.ranks
         kept = ranks if len(ranks) <= _MOST_RANKS else self.ranks
         return LayerOverflows(
@@ -98,7 +98,7 @@ class RankOverflows:
     is_bound: bool  # whether any of them only bounds the place
 
     def joined(self, later: RankOverflows) -> RankOverflows:
-        """These overflows of a rank and later ones of it, together."""
+        """The overflows of a culprit rank and later ones of it, together."""
         return RankOverflows(
             self.times.joined(later.times),
             self.before_scale + later.before_scale,
@@ -117,7 +117,7 @@ class JointOverflows:
     joining: Times = field(default_factory=Times)
 
     def and_origin(self, origin: OverflowOrigin, position: int) -> JointOverflows:
-        """The counts with one more step's overflow."""
+        """The counts of culprits with the origin of one more overflow."""
         times, alone = Times().and_at(origin.step, position), {}
         if origin.alone is not None:
             before = int(origin.before_scale)
@@ -126,7 +126,7 @@ class JointOverflows:
         return self.joined(JointOverflows(1, origin.ranks, alone, joining))
 
     def joined(self, later: JointOverflows) -> JointOverflows:
-        """These counts of overflows and later ones, together."""
+        """The counts of culprits so far and later ones, together."""
         alone = dict(self.alone)
         for rank, one in later.alone.items():
             alone[rank] = alone[rank].joined(one) if rank in alone else one
@@ -136,7 +136,7 @@ class JointOverflows:
         )
 
     def is_chance(self, count: int) -> bool:
-        """Whether so many overflows from one rank are likely by chance alone.
+        """Whether so many overflows from one rank are mere chance, and make it no culprit.
 
         By Chernoff's bound on the tail of the binomial, times the number of ranks it might have
         been.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ampwatch.diagnosis.blocks import Block, RankRows
+from ampwatch.diagnosis.blocks import Block, BlockRankRows
 from ampwatch.diagnosis.column_arrays import Mask
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.times import Times
@@ -91,7 +91,7 @@ class RankHistory:
             losses_vary=self.losses_vary or bool((finite != finite[:1]).any()),
         )
 
-    def _with_rank(self, block: Block, rank: int, rows: RankRows) -> tuple[RankHistory, Mask]:
+    def _with_rank(self, block: Block, rank: int, rows: BlockRankRows) -> tuple[RankHistory, Mask]:
         """Compare one rank's steps of a block with the lowest rank's; also where they differ."""
         at, there = block.at_step(rows.step)
         at, mine = at[there], np.flatnonzero(there)

@@ -72,6 +72,6 @@ class KeptUpdates:
 
     @classmethod
     def of(cls, samples: Sequence[RoundingSample]) -> KeptUpdates:
-        """The mean over these samples and its error; it takes two samples at least."""
+        """The mean that rounding kept over these samples (two at least), and its error."""
         shares = [sample.update_kept_share for sample in samples]
         return cls(statistics.fmean(shares), statistics.stdev(shares) / math.sqrt(len(shares)))

@@ -11,16 +11,9 @@ from ampwatch.diagnosis import learning_rate
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.causes import TIES, link_causes
 from ampwatch.diagnosis.enough_to_judge import is_too_short, little_seen, unsure_advice
-from ampwatch.diagnosis.findings import (
-    Action,
-    Advice,
-    Diagnosis,
-    Finding,
-    RunFacts,
-    Severity,
-    Verdict,
-)
+from ampwatch.diagnosis.findings import CUT_OFF, Diagnosis, Finding, RunFacts, Severity, Verdict
 from ampwatch.diagnosis.learning_rate import Judgement
+from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.rule import RATE
 from ampwatch.diagnosis.rules import RULES
 
@@ -146,3 +139,9 @@ def _iso(time_ns: int | None) -> str | None:
         return None
     moment = datetime.fromtimestamp(time_ns // 1_000_000_000, tz=timezone.utc)
     return moment.isoformat().replace("+00:00", "Z")
+
+
+def verdict_text(diagnosis: Diagnosis) -> str:
+    """The verdict as text for a list of runs, with whether the run was cut off."""
+    verdict, state = diagnosis.verdict.value, diagnosis.run.state
+    return f"{verdict}, {state}" if state == CUT_OFF != verdict else verdict
