@@ -1,4 +1,4 @@
-"""Numbers, steps and lists in words, as findings and pages print them."""
+"""Numbers, steps, lists and names in words, as people read them."""
 
 from __future__ import annotations
 
@@ -109,3 +109,24 @@ def list_text(names: Sequence[str], limit: int = 3) -> str:
     shown = ", ".join(names[:limit])
     more = len(names) - limit
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+# --- layers ---------------------------------------------------------------------------------------
+
+_SHORT_DTYPES = {
+    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
+}  # fmt: skip
+
+
+def shortened(name: str, most: int) -> str:
+    """A layer's name in at most so many letters: shortened in the middle, as its ends differ."""
+    if len(name) <= most:
+        return name
+    tail = (most - 1) * 2 // 3
+    return f"{name[: most - 1 - tail]}…{name[-tail:]}"
+
+
+def short_dtype(name: str) -> str:
+    """A data type in the words of people: fp16, bf16."""
+    return _SHORT_DTYPES.get(name, name)
