@@ -60,7 +60,7 @@ def tables_of(rows: RecordRows, ranks: Sequence[int], cutter: BlockCutter) -> di
 class UncutRows:
     """The rows of one table (of one rank or of all) that no block has taken yet."""
 
-    key: str = "step"  # the column that they are in the order of
+    key: str = "step"  # the column by which they are ordered
     taken: int = 0
     restarts: int = 0
     last_step: int | None = None
@@ -68,7 +68,9 @@ class UncutRows:
     rows: pa.Table | None = None  # as shown, from row number `first` on
     first: int = 0
     steps: Integers = field(default_factory=lambda: _NONE)  # of the rows not taken yet
-    anew: Integers = field(default_factory=lambda: _NONE)  # where among them steps begin anew
+    anew: Integers = field(
+        default_factory=lambda: _NONE
+    )  # where among them steps begin anew (a restart)
 
     @property
     def needed(self) -> int:

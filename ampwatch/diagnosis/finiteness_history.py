@@ -39,10 +39,10 @@ class FinitenessHistory:
     bad_loss_no_forward: Times = field(default_factory=Times)  # ... and those that nobody saw
     bad_loss_value: str = ""
     any_bad_loss: bool = False
-    told: frozenset[str] = frozenset()  # which of loss, rate and gradient norm the record tells
-    norms: int = 0  # told, finite or not
-    rates: int = 0  # told
-    any_rate: bool = False  # that moves anything
+    told: frozenset[str] = frozenset()  # which of loss, rate and gradient norm are recorded
+    norms: int = 0  # recorded, finite or not
+    rates: int = 0  # recorded
+    any_rate: bool = False  # a rate that moves anything
     bad_weights: Times = field(default_factory=Times)
     autocast_dtypes: frozenset[str] = frozenset()
     missing_updates: Times = field(default_factory=Times)

@@ -29,7 +29,7 @@ class NonfiniteGradientHistory:
     unsettled: Times = field(default_factory=Times)  # ... inf since the last finite norm
     layer: str | None = None  # in whose backward it began, where a sample shows it
     found_good: bool = False  # a finite norm
-    skipped: Times = field(default_factory=Times)  # steps that are told to be skipped, by anyone
+    skipped: Times = field(default_factory=Times)  # steps recorded as skipped, by anyone
     unmoved: Times = field(default_factory=Times)  # ... after steps that moved the weights
     unmoved_bad: Times = field(default_factory=Times)  # of them, with gradients not finite
     moved: int = 0

@@ -19,10 +19,10 @@ from ampwatch.rows import EventKind
 MOST_LAYERS = 1024
 _MOST_RANKS = 64
 LOSS = "(loss)"  # where an event's bound ends, if that is not a layer
-# How likely chance alone may be to make one rank overflow so often before it is called a wonder.
+# A rank is a culprit if chance alone makes it overflow so often with less than this probability.
 RANK_CHANCE = 0.01
 
-# No scale can help these, so chance and growth have no part in them.
+# No scale can help against these, so neither chance nor growth causes them.
 _BEFORE_THE_SCALE = frozenset(("forward", "input", "loss"))
 
 
@@ -80,7 +80,7 @@ class OverflowOrigin:
     """Where one step's overflow came from: from one rank alone, or from joining the ranks."""
 
     step: int
-    ranks: int  # that told
+    ranks: int  # that reported it
     alone: int | None = None
     joining: bool = False
     before_scale: bool = False  # the rank's own loss or activations were not finite

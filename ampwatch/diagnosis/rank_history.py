@@ -18,12 +18,12 @@ from ampwatch.rows import EventKind
 class RankFacts:
     """What is known of one rank beside the lowest one."""
 
-    compared: int = 0  # steps of which both tell a loss
+    compared: int = 0  # steps with a loss on both
     same_losses: int = 0  # bit for bit
     last_step: int = 0
     last_time_ns: int = 0
     ahead_ns: int | None = None  # its clock, at the first step that both have closed
-    # The lowest rank's and its own, at the first step of which both tell a scale.
+    # The lowest rank's and its own, at the first step with a scale on both.
     first_scales: tuple[float, float] | None = None
 
 

@@ -46,8 +46,8 @@ class ForSeveralRuns:
     """What one run contributes to the advice on several: it is small, however long the run."""
 
     rate: learning_rate.RateState
-    optimizers: str  # their classes, as far as the run tells them; those of a GAN are several
-    says_nothing_of_the_rate: bool  # something else brought it down
+    optimizers: str  # their classes, as far as recorded; a GAN has several
+    says_nothing_of_the_rate: bool  # something else caused its trouble
 
     @classmethod
     def of(cls, case: Case, diagnosis: Diagnosis) -> ForSeveralRuns:

@@ -20,7 +20,7 @@ from ampwatch.diagnosis.doubling_windows import DoublingWindows
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.medians import known_of, median
 
-# Absent is nan; flags are 0 and 1. `loss` is finite or nan, `loss_bad` tells a loss that was
+# Absent is nan; flags are 0 and 1. `loss` is finite or nan, `loss_bad` marks a loss that was
 # recorded and was not finite.
 COLUMNS = (
     "step", "skipped", "loss", "loss_bad", "lr", "lr_base", "grad_norm", "applied_norm",
