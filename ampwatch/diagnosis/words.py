@@ -1,4 +1,4 @@
-"""Numbers, steps, lists and names in words, as people read them."""
+"""Numbers, steps, lists and names in words, as findings and pages print them."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,6 @@ from ampwatch.rows import EXPONENT_BINS, Table
 COLUMNS = 240  # of the heatmap: more would not be visible on a screen
 _LEAST_COLUMNS = 60  # of that of very many layers
 _MOST_VALUES = 500_000  # of a heatmap: 2 MB
-_TAIL_ROWS = 20_000  # tell every layer's data types
 _SEARCHED_ROWS = (1 << 12, 1 << 17)  # for a layer's last histogram: soon found, as a rule
 _USUAL_HOLES = 1.5  # sampling intervals between two samples of a layer
 _HISTORY = {
@@ -29,9 +27,6 @@ _HISTORY = {
     "update_ratio": False,
 }  # fmt: skip
 _CAST_HISTORY = dict.fromkeys((*CAST_COLUMNS, STALENESS), False)
-ROOT = "(root)"
-_DTYPES = ("input_dtype", "param_dtype", "output_dtype", "out_grad_dtype", "autocast", "kind",
-           "input_format", "weight_format", "grad_format")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,48 +131,6 @@ def exponents(look: Look, layer: str, step: int | None) -> Exponents | None:
     lows = [row["scale_low"] for row in told if row["scale_low"] is not None]
     highs = [row["scale_high"] for row in told if row["scale_high"] is not None]
     return Exponents(step, counts, max(lows, default=None), min(highs, default=None))
-
-
-def is_within(name: str, layer: str) -> bool:
-    """Whether a name is the layer's or that of what is inside it; the root holds all."""
-    return layer in {name, ROOT} or name.startswith(f"{layer}.")
-
-
-@dataclass(slots=True)
-class Branch:
-    """A layer with what is inside it."""
-
-    name: str
-    facts: dict[str, Any]
-    inside: dict[str, Branch]
-
-
-def facts_of(look: Look) -> dict[str, dict[str, Any]]:
-    """Of each layer the data types and formats last seen."""
-    rows = look.last_rows(Table.LAYERS, ("layer", *_DTYPES), _TAIL_ROWS)
-    return {row["layer"] or "": row for row in _last_of_each(rows).to_pylist()}
-
-
-def tree(names: Sequence[str], latest: Mapping[str, dict[str, Any]]) -> Branch:
-    """The layers as the model nests them, with their facts."""
-    root = Branch("", {}, {})
-    for layer in names:
-        if layer == ROOT:
-            root.facts = latest.get(layer, {})
-            continue
-        branch = root
-        for part in layer.split("."):
-            branch = branch.inside.setdefault(part, Branch(part, {}, {}))
-        branch.facts = latest.get(layer, {})
-    return root
-
-
-def _last_of_each(rows: Any) -> Any:
-    """Of each layer the last row."""
-    coded = pc.dictionary_encode(_texts(rows.column("layer"))).combine_chunks()
-    codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    _, from_end = np.unique(codes[::-1], return_index=True)
-    return rows.take(len(codes) - 1 - from_end)
 
 
 def _is(rows: Any, layer: str) -> Any:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import small_charts
 from formatting import age_text, rate_text, said, shortened
-from run_entries import Made
 from run_list import Choice, Origin
+from runs_entries import Made
 
 from ampwatch.diagnosis.words import scale_text, share_text
 from ampwatch.follow import ListEntry

@@ -8,12 +8,12 @@ import time
 import pytest
 import run_list
 import streamlit as st
-from list_view import ListView, view_in
-from run_entries import Made, RunEntries
+from address import RunsView, runs_view_in
 from run_list import Choice, Origin, RunList
-from run_rows import RunRow, groups_of, in_order, natural
-from run_search import SearchError, search_for
-from run_table import Group, RunTable, body, head
+from runs_columns import RunRow, groups_of, in_order, natural
+from runs_entries import Made, RunEntries, all_entries
+from runs_search import SearchError, search_for
+from runs_table import Group, RunTable, body, head
 from written_runs import write_run
 
 import ampwatch
@@ -117,35 +117,35 @@ def test_a_run_is_in_the_group_of_each_of_its_tags():
 
 
 def test_the_view_in_the_address_is_the_view_that_was_written():
-    view = ListView("rate>0.1 & größe", "-rate", "tag", "received", ("a&b", "no tag"))
-    assert view_in(view.text()) == view
-    assert ListView().text() is None
-    assert view_in("group=nonsense&%&find").group == ""
+    view = RunsView("rate>0.1 & größe", "-rate", "tag", "received", ("a&b", "no tag"))
+    assert runs_view_in(view.text()) == view
+    assert RunsView().text() is None
+    assert runs_view_in("group=nonsense&%&find").group == ""
 
 
 def shown(rows, view=None):
     """The table of these rows."""
     st.cache_resource.clear()
     listed = RunList(tuple(one.choice for one in rows), ())
-    entries = run_list.entries()
+    entries = all_entries()
     for one in rows:
         if one.made is not None:
             entries._made[one.choice.path] = one.made
-    return RunTable().shown(listed, view or ListView())
+    return RunTable().shown(listed, view or RunsView())
 
 
 def test_received_runs_are_in_a_section_of_their_own():
     rows = [*ROWS, row("got", origin=Origin.RECEIVED), row("far", origin=Origin.ELSEWHERE)]
     assert [item.choice.title for item in shown(rows).items] == [r.choice.title for r in ROWS]
-    [got] = shown(rows, ListView(origin="received")).items
+    [got] = shown(rows, RunsView(origin="received")).items
     assert got.choice.title == "got"
-    assert len(shown(rows, ListView(origin="all")).items) == len(rows)
+    assert len(shown(rows, RunsView(origin="all")).items) == len(rows)
     assert len(shown(rows[-2:]).items) == 2  # none of one's own: all are shown
     assert shown(rows).counts == {Origin.HERE: 4, Origin.RECEIVED: 1, Origin.ELSEWHERE: 1}
 
 
 def test_groups_are_headings_among_the_rows_and_are_folded():
-    items = shown(ROWS, ListView(group="verdict", folded=("failing",))).items
+    items = shown(ROWS, RunsView(group="verdict", folded=("failing",))).items
     assert items[0] == Group("failing", 2, is_folded=True)
     assert [getattr(item, "name", None) or item.choice.title for item in items] == [
         "failing", "healthy", "big 10", "reading", "Lr=0.1",
@@ -159,8 +159,8 @@ def test_a_column_that_no_run_fills_is_left_out():
 
 
 def test_headings_say_how_they_sort_and_names_are_data():
-    assert 'aria-sort="descending"' in head(ListView(sort="-rate"), ["run", "rate"])
-    assert 'data-value="rate"' in head(ListView(sort="-rate"), ["run", "rate"])
+    assert 'aria-sort="descending"' in head(RunsView(sort="-rate"), ["run", "rate"])
+    assert 'data-value="rate"' in head(RunsView(sort="-rate"), ["run", "rate"])
     hostile = row("<img src=x>\" onload='x' \u202egnp", tags=("<b>",), note="<i>")
     text = body([hostile], 0, shown([hostile]).columns, set())
     assert "<img" not in text
@@ -217,7 +217,7 @@ def test_an_entry_is_kept_on_disk_until_the_runs_files_change(state, tmp_path, m
     assert (made.highest_rate, made.skipped) == (0.1, 30)
     assert made.course.split()[0] == "16"
     entries._workers.shutdown()
-    monkeypatch.setattr("run_entries._made", lambda _: pytest.fail("it is kept"))
+    monkeypatch.setattr("runs_entries._made", lambda _: pytest.fail("it is kept"))
     assert RunEntries().of(choice).entry == made
     (path / "rank-0" / "devices.arrows").write_bytes(b"more")
     assert RunEntries().of(choice_of(path)) is None

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import run_list
+import server_options
 import streamlit as st
 from formatting import said
 
@@ -31,7 +32,7 @@ def show_absent(name: str) -> None:
 
 
 def _places() -> str:
-    return ", ".join(str(folder) for folder in run_list.folders())
+    return ", ".join(str(folder) for folder in server_options.shown_folders())
 
 
 def show() -> None:
@@ -44,7 +45,7 @@ def show() -> None:
     st.code("ampwatch.attach(scaler, model)", language="python")
     st.markdown("or see a small training go wrong, here and now, in under a minute:")
     if st.button("Run the demo", type="primary"):
-        options = ["demo", "--no-dashboard", "--dir", str(run_list.folders()[0])]
+        options = ["demo", "--no-dashboard", "--dir", str(server_options.shown_folders()[0])]
         st.session_state[_DEMO] = subprocess.Popen(
             [sys.executable, "-m", "ampwatch", *options],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

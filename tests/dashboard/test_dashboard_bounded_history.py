@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import tracemalloc
 
-import kept_points
+import bounded_history
 import numpy as np
 import pytest
 import step_curves
+from bounded_history import MOST_SAMPLES, Extremes, History, Places, Sample, Ticks
 from chart_points import thinned_base
-from kept_points import MOST_SAMPLES, Extremes, History, Places, Sample, Ticks
 from open_runs import OpenRuns
 from rank_curves import RankNumbers, column_of
 from step_curves import SCALE, TIME, Age, Numbers
@@ -148,7 +148,7 @@ def test_the_rows_of_a_span_are_found_in_every_pass_over_its_steps():
 @pytest.fixture
 def little(monkeypatch):
     """Few rows and points are held, so that a run of 30,000 steps is a long one."""
-    monkeypatch.setattr(kept_points, "HELD_ROWS", 2048)
+    monkeypatch.setattr(bounded_history, "HELD_ROWS", 2048)
     monkeypatch.setattr("rank_curves.HELD_ROWS", 2048)
     monkeypatch.setattr(step_curves, "HELD_ROWS", 2048)
     monkeypatch.setattr(step_curves, "_PORTION_ROWS", 1500)

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import address
-import run_list
+from address import RUNS_GROUPS, RunsView
 from formatting import said
-from list_view import GROUPS, ListView
 from run_list import Choice, Origin, RunList
-from run_rows import BY_KEY, COLUMNS, RunRow, groups_of, in_order
-from run_search import Search, SearchError, search_for
+from runs_columns import BY_KEY, COLUMNS, RunRow, groups_of, in_order
+from runs_entries import all_entries
+from runs_search import Search, SearchError, search_for
 
 from ampwatch.store import OWN_SOURCE
 
@@ -64,17 +64,17 @@ class RunTable:
         self._key: object = None
         self._shown: Shown | None = None
 
-    def shown(self, listed: RunList, view: ListView) -> Shown:
+    def shown(self, listed: RunList, view: RunsView) -> Shown:
         """The table as a reader wants it; what it needs to know of runs is asked for."""
-        entries = run_list.entries()
+        entries = all_entries()
         key = (id(listed), entries.version, view)
         if self._shown is None or key != self._key:
             self._shown, self._key, self._listed = _shown(listed, view), key, listed
         return self._shown
 
 
-def _shown(listed: RunList, view: ListView) -> Shown:
-    entries = run_list.entries()
+def _shown(listed: RunList, view: RunsView) -> Shown:
+    entries = all_entries()
     counts = Counter(choice.origin for choice in listed.choices)
     origin = _origin(view, counts)
     choices = [one for one in listed.choices if origin in (_ALL, one.origin.value)]
@@ -103,20 +103,20 @@ def _search(text: str) -> tuple[Search[RunRow], str]:
         return Search(), str(error)
 
 
-def _depends_on_entries(view: ListView, search: Search[RunRow]) -> bool:
+def _depends_on_entries(view: RunsView, search: Search[RunRow]) -> bool:
     if search.needs_entries or view.group in ("verdict", "finding", "model"):
         return True
     return view.sort.removeprefix("-") in _OF_ENTRIES
 
 
-def _origin(view: ListView, counts: Counter[Origin]) -> str:
+def _origin(view: RunsView, counts: Counter[Origin]) -> str:
     """Which runs are listed: as chosen, else this folder's, or all if it has none."""
     if view.origin == _ALL or view.origin in {origin.value for origin in counts}:
         return view.origin
     return Origin.HERE.value if counts[Origin.HERE] else _ALL
 
 
-def _grouped(rows: Iterable[RunRow], view: ListView) -> tuple[Item, ...]:
+def _grouped(rows: Iterable[RunRow], view: RunsView) -> tuple[Item, ...]:
     groups: defaultdict[str, list[RunRow]] = defaultdict(list)
     for row in rows:
         for name in groups_of(row, view.group):
@@ -146,7 +146,7 @@ def _columns(rows: Sequence[RunRow]) -> tuple[str, ...]:
 # --- as HTML -------------------------------------------------------------------------------------
 
 
-def head(view: ListView, columns: Sequence[str]) -> str:
+def head(view: RunsView, columns: Sequence[str]) -> str:
     """The headings: each sorts, and says whether it does."""
     cells = []
     for key in columns:
@@ -210,7 +210,7 @@ def _row(row: RunRow, number: int, columns: Sequence[str], is_chosen: bool, link
     return f'<tr data-go="{name}" aria-rowindex="{number + 2}"{mark}><td>{box}</td>{cells}</tr>'
 
 
-def bar(shown: Shown, view: ListView) -> str:
+def bar(shown: Shown, view: RunsView) -> str:
     """Whose runs, in which groups, and how many are shown."""
     parts = []
     if len(shown.counts) > 1:
@@ -220,7 +220,7 @@ def bar(shown: Shown, view: ListView) -> str:
     options = (
         "".join(
             f'<option value="{group}"{" selected" if group == view.group else ""}>{group}</option>'
-            for group in ("", *GROUPS)
+            for group in ("", *RUNS_GROUPS)
         )
         .replace('value=""></option>', 'value="">nothing</option>')
         .replace('value="" selected></option>', 'value="" selected>nothing</option>')

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import streamlit as st
 from run_list import Choice, Origin
 
 from ampwatch.errors import AmpwatchError
@@ -67,6 +68,12 @@ class EarlierRuns:
             while len(self._settings) > _MOST_KEPT:
                 self._settings.pop(next(iter(self._settings)))
         return self._settings[key]
+
+
+@st.cache_resource(show_spinner=False)
+def all_earlier_runs() -> EarlierRuns:
+    """What is known of runs that others are compared with, shared by all tabs."""
+    return EarlierRuns()
 
 
 def _without_settings(info: RunInfo) -> RunInfo:

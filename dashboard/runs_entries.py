@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import published_runs
+import published_places
+import streamlit as st
 from run_list import Choice, Origin
 
 from ampwatch.errors import AmpwatchError
@@ -46,13 +47,13 @@ class RunEntries:
     @property
     def version(self) -> int:
         """Grows with each entry that is made."""
-        return self._made_count + published_runs.times_read()
+        return self._made_count + published_places.times_read()
 
     def of(self, choice: Choice) -> Made | None:
         """The run's entry as last made; None if there is none yet."""
         if choice.origin is Origin.PUBLISHED:
             # What `ampwatch fleet` found: to judge it here would fetch all of it.
-            entry = published_runs.entry_at(choice.path, choice.run.id)
+            entry = published_places.entry_at(choice.path, choice.run.id)
             return Made(choice.run.stamp, 0.0, entry)
         made = self._made.get(choice.path)
         if made is None and not choice.live:
@@ -105,6 +106,12 @@ class RunEntries:
                 return self._wanted.pop()
             self._is_working = False
             return None
+
+
+@st.cache_resource(show_spinner=False)
+def all_entries() -> RunEntries:
+    """The entries of the table of runs, shared by all tabs."""
+    return RunEntries()
 
 
 def _made(choice: Choice) -> Made:

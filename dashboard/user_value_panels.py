@@ -9,7 +9,7 @@ import address
 import streamlit as st
 from open_runs import Look
 from step_curves import TIME
-from user_values import Value, grouped
+from user_value_curves import Value, grouped
 
 from ampwatch.diagnosis.words import count_text
 from ampwatch.printable_text import printable

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from kept_points import History, Past
+from bounded_history import History, Past
 from numpy.typing import NDArray
 
 from ampwatch.follow import Follower

@@ -8,6 +8,7 @@ from pathlib import Path
 import address
 import navigate
 import run_list
+import server_options
 import streamlit as st
 from problems import problem
 
@@ -55,6 +56,6 @@ def _imported(file: st.runtime.uploaded_file_manager.UploadedFile, source: str |
         path = Path(folder) / (Path(file.name).name or "log")  # its extension may tell the format
         path.write_bytes(file.getbuffer())
         try:
-            return import_log(path, run_list.folders()[0], ImportOptions(source=source))
+            return import_log(path, server_options.shown_folders()[0], ImportOptions(source=source))
         except (AmpwatchError, OSError) as error:
             raise AmpwatchError(str(error).replace(str(path), file.name)) from error

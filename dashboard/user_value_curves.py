@@ -8,7 +8,7 @@ from threading import Lock
 
 import numpy as np
 import pyarrow as pa
-from kept_points import EXACT_WIDTH, Extremes, Places
+from bounded_history import EXACT_WIDTH, Extremes, Places
 from step_curves import Span, with_neighbours
 
 from ampwatch.follow import Follower

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from run_rows import RunRow
+from runs_columns import RunRow
 
 from ampwatch import search
 from ampwatch.errors import SearchError

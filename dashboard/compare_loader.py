@@ -1,4 +1,4 @@
-"""The runs that are compared: outlined in the background, and kept until they have new rows.
+"""Loads the runs that are compared, in the background, and keeps them until they have new rows.
 
 A run is opened, outlined, thinned for the chart and let go, so that fifty long ones take no more
 memory than their lines. Of a live run its follower is kept, whose engine goes on.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from chart_points import thinned_lines
 from run_list import Choice
 from step_curves import Numbers
-from user_values import UserValues
+from user_value_curves import UserValues
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, follow
@@ -39,8 +39,8 @@ _Pair = tuple[str, _Version, str, _Version]  # two runs, as they were when they 
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A run, ready to be compared; without an outline it cannot be read, and why."""
+class LoadedRun:
+    """A run that was loaded to be compared; without an outline `problem` says why it was not."""
 
     version: _Version
     outline: Outline | None
@@ -52,29 +52,29 @@ class Prepared:
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns that there is anything to draw of."""
+        """The columns of a compared run that have anything to draw."""
         return frozenset(name.removesuffix(".x") for name in self.lines if name.endswith(".x"))
 
 
-class ComparedRuns:
-    """What was prepared; what is missing or old is made when it is asked for."""
+class CompareLoader:
+    """Loads runs to compare and finds where they part; what is missing or old is made on demand."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, Prepared] = OrderedDict()
+        self._kept: OrderedDict[str, LoadedRun] = OrderedDict()
         self._due_at: dict[str, float] = {}  # before that a live run is not read again
         self._pairs: OrderedDict[tuple[str, str], tuple[_Pair, Divergence]] = OrderedDict()
         self._jobs: dict[object, Future[None]] = {}
         self._followers: dict[str, Follower] = {}
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="ampwatch-compare")
 
-    def of(self, choices: Sequence[Choice], wait_s: float) -> dict[str, Prepared]:
-        """The runs as last prepared, by name; others come later. It waits a while for the first."""
+    def loaded(self, choices: Sequence[Choice], wait_s: float) -> dict[str, LoadedRun]:
+        """The compared runs as last loaded, by name; waits a while for those that are new."""
         with self._lock:
-            self._settle()
+            self._forget_done_jobs()
             for choice in choices:
                 if self._is_old(choice) and choice.path not in self._jobs:
-                    self._jobs[choice.path] = self._workers.submit(self._prepare, choice)
+                    self._jobs[choice.path] = self._workers.submit(self._load, choice)
             jobs = [self._jobs[one.path] for one in choices if one.path in self._jobs]
         wait(jobs, wait_s)
         with self._lock:
@@ -85,17 +85,17 @@ class ComparedRuns:
                 self._forget(next(iter(self._kept)))
             return {c.name: self._kept[c.path] for c in choices if c.path in self._kept}
 
-    def partings(
-        self, first: Choice, others: Sequence[Choice], known: dict[str, Prepared], wait_s: float
+    def divergences(
+        self, first: Choice, others: Sequence[Choice], known: dict[str, LoadedRun], wait_s: float
     ) -> list[Divergence | None]:
-        """Where the others part from the first, as last read; None where that is to come."""
+        """Where compared runs part from the first, as last read; None where it is not known yet."""
         base = known[first.name].version
         keys = [(first.path, base, one.path, known[one.name].version) for one in others]
         with self._lock:
-            self._settle()
+            self._forget_done_jobs()
             new = [key for key in keys if self._is_new(key)]
             if new:
-                self._jobs |= dict.fromkeys(new, self._workers.submit(self._part, new))
+                self._jobs |= dict.fromkeys(new, self._workers.submit(self._find_divergences, new))
             jobs = [self._jobs[key] for key in keys if key in self._jobs]
         wait(jobs, wait_s)
         with self._lock:
@@ -106,8 +106,8 @@ class ComparedRuns:
 
     # --- within ----------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Forget the jobs that are done; what one failed of is raised to who looks."""
+    def _forget_done_jobs(self) -> None:
+        """Forget the loading jobs that are done; the error of one is raised here."""
         done = [(key, job) for key, job in self._jobs.items() if job.done()]
         for key, _ in done:
             del self._jobs[key]
@@ -130,9 +130,9 @@ class ComparedRuns:
         self._due_at.pop(path, None)
         self._followers.pop(path, None)
 
-    def _prepare(self, choice: Choice) -> None:
+    def _load(self, choice: Choice) -> None:
         began = time.monotonic()
-        follower, made = _prepared(choice)
+        follower, made = _load_run(choice)
         ended = time.monotonic()
         with self._lock:
             self._followers.pop(choice.path, None)
@@ -141,8 +141,8 @@ class ComparedRuns:
             self._kept[choice.path] = made
             self._due_at[choice.path] = ended + max(_LEAST_S, _REST * (ended - began))
 
-    def _part(self, keys: Sequence[_Pair]) -> None:
-        """Where these runs diverge from one baseline."""
+    def _find_divergences(self, keys: Sequence[_Pair]) -> None:
+        """Find where compared runs part from one of them."""
         for key, found in zip(keys, _divergences(keys), strict=False):
             with self._lock:
                 self._pairs[key[0], key[2]] = key, found
@@ -152,7 +152,7 @@ def _version(choice: Choice) -> _Version:
     return choice.last_time_ns, choice.live, choice.cut_off
 
 
-def _prepared(choice: Choice) -> tuple[Follower | None, Prepared]:
+def _load_run(choice: Choice) -> tuple[Follower | None, LoadedRun]:
     version = _version(choice)
     try:
         follower = follow(choice.path)
@@ -161,15 +161,15 @@ def _prepared(choice: Choice) -> tuple[Follower | None, Prepared]:
         outline = outline_as(run, look.diagnosis, look.for_several)
         curves = Numbers().take(run)
         lines = {k.removeprefix("base."): v for k, v in thinned_lines(curves).items()}
-        own, own_odd = _own_lines(follower)
+        own, own_odd = _user_value_lines(follower)
     except (AmpwatchError, OSError) as problem:
-        return None, Prepared(version, None, {}, (0, 0), 0, problem=str(problem))
+        return None, LoadedRun(version, None, {}, (0, 0), 0, problem=str(problem))
     odd = {**curves.odd, **own_odd}
-    return follower, Prepared(version, outline, lines | own, curves.ends, len(curves), odd)
+    return follower, LoadedRun(version, outline, lines | own, curves.ends, len(curves), odd)
 
 
-def _own_lines(follower: Follower) -> tuple[Arrays, dict[str, Stretches]]:
-    """The lines of the user's values, and where each is not finite."""
+def _user_value_lines(follower: Follower) -> tuple[Arrays, dict[str, Stretches]]:
+    """A compared run's lines of the user's values, and where each is not finite."""
     values = UserValues(follower, None)
     lines: Arrays = {}
     odd = {}
@@ -181,7 +181,7 @@ def _own_lines(follower: Follower) -> tuple[Arrays, dict[str, Stretches]]:
 
 
 def _divergences(keys: Sequence[_Pair]) -> list[Divergence]:
-    """Those of a run that is gone are left out, with all after it: it is asked for anew."""
+    """Where compared runs part from the first, up to one that is gone: it is asked for anew."""
     found = []
     try:
         first = open_run(keys[0][0])

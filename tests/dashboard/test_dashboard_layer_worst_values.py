@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import kept_layers
-import kept_points
-import layer_samples
+import bounded_history
+import layer_chart_data
+import layer_worst_values
 import numpy as np
 import pytest
 from chart_points import thinned_lines
-from kept_layers import KeptLayers, Worst
+from layer_chart_data import QUANTITIES, grid, history, layer_names
 from layer_quantities import quantities_of
-from layer_samples import QUANTITIES, grid, history, layer_names
+from layer_worst_values import KeptLayers, Worst
 from written_runs import fresh_id
 
 from ampwatch import codec, store
@@ -88,7 +88,7 @@ def test_the_worst_of_a_long_live_run_is_that_of_all_its_rows(tmp_path, quantity
     grown, anew = grid(look(), quantity, None), grid(looked(path)(), quantity, None)
     assert np.array_equal(grown.values, anew.values, equal_nan=True)
     assert np.array_equal(grown.edges, anew.edges)
-    assert len(grown.edges) <= layer_samples.COLUMNS + 1
+    assert len(grown.edges) <= layer_chart_data.COLUMNS + 1
     for row, layer in enumerate((1, 2, 0)):
         norm, room = values(every, layer)
         norm = np.where(np.isnan(norm), np.inf, norm)
@@ -123,7 +123,7 @@ def test_what_is_kept_is_bounded():
         worst.add(pa.table({
             "step": step, "layer": ["a"] * 500, "order": [0] * 500, "grad_norm": step * 1.0,
         }))  # fmt: skip
-        assert len(worst.cells) <= kept_layers.MOST_CELLS
+        assert len(worst.cells) <= layer_worst_values.MOST_CELLS
     _, values_kept = worst.of("grad_norm")
     ends = np.append(worst.first[1:], 100_000) - 1
     assert np.array_equal(values_kept[0], ends.astype(np.float32))
@@ -131,7 +131,7 @@ def test_what_is_kept_is_bounded():
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_one_layers_line_is_the_worst_of_the_ranks_at_each_step(tmp_path, ranks, monkeypatch):
-    monkeypatch.setattr(kept_points, "HELD_ROWS", 1000)
+    monkeypatch.setattr(bounded_history, "HELD_ROWS", 1000)
     path, writers = begin(tmp_path, ranks)
     look, every = looked(path, tuple(range(ranks))), np.arange(0, 6000, 10)
     for at in range(0, len(every), 45):

@@ -7,7 +7,6 @@ One that cannot be reached says so, keeps its runs on the page, and is asked aga
 from __future__ import annotations
 
 import datetime as dt
-import os
 import threading
 import time
 from collections import Counter
@@ -15,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import server_options
 import streamlit as st
 
 from ampwatch.diagnosis import RULES
@@ -75,11 +75,6 @@ class _Place:
             self._lock.release()
 
 
-def addresses() -> list[str]:
-    """The places given to `ampwatch dashboard`."""
-    return os.environ.get("AMPWATCH_DASHBOARD_PLACES", "").split()
-
-
 def look() -> tuple[Published, ...]:
     """The last known state of each place; the first request waits a moment for it."""
     return tuple(place.look() for place in _places())
@@ -117,7 +112,7 @@ def entry_of(verdict: RunVerdict) -> ListEntry:
 
 @st.cache_resource(show_spinner=False)
 def _places() -> list[_Place]:
-    return [_Place(address) for address in addresses()]
+    return [_Place(address) for address in server_options.shown_places()]
 
 
 def _summaries(address: str, found: list[PublishedRun]) -> tuple[RunSummary, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import received_runs
 import run_list
+import server_options
 import streamlit as st
 from formatting import said, shortened
 from run_list import Choice, Origin
@@ -95,13 +96,13 @@ def delete() -> list[str]:
 
 def _deletable() -> list[Path]:
     """The folders of runs that are shown, that of received ones among them."""
-    received = run_list.feed().received
-    return run_list.folders() + ([] if received is None else [received])
+    received = received_runs.feed().received
+    return server_options.shown_folders() + ([] if received is None else [received])
 
 
 def goes(choice: Choice) -> bool:
     """Whether a run is gone when this server ends, unless it is kept."""
-    received = run_list.feed().received
+    received = received_runs.feed().received
     return received is not None and choice.run.path.parent == received
 
 
@@ -119,7 +120,7 @@ def _keep(choice: Choice) -> str:
     if choice.live:
         return f"{choice.title} is live: keep it once it has ended."
     try:
-        received_runs.keep(choice.run.path, run_list.folders()[0])
+        received_runs.keep(choice.run.path, server_options.shown_folders()[0])
     except AmpwatchError as error:
         return str(error)
     return ""
