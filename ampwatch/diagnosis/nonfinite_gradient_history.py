@@ -106,7 +106,7 @@ def _maker(block: Block, at: Integers) -> str | None:
 
 
 def _is_still(block: Block) -> Mask:
-    """Where a step moved no weight although it had a rate and a gradient; null is no zero."""
+    """Where a step moved no weight, as if its gradients were not finite; null is no zero."""
     columns = block.columns
     pushed = ~(columns["grad_norm"] == 0) & ~(columns["lr"] <= DEAD_RATE)
     taken = ~block.skipped & ~block.left_out & ~block.guarded

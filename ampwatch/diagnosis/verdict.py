@@ -31,7 +31,7 @@ def verdict_of(case: Case, findings: Sequence[Finding]) -> Verdict:
 
 
 def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
-    """The advice on the rate; a finding with another cause overrides the rate's own numbers."""
+    """Beside the verdict, the advice on the rate; another cause overrides the rate's numbers."""
     if verdict is Verdict.INCOMPLETE and (case.is_searching or case.is_one_line):
         judged = "any step was accepted" if case.is_searching else "the rate can be judged"
         return Advice(Action.UNKNOWN, f"The record ends before {judged}.")
@@ -57,7 +57,7 @@ def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Find
 
 
 def _doubtful(advice: Advice) -> Advice:
-    """The advice without its claim about the rate, but still with where to restart."""
+    """The advice beside a verdict that casts doubt on the rate: only where to restart remains."""
     return Advice(
         Action.UNKNOWN,
         f"{advice.because} The rate may still be the cause.",
@@ -73,7 +73,7 @@ _OFTEN_THE_RATE = _STANDS_AFTERWARDS | {"AMP103", "AMP104", "AMP203", "AMP204", 
 
 
 def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding]) -> Advice:
-    """The advice when a finding stands although loss and updates look normal."""
+    """The advice beside the verdict if a finding stands although loss and updates look normal."""
     codes, action = {finding.code for finding in causes}, Action.UNKNOWN
     if causes and "AMP307" not in codes and causes[0].code in {"AMP206", "AMP306"}:
         return _explained_by(causes[0], current=seen.base)

@@ -171,7 +171,7 @@ def weigh_signs(found: dict[SignRow, SignReading]) -> tuple[AttributionRow, ...]
 
 
 def chances_of(table: Iterable[AttributionRow]) -> tuple[float, ...]:
-    """The probability of each cause of `WEIGHED`, from the weighed rows."""
+    """The probability with which each cause of `WEIGHED` is attributed, from the weighed rows."""
     total = [sum(points) for points in zip(BIAS, *(row.points for row in table), strict=True)]
     powers = [math.exp(points - max(total)) for points in total]
     return tuple(power / sum(powers) for power in powers)

@@ -21,7 +21,7 @@ def robust_deviation(values: Floats) -> float:
 
 
 def nonzero_deviation(spread: Floats, middle: Floats) -> Floats:
-    """A deviation, raised to the least that is allowed for values of this size."""
+    """The deviation of noise, raised to the least that is allowed for values of this size."""
     return np.maximum(spread, np.maximum(1e-3 * np.abs(middle), 1e-12))
 
 

@@ -172,7 +172,7 @@ def scaler_recreated(case: Case) -> Iterator[Seen]:
 
 
 def _made_anew(made: Times, searched: int) -> Seen:
-    """New scalers that were observed; two that cost no steps may be phases of one training."""
+    """Scales that started over in new scalers; two that cost no steps may be phases of training."""
     harmless = made.count < RECREATED_RESETS and not searched
     cost = (
         f"their searches skipped {count_text(searched, 'step')} that are not in the record."
