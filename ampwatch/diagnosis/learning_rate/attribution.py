@@ -18,14 +18,7 @@ from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.onset import OnsetSign
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
-from ampwatch.diagnosis.learning_rate.signs import (
-    BIAS,
-    COURSE,
-    FEWEST,
-    TABLE,
-    SignReading,
-    SignRow,
-)
+from ampwatch.diagnosis.learning_rate.signs import BIAS, COURSE, FEWEST, TABLE, SignReading, SignRow
 from ampwatch.diagnosis.learning_rate.trouble import Trouble
 
 

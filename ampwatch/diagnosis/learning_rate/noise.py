@@ -5,11 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ampwatch.diagnosis.column_arrays import Floats
-from ampwatch.diagnosis.learning_rate.constants import (
-    BAND_FACTOR,
-    MEDIAN_STEPS,
-    ROBUST_DEVIATIONS,
-)
+from ampwatch.diagnosis.learning_rate.constants import BAND_FACTOR, MEDIAN_STEPS, ROBUST_DEVIATIONS
 from ampwatch.diagnosis.medians import median
 
 

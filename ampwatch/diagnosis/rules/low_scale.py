@@ -11,18 +11,9 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import AT_FLOOR
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.rule import (
-    NOT_FINITE,
-    RATE,
-    Page,
-    Seen,
-    Ties,
-    rule,
-)
+from ampwatch.diagnosis.rule import NOT_FINITE, RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.rules.scale_collapse import slow_fall, unknown_cause_text
-from ampwatch.diagnosis.rules.scale_search_and_resets import (
-    STARTUP_ERROR_SCALE,
-)
+from ampwatch.diagnosis.rules.scale_search_and_resets import STARTUP_ERROR_SCALE
 from ampwatch.diagnosis.words import scale_text
 
 

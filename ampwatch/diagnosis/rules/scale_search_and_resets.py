@@ -7,13 +7,7 @@ from collections.abc import Iterator
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import (
-    Page,
-    Seen,
-    Ties,
-    always,
-    rule,
-)
+from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import count_text, scale_text
 from ampwatch.rows import EventKind
