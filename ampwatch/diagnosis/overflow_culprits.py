@@ -60,7 +60,7 @@ class LayerOverflows:
 
 
 def count_for_layer(layers: dict[str, LayerOverflows], event: Event, position: int) -> None:
-    """Count an overflow event for the layer that it names."""
+    """Count an overflow event for the layer that it names as the culprit."""
     layer = event.layer
     if layer is None or (layer not in layers and len(layers) >= MOST_LAYERS):
         return

@@ -122,8 +122,8 @@ def _facts(case: Case) -> RunFacts:
         source=record.source,
         ranks=record.ranks,
         steps=numbers.steps if case.observed.loop else scale.steps + scale.steps_before,
-        started=_iso(record.started_ns),
-        ended=_iso(record.last_time_ns),
+        started=_as_iso_utc(record.started_ns),
+        ended=_as_iso_utc(record.last_time_ns),
         clean_end=record.clean_end,
         first_scale=None if np.isnan(scale.first_scale) else scale.first_scale,
         final_scale=case.final_scale,
@@ -133,8 +133,7 @@ def _facts(case: Case) -> RunFacts:
     )
 
 
-def _iso(time_ns: int | None) -> str | None:
-    """A time as ISO 8601 in UTC, for a diagnosis's facts about the run."""
+def _as_iso_utc(time_ns: int | None) -> str | None:
     if not time_ns or time_ns < 0:
         return None
     moment = datetime.fromtimestamp(time_ns // 1_000_000_000, tz=timezone.utc)

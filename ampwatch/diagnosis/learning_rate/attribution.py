@@ -18,7 +18,15 @@ from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.onset import OnsetSign
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
-from ampwatch.diagnosis.learning_rate.signs import BIAS, COURSE, FEWEST, TABLE, SignReading, SignRow
+from ampwatch.diagnosis.learning_rate.signs import (
+    BIAS,
+    COURSE,
+    FEWEST,
+    TABLE,
+    SignReading,
+    SignRow,
+    sign_readings,
+)
 from ampwatch.diagnosis.learning_rate.trouble import Trouble
 
 
@@ -129,7 +137,7 @@ def attribute(trouble: Trouble) -> Attribution:
     onset = trouble.onset
     if onset.hard and not len(trouble.accepted):
         return _static(trouble.state, trouble.after)
-    table = weigh_signs(readings(trouble))
+    table = weigh_signs(sign_readings(trouble))
     recorded = recorded_mechanism(trouble.before, trouble.after)
     chances = chances_of(table)
     # A loss alone never leads to "lower", unless it had risen and numbers then left their format.
@@ -145,12 +153,6 @@ def attribute(trouble: Trouble) -> Attribution:
             Cause.UNDECIDED
         )  # to keep the rate of a loss that has diverged, both must have been recorded
     return Attribution(cause, chances[0], table, recorded)
-
-
-def readings(trouble: Trouble) -> dict[SignRow, SignReading]:
-    """The reading of every sign that this trouble's record can show."""
-    found = {entry: entry.measure(trouble) for entry in TABLE}
-    return {entry: reading for entry, reading in found.items() if reading is not None}
 
 
 def weigh_signs(found: dict[SignRow, SignReading]) -> tuple[AttributionRow, ...]:
@@ -171,7 +173,7 @@ def chances_of(table: Iterable[AttributionRow]) -> tuple[float, ...]:
 
 
 def weights_text() -> str:
-    """The weights of all signs as text for a page: points for the rate in each octave."""
+    """The points that attribution gives the rate for an octave of each sign, as text for a page."""
     rows = (AttributionRow(entry, SignReading(1.0, 1.0, 0.0, 0)) for entry in TABLE)
     return "; ".join(f"{row.entry.name} {row.speaks_for(Cause.RATE):+.1f}" for row in rows)
 

@@ -199,7 +199,7 @@ class Trouble:
 
 
 def rows_around(state: RateState, onset: Onset) -> tuple[RateRows, RateRows]:
-    """The rows before a trouble's onset and from it on, in the finest form that is kept."""
+    """The rows before a trouble and those from it on, in the finest form that is kept."""
     rows, at = state.head, onset.row
     if at >= len(rows):
         rows, at = state.tail, onset.row - (state.rows - len(state.tail))
