@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ampwatch.diagnosis import Action, advise_on_all
-from ampwatch.diagnosis.findings import SCHEMA, Advice, json_value, verdict_text
+from ampwatch.diagnosis.findings import SCHEMA, json_value
+from ampwatch.diagnosis.learning_rate.advice import Advice
+from ampwatch.diagnosis.verdict import verdict_text
 from ampwatch.diagnosis.words import (
     bytes_text,
     count_text,
