@@ -230,7 +230,7 @@ def _seconds(text: str) -> float:
 def _print(proof: Proof) -> None:
     from ampwatch.recovery.proof import sentence_of, table_of
 
-    rows = table_of(proof.tries)
+    rows = table_of(proof)
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     for row in rows if proof.tries else ():
         cells = zip(row, widths, strict=True)

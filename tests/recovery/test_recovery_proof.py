@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampwatch.recovery.proof import Proof, Try, kept_proof, sentence_of, table_of
+from ampwatch.recovery.outcome import Try
+from ampwatch.recovery.proof import Proof, kept_proof, sentence_of, table_of
 from ampwatch.recovery.prove import MOST_TRIES, WIDE_ENOUGH, next_rate, reached_rate
 from ampwatch.recovery.rerun import Record
 
 
-def tried(rate, *, held, steps=300, **losses):
+def tried(rate, *, held, steps=300, others=None, **losses):
     verdict = "healthy" if held else "failing"
     told = "" if held else "AMP301 lr-too-high"
     by_step = {name.lstrip("at"): loss for name, loss in losses.items()}
-    return Try("lr", rate, steps, verdict, held, told, by_step, "folder")
+    return Try("lr", rate, steps, verdict, held, told, by_step, "folder", **(others or {}))
 
 
 def proof_of(*tries, base=1.0):
@@ -112,9 +113,9 @@ def test_the_search_ends_within_an_octave_of_the_limit_from_any_first_guess(limi
 
 
 def test_losses_are_compared_at_a_step_that_all_have():
-    head, low, high = table_of([
+    head, low, high = table_of(proof_of(
         tried(0.2, held=False, at10=3.0, at20=90.0), tried(0.1, held=True, at10=2.0),
-    ])  # fmt: skip
+    ))  # fmt: skip
     assert head[4] == "loss at step 10"
     assert (low[0], low[4]) == ("rate 0.1", "2")
     assert (high[0], high[4], high[5]) == ("rate 0.2", "3", "AMP301 lr-too-high")
