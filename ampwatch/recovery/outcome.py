@@ -62,6 +62,12 @@ def highest_loss(losses: Mapping[int, float]) -> float | None:
     return max((statistics.median(course[at : at + WINDOW]) for at in windows), default=None)
 
 
+def is_doubtful(one: Try) -> bool:
+    """Whether its loss stood above its first: only a lower rate shows what it might have learnt."""
+    first, _ = _ends(one)
+    return one.highest is not None and one.highest - first > _HARDLY * abs(first)
+
+
 def has_learnt(one: Try) -> bool:
     """Whether its loss came down; true where none is known."""
     first, last = _ends(one)

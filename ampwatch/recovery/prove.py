@@ -18,7 +18,7 @@ from ampwatch.diagnosis.words import count_text
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import follow
 from ampwatch.recovery.change import FLOAT32, LAYERS_BY, NOTHING, RATE, ROOT, Value
-from ampwatch.recovery.outcome import Try, ceiling, has_learnt
+from ampwatch.recovery.outcome import Try, ceiling, has_learnt, is_doubtful
 from ampwatch.recovery.proof import TIME_WAS_UP, Proof, kept_proof, words_of
 from ampwatch.recovery.rerun import (
     Asked,
@@ -249,6 +249,9 @@ def next_rate(proof: Proof) -> float | None:
     if low is None:
         down = sum(one.change == RATE and not one.is_stable for one in proof.tries)
         return None if high is None else high * DOWN ** max(1, down)
+    lowest = min(proof.rates, key=lambda one: one.rate)
+    if lowest.rate == low and is_doubtful(lowest):
+        return low * DOWN
     if high is None or math.log2(high / low) <= WIDE_ENOUGH:
         return None
     return math.sqrt(low * high)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ampwatch.recovery.outcome import Try
 from ampwatch.recovery.proof import Proof, kept_proof, sentence_of, table_of
-from ampwatch.recovery.prove import MOST_TRIES, WIDE_ENOUGH, next_rate, reached_rate
+from ampwatch.recovery.prove import MOST_TRIES, WIDE_ENOUGH, lower_rate, next_rate, reached_rate
 from ampwatch.recovery.rerun import Record
 
 
@@ -110,6 +110,24 @@ def test_the_search_ends_within_an_octave_of_the_limit_from_any_first_guess(limi
     assert low <= 2.0**limit < high
     assert math.log2(high / low) <= WIDE_ENOUGH
     assert len(proof.tries) <= 2 * MOST_TRIES
+
+
+def test_the_lowest_rate_is_checked_by_a_lower_one_where_its_loss_stood_above_its_first():
+    doubtful = tried(0.1, held=True, others={"highest": 5.0}, at0=4.0, at160=3.0)
+    assert next_rate(proof_of(doubtful)) == pytest.approx(0.025)
+    lower = tried(0.025, held=True, others={"highest": 3.0}, at0=4.0, at160=1.0)
+    proof = proof_of(doubtful, lower)
+    assert proof.interval == (0.025, 0.1)
+    assert next_rate(proof) == pytest.approx(0.05)
+    calm = tried(0.1, held=True, others={"highest": 3.9}, at0=4.0, at160=3.0)
+    assert next_rate(proof_of(calm)) == pytest.approx(math.sqrt(0.1))
+
+
+def test_what_is_left_of_the_reruns_goes_below_the_lowest_rate_while_it_has_the_lowest_loss():
+    low, high = tried(0.05, held=True, at160=0.9), tried(0.1, held=True, at160=2.5)
+    assert lower_rate(proof_of(low, high)) == pytest.approx(0.0125)
+    assert lower_rate(proof_of(low, high, tried(0.0125, held=True, at160=1.0))) is None
+    assert lower_rate(proof_of(tried(0.05, held=True))) is None  # nothing to compare
 
 
 def test_losses_are_compared_at_a_step_that_all_have():
