@@ -1,8 +1,8 @@
-"""Marks a save as poisoned when its weights or its scaler were broken, and says so at once.
+"""Marks a save as poisoned when weights, moments or scaler were broken, and says so at once.
 
-A save is an event, and the weights' norm and the scale are in the rows of the steps before it: no
-save waits for anything. Whether a save is suspect for another reason only the diagnosis knows,
-later.
+A save is an event. The weights' norm and the scale are in the rows of the steps before it, and what
+its optimizers kept (`saved_moments`) is in the event: no save waits for anything. Whether a save is
+suspect for another reason only the diagnosis knows, later.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from ampwatch.errors import warn
 from ampwatch.probe.records import EventRecord
+from ampwatch.probe.saved_moments import NOT_FINITE
 from ampwatch.rows import EventKind
 
 POISONED = "poisoned"
@@ -50,13 +51,20 @@ class CheckpointStamps:
     def stamp(self, events: Iterable[EventRecord]) -> None:
         """Mark the saves among these events that hold what nobody wants to load."""
         for event in events:
-            broken = {what: at for what, at in self._broken_since.items() if event.step > at}
-            if event.kind is not EventKind.STATE_SAVED or not broken:
+            if event.kind is not EventKind.STATE_SAVED:
+                continue
+            broken = [
+                f"{what} since step {at:,}"
+                for what, at in self._broken_since.items()
+                if event.step > at
+            ]
+            if event.detail.get("moments") == NOT_FINITE:
+                broken.append("optimizer moments that are not finite")
+            if not broken:
                 continue
             event.detail["state"] = POISONED
             path = event.detail.get("path")
-            told = " and ".join(f"{what} since step {at:,}" for what, at in broken.items())
             warn(
                 f"the checkpoint saved before step {event.step:,}{f' ({path})' if path else ''} "
-                f"holds {told}: do not keep this one."
+                f"holds {' and '.join(broken)}: do not keep this one."
             )
