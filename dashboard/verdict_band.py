@@ -135,9 +135,9 @@ def _advice_line(look: Look, advice: Advice) -> str:
     is_base = bool(rate and advice.current and not math.isclose(rate, advice.current, rel_tol=1e-3))
     text += f"<b>{'base lr' if is_base else 'lr'} = {rate_text(advice.recommended)}</b>"
     known = [] if advice.current is None else [f"now {rate_text(advice.current)}"]
-    if advice.low is not None and advice.high is not None:
-        is_proved = advice.proved_steps is not None
-        known.append(limit_text(advice.low, advice.high, advice.recommended, is_proved=is_proved))
+    is_estimated = advice.proved_steps is None  # what reruns have shown stands below
+    if advice.low is not None and advice.high is not None and is_estimated:
+        known.append(limit_text(advice.low, advice.high, advice.recommended))
     return f"{text} ({'; '.join(known)})." if known else f"{text}."
 
 

@@ -84,12 +84,9 @@ def alone_text(rank: int | None) -> str:
     return "" if rank is None else f", on rank {rank} alone"
 
 
-def limit_text(low: float, high: float, advised: float, *, is_proved: bool = False) -> str:
+def limit_text(low: float, high: float, advised: float) -> str:
     """Where the highest stable rate lies, and whether the advised one is below that."""
-    known = "as reruns have shown" if is_proved else "with 90 % confidence"
-    digits = 3 if is_proved else 2
-    rates = f"{low:.{digits}g} and {high:.{digits}g}"
-    text = f"the highest stable rate lies between {rates}, {known}"
+    text = f"the highest stable rate lies between {low:.2g} and {high:.2g}, with 90 % confidence"
     return text if advised >= low else f"{text}; the advised rate keeps a margin below it"
 
 

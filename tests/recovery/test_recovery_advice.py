@@ -43,7 +43,7 @@ def test_the_estimate_gives_way_to_the_proved_rate_and_interval():
     assert advice.because == sentence_of(proof)
     assert advice.restart_from_step == 40
     assert "0.28" not in advised(advice)
-    assert "between 0.178 and 0.457, as reruns have shown" in advised(advice)
+    assert "the limit lies between 0.178 and 0.457" in advice.because
     assert said.findings[0].action == how_to_change(advice)
     assert "0.178 instead of 1" in said.findings[0].action
     assert set(said.to_json()["learning_rate"]) == set(diagnosis().to_json()["learning_rate"])
