@@ -119,7 +119,7 @@ class Advice:
         """What the interval is, for a legend."""
         if self.proved_steps is None:
             return "90 % interval of the highest stable rate"
-        return "the highest rate that held in a rerun, and the lowest above it that failed"
+        return "from the highest rate that held to the lowest that failed"
 
     @property
     def has_interval(self) -> bool:

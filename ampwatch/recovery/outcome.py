@@ -49,7 +49,7 @@ def failed_rates(rates: Sequence[Try]) -> set[float]:
 
 def ceiling(rates: Sequence[Try], rate: float) -> float | None:
     """The loss above which a rate is too high; None where no lower one has shown how far it is."""
-    lower = [one for one in rates if one.rate < rate and one.is_stable]
+    lower = [one for one in rates if one.rate < rate and not one.is_lost]
     spans = [(first, first - last) for one in lower for first, last in [_ends(one)]]
     first, progress = max(spans, key=lambda span: span[1], default=(math.nan, math.nan))
     return first + STOOD_ABOVE * progress if progress > 0 else None
@@ -103,7 +103,7 @@ def _came_out_well(one: Try, rates: Sequence[Try]) -> bool:
 def _compared(one: Try, other: Try) -> tuple[float, float] | None:
     """The progress of a rerun, and of one at a lower rate, by the last step that both have."""
     shared = sorted(map(int, set(one.loss_at) & set(other.loss_at)))
-    if other.rate >= one.rate or not other.is_stable:
+    if other.rate >= one.rate or other.is_lost:
         return None
     if not shared or shared[-1] < shared[0] + _LEAST_TO_COMPARE:
         return None

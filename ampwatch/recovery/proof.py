@@ -17,6 +17,7 @@ PROOF_FILE = "proved.json"
 _MOST_BYTES = 1 << 20
 SCHEMA = 1
 TIME_WAS_UP = "time was up"
+LEARNT_LITTLE = "it learnt too little"
 _CONTRACT = ("change", "value", "steps", "verdict", "loss_at", "run")  # of a try, as printed
 
 
@@ -36,7 +37,8 @@ class Proof:
 
         One that the diagnosis finds fault with, though it held, comes after the others.
         """
-        held = [one for one in self.held if one.is_stable] or self.held
+        safe = self._safe(self.interval[1])
+        held = [one for one in safe if one.is_stable] or safe
         at = _common_step(held)
         if at is None:
             others = (one for one in self.cures if one.is_stable)
@@ -57,11 +59,15 @@ class Proof:
 
     @property
     def interval(self) -> tuple[float | None, float | None]:
-        """The highest rate that held, and the lowest above it that did not; None if none."""
-        low = max(map(_rate, self.held), default=None)
-        failed = {self.base, *self._failed} if self.rates else set()
-        above = (one for one in failed if one is not None and (low is None or one > low))
-        return low, min(above, default=None)
+        """The lowest rate that failed, after the highest below it that held; None if none."""
+        rates = [one.rate for one in self.rates]
+        # The run's own rate failed; where higher ones were asked for, that is not what is searched.
+        own = {self.base} if self.base and rates and self.base > max(rates) else set()
+        high = min(self._failed | own, default=None)
+        return max((one.rate for one in self._safe(high)), default=None), high
+
+    def _safe(self, high: float | None) -> list[Try]:
+        return [one for one in self.held if high is None or one.rate < high]
 
     @property
     def rates(self) -> list[Try]:
@@ -73,6 +79,10 @@ class Proof:
         """The reruns whose rate came out well in each of its tries."""
         failed = self._failed
         return [one for one in self.rates if one.rate not in failed]
+
+    def holds(self, one: Try) -> bool:
+        """Whether what this rerun changed helps, as far as all reruns show."""
+        return one in self.held if one.change == RATE else one.is_stable
 
     @property
     def _failed(self) -> set[float]:
@@ -160,13 +170,9 @@ def words_of(one: Try) -> str:
 def table_of(proof: Proof) -> list[tuple[str, ...]]:
     """The reruns as cells: what was changed, steps, verdict, loss, what was told."""
     tries = sorted(proof.tries, key=_rate)
-    at, held = _common_step(tries), proof.held
+    at = _common_step(tries)
     head = ("changed", "steps", "held", "verdict", f"loss at step {at}" if at else "loss", "")
-    return [head, *(_cells(one, at, is_held=_holds(one, held)) for one in tries)]
-
-
-def _holds(one: Try, held: Sequence[Try]) -> bool:
-    return one in held if one.change == RATE else one.is_stable
+    return [head, *(_cells(one, at, is_held=proof.holds(one)) for one in tries)]
 
 
 def _common_step(tries: Sequence[Try]) -> str | None:
@@ -179,5 +185,5 @@ def _cells(one: Try, at: str | None, *, is_held: bool) -> tuple[str, ...]:
     loss = one.loss_at.get(at) if at else None
     return (
         words_of(one), f"{one.steps:,}", "yes" if is_held else "no", one.verdict,
-        "" if loss is None else f"{loss:.4g}", one.told,
+        "" if loss is None else f"{loss:.4g}", one.told or ("" if is_held else LEARNT_LITTLE),
     )  # fmt: skip

@@ -19,7 +19,7 @@ from ampwatch.errors import AmpwatchError
 from ampwatch.follow import follow
 from ampwatch.recovery.change import FLOAT32, LAYERS_BY, NOTHING, RATE, ROOT, Value
 from ampwatch.recovery.outcome import Try, ceiling, has_learnt, is_doubtful
-from ampwatch.recovery.proof import TIME_WAS_UP, Proof, kept_proof, words_of
+from ampwatch.recovery.proof import LEARNT_LITTLE, TIME_WAS_UP, Proof, kept_proof, words_of
 from ampwatch.recovery.rerun import (
     Asked,
     Command,
@@ -173,7 +173,7 @@ class _Search:
             )
             return self._proof
         waiting = list(changes)
-        while waiting and len(self._proof.tries) < self._budget.tries:
+        while waiting and (all_of_them or len(self._proof.tries) < self._budget.tries):
             name, value = waiting.pop(0)
             try:
                 done = self._try(name, value)
@@ -203,7 +203,7 @@ class _Search:
             self._reruns.tell(f"  the time was up after {done.steps:,} steps")
             return None
         self._keep(replace(self._proof, tries=(*self._proof.tries, done)))
-        self._reruns.tell(_said(done))
+        self._reruns.tell(_said(done, is_held=self._proof.holds(done)))
         if not shown.repeats and self._is_repeatable:
             self._is_repeatable = False
             self._note(NOT_DETERMINISTIC)
@@ -247,8 +247,7 @@ def next_rate(proof: Proof) -> float | None:
     """The rate to try next; None once the limit is known well enough."""
     low, high = proof.interval
     if low is None:
-        down = sum(one.change == RATE and not one.is_stable for one in proof.tries)
-        return None if high is None else high * DOWN ** max(1, down)
+        return None if high is None else high * DOWN ** max(1, len(proof.rates))
     lowest = min(proof.rates, key=lambda one: one.rate)
     if lowest.rate == low and is_doubtful(lowest):
         return low * DOWN
@@ -310,8 +309,8 @@ def _refuse_what_nothing_helps(
         )
 
 
-def _said(done: Try) -> str:
-    if done.is_stable:
-        return f"  it held for {count_text(done.steps, 'step')}"
+def _said(done: Try, *, is_held: bool) -> str:
     within = count_text(done.steps, "step")
-    return f"  it did not hold: {done.told or done.verdict} within {within}"
+    if not is_held:
+        return f"  it did not hold: {done.told or LEARNT_LITTLE} within {within}"
+    return f"  it held for {within}" + ("" if done.is_stable else f", though with {done.told}")

@@ -52,8 +52,8 @@ def test_without_a_lower_rate_or_losses_to_compare_with_the_verdict_decides(stab
     expected = set() if stable else {0.2}
     assert failed_rates([rerun(0.2, 3.0, stable=stable)]) == expected
     assert failed_rates([rerun(0.2, None, stable=stable), rerun(0.1, None)]) == expected
-    failing_below = rerun(0.1, 1.0, stable=False)
-    assert failed_rates([rerun(0.2, 3.0, stable=stable), failing_below]) == expected | {0.1}
+    lost_below = rerun(0.1, 1.0, is_lost=True)
+    assert failed_rates([rerun(0.2, 3.0, stable=stable), lost_below]) == expected | {0.1}
 
 
 def test_a_rate_with_which_the_loss_rose_failed_though_nothing_is_there_to_compare_with():

@@ -139,6 +139,26 @@ def test_losses_are_compared_at_a_step_that_all_have():
     assert (high[0], high[4], high[5]) == ("rate 0.2", "3", "AMP301 lr-too-high")
 
 
+def test_the_table_says_what_held_beside_the_others_whatever_the_verdict():
+    leapt = tried(0.2, held=False, others={"highest": 3.0}, at0=4.0, at160=1.2)
+    idle = tried(0.4, held=True, at0=4.0, at160=3.5)
+    _, *rows = table_of(proof_of(tried(0.1, held=True, at0=4.0, at160=1.0), leapt, idle))
+    assert [(row[2], row[3], row[5]) for row in rows] == [
+        ("yes", "healthy", ""), ("yes", "failing", "AMP301 lr-too-high"),
+        ("no", "healthy", "it learnt too little"),
+    ]  # fmt: skip
+    assert proof_of(leapt, idle).interval == (None, 0.2)  # alone, the verdict decides
+
+
+def test_where_a_rate_failed_below_one_that_held_the_limit_is_the_lower_one():
+    proof = proof_of(
+        tried(0.1, held=True, at0=4.0, at160=1.0), tried(0.2, held=True, at0=4.0, at160=3.0),
+        tried(0.25, held=True, at0=4.0, at160=2.0),
+    )  # fmt: skip
+    assert proof.interval == (0.1, 0.2)
+    assert proof.proved.value == 0.1
+
+
 def test_a_proof_is_kept_beside_the_run_and_read_again(tmp_path):
     proof = proof_of(tried(0.05, held=True, at10=1.5))
     proof.keep(tmp_path)

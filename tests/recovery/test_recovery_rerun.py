@@ -377,6 +377,7 @@ TOO_HIGH = {
 
 
 @pytest.mark.slow_trainings
+@pytest.mark.timeout(600)
 def test_the_rate_is_tried_where_the_trouble_is_gone_with_a_cure_but_nothing_is_learnt(tmp_path):
     """Its rate is fourteen times too high; what the record shows first is a layer's overflow."""
     script = Path(ampwatch.__file__).parents[1] / "benchmarks" / "prove_training.py"
@@ -385,14 +386,14 @@ def test_the_rate_is_tried_where_the_trouble_is_gone_with_a_cure_but_nothing_is_
         cwd=tmp_path, env=environment_of(tmp_path), check=True, timeout=300,
     )  # fmt: skip
     run = tmp_path / "ampwatch-runs" / "run"
-    done = prove(tmp_path, run, "--dir", tmp_path / "reruns", "--steps", "131", "--budget", "8m")
+    done = prove(tmp_path, run, "--dir", tmp_path / "reruns", "--steps", "100", "--budget", "8m")
     assert done.returncode == 0, done.stderr
     proof = kept_proof(run)
     assert [one.change for one in proof.tries[:3]] == ["nothing", "float32", "lr"]
     assert proof.tries[1].is_stable
     assert proof.proved.change == "lr"
-    first, last = proof.proved.loss_at["0"], proof.proved.loss_at["131"]
-    assert last < first / 2
+    learnt = proof.proved.loss_at
+    assert learnt["80"] < learnt["0"] / 2
     assert "the rate was tried as well" in " ".join(done.stdout.split())
     planned = json.loads(
         subprocess.run(
