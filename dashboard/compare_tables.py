@@ -12,9 +12,9 @@ from formatting import said, shortened
 from ampwatch.diagnosis.words import count_text
 from ampwatch.printable_text import printable
 from ampwatch.report.comparison import BEST, END, Comparison
+from ampwatch.report.comparison_text import grouped_partings, parting_parts, parting_sentences
 from ampwatch.report.overview_chart import group_of
 from ampwatch.report.painter import VERDICT_COLOR, line_style
-from ampwatch.report.parting_text import grouped_partings, parting_parts, parting_sentences
 from ampwatch.report.sweep import RATE
 
 _BORDERS = {"solid": "solid", "dot": "dotted", "dash": "dashed"}

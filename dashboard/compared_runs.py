@@ -21,10 +21,9 @@ from user_values import UserValues
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, follow
 from ampwatch.report.compared_run import Outline, outline_as
-from ampwatch.report.divergence import Divergence, divergence_of_rows
-from ampwatch.report.first_difference import step_rows
+from ampwatch.report.divergence import Divergence, divergence_of, step_rows
 from ampwatch.report.painter.message import Arrays
-from ampwatch.report.stretches import Stretches
+from ampwatch.report.thinning import Stretches
 from ampwatch.store import open_run
 
 MOST = 50  # runs that are compared at once
@@ -188,7 +187,7 @@ def _divergences(keys: Sequence[_Pair]) -> list[Divergence]:
         first = open_run(keys[0][0])
         rows = step_rows(first)
         for _, _, path, _ in keys:
-            found.append(divergence_of_rows(first, rows, open_run(path)))
+            found.append(divergence_of(first, open_run(path), rows))
     except (AmpwatchError, OSError):
         pass
     return found

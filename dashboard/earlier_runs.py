@@ -10,8 +10,7 @@ from pathlib import Path
 from run_list import Choice, Origin
 
 from ampwatch.errors import AmpwatchError
-from ampwatch.report.settings import whole_settings
-from ampwatch.report.settings_changes import run_before
+from ampwatch.report.settings import run_before, whole_settings
 from ampwatch.store import RUN_FILE, RunInfo, open_run, read_info
 
 MOST_READ = 2_000  # runs, the newest ones: each is a file to open, 0.2 ms

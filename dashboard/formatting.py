@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from ampwatch.report.html_sections import said, short_dtype, shortened
+from ampwatch.diagnosis.words import short_dtype, shortened
+from ampwatch.report.html_file import said
 
 __all__ = ["age_text", "counted_age", "rate_text", "said", "said_lines", "short_dtype", "shortened"]
 

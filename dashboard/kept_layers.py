@@ -15,7 +15,7 @@ from kept_points import History, Past
 from numpy.typing import NDArray
 
 from ampwatch.follow import Follower
-from ampwatch.report.last_known import Readable, stored, values_of
+from ampwatch.report.last_layer_values import Readable, stored, values_of
 from ampwatch.report.layer_views import VIEWS, offered
 from ampwatch.report.thinning import Floats, Steps
 from ampwatch.rows import Table

@@ -10,8 +10,7 @@ import streamlit as st
 from layer_quantities import Quantity, quantities_of
 
 from ampwatch.report.format_losses import ROLES
-from ampwatch.report.layer_views import NAMES, chosen_view
-from ampwatch.report.loss_panels import WORST
+from ampwatch.report.layer_views import NAMES, WORST, chosen_view
 
 _FORMAT, _QUANTITY, _ROLE = "format", "quantity", "role"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from formatting import said, short_dtype, shortened
 from layer_samples import Branch
 
-from ampwatch.report.number_format_text import formats_text
+from ampwatch.report.format_losses import formats_text
 
 _OPEN_ROWS = 40  # a tree with more begins folded
 _LETTERS = 22  # of a name

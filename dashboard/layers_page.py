@@ -29,10 +29,8 @@ from numpy.typing import NDArray
 from open_runs import Look
 from problems import guarded, problem
 
-from ampwatch.report.format_losses import ROLES, STALENESS
-from ampwatch.report.layer_views import FP8, WHAT_IF
-from ampwatch.report.loss_panels import fault_of
-from ampwatch.report.number_format_text import formats_text
+from ampwatch.report.format_losses import ROLES, STALENESS, formats_text
+from ampwatch.report.layer_views import FP8, WHAT_IF, fault_of
 from ampwatch.report.overview_chart import column_panel
 from ampwatch.report.painter import PALETTE
 from ampwatch.report.painter.message import Arrays, Panel, Picture, Stroke, pack

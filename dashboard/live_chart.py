@@ -17,8 +17,7 @@ from rank_curves import column_of
 from step_curves import TIME
 
 from ampwatch.report.format_losses import ROLES
-from ampwatch.report.layer_views import Wanted, view_message
-from ampwatch.report.loss_panels import WORST
+from ampwatch.report.layer_views import WORST, Wanted, view_message
 from ampwatch.report.overview_chart import Shown, group_of, marks_of, panels_of, restart_of
 from ampwatch.report.painter import line_style
 from ampwatch.report.painter.message import Arrays, Panel, Picture, still_message

@@ -22,8 +22,7 @@ from problems import guarded
 from ampwatch.diagnosis.words import count_text, duration_text, list_text
 from ampwatch.printable_text import printable
 from ampwatch.report.attempts import Attempt
-from ampwatch.report.settings import assumed_settings
-from ampwatch.report.settings_changes import Change, changes
+from ampwatch.report.settings import Change, assumed_settings, changes
 
 _EVERY_S = 5.0
 _KEY, _CHANGES = "settings", "settings changes"

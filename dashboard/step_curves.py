@@ -13,8 +13,7 @@ from kept_points import EXACT_WIDTH, HELD_ROWS, History, Past, Places
 from numpy.typing import NDArray
 
 from ampwatch.report import thinning
-from ampwatch.report.stretches import NotFinite, Stretches
-from ampwatch.report.thinning import Floats, Rug, Steps
+from ampwatch.report.thinning import Floats, NotFinite, Rug, Steps, Stretches
 from ampwatch.rows import Table
 from ampwatch.store import Reading, Run
 

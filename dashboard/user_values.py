@@ -13,8 +13,7 @@ from step_curves import Span, with_neighbours
 
 from ampwatch.follow import Follower
 from ampwatch.report import thinning
-from ampwatch.report.stretches import NotFinite, Stretches
-from ampwatch.report.thinning import Floats, Line, Steps
+from ampwatch.report.thinning import Floats, Line, NotFinite, Steps, Stretches
 from ampwatch.rows import Table
 from ampwatch.store import Run
 

@@ -107,7 +107,7 @@ def print_said(
     from ampwatch.recovery.proof import kept_proof, sentence_of
     from ampwatch.recovery.proved_advice import with_proof
     from ampwatch.report import print_changes, print_lesson, print_report, print_reports, to_json
-    from ampwatch.report.settings_changes import changed_text
+    from ampwatch.report.settings import changed_text
 
     lesson = proof = None
     if isinstance(said, Diagnosis):

@@ -1,4 +1,4 @@
-"""Numbers and lists as the findings write them."""
+"""Numbers, lists and names as people read them."""
 
 from __future__ import annotations
 
@@ -109,3 +109,24 @@ def list_text(names: Sequence[str], limit: int = 3) -> str:
     shown = ", ".join(names[:limit])
     more = len(names) - limit
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+# --- layers ---------------------------------------------------------------------------------------
+
+_SHORT_DTYPES = {
+    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
+}  # fmt: skip
+
+
+def shortened(name: str, most: int) -> str:
+    """A layer's name, shortened in the middle: its ends tell layers apart."""
+    if len(name) <= most:
+        return name
+    tail = (most - 1) * 2 // 3
+    return f"{name[: most - 1 - tail]}…{name[-tail:]}"
+
+
+def short_dtype(name: str) -> str:
+    """A data type as people write it: fp16, bf16."""
+    return _SHORT_DTYPES.get(name, name)

@@ -14,7 +14,7 @@ from ampwatch.diagnosis.earlier_runs import EarlierRun, Lesson, Outcome, lesson_
 from ampwatch.diagnosis.signature import Signature, signature_of
 from ampwatch.follow.list_entry import KeptEntries, ListEntry, entry_of
 from ampwatch.store import Run, RunSummary
-from ampwatch.store.file_stamps import stamp_of
+from ampwatch.store.kept_facts import stamp_of
 
 _MOST = 200  # the newest runs, which are checked to be unchanged since they were judged
 _OUTCOMES = {outcome.value for outcome in Outcome}

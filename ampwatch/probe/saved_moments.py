@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import EventRecord
-from ampwatch.probe.tensors import FLOATING
+from ampwatch.probe.tensor_values import FLOATING, Pack
 
 NOT_FINITE = "not finite"
 

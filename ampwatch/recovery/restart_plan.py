@@ -25,8 +25,8 @@ from ampwatch.recovery.outcome import Try
 from ampwatch.recovery.proof import Proof, kept_proof, words_of
 from ampwatch.recovery.proved_advice import with_proof
 from ampwatch.report.attempts import attempts_of
-from ampwatch.report.checkpoints import CLEAN, condition_of
 from ampwatch.report.scaler_settings import worthwhile_settings
+from ampwatch.report.timeline import CLEAN, condition_of
 from ampwatch.rows import EventKind, Table
 from ampwatch.store import Run, open_run
 
