@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from kept_points import EXACT_WIDTH, HELD_ROWS, History, Past, Places
+from bounded_history import EXACT_WIDTH, HELD_ROWS, History, Past, Places
 from numpy.typing import NDArray
 
 from ampwatch.report import thinning

@@ -19,6 +19,9 @@ import pytest
 # Children of the tests inherit these too: what fails inside the guard fails the test.
 os.environ["AMPWATCH_STRICT"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Compiled once, whatever the shell says: not by every worker, and by every child of theirs, again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 HERE = Path(__file__).parent
 

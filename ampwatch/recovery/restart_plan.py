@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from ampwatch.diagnosis import Action, Diagnosis, Finding, Severity
+from ampwatch.diagnosis.event import detail_of
 from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.findings import CUT_OFF, LIVE
-from ampwatch.diagnosis.signals import detail_of
 from ampwatch.follow import diagnose
 from ampwatch.recovery.change import FLOAT32, LAYERS_BY, ROOT
 from ampwatch.recovery.outcome import Try

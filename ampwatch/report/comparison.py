@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ampwatch.diagnosis import Action, advise_on_all
-from ampwatch.diagnosis.findings import SCHEMA, Advice, plain, verdict_text
+from ampwatch.diagnosis.findings import SCHEMA, Advice, json_value, verdict_text
 from ampwatch.diagnosis.words import (
     bytes_text,
     count_text,
@@ -71,7 +71,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `compare --json` prints."""
-        body = plain(self)
+        body = json_value(self)
         assert isinstance(body, dict)
         return {"schema": SCHEMA, **body}
 

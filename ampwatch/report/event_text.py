@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ampwatch.diagnosis.signals import Event
+from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.words import count_text, scale_text
 from ampwatch.rows import EventKind
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import pyarrow.compute as pc
 
-from ampwatch.diagnosis.signals import detail_of
+from ampwatch.diagnosis.event import detail_of
 from ampwatch.diagnosis.words import bytes_text, count_text, list_text
 from ampwatch.errors import AmpwatchError
 from ampwatch.printable_text import cut

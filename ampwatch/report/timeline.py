@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from ampwatch.diagnosis import RULES, Diagnosis, Finding, Severity
-from ampwatch.diagnosis.signals import Event, Integers, detail_of, steps_of, texts
+from ampwatch.diagnosis.column_arrays import Integers, steps_of, texts
+from ampwatch.diagnosis.event import Event, detail_of
 from ampwatch.diagnosis.words import count_text, duration_text, scale_text
 from ampwatch.printable_text import cut
 from ampwatch.report.attempts import Attempt
