@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis
-from ampwatch.diagnosis.rules.rate import how_to_change
+from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.recovery.change import NOTHING, RATE
 from ampwatch.recovery.proof import Proof, sentence_of
 
@@ -26,7 +26,7 @@ def with_proof(diagnosis: Diagnosis, proof: Proof | None) -> Diagnosis:
         return diagnosis
     findings = diagnosis.findings
     if old.factor is not None and new.factor is not None:
-        was, now = how_to_change(old), how_to_change(new)
+        was, now = how_to_change_rate(old), how_to_change_rate(new)
         findings = tuple(replace(one, action=now) if one.action == was else one for one in findings)
     return replace(diagnosis, learning_rate=new, findings=findings)
 

@@ -6,7 +6,7 @@ import pytest
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, RunFacts, Severity
 from ampwatch.diagnosis.findings import Verdict
-from ampwatch.diagnosis.rules.rate import how_to_change
+from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.recovery.outcome import Try
 from ampwatch.recovery.proof import Proof, sentence_of
 from ampwatch.recovery.proved_advice import with_proof
@@ -23,7 +23,7 @@ def rate(value, *, held):
 
 
 def diagnosis(advice=ESTIMATE):
-    action = how_to_change(advice) if advice.factor else "Mend it."
+    action = how_to_change_rate(advice) if advice.factor else "Mend it."
     head = Finding("AMP301", "learning-rate-too-high", Severity.ERROR, 40, 80, (0,), None,
                    "The rate is too high.", "", action)  # fmt: skip
     facts = RunFacts("id", "ampwatch", (0,), 80, None, None, True, 1.0, 1.0, 0, 0)
@@ -44,7 +44,7 @@ def test_the_estimate_gives_way_to_the_proved_rate_and_interval():
     assert advice.restart_from_step == 40
     assert "0.28" not in advised(advice)
     assert "the limit lies between 0.178 and 0.457" in advice.because
-    assert said.findings[0].action == how_to_change(advice)
+    assert said.findings[0].action == how_to_change_rate(advice)
     assert "0.178 instead of 1" in said.findings[0].action
     assert set(said.to_json()["learning_rate"]) == set(diagnosis().to_json()["learning_rate"])
 
