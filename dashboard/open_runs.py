@@ -30,6 +30,8 @@ from ampwatch.diagnosis.earlier_runs import LessonOfEarlierRuns, with_lesson
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, State, follow, lesson_for
 from ampwatch.follow import Look as Verdict
+from ampwatch.recovery.proof import Proof, kept_proof
+from ampwatch.recovery.proved_advice import with_proof
 from ampwatch.report.attempts import Attempt, attempts_of
 from ampwatch.report.settings import whole_settings
 from ampwatch.rows import Table
@@ -112,10 +114,19 @@ class RunSnapshot:
         if self.verdict is None:
             return None
         judged = self.verdict.diagnosis
-        if not judged.learning_rate.has_interval:  # nothing that earlier runs could bound
-            return judged
-        bounded: Diagnosis = self.once("diagnosis", lambda: with_lesson(judged, self.lesson()))
-        return bounded
+        known: Diagnosis = self.once("diagnosis", lambda: self._with_what_is_known(judged))
+        return known
+
+    def _with_what_is_known(self, judged: Diagnosis) -> Diagnosis:
+        """With what earlier runs have shown of the rate, and reruns of this one."""
+        if judged.learning_rate.has_interval:  # else there is nothing that earlier runs could bound
+            judged = with_lesson(judged, self.lesson())
+        return with_proof(judged, self.proof())
+
+    def proof(self) -> Proof | None:
+        """What reruns of this run have shown."""
+        proof: Proof | None = self.once("proof", lambda: kept_proof(Path(self.path)))
+        return proof
 
     @property
     def established_scale(self) -> float | None:
@@ -143,7 +154,7 @@ class KeptLesson:
         self._made_s: float | None = None
 
     def now(self) -> LessonOfEarlierRuns | None:
-        """What earlier runs in its folder teach an open run now; None where none is alike or near."""
+        """What earlier runs in its folder teach an open run now; None where none is alike."""
         with self._lock:
             if self._made_s is None or self._clock() - self._made_s >= REMADE_S:
                 with self._follower.reading() as run:
@@ -288,7 +299,7 @@ class _OpenRun:
         return True
 
     def _ranks_to_show(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        """The open run's rank that the reader chose; else the lowest, those in findings, the next."""
+        """The open run's rank that the reader chose; else the lowest and those in findings."""
         if self._rank in ranks:
             return (self._rank,)
         named = [rank for rank in self._judge.named_ranks if rank in ranks]
