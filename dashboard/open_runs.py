@@ -118,13 +118,13 @@ class RunSnapshot:
         return known
 
     def _with_what_is_known(self, judged: Diagnosis) -> Diagnosis:
-        """With what earlier runs have shown of the rate, and reruns of this one."""
+        """The open run's diagnosis with what earlier runs have shown of the rate, and reruns."""
         if judged.learning_rate.has_interval:  # else there is nothing that earlier runs could bound
             judged = with_lesson(judged, self.lesson())
         return with_proof(judged, self.proof())
 
     def proof(self) -> Proof | None:
-        """What reruns of this run have shown."""
+        """What reruns of the open run have shown."""
         proof: Proof | None = self.once("proof", lambda: kept_proof(Path(self.path)))
         return proof
 

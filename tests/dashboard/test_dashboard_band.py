@@ -109,7 +109,7 @@ def test_letter_band_page_and_json_show_the_proved_rate_in_place_of_the_estimate
     from findings_page import findings_html
     from open_runs import OpenRuns
     from structured_runs import write_structured
-    from verdict_band import band
+    from verdict_band import verdict_band
 
     from ampwatch.recovery.outcome import Try
     from ampwatch.recovery.proof import Proof
@@ -125,9 +125,9 @@ def test_letter_band_page_and_json_show_the_proved_rate_in_place_of_the_estimate
     letter, told, _ = (ampwatch(one) == 0 and capsys.readouterr().out for one in asked)
     rate = json.loads(told)["learning_rate"]
     assert (rate["recommended"], rate["low"], rate["high"]) == (0.0432, 0.0432, 0.0765)
-    look = OpenRuns().look(str(path))
+    look = OpenRuns().snapshot_of(str(path))
     page = (tmp_path / "page.html").read_text("utf-8")
-    shown = [letter, band(look), findings_html(look, look.diagnosis), page]
+    shown = [letter, verdict_band(look), findings_html(look, look.diagnosis), page]
     for text in map(html.unescape, shown):
         assert "0.0432" in text
         assert f"{estimate.recommended:.3g}" not in text
