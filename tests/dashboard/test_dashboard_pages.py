@@ -218,7 +218,7 @@ def test_the_page_fits_a_narrow_screen(one, server):
 
 
 TICKS = """async ([root, first, last, count, ends, pixels]) => {
-    const { ticks } = await import(`${root}/component/browser.painter/skips.js`);
+    const { ticks } = await import(`${root}/component/browser_component.painter/skips.js`);
     return ticks({ first, last, count }, [], ends, pixels).map(({ step, count }) => [step, count]);
 }"""
 
