@@ -114,7 +114,7 @@ class OptimizerView:
         )
 
     def is_current(self, optimizer: Any) -> bool:
-        """Whether its groups still hold the same parameters."""
+        """Whether the optimizer's groups still hold the same parameters."""
         groups = optimizer.param_groups
         if len(groups) == 1:
             held = groups[0]["params"]
@@ -123,7 +123,7 @@ class OptimizerView:
         return counts == self._counts and all(map(is_, _parameters(groups), self.parameters))
 
     def follow(self, optimizer: Any) -> None:
-        """Take up the parameters that its groups hold now."""
+        """Take up the parameters that the optimizer's groups hold now."""
         groups = optimizer.param_groups
         self._counts = counts = tuple([len(group["params"]) for group in groups])
         self._only_count = counts[0] if len(counts) == 1 else -1
@@ -181,7 +181,7 @@ class OptimizerView:
         return highest if highest > initial or math.isnan(initial) else initial
 
     def describe(self, optimizer: Any) -> dict[str, Any]:
-        """The detail of an `optimizer` event."""
+        """The optimizer in words and numbers, for its `optimizer` event."""
         return {
             "optimizer": self.number,
             "class": type(optimizer).__name__,
@@ -191,7 +191,7 @@ class OptimizerView:
         }
 
     def release(self) -> None:
-        """Take the hooks away."""
+        """Take the hooks off the optimizer."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -208,7 +208,7 @@ def _shown(value: Any) -> float | None:
 
 
 def _group(group: Mapping[str, Any]) -> dict[str, Any]:
-    """One group's settings as numbers and words."""
+    """One parameter group's settings as numbers and words."""
     shown: dict[str, Any] = {"parameters": len(group["params"])}
     for name in ("lr", "initial_lr", "max_lr", "weight_decay", "momentum", "alpha", "eps"):
         if name in group:
