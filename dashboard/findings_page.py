@@ -32,6 +32,8 @@ from ampwatch.diagnosis.code_to_paste import WHEN_LOADED, rate_lines, words_and_
 from ampwatch.diagnosis.earlier_runs import with_lesson
 from ampwatch.diagnosis.words import list_text
 from ampwatch.follow import as_it_stands, lesson_for
+from ampwatch.recovery.proof import kept_proof
+from ampwatch.recovery.proved_advice import with_proof
 from ampwatch.report import html_report
 from ampwatch.report.overview_chart import is_change
 from ampwatch.report.painter import SEVERITY_COLOR
@@ -64,6 +66,7 @@ def _as_file(path: str) -> str:
     run = open_run(path)
     case = Engine().feed(run).case()
     diagnosis = with_lesson(as_it_stands(run, conclude(case)), lesson_for(run))
+    diagnosis = with_proof(diagnosis, kept_proof(run.path))
     return html_report(run, diagnosis, case.scale.level)
 
 
@@ -203,7 +206,7 @@ def _rate(advice: Advice) -> str:
     picture = small_charts.interval_sketch(
         advice.current, advice.recommended, advice.low, advice.high
     )
-    band = "band: 90 % interval of the highest stable rate" if advice.has_interval else ""
+    band = f"band: {advice.interval_name}" if advice.has_interval else ""
     shown = (
         '<div><div class="aw-chart-title"><b>Recommended learning rate</b>'
         f'{band}</div>{picture}<div class="aw-muted">{said_lines(advice.because)}</div></div>'

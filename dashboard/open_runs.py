@@ -29,6 +29,8 @@ from ampwatch.diagnosis.earlier_runs import LessonOfEarlierRuns, with_lesson
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, State, follow, lesson_for
 from ampwatch.follow import Look as Verdict
+from ampwatch.recovery.proof import Proof, kept_proof
+from ampwatch.recovery.proved_advice import with_proof
 from ampwatch.report.attempts import Attempt, attempts_of
 from ampwatch.report.settings import whole_settings
 from ampwatch.rows import Table
@@ -111,10 +113,19 @@ class Look:
         if self.verdict is None:
             return None
         judged = self.verdict.diagnosis
-        if not judged.learning_rate.has_interval:  # nothing that earlier runs could bound
-            return judged
-        bounded: Diagnosis = self.once("diagnosis", lambda: with_lesson(judged, self.lesson()))
-        return bounded
+        known: Diagnosis = self.once("diagnosis", lambda: self._with_what_is_known(judged))
+        return known
+
+    def _with_what_is_known(self, judged: Diagnosis) -> Diagnosis:
+        """With what earlier runs have shown of the rate, and reruns of this one."""
+        if judged.learning_rate.has_interval:  # else there is nothing that earlier runs could bound
+            judged = with_lesson(judged, self.lesson())
+        return with_proof(judged, self.proof())
+
+    def proof(self) -> Proof | None:
+        """What reruns of this run have shown."""
+        proof: Proof | None = self.once("proof", lambda: kept_proof(Path(self.path)))
+        return proof
 
     @property
     def established_scale(self) -> float | None:

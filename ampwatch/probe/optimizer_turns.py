@@ -121,6 +121,10 @@ class Turns:
         self._step.event(kind, made.describe(optimizer))
         return made
 
+    def optimizers(self) -> list[Any]:
+        """Those that are still there."""
+        return [one for view in self.views.values() if (one := view.reference()) is not None]
+
     def _forget_gone(self) -> None:
         """Let go of optimizers that the user let go, and of parameters that only they knew."""
         gone = [view for view in self.views.values() if view.is_gone]

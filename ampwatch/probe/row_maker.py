@@ -23,6 +23,7 @@ from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_state import rounding_of
 from ampwatch.probe.records import EventRecord, Loss, StepRecord, Turn
 from ampwatch.probe.sampled_layers import SampledLayers
+from ampwatch.probe.saved_moments import NOT_FINITE
 from ampwatch.probe.tensor_values import HALF, dtype_name, largest
 from ampwatch.probe.update_norms import Move, Mover
 from ampwatch.rows import DTYPE_NUMBERS, EventKind, Table
@@ -389,13 +390,20 @@ class CheckpointStamps:
     def stamp(self, events: Iterable[EventRecord]) -> None:
         """Mark the saves among these events that hold what nobody wants to load."""
         for event in events:
-            broken = {what: at for what, at in self._broken_since.items() if event.step > at}
-            if event.kind is not EventKind.STATE_SAVED or not broken:
+            if event.kind is not EventKind.STATE_SAVED:
+                continue
+            broken = [
+                f"{what} since step {at:,}"
+                for what, at in self._broken_since.items()
+                if event.step > at
+            ]
+            if event.detail.get("moments") == NOT_FINITE:
+                broken.append("optimizer moments that are not finite")
+            if not broken:
                 continue
             event.detail["state"] = POISONED
             path = event.detail.get("path")
-            told = " and ".join(f"{what} since step {at:,}" for what, at in broken.items())
             warn(
                 f"the checkpoint saved before step {event.step:,}{f' ({path})' if path else ''} "
-                f"holds {told}: do not keep this one."
+                f"holds {' and '.join(broken)}: do not keep this one."
             )

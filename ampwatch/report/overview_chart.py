@@ -100,7 +100,7 @@ def panels_of(shown: Shown) -> Iterator[Panel]:
 
 
 def is_change(advice: Advice) -> bool:
-    """Whether another rate is advised."""
+    """Whether another rate is advised, which the chart then shows."""
     return advice.action in {Action.LOWER, Action.RAISE} and advice.recommended is not None
 
 
@@ -114,7 +114,7 @@ def _guides(shown: Shown, name: str) -> Iterator[Guide]:
         assert advice.recommended is not None
         low, high = advice.low or advice.recommended, advice.high or advice.recommended
         if all(map(math.isfinite, (low, advice.recommended, high))):
-            band = "; band: 90 % interval of the highest stable rate"
+            band = f"; band: {advice.interval_name}"
             said = f", dotted: recommended{band if advice.has_interval else ''}"
             yield Guide(advice.recommended, low, high, "advice", said, fits=True)
 
@@ -147,7 +147,7 @@ def _named(diagnosis: Diagnosis | None) -> list[Finding]:
 
 
 def restart_of(diagnosis: Diagnosis | None) -> int | None:
-    """The step to restart from, where a restart is advised."""
+    """The step to restart from that the chart marks, where a restart is advised."""
     if diagnosis is None or diagnosis.calm is not None:
         return None
     advice = diagnosis.learning_rate
