@@ -84,8 +84,13 @@ class Outcome:
 
     @property
     def is_worse(self) -> bool:
-        """Whether the guard did harm."""
+        """Whether it ends worse than without a guard, be it that a bad batch has helped."""
         return math.isfinite(self.unguarded) and not self.guarded <= NEAR * self.unguarded
+
+    @property
+    def is_harmed(self) -> bool:
+        """Whether it ends worse than without a guard, and than without the bad batches."""
+        return self.is_worse and not self.is_near_twin
 
 
 class Spiking(Loop):
@@ -293,8 +298,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """The figures, in all and by what was wrong."""
     head = (
         "| | runs | harmed without a guard | within 2 % of the twin: guarded | unguarded | "
-        "worse than unguarded | steps left out of the bad | good steps left out |\n"
-        "|---|---|---|---|---|---|---|---|"
+        "worse than unguarded | and not near the twin | steps left out of the bad | "
+        "good steps left out |\n"
+        "|---|---|---|---|---|---|---|---|---|"
     )
     groups = [("all", outcomes)]
     groups += [(kind, [o for o in outcomes if o.case.kind == kind]) for kind in KINDS]
@@ -317,13 +323,14 @@ def _row(name: str, outcomes: Sequence[Outcome]) -> str:
     def share(chosen: Sequence[bool]) -> str:
         return f"{sum(chosen) / len(chosen):.3f} ({sum(chosen)}/{len(chosen)})" if chosen else ""
 
-    bad = sum(len(o.case.bad) for o in outcomes if o.case.kind != "long-updates")
+    bad = sum(len(o.case.bad) for o in outcomes)
     left = sum(len(set(o.left_out) & set(o.case.bad)) for o in outcomes)
     good = sum(len(set(o.left_out) - set(o.case.bad)) for o in outcomes)
     cells = [
         name, str(len(outcomes)), share([o.mattered for o in outcomes]),
         share([o.is_near_twin for o in outcomes]), share([not o.mattered for o in outcomes]),
-        share([o.is_worse for o in outcomes]), f"{left}/{bad}", str(good),
+        share([o.is_worse for o in outcomes]), share([o.is_harmed for o in outcomes]),
+        f"{left}/{bad}", str(good),
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 

@@ -7,8 +7,8 @@ Opt-in, and a dry run until `dry_run=False`. The package is not called `guard`, 
 `ampwatch.guard` is the function.
 """
 
+from ampwatch.guarding.guard_on_watch import NoGuard, guard
 from ampwatch.guarding.guard_settings import Proposed
-from ampwatch.guarding.start import NoGuard, guard
 from ampwatch.guarding.step_guard import StepGuard
 
 __all__ = ["NoGuard", "Proposed", "StepGuard", "guard"]

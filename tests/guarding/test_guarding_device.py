@@ -7,6 +7,7 @@ import torch
 from guarded_training import OPTIMIZERS, Training, same
 
 import ampwatch
+from ampwatch.guarding import device_verdict, step_guard
 from ampwatch.probe import norms, readback
 
 BAD = {80, 91}
@@ -37,17 +38,10 @@ def waits(monkeypatch):
         look(meter)
         meter._on_host = False
 
-    item = torch.Tensor.item
+    asked = device_verdict.waited_for
     monkeypatch.setattr(readback.Pack, "put", put)
     monkeypatch.setattr(norms.GradientMeter, "look_again", look_again)
-    monkeypatch.setattr(
-        "ampwatch.guarding.device_verdict.waited_for",
-        lambda pack, norms: waited.append(1) or item(dict(pack.pending)[norms.total_at]),
-    )
-    monkeypatch.setattr(
-        "ampwatch.guarding.step_guard.waited_for",
-        lambda pack, norms: waited.append(1) or item(dict(pack.pending)[norms.total_at]),
-    )
+    monkeypatch.setattr(step_guard, "waited_for", lambda part: waited.append(1) or asked(part))
     return waited
 
 
@@ -88,7 +82,7 @@ def test_other_optimizers_wait_for_one_number_a_step(tmp_path, waits, name):
     assert len(waits) == 100
     run, told = guarded.close()
     assert [step for step, one in told if one["decided"] == "leave-out"] == [80, 91]
-    assert [one["why"] for _, one in told if "waits for one number" in one["told"]] == ["wait"]
+    assert [one["why"] for _, one in told if "waits for one copy" in one["told"]] == ["wait"]
     assert {one.code for one in ampwatch.diagnose(run).findings} >= {"AMP904"}
 
 

@@ -28,7 +28,7 @@ def guard(
     lower_rate: bool = True,  # noqa: FBT001, FBT002 - the contract
     stop: bool = False,  # noqa: FBT001, FBT002
     dry_run: bool = True,  # noqa: FBT001, FBT002
-    most: tuple[int, int] = (3, 1000),
+    most: tuple[int, int] = (5, 100),
     on_action: Callable[[Proposed], object] | None = None,
 ) -> StepGuard | NoGuard:
     """Let ampwatch act in this training; at first it only tells what it would do.
