@@ -1,6 +1,7 @@
 """The guard: acts in a training that allows it, and says so.
 
-    gradient norms, before the optimizer's step -> outlying? -> cap, callback, the other ranks
+    gradients, loss, inputs, rate, before the optimizer's step -> outlying?
+        -> caps, callback, the other ranks
         -> leave the step out | lower the rate for a while | stop -> a `guard` event
 
 Opt-in, and a dry run until `dry_run=False`. The package is not called `guard`, because

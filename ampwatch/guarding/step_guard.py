@@ -211,7 +211,10 @@ class StepGuard:
         return alone and not settings.stop and settings.skip is not None and not settings.on_action
 
     def _usual_of(self, view: OptimizerView) -> UsualSteps:
-        return self._usual.setdefault(view.number, UsualSteps())
+        known = self._usual.get(view.number)
+        if known is None:
+            known = self._usual[view.number] = UsualSteps()
+        return known
 
     def _learn(self, one: Pending) -> None:
         """What a device has decided some steps ago."""
