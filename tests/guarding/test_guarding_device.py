@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from guarded_training import OPTIMIZERS, Training, same
+from guarded_training import OPTIMIZERS, Classes, Training, same
 
 import ampwatch
 from ampwatch.guarding import device_verdict, step_guard
@@ -73,6 +73,32 @@ def test_gradients_that_are_not_finite_are_left_out_there_too(tmp_path, waits):
     guarded.steps(20, {5, 9}, factor=math.nan)
     assert same(guarded.state(), Training(FUSED["adam"]).steps(20, leave_out={5, 9}).state())
     assert left_out(guarded) == [(5, True), (9, True)]
+
+
+@pytest.mark.parametrize("what", ["labels", "input", "rate"])
+def test_there_too_loss_inputs_and_rate_are_signs(tmp_path, waits, what):
+    bad = {120, 131}
+    guarded = Classes(what, "adamw-fused").attach(tmp_path, dry_run=False).steps(140, bad)
+    other = Classes(what, "adamw-fused").steps(140, leave_out=bad)
+    assert same(guarded.state(), other.state())
+    assert len(waits) <= 1
+    guarded.close()
+
+
+def test_there_too_only_three_in_a_row_are_left_out(tmp_path, waits):
+    bad = set(range(80, 86))
+    guarded = Training(FUSED["adamw"]).attach(tmp_path, dry_run=False).steps(100, bad)
+    other = Training(FUSED["adamw"]).steps(100, bad, leave_out={80, 81, 82})
+    assert same(guarded.state(), other.state())
+    assert "row" in [one.get("why") for _, one in guarded.close()[1]]
+
+
+def test_there_too_steps_that_are_not_finite_have_no_cap(tmp_path, waits):
+    guarded = Training(FUSED["adam"]).attach(tmp_path, dry_run=False, most=(1, 1000))
+    bad = set(range(20, 50))
+    guarded.steps(60, bad, factor=math.nan)
+    assert same(guarded.state(), Training(FUSED["adam"]).steps(60, leave_out=bad).state())
+    guarded.close()
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
