@@ -92,7 +92,7 @@ class StepGuard:
         if found is None:
             return None
         view, turn = found
-        if view.number not in self._ends:
+        if not self.settings.dry_run and view.number not in self._ends:
             ended = partial(any_step_ended, weakref.ref(self))
             self._ends[view.number] = hook_step_end(optimizer, ended)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")

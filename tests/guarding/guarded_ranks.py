@@ -74,10 +74,8 @@ def train(rank, world, meet, folder, case):
         optimizer.step()
         schedule.step()
         torch.save(local(model.state_dict()), folder / f"{rank}.{step}.pt")
-        if case == "dies" and step == DIES_AT:
+        if ended or (case == "dies" and step == DIES_AT):
             break  # what the training itself does next needs the other rank
-        if ended:
-            break
         if parts:
             dist.barrier()
     watch.close()
