@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import browser
-import run_list
-import sidebar
+import browser_component
+import open_runs
+import refresh_pace
 import small_charts
 import streamlit as st
 from formatting import rate_text, said, said_lines
@@ -32,6 +32,8 @@ from ampwatch.diagnosis.code_to_paste import WHEN_LOADED, rate_lines, words_and_
 from ampwatch.diagnosis.earlier_runs import with_lesson
 from ampwatch.diagnosis.words import list_text
 from ampwatch.follow import as_it_stands, lesson_for
+from ampwatch.recovery.proof import kept_proof
+from ampwatch.recovery.proved_advice import with_proof
 from ampwatch.report import html_report
 from ampwatch.report.overview_chart import is_change
 from ampwatch.report.painter import SEVERITY_COLOR
@@ -50,9 +52,9 @@ _COLUMNS = {
 
 def show(path: str, *, follow: bool) -> None:
     """The page of findings, kept up to date while the run goes on."""
-    look = run_list.look(path)
+    look = open_runs.look_at(path)
     waits = look.is_live or not look.is_judged
-    st.fragment(_now, run_every=sidebar.every_s(_EVERY_S) if waits and follow else None)(path)
+    st.fragment(_now, run_every=refresh_pace.every_s(_EVERY_S) if waits and follow else None)(path)
     st.download_button(
         "Download HTML report", partial(_as_file, path), f"{Path(path).name}.html",
         "text/html", on_click="ignore", help="One file: findings, charts, layers and settings",
@@ -64,17 +66,18 @@ def _as_file(path: str) -> str:
     run = open_run(path)
     case = Engine().feed(run).case()
     diagnosis = with_lesson(as_it_stands(run, conclude(case)), lesson_for(run))
+    diagnosis = with_proof(diagnosis, kept_proof(run.path))
     return html_report(run, diagnosis, case.scale.level)
 
 
 @guarded
 def _now(path: str) -> None:
-    look = run_list.look(path)
+    look = open_runs.look_at(path)
     st.html(band(look))
     if look.diagnosis is not None:
         lesson = look.lesson()
         told = lesson.text if lesson else ""
-        browser.html(findings_html(look, look.diagnosis, told), key="findings")
+        browser_component.html(findings_html(look, look.diagnosis, told), key="findings")
 
 
 def findings_html(look: Look, diagnosis: Diagnosis, lesson: str = "") -> str:
@@ -203,7 +206,7 @@ def _rate(advice: Advice) -> str:
     picture = small_charts.interval_sketch(
         advice.current, advice.recommended, advice.low, advice.high
     )
-    band = "band: 90 % interval of the highest stable rate" if advice.has_interval else ""
+    band = f"band: {advice.interval_name}" if advice.has_interval else ""
     shown = (
         '<div><div class="aw-chart-title"><b>Recommended learning rate</b>'
         f'{band}</div>{picture}<div class="aw-muted">{said_lines(advice.because)}</div></div>'

@@ -17,7 +17,7 @@ from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.words import go_back_text, limit_text, restart_text, time_text
 from ampwatch.follow import State
-from ampwatch.recovery.proof import kept_proof, sentence_of
+from ampwatch.recovery.proof import sentence_of
 from ampwatch.report.overview_chart import is_change
 from ampwatch.report.painter import VERDICT_COLOR
 
@@ -43,7 +43,7 @@ def band(look: Look) -> str:
         f'<div class="aw-head" role="heading" aria-level="2">{said(head.summary)}</div>'
         f'<div class="aw-do">{" &ensp;".join(_do(look, diagnosis, head))}</div>'
     )
-    proof = kept_proof(Path(look.path))
+    proof = look.proof()
     if proof is not None:
         body += f'<div class="aw-do">{said(sentence_of(proof))}</div>'
     also = _also(diagnosis, head)
@@ -135,7 +135,8 @@ def _advice_line(look: Look, advice: Advice) -> str:
     is_base = bool(rate and advice.current and not math.isclose(rate, advice.current, rel_tol=1e-3))
     text += f"<b>{'base lr' if is_base else 'lr'} = {rate_text(advice.recommended)}</b>"
     known = [] if advice.current is None else [f"now {rate_text(advice.current)}"]
-    if advice.low is not None and advice.high is not None:
+    is_estimated = advice.proved_steps is None  # what reruns have shown stands below
+    if advice.low is not None and advice.high is not None and is_estimated:
         known.append(limit_text(advice.low, advice.high, advice.recommended))
     return f"{text} ({'; '.join(known)})." if known else f"{text}."
 

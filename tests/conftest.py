@@ -19,6 +19,9 @@ import pytest
 # Children of the tests inherit these too: what fails inside the guard fails the test.
 os.environ["AMPWATCH_STRICT"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Compiled once, whatever the shell says: not by every worker, and by every child of theirs, again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 HERE = Path(__file__).parent
 
@@ -51,7 +54,7 @@ QUICK = [
     "test_codec.py",
     "test_files.py",
     "test_ranges.py",
-    "test_report_first_difference.py",
+    "test_report_divergence.py",
     "test_report_terminal.py",
     "test_printable_text.py",
     "torch_suite/test_torch_suite_scaler.py",

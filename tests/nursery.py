@@ -3,9 +3,12 @@
 Each message on the socket is one child to be: what to run, where, with which environment, and its
 three standard streams beside a pipe that learns its process id and how it ended. The fork becomes
 the program that was asked for: what that raises is uncaught at the top of this file, and its
-interpreter ends as any other.
+interpreter ends as any other up to the last function at exit. What would follow, the freeing of
+all of torch's modules one by one, is left out: it is more than most children's own work.
 """
 
+import atexit
+import contextlib
 import gc
 import importlib
 import json
@@ -16,15 +19,40 @@ import signal
 import socket
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
-import torch
+_exit_code: list[int] = []
 
-import ampwatch.probe  # noqa: F401
+
+@atexit.register  # the first, so the last to run: before torch's own, and the program's
+def leave() -> None:
+    """End here, as the program has ended; a process that a signal is to end goes on."""
+    if not _exit_code:
+        return
+    with contextlib.suppress(BaseException):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_code[0])
+
+
+import torch  # noqa: E402
+
+import ampwatch.probe  # noqa: E402, F401
+
+# What a training, a report and a publisher load, and what those load at their first call.
+LOADED_BEFORE = (
+    "ampwatch.cli", "ampwatch.diagnosis", "ampwatch.fleet", "ampwatch.recovery", "ampwatch.report",
+    "deltalake", "obstore", "pandas", "pyarrow.compute", "pyarrow.parquet", "rich.console",
+    "rich.live", "rich.progress", "rich.table",
+)  # fmt: skip
 
 _MESSAGE_BYTES = 1 << 20
 _OWN_PATHS = 2  # this folder and PYTHONPATH's one entry, which a child has anew
 
+for name in LOADED_BEFORE:
+    with contextlib.suppress(ModuleNotFoundError):  # some are of extras
+        importlib.import_module(name)
 torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer loads as much again
 gc.collect()
 if "triton" not in sys.modules:  # whose classes say on stderr that they were not freed
@@ -91,20 +119,43 @@ def settle(order: dict) -> None:
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, None, "backslashreplace", closefd=False)
 
 
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Note with which code the program ends."""
+    try:
+        yield
+    except SystemExit as end:
+        code = 0 if end.code is None else end.code
+        _exit_code.append(code & 0xFF if isinstance(code, int) else 1)
+        raise
+    except KeyboardInterrupt:
+        raise  # which ends the process by a signal
+    except BaseException:
+        _exit_code.append(1)
+        raise
+    _exit_code.append(0)
+
+
+def become(words: list[str]) -> None:
+    """Run the program; its words are the process's own arguments."""
+    if words[0] == "-m":
+        del words[0]
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        return
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if words[0] == "-c":
+        name, text = "<string>", words.pop(1)
+    else:
+        name, text = words[0], Path(words[0]).read_bytes()
+        main.__file__ = name
+    exec(compile(text, name, "exec"), vars(main))
+
+
 with socket.socket(fileno=int(sys.argv[1])) as _orders:
     _order = forked(_orders)
 if _order is None:
     sys.exit()
 settle(_order)
 sys.argv = _order["words"]
-if sys.argv[0] == "-m":
-    del sys.argv[0]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-else:
-    _main = sys.modules["__main__"] = types.ModuleType("__main__")
-    if sys.argv[0] == "-c":
-        _name, _text = "<string>", sys.argv.pop(1)
-    else:
-        _name, _text = sys.argv[0], Path(sys.argv[0]).read_bytes()
-        _main.__file__ = _name
-    exec(compile(_text, _name, "exec"), vars(_main))
+with ending():
+    become(sys.argv)

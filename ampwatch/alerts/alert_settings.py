@@ -20,10 +20,10 @@ from typing import Any
 
 from ampwatch.diagnosis import RULES, Severity
 from ampwatch.environment import state_folder
-from ampwatch.errors import AlertError, RunInUseError
-from ampwatch.files import read_at_most, replace_file
+from ampwatch.errors import AlertError, RunInUseError, reason_of
+from ampwatch.files import BAD_VALUES, read_at_most, replace_file
 from ampwatch.printable_text import printable
-from ampwatch.store.locks import hold
+from ampwatch.store.locks import held
 
 KINDS = {
     "AMP1*": "the loss scale",
@@ -46,7 +46,6 @@ _FILE = "settings.json"
 _MAX_BYTES = 1 << 20
 _LOCK_WAIT_S = 5.0
 _LONGEST_NAME = 60
-_BAD_VALUES = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +89,18 @@ def masked_address(address: str) -> str:
 
 
 def what_text(pattern: str) -> str:
-    """A pattern of findings, with what it stands for."""
+    """A setting's pattern of findings, with what it stands for."""
     meaning = KINDS.get(pattern) or _NAMES.get(pattern)
     return f"{pattern} {meaning}" if meaning else printable(pattern)
 
 
 def new_setting(address: str, **parts: Any) -> AlertSetting:
-    """A setting with an id of its own; AlertError if its parts make no sense."""
+    """A setting of alerts with an id of its own; AlertError if its parts make no sense."""
     return _checked(AlertSetting(secrets.token_hex(4), address.strip(), **parts))
 
 
 def read_settings() -> tuple[AlertSetting, ...]:
-    """The settings in the order they were made; AlertError says why they cannot be read."""
+    """The settings of alerts in the order they were made; AlertError if they cannot be read."""
     path = settings_path()
     try:
         told = json.loads(read_at_most(path, _MAX_BYTES))
@@ -114,8 +113,8 @@ def read_settings() -> tuple[AlertSetting, ...]:
     except FileNotFoundError:
         return ()
     except OSError as error:
-        raise AlertError(f"{path} cannot be read ({error.strerror or error}).") from error
-    except _BAD_VALUES:  # the error may quote an address
+        raise AlertError(f"{path} cannot be read ({reason_of(error)}).") from error
+    except BAD_VALUES:  # the error may quote an address
         raise AlertError(
             f"{path}, which says whom alerts go to, is damaged. It is left as it is and no alerts "
             "go by it: mend it, or move it away and set alerts up again."
@@ -123,12 +122,12 @@ def read_settings() -> tuple[AlertSetting, ...]:
 
 
 def add_setting(setting: AlertSetting) -> None:
-    """Keep one more setting."""
+    """Keep one more setting of alerts."""
     _change(lambda settings: (*settings, setting))
 
 
 def change_setting(setting_id: str, **parts: Any) -> AlertSetting:
-    """Change these parts of a setting and keep the others; the setting as it is then."""
+    """Change these parts of a setting of alerts; the setting as it is then."""
     changed: list[AlertSetting] = []
 
     def change(settings: tuple[AlertSetting, ...]) -> Iterable[AlertSetting]:
@@ -140,17 +139,17 @@ def change_setting(setting_id: str, **parts: Any) -> AlertSetting:
 
 
 def remove_setting(setting_id: str) -> None:
-    """Forget a setting and its address."""
+    """Forget a setting of alerts and its address."""
     _change(lambda settings: (one for one in settings if one.id != setting_id))
 
 
 def settings_path() -> Path:
-    """The file of the settings."""
+    """The file of the settings of alerts."""
     return alerts_folder() / _FILE
 
 
 def alerts_folder() -> Path:
-    """What alerts keep of a user's; AlertError without a home."""
+    """The folder in which alerts keep what is a user's; AlertError without a home."""
     try:
         return state_folder() / "alerts"
     except RuntimeError as error:
@@ -174,23 +173,15 @@ def _change(change: Callable[[tuple[AlertSetting, ...]], Iterable[AlertSetting]]
     path = settings_path()
     try:
         make_private_folder(path.parent)
-        lock = hold(path.parent, wait_s=_LOCK_WAIT_S)
+        with held(path.parent, wait_s=_LOCK_WAIT_S):
+            kept = [_to_json(one) for one in change(read_settings())]
+            text = json.dumps({"version": _VERSION, "alerts": kept}, indent=1)
+            replace_file(path, text.encode(), durable=True)
     except RunInUseError:
         raise AlertError(f"{path} is being changed by somebody else: try again.") from None
     except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
-        kept = [_to_json(one) for one in change(read_settings())]
-        text = json.dumps({"version": _VERSION, "alerts": kept}, indent=1)
-        replace_file(path, text.encode(), durable=True)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    finally:
-        os.close(lock)
-
-
-def _unwritable(path: Path, error: OSError) -> AlertError:
-    return AlertError(f"{path} cannot be written ({error.strerror or error}): nothing was changed.")
+        words = f"{path} cannot be written ({reason_of(error)}): nothing was changed."
+        raise AlertError(words) from error
 
 
 def _the(setting_id: str, settings: Sequence[AlertSetting]) -> AlertSetting:

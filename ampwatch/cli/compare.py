@@ -8,8 +8,8 @@ from pathlib import Path
 
 import typer
 
-from ampwatch.cli.find import opened_run_or_log
 from ampwatch.cli.report import refuse_no_file, write_page
+from ampwatch.cli.run_argument import opened_run_or_log
 from ampwatch.cli.terminal import answers
 from ampwatch.errors import RunError
 
@@ -36,39 +36,43 @@ Examples:
   ampwatch compare good.log bad.log --html out.html  with both courses in one chart
 """
 
+_RUNS = typer.Argument(
+    metavar="RUN|FILE...",
+    show_default=False,
+    help="Two or more runs: their folders, their names in ./ampwatch-runs, or logs of other "
+    "trainers.",
+)
+_BASELINE = typer.Option(
+    None,
+    "--baseline",
+    metavar="RUN",
+    show_default=False,
+    help="The one of these runs that the others are compared with; the first if not given.",
+)
+_BY = typer.Option(
+    None,
+    "--by",
+    metavar="SETTING",
+    show_default=False,
+    help="Sweep over another setting that differs, such as config.batch_size.",
+)
+_OUTCOME = typer.Option(
+    None,
+    "--outcome",
+    metavar="VALUE",
+    show_default=False,
+    help='What came of a run in a sweep: "best loss", "val/acc, best"; else its loss at the end.',
+)
+
 
 def command(
-    runs: list[str] = typer.Argument(
-        metavar="RUN|FILE...",
-        show_default=False,
-        help="Two or more runs: their folders, their names in ./ampwatch-runs, or logs of other "
-        "trainers.",
-    ),
-    baseline: str = typer.Option(
-        None,
-        "--baseline",
-        metavar="RUN",
-        show_default=False,
-        help="The one of these runs that the others are compared with; the first if not given.",
-    ),
+    runs: list[str] = _RUNS,
+    baseline: str = _BASELINE,
     sweep: bool = typer.Option(
         False, "--sweep", help="Print the runs by their learning rate, and from where on they fail."
     ),
-    by: str = typer.Option(
-        None,
-        "--by",
-        metavar="SETTING",
-        show_default=False,
-        help="Sweep over another setting that differs, such as config.batch_size.",
-    ),
-    outcome: str = typer.Option(
-        None,
-        "--outcome",
-        metavar="VALUE",
-        show_default=False,
-        help='What came of a run in a sweep: "best loss", "val/acc, best"; else its loss at the '
-        "end.",
-    ),
+    by: str = _BY,
+    outcome: str = _OUTCOME,
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of the tables."),
     html: Path = typer.Option(
         None, "--html", metavar="OUT", show_default=False, help="Write one HTML file instead."
@@ -77,7 +81,7 @@ def command(
         None, "--as", metavar="FORMAT", show_default=False, help="The format of every FILE."
     ),
 ) -> None:
-    """Print the comparison."""
+    """Compare the runs and print where they differ."""
     from ampwatch.report import Asked, compare, html_comparison, print_comparison, print_sweep
 
     if len(runs) < 2:
@@ -102,7 +106,7 @@ def command(
 
 
 def _with_first(runs: list[str], baseline: str | None) -> list[str]:
-    """The runs, the baseline first; it may be named by its folder's last part."""
+    """The runs to compare, the baseline first; it may be named by its folder's last part."""
     if baseline is None:
         return runs
     found = [run for run in runs if baseline in {run, Path(run).name}]

@@ -1,4 +1,4 @@
-"""`ampwatch explain [CODE]`: the page of a finding, generated from its rule."""
+"""`ampwatch explain [CODE]`: prints the page of a finding, generated from its rule."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def command(
         None, metavar="RUN", help="Also print the evidence in this run.", show_default=False
     ),
 ) -> None:
-    """Print a page, or the list."""
+    """Explain a finding, or list all findings."""
     from ampwatch.diagnosis import RULES
     from ampwatch.diagnosis.pages import plain_page
 
@@ -45,24 +45,25 @@ def command(
 
 
 def _in_run(rule: Rule, text: str) -> str:
-    """What the rule found in this run, with its evidence."""
-    from ampwatch.cli.find import opened_run_or_log
-    from ampwatch.diagnosis import Engine, conclude, weighed
-    from ampwatch.diagnosis.registry import RATE
+    """What the explained rule found in this run, with its evidence."""
+    from ampwatch.cli.run_argument import opened_run_or_log
+    from ampwatch.diagnosis import Engine, conclude, rate_evidence_lines
+    from ampwatch.diagnosis.rule import RATE
 
     with opened_run_or_log(text) as run:
         case, name = Engine().feed(run).case(), run.info.name
     every = conclude(case).findings
     found = [finding for finding in every if finding.code == rule.code]
     if not found and rule.code in RATE:  # they weigh the same evidence
-        found = [finding for finding in every if finding.code in RATE and weighed(case)]
+        found = [finding for finding in every if finding.code in RATE and rate_evidence_lines(case)]
     if not found:
         return f"\n\nIn {name}\n  {rule.code} was not found."
     told = [fill(f.cause, 76, initial_indent="  ", subsequent_indent="  ") for f in found]
     if rule.code in RATE:
         told += ["", "  What each sign adds for the rate"]
         told += [
-            fill(line, 76, initial_indent="  ", subsequent_indent="    ") for line in weighed(case)
+            fill(line, 76, initial_indent="  ", subsequent_indent="    ")
+            for line in rate_evidence_lines(case)
         ]
     instead = sorted({finding.code for finding in found} - {rule.code})
     where = f"In {name}" + (f", where it is {', '.join(instead)}" if instead else "")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.find import RUN_ARGUMENT, find_run
 from ampwatch.cli.run import environment_of
+from ampwatch.cli.run_argument import RUN_ARGUMENT, find_run
 from ampwatch.cli.terminal import answer, say
 from ampwatch.errors import AmpwatchError
 
@@ -30,8 +30,9 @@ HELP = """Train again with one thing changed, and say what holds.
 
 Starts the run's own command again, watched. Where the learning rate is too high: with the advised
 rate first, then halving what is left, until the limit is known within a factor of two or the time
-is up. Where another cause is named: with the cures of that finding. What the script writes goes to
-a folder of the reruns; your files stay as they are.
+is up. Where another cause is named: with the cures of that finding, and with lower rates if none of
+them brings the training to learn. What the script writes goes to a folder of the reruns; your files
+stay as they are.
 
 \b
 Examples:
@@ -123,7 +124,7 @@ def _checkpoint(path: Path, cwd: Path) -> Checkpoint | None:
 
 def _arguments(info: RunInfo, own: Sequence[str]) -> tuple[list[str], Path]:
     """The command to start, and its folder."""
-    from ampwatch.store.masking import MASK
+    from ampwatch.store.run_info import MASK
 
     folder = Path(info.origin.get("folder") or ".")
     if own:
@@ -230,7 +231,7 @@ def _seconds(text: str) -> float:
 def _print(proof: Proof) -> None:
     from ampwatch.recovery.proof import sentence_of, table_of
 
-    rows = table_of(proof.tries)
+    rows = table_of(proof)
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     for row in rows if proof.tries else ():
         cells = zip(row, widths, strict=True)

@@ -1,4 +1,4 @@
-"""`ampwatch report RUN|FILE...`: what is wrong with a run, why, and what to do."""
+"""`ampwatch report RUN|FILE...`: prints what is wrong with a run, why, and what to do."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.find import opened_run_or_log
-from ampwatch.cli.log_import import MAP_OPTION
+from ampwatch.cli.run_argument import MAP_OPTION, opened_run_or_log
 from ampwatch.cli.terminal import answer, answers, say
 from ampwatch.errors import PlaceError, ReportError
 from ampwatch.files import draft_of
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis import Diagnosis, Together
-    from ampwatch.diagnosis.earlier_runs import EarlierRun, Lesson
+    from ampwatch.diagnosis import Diagnosis, SeveralDiagnoses
+    from ampwatch.diagnosis.earlier_runs import EarlierRun, LessonOfEarlierRuns
     from ampwatch.store import Run
 
 NAME = "report"
@@ -41,7 +40,7 @@ Examples:
 
 
 class FailOn(str, enum.Enum):
-    """The severity from which on the exit code is 1."""
+    """The severity from which on `ampwatch report` exits with 1."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -76,7 +75,7 @@ def command(
     ),
     mapped: list[str] = MAP_OPTION,
 ) -> None:
-    """Print the report."""
+    """Report on one run or several."""
     if html and (json or len(runs) > 1):
         raise ReportError(
             "--html takes one run and cannot be combined with --json; for several "
@@ -87,7 +86,7 @@ def command(
 
     with ExitStack() as stack:
         opened = [stack.enter_context(opened_run_or_log(run, as_, mapped)) for run in runs]
-        said: Diagnosis | Together
+        said: Diagnosis | SeveralDiagnoses
         if html:
             said = write_html(opened[0], html, earlier)
         else:
@@ -99,34 +98,38 @@ def command(
 
 
 def print_said(
-    runs: Sequence[Run], said: Diagnosis | Together, *, json: bool, earlier: str | None = None
+    runs: Sequence[Run],
+    said: Diagnosis | SeveralDiagnoses,
+    *,
+    json: bool,
+    earlier: str | None = None,
 ) -> None:
     """Print the report on one run or several, as text or JSON."""
     from ampwatch.diagnosis import Diagnosis
     from ampwatch.diagnosis.earlier_runs import with_lesson
     from ampwatch.recovery.proof import kept_proof, sentence_of
+    from ampwatch.recovery.proved_advice import with_proof
     from ampwatch.report import print_changes, print_lesson, print_report, print_reports, to_json
-    from ampwatch.report.settings_changes import changed_text
+    from ampwatch.report.settings import changed_text
 
-    lesson = None
+    lesson = proof = None
     if isinstance(said, Diagnosis):
-        lesson = _lesson(runs[0], said, earlier)
-        said = with_lesson(said, lesson)
+        lesson, proof = _lesson(runs[0], said, earlier), kept_proof(runs[0].path)
+        said = with_proof(with_lesson(said, lesson), proof)
     if json:
         typer.echo(to_json(said))
     elif isinstance(said, Diagnosis):
         print_report(answers(), runs[0].info.name, runs[0], said)
         print_changes(answers(), changed_text(runs[0]))
         print_lesson(answers(), lesson.text if lesson else "")
-        proof = kept_proof(runs[0].path)
-        if proof is not None:
+        if proof is not None and said.learning_rate.because != sentence_of(proof):
             answer(sentence_of(proof))
     else:
         print_reports(answers(), [run.info.name for run in runs], said)
 
 
-def _lesson(run: Run, said: Diagnosis, earlier: str | None) -> Lesson | None:
-    """What earlier runs that are made of the same teach; None where there are none."""
+def _lesson(run: Run, said: Diagnosis, earlier: str | None) -> LessonOfEarlierRuns | None:
+    """What earlier runs that are made of the same teach, for the report; None without such runs."""
     from ampwatch.follow import KeptEntries, keep_for_later, lesson_for
 
     kept = KeptEntries()
@@ -136,7 +139,7 @@ def _lesson(run: Run, said: Diagnosis, earlier: str | None) -> Lesson | None:
 
 
 def _published_runs(place: str) -> Sequence[EarlierRun]:
-    """The judged runs of a place; none, and why, where it cannot be read."""
+    """The judged runs of the place that --earlier names; none, and why, if it cannot be read."""
     from ampwatch.fleet.alike_runs import runs_in
 
     try:
@@ -147,28 +150,31 @@ def _published_runs(place: str) -> Sequence[EarlierRun]:
 
 
 def write_html(run: Run, path: Path, earlier: str | None = None) -> Diagnosis:
-    """Write the report as one file, which appears complete or not at all."""
+    """Write the report on a run as one HTML file, which appears complete or not at all."""
     from ampwatch.diagnosis import Engine, conclude
     from ampwatch.diagnosis.earlier_runs import with_lesson
     from ampwatch.follow import as_it_stands
+    from ampwatch.recovery.proof import kept_proof
+    from ampwatch.recovery.proved_advice import with_proof
     from ampwatch.report import html_report
 
     refuse_no_file(path)
     case = Engine().feed(run).case()
     diagnosis = as_it_stands(run, conclude(case))
     diagnosis = with_lesson(diagnosis, _lesson(run, diagnosis, earlier))
+    diagnosis = with_proof(diagnosis, kept_proof(run.path))
     write_page(path, html_report(run, diagnosis, case.scale.level))
     return diagnosis
 
 
 def refuse_no_file(path: Path) -> None:
-    """Raise, before any work, if the file cannot be written."""
+    """Refuse, before any work, to report into a file that cannot be written."""
     if path.is_dir() or not path.parent.is_dir():
         raise ReportError(f"{path} cannot be written: pass a file in an existing folder.")
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page, complete or not at all, and print its size."""
+    """Write a report's HTML, complete or not at all, and print its size."""
     from ampwatch.diagnosis.words import bytes_text
 
     with draft_of(path) as draft:

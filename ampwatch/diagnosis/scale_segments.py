@@ -1,8 +1,8 @@
-"""A block cut into segments: entries in a row with one scale, all skipped, accepted or left out.
+"""A block cut into segments of one loss scale: entries all skipped, all accepted or all left out.
 
-A row may tell the scale before its step, after it, both or neither; what it does not tell is taken
-from the rows around it. A scale that stands at its initial value though nothing led it there was
-set anew. So was one that leaps back to where the run began, and overflows there at once.
+A row may hold the scale before its step, after it, both or neither; what it lacks is taken from the
+rows around it. A scale that is at its initial value although nothing led it there was reset. So was
+one that leaps back to where the run began and overflows there at once.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.signals import Floats, Integers, Mask
+from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
+from ampwatch.diagnosis.scaler import Scaler
 from ampwatch.rows import EventKind
 
 NAN = float("nan")
-# Skips belong to one episode when the next comes within a tenth of a growth interval: a fall that
-# pauses for a few accepted steps is one fall, overflows a whole interval apart are not.
-_EPISODE_SHARE = 0.1
 # A burst of skips has so many: as many octaves up at once are no growth, and cost one.
 _LEAP_OCTAVES = policy.SPIKE_SKIPS
 # Whether the very first step fitted may be untold, of the run as of the new scaler: one halving,
@@ -31,43 +29,8 @@ _SAME_OCTAVES = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Scaler:
-    """What run.json says of the scaler."""
-
-    initial: float | None
-    growth_factor: float
-    growth_interval: int
-    floor: float | None
-    backoff_factor: float = 0.5
-    hysteresis: int = 1  # overflows in a row before the scale falls
-
-    @property
-    def tooth_skips(self) -> int:
-        """How many skips undo one growth, and one more: an overflow may need one halving more."""
-        if not (self.growth_factor > 1.0 > self.backoff_factor > 0.0):
-            return policy.SAWTOOTH_SKIPS
-        undone = math.log(self.growth_factor) / -math.log(self.backoff_factor)
-        return max(policy.SAWTOOTH_SKIPS, math.ceil(undone - 1e-9) + 1) + self.hysteresis - 1
-
-    def skips_by_growth(self, steps: int) -> float:
-        """How many skips growth brings in so many steps: one each time it has gone too far."""
-        return steps / self.growth_interval * self.hysteresis
-
-    @property
-    def close_steps(self) -> int:
-        """How near the next skip must be to belong to the same episode."""
-        share = int(self.growth_interval * _EPISODE_SHARE)
-        return min(max(policy.NEAR_STEPS, share), self.growth_interval)
-
-    @property
-    def established_steps(self) -> int:
-        """How many steps in a row establish a scale."""
-        return min(policy.ESTABLISHED_STEPS, self.growth_interval)
-
-
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """How the scale was set back to its initial value."""
+class ScaleReset:
+    """A reset of the scale to its initial value."""
 
     scale_from: float
     scale_to: float
@@ -75,11 +38,11 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class ScaleSegment:
     """Entries in a row with one scale, all skipped, all accepted or all left out by the loop."""
 
     entries: slice  # of its block
-    reset: Reset | None
+    reset: ScaleReset | None
     first: int  # position in the run
     last: int
     first_step: int
@@ -92,15 +55,15 @@ class Segment:
 
     @property
     def length(self) -> int:
-        """In steps."""
+        """How many steps the segment covers."""
         return self.last - self.first + 1
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
-    """What is known where a block begins."""
+class ScaleBeforeBlock:
+    """What is known of the scale just before a block begins."""
 
-    steps: int = 0  # told of so far
+    steps: int = 0  # of the record so far
     last_step: int | None = None
     scale: float = NAN  # the last one before its step
     known: float = NAN  # the last one, before its step or after
@@ -109,28 +72,28 @@ class Lead:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a block's entries, and those before it, tell of the scale."""
+class ScaleInBlock:
+    """The scale at each entry of a block, as its rows and those before it tell."""
 
     block: Block
-    lead: Lead
+    lead: ScaleBeforeBlock
     places: Integers  # each entry's position in steps
-    begun: Floats  # the scale of each step: its own, or the last that an entry before it tells
+    begun: Floats  # the scale of each step: its own, or the last known before it
     expected: Floats  # what each would begin with if nothing happened
     began: Floats  # the scale of the step before each
     skipped_before: Mask
     set_here: Mask  # by the loop itself
     set_before: Mask  # one entry before: `update(new_scale)` shows in the next
-    unseen: Integers  # steps before each entry that no row tells of
+    unseen: Integers  # steps before each entry without a row
 
     @classmethod
-    def of(cls, block: Block, lead: Lead) -> Told:
-        """Of a block that holds entries; a step that does not come after the last counts one."""
+    def of(cls, block: Block, lead: ScaleBeforeBlock) -> ScaleInBlock:
+        """The scale in a block with entries; a step not after the last one counts as one."""
         scale, after = block.columns["scale"], block.columns["scale_after"]
         last_step = block.step[0] - 1 if lead.last_step is None else lead.last_step
         apart = np.maximum(block.step - _shifted(last_step, block.step), 1)
-        both = filled_from(np.column_stack([scale, after]).ravel(), lead.known)
-        latest = filled_from(np.where(np.isnan(after), scale, after), lead.known)
+        both = filled_forward(np.column_stack([scale, after]).ravel(), lead.known)
+        latest = filled_forward(np.where(np.isnan(after), scale, after), lead.known)
         events = [event.step for event in block.events if event.kind == EventKind.SCALE_SET.value]
         here = block.entries_of(events)
         return cls(
@@ -141,11 +104,11 @@ class Told:
         )  # fmt: skip
 
     @property
-    def next_lead(self) -> Lead:
-        """What is known where the next block begins."""
+    def next_lead(self) -> ScaleBeforeBlock:
+        """What is known of the scale just before the next block begins."""
         block = self.block
         after = float(block.columns["scale_after"][-1])
-        return Lead(
+        return ScaleBeforeBlock(
             steps=int(self.places[-1]) + 1,
             last_step=int(block.step[-1]),
             scale=float(self.begun[-1]),
@@ -155,104 +118,123 @@ class Told:
         )
 
     def may_have_grown(self, low: Floats, high: float | Floats, scaler: Scaler) -> Mask:
-        """Whether growth in steps that no row tells of could have led there."""
+        """Whether the scale may have grown this far in steps that no row shows."""
         growths = np.where(self.unseen > 0, self.unseen // scaler.growth_interval + 1, 0)
         with np.errstate(all="ignore"):
             needed = np.log2(high / low) / np.log2(scaler.growth_factor)
         return np.asarray((growths > 0) & (needed >= 0) & (needed <= growths))
 
 
-def segments_of(
-    told: Told, scaler: Scaler, first_step: int, first_scale: float
-) -> Iterator[Segment]:
-    """The block cut; what the run began with is nan where the record begins later."""
-    block = told.block
-    leaps = _leaps(told, scaler, scaler.initial or first_scale)
+def scale_segments_of(
+    block_scale: ScaleInBlock, scaler: Scaler, first_step: int, first_scale: float
+) -> Iterator[ScaleSegment]:
+    """Cut a block into segments of one scale; `first_scale` is nan if the record begins later."""
+    block = block_scale.block
+    leaps = _leaps(block_scale, scaler, scaler.initial or first_scale)
     # A run that is begun once more has lost nothing.
     leaps = {at: leap for at, leap in leaps.items() if block.step[at] > first_step + 1}
-    resets = {**leaps, **_resets(told, scaler)}
-    after, tried = block.columns["scale_after"], told.begun
-    if (grown := _have_grown(told, scaler)).any():
+    resets = {**leaps, **_resets(block_scale, scaler)}
+    after, tried = block.columns["scale_after"], block_scale.begun
+    if (grown := _have_grown(block_scale, scaler)).any():
         tried = np.where(grown, after / scaler.backoff_factor, tried)
     following = np.append(block.columns["scale"][1:], block.next_scale)
     after = np.where(np.isnan(after), following, after)
     after = np.where(np.isnan(after), tried, after)
-    before = _shifted(told.lead.scale, tried)
+    before = _shifted(block_scale.lead.scale, tried)
     cut = (tried != before) & ~(np.isnan(tried) & np.isnan(before))
-    cut |= (block.skipped != told.skipped_before) | (block.skipped & (told.unseen > 0))
+    cut |= (block.skipped != block_scale.skipped_before) | (
+        block.skipped & (block_scale.unseen > 0)
+    )
     cut[1:] |= block.left_out[1:] != block.left_out[:-1]
     cut[[0, *resets]] = True
     begin = np.flatnonzero(cut)
     end = np.append(begin[1:], len(cut))
     rows: Any = (
-        begin, end, told.places[begin], told.places[end - 1], block.step[begin],
+        begin, end, block_scale.places[begin], block_scale.places[end - 1], block.step[begin],
         block.step[end - 1], tried[begin], after[end - 1], np.fmin.reduceat(after, begin),
         block.skipped[begin], block.left_out[begin],
     )  # fmt: skip
     for first, last, *figures in zip(*(column.tolist() for column in rows), strict=True):
-        yield Segment(slice(first, last), resets.get(first), *figures)
+        yield ScaleSegment(slice(first, last), resets.get(first), *figures)
 
 
-def _have_grown(told: Told, scaler: Scaler) -> Mask:
-    """Where a skip that tells the scale after it only did not lower it: it had grown unseen.
+def _have_grown(block_scale: ScaleInBlock, scaler: Scaler) -> Mask:
+    """Where a skip did not lower the scale below its last known value: it had grown unseen.
 
-    At its floor it cannot fall, and with hysteresis the first overflow leaves it where it is.
+    At its floor the scale cannot fall, and with hysteresis the first overflow does not lower it.
     """
-    if not told.block.skipped.any():
-        return told.block.skipped
-    after = told.block.columns["scale_after"]
-    must_fall = ~told.skipped_before & (after > (scaler.floor or 0.0)) & (scaler.hysteresis == 1)
-    unlowered = (after > told.begun) | (must_fall & (after == told.begun))
-    return np.asarray(told.block.skipped & np.isnan(told.block.columns["scale"]) & unlowered)
+    if not block_scale.block.skipped.any():
+        return block_scale.block.skipped
+    after = block_scale.block.columns["scale_after"]
+    must_fall = (
+        ~block_scale.skipped_before & (after > (scaler.floor or 0.0)) & (scaler.hysteresis == 1)
+    )
+    unlowered = (after > block_scale.begun) | (must_fall & (after == block_scale.begun))
+    return np.asarray(
+        block_scale.block.skipped & np.isnan(block_scale.block.columns["scale"]) & unlowered
+    )
 
 
-def _resets(told: Told, scaler: Scaler) -> Mapping[int, Reset]:
-    """Where the logged scale is back at its initial value without skips that explain it."""
-    scale, after = (told.block.columns[name] for name in ("scale", "scale_after"))
-    initial, expected = scaler.initial, told.expected
+def _resets(block_scale: ScaleInBlock, scaler: Scaler) -> Mapping[int, ScaleReset]:
+    """Where the scale is back at its initial value although nothing led it there."""
+    scale, after = (block_scale.block.columns[name] for name in ("scale", "scale_after"))
+    initial, expected = scaler.initial, block_scale.expected
     if initial is None:
         return {}
     jumped = (scale == initial) & (expected != initial) & ~np.isnan(expected)
-    jumped |= np.isnan(scale) & ~told.block.skipped & (after == initial) & (expected < initial)
-    if not (jumped.any() or told.set_before.any()):
+    jumped |= (
+        np.isnan(scale) & ~block_scale.block.skipped & (after == initial) & (expected < initial)
+    )
+    if not (jumped.any() or block_scale.set_before.any()):
         return {}
-    jumped &= ~told.may_have_grown(expected, initial, scaler) & ~told.set_here & ~told.set_before
-    # Set by hand it is a decision, unless it goes so far back that a search is lost, and overflows.
-    by_hand = told.set_before & (scale == initial) & told.block.skipped
-    by_hand &= told.began <= initial * 2.0**-policy.COLLAPSE_OCTAVES
-    low = np.where(by_hand, told.began, expected)
+    jumped &= (
+        ~block_scale.may_have_grown(expected, initial, scaler)
+        & ~block_scale.set_here
+        & ~block_scale.set_before
+    )
+    # A scale set by hand is a decision, unless it goes so far back that it overflows again.
+    by_hand = block_scale.set_before & (scale == initial) & block_scale.block.skipped
+    by_hand &= block_scale.began <= initial * 2.0**-policy.COLLAPSE_OCTAVES
+    low = np.where(by_hand, block_scale.began, expected)
     found = np.flatnonzero(jumped | by_hand).tolist()
-    return {at: Reset(float(low[at]), initial, bool(by_hand[at])) for at in found}
+    return {at: ScaleReset(float(low[at]), initial, bool(by_hand[at])) for at in found}
 
 
-def _leaps(told: Told, scaler: Scaler, begun_with: float) -> Mapping[int, Reset]:
-    """Where an overflow follows a leap, of many octaves, to where the run began.
+def _leaps(
+    block_scale: ScaleInBlock, scaler: Scaler, begun_with: float
+) -> Mapping[int, ScaleReset]:
+    """Where the scale leaps back to where the run began, and overflows there at once.
 
-    Where the record tells the scale after each step only, that is all that shows of a new scaler:
-    its first step told as a skip, or told of by the fall of the next one. (Where the initial scale
-    is told, the leap itself is a reset.)
+    If the record holds only the scale after each step, this is all that shows of a new scaler: its
+    first step recorded as a skip, or seen in the fall of the next one. (If the initial scale is
+    known, the leap itself is a reset.)
     """
-    block, after = told.block, told.block.columns["scale_after"]
+    block, after = block_scale.block, block_scale.block.columns["scale_after"]
     if not block.skipped.any():
         return {}
-    within = np.isnan(block.columns["scale"]) & (after > told.begun)
-    entered = ~told.skipped_before & (scaler.initial is None)
-    low, high = np.where(within, told.begun, told.began), np.where(within, after, told.begun)
+    within = np.isnan(block.columns["scale"]) & (after > block_scale.begun)
+    entered = ~block_scale.skipped_before & (scaler.initial is None)
+    low, high = (
+        np.where(within, block_scale.begun, block_scale.began),
+        np.where(within, after, block_scale.begun),
+    )
     with np.errstate(all="ignore"):
         leaps = np.log2(high / low) >= _LEAP_OCTAVES
         leaps &= np.abs(np.log2(high / begun_with)) <= _SAME_OCTAVES
-    leaps &= block.skipped & (within | entered) & ~told.set_here & ~told.set_before
-    leaps &= ~told.may_have_grown(low, high, scaler)
-    return {at: Reset(float(low[at]), float(high[at])) for at in np.flatnonzero(leaps).tolist()}
+    leaps &= block.skipped & (within | entered) & ~block_scale.set_here & ~block_scale.set_before
+    leaps &= ~block_scale.may_have_grown(low, high, scaler)
+    return {
+        at: ScaleReset(float(low[at]), float(high[at])) for at in np.flatnonzero(leaps).tolist()
+    }
 
 
 def _shifted(before: Any, values: Any) -> Any:
-    """Each entry's predecessor's value."""
+    """The scales of a block moved by one entry: for each entry the value of the one before it."""
     return np.concatenate(([before], values[:-1]))
 
 
-def filled_from(values: Floats, before: float) -> Floats:
-    """Unknown entries take the last known value, so that a gap is no change."""
+def filled_forward(values: Floats, before: float) -> Floats:
+    """Scales with each unknown one replaced by the last known, so that a gap is no change."""
     joined = np.concatenate(([before], values))
     unknown = np.isnan(joined)
     if not unknown[1:].any():

@@ -1,65 +1,74 @@
-"""Several runs of one model: each by itself, and one advice on the rate out of all of them."""
+"""Several runs of one model: the diagnosis of each, and one advice on the rate from all of them."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ampwatch.diagnosis import learning_rate
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.engine import Engine, conclude
-from ampwatch.diagnosis.findings import SCHEMA, Action, Advice, Diagnosis, Severity, plain
-from ampwatch.diagnosis.signals import Record
+from ampwatch.diagnosis.engine import Engine
+from ampwatch.diagnosis.findings import SCHEMA, Diagnosis, Severity, json_value
+from ampwatch.diagnosis.learning_rate import constants
+from ampwatch.diagnosis.learning_rate.advice import Action, Advice, advise
+from ampwatch.diagnosis.learning_rate.estimate import Estimate, times_text
+from ampwatch.diagnosis.learning_rate.judgement import judge_rate
+from ampwatch.diagnosis.learning_rate.rate_history import RateState
+from ampwatch.diagnosis.record import Record
+from ampwatch.diagnosis.verdict import conclude
+from ampwatch.diagnosis.words import count_text
 from ampwatch.errors import DifferentModelsError
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
-    """Each run's diagnosis, in the order given, and the advice that stands on all of them."""
+class SeveralDiagnoses:
+    """The diagnosis of each of several runs, and one advice from all of them."""
 
     diagnoses: tuple[Diagnosis, ...]
     learning_rate: Advice
 
     def worst(self) -> Severity | None:
-        """The gravest severity among all findings."""
+        """The highest severity among the findings of all runs."""
         known = [severity for each in self.diagnoses if (severity := each.worst())]
         return max(known, key=lambda severity: severity.weight, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """The object of `report --json` with several runs, made of what JSON knows."""
+        """The object that `report --json` prints for several runs."""
         runs = [each.to_json() for each in self.diagnoses]
-        return {"schema": SCHEMA, "runs": runs, "learning_rate": plain(self.learning_rate)}
+        return {"schema": SCHEMA, "runs": runs, "learning_rate": json_value(self.learning_rate)}
 
 
 @dataclass(frozen=True, slots=True)
-class ForSeveral:
-    """What one run adds to an advice on several: it is small, however long the run."""
+class ForSeveralRuns:
+    """What one run contributes to the advice on several: it is small, however long the run."""
 
     rate: learning_rate.RateState
-    optimizers: str  # their classes, as far as the run tells them; those of a GAN are several
-    says_nothing_of_the_rate: bool  # something else brought it down
+    optimizers: str  # their classes, as far as recorded; a GAN has several
+    says_nothing_of_the_rate: bool  # something else caused its trouble
 
     @classmethod
-    def of(cls, case: Case, diagnosis: Diagnosis) -> ForSeveral:
-        """What this run adds."""
-        kinds = {str(e.detail["class"]) for e in case.ledger.optimizers if "class" in e.detail}
+    def of(cls, case: Case, diagnosis: Diagnosis) -> ForSeveralRuns:
+        """What this run contributes to the advice on several runs."""
+        kinds = {str(e.detail["class"]) for e in case.events.optimizers if "class" in e.detail}
         is_other = diagnosis.learning_rate.action is Action.NOT_THE_CAUSE
         return cls(case.rate, " with ".join(sorted(kinds)), is_other)
 
 
-def diagnose_together(runs: Sequence[Record]) -> Together:
-    """Diagnose runs of one model together; of several models or optimizers they are refused."""
+def diagnose_together(runs: Sequence[Record]) -> SeveralDiagnoses:
+    """Diagnose several runs of one model together; runs of different models are refused."""
     cases = [Engine().feed(run).case() for run in runs]
     diagnoses = tuple(conclude(case) for case in cases)
-    told = [ForSeveral.of(case, one) for case, one in zip(cases, diagnoses, strict=True)]
-    return Together(diagnoses, advise_on_all(told) or diagnoses[-1].learning_rate)
+    told = [ForSeveralRuns.of(case, one) for case, one in zip(cases, diagnoses, strict=True)]
+    return SeveralDiagnoses(diagnoses, advise_on_all(told) or diagnoses[-1].learning_rate)
 
 
-def advise_on_all(runs: Sequence[ForSeveral]) -> Advice | None:
-    """One advice on the rate out of runs of one model; None if none of them tells of its rate.
+def advise_on_all(runs: Sequence[ForSeveralRuns]) -> Advice | None:
+    """One advice on the rate from several runs of one model; None if none shows its rate.
 
-    Raises DifferentModelsError where they are runs of several models or optimizers.
+    Raises DifferentModelsError if the runs have different models or optimizers.
     """
     sizes = {run.rate.setup.elements for run in runs} - {None}
     if len(sizes) > 1:
@@ -75,4 +84,48 @@ def advise_on_all(runs: Sequence[ForSeveral]) -> Advice | None:
             "another's. Report each of them by itself."
         )
     telling = [run.rate for run in runs if not run.says_nothing_of_the_rate]
-    return learning_rate.advise_together(telling) if telling else None
+    return advise_together(telling) if telling else None
+
+
+def advise_together(states: Sequence[RateState]) -> Advice:
+    """One advice from the states of several runs; without a failed rate, the last run's own."""
+    failed: list[tuple[float, float, Estimate, RateState]] = []  # where it failed, and the base
+    worked = []
+    for state in states:
+        seen = judge_rate(state)
+        found = None if seen.trouble is None else seen.trouble.estimate
+        bounds = None if seen.trouble is None else seen.trouble.bounds
+        if seen.base is not None and seen.onset is None and seen.sees_course and seen.accepted:
+            worked.append(seen.base)
+        elif seen.base is not None and seen.is_the_rate and found is not None:
+            assert bounds is not None  # the base rate is known
+            failed.append((bounds.failed, seen.base, found, state))
+    if not failed:
+        return advise(states[-1])
+    fails, base, first, lowest = min(failed, key=lambda one: one[0])
+    works = max((rate for rate in worked if rate < fails), default=None)
+    # Above what worked, below what failed, and where the estimates place the limit.
+    floor, ceiling = -math.inf if works is None else math.log2(works), math.log2(fails)
+    # Estimates from runs of one model have the same error: their mean is steadier, but no more
+    # certain than one of them.
+    mean = sum(math.log2(rate) - found.octaves for _, rate, found, _ in failed) / len(failed)
+    line = min((found.line for *_, found, _ in failed), key=lambda line: line.below + line.above)
+    limit = min(max(mean, floor), ceiling)
+    goal = max(min(limit - first.line.margin, ceiling - constants.LEAST_OCTAVES), floor)
+    told = f"{fails:.3g} failed" + ("" if works is None else f", {works:.3g} worked")
+    low = max(limit - line.above, floor)
+    high = max(min(limit + line.below, ceiling - constants.BELOW_FAILED), low)
+    spared = "what has worked" if goal == floor else f"{times_text(limit - goal)} below it"
+    return dataclasses.replace(
+        advise(lowest),
+        action=Action.LOWER,
+        because=f"{count_text(len(states), 'run')} together: {told}. The first updates of what "
+        f"failed place the limit at about {2.0**limit:.2g}; the advised rate is {spared}.",
+        current=base,
+        recommended=2.0**goal,
+        factor=2.0**goal / base,
+        low=2.0**low,
+        high=2.0**high,
+        warmup_steps=None,
+        leapt_at_step=None,
+    )

@@ -20,8 +20,8 @@ from ampwatch.guarding.caps import MOST_IN_A_ROW
 from ampwatch.guarding.step_signs import Measured, UsualSteps, own_places, own_values
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizers import OptimizerView
-from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import StepRecord, Turn
+from ampwatch.probe.tensor_values import Pack
 
 
 @dataclass(frozen=True, slots=True)

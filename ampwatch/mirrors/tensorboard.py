@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors.readings import PREFIX, READINGS, Points, Update
+from ampwatch.mirrors.updates import PREFIX, READINGS, Points, Update
 from ampwatch.report import EventStream
 
 
 def open_mirror(rest: str, *, is_inside: bool) -> TensorBoardMirror:
-    """A mirror that writes under the folder `rest`."""
+    """A mirror that writes TensorBoard's event files under the folder `rest`."""
     del is_inside
     if not rest:
         raise MirrorError("Where to write the event files is missing: write tensorboard:DIR.")

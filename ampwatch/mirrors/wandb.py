@@ -14,19 +14,19 @@ from ampwatch.diagnosis import Diagnosis, Severity
 from ampwatch.errors import MirrorError, warn
 from ampwatch.follow import State
 from ampwatch.mirrors.places import client
-from ampwatch.mirrors.readings import PREFIX, READINGS, STEP, Update
+from ampwatch.mirrors.updates import PREFIX, READINGS, STEP, Update
 
 _LEVELS = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR"}
 _COLUMNS = ["code", "name", "severity", "first step", "layer", "summary", "action"]
 
 
 def is_active() -> bool:
-    """Whether this process has an active run."""
+    """Whether this process has an active W&B run."""
     return client("wandb", "wandb").run is not None
 
 
 def open_mirror(rest: str, *, is_inside: bool) -> WandbActive | WandbOwn:
-    """A mirror to the active run, or to new runs in the project `rest`."""
+    """A mirror to the active W&B run, or to new runs in the project `rest`."""
     wandb = client("wandb", "wandb")
     if rest or not is_inside:
         return WandbOwn(wandb, rest or os.environ.get("WANDB_PROJECT") or "ampwatch")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ampwatch import feed, store
 from ampwatch.codec import Batch
-from ampwatch.errors import AmpwatchError, RunError, RunInUseError
+from ampwatch.errors import AmpwatchError, RunError, RunInUseError, reason_of
 from ampwatch.files import make_folder, size_of
 from ampwatch.ranges import Ranges
 from ampwatch.store import locks
@@ -188,14 +188,13 @@ def copy_in(
 
 
 def _has_log(run_folder: Path, rank: int) -> bool:
-    """Whether somebody has written the rank there: a trainer writes its index before it sends."""
+    """Whether a rank was written where its copy would be: trainers write an index first."""
     folder = rank_folder(run_folder, rank)
     return size_of(folder / INDEX_FILE) > 0 or (folder.exists() and locks.is_held(folder))
 
 
 def _not_writable(path: Path, error: OSError) -> RunError:
-    reason = error.strerror or str(error)
-    return RunError(f"{path} cannot be written ({reason}).", path=path)
+    return RunError(f"{path} cannot be written ({reason_of(error)}).", path=path)
 
 
 # --- open files -----------------------------------------------------------------------------------
@@ -241,7 +240,7 @@ def files_for_copies() -> int:
 
 
 def allow_more_files() -> None:
-    """Raise this process's own limit as far as the system lets it."""
+    """Raise the limit of open files, which copies need, as far as the system lets it."""
     if sys.platform == "win32":
         return
     import resource

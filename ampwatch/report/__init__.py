@@ -1,6 +1,12 @@
 """A run and its diagnosis as text for the terminal, as JSON, or as one HTML file.
 
 Names of runs and layers are data: they are shown, never interpreted.
+
+- what is told of a run: facts, settings, scaler_settings, attempts, event_text, timeline
+- the report: terminal_report, html_file, tensorboard_event_files, plotly_figure
+- charts: overview_chart, thinning, painter
+- layers: last_layer_values, scale_windows, format_losses, layer_views
+- several runs: compared_run, divergence, comparison, comparison_text, sweep, sweep_chart
 """
 
 from __future__ import annotations
@@ -18,8 +24,7 @@ from ampwatch.report.facts import (
     sparkline,
 )
 from ampwatch.report.html_file import html_comparison, html_report
-from ampwatch.report.tensorboard_event_file import EventStream
-from ampwatch.report.tensorboard_export import write_event_files
+from ampwatch.report.tensorboard_event_files import EventStream, write_event_files
 from ampwatch.report.terminal_report import (
     STYLES,
     print_changes,

@@ -23,8 +23,17 @@ from ampwatch.report.painter.message import (
     Stroke,
     odd_arrays,
 )
-from ampwatch.report.stretches import Stretches, not_finite
-from ampwatch.report.thinning import Floats, Line, Rug, Steps, broken_line, merged, stepped_line
+from ampwatch.report.thinning import (
+    Floats,
+    Line,
+    Rug,
+    Steps,
+    Stretches,
+    broken_line,
+    merged,
+    not_finite,
+    stepped_line,
+)
 from ampwatch.rows import Table, column
 
 if TYPE_CHECKING:
@@ -77,7 +86,8 @@ def panels_of(shown: Shown) -> Iterator[Panel]:
     """The panels that have something to show; some logs state skips and no scale."""
     skips = (count_text(shown.skipped, "skipped step"), "skip")
     for panel in PANELS:
-        strokes = tuple(s for s in panel.strokes if _is_drawn(s.column, shown))
+        there = (s for s in panel.strokes if s.column in shown.present)
+        strokes = tuple(s for s in there if s.column != CLIPPED or shown.clips)
         title = panel.title
         if panel.rug and shown.skipped:
             title = (*title, (" and ", "muted"), skips) if strokes else (skips,)
@@ -89,12 +99,8 @@ def panels_of(shown: Shown) -> Iterator[Panel]:
             yield replace(panel, strokes=strokes, guides=guides)
 
 
-def _is_drawn(name: str, shown: Shown) -> bool:
-    return name in shown.present and (name != CLIPPED or shown.clips)
-
-
 def is_change(advice: Advice) -> bool:
-    """Whether another rate is advised."""
+    """Whether another rate is advised, which the chart then shows."""
     return advice.action in {Action.LOWER, Action.RAISE} and advice.recommended is not None
 
 
@@ -108,7 +114,7 @@ def _guides(shown: Shown, name: str) -> Iterator[Guide]:
         assert advice.recommended is not None
         low, high = advice.low or advice.recommended, advice.high or advice.recommended
         if all(map(math.isfinite, (low, advice.recommended, high))):
-            band = "; band: 90 % interval of the highest stable rate"
+            band = f"; band: {advice.interval_name}"
             said = f", dotted: recommended{band if advice.has_interval else ''}"
             yield Guide(advice.recommended, low, high, "advice", said, fits=True)
 
@@ -141,7 +147,7 @@ def _named(diagnosis: Diagnosis | None) -> list[Finding]:
 
 
 def restart_of(diagnosis: Diagnosis | None) -> int | None:
-    """The step to restart from, where a restart is advised."""
+    """The step to restart from that the chart marks, where a restart is advised."""
     if diagnosis is None or diagnosis.calm is not None:
         return None
     advice = diagnosis.learning_rate

@@ -23,7 +23,7 @@ from ampwatch.report.painter import LIGHT, SEVERITY_COLOR, VERDICT_COLOR
 from ampwatch.report.scaler_settings import worthwhile_settings
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis import Advice, Diagnosis, Finding, Record, Together
+    from ampwatch.diagnosis import Advice, Diagnosis, Finding, Record, SeveralDiagnoses
 
 # The page's colours. A terminal may be dark or pale: the palette for pale ones shows on both.
 STYLES = {
@@ -35,13 +35,13 @@ MARKS = {"error": "x", "warning": "!", "info": "-"}
 Write = Callable[[str], str]
 
 
-def to_json(diagnosis: Diagnosis | Together) -> str:
+def to_json(diagnosis: Diagnosis | SeveralDiagnoses) -> str:
     """The text that `report --json` prints."""
     return json.dumps(diagnosis.to_json(), indent=2, allow_nan=False, ensure_ascii=False)
 
 
 def print_report(console: Console, name: str, run: Record, diagnosis: Diagnosis) -> None:
-    """Print the report, as this console can show it."""
+    """Print the report of a run, as this console can show it."""
     text = report_text(name, run, diagnosis, fancy=is_fancy(console))
     console.print(text, highlight=False, crop=False)  # lines to paste are longer than some screens
 
@@ -62,7 +62,7 @@ def _print_row(console: Console, label: str, text: str) -> None:
         console.print(labelled([(label, text)], write, width=13), highlight=False)
 
 
-def print_reports(console: Console, names: Sequence[str], together: Together) -> None:
+def print_reports(console: Console, names: Sequence[str], together: SeveralDiagnoses) -> None:
     """Print the report on several runs of one model: a line or two each, one advice for all."""
     write = writer(fancy=is_fancy(console))
     parts: list[RenderableType] = []
@@ -89,14 +89,14 @@ def is_fancy(console: Console) -> bool:
 
 
 def writer(*, fancy: bool) -> Write:
-    """What makes a text fit to be shown; `fancy` writes powers as superscripts."""
+    """What makes a text fit for the terminal; `fancy` writes powers as superscripts."""
     return (lambda text: powers(printable(text))) if fancy else printable
 
 
 def report_text(
     name: str, run: Record, diagnosis: Diagnosis, *, fancy: bool, curves: bool = True
 ) -> RenderableType:
-    """The whole report; `fancy` also draws small curves, unless they are not wanted."""
+    """The whole report for the terminal; `fancy` also draws small curves, if wanted."""
     write = writer(fancy=fancy)
     head = _shown_head(diagnosis)
     parts: list[RenderableType] = [title(name, diagnosis), *_headline(diagnosis, head, write)]
@@ -109,7 +109,7 @@ def report_text(
 
 
 def title(name: str, diagnosis: Diagnosis) -> Text:
-    """The verdict and the run's name."""
+    """The report's first line: the verdict and the run's name."""
     verdict = diagnosis.verdict.value
     facts = diagnosis.run
     ranks = "" if len(facts.ranks) < 2 else f", {len(facts.ranks)} ranks"
@@ -152,7 +152,7 @@ def _printable_lines(lines: str) -> str:
 
 
 def labelled(rows: Sequence[tuple[str, str]], write: Write, width: int = 4) -> Grid:
-    """Texts beside their labels."""
+    """The report's texts beside their labels."""
     grid = Grid.grid(padding=(0, 1))
     grid.add_column(style="dim", min_width=width, no_wrap=True)
     grid.add_column()
@@ -233,13 +233,14 @@ def _advice_and_cleared(
 
 
 def advised(advice: Advice) -> str:
-    """The action, the rate and where to restart, as far as they are known."""
+    """The report's words for the action, the rate and where to restart, as far as known."""
     action = advice.action.value.replace("-", " ")
     parts = [action]
     if advice.recommended is not None and advice.current is not None:
         now, then = f"{advice.current:.3g}", f"{advice.recommended:.3g}"
         parts[0] = f"{action} {now}" if now == then else f"{action} to {then} (now {now}"
-        if advice.low is not None and advice.high is not None and now != then:
+        is_estimated = advice.proved_steps is None  # what reruns have shown stands in the reason
+        if advice.low is not None and advice.high is not None and is_estimated and now != then:
             parts[0] += f"; {limit_text(advice.low, advice.high, advice.recommended)}"
         parts[0] += "" if now == then else ")"
         if advice.leapt_at_step is not None:

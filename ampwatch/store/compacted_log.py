@@ -17,33 +17,31 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ampwatch.codec import Batch, encode_batch, refuse_missing_keys
 from ampwatch.errors import CodecError, RunError
-from ampwatch.files import open_regular, read_at_most
+from ampwatch.files import BAD_VALUES, open_regular, read_at_most
 from ampwatch.rows import SCHEMAS, TABLES, EventKind, Table, schema_of
 from ampwatch.store.index import MAX_OFFSET, MAX_SEQUENCE, RECORD, plausible, refuse_future
 from ampwatch.store.parquet_file import (
     Chunk,
+    Declared,
     TableFile,
     footer_of,
     groups_for,
     intact_groups,
+    read_groups,
 )
-
-if TYPE_CHECKING:
-    from ampwatch.store.parquet_limits import Declared
 
 BASE_FILE = "base.json"
 _MAX_BYTES = 32 << 20  # 1.5 billion rows
 _MAX_INDEX_BYTES = 2 << 30  # the batches of two months
 _MARKS = {EventKind.STARTED.value, EventKind.ENDED.value}
 _CRC_END = 1 << 32
-_BAD_VALUES = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(slots=True)
@@ -78,7 +76,7 @@ class CompactedLog:
             if problem.filename is not None and Path(problem.filename) == path:
                 return None
             raise damaged(path) from problem
-        except (*_BAD_VALUES, OSError) as problem:
+        except (*BAD_VALUES, OSError) as problem:
             raise damaged(path) from problem
 
     @property
@@ -149,9 +147,6 @@ class CompactedLog:
     def _read_groups(
         self, table: Table, entry: TableFile, groups: list[int], names: Sequence[str]
     ) -> pa.Table:
-        # Imported here because training, which only writes, never gets here.
-        from ampwatch.store.parquet_limits import Declared, read_groups
-
         data = self._map(entry)
         declared = self._declared.get(table)
         if declared is None:
@@ -191,7 +186,7 @@ class CompactedLog:
         return encode_batch(table, rows_alike[0])
 
     def _map(self, entry: TableFile) -> mmap.mmap | bytes:
-        """The file's bytes, mapped: it never shrinks while base.json names it."""
+        """A compacted file's bytes, mapped: it never shrinks while base.json names it."""
         try:
             with open_regular(self.folder / entry.file) as file:
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -229,7 +224,7 @@ def _unsealed(data: bytes, path: Path) -> dict[str, Any]:
 def _records(
     folder: Path, index: Mapping[str, Any], tables: Mapping[Table, TableFile]
 ) -> np.ndarray:
-    """The records of the original batches, which together make up exactly the tables' rows."""
+    """The records of the compacted batches, which together make up exactly the tables' rows."""
     path = folder / _file_name(index["file"])
     data = read_at_most(path, _MAX_INDEX_BYTES)
     if zlib.crc32(data) != index["crc"]:
@@ -263,7 +258,7 @@ def _table_file(table: Table, entry: Mapping[str, Any], number: int) -> TableFil
 
 
 def _chunks(table: Table, group: Mapping[str, Any], size: int, number: int) -> dict[str, Chunk]:
-    """A row group's chunks: those of the table's columns, each within the file."""
+    """A row group's chunks as base.json has them: the table's columns, each within the file."""
     chunks = {}
     for name in schema_of(table, number).names:
         offset, length, crc = group[name]
@@ -280,7 +275,7 @@ def _mark(number: object, kind: object) -> tuple[int, str]:
 
 
 def _file_name(text: object) -> str:
-    """A file's name within the folder; a path is refused."""
+    """The name of a compacted file within its folder; a path is refused."""
     if not isinstance(text, str) or "\0" in text or Path(text).name != text:
         raise ValueError("not the name of a file")
     return text

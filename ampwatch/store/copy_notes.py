@@ -12,13 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ampwatch.errors import RunError
-from ampwatch.files import read_at_most, replace_file
+from ampwatch.files import BAD_VALUES, read_at_most, replace_file
 from ampwatch.ranges import Range, Ranges
 
 COPY_FILE = "recorder.json"
 _MAX_BYTES = 16 << 20
 MOST_GAPS = 1000  # that a recorder notes; if there are more, only their number is reported
-_BAD_VALUES = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ def read_copies(run_folder: Path) -> dict[int, CopyNote]:
 
 
 def load_copies(run_folder: Path) -> dict[int, CopyNote]:
-    """The same for the recorder, which must not guess: RunError if the notes cannot be read.
+    """The notes on copies for the recorder, which must not guess: RunError if unreadable.
 
     Without notes a copy looks like a trainer's own log, into which nothing is ever filed.
     """
@@ -48,7 +47,7 @@ def load_copies(run_folder: Path) -> dict[int, CopyNote]:
         return {int(rank): _note(facts) for rank, facts in ranks.items()}
     except FileNotFoundError:
         return {}
-    except (OSError, *_BAD_VALUES) as problem:
+    except (OSError, *BAD_VALUES) as problem:
         raise RunError(
             f"{path} is damaged or cannot be read, so it is not known who wrote the rows beside "
             f"it: move {run_folder} away, and a new copy is made from the trainer's log.",
@@ -57,13 +56,13 @@ def load_copies(run_folder: Path) -> dict[int, CopyNote]:
 
 
 def write_copies(run_folder: Path, notes: Mapping[int, CopyNote]) -> None:
-    """Replace the notes; an OSError leaves the old ones."""
+    """Replace the notes on copies; an OSError leaves the old ones."""
     text = json.dumps({"ranks": {rank: asdict(note) for rank, note in notes.items()}})
     replace_file(run_folder / COPY_FILE, text.encode())
 
 
 def what_lacks(held: Ranges, note: CopyNote | None, *, is_over: bool) -> Iterator[str]:
-    """Sentences, without subject and full stop, on the batches that a rank's files do not hold.
+    """What a copy lacks: sentences, without subject and full stop, on its missing batches.
 
     `is_over`: nobody writes the files any more.
     """

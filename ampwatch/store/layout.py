@@ -17,7 +17,7 @@ import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
-from ampwatch.errors import NotARunError, RunError
+from ampwatch.errors import NotARunError, RunError, reason_of
 from ampwatch.files import make_run_folder, write_file
 from ampwatch.rows import Table
 from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
@@ -104,10 +104,9 @@ def create_run(log_dir: Path, info: RunInfo, *, resume: bool = False) -> Path:
             return found
         return _claim(log_dir, info)
     except OSError as problem:
-        reason = problem.strerror or str(problem)
         raise RunError(
-            f"No run can be created in {log_dir} ({reason}): give log_dir, or set AMPWATCH_DIR, "
-            f"to a folder that can be written.",
+            f"No run can be created in {log_dir} ({reason_of(problem)}): give log_dir, "
+            "or set AMPWATCH_DIR, to a folder that can be written.",
             path=log_dir,
         ) from problem
 
@@ -141,7 +140,7 @@ def sweep(log_dir: Path) -> None:
 
 
 def _candidates(log_dir: Path, name: str) -> Iterator[Path]:
-    """The folders to try, in order; the first is usually free."""
+    """The folders to try for a run of this name, in order; the first is usually free."""
     stem = safe_name(name)
     yield log_dir / stem
     for number in range(2, _MAX_SAME_NAME):
@@ -180,7 +179,7 @@ def _claim(log_dir: Path, info: RunInfo) -> Path:
 
 
 def _moved(fresh: Path, folder: Path) -> bool:
-    """Whether the rename won; it fails where another process' folder, never empty, stands."""
+    """Whether the new run's folder was renamed; another process' folder may stand there."""
     try:
         fresh.rename(folder)
     except OSError:

@@ -106,17 +106,13 @@ def test_a_fault_below_sixteen_bits_is_told_and_its_twin_is_not(
     tmp_path: Path, name: str, code: str
 ) -> None:
     pytest.importorskip("torchao.float8")
-    fault, twin = (ampwatch.diagnose(performed(n, tmp_path)) for n in (name, f"{name}.twin"))
+    runs = [performed(n, tmp_path) for n in (name, f"{name}.twin")]
+    fault, twin = map(ampwatch.diagnose, runs)
     assert code in {finding.code for finding in fault.findings}
     assert [one.code for one in twin.findings if one.severity.value != "info"] == []
-
-
-@pytest.mark.slow_trainings
-def test_leaving_the_told_layers_in_bf16_gains_what_fp8_lost(tmp_path: Path) -> None:
-    pytest.importorskip("torchao.float8")
-    runs = [performed(f"fp8-outlying-channels{end}", tmp_path) for end in ("", ".twin")]
-    lost, gained = (sum(run.steps.column("loss").to_pylist()[-40:]) / 40 for run in runs)
-    assert gained < 0.7 * lost
+    if name == "fp8-outlying-channels":  # whose twin leaves the told layers in bf16
+        lost, gained = (sum(run.steps["loss"].to_pylist()[-40:]) / 40 for run in runs)
+        assert gained < 0.7 * lost
 
 
 def test_a_case_is_not_performed_again_while_its_source_is_the_same(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,21 +40,26 @@ class Server:
         )
 
 
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(scope="session")
+def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("s3") / "requests"
     child, port = s3_server.start(log)
-    before = dict(os.environ)
-    os.environ.update(s3_server.environment(port))
-    server = Server(port, log)
-    server.client().create_bucket(Bucket=BUCKET)
     try:
+        server = Server(port, log)
+        server.client().create_bucket(Bucket=BUCKET)
         yield server
     finally:
-        os.environ.clear()
-        os.environ.update(before)
         child.kill()
         child.communicate()
+
+
+@pytest.fixture(scope="module")
+def s3(one_server: Server) -> Iterator[Server]:
+    """The server, and an environment that leads to it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_server.environment(one_server.port).items():
+            patch.setenv(name, value)
+        yield one_server
 
 
 @pytest.fixture(params=["path", "s3"])

@@ -8,7 +8,7 @@ from guarded_training import OPTIMIZERS, Classes, Training, same
 
 import ampwatch
 from ampwatch.guarding import device_verdict, step_guard
-from ampwatch.probe import norms, readback
+from ampwatch.probe import norms, tensor_values
 
 BAD = {80, 91}
 FUSED = {
@@ -39,7 +39,7 @@ def waits(monkeypatch):
         meter._on_host = False
 
     asked = device_verdict.waited_for
-    monkeypatch.setattr(readback.Pack, "put", put)
+    monkeypatch.setattr(tensor_values.Pack, "put", put)
     monkeypatch.setattr(norms.GradientMeter, "look_again", look_again)
     monkeypatch.setattr(step_guard, "waited_for", lambda part: waited.append(1) or asked(part))
     return waited
