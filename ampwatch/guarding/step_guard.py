@@ -27,7 +27,7 @@ from ampwatch.guarding.joint_decision import Alone, Together, Word
 from ampwatch.guarding.left_out_step import LeftOut, leave_out, put_back
 from ampwatch.guarding.rate_actions import RateActions
 from ampwatch.guarding.step_hooks import any_step_begins, any_step_ended, evaluate
-from ampwatch.guarding.step_signs import Seen, UsualSteps, rate_of
+from ampwatch.guarding.step_signs import Measured, Seen, UsualSteps, rate_of
 from ampwatch.probe.hooks import Handle, hook_step_begin, hook_step_end
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizers import OptimizerView
@@ -173,7 +173,7 @@ class StepGuard:
             return
         else:
             self._say_wait()
-            seen = Seen(found, self._usual_of(view))
+            seen = self._seen_in(found, view)
         if scaler is not None:
             if not seen.is_finite:
                 return  # the scaler skips such a step
@@ -193,10 +193,12 @@ class StepGuard:
         return Guarded(view, turn, norms, record, rate)
 
     def _seen(self, part: Guarded) -> Seen:
-        step = part.measured()
-        if not self.together.sees_all:
+        return self._seen_in(part.measured(), part.view)
+
+    def _seen_in(self, step: Measured, view: OptimizerView) -> Seen:
+        if not self.together.sees_all:  # else one rank alone would leave it out
             step = replace(step, loss=math.nan, largest_input=math.nan)
-        return Seen(step, self._usual_of(part.view))
+        return Seen(step, self._usual_of(view))
 
     def _say_wait(self) -> None:
         if not self._has_said_wait:
@@ -313,7 +315,7 @@ class StepGuard:
             self.say(LEAVE_OUT, step, f"{seen.words}: the step {what}.", seen.detail)
         elif not count & (count - 1):  # of many the first, second, fourth, eighth is told
             told = (
-                f"{STANDING} of the last {AMONG} steps were not finite, and {count:,} more since: "
+                f"{STANDING} of {AMONG} steps were not finite, and since then {count - 1:,} more: "
             )
             told += f"each {what}, and the training stands still. End it, and look for the cause."
             self.say(LEAVE_OUT, step, told, seen.detail, standing=count)

@@ -7,7 +7,7 @@ import torch
 from guarded_training import OPTIMIZERS, Classes, Training, same
 
 import ampwatch
-from ampwatch.guarding import device_verdict, step_guard
+from ampwatch.guarding import device_verdict, joint_decision, step_guard
 from ampwatch.probe import norms, tensor_values
 
 BAD = {80, 91}
@@ -98,6 +98,15 @@ def test_there_too_steps_that_are_not_finite_have_no_cap(tmp_path, waits):
     bad = set(range(20, 50))
     guarded.steps(60, bad, factor=math.nan)
     assert same(guarded.state(), Training(FUSED["adam"]).steps(60, leave_out=bad).state())
+    guarded.close()
+
+
+def test_what_is_only_one_ranks_own_is_no_sign_where_other_ranks_do_not_hear_of_it(tmp_path, waits):
+    guarded = Classes("labels").attach(tmp_path, dry_run=False)
+    guarded.guard.together = joint_decision.Alone(sees_all=False)
+    guarded.steps(140, {120, 131})
+    assert same(guarded.state(), Classes("labels").steps(140, {120, 131}).state())
+    assert len(waits) == 140
     guarded.close()
 
 
