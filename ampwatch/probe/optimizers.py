@@ -78,6 +78,7 @@ class OptimizerView:
         self.lr_bases: list[float] = []  # and its base rate
         self._lr: object = _UNREAD  # the first group's, as the object it was
         self._highest: list[float] = []
+        self.multiplied = 1.0  # what a page or a guard has multiplied the rates by
         self._known = positions
         self._detailed = detailed
         self._counts: tuple[int, ...] = ()
@@ -172,6 +173,7 @@ class OptimizerView:
         """Multiply every rate, in its groups and schedules; the base rate falls or rises along."""
         multiply_rates(optimizer, factor)
         self._highest = [rate * factor for rate in self._highest]
+        self.multiplied *= factor
 
     @staticmethod
     def _base(group: Mapping[str, Any], highest: float) -> float:
