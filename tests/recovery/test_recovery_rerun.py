@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
+import children
 import pytest
 
 from ampwatch import store
@@ -72,10 +74,10 @@ def said_by(done):
 
 
 def prove(folder, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "ampwatch", "prove", *map(str, arguments)],
-        cwd=folder, env=environment_of(folder), capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
+    words = ["-m", "ampwatch", "prove", *arguments]
+    child = children.start(*words, cwd=folder, env=environment_of(folder), stdout=PIPE, stderr=PIPE)
+    out, err = child.communicate(timeout=500)
+    return subprocess.CompletedProcess(words, child.returncode, out, err)
 
 
 @pytest.mark.slow_trainings
